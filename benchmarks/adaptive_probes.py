@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # for the module besid
 from probe_start import EXAMPLE
 
 from frontrunner.config.campaign import read_campaign_file
-from frontrunner.evaluators.probe.settings import ProbeSettings
+from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.probe.training_probe import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.results.outcome import Measurement

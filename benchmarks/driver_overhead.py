@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import frontrunner
-from frontrunner.evaluators.probe.settings import ProbeSettings
+from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
 from frontrunner.spaces.cluster import Cluster, PeakTflops
 from frontrunner.spaces.model import Model

@@ -17,9 +17,8 @@ from typing import Any
 
 from fuzz_damage import damaged, tree_damaged
 
-from frontrunner.config.campaign import parse_campaign, read_campaign_file
-from frontrunner.config.cluster import read_cluster_file
-from frontrunner.config.recipe_file import Origin, RecipeFile, Training, content_hash, from_bytes, to_text
+from frontrunner.config.campaign import parse_campaign, read_campaign_file, read_cluster_file
+from frontrunner.config.recipe_file import Origin, RecipeFile, Training, content_hash, from_text, to_text
 from frontrunner.config.recipe_file import read as read_recipe_file
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.export.tools import TOOLS
@@ -229,7 +228,7 @@ def content_hash_or_none(content: dict[str, Any]) -> str | None:
 
 def read_a_recipe(path: Path) -> None:
     found = read_recipe_file(path)
-    _same(found, from_bytes(to_text(found).encode()))
+    _same(found, from_text(to_text(found)))
 
 
 # Tables.
@@ -277,7 +276,7 @@ def _importing(tool: str, campaign: Path) -> Callable[[Path], None]:
     def read(path: Path) -> None:
         found = import_config(path, tool=tool, campaign=campaign)
         if found.file is not None:
-            _same(found.file, from_bytes(to_text(found.file).encode()))
+            _same(found.file, from_text(to_text(found.file)))
 
     return read
 
@@ -329,13 +328,15 @@ def _rank_files() -> bytes:
 
 def read_a_rank(path: Path) -> None:
     """The same bytes as the error of a rank, its progress and its log."""
+    from frontrunner.evaluators.probe.files import tail
+
     folder = RunFolder(path.parent)
     for name in ("progress.jsonl", "rank-0.log"):
         (path.parent / name).write_bytes(path.read_bytes())
     for error in folder.errors(1):
         if not all(isinstance(text, str) for text in (error.type, error.message, error.phase)):
             raise NotTheSame(f"an error of other types: {error!r}"[:200])
-    folder.log_tails(1)
+    tail(folder.log(0))
     StepCounter(path.parent).advance()
 
 
@@ -361,10 +362,9 @@ ValueError: tensor parallel size 2 does not divide 3 heads
 
 
 def read_a_log(path: Path) -> None:
-    from frontrunner.evaluators.external.config_check import why_disagreeing
+    from frontrunner.evaluators.external.command import why_disagreeing
     from frontrunner.evaluators.external.evaluator import exceptions
-    from frontrunner.evaluators.external.logs import LogReader, patterns_of
-    from frontrunner.evaluators.external.step_times import timed, verdict, why_inconsistent
+    from frontrunner.evaluators.external.logs import LogReader, patterns_of, timed, verdict, why_inconsistent
     from frontrunner.evaluators.external.supervisor import Log
     from frontrunner.evaluators.external.trainers import LOG_PATTERNS
     from frontrunner.evaluators.probe.files import tail

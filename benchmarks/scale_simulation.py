@@ -32,7 +32,7 @@ from types import ModuleType
 from simulated_cluster import ClusterSettings, Record, SimulatedCluster
 
 import frontrunner
-from frontrunner.evaluators.probe.settings import ProbeSettings
+from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import EVALUATORS
 from frontrunner.results.states import TrialState

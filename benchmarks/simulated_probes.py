@@ -15,7 +15,7 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass
 
-from frontrunner.evaluators.probe.settings import ProbeSettings
+from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.trainer.step_time_stats import ending, interval, settled
 
 PROBES = 2000

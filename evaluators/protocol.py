@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from frontrunner.evaluators.cluster.settings import DispatchSettings
-from frontrunner.evaluators.external.settings import CommandSettings
+from frontrunner.evaluators.external import CommandSettings
+from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.outcome import Outcome
 from frontrunner.spaces.errors import FrontrunnerError

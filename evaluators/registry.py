@@ -19,8 +19,8 @@ from frontrunner.spaces.errors import CAMPAIGN_NAME, FrontrunnerError, InvalidIn
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from frontrunner.evaluators.external import CommandSettings
     from frontrunner.evaluators.external.command import Command, CommandRequest, MakeCommand
-    from frontrunner.evaluators.external.settings import CommandSettings
     from frontrunner.spaces.legality import Reason
 
 COMMAND = "frontrunner.evaluators.external.evaluator:CommandEvaluator"

@@ -1,7 +1,4 @@
-"""A driver's session with its campaign: lease, charged time, history, and the attempts at its trials.
-
-Attempts are started, followed, stored with their outcomes, tried again, and harvested on resume.
-"""
+"""A driver's session with its campaign: lease, charged time, history, and the attempts at its trials."""
 
 from __future__ import annotations
 
@@ -46,16 +43,13 @@ OVERTIME = "overtime"
 
 
 class RetryPolicy:
-    """Decides whether a failed attempt is repeated, and when equal failures pause the campaign.
-
-    `cuts_of_trial` counts the cut attempts of each trial, by its id.
-    """
+    """Decides whether a failed attempt is repeated, and when equal failures pause the campaign."""
 
     def __init__(self, identical_failures: int) -> None:
-        self.cuts_of_trial: Counter[int] = Counter()
+        self.cuts_of_trial: Counter[int] = Counter()  # by its id
         self._identical_failures = identical_failures
         self._failures_of_trial: Counter[tuple[int, FailureKind]] = Counter()
-        self._alike: list[Failure] = []
+        self.alike: list[Failure] = []
 
     def deserves_retry(self, attempt: Attempt, outcome: Outcome, *, is_cut: bool = False) -> bool:
         """Return whether another attempt follows; failures before a measurement are forgotten.
@@ -77,22 +71,15 @@ class RetryPolicy:
     def count(self, outcome: Outcome, *, measured_before: bool) -> None:
         """Count failures of one kind in a row, from this driver's start and until anything was measured."""
         if isinstance(outcome, Measurement) or measured_before:
-            self._alike = []
-        elif self._alike and self._alike[-1].kind is not outcome.kind:
-            self._alike = [outcome]
+            self.alike = []
         else:
-            self._alike.append(outcome)
-
-    @property
-    def last_alike(self) -> Failure | None:
-        """The newest of the equal failures."""
-        return self._alike[-1] if self._alike else None
+            self.alike = [*(one for one in self.alike if one.kind is outcome.kind), outcome]
 
     def why_pause(self) -> str | None:
         """Return the reason to pause the campaign, or None."""
-        if len(self._alike) < self._identical_failures:
+        if len(self.alike) < self._identical_failures:
             return None
-        return f"the first {len(self._alike)} probes all failed alike: {self._alike[-1].kind}"
+        return f"the first {len(self.alike)} probes all failed alike: {self.alike[-1].kind}"
 
 
 @dataclass(kw_only=True)
@@ -135,7 +122,7 @@ class RunningAttempt:
 class CampaignSession:
     """A campaign that this process drives; `running` are its attempts under way, by token."""
 
-    _evaluator: Evaluator
+    evaluator: Evaluator
 
     def __init__(
         self,
@@ -176,7 +163,7 @@ class CampaignSession:
         """Record that the campaign runs, and with what software, and make its evaluator."""
         self.writer.set_state(CampaignState.RUNNING, reason="")
         self.writer.record_provenance(collect(self._spec.problem.cluster.device))
-        self._evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())
+        self.evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())
 
     def keep(self) -> None:
         """Renew the lease and charge the time, if the last time is more than `RENEW_S` ago."""
@@ -200,7 +187,7 @@ class CampaignSession:
     def refresh_view(self) -> None:
         """Bring what listeners see up to date."""
         # First the progress: it notes which attempts hold their nodes and are charged.
-        self.view.running = tuple(attempt.update(self._evaluator) for attempt in self.running.values())
+        self.view.running = tuple(attempt.update(self.evaluator) for attempt in self.running.values())
         self.refresh_limits()
 
     def refresh_limits(self) -> None:
@@ -217,7 +204,7 @@ class CampaignSession:
         self._end_old_ranks([Path(attempt.run_folder) for attempt in left_open])
         for attempt in left_open:
             trial, folder = trials[attempt.trial_id], Path(attempt.run_folder)
-            found = self._evaluator.harvest(ProbeOrder(token=folder.name, recipe=trial.recipe, run_folder=folder))
+            found = self.evaluator.harvest(ProbeOrder(token=folder.name, recipe=trial.recipe, run_folder=folder))
             outcome = found or Failure(
                 kind=FailureKind.LOST,
                 message="its driver ended before the probe did",
@@ -228,11 +215,8 @@ class CampaignSession:
             self.notice("harvested" if found else "lost", **_about(trial))
 
     def _end_old_ranks(self, folders: list[Path]) -> None:
-        """End what earlier drivers' attempts still run on nodes, and wait: the devices are needed, and the outcomes.
-
-        Raises `NodesUnavailable` where something cannot be ended.
-        """
-        orphans = Orphans(self._fenced) if self._evaluator.measures_here else None
+        """End what earlier drivers' attempts still run on nodes, and wait: the devices are needed, and the outcomes."""
+        orphans = Orphans(self._fenced) if self.evaluator.measures_here else None
         left = OrphanedSteps(folders)
         while not ((orphans is None or orphans.have_ended()) and left.have_ended()):
             time.sleep(LOOK_S)
@@ -251,7 +235,7 @@ class CampaignSession:
             started_s=time.monotonic(),
             nodes=nodes_used(trial.recipe, self._spec.problem),
         )
-        self._evaluator.start(order)
+        self.evaluator.start(order)
         self.listener.probe_began(self.view, trial.number, trial.recipe)
 
     def _begin_attempt(self, chosen: Trial | Recipe) -> tuple[Trial, Path, Attempt]:
@@ -267,10 +251,7 @@ class CampaignSession:
         return trial, folder, self.writer.start_attempt(trial, run_folder=str(folder))
 
     def _speed_to_beat(self) -> float | None:
-        """Return the best tokens/s so far; None with several objectives: a slower recipe may be the best in others.
-
-        Its memory, which could tell, is known only when its probe has ended.
-        """
+        """Return the best tokens/s so far; None with several objectives: a slower recipe may be the best in others."""
         best = self.view.best if self._spec.search.objectives == TOKENS_ALONE else None
         return None if best is None else best.tokens_per_s
 
@@ -287,10 +268,6 @@ class CampaignSession:
         trial = self.writer.atomically(reused)
         self.listener.noticed(self.view, REUSED, {**_about(trial), **result.origin})
         return trial
-
-    def finished(self, timeout_s: float) -> list[Finished]:
-        """Return the probes that have ended, waiting up to `timeout_s` for the first."""
-        return self._evaluator.finished(timeout_s)
 
     def conclude(self, finished: Finished) -> tuple[Trial, bool]:
         """Store the outcome of a running probe; return its trial, and whether that is tried again."""
@@ -310,13 +287,13 @@ class CampaignSession:
         """Take back the probes that wait for nodes; that says nothing of their recipes."""
         lost = Failure(kind=FailureKind.LOST, message="withdrawn while it waited for nodes", node_seconds=0.0)
         waiting = [token for token, attempt in self.running.items() if attempt.held_since_s is None]
-        return [Finished(token=one, outcome=lost, is_cut=True) for one in waiting if self._evaluator.withdraw(one)]
+        return [Finished(token=one, outcome=lost, is_cut=True) for one in waiting if self.evaluator.withdraw(one)]
 
     def close_evaluator(self) -> None:
         """End what runs; store what ended just in time, and queue the trials whose probes that cut off."""
-        self._evaluator.close()
+        self.evaluator.close()
         for running in self.running.values():
-            found = self._evaluator.harvest(running.order)
+            found = self.evaluator.harvest(running.order)
             cut = Failure(
                 kind=FailureKind.LOST, message="cut off when its driver ended", node_seconds=running.node_seconds
             )
@@ -341,11 +318,7 @@ def _about(trial: Trial) -> dict[str, str | int]:
 
 def _new_folder(root: Path, trial: Trial) -> Path:
     """Make a folder that no other attempt has used, also none that the store does not know or of another store."""
-    for number in itertools.count(1):
-        folder = root / f"{trial.number:05d}.{number}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder
-    raise AssertionError
+    names = (root / f"{trial.number:05d}.{number}" for number in itertools.count(1))
+    folder = next(folder for folder in names if not folder.exists())
+    folder.mkdir(parents=True)
+    return folder

@@ -153,10 +153,7 @@ class BudgetTracker:
 
 
 class StopRule:
-    """Ends a campaign when, `IN_A_ROW` times, the next probe's expected gain is `below` a share; 0 never ends it.
-
-    It is a share of the best tokens/s or, with several objectives, of what the front is worth (`Outlook`).
-    """
+    """Ends a campaign when, `IN_A_ROW` times, the next probe's expected gain is `below` a share; 0 never ends it."""
 
     def __init__(self, below: float) -> None:
         self._below = below

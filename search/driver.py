@@ -124,7 +124,7 @@ class Driver:
             state=state,
             reason=reason,
             measured=session.view.measured,
-            last_failure=session.retries.last_alike if state is CampaignState.PAUSED else None,
+            last_failure=next(reversed(session.retries.alike), None) if state is CampaignState.PAUSED else None,
             outlook=session.view.outlook,
             limits=session.budget.limits(),
             objectives=self._spec.search.objectives,
@@ -160,7 +160,7 @@ class Driver:
             is_over = not running or self._wants_kill or session.budget.must_cut(running.values())
             if ending is not None and is_over:
                 return ending
-            for finished in session.finished(TICK_S):
+            for finished in session.evaluator.finished(TICK_S):
                 self._conclude(finished)
             self._announce_stop()
             session.keep()
@@ -243,10 +243,7 @@ class Driver:
         return CampaignState.FINISHED, f"{why}: {used_up}"
 
     def _withdraw_queued(self) -> None:
-        """Withdraw the probes that wait for nodes if the running ones alone leave no room for another.
-
-        A budget of probes leaves room for all that were started.
-        """
+        """Withdraw the probes that wait for nodes if the running ones alone leave no room for another."""
         with_nodes = [attempt for attempt in self._session.running.values() if attempt.held_since_s is not None]
         if self._why_end(with_nodes) is not None:
             for finished in self._session.withdraw_waiting():

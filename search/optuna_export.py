@@ -51,10 +51,7 @@ SCORES: dict[str, Score] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Mirrored:
-    """What was written: `added` trials that the study did not have, of `trials` that it has now.
-
-    `waiting` counts those of the campaign that have not ended.
-    """
+    """What was written: `added` trials of `trials` that the study has now; `waiting` ones have not ended."""
 
     study: str
     storage: str

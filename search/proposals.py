@@ -1,8 +1,7 @@
 """The queue of next recipes: trials that wait for another attempt, repeats, then the strategy's proposals.
 
-A strategy is a library behind a contract, which is checked here: a proposal that was tried before gets its stored
-outcome, and a strategy that raises, proposes an illegal recipe, repeats itself, or gives up while recipes are left is
-replaced by random order, so that the campaign goes on.
+A strategy is a library behind a contract (tests/contract/test_strategies.py). One that raises is replaced by random
+order, so that the campaign goes on.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
 FALLBACK = "random"
-MAX_REPEATS = 20
-"""Repeated proposals in a row after which a strategy is replaced."""
 MOST_MEASUREMENTS = 5
 """Measurements of one recipe, at most, whatever a strategy wants."""
 
@@ -43,7 +40,6 @@ class Proposals:
     ) -> None:
         """Make the strategy, let it remember the evidence, and tell it what was stored."""
         self._survey, self._search, self._notice, self._evidence = survey, search, notice, evidence
-        self._legal = set(survey.recipes)
         self._heard = list(told)
         self._stored: dict[Recipe, Outcome] = {}
         self._measurements: Counter[Recipe] = Counter()
@@ -116,18 +112,16 @@ class Proposals:
         if baseline is not None and not self._was_proposed(baseline):
             self._handed_out.add(baseline)
             return baseline
-        repeats = 0
-        while (recipe := self._ask()) is not None:
-            if not self._was_proposed(recipe):
-                self._handed_out.add(recipe)
-                return recipe
-            if recipe in self._stored:
-                self._notice("answered-from-store", recipe=recipe.describe())
-                self._call("tell", Told(recipe=recipe, outcome=self._stored[recipe]))
-            repeats += 1
-            if repeats == MAX_REPEATS and not self._is_fallback:
-                self._replace(f"it made {MAX_REPEATS} proposals in a row that it had made before")
-        return None
+        while True:
+            proposed = self._call("ask", 1)
+            if proposed is None:
+                continue  # it raised, and was replaced
+            recipe: Recipe | None = next(iter(proposed), None)
+            if recipe is None or not self._was_proposed(recipe):
+                break
+        if recipe is not None:
+            self._handed_out.add(recipe)
+        return recipe
 
     def _was_proposed(self, recipe: Recipe) -> bool:
         return recipe in self._stored or recipe in self._handed_out
@@ -139,25 +133,6 @@ class Proposals:
         except Exception as error:
             self._replace(f"{method} raised {type(error).__name__}: {error}")
             return None
-
-    def _ask(self) -> Recipe | None:
-        """Return one legal proposal; a strategy that fails on the way is replaced."""
-        while True:  # at most twice: a fault of random order itself is raised by `_replace`
-            try:
-                proposed = self._strategy.ask(1)
-                fault = self._fault_of(proposed)
-            except Exception as error:
-                fault = f"ask raised {type(error).__name__}: {error}"
-            if fault is None:
-                return proposed[0] if proposed else None
-            self._replace(fault)
-
-    def _fault_of(self, proposed: list[Recipe]) -> str | None:
-        """Return what is wrong with a strategy's proposal, or None."""
-        if proposed:
-            return None if proposed[0] in self._legal else f"it proposed an illegal recipe: {proposed[0]}"
-        left = sum(not self._was_proposed(recipe) for recipe in self._legal)
-        return f"it proposed nothing while {left} legal recipes were left" if left else None
 
     def _replace(self, why: str) -> None:
         """Continue in random order; a fault of random order itself is ours and is raised."""
@@ -174,8 +149,9 @@ class Proposals:
             strategy = make_strategy(name, self._survey, self._search.seed, sought)
             if self._evidence and isinstance(strategy, Forecaster):
                 strategy.remember(self._evidence)
+            legal = set(self._survey.recipes)
             for recipe, outcome in self._heard:
-                if recipe in self._legal:
+                if recipe in legal:
                     strategy.tell(Told(recipe=recipe, outcome=outcome))
         except FrontrunnerError:
             raise  # a mistake of the user, such as an unknown name

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, DispatchSettings
-from frontrunner.evaluators.external.settings import CommandSettings
-from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
+from frontrunner.evaluators.external import CommandSettings
+from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import COMMAND, EVALUATORS, commands_of, require_evaluator_name
 from frontrunner.evaluators.tables import TableSettings
@@ -23,7 +23,7 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
 
 PREDICTING = "guided"
-"""The strategy that predicts untried recipes (`frontrunner.search.strategy.Predictor`)."""
+"""The strategy that predicts untried recipes (`frontrunner.search.strategy.Forecaster`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,33 +33,31 @@ class SearchSettings:
     strategy: str = "guided"
     """See [strategies](strategies.md)."""
     objectives: tuple[str, ...] = TOKENS_ALONE
-    """What is sought at once: `tokens` (tokens/s), alone or with `memory` (headroom of the fullest rank) and `nodes`
-    (few; give `space.devices` a list). See [several objectives](strategies.md#several-objectives)."""
+    """`tokens` (tokens/s), alone or with `memory` (headroom of the fullest rank) and `nodes` (few; give `space.devices`
+    a list): see [several objectives](strategies.md#several-objectives)."""
     seed: int = 0
     """Same seed, same campaign: proposals, initial weights and data."""
     parallel_probes: int = 1
-    """Probes at a time. On one machine they share its cores, so more than 1 only ranks memory; on accelerators only
-    1. On [several nodes](clusters.md) they run side by side."""
+    """Probes at a time, on [several nodes](clusters.md). On one machine they share its cores, so more than 1 only ranks
+    memory; its accelerators take 1."""
     identical_failures: int = 5
     """Failures of one kind, before anything was measured, that pause the campaign."""
     stop_below_improvement: float = 0.003
-    """The campaign ends when the next probe is expected to gain less than this share of the best tokens/s (of the
-    front's worth with several objectives), twice in a row and after three measured recipes; 0 never ends it. For
+    """End when the next probe is expected to gain less than this share of the best tokens/s (of the front's worth),
+    twice in a row and after three measured recipes; 0 never does. For
     [strategies that predict](strategies.md#strategies-that-predict)."""
     warm_start: bool = True
-    """Whether a strategy that predicts learns from the store's earlier campaigns and imported tables: see [warm
-    starts](warm-starts.md)."""
+    """Whether a strategy that predicts learns from the store's earlier campaigns: see [warm starts](warm-starts.md)."""
     reuse: bool = True
-    """Whether a recipe that was measured in the same environment in the last 7 days, without noise, takes its stored
-    result instead of a probe."""
+    """Whether a result of the same environment and the last 7 days, without noise, is taken instead of a probe."""
     probe_nodes: int | None = None
-    """Probe on this many nodes, predict the whole cluster, and confirm the best there: see [few nodes
+    """Probe on this many nodes, then predict and confirm on all: see [few nodes
     first](warm-starts.md#few-nodes-first). For `guided` with `objectives = ["tokens"]`."""
     confirm_probes: int = 3
     """With `probe_nodes`: probes on the whole cluster, at most; 0 only predicts."""
     baseline: Recipe | None = None
-    """Path of a recipe file, as `frontrunner import-config --out` writes it: measured first, and `frontrunner best`
-    compares the best recipe with it. It need not be in the space, except for its `engine` and `offload`."""
+    """Path of a recipe file (`frontrunner import-config --out`): measured first and compared with the best. The space
+    needs its `engine` and `offload` only."""
 
     def __post_init__(self) -> None:
         require_one_of("search", "strategy", self.strategy, STRATEGIES)
@@ -91,8 +89,7 @@ class Budget:
     """Nodes times hours of probes, failures included; by default no limit."""
     hard: bool = False
     """End running probes 15 s before `minutes` or `node_hours` would be passed, and start none that could not end in
-    time. What is cut off is no failure of its recipe. A driver with less than 15 s of `minutes` left only stores
-    what others left, free of charge."""
+    time. What is cut off is no failure of its recipe."""
 
     def __post_init__(self) -> None:
         for key in ("probes", "minutes", "node_hours"):
@@ -181,7 +178,7 @@ class CampaignSpec:
         found = self.space.survey(self.problem)
         make = commands_of(self.evaluator, self.command)
         if make is not None:
-            from frontrunner.evaluators.external.config_check import expressible
+            from frontrunner.evaluators.external.command import expressible
 
             return expressible(found, replace(self, run_root="").probe_setup(), make)
         if self.evaluator != "table":
@@ -194,7 +191,7 @@ class CampaignSpec:
         """Raise `InvalidInput` where the campaign runs another trainer whose program is missing."""
         make = commands_of(self.evaluator, self.command)
         if make is not None:
-            from frontrunner.evaluators.external.config_check import check_program
+            from frontrunner.evaluators.external.command import check_program
 
             check_program(replace(self, run_root="").probe_setup(), make, recipe)
 

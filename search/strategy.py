@@ -79,11 +79,6 @@ class Forecaster(Strategy, Protocol):
         machine lost it each time it was tried.
         """
 
-
-@runtime_checkable
-class Predictor(Forecaster, Protocol):
-    """A forecaster that predicts single recipes."""
-
     def forecasts(self, count: int) -> list[Predicted]:
         """Predict the `count` recipes of the highest expected tokens/s; none before the first outcome."""
 

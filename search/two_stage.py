@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from frontrunner.results import status
 from frontrunner.results.predictions import (
@@ -32,7 +32,7 @@ from frontrunner.results.writer import CampaignWriter
 from frontrunner.search.campaign_setup import create, free_name, prepare, stored_spec, why_not_here
 from frontrunner.search.listener import Listener, View
 from frontrunner.search.spec import Budget, CampaignSpec
-from frontrunner.search.strategy import Predictor, make_strategy
+from frontrunner.search.strategy import Forecaster, make_strategy
 from frontrunner.search.warm_start import prior_results
 from frontrunner.spaces.errors import MOST_NAME_CHARACTERS, bad_value
 from frontrunner.spaces.problem import GlobalBatch, Problem
@@ -80,10 +80,7 @@ def small_spec(spec: CampaignSpec, *, confirmable: bool = True) -> CampaignSpec:
 
 
 def what_is_left(budget: Budget, small: Campaign, confirm_probes: int, *, reused: int = 0) -> Budget | None:
-    """Return what the confirmation may spend after the small campaign, or None where nothing is left.
-
-    `reused` of the small campaign's outcomes took no probe.
-    """
+    """Return what confirmation may spend; `reused` of the small campaign's outcomes took no probe. None: nothing."""
 
     def left(allowed: float | None, spent: float) -> float | None:
         return None if allowed is None else allowed - spent
@@ -219,9 +216,7 @@ def _predict(store: Store, record: Campaign, spec: CampaignSpec, survey: Survey,
     known = small_scale(store, record)
     if known is not None and known.predicted:
         return
-    strategy = make_strategy(spec.search.strategy, survey, spec.search.seed)
-    if not isinstance(strategy, Predictor):
-        raise TypeError(f"strategy {spec.search.strategy} does not predict")  # a spec with probe_nodes refuses it
+    strategy = cast("Forecaster", make_strategy(spec.search.strategy, survey, spec.search.seed))
     strategy.remember(prior_results(store, record, spec).evidence)
     ranking = strategy.forecasts(MOST_PREDICTED)
     with _writing(store, record, take_over=take_over) as writer:

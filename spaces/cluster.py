@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import ClassVar
 
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 
@@ -15,43 +14,27 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 GIB = 2**30
 MOST_DEVICES = 1_000_000
 """A measurement has a figure for each device; ten times what the largest machines have."""
-
-
 MOST_TFLOPS, MOST_MEMORY_GIB, MOST_GB_PER_S = 1e5, 1e5, 1e6
 """Assumed: ten times and more what devices of today state. A figure above is in another unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ByPrecision:
-    """A figure above 0 by precision; None where unknown. Subclasses name its key and what is expected of it."""
+    """A figure above 0 by precision; None where unknown."""
 
     fp32: float | None = None
     bf16: float | None = None
     fp16: float | None = None
-
-    key: ClassVar[str]
-    expected: ClassVar[str] = "a rate above 0 in TFLOP/s, or no entry"
-    most: ClassVar[float] = math.inf
-
-    def __post_init__(self) -> None:
-        for precision in PRECISIONS:
-            value = getattr(self, precision)
-            require_above_zero(f"cluster.{self.key}.{precision}", value, self.expected, most=self.most)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeakTflops(_ByPrecision):
     """A device's highest arithmetic rate by precision, TFLOP/s, dense; None where the device has no such rate."""
 
-    key = "peak_tflops"
-    most = MOST_TFLOPS
-
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulTflops(_ByPrecision):
     """The rate of a device's fastest measured matrix product by precision, TFLOP/s; None where none was measured."""
-
-    key = "matmul_tflops"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +44,13 @@ class ExpectedError(_ByPrecision):
     None where no step times of the precision are available.
     """
 
-    key = "expected_error"
-    expected = "a share above 0, or no entry"
+
+_RATE, _SHARE = "a rate above 0 in TFLOP/s, or no entry", "a share above 0, or no entry"
+_FIGURES = (
+    ("peak_tflops", _RATE, MOST_TFLOPS),
+    ("matmul_tflops", _RATE, math.inf),
+    ("expected_error", _SHARE, math.inf),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +68,8 @@ class Links:
     host_gb_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        for key in ("pair_gb_per_s", "node_gb_per_s", "nic_gb_per_s", "nics_per_node", "host_gb_per_s"):
-            value, expected = getattr(self, key), "a number above 0, or no entry"
-            require_above_zero(f"cluster.links.{key}", value, expected, most=MOST_GB_PER_S)
+        for key, value in vars(self).items():
+            require_above_zero(f"cluster.links.{key}", value, "a number above 0, or no entry", most=MOST_GB_PER_S)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +87,7 @@ class Cluster:
     devices_per_node: int
     """Devices per node; one rank drives each. On `cpu` a device is a process."""
     memory_gib_per_device: float
-    """What a rank may use. On `cpu` it is enforced: a rank that needs more fails as out of memory."""
+    """What a rank may use; enforced on `cpu`."""
     memory_gb_per_s: float | None = None
     """Memory bandwidth of the device, 1e9 bytes/s."""
     peak_tflops: PeakTflops = PeakTflops()
@@ -114,10 +101,9 @@ class Cluster:
     links: Links = Links()
     """Bandwidths of the machine's levels, one direction; `host` joins a device with its node's memory."""
     efficiencies: Mapping[str, float] = field(default_factory=dict)
-    """Constants of the estimates by name, as measured on this cluster, in place of those that ship: see
-    [calibration](calibration.md)."""
+    """Constants of the estimates as measured on this cluster, by name: see [calibration](calibration.md)."""
     expected_error: ExpectedError = ExpectedError()
-    """Mean error of estimated step times, as a share, on measured rows that were held back; `plan` reports it."""
+    """Mean error of estimated step times, as a share, on rows that were held back."""
     nvme_path: str | None = None
     """Absolute path of a folder on each node's own fast disk, for recipes with `offload = "nvme"`."""
     source: str = "the campaign file"
@@ -129,13 +115,14 @@ class Cluster:
             per_node = f"{self.devices_per_node} devices per node"
             raise bad_value("cluster.nodes", self.nodes, f"at most {MOST_DEVICES:,} devices in all, with {per_node}")
         require_one_of("cluster", "backend", self.backend, BACKENDS)
-        memory, bandwidth = self.memory_gib_per_device, self.memory_gb_per_s
-        require_above_zero("cluster.memory_gib_per_device", memory, "a size above 0 in GiB", most=MOST_MEMORY_GIB)
-        require_above_zero(
-            "cluster.memory_gb_per_s", bandwidth, "a rate above 0 in GB/s, or no entry", most=MOST_GB_PER_S
-        )
-        require_above_zero("cluster.matmul_share", self.matmul_share, "a share above 0 and at most 1, or no entry")
-        if self.matmul_share is not None and self.matmul_share > 1:
+        for key, expected, most in _FIGURES:
+            for precision in PRECISIONS:
+                value = getattr(getattr(self, key), precision)
+                require_above_zero(f"cluster.{key}.{precision}", value, expected, most=most)
+        size, rate = "a size above 0 in GiB", "a rate above 0 in GB/s, or no entry"
+        require_above_zero("cluster.memory_gib_per_device", self.memory_gib_per_device, size, most=MOST_MEMORY_GIB)
+        require_above_zero("cluster.memory_gb_per_s", self.memory_gb_per_s, rate, most=MOST_GB_PER_S)
+        if self.matmul_share is not None and not 0 < self.matmul_share <= 1:
             raise bad_value("cluster.matmul_share", self.matmul_share, "a share above 0 and at most 1, or no entry")
         if self.compute_units is not None:
             require_at_least("cluster", 1, compute_units=self.compute_units)

@@ -10,11 +10,10 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal
 
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import EARLIER_NAMES, Recipe, current_names
+from frontrunner.spaces.recipe import STORED_NAMES, Recipe, current_names
 
 DOCUMENT_VERSION = 1
 ID_LENGTH = 12
-_STORED = {name: stored for stored, name in EARLIER_NAMES.items()}
 
 
 def identity(problem: Problem, recipe: Recipe) -> dict[str, Any]:
@@ -24,16 +23,10 @@ def identity(problem: Problem, recipe: Recipe) -> dict[str, Any]:
     the identity of what was measured before. Fields at their default stay out too, so that a later version
     may add a field without changing the identity of older recipes.
     """
-    model = {key: value for key, value in _off_default(problem.model).items() if key != "name"}
-    cluster = {
-        "device": problem.cluster.device,
-        "backend": problem.cluster.backend,
-        "devices_per_node": problem.cluster.devices_per_node,
-    }
     return {
         "version": DOCUMENT_VERSION,
-        "model": model,
-        "cluster": cluster,
+        "model": {key: value for key, value in _off_default(problem.model).items() if key != "name"},
+        "cluster": {key: getattr(problem.cluster, key) for key in ("device", "backend", "devices_per_node")},
         "sequence_length": problem.sequence_length,
         "precision": problem.precision,
         "recipe": _off_default(recipe),
@@ -46,7 +39,7 @@ def _off_default(value: Any) -> dict[str, Any]:
     for f in fields(value):
         item = getattr(value, f.name)
         if f.default is MISSING or item != f.default:
-            kept[_STORED.get(f.name, f.name)] = _off_default(item) if is_dataclass(item) else item
+            kept[STORED_NAMES.get(f.name, f.name)] = _off_default(item) if is_dataclass(item) else item
     return kept
 
 
@@ -64,40 +57,39 @@ def recipe_id(problem: Problem, recipe: Recipe) -> str:
 def read_plain(kind: Any, value: Any, name: str) -> Any:
     """Return a value of plain JSON as the annotated type `kind`, strictly; `name` is the key's full name.
 
-    Raises ValueError where a key is unknown or missing, or a value is not of its type. Only a key with a default may
-    be missing.
+    Ranks of a probe use it, which do not load pydantic. Raises ValueError where a key is unknown or missing, or a value
+    is not of its type. Only a key with a default may be missing.
     """
-    if is_dataclass(kind):
-        return _dataclass_of(kind, value, name)
-    origin = typing.get_origin(kind)
-    if origin is Literal:
-        choices = typing.get_args(kind)
-        if not isinstance(value, str) or value not in choices:
-            raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
-        return value
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ValueError(f"{name} is {value!r}, expected a list")
-        return tuple(read_plain(typing.get_args(kind)[0], item, f"{name}[{place}]") for place, item in enumerate(value))
+    arms, origin = typing.get_args(kind), typing.get_origin(kind)
     if origin is types.UnionType:
-        (inner,) = (arm for arm in typing.get_args(kind) if arm is not types.NoneType)
-        return None if value is None else read_plain(inner, value, name)
-    accepted = (int, float) if kind is float else kind
-    # bool is an int to Python, and never a number to a person.
-    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+        return None if value is None else read_plain(arms[0], value, name)
+    if is_dataclass(kind):
+        return _read_dataclass(kind, _required(dict, value, name, "an object"), name)
+    if origin is tuple:
+        items = _required((list, tuple), value, name, "a list")
+        return tuple(read_plain(arms[0], item, f"{name}[{place}]") for place, item in enumerate(items))
+    if origin is Literal:
+        if value not in arms:
+            raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, arms))}")
+        return value
+    if isinstance(value, bool) and kind is not bool:  # an int to Python, and never a number to a person
         raise ValueError(f"{name} is {value!r}, expected {kind.__name__}")
-    return kind(value)
+    return kind(_required((int, float) if kind is float else kind, value, name, kind.__name__))
 
 
-def _dataclass_of(kind: Any, value: Any, name: str) -> Any:
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} is {value!r}, expected an object")  # noqa: TRY004 - a person's mistake, not a caller's
-    value = current_names(value) if kind is Recipe else value
+def _required(accepted: Any, value: Any, name: str, expected: str) -> Any:
+    if not isinstance(value, accepted):
+        raise ValueError(f"{name} is {value!r}, expected {expected}")  # noqa: TRY004 - a person's mistake
+    return value
+
+
+def _read_dataclass(kind: Any, table: dict[str, Any], name: str) -> Any:
+    table = current_names(table) if kind is Recipe else table
     hints = typing.get_type_hints(kind)
-    for key in value:
+    for key in table:
         if key not in hints:
             raise ValueError(f"{name}.{key} is not a key; {name} has {', '.join(hints)}")
     for field in fields(kind):
-        if field.name not in value and field.default is MISSING:
+        if field.name not in table and field.default is MISSING:
             raise ValueError(f"{name}.{field.name} is missing")
-    return kind(**{key: read_plain(hints[key], item, f"{name}.{key}") for key, item in value.items()})
+    return kind(**{key: read_plain(hints[key], item, f"{name}.{key}") for key, item in table.items()})

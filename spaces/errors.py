@@ -1,14 +1,4 @@
-"""Every error that a person can cause, as one tree with exit codes, and how messages show keys and values.
-
-FrontrunnerError            1   anything below, caught as one
-|- InvalidInput             2   a key, flag or value that cannot be used
-|- ServiceUnreachable       3   no service responds at the given address
-|- StoreUnusable            4   a store that this version cannot read or write
-|- AlreadyDriven            5   another driver holds the campaign
-|- CampaignFailed           6   the campaign stopped: its probes fail alike, or it has no nodes
-|- NothingLegal             7   no recipe of the space is legal, or none was measured
-|- NotFound                 2   a campaign, recipe or file that is not there
-"""
+"""Every error that a person can cause, with its exit code, and how messages show keys and values."""
 
 from __future__ import annotations
 
@@ -76,10 +66,7 @@ class NothingLegal(FrontrunnerError):
 
 
 def bad_value(key: str, value: object, expected: str, *, hint: str | None = None) -> InvalidInput:
-    """Return the standard message for a value that cannot be used: its key, the value, and what was expected.
-
-    The value None means that the key is missing.
-    """
+    """Return the standard message for a value that cannot be used: its key, the value, and what was expected."""
     given = f"{key} is missing" if value is None else f"{key} = {shown(value)}"
     return InvalidInput(f"{given}: expected {expected}", hint=hint)
 

@@ -8,8 +8,12 @@ from frontrunner.spaces.errors import bad_value, require_at_least, require_one_o
 
 POSITIONS = ("rotary", "learned")
 ACTIVATIONS = ("gelu", "swiglu")
-NORMS = ("layernorm", "rmsnorm")
-ATTENTIONS = ("flash", "math")
+WORDS = {
+    "positions": POSITIONS,
+    "activation": ACTIVATIONS,
+    "norm": ("layernorm", "rmsnorm"),
+    "attention": ("flash", "math"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,23 +54,19 @@ class Model:
     """`flash` or `math`, both through torch's `scaled_dot_product_attention`."""
 
     def __post_init__(self) -> None:
-        require_at_least("model", 1, layers=self.layers, hidden=self.hidden, heads=self.heads, kv_heads=self.kv_heads)
-        require_at_least("model", 1, ffn_hidden=self.ffn_hidden, vocabulary_multiple=self.vocabulary_multiple)
+        for key in ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary_multiple", "max_positions"):
+            if (value := getattr(self, key)) is not None:
+                require_at_least("model", 1, **{key: value})
         require_at_least("model", 2, vocabulary=self.vocabulary)
-        require_one_of("model", "positions", self.positions, POSITIONS)
-        require_one_of("model", "activation", self.activation, ACTIVATIONS)
-        require_one_of("model", "norm", self.norm, NORMS)
-        require_one_of("model", "attention", self.attention, ATTENTIONS)
+        for key, known in WORDS.items():
+            require_one_of("model", key, getattr(self, key), known)
         if self.hidden % self.heads:
             raise bad_value("model.heads", self.heads, f"a divisor of model.hidden = {self.hidden}")
         if self.heads % self.kv_heads:
             raise bad_value("model.kv_heads", self.kv_heads, f"a divisor of model.heads = {self.heads}")
         if self.positions == "rotary" and self.head_dim % 2:
-            raise bad_value(
-                "model.heads", self.heads, f"an even hidden / heads for rotary positions, not {self.head_dim}"
-            )
-        if self.max_positions is not None:
-            require_at_least("model", 1, max_positions=self.max_positions)
+            expected = f"an even hidden / heads for rotary positions, not {self.head_dim}"
+            raise bad_value("model.heads", self.heads, expected)
 
     @property
     def head_dim(self) -> int:

@@ -18,11 +18,11 @@ def _catalogue(name: str) -> dict[str, Table]:
     return tomllib.loads(text)
 
 
-def _entry(catalogue: str, key: str, name: object, extra: tuple[str, ...] = ()) -> Table:
+def _entry(catalogue: str, key: str, name: object, *extra: str) -> Table:
     known = _catalogue(catalogue)
     if not isinstance(name, str) or name not in known:
         raise bad_value(key, name, "a known preset", hint=did_you_mean(str(name), (*known, *extra)))
-    return dict(known[name])
+    return {field: value for field, value in known[name].items() if field not in ("matches", "unless")}
 
 
 def model_names() -> tuple[str, ...]:
@@ -49,15 +49,13 @@ def model_preset(name: object) -> Table:
 
 def cluster_preset(name: object) -> Table:
     """Return the fields of [cluster] for a preset; raises `InvalidInput` for an unknown name."""
-    table = _entry("clusters", "cluster.preset", name, extra=("this-machine",))
-    device = device_preset(table["device"])
-    return {"name": name, "nodes": 1, **device, **table}
+    table = _entry("clusters", "cluster.preset", name, "this-machine")
+    return {"name": name, "nodes": 1, **device_preset(table["device"]), **table}
 
 
 def device_preset(name: str) -> Table:
     """Return what [cluster] says of one device by its key in devices.toml."""
-    table = _entry("devices", "cluster.device", name)
-    return {"device": name} | {key: value for key, value in table.items() if key not in ("matches", "unless")}
+    return {"device": name} | _entry("devices", "cluster.device", name)
 
 
 def known_device(reported_name: str) -> Table | None:
@@ -65,10 +63,11 @@ def known_device(reported_name: str) -> Table | None:
 
     All words of its `matches` occur in the name, and none of its `unless`: boards of one chip differ in rate.
     """
-    if reported_name in _catalogue("devices"):
-        return device_preset(reported_name)
-    words = set(reported_name.lower().replace("-", " ").replace(" gb", "gb").split())
-    for name, table in _catalogue("devices").items():
-        if words.issuperset(table["matches"]) and words.isdisjoint(table.get("unless", ())):
-            return device_preset(name)
-    return None
+    known, words = _catalogue("devices"), set(reported_name.lower().replace("-", " ").replace(" gb", "gb").split())
+    fitting = (
+        name
+        for name, table in known.items()
+        if words.issuperset(table["matches"]) and words.isdisjoint(table.get("unless", ()))
+    )
+    name = reported_name if reported_name in known else next(fitting, None)
+    return None if name is None else device_preset(name)

@@ -43,10 +43,6 @@ class Degrees(NamedTuple):
     accumulation: int
 
 
-def _always(_: Degrees | Recipe) -> bool:
-    return True
-
-
 def _in_a_pipeline(degrees: Degrees | Recipe) -> bool:
     return degrees.pipeline_parallel > 1
 
@@ -79,7 +75,7 @@ class Dimension:
     default: tuple[Choice, ...] = ()
     label: str = ""
     word: str | Callable[[Recipe], str] = "{name}={value}"
-    matters: Callable[[Degrees | Recipe], bool] = _always
+    matters: Callable[[Degrees | Recipe], bool] = lambda _: True
     stored: str = ""
     is_one_hot: bool = False
 
@@ -177,8 +173,8 @@ class Recipe(Displayed):
     )  # fmt: skip
     recompute: str = _choice(
         RECOMPUTES,
-        "what the backward pass computes again: nothing (`none`), all but matrix products and attention "
-        "(`selective`), or each layer (`full`)",
+        "what the backward pass computes again: nothing (`none`), all but matrix products and attention (`selective`), "
+        "or all (`full`)",
         group="option",
     )
     sequence_parallel: bool = _flag(
@@ -194,12 +190,11 @@ class Recipe(Displayed):
         word="compile",
     )
     loss_chunks: int = _count(
-        "pieces in which a sequence is put through head and loss, each computed again in the backward pass, so that "
-        "the logits of one piece live at a time"
+        "pieces in which a sequence goes through head and loss, each computed again in the backward pass: the logits "
+        "of one piece live at a time"
     )
     feed_forward_tiles: int = _count(
-        "pieces in which a sequence is put through the feed-forward part of each layer, each computed again in the "
-        "backward pass",
+        "pieces in which a sequence goes through each feed-forward part, each computed again in the backward pass",
         label="FFN tiles", word="ffn_tiles={value}",
     )  # fmt: skip
     optimizer_state: str = _choice(
@@ -213,25 +208,24 @@ class Recipe(Displayed):
     )  # fmt: skip
     gradient_sync: str = _choice(
         ("last", "each"),
-        "micro-batches after which plain replicas reduce their gradients, and hybrid ones theirs between groups: the "
-        "`last` of a step, or `each` (zero-2 is zero-1 with `each`)",
+        "micro-batches after which replicas, or groups of hybrid ones, reduce gradients: the `last` of a step, or "
+        "`each` (zero-2 is zero-1 with `each`)",
         stored="synchronise", matters=lambda degrees: degrees.copies > 1 and degrees.accumulation > 1,
     )  # fmt: skip
     engine: str = _choice(ENGINES, "what trains", group="option", word="{value}")
     offload: str = _choice(
         OFFLOADS,
-        "what is kept in the host's memory: nothing (`none`), the optimizer's states and master weights (`optimizer`), "
-        "or parameters as well (`optimizer+parameters`); `nvme` keeps all of it in files under `cluster.nvme_path`",
+        "what the host's memory keeps: nothing (`none`), optimizer states and master weights (`optimizer`), or "
+        "parameters as well (`optimizer+parameters`); `nvme` keeps all in files under `cluster.nvme_path`",
     )
     secondary_partition: int = _count(
-        "neighboring replicas that hold a second copy of ZeRO-3's parameters for the backward pass (ZeRO++ hpZ, "
-        "arXiv 2306.10209); 1 is none",
+        "neighboring replicas that hold a second copy of ZeRO-3's parameters (ZeRO++ hpZ, arXiv 2306.10209); 1 is none",
         group="option", label="secondary", word="secondary={value}", matters=_over_copies,
     )  # fmt: skip
     layers_per_stage: tuple[int, ...] = _declare(
         "layers",
-        "layers of each pipeline stage: `even`, or `balanced` so that the busiest rank has the fewest FLOPs, the head "
-        "counted, and among such splits the fewest parameters",
+        "layers of each pipeline stage: `even`, or `balanced` so that the busiest rank, the head counted, has the "
+        "fewest FLOPs",
         (), "pipeline", name="layer_split", values=("even", "balanced"), default=("even",),
         word=lambda recipe: f"layers={recipe.layers_name}", matters=_in_a_pipeline,
     )  # fmt: skip
@@ -348,14 +342,10 @@ def _declared() -> dict[str, Dimension]:
         stated: Dimension = one.metadata["dimension"]
         name, is_required = stated.name or one.name, one.default is MISSING
         neutral: Any = None if is_required else one.default
+        default = stated.default or (() if is_required else (neutral,))
+        label, stored = stated.label or name.replace("_", " "), stated.stored or one.name
         found[name] = replace(
-            stated,
-            name=name,
-            field=one.name,
-            neutral=neutral,
-            default=stated.default or (() if is_required else (neutral,)),
-            label=stated.label or name.replace("_", " "),
-            stored=stated.stored or one.name,
+            stated, name=name, field=one.name, neutral=neutral, default=default, label=label, stored=stored
         )
     return found
 
@@ -368,21 +358,17 @@ _counts_of, _choices_of = attrgetter(*COUNTS), attrgetter(*CHOICES)  # quick, si
 EARLIER_NAMES = {one.stored: one.field for one in DIMENSIONS.values() if one.stored != one.field}
 """Keys of earlier versions' files, and of stored recipes, with their names today."""
 
-_STORED = {name: stored for stored, name in EARLIER_NAMES.items()}
+STORED_NAMES = {name: stored for stored, name in EARLIER_NAMES.items()}
 
 
 def current_names(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table of a recipe's or space's values with today's names for keys of earlier versions."""
-    return {
-        key if EARLIER_NAMES.get(key, key) in table else EARLIER_NAMES.get(key, key): value
-        for key, value in table.items()
-    }
+    return {key if (now := EARLIER_NAMES.get(key, key)) in table else now: value for key, value in table.items()}
 
 
 def stored_recipe(recipe: Recipe) -> dict[str, Any]:
     """Return every field of a recipe under the keys of stores, recipe files and ids."""
-    stored = {one.field: one.stored for one in DIMENSIONS.values()}
-    return {stored[name]: value for name, value in asdict(recipe).items()}
+    return {STORED_NAMES.get(name, name): value for name, value in asdict(recipe).items()}
 
 
 def reading_earlier_names(source: Any, handler: Any) -> Any:
@@ -392,6 +378,6 @@ def reading_earlier_names(source: Any, handler: Any) -> Any:
     while "fields" not in arguments:  # wrapped by the check of __post_init__
         arguments = arguments["schema"]
     for one in arguments["fields"]:
-        if one["name"] in _STORED:
-            one["validation_alias"] = [[one["name"]], [_STORED[one["name"]]]]
+        if one["name"] in STORED_NAMES:
+            one["validation_alias"] = [[one["name"]], [STORED_NAMES[one["name"]]]]
     return schema

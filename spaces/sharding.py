@@ -32,9 +32,8 @@ class Sharding:
     def named(cls, name: str, copies: int) -> Self:
         """Return the degrees of a name over the copies: none, zero-1, zero-2, zero-3, hybrid-K, 3-level-P/G.
 
-        hybrid-K spreads all three over K copies; 3-level-P/G parameters over P, gradients over G and the optimizer's
-        states over all; 3-level-P/G/O names all three degrees.
-        With one copy every name gives (1,1,1): there is nothing to spread over.
+        hybrid-K spreads all three over K copies; 3-level-P/G parameters over P, gradients over G and optimizer states
+        over all, or 3-level-P/G/O over O. With one copy every name gives (1,1,1).
         """
         n = copies
         hybrid = HYBRID.fullmatch(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import cached_property
@@ -12,14 +13,7 @@ from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown
 from frontrunner.spaces.legality import Reason, why_illegal_in_frame, why_no_frame
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import (
-    DIMENSIONS,
-    RANK_ORDERS,
-    Choice,
-    Degrees,
-    Recipe,
-    reading_earlier_names,
-)
+from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, Choice, Degrees, Recipe, reading_earlier_names
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.stages import balanced_layers, even_layers
 
@@ -31,7 +25,7 @@ DEGREES = tuple(one.name for one in DIMENSIONS.values() if one.group == "degrees
 FRAME = tuple(
     one.name for one in DIMENSIONS.values() if one.group in ("degrees", "batch", "pipeline") and one.kind != "layers"
 )
-"""The first dimensions, which `legality.FRAME_RULES` judge independently of the others."""
+"""The first dimensions, which `legality.why_no_frame` judges independently of the others."""
 MAX_POINTS = 2_000_000
 """Above this a space is refused rather than enumerated one point at a time."""
 
@@ -48,7 +42,8 @@ def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason
     Choices that make no difference take their neutral value: no schedule without a pipeline, no sequence
     parallelism without tensor parallelism, one copy of the model has nothing to shard.
     """
-    devices, tp, pp, cp = (int(choice[key]) for key in ("devices", *DEGREES))
+    devices, *degrees = (int(choice[key]) for key in ("devices", *DEGREES))
+    tp, pp, cp = degrees
     if devices % (tp * pp * cp):
         factors = [f"{key} {choice[key]}" for key in (DEGREES if cp > 1 else DEGREES[:2])]
         return Reason("devices-divide", f"{' x '.join(factors)} does not divide {devices} devices")
@@ -57,33 +52,24 @@ def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason
     if accumulation is None:
         batch = problem.global_batch.maximum
         if batch % (micro_batch * dp):
-            return Reason(
-                "global-batch", f"micro-batch {micro_batch} x {dp} replicas does not divide global batch {batch}"
-            )
+            text = f"micro-batch {micro_batch} x {dp} replicas does not divide global batch {batch}"
+            return Reason("global-batch", text)
         accumulation = batch // (micro_batch * dp)
-    degrees = Degrees(tensor_parallel=tp, pipeline_parallel=pp, copies=dp * cp, accumulation=int(accumulation))
+    at = Degrees(tensor_parallel=tp, pipeline_parallel=pp, copies=dp * cp, accumulation=int(accumulation))
     values: dict[str, Any] = {
-        field: kind(choice[name]) if matters(degrees) else neutral for field, name, kind, matters, neutral in _PLAIN
+        field: kind(choice[name]) if matters(at) else neutral for field, name, kind, matters, neutral in _PLAIN
     }
-    values |= zip(DEGREES, (tp, pp, cp), strict=True)
     values["rank_order"] = _order_that_matters(values["rank_order"], {"tp": tp, "dp": dp * cp, "pp": pp})
-    recipe = Recipe(
-        accumulation=degrees.accumulation,
-        sharding=Sharding.named(str(choice["sharding"]), dp * cp),
-        **values,
-    )
-    if choice["layer_split"] == "balanced":
-        return replace(recipe, layers_per_stage=_balanced(recipe, problem))
-    return recipe
-
-
-def _balanced(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
-    """Return the balanced split; nothing where it is the even one or there are too few layers, which rules refuse."""
+    values |= zip(DEGREES, degrees, strict=True)
+    sharding = Sharding.named(str(choice["sharding"]), dp * cp)
+    recipe = Recipe(accumulation=at.accumulation, sharding=sharding, **values)
     layers = problem.model.layers
-    if recipe.pipeline_parallel == 1 or recipe.stages > layers:
-        return ()
-    balanced = balanced_layers(recipe, problem)
-    return () if balanced == even_layers(layers, recipe.stages) else balanced
+    # Rules refuse more stages than layers; a balanced split that is the even one is no other recipe.
+    if choice["layer_split"] == "balanced" and pp > 1 and recipe.stages <= layers:
+        balanced = balanced_layers(recipe, problem)
+        if balanced != even_layers(layers, recipe.stages):
+            return replace(recipe, layers_per_stage=balanced)
+    return recipe
 
 
 def _order_that_matters(order: str, sizes: Mapping[str, int]) -> str:
@@ -113,11 +99,11 @@ class Space(_Choices):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         for one in DIMENSIONS.values():
-            values = getattr(self, one.name)
+            key, values = f"space.{one.name}", getattr(self, one.name)
             if not values and one.default:
-                raise bad_value(f"space.{one.name}", [], "at least one value")
+                raise bad_value(key, [], "at least one value")
             if len(set(values)) != len(values):
-                raise bad_value(f"space.{one.name}", list(values), "values that differ from one another")
+                raise bad_value(key, list(values), "values that differ from one another")
             for value in values:
                 one.check("space", value)
 
@@ -127,7 +113,7 @@ class Space(_Choices):  # type: ignore[misc]
 
     def with_choices(self, **choices: tuple[Choice, ...]) -> Space:
         """Return this space with other choices for these dimensions."""
-        return Space(**{one.name: getattr(self, one.name) for one in DIMENSIONS.values()} | choices)
+        return replace(self, **choices)
 
     def dimensions(self, cluster: Cluster) -> dict[str, tuple[Choice, ...]]:
         """Return the dimensions of a point with their values; `accumulation` only where it is free."""
@@ -143,21 +129,17 @@ class Space(_Choices):  # type: ignore[misc]
         Raises `InvalidInput` if accumulation is to follow from a global batch that is a range, or if the
         space has more than `MAX_POINTS` points.
         """
-        dimensions = self.dimensions(problem.cluster)
         if not self.accumulation and not problem.global_batch.is_fixed:
-            raise bad_value(
-                "space.accumulation",
-                None,
-                f"values to choose from, since problem.global_batch is the range {problem.global_batch}",
-            )
-        survey = Survey(problem=problem, dimensions=dimensions)
+            expected = f"values to choose from, since problem.global_batch is the range {problem.global_batch}"
+            raise bad_value("space.accumulation", None, expected)
+        survey = Survey(problem=problem, dimensions=self.dimensions(problem.cluster))
         if survey.points > MAX_POINTS:
             raise InvalidInput(
                 f"space has {shown(survey.points)} points: expected at most {MAX_POINTS}",
                 hint=f"narrow a dimension: {survey.sizes}",
             )
-        framing = sum(name in FRAME for name in dimensions)
-        values = tuple(dimensions.values())
+        framing = sum(name in FRAME for name in survey.dimensions)
+        values = tuple(survey.dimensions.values())
         rest = tuple(itertools.product(*values[framing:]))
         for frame in itertools.product(*values[:framing]):
             survey.look_at_frame(frame, rest)
@@ -185,10 +167,7 @@ class Survey:
     @property
     def points(self) -> int:
         """All combinations of the choices, legal or not: the product of the dimensions' sizes."""
-        count = 1
-        for values in self.dimensions.values():
-            count *= len(values)
-        return count
+        return math.prod(map(len, self.dimensions.values()))
 
     @property
     def sizes(self) -> str:
@@ -210,7 +189,9 @@ class Survey:
 
         They are refused at once where the frame is, and counted as an earlier frame's were if its recipes are the same.
         """
-        first = self._frame_at(frame + rest[0])
+        first = self._recipe_at(frame + rest[0])
+        if isinstance(first, Recipe):
+            first = why_no_frame(first, self.problem) or first
         if isinstance(first, Reason):
             self._refuse(first, points=len(rest))
             return
@@ -228,10 +209,10 @@ class Survey:
     def _look_at(self, point: Point) -> None:
         """Count one point, of a frame that nothing refuses, as legal, repeated, or refused with its reason."""
         found = self._recipe_at(point)
-        if isinstance(found, Recipe) and found in self._seen:
+        if found in self._seen:
             self.repeats += 1
             return
-        reason = found if isinstance(found, Reason) else why_illegal_in_frame(found, self.problem)
+        reason = why_illegal_in_frame(found, self.problem) if isinstance(found, Recipe) else found
         if reason is not None:
             self._refuse(reason)
         elif isinstance(found, Recipe):
@@ -241,18 +222,11 @@ class Survey:
     def _recipe_at(self, point: Point) -> Recipe | Reason:
         return recipe_at(dict(zip(self.dimensions, point, strict=True)), self.problem)
 
-    def _frame_at(self, point: Point) -> Recipe | Reason:
-        """Return the recipe of a frame's point, or the reason for which every point of the frame is refused."""
-        recipe = self._recipe_at(point)
-        if isinstance(recipe, Reason):
-            return recipe
-        return why_no_frame(recipe, self.problem) or recipe
-
     def _refuse(self, reason: Reason, points: int = 1) -> None:
         self.refusals[reason.code] = self.refusals.get(reason.code, 0) + points
         self.examples.setdefault(reason.code, reason.text)
 
     def refused_by_count(self) -> Iterator[tuple[str, int, str]]:
-        """(code, points refused, one example with its numbers), the commonest first."""
+        """Yield (code, points refused, one example with its numbers), the commonest first."""
         for code, count in sorted(self.refusals.items(), key=lambda item: (-item[1], item[0])):
             yield code, count, self.examples[code]

@@ -29,19 +29,20 @@ def even_layers(layers: int, stages: int) -> tuple[int, ...]:
 def balanced_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
     """Return how many layers each stage holds so that the busiest pipeline rank has as little to do as possible.
 
-    What a rank has to do are the FLOPs of a step's micro-batch, recompute included, of its layers and, on the last
-    stage, of the head. Among equals the busiest stage has the least to do, then the rank that holds most parameters
-    (the embedding's and the head's count here) holds the fewest. Each stage holds at least one layer. Layers cost the
-    same, so that giving each in turn to the least busy is optimal.
-
-    The recipe's own `layers_per_stage` is not looked at. It must not have more stages than the model has layers.
+    A rank's work are the FLOPs of a micro-batch, recompute included, of its layers and of the head. Ties are broken by
+    the busiest stage, then by the most parameters of a rank, embedding and head included. Layers cost the same, so that
+    giving each in turn to the least busy is optimal. There must be at least one layer per stage.
     """
-    layer_flops, head_flops = _flops_per_token(recipe, problem)
-    model, stages = problem.model, range(recipe.stages)
+    model = problem.model
+    # FLOPs of a token in a step, what is computed a second time included.
+    layer_flops = (4.0 if recipe.recompute == "full" else 3.0) * model.layer_flops_per_token(problem.sequence_length)
+    if recipe.feed_forward_tiles > 1:
+        layer_flops += model.feed_forward_flops_per_token()
+    head_flops = (4.0 if recipe.loss_chunks > 1 else 3.0) * model.head_flops_per_token()
     rows = model.padded_vocabulary + (problem.sequence_length if model.positions == "learned" else 0)
     return _balance(
         model.layers,
-        tuple(rank_of_stage(recipe, stage) for stage in stages),
+        tuple(rank_of_stage(recipe, stage) for stage in range(recipe.stages)),
         head_layers=head_flops / layer_flops,
         embedding_layers=rows * model.hidden / model.matmul_parameters_per_layer,
         head_parameter_layers=model.padded_vocabulary * model.hidden / model.matmul_parameters_per_layer,
@@ -77,12 +78,3 @@ def _balance(
         of_rank[rank_of[stage]] += 1
         parameters[rank_of[stage]] += 1
     return tuple(counts)
-
-
-def _flops_per_token(recipe: Recipe, problem: Problem) -> tuple[float, float]:
-    """Return what one layer and the head compute for a token in a step, what is computed a second time included."""
-    model = problem.model
-    layer = (4.0 if recipe.recompute == "full" else 3.0) * model.layer_flops_per_token(problem.sequence_length)
-    if recipe.feed_forward_tiles > 1:
-        layer += model.feed_forward_flops_per_token()
-    return layer, (4.0 if recipe.loss_chunks > 1 else 3.0) * model.head_flops_per_token()

@@ -24,30 +24,20 @@ DEEPEST_TABLE = 8
 OF_NO_TYPE = [None]
 """JSON for a date or time: a value that no key accepts."""
 UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
+A_TABLE = "a table of keys and values"
 EXPECTED = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "int_parsing": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
+    **dict.fromkeys(("int_type", "int_from_float", "int_parsing"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
     "string_type": "text in quotes",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
     "tuple_type": "a list",
-    "dataclass_type": "a table of keys and values",
-    "dict_type": "a table of keys and values",
-    "mapping_type": "a table of keys and values",
-    "model_type": "a table of keys and values",
-    "model_attributes_type": "a table of keys and values",
+    **dict.fromkeys(("dataclass_type", "dict_type", "mapping_type", "model_type", "model_attributes_type"), A_TABLE),
 }
 """Type of a pydantic error -> what a message says was expected."""
 
 
 class Config(BaseModel):
-    """Base of the configuration tree: frozen, strict, without unknown keys.
-
-    Standard dataclasses in it are validated by the same rules, since pydantic passes this configuration on to them.
-    """
+    """Base of the configuration tree: frozen, strict, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
@@ -129,16 +119,12 @@ def invalid_input(
         if key in sections:
             return InvalidInput(f"[{key}] is missing", hint="examples/laptop.toml has every section")
         return InvalidInput(f"{key} is missing" + (f" from [{'.'.join(names[:-1])}]" if names[1:] else ""))
-    expected = _expected(first)
-    is_table = expected == EXPECTED["dict_type"]
-    return bad_value(key, value, f"a section: [{key}]" if is_table and key in sections else expected)
-
-
-def _expected(error: Mapping[str, Any]) -> str:
-    if error["type"] in EXPECTED:
-        return EXPECTED[error["type"]]
-    subject, _, rest = str(error["msg"]).partition(" should ")
-    return rest.removeprefix("be ") if rest.startswith("be ") else f"a {subject.lower()} to {rest}".removesuffix(" to ")
+    expected = EXPECTED.get(first["type"])
+    if expected is None:
+        subject, _, rest = str(first["msg"]).partition(" should ")
+        is_plain = rest.startswith("be ")
+        expected = rest.removeprefix("be ") if is_plain else f"a {subject.lower()} to {rest}".removesuffix(" to ")
+    return bad_value(key, value, f"a section: [{key}]" if expected == A_TABLE and key in sections else expected)
 
 
 def _value_at(place: Sequence[str | int], given: object, otherwise: object) -> object:
@@ -180,34 +166,27 @@ def _plain(node: Any, definitions: dict[str, Any]) -> Any:
     if not isinstance(node, dict):
         return node
     if "$ref" in node:
-        rest = {key: value for key, value in node.items() if key != "$ref"}
-        node = definitions[node["$ref"].rpartition("/")[2]] | rest
-    plain = {
-        key: _plain(value, definitions)
-        for key, value in node.items()
-        if key != "$defs" and not (key == "title" and isinstance(value, str))
-    }
+        node = definitions[node["$ref"].rpartition("/")[2]] | {key: node[key] for key in node if key != "$ref"}
+    is_title = isinstance(node.get("title"), str)
+    left_out = ("$defs", "title") if is_title else ("$defs",)
+    plain = {key: _plain(value, definitions) for key, value in node.items() if key not in left_out}
     return plain | ({"additionalProperties": False} if isinstance(node.get("properties"), dict) else {})
 
 
-_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
-
-
-def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
-    if cls not in _ADAPTERS:
-        _ADAPTERS[cls] = TypeAdapter(cls)
-    return _ADAPTERS[cls]
+@cache
+def _adapter(cls: Hashable) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)  # type: ignore[arg-type]
 
 
 def dump_json(value: object) -> str:
     """Return a dataclass as JSON; `load_json` reads it back to an equal value."""
-    return _adapter(type(value)).dump_json(value).decode()
+    return _adapter(type(value)).dump_json(value).decode()  # type: ignore[arg-type]
 
 
 def load_json(cls: type[T], text: str, *, what: str) -> T:
     """Return the dataclass that `dump_json` wrote; raises `InvalidInput` naming `what` where it does not fit."""
     try:
-        found: T = _adapter(cls).validate_json(text)
+        found: T = _adapter(cls).validate_json(text)  # type: ignore[arg-type]
     except ValidationError as error:
         raise invalid_input([{**one, "loc": (what, *one["loc"])} for one in error.errors()]) from None
     return found

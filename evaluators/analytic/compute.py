@@ -8,7 +8,7 @@ import numpy as np
 
 from frontrunner.evaluators.analytic.communication import ring_s
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.workload import Rows, Workload
+from frontrunner.evaluators.analytic.workload import Parts, Rows, Workload
 
 TILE = 128.0
 """Rows and columns of the result that one compute unit works on at a time, as in the common GEMM kernels."""
@@ -20,7 +20,7 @@ HOST_ADAM_S_PER_PARAMETER = 1.4e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passes:
+class Passes(Parts):
     """Seconds of one micro-batch's forward and backward pass through a part of the model, on one rank."""
 
     forward: Rows

@@ -65,8 +65,7 @@ def step_time(machine: Machine, work: Workload) -> StepTime:
     Each of m micro-batches takes the slowest pipeline rank its own time; the rest is the bubble.
     """
     layer = _layer(machine, work)
-    head, embedding = compute.head(machine, work), compute.embedding(machine, work)
-    head_s, embedding_s = head.forward + head.backward, embedding.forward + embedding.backward
+    head_s, embedding_s = compute.head(machine, work).total, compute.embedding(machine, work).total
     first, between, last = _of_ranks(work, layer, head_s, embedding_s)
     slowest = np.maximum(np.maximum(first, last), between)
     held = np.where(
@@ -99,8 +98,8 @@ def _of_ranks(work: Workload, layer: _Layer, head_s: Rows, embedding_s: Rows) ->
 
 def busy_of_ranks(machine: Machine, work: Workload) -> tuple[Rows, Rows, Rows]:
     """Return the seconds of a step in which each of these ranks computes, or communicates within its layers."""
-    head, embedding = compute.head(machine, work), compute.embedding(machine, work)
-    ranks = _of_ranks(work, _layer(machine, work), head.forward + head.backward, embedding.forward + embedding.backward)
+    head_s, embedding_s = compute.head(machine, work).total, compute.embedding(machine, work).total
+    ranks = _of_ranks(work, _layer(machine, work), head_s, embedding_s)
     first, between, last = (work.accumulation * rank for rank in ranks)
     return first, between, last
 

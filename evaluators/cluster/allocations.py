@@ -8,13 +8,12 @@ monotonic. Which probe starts where is decided by `packing.py`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import queue
 import threading
 import time
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,18 +57,14 @@ class HeldAllocation:
         self.end_s = None if source.seconds_left is None else time.monotonic() + source.seconds_left
         self._source = source
         self._folder = folder
-        self._requests: queue.SimpleQueue[tuple[Path, int, Future[int]]] = queue.SimpleQueue()
-        self._futures: list[Future[int]] = []
+        self._requests: queue.SimpleQueue[Placed] = queue.SimpleQueue()
         self._is_unwanted = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"frontrunner-{name}", daemon=True)
         self._thread.start()
 
-    def start(self, step: Path, nodes: int) -> Future[int]:
-        """Start a step on free nodes; the future has its launcher's exit status, or what went wrong."""
-        future: Future[int] = Future()
-        self._futures.append(future)
-        self._requests.put((step, nodes, future))
-        return future
+    def start(self, placed: Placed) -> None:
+        """Start a step on free nodes."""
+        self._requests.put(placed)
 
     def give_back(self) -> None:
         """Have it ended; return at once."""
@@ -109,10 +104,10 @@ class HeldAllocation:
         options = list(self._source.settings.launcher_options)
         while not self._is_unwanted.is_set() and self.ended_s is None:
             with contextlib.suppress(queue.Empty):
-                step, nodes, future = self._requests.get(timeout=POLL_S)
-                resources = {"num_nodes": nodes, "ranks_per_node": 1}
-                task = executor.submit(run_step, resources, str(step), self._source.launcher, options)
-                task.add_done_callback(functools.partial(_settle_as, future))
+                placed = self._requests.get(timeout=POLL_S)
+                resources = {"num_nodes": placed.nodes, "ranks_per_node": 1}
+                step, launcher = str(placed.step), self._source.launcher
+                placed.task = executor.submit(run_step, resources, step, launcher, options)
             if time.monotonic() - looked_s >= (STATUS_S if self.ready_s is not None else STATUS_S / 4):
                 looked_s = time.monotonic()
                 self._check(executor)
@@ -146,35 +141,26 @@ class HeldAllocation:
         return f"{self._title} has ended: {reason}" + (f": {errors[-1]}" if errors else "")
 
     def _note_end(self, why: str) -> None:
-        """Keep the first reason, and settle the futures of steps."""
+        """Keep the first reason."""
         if self.ended_s is None:
             self.why = why
             self.ended_s = time.monotonic()
-        for future in self._futures:
-            _settle(future, ConnectionError(self.why))
 
 
-def _settle_as(future: Future[int], done: Future[int]) -> None:
-    _settle(future, done.exception() or done.result())
-
-
-def _settle(future: Future[int], outcome: BaseException | int) -> None:
-    """Settle a future that Parsl's thread and the allocation's may both settle: the first counts."""
-    with contextlib.suppress(InvalidStateError):
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Placed:
-    """A step under way: its allocation, its nodes until `future` is done, and its expected end."""
+    """A step on nodes of an allocation, and when it is expected to end; `task` is Parsl's, once submitted."""
 
+    step: Path
     allocation: HeldAllocation
     nodes: int
     expected_end_s: float
-    future: Future[int]
+    task: Future[int] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether its launcher has ended, or its allocation."""
+        return self.allocation.ended_s is not None or (self.task is not None and self.task.done())
 
 
 class Pool:
@@ -214,8 +200,8 @@ class Pool:
 
     def start(self, step: Path, allocation: HeldAllocation, *, nodes: int, expected_end_s: float) -> Placed:
         """Start a step in the allocation that `place` returned."""
-        future = allocation.start(step, nodes)
-        placed = Placed(allocation=allocation, nodes=nodes, expected_end_s=expected_end_s, future=future)
+        placed = Placed(step=step, allocation=allocation, nodes=nodes, expected_end_s=expected_end_s)
+        allocation.start(placed)
         self._steps.append(placed)
         return placed
 
@@ -240,7 +226,7 @@ class Pool:
         occupied = tuple(
             Occupied(nodes=step.nodes, expected_end_s=step.expected_end_s)
             for step in self._steps
-            if step.allocation is allocation and not step.future.done()
+            if step.allocation is allocation and not step.is_over
         )
         return packing.Allocation(
             allocation_id=allocation.name, nodes=allocation.nodes, end_s=allocation.end_s, occupied=occupied
@@ -251,7 +237,7 @@ class Pool:
 
         Raises `NodesUnavailable` if no other is left to go on with.
         """
-        self._steps = [step for step in self._steps if not step.future.done()]
+        self._steps = [step for step in self._steps if not step.is_over]
         for allocation in sorted(self._allocations, key=lambda one: one.ended_s is None):
             if allocation.ended_s is not None:
                 self._give_back(allocation)

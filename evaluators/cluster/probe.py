@@ -42,8 +42,9 @@ class StepWatch(RankWatch):
         self._reports: dict[int, NodeReport] = {}
         self._placed_s = time.monotonic()
         self._first_report_s: float | None = None
-        self._interrupted_s: float | None = None
+        self._interrupted: NodeReport | None = None
         self._over_s: float | None = None
+        self.lost_log = self._files.launcher_log
 
     @property
     def seconds(self) -> float:
@@ -58,12 +59,12 @@ class StepWatch(RankWatch):
     @property
     def is_cut(self) -> bool:  # type: ignore[override]
         """Return whether the machine was taken away during the probe."""
-        return self.lost is not None and (self._interrupted_s is not None or self.placed.allocation.ended_s is not None)
+        return self.lost is not None and (self._interrupted is not None or self.placed.allocation.ended_s is not None)
 
     @property
     def has_ended(self) -> bool:
         """Return whether every rank has, or those that are left cannot be; not before it is known who ended them."""
-        if self._interrupted_s is not None and not self._all_succeeded:
+        if self._interrupted is not None and not self._all_succeeded:
             return self.lost is not None
         return super().has_ended
 
@@ -77,7 +78,7 @@ class StepWatch(RankWatch):
         self._read_reports()
         super().look()
         if not self._all_succeeded:
-            self._find_loss(time.monotonic())
+            self._find_loss()
         return self.has_ended
 
     def end(self) -> None:
@@ -97,40 +98,36 @@ class StepWatch(RankWatch):
                 self.rank_ended(rank, report.statuses[rank])
             self.killed.update(report.killed)
             if report.interrupted is not None:
-                self._interrupted_s = self._interrupted_s or now
+                self._interrupted = self._interrupted or report
         reports = self._reports.values()
         if self.began_s is None and len(reports) == self.placed.nodes and all(report.running for report in reports):
             self.begin()
 
-    def _find_loss(self, now_s: float) -> None:
+    def _find_loss(self) -> None:
         """Set `lost` if the ranks can no longer report what happened to them."""
-        allocation = self.placed.allocation
-        if self._interrupted_s is not None:
-            if allocation.ended_s is not None:
-                self.lost = allocation.why
-            elif now_s - self._interrupted_s > VERDICT_S:
-                report = next(report for report in self._reports.values() if report.interrupted is not None)
-                self.lost = f"node {report.host} was told to end ({report.interrupted})"
-        elif self.placed.future.done() and not self.have_all_ended:
-            self._over_s = self._over_s or now_s
-            if now_s - self._over_s > LAST_FILES_S:
-                self.lost = self._why_over()
-        elif self.began_s is None and now_s - self._placed_s > START_TIMEOUT_S:
-            self.lost = f"its {self.placed.nodes} nodes had not all begun within {START_TIMEOUT_S:g} s"
-            self.end()
-        self.lost_log = self._files.launcher_log if self.lost else None
+        placed, now = self.placed, time.monotonic()
+        if self._interrupted is None and (self.have_all_ended or not placed.is_over):
+            if self.began_s is None and now - self._placed_s > START_TIMEOUT_S:
+                self.lost = f"its {placed.nodes} nodes had not all begun within {START_TIMEOUT_S:g} s"
+                self.end()
+            return
+        self._over_s = self._over_s or now
+        is_explained = self._interrupted is not None and placed.allocation.ended_s is not None
+        if is_explained or now - self._over_s > (LAST_FILES_S if self._interrupted is None else VERDICT_S):
+            self.lost = self._why_over()
 
     def _why_over(self) -> str:
         if self.placed.allocation.ended_s is not None:
             return self.placed.allocation.why
+        if self._interrupted is not None:
+            return f"node {self._interrupted.host} was told to end ({self._interrupted.interrupted})"
         for report in self._reports.values():
             if report.trouble is not None:
                 return f"node {report.host}: {report.trouble}"
-        error = self.placed.future.exception()
-        if error is not None:
-            return f"the step was lost: {error}"
-        output = tail(self._files.launcher_log, 1)
-        return f"the launcher ended with status {self.placed.future.result()}" + (f": {output}" if output else "")
+        task, output = self.placed.task, tail(self._files.launcher_log, 1)
+        if task is None or task.exception() is not None:
+            return f"the step was lost: {task and task.exception()}"
+        return f"the launcher ended with status {task.result()}" + (f": {output}" if output else "")
 
 
 class DispatchedProbe(RankedProbes[StepWatch]):
@@ -218,7 +215,7 @@ class DispatchedProbe(RankedProbes[StepWatch]):
         for watch in self._running.values():
             watch.end()
         end_s = time.monotonic() + CLOSE_S
-        while time.monotonic() < end_s and not all(w.placed.future.done() for w in self._running.values()):
+        while time.monotonic() < end_s and not all(w.placed.is_over for w in self._running.values()):
             time.sleep(POLL_S)
         self._heartbeat.stop()
         self._pool.close()

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.diagnostics.ranks import Rank, await_ranks
+from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.probe.job import dry_run_job
-from frontrunner.evaluators.probe.settings import ProbeSettings
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import INTERLEAVED_SCHEDULES, Recipe

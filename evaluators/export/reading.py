@@ -161,7 +161,9 @@ def json_table(text: str) -> Table:
         raise
     except json.JSONDecodeError as error:
         raise InvalidInput(f"not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
-    except (RecursionError, ValueError) as error:
+    except RecursionError:
+        raise InvalidInput("not usable JSON: nested too deeply") from None
+    except ValueError as error:
         raise InvalidInput(f"not usable JSON: {error}") from None
     if not isinstance(found, dict):
         raise InvalidInput("not usable JSON: expected a table of keys and values")

@@ -12,11 +12,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from frontrunner.evaluators.external.command import Command, MakeCommand, environment_of, request_of
-from frontrunner.evaluators.external.config_check import stated_before, why_disagreeing
-from frontrunner.evaluators.external.logs import LogReader, patterns_of
-from frontrunner.evaluators.external.settings import CommandSettings
-from frontrunner.evaluators.external.step_times import TimedStep, Verdict, measured, timed, verdict, why_inconsistent
+from frontrunner.evaluators.external import CommandSettings
+from frontrunner.evaluators.external.command import (
+    Command,
+    MakeCommand,
+    environment_of,
+    request_of,
+    stated_before,
+    why_disagreeing,
+)
+from frontrunner.evaluators.external.logs import (
+    LogReader,
+    TimedStep,
+    Verdict,
+    measured,
+    patterns_of,
+    timed,
+    verdict,
+    why_inconsistent,
+)
 from frontrunner.evaluators.external.supervisor import ENDED, GRACE_S, KILL_S, LOG, NOT_STARTED, ORDER
 from frontrunner.evaluators.external.trainers import configured
 from frontrunner.evaluators.probe.classify import Evidence, RankError, classify, first_line
@@ -96,15 +110,13 @@ class CommandEvaluator(WatchedProbes["CommandRun"]):
 class CommandRun(Watch):
     """Starts a command and follows it.
 
-    `is_measured` is True if the command was ended because its step time was known, and `killed` if it was ended for any
-    reason.
+    `is_measured` is True if the command was ended because its step time was known.
     """
 
     def __init__(self, order: ProbeOrder, setup: ProbeSetup, command: Command) -> None:
         """Start the command that `write_run` has written to the order's run folder."""
         super().__init__(order, setup)
         self.is_measured = False
-        self.killed = False
         self.log = LogReader(order.run_folder, patterns_of(command.log_patterns))
         self._end_requested_s: float | None = None
         self._took_s: float | None = None
@@ -163,7 +175,6 @@ class CommandRun(Watch):
 
     def end(self) -> None:
         """Have the supervisor end the command."""
-        self.killed = True
         self._end_requested_s = time.monotonic()
         self._lifeline.close()
 
@@ -232,13 +243,13 @@ class CommandRun(Watch):
         lines = tail(self.order.run_folder / LOG, TAIL_LINES, TAIL_BYTES).splitlines()
         text = "\n".join(line.partition(" ")[2] for line in lines)  # without times of arrival
         phase, status = "stepping" if self.steps else "starting", -9 if end is None else end["status"]
-        errors = exceptions(text, phase)
-        if RANK_KILLED.search(text) and not self.killed and all(error.is_about_a_peer for error in errors):
+        errors, is_killed = exceptions(text, phase), self._end_requested_s is not None
+        if RANK_KILLED.search(text) and not is_killed and all(error.is_about_a_peer for error in errors):
             status, errors = -9, ()
         foreign = next((line for line in text.splitlines() if FOREIGN_OOM.search(line)), None)
         if foreign is not None:
             return FailureKind.OUT_OF_MEMORY, first_line(foreign)
-        if end is None and not self.killed:
+        if end is None and not is_killed:
             why_full = why_disk_full(self.order.run_folder)
             return FailureKind.LOST, why_full or "its supervisor was killed, and the command with it"
         if status == NOT_STARTED and not errors:
@@ -249,7 +260,7 @@ class CommandRun(Watch):
                 errors=errors,
                 log_tails={0: text},
                 overdue=self.overdue,
-                killed_by_us=frozenset({0}) if self.killed else frozenset(),
+                killed_by_us=frozenset({0} if is_killed else ()),
                 kernel_oom_kills=self.kernel_oom_kills,
             )
         )

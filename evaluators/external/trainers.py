@@ -10,6 +10,7 @@ import json
 from frontrunner.evaluators.export.base import yaml_text
 from frontrunner.evaluators.export.reading import yaml_table
 from frontrunner.evaluators.export.tools import TOOLS
+from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.external.command import (
     SPLICED,
     Command,
@@ -20,7 +21,6 @@ from frontrunner.evaluators.external.command import (
     filled_text,
 )
 from frontrunner.evaluators.external.logs import patterns_of
-from frontrunner.evaluators.external.settings import CommandSettings
 from frontrunner.spaces.errors import bad_value, require_one_of
 from frontrunner.spaces.legality import Reason
 

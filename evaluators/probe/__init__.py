@@ -1,1 +1,78 @@
-"""Real training probes: job, fork server, supervision, classification, measurement, replay."""
+"""Runtime of probes and replays on one machine, and the sections [probe] and [data] of a campaign file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
+
+OPTIMIZERS = ("adamw", "sgd")
+TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}
+"""Torch's device type for each backend; ROCm devices are `cuda` to torch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSettings:
+    """How one recipe is measured.
+
+    A probe ends when its step time is known to `precision`, is clearly above that of the campaign's best recipe, or is
+    still too noisy after `max_steps`.
+    """
+
+    warm_up_steps: int = 2
+    """Steps left out before the measurement, at least; later steps are left out too while they are slower than those
+    after them allow."""
+    measured_steps: int | None = None
+    """Measure exactly this many steps after exactly `warm_up_steps`; the next three keys then do not apply."""
+    min_measured_steps: int = 3
+    """Steps measured at least, however slow the recipe; at least 2."""
+    max_steps: int = 15
+    """Steps of a probe at most, warm-up included."""
+    precision: float = 0.03
+    """A probe ends when its step time is known to this: half the width of a 95 % confidence interval over the
+    median."""
+    deadline_s: float = 300.0
+    """A probe that takes longer is `too-slow`."""
+    step_deadline_s: float = 120.0
+    """A probe without progress for this long is `hung`."""
+    optimizer: str = "adamw"
+    """`adamw` or `sgd`."""
+    learning_rate: float = 3e-4
+    """Constant during a probe."""
+
+    def __post_init__(self) -> None:
+        require_at_least("probe", 0, warm_up_steps=self.warm_up_steps)
+        if self.measured_steps is not None:
+            require_at_least("probe", 1, measured_steps=self.measured_steps)
+        require_at_least("probe", 2, min_measured_steps=self.min_measured_steps)
+        self._check_max_steps()
+        if not 0 < self.precision < 1:
+            raise bad_value("probe.precision", self.precision, "a share above 0 and below 1, as 0.03 for 3 %")
+        require_one_of("probe", "optimizer", self.optimizer, OPTIMIZERS)
+        for key in ("deadline_s", "step_deadline_s", "learning_rate"):
+            require_above_zero(f"probe.{key}", getattr(self, key), "a number above 0")
+
+    def _check_max_steps(self) -> None:
+        least = self.warm_up_steps + self.min_measured_steps
+        if self.is_adaptive and self.max_steps < least:
+            expected = f"at least probe.warm_up_steps + probe.min_measured_steps = {least}"
+            raise bad_value("probe.max_steps", self.max_steps, expected)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Return whether the measured steps decide how many follow."""
+        return self.measured_steps is None
+
+    @property
+    def most_steps(self) -> int:
+        """Return the steps of a probe, or its maximum where it is adaptive."""
+        return self.max_steps if self.measured_steps is None else self.warm_up_steps + self.measured_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Training text: a `.bin` file of tokens, any other file read as bytes, or None for the built-in text."""
+
+    path: str | None = None
+    """A `.bin` file of token ids (uint16; uint32 for vocabularies above 65,536), or any other file, read as one
+    token per byte. Relative to the campaign file; by default a built-in text."""

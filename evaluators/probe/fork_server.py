@@ -1,14 +1,14 @@
 """Fork server: a process that has imported torch once and forks the ranks of each probe, and the driver's side of it.
 
 A probe's ranks start warm and start clean: whatever they break ends with them. The server is single-threaded, holds no
-process group and never touches an accelerator, so that forking it is safe. Its protocol is JSON lines:
+process group and never touches an accelerator, so that forking it is safe. Its messages are JSON:
 
     in    {"start": token, "job": path, "world_size": n, "ranks": [first, count], "scratch": path or null}
     out   {"ready": pid}   {"started": token, "pids": [...]}   {"exited": token, "rank": r, "status": s}
 
 `status` is as in `subprocess`: the exit code, or minus the signal. Ranks write their logs next to the job, and
 find each other by a file there. They die with the server, and the server ends, killing them and removing their scratch
-folders, when its input closes: when its driver is gone. Its arguments are the engines to import.
+folders, when its pipe closes: when its driver is gone. Its arguments are the pipe and the engines to import.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
 import shutil
 import signal
 import subprocess
@@ -24,8 +23,9 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from frontrunner.evaluators.probe.files import tail
 from frontrunner.evaluators.probe.processes import (
@@ -75,22 +75,18 @@ class ForkClient:
     def __init__(self, log: Path, environment: Mapping[str, str], engines: Sequence[str] = ("torch",)) -> None:
         """Start the server, which imports the `engines` meanwhile; `log`, in the folder of runs, gets its output."""
         self._log = log
-        with log.open("ab") as stderr:
+        self._pipe, theirs = Pipe()
+        with theirs, log.open("ab") as output:
             self._process = start_child(
-                [sys.executable, "-P", "-m", PROGRAM, *engines],
-                parent_death=signal.SIGKILL,  # while it imports and reads no input
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
+                [sys.executable, "-P", "-m", PROGRAM, str(theirs.fileno()), *engines],
+                parent_death=signal.SIGKILL,  # while it imports and reads no messages
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
                 env={**os.environ, **environment, **driver_tags(log.parent)},
-                bufsize=0,
+                pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # signals of the terminal are for the driver to handle
             )
-        self._requests: IO[bytes] = self._process.stdin  # type: ignore[assignment]
-        self._reports: IO[bytes] = self._process.stdout  # type: ignore[assignment]
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._reports, selectors.EVENT_READ)
-        self._unread = b""
         self._is_ready = False
         self._started_s = time.monotonic()
         self._sent_s: dict[str, float] = {}  # requests that were not confirmed, by token
@@ -106,8 +102,8 @@ class ForkClient:
         request = {"start": token, "job": str(job), "world_size": world_size, "ranks": [ranks.start, len(ranks)]}
         request["scratch"] = None if scratch is None else str(scratch)
         self._sent_s[token] = time.monotonic()
-        with contextlib.suppress(BrokenPipeError):  # the server has ended: the next reports say so
-            self._requests.write(json.dumps(request).encode() + b"\n")
+        with contextlib.suppress(OSError):  # the server has ended: the next reports say so
+            self._pipe.send_bytes(json.dumps(request).encode())
 
     def reports(self, timeout_s: float) -> list[Report]:
         """Return what the server has reported, waiting up to `timeout_s` for a first report.
@@ -116,7 +112,8 @@ class ForkClient:
         server exited by itself before it was ready, or is not ready in time.
         """
         found: list[Report] = []
-        for message in self._messages(timeout_s):
+        while self._pipe.poll(timeout_s):
+            message, timeout_s = self._message(), 0.0
             if "exited" in message:
                 found.append(RankExited(message["exited"], message["rank"], message["status"]))
             elif "started" in message:
@@ -126,7 +123,7 @@ class ForkClient:
                 self._is_ready = True
                 self._sent_s = dict.fromkeys(self._sent_s, time.monotonic())
             elif self._is_ready or message["lost"] < 0:
-                found.append(ServerLost())
+                return [*found, ServerLost()]
             else:
                 raise self._never_ready("ended before it was ready")
         now = time.monotonic()
@@ -136,58 +133,50 @@ class ForkClient:
             self._process.kill()
         return found
 
-    def _messages(self, timeout_s: float) -> list[dict[str, Any]]:
-        if not self._selector.select(timeout_s):
-            return []
-        data = self._reports.read(1 << 16)
-        if not data:
-            return [{"lost": self._process.wait()}]
-        *lines, self._unread = (self._unread + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+    def _message(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self._pipe.recv_bytes()))
+        except (EOFError, ConnectionResetError):
+            return {"lost": self._process.wait()}
 
     def _never_ready(self, what: str) -> FrontrunnerError:
         output = tail(self._log, 1) or "no output"
         return FrontrunnerError(f"the fork server {what}: {output}", hint=f"see {self._log}")
 
     def close(self) -> None:
-        """Close the server's input, on which it ends and its ranks with it; kill it if it does not."""
-        self._requests.close()
+        """Close the pipe, on which the server ends and its ranks with it; kill it if it does not."""
+        self._pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=CLOSE_TIMEOUT_S if self._is_ready else 0)
         self._process.kill()
         self._process.wait()
-        self._selector.close()
-        self._reports.close()
 
 
 class ForkServer:
-    """Server that reads requests from `requests_fd`, writes reports to `reports_fd`, and owns the ranks it forked."""
+    """Server of the driver at the other end of the pipe, and owner of the ranks that it forked."""
 
-    def __init__(self, requests_fd: int, reports_fd: int) -> None:
-        self.requests_fd = requests_fd
-        self.reports_fd = reports_fd
+    def __init__(self, pipe: Connection) -> None:
         self.ranks: dict[int, tuple[str, int]] = {}
         self.scratch: dict[str, str] = {}
         self.pid = os.getpid()
-        self._unread = b""
+        self._pipe = pipe
 
     def serve(self) -> None:
-        """Serve until the input closes, then kill every rank that is left."""
+        """Serve until the pipe closes, then kill every rank that is left."""
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler must exist for the wake-up byte to be written
         signal.set_wakeup_fd(wake_write)
-        selector = selectors.DefaultSelector()
-        selector.register(self.requests_fd, selectors.EVENT_READ)
-        selector.register(wake_read, selectors.EVENT_READ)
         self._report({"ready": self.pid})
         is_open = True
         while is_open:
-            for key, _ in selector.select():
-                if key.fd == wake_read:
-                    os.read(wake_read, 4096)
-                else:
-                    is_open = self._read_requests()
+            if wake_read in wait([self._pipe, wake_read]):
+                os.read(wake_read, 4096)
+            while is_open and self._pipe.poll():
+                try:
+                    self._start(json.loads(self._pipe.recv_bytes()))
+                except (EOFError, ConnectionResetError):
+                    is_open = False
             self._reap()
         for pid in self.ranks:
             kill_rank(pid)
@@ -196,13 +185,6 @@ class ForkServer:
                 os.waitpid(pid, 0)
         for folder in self.scratch.values():
             shutil.rmtree(folder, ignore_errors=True)
-
-    def _read_requests(self) -> bool:
-        data = os.read(self.requests_fd, 1 << 16)
-        *lines, self._unread = (self._unread + data).split(b"\n")
-        for line in lines:
-            self._start(json.loads(line))
-        return bool(data)
 
     def _start(self, request: dict[str, Any]) -> None:
         token, (first, count) = request["start"], request["ranks"]
@@ -228,9 +210,8 @@ class ForkServer:
             self._report({"exited": token, "rank": rank, "status": os.waitstatus_to_exitcode(status)})
 
     def _report(self, message: dict[str, Any]) -> None:
-        data = json.dumps(message).encode() + b"\n"
-        while data:
-            data = data[os.write(self.reports_fd, data) :]
+        with contextlib.suppress(OSError):  # the driver is gone
+            self._pipe.send_bytes(json.dumps(message).encode())
 
     def _become_rank(self, request: dict[str, Any], rank: int) -> NoReturn:
         """Run one rank in the forked child; never returns."""
@@ -244,8 +225,7 @@ class ForkServer:
             log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
                 os.dup2(source, target)
-            os.close(self.requests_fd)
-            os.close(self.reports_fd)
+            self._pipe.close()
             status = _run(request, rank)
         except BaseException:
             traceback.print_exc()
@@ -281,17 +261,12 @@ def _run(request: dict[str, Any], rank: int) -> int:
 
 
 def main() -> None:
-    """Serve the driver that started this process over duplicates of stdin and stdout.
-
-    stdout itself is pointed at stderr, so that a library that prints cannot garble a report.
-    """
-    requests_fd, reports_fd = os.dup(0), os.dup(1)
-    os.dup2(2, 1)
+    """Import the engines, then serve the driver that started this process."""
     from frontrunner.evaluators.trainer.entry import preload
 
-    preload(sys.argv[1:])
-    outlive_parent()  # the end of the input is noticed from here on
-    ForkServer(requests_fd, reports_fd).serve()
+    preload(sys.argv[2:])
+    outlive_parent()  # the end of the pipe is noticed from here on
+    ForkServer(Connection(int(sys.argv[1]))).serve()
     os._exit(0)  # an orderly shutdown of torch takes a second, and nothing is left to do
 
 

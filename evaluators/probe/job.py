@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.probe.settings import TORCH_DEVICES, DataSettings, ProbeSettings
+from frontrunner.evaluators.probe import TORCH_DEVICES, DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.trainer.data import BYTE_VOCABULARY, builtin_text, write_token_file
 from frontrunner.spaces.errors import bad_value

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from frontrunner.evaluators.cluster.settings import DispatchSettings, node_source
+from frontrunner.evaluators.probe import TORCH_DEVICES
 from frontrunner.evaluators.probe.files import tail
 from frontrunner.evaluators.probe.processes import end_child
-from frontrunner.evaluators.probe.settings import TORCH_DEVICES
 from frontrunner.evaluators.probe.this_machine import detect
 from frontrunner.evaluators.trainer.deepspeed_disk import built_folder, is_built, is_installed
 from frontrunner.spaces.cluster import Cluster

@@ -11,10 +11,10 @@ from typing import Any
 
 import psutil
 
+from frontrunner.evaluators.probe import TORCH_DEVICES
 from frontrunner.evaluators.probe.fork_server import ForkClient, RanksStarted, ServerLost
 from frontrunner.evaluators.probe.job import Corpus, disk_folder, probe_job
 from frontrunner.evaluators.probe.processes import cannot_be_ended, running
-from frontrunner.evaluators.probe.settings import TORCH_DEVICES
 from frontrunner.evaluators.probe.watch import RankedProbes, RankWatch, write_job
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup
 from frontrunner.results.outcome import Outcome

@@ -249,7 +249,7 @@ class RankWatch(Watch):
         if self.unended:
             message += f"; killed, and not ended within {KILL_GRACE_S:g} s: process {', '.join(map(str, self.unended))}"
         failure = Failure(kind=verdict.kind, message=message, node_seconds=self.node_seconds)
-        return with_log(failure, self.lost_log or self.folder.log(verdict.rank))
+        return with_log(failure, (self.lost and self.lost_log) or self.folder.log(verdict.rank))
 
 
 def write_job(order: ProbeOrder, job: dict[str, Any], setup: ProbeSetup) -> Path:

@@ -56,12 +56,13 @@ def _join(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
     """Connect another rank to the first of rank 0's addresses that responds."""
     end_s = time.monotonic() + timeout.total_seconds()
     poll_s = POLL_S / 16
-    while not file.exists():  # it is there whole or not at all
+    # Empty until rank 0 has written it: a network file system may cache for a minute that a file is missing.
+    while not (written := file.read_text(encoding="utf-8") if file.exists() else ""):
         if time.monotonic() > end_s:
             raise TimeoutError(f"rank 0 did not open the rendezvous within {timeout}")
         time.sleep(poll_s)
         poll_s = min(POLL_S, 2 * poll_s)
-    found = json.loads(file.read_text(encoding="utf-8"))
+    found = json.loads(written)
     port = int(found["port"])
     complaints = []
     for host in found["hosts"]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -65,22 +64,6 @@ def mean_loss(difference: float, deviation: float) -> float:
     return deviation * density - difference * float(ndtr(-ratio))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Demands:
-    """What recipes need, one row each: `memory` as a share of the most that may be allowed, and `nodes`; zeros where
-    they are no objective."""
-
-    memory: Rows
-    nodes: Rows
-
-    def __getitem__(self, rows: npt.NDArray[np.intp]) -> Demands:
-        return Demands(memory=self.memory[rows], nodes=self.nodes[rows])
-
-    def __add__(self, other: Demands) -> Demands:
-        memory, nodes = ([self.memory, other.memory], [self.nodes, other.nodes])
-        return Demands(memory=np.concatenate(memory), nodes=np.concatenate(nodes))
-
-
 class Allowances:
     """The allowances of a campaign's objectives."""
 
@@ -90,25 +73,28 @@ class Allowances:
         self._memory_counts, self._nodes_count = "memory" in objectives, "nodes" in objectives
         self.levels = np.unique(nodes) if self._nodes_count and len(nodes) else np.zeros(1)
 
-    def demands(self, log_fill: Rows, nodes: Rows) -> Demands:
-        """Return the demands of rows that fill exp(log_fill) of a device's memory, at most all of it."""
+    def demands(self, log_fill: Rows, nodes: Rows) -> Rows:
+        """Return the demands of rows that fill exp(log_fill) of a device's memory, at most all of it: two columns.
+
+        They are memory, as a share of the most that may be allowed, and nodes; zeros where they are no objective.
+        """
         memory = np.exp(np.minimum(log_fill, 0.0)) / REFERENCE
-        return Demands(memory=memory * self._memory_counts, nodes=nodes * self._nodes_count)
+        return np.column_stack([memory * self._memory_counts, nodes * self._nodes_count])
 
     def untried(self, nodes: Rows) -> frozenset[float]:
         """Return the node counts of the space that are not in `nodes`; empty where nodes are no objective."""
         return frozenset(self.levels.tolist()) - set(nodes.tolist()) if self._nodes_count else frozenset()
 
-    def reach(self, demands: Demands) -> Rows:
+    def reach(self, demands: Rows) -> Rows:
         """Return the share of all allowances that each row meets."""
-        found: Rows = (1 - demands.memory) * (self.levels >= demands.nodes[:, None]).mean(axis=1)
+        found: Rows = (1 - demands[:, 0]) * (self.levels >= demands[:, 1, None]).mean(axis=1)
         return found
 
-    def worth(self, log_speeds: Rows, demands: Demands) -> Rows:
+    def worth(self, log_speeds: Rows, demands: Rows) -> Rows:
         """Return the worth of each column of speeds (rows x columns) as a front; 0 for minus infinity."""
-        order = np.argsort(demands.memory, kind="stable")
-        widths = np.diff(np.append(demands.memory[order], 1.0))
-        speeds, nodes = np.exp(log_speeds[order]), demands.nodes[order]
+        order = np.argsort(demands[:, 0], kind="stable")
+        widths = np.diff(np.append(demands[order, 0], 1.0))
+        speeds, nodes = np.exp(log_speeds[order]), demands[order, 1]
         total = np.zeros(log_speeds.shape[1])
         for level in self.levels:
             within = np.where((nodes <= level)[:, None], speeds, 0.0)
@@ -121,7 +107,7 @@ class Front:
     """The measured recipes as a front of which a probe may improve some steps."""
 
     def __init__(
-        self, allowances: Allowances, log_speeds: Rows, demands: Demands, untried: frozenset[float] = frozenset()
+        self, allowances: Allowances, log_speeds: Rows, demands: Rows, untried: frozenset[float] = frozenset()
     ) -> None:
         """`log_speeds` are logarithms of tokens/s; there is at least one.
 
@@ -133,7 +119,7 @@ class Front:
         self.log_worth = highest + float(np.log(above))
         """The logarithm of the front's worth, in tokens/s."""
 
-    def gain(self, mean: Rows, deviation: Rows, demands: Demands) -> Rows:
+    def gain(self, mean: Rows, deviation: Rows, demands: Rows) -> Rows:
         """Return the share of its worth by which each row is expected to improve the front; `mean` is of log speed."""
         total = np.zeros(len(mean))
         for width, best in self._steps(demands):
@@ -141,7 +127,7 @@ class Front:
             total[reached] += width[reached] * self._surplus(mean[reached], deviation[reached], best)
         return total
 
-    def rough_gain(self, mean: Rows, demands: Demands) -> Rows:
+    def rough_gain(self, mean: Rows, demands: Rows) -> Rows:
         """Return what each row would add if its speed were as expected and the front slower by `DOUBT`: cheap."""
         total, speed = np.zeros(len(mean)), np.exp(np.minimum(mean - self.log_worth, 50.0))
         for width, best in self._steps(demands):
@@ -155,7 +141,7 @@ class Front:
         found: Rows = np.exp(np.minimum(mean - self.log_worth + 0.5 * deviation**2, 50.0))
         return found
 
-    def _steps(self, demands: Demands) -> Iterator[tuple[Rows, float]]:
+    def _steps(self, demands: Rows) -> Iterator[tuple[Rows, float]]:
         """Yield the allowances of one best speed: their share of all, as far as each row is within, and its logarithm.
 
         At each count of nodes, memory rises along the front from one best speed to the next.
@@ -163,13 +149,13 @@ class Front:
         levels = self._allowances.levels
         for level in levels.tolist():
             is_untried = level in self._untried
-            within = demands.nodes == level if is_untried else demands.nodes <= level
-            held = self._demands.nodes <= (-1 if is_untried else level)
-            points = np.column_stack([-self._demands.memory[held], self._log_speeds[held]])
+            within = demands[:, 1] == level if is_untried else demands[:, 1] <= level
+            held = self._demands[:, 1] <= (-1 if is_untried else level)
+            points = np.column_stack([-self._demands[held, 0], self._log_speeds[held]])
             front = points[pareto_front(points.tolist())]
             ends = sorted((-memory, speed) for memory, speed in front.tolist())
             lower, best = 0.0, -np.inf
             for upper, next_best in [*ends, (1.0, np.inf)]:
                 if upper > lower or next_best == np.inf:
-                    yield np.clip(upper - np.maximum(demands.memory, lower), 0.0, None) * within / len(levels), best
+                    yield np.clip(upper - np.maximum(demands[:, 0], lower), 0.0, None) * within / len(levels), best
                 lower, best = upper, next_best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -95,13 +95,6 @@ class Prior:
     log_fill: Rows
     memory_shares: Rows
     step_time_s: Rows
-
-    def reversed(self) -> Prior:
-        """The same speeds in the opposite order, the slowest for the fastest recipe: a wrong model, for benchmarks."""
-        order = np.argsort(self.log_speed, kind="stable")
-        turned = np.empty_like(self.log_speed)
-        turned[order] = self.log_speed[order[::-1]]
-        return replace(self, log_speed=turned)
 
 
 def prior_of(recipes: Sequence[Recipe], problem: Problem, software: Software | None = None) -> Prior:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import Predicted
-from frontrunner.search.guided.acquisition import Allowances, Demands, Front, mean_loss, node_seconds
+from frontrunner.search.guided.acquisition import Allowances, Front, mean_loss, node_seconds
 from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
 from frontrunner.search.guided.prior import CandidateTable, Prior, prior_of
 from frontrunner.search.guided.speed import Observation, SpeedModel, amplitudes_of
@@ -188,7 +188,7 @@ class Guided:
         drawn = self._speed.draws(rows[few], DRAWS, self._seed)
         runs = np.random.default_rng(self._seed).random(drawn.shape) < chance[few, None]
         joined = np.concatenate([np.repeat(speeds[:, None], DRAWS, axis=1), np.where(runs, drawn, -np.inf)])
-        gaps = self._allowances.worth(joined - front.log_worth, held + demands[few]) - 1
+        gaps = self._allowances.worth(joined - front.log_worth, np.concatenate([held, demands[few]])) - 1
         gap = max(float(gaps.mean()), 0.0)  # of a small chance of much it is above the percentile
         at_most = max(gap, float(np.quantile(gaps, 0.95)))
         return Outlook(expected_improvement=float(gains.max()), gap=gap, gap_at_most=at_most, of_front=several)
@@ -248,7 +248,7 @@ class Guided:
             guesses = [Observation(row=int(r), log_ratio=float(g)) for r, g in zip(rows, ratios, strict=True)]
             self._speed.update([*self._seen.observations, *guesses])
 
-    def _measured(self) -> tuple[Rows, Demands]:
+    def _measured(self) -> tuple[Rows, Rows]:
         """Return the mean log speed of each row that this campaign measured, and what it needs."""
         measured, peaks = self._seen.log_speeds, self._seen.log_peaks
         rows = np.fromiter(measured, dtype=np.intp)
@@ -257,7 +257,7 @@ class Guided:
         fill = np.where(np.isnan(known), self._feasible.log_need(rows), known)
         return speeds, self._allowances.demands(fill, self._nodes[rows])
 
-    def _demands(self, rows: Places) -> Demands:
+    def _demands(self, rows: Places) -> Rows:
         return self._allowances.demands(self._feasible.log_need(rows), self._nodes[rows])
 
     def _front(self) -> Front | None:
@@ -268,7 +268,7 @@ class Guided:
         if self._allowances.are_several and self._pending:
             rows = np.fromiter(self._pending, dtype=np.intp)
             speeds = np.concatenate([speeds, self._speed.predict(rows)[0]])
-            demands += self._demands(rows)
+            demands = np.concatenate([demands, self._demands(rows)])
         return Front(self._allowances, speeds, demands, self._untried())
 
     def _untried(self) -> frozenset[float]:

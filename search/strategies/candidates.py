@@ -51,10 +51,7 @@ def shuffled(survey: Survey, seed: int) -> Listed:
 
 @dataclass(frozen=True, kw_only=True)
 class Dimension:
-    """A searched dimension: the values that some legal recipe takes, at least two.
-
-    Numbers are `is_ordered`: they rise and have a distance. Words are only equal or different.
-    """
+    """A searched dimension: the values, at least two, that some legal recipe takes; numbers rise and `is_ordered`."""
 
     name: str
     values: tuple[Choice, ...]
@@ -106,10 +103,7 @@ class Candidates:
         return [int(value) if dimension.is_ordered else dimension.values.index(value) for dimension, value in named]
 
     def open_row_at(self, codes: Sequence[int]) -> int | None:
-        """Return the open row of a point's recipe, or None where it is illegal or taken.
-
-        Several points may have the same recipe: a schedule, say, plays no part without a pipeline.
-        """
+        """Return the open row of a point's recipe, or None where it is illegal or taken."""
         chosen = {d.name: d.values[code] for d, code in zip(self.dimensions, codes, strict=True)}
         found = recipe_at({**self._constant, **chosen}, self._problem)
         row = self._row.get(found) if isinstance(found, Recipe) else None

@@ -12,7 +12,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Literal
 
 import optuna
@@ -32,26 +31,27 @@ POPULATION = 5
 _CONSTRAINT = "fails"
 
 Direction = Literal["maximize", "minimize"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Goal:
-    """What a study looks for: `directions` of Optuna, one score for each, and the draws before a stand-in.
-
-    More draws keep closer to the sampler's distribution; they are worth their time where a draw is cheap.
-    """
-
-    directions: tuple[Direction, ...]
-    scores: Callable[[Measurement], tuple[float, ...]]
-    draws: int = 8
+Scores = Callable[[Measurement], tuple[float, ...]]
 
 
 class OptunaStrategy(Learner):
     """Chooses by one of Optuna's samplers."""
 
-    def __init__(self, survey: Survey, seed: int, sampler: BaseSampler, goal: Goal) -> None:
+    def __init__(
+        self,
+        survey: Survey,
+        seed: int,
+        sampler: BaseSampler,
+        scores: Scores,
+        directions: tuple[Direction, ...] = ("maximize",),
+        draws: int = 8,
+    ) -> None:
+        """`scores` has one for each of Optuna's `directions`; `draws` are those before a stand-in.
+
+        More draws keep closer to the sampler's distribution; they are worth their time where a draw is cheap.
+        """
         super().__init__(survey, seed)
-        self._goal = goal
+        self._scores, self._directions, self._draws = scores, directions, draws
         self._distributions: dict[str, BaseDistribution] = {
             one.name: IntDistribution(0, len(one.values) - 1) if one.is_ordered else CategoricalDistribution(one.values)
             for one in self._candidates.dimensions
@@ -60,11 +60,11 @@ class OptunaStrategy(Learner):
         self._worst: tuple[float, ...] = ()
         self._lessons = 0
         with _quiet():
-            self._study = optuna.create_study(directions=goal.directions, sampler=sampler)
+            self._study = optuna.create_study(directions=directions, sampler=sampler)
 
     def _choose(self, count: int) -> list[int]:  # noqa: ARG002 - the next draw has to see this one as running
         with _quiet():
-            for _ in range(self._goal.draws):
+            for _ in range(self._draws):
                 trial = self._study.ask(self._distributions)
                 self._study.tell(trial, state=TrialState.FAIL)
                 codes = self._candidates.codes_of(trial.params)
@@ -73,8 +73,8 @@ class OptunaStrategy(Learner):
         return [self._candidates.nearest_open(codes)]
 
     def _learn_measurement(self, row: int, measurement: Measurement) -> None:
-        scores = self._goal.scores(measurement)
-        worse = (min if direction == "maximize" else max for direction in self._goal.directions)
+        scores = self._scores(measurement)
+        worse = (min if direction == "maximize" else max for direction in self._directions)
         pairs = zip(worse, scores, self._worst or scores, strict=True)
         self._worst = tuple(choose(one, other) for choose, one, other in pairs)
         self._learn(row, scores, violation=-1.0)
@@ -129,15 +129,14 @@ def _log_tokens_per_s(measurement: Measurement) -> tuple[float, ...]:
 
 def tpe(survey: Survey, seed: int) -> OptunaStrategy:
     """Tree-structured Parzen estimators (multivariate), for the highest tokens/s."""
-    goal = Goal(directions=("maximize",), scores=_log_tokens_per_s)
-    return OptunaStrategy(survey, seed, TPESampler(seed=seed), goal)
+    return OptunaStrategy(survey, seed, TPESampler(seed=seed), _log_tokens_per_s)
 
 
 def gp(survey: Survey, seed: int) -> OptunaStrategy:
     """A Gaussian process with expected improvement, for the highest tokens/s."""
     # A second draw from the same process costs as much as the first and mostly gives the same point.
-    goal = Goal(directions=("maximize",), scores=_log_tokens_per_s, draws=1)
-    return OptunaStrategy(survey, seed, GPSampler(seed=seed, warn_independent_sampling=False), goal)
+    sampler = GPSampler(seed=seed, warn_independent_sampling=False)
+    return OptunaStrategy(survey, seed, sampler, _log_tokens_per_s, draws=1)
 
 
 def nsga2(survey: Survey, seed: int, objectives: Sequence[str] = TOKENS_ALONE) -> OptunaStrategy:
@@ -146,8 +145,9 @@ def nsga2(survey: Survey, seed: int, objectives: Sequence[str] = TOKENS_ALONE) -
     Where the objectives are tokens and memory, tokens/s takes the place of TFLOPS.
     """
     rate = "tokens_per_s" if "memory" in objectives else "model_tflops_per_device"
-    goal = Goal(
-        directions=("maximize", "minimize"),
-        scores=lambda measured: (getattr(measured, rate), float(measured.peak_memory_bytes_max_rank)),
-    )
-    return OptunaStrategy(survey, seed, NSGAIISampler(seed=seed, population_size=POPULATION), goal)
+
+    def scores(measured: Measurement) -> tuple[float, ...]:
+        return getattr(measured, rate), float(measured.peak_memory_bytes_max_rank)
+
+    sampler = NSGAIISampler(seed=seed, population_size=POPULATION)
+    return OptunaStrategy(survey, seed, sampler, scores, ("maximize", "minimize"))

@@ -10,11 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.config.campaign import read_campaign_file
-from frontrunner.config.cluster import named_cluster, parse_cluster
+from frontrunner.config.campaign import named_cluster, parse_cluster, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
 from frontrunner.evaluators.cluster.environment import JobEnvironment, job_environment
-from frontrunner.evaluators.probe.settings import TORCH_DEVICES
+from frontrunner.evaluators.probe import TORCH_DEVICES
 from frontrunner.evaluators.probe.this_machine import detect, processors, share_processors
 from frontrunner.results.address import parse_address
 from frontrunner.spaces.cluster import Cluster, PeakTflops

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontrunner.config.cluster import named_cluster
+from frontrunner.config.campaign import named_cluster
 from frontrunner.config.settings import shown_store, store_url
 from frontrunner.evaluators.tables.reading import Reading, Repeats, TableForm, read
 from frontrunner.evaluators.tables.rows import TableProblem

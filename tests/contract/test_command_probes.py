@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.external.evaluator import RUN_TAG, CommandEvaluator
-from frontrunner.evaluators.external.settings import CommandSettings
 from frontrunner.evaluators.probe.processes import driver_tags
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import Finished, ProbeSetup

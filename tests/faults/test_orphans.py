@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.external.command import Command
 from frontrunner.evaluators.external.evaluator import RUN_TAG, CommandRun, write_run
-from frontrunner.evaluators.external.settings import CommandSettings
 from frontrunner.evaluators.probe import processes
 from frontrunner.evaluators.probe.processes import Fenced, Orphans, find_orphans
 from frontrunner.results.process_identity import machine_id

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 
 from frontrunner.config.campaign import parse_campaign
+from frontrunner.evaluators.probe import DataSettings
 from frontrunner.evaluators.probe.processes import DRIVER_TAG
-from frontrunner.evaluators.probe.settings import DataSettings
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.recipe import Recipe

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from frontrunner.results.outcome import Measurement
 from frontrunner.search.strategies.candidates import Listed
@@ -37,6 +38,9 @@ class Forecaster(Listed):
 
     def worth_repeating(self) -> Recipe | None:
         return self._wish(self)
+
+    def forecasts(self, count: int) -> list[Any]:
+        raise NotImplementedError
 
     def times_measured(self, recipe: Recipe) -> int:
         return sum(told.recipe == recipe and isinstance(told.outcome, Measurement) for told in self.heard)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import frontrunner
-from frontrunner.config.cluster import read_cluster_file
+from frontrunner.config.campaign import read_cluster_file
 from frontrunner.evaluators.diagnostics.calibration import CHILD, measure
 from frontrunner.evaluators.diagnostics.ranks import Place, allocated
 from frontrunner.evaluators.trainer.calibration import COLLECTIVES

@@ -13,7 +13,7 @@ import optuna
 import pytest
 
 import frontrunner
-from frontrunner.config.cluster import parse_cluster
+from frontrunner.config.campaign import parse_cluster
 from frontrunner.config.recipe_file import Measured, Origin, RecipeFile, Training, read, to_text
 from frontrunner.evaluators.probe.replay import ReplaySettings
 from frontrunner.results.store import open_store

@@ -13,7 +13,6 @@ from frontrunner import planning
 from frontrunner.cli.main import frontrunner as command
 from frontrunner.cli.options import recipe_from as named
 from frontrunner.config.campaign import read_campaign_file
-from frontrunner.config.recipe_lookup import one_recipe
 from frontrunner.evaluators.analytic.advice import (
     OFFLOAD,
     ONE_COPY,
@@ -27,6 +26,7 @@ from frontrunner.evaluators.analytic.advice import (
     one_batch,
 )
 from frontrunner.evaluators.analytic.estimates import estimate_many
+from frontrunner.recipe_actions import one_recipe
 from frontrunner.spaces.errors import NothingLegal
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.space import Space

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frontrunner.config.cluster import read_cluster_file
+from frontrunner.config.campaign import read_cluster_file
 from frontrunner.evaluators.analytic.communication import ring_s
 from frontrunner.evaluators.analytic.compute import matmul_s
 from frontrunner.evaluators.analytic.machine import Machine, assumptions

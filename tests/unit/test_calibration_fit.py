@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import frontrunner
-from frontrunner.config.cluster import read_cluster_file
+from frontrunner.config.campaign import read_cluster_file
 from frontrunner.evaluators.analytic.fit import FEWEST_ROWS, Samples, StepFit, fit_steps, samples_of_outcomes
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.step import step_time

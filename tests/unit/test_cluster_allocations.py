@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.cluster import allocations
-from frontrunner.evaluators.cluster.allocations import MAX_FAILED_STARTS, Pool
+from frontrunner.evaluators.cluster.allocations import MAX_FAILED_STARTS, Placed, Pool
 from frontrunner.evaluators.cluster.environment import Allocation
 from frontrunner.evaluators.cluster.packing import Waiting
 from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource
@@ -33,8 +33,8 @@ class Imagined:
         self.why = ""
         self.is_given_back = False
 
-    def start(self, step: Path, nodes: int) -> Future[int]:
-        return Future()
+    def start(self, placed: Placed) -> None:
+        placed.task = Future()
 
     def give_back(self) -> None:
         self.is_given_back = True

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import frontrunner
-from frontrunner.config.campaign import read_campaign_file
-from frontrunner.config.cluster import named_cluster, read_cluster_file
+from frontrunner.config.campaign import named_cluster, read_campaign_file, read_cluster_file
 from frontrunner.evaluators.analytic.accuracy_bounds import UNKNOWN_HARDWARE_ERROR
 from frontrunner.evaluators.analytic.estimates import plan
 from frontrunner.evaluators.analytic.machine import (

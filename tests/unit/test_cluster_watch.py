@@ -53,7 +53,7 @@ class Seen:
         self.folder.prepare(2)
         self.held = Held()
         self.future: Future[int] = Future()
-        placed = Placed(allocation=cast("Any", self.held), nodes=2, expected_end_s=0.0, future=self.future)
+        placed = Placed(step=Path(), allocation=cast("Any", self.held), nodes=2, expected_end_s=0.0, task=self.future)
         self.watch = StepWatch(self.one, setup, placed)
 
     def tell(self, node: int, **values: Any) -> None:
@@ -189,7 +189,7 @@ def test_attempts_that_are_cut_do_not_count() -> None:
     assert not deserves(MOST_CUTS, is_cut=True)
     assert [deserves(number, is_cut=False) for number in range(1, 5)] == [True, True, True, False]
     patience = RetryPolicy(5)
-    patience.remember_cuts({1: MAX_ATTEMPTS})  # by earlier drivers
+    patience.cuts_of_trial.update({1: MAX_ATTEMPTS})  # by earlier drivers
     assert deserves(MAX_ATTEMPTS + 1, is_cut=False)
     assert not deserves(2 * MAX_ATTEMPTS, is_cut=False)
 

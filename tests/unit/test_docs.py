@@ -12,7 +12,6 @@ from frontrunner.cli import reference as commands
 from frontrunner.cli.main import SECTIONS
 from frontrunner.config.campaign import SECTIONS as FILE_SECTIONS
 from frontrunner.config.campaign import keys_of, read_campaign_file
-from frontrunner.config.reference import updated
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.external.logs import GROUPS
 from frontrunner.evaluators.registry import EVALUATORS
@@ -23,6 +22,7 @@ from frontrunner.spaces import errors
 from frontrunner.spaces.cluster import Links, PeakTflops
 from frontrunner.spaces.presets import cluster_names, model_names
 from frontrunner.spaces.recipe import DIMENSIONS
+from support.campaign_reference import updated
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
@@ -51,7 +51,7 @@ def test_every_section_of_the_campaign_file_is_documented() -> None:
 
 def test_the_reference_tables_of_the_campaign_file_are_current() -> None:
     page = DOCS["campaign-file.md"]
-    assert updated(page) == page, "run python -m frontrunner.config.reference docs/campaign-file.md"
+    assert updated(page) == page, "run python tests/support/campaign_reference.py docs/campaign-file.md"
     for name in FILE_SECTIONS:
         assert all(f"| `{key}` |" in section("campaign-file.md", f"[{name}]") for key in keys_of(name)), name
 

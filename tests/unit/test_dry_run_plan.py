@@ -10,7 +10,6 @@ import pytest
 
 import frontrunner
 from frontrunner.config.campaign import read_campaign_file
-from frontrunner.config.recipe_lookup import one_recipe
 from frontrunner.evaluators.diagnostics.dryrun import (
     layers_of_pipeline_ranks,
     needed_micro_batches,
@@ -18,7 +17,8 @@ from frontrunner.evaluators.diagnostics.dryrun import (
     why_untraceable,
     worst_ranks,
 )
-from frontrunner.evaluators.probe.settings import ProbeSettings
+from frontrunner.evaluators.probe import ProbeSettings
+from frontrunner.recipe_actions import one_recipe
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from frontrunner.spaces.recipe import Recipe
 

@@ -12,9 +12,9 @@ import frontrunner
 from frontrunner.cli.main import frontrunner as command
 from frontrunner.cli.options import recipe_from as named
 from frontrunner.config.campaign import read_campaign_file
-from frontrunner.config.recipe_lookup import one_recipe, recipe_by_id
 from frontrunner.evaluators.analytic.breakdown import Breakdown, breakdown
 from frontrunner.evaluators.diagnostics.dryrun import layers_of_pipeline_ranks
+from frontrunner.recipe_actions import one_recipe, recipe_by_id
 from frontrunner.results.store import open_store
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound

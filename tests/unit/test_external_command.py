@@ -10,6 +10,7 @@ import yaml
 
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.export.tools import TOOLS
+from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.external.command import (
     Command,
     CommandRequest,
@@ -17,9 +18,9 @@ from frontrunner.evaluators.external.command import (
     filled,
     filled_text,
     request_of,
+    stated_before,
+    why_disagreeing,
 )
-from frontrunner.evaluators.external.config_check import stated_before, why_disagreeing
-from frontrunner.evaluators.external.settings import CommandSettings
 from frontrunner.evaluators.external.trainers import STEPS, configured
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput

@@ -14,7 +14,7 @@ from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
 from frontrunner.search.guided.prior import NAMES, STEP_PARTS, CandidateTable, features, needs_as_much, prior_of
 from frontrunner.search.guided.speed import Observation, SpeedModel, log_evidence
 from frontrunner.spaces.recipe import RANK_ORDERS
-from support.guided import CLUSTER, PROBLEM, SPACE
+from support.guided import CLUSTER, PROBLEM, SPACE, reversed_prior
 
 RECIPES = SPACE.survey(PROBLEM).recipes
 PRIOR = prior_of(RECIPES, PROBLEM)
@@ -42,7 +42,7 @@ def test_recipes_that_the_formulas_do_not_know_get_the_others_median() -> None:
 
 
 def test_a_reversed_prior_holds_the_same_speeds_in_the_opposite_order() -> None:
-    turned = PRIOR.reversed().log_speed
+    turned = reversed_prior(PRIOR).log_speed
     assert sorted(turned) == sorted(PRIOR.log_speed)
     assert np.argmax(turned) == np.argmin(PRIOR.log_speed)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from frontrunner.evaluators.probe import DataSettings
 from frontrunner.evaluators.probe.job import MIN_SEQUENCES, check_data, corpus
-from frontrunner.evaluators.probe.settings import DataSettings
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.model import Model

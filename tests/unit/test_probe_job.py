@@ -4,9 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.probe.job import DEADLINE_SHARE, Corpus, probe_job, profile_job
 from frontrunner.evaluators.probe.measure import tokens_per_step
-from frontrunner.evaluators.probe.settings import ProbeSettings
 from frontrunner.evaluators.probe.watch import write_job
 from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.evaluators.trainer.job import Job

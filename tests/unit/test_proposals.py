@@ -9,7 +9,7 @@ import pytest
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.records import Trial
 from frontrunner.results.states import TrialState
-from frontrunner.search.proposals import MAX_REPEATS, Proposals
+from frontrunner.search.proposals import Proposals
 from frontrunner.search.spec import SearchSettings
 from frontrunner.search.strategy import STRATEGIES, Evidence, Outlook, Told
 from frontrunner.spaces.errors import InvalidInput
@@ -63,6 +63,9 @@ class Remembers(Misbehaving):
 
     def worth_repeating(self) -> Recipe | None:
         return None
+
+    def forecasts(self, count: int) -> list[Any]:
+        return []
 
 
 @pytest.fixture
@@ -125,21 +128,6 @@ def test_stored_recipes_of_another_space_are_no_concern_of_the_strategy() -> Non
     assert len(drained(proposals("random", Notices(), told=[(stranger, FAILED)]))) == len(SURVEY.recipes)
 
 
-def test_a_repeated_proposal_is_answered_from_the_store(register: Callable[..., str]) -> None:
-    class Repeats(Misbehaving):
-        heard: list[Recipe] = []  # noqa: RUF012 - shared on purpose, to look at it from outside
-
-        def tell(self, told: Told) -> None:
-            self.heard.append(told.recipe)
-
-    first = SURVEY.recipes[0]
-    notices = Notices()
-    found = proposals(register(lambda survey, _: Repeats((first, first, *survey.recipes[1:]))), notices)
-    assert drained(found) == list(SURVEY.recipes)
-    assert notices.kinds == ["answered-from-store"]
-    assert Repeats.heard.count(first) == 2
-
-
 def test_a_forecaster_remembers_what_was_known_before_it_is_told_what_is_stored(register: Callable[..., str]) -> None:
     forecaster = Remembers(SURVEY.recipes[1:])
     known = Evidence(problem=SPEC.problem, recipe=SURVEY.recipes[2], outcome=FAILED, origin="sweep.csv")
@@ -166,13 +154,6 @@ def _raises(*_: Any) -> Any:
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "ask raises": ({"ask": _raises}, "ask raised RuntimeError: out of ideas"),
     "tell raises": ({"tell": _raises}, "tell raised RuntimeError: out of ideas"),
-    "an illegal recipe": (
-        {"ask": lambda self, count: [replace(SURVEY.recipes[0], micro_batch_seqs=64)]},
-        "it proposed an illegal recipe",
-    ),
-    "no recipe at all": ({"ask": lambda self, count: [["tp", 1]]}, "ask raised TypeError"),
-    "gives up early": ({"ask": lambda self, count: []}, "it proposed nothing while 9 legal recipes were left"),
-    "the same for ever": ({"ask": lambda self, count: [SURVEY.recipes[3]]}, f"{MAX_REPEATS} proposals in a row"),
     "cannot be made": ({"__init__": _raises}, "it could not begin: RuntimeError: out of ideas"),
 }
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from frontrunner.config import recipe_file
-from frontrunner.config.recipe_file import Measured, Origin, RecipeFile, Training, content_hash, from_bytes, to_text
+from frontrunner.config.recipe_file import Measured, Origin, RecipeFile, Training, content_hash, from_text, to_text
 from frontrunner.spaces.cluster import Links
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound
@@ -56,7 +56,7 @@ def made(recipe: Recipe = PLAIN, measured: Measured | None = MEASURED) -> Recipe
 @given(recipe=recipes(PROBLEM))
 def test_what_is_written_is_read_back_to_the_same_value_and_text(recipe: Recipe) -> None:
     file = made(recipe)
-    again = from_bytes(to_text(file).encode())
+    again = from_text(to_text(file))
     assert again == file
     assert to_text(again) == to_text(file)
 

@@ -12,7 +12,7 @@ import pytest
 from frontrunner import standings as fronts
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
-from frontrunner.search.guided.acquisition import REFERENCE, Allowances, Demands, Front
+from frontrunner.search.guided.acquisition import REFERENCE, Allowances, Front
 from frontrunner.search.guided.prior import prior_of
 from frontrunner.search.guided.strategy import Guided
 from frontrunner.search.spec import SearchSettings
@@ -114,7 +114,7 @@ def test_with_tokens_alone_the_worth_is_the_best_speed_and_nothing_else_counts()
     demands = allowances.demands(fill, nodes)
     front = Front(allowances, speeds[:8], demands[np.arange(8)])
     assert front.log_worth == speeds[:8].max()
-    best = Demands(memory=np.zeros(1), nodes=np.zeros(1))
+    best = np.zeros((1, 2))
     assert front.gain(np.array([front.log_worth + 0.1]), np.zeros(1), best)[0] == pytest.approx(math.expm1(0.1))
     assert (allowances.reach(demands) == 1).all()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.spaces.legality import ENGINE_RULES, FRAME_RULES, LATER_RULES, marks, why_illegal
+from frontrunner.spaces.legality import ENGINE_RULES, marks, why_illegal
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch
 from frontrunner.spaces.recipe import ENGINES, LOOPED_SCHEDULES
@@ -177,10 +177,8 @@ def test_a_range_of_global_batches_takes_both_ends_and_nothing_beyond() -> None:
     assert "= 64, not 32-48" in str(why_illegal(recipe(accumulation=4), problem))
 
 
-def test_every_engine_has_rules_and_every_rule_says_what_it_is() -> None:
+def test_every_engine_has_rules() -> None:
     assert set(ENGINE_RULES) == set(ENGINES)
-    for rule in (*(*FRAME_RULES, *LATER_RULES), *(rule for rules in ENGINE_RULES.values() for rule in rules)):
-        assert rule.__doc__
 
 
 def test_every_looped_schedule_is_legal_somewhere() -> None:

@@ -1,27 +1,43 @@
-"""The campaign file: one tree of models that parses it, describes it, and is the body of a launch over HTTP."""
+"""Campaign and cluster files: one tree of models that parses them, describes them, and is the body of a launch."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema
 
-from frontrunner.config.cluster import ClusterSection
 from frontrunner.config.toml_file import Table, holds, read_toml
 from frontrunner.evaluators.cluster.settings import DispatchSettings
-from frontrunner.evaluators.external.settings import CommandSettings
-from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
+from frontrunner.evaluators.external import CommandSettings
+from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.registry import require_evaluator
 from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.redaction import looks_secret
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
 from frontrunner.search.strategy import STRATEGIES
-from frontrunner.spaces.errors import CAMPAIGN_NAME, InvalidInput, bad_value, campaign_name_from, require_campaign_name
+from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.errors import (
+    CAMPAIGN_NAME,
+    InvalidInput,
+    bad_value,
+    campaign_name_from,
+    did_you_mean,
+    require_campaign_name,
+    shown,
+)
 from frontrunner.spaces.model import Model
-from frontrunner.spaces.presets import model_names, model_preset
+from frontrunner.spaces.presets import (
+    cluster_names,
+    cluster_preset,
+    device_names,
+    known_device,
+    model_names,
+    model_preset,
+)
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import DIMENSIONS, EARLIER_NAMES
 from frontrunner.spaces.space import Space
@@ -30,23 +46,32 @@ from frontrunner.spaces.validation import Config, SchemaOf, inlined_schema, pars
 logger = logging.getLogger(__name__)
 
 Schema = dict[str, Any]
+THIS_MACHINE = "this-machine"
 _COUNT = {"type": "integer", "minimum": 1}
 _BATCH_SCHEMA = {
     "description": "Sequences per optimizer step, or [minimum, maximum].",
     "anyOf": [_COUNT, {"type": "array", "items": _COUNT, "minItems": 2, "maxItems": 2}],
 }
+_NAME_SCHEMA = {"type": "string", "pattern": f"^{CAMPAIGN_NAME.pattern}$"}
 
 
 def _base(info: ValidationInfo) -> Path:
-    """The folder from which relative paths are taken."""
+    """Return the folder from which relative paths are taken."""
     base: Path = (info.context or {}).get("base", Path())
     return base
 
 
-def _complete_model(given: Any) -> Any:
+def _filled(fill: Callable[[Table, Path], Table]) -> BeforeValidator:
+    """Complete a table before it is validated, with the folder of its file; what is no table is left as it is."""
+    return BeforeValidator(lambda given, info: fill(given, _base(info)) if isinstance(given, dict) else given)
+
+
+def _preset(names: tuple[str, ...]) -> Schema:
+    return {"type": "string", "enum": list(names), "description": "A preset; the other keys override it."}
+
+
+def _fill_model(given: Table, _: Path) -> Table:
     """Fill in a preset, and what follows from other keys."""
-    if not isinstance(given, dict):
-        return given
     preset = model_preset(given["preset"]) if "preset" in given else {"name": "custom"}
     merged = preset | {key: value for key, value in given.items() if key != "preset"}
     if isinstance(merged.get("heads"), int):
@@ -57,10 +82,68 @@ def _complete_model(given: Any) -> Any:
 
 
 def _model_schema(schema: Schema) -> None:
-    preset = {"type": "string", "enum": list(model_names()), "description": "A preset; the other keys override it."}
-    schema["properties"] = {"preset": preset, **schema["properties"]}
-    own = [key for key in schema.pop("required") if key not in _complete_model({"heads": 1, "hidden": 1})]
+    schema["properties"] = {"preset": _preset(model_names()), **schema["properties"]}
+    own = [key for key in schema.pop("required") if key not in _fill_model({"heads": 1, "hidden": 1}, Path())]
     schema["anyOf"] = [{"required": ["preset"]}, {"required": [*own, "hidden", "heads"]}]
+
+
+def _fill_cluster(given: Table, base: Path) -> Table:
+    """Fill in a cluster file, a preset or a known device; a relative `file` is taken from `base`."""
+    table = dict(given)
+    if "file" in table:
+        return _over_file(table, base)
+    name, wanted = table.pop("preset", None), table.get("devices_per_node")
+    if name is None:
+        return {"name": "custom", "nodes": 1} | (known_device(str(table.get("device", ""))) or {}) | table
+    if name != THIS_MACHINE:
+        return cluster_preset(name) | table
+    from frontrunner.evaluators.probe.this_machine import detect, share_processors
+
+    found = detect()
+    if isinstance(wanted, int) and found["backend"] == "cpu" and wanted >= 1:
+        found = share_processors(found, wanted)
+    elif isinstance(wanted, int) and wanted > found["devices_per_node"]:
+        raise bad_value("cluster.devices_per_node", wanted, f"at most the {found['devices_per_node']} found here")
+    return found | table
+
+
+def _over_file(table: Table, base: Path) -> Table:
+    """Merge the section's own keys over those of the cluster file that it names."""
+    name = table.pop("file")
+    if not isinstance(name, str) or not name:
+        raise bad_value("cluster.file", name, "the path of a cluster file")
+    if "preset" in table:
+        raise bad_value("cluster.preset", table["preset"], f"no preset with cluster.file = {shown(name)}")
+    cluster = read_cluster_file(base / name)
+    measured, wanted = cluster.devices_per_node, table.get("devices_per_node", cluster.devices_per_node)
+    if cluster.backend == "cpu" and wanted != measured:
+        expected = f"{measured}: {name} was measured with this many ranks sharing the processors"
+        raise bad_value("cluster.devices_per_node", wanted, expected)
+    merged = asdict(cluster)
+    for key, value in table.items():
+        both_tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = merged[key] | value if both_tables else value
+    return merged
+
+
+def _check_efficiencies(cluster: Cluster) -> Cluster:
+    if cluster.efficiencies:
+        from frontrunner.evaluators.analytic.machine import check_efficiencies
+
+        check_efficiencies(cluster.efficiencies)
+    return cluster
+
+
+def _cluster_schema(schema: Schema) -> None:
+    schema["properties"] = {
+        "preset": _preset((*cluster_names(), THIS_MACHINE)),
+        "file": {"type": "string", "description": "Path of a cluster file, relative to the campaign file."},
+        **schema["properties"],
+    }
+    schema["properties"]["device"]["examples"] = list(device_names())
+    filled = _fill_cluster({"device": device_names()[0]}, Path())
+    own = [key for key in schema.pop("required") if key not in filled or key == "device"]
+    schema["anyOf"] = [{"required": ["preset"]}, {"required": ["file"]}, {"required": own}]
 
 
 def _batch_range(given: Any) -> Any:
@@ -71,10 +154,8 @@ def _batch_range(given: Any) -> Any:
     return {"minimum": ends[0], "maximum": ends[1]}
 
 
-def _lists(given: Any) -> Any:
+def _fill_space(given: Table, _: Path) -> Table:
     """Read a single value as a list of one; print a note for each key of earlier versions."""
-    if not isinstance(given, dict):
-        return given
     for key in EARLIER_NAMES.keys() & given.keys():
         logger.warning("note: space.%s is now called space.%s", key, EARLIER_NAMES[key])
     return {key: tuple(value) if isinstance(value, list) else (value,) for key, value in given.items()}
@@ -83,47 +164,43 @@ def _lists(given: Any) -> Any:
 def _space_schema(schema: Schema) -> None:
     """Each dimension takes a list of values, or one of them."""
     for name, dimension in schema["properties"].items():
-        default = dimension.pop("default")
-        values = DIMENSIONS[name].values
-        dimension["items"] |= {"enum": list(values)} if values else {}
-        more = {"default": default, "description": DIMENSIONS[name].description}
+        stated, more = DIMENSIONS[name], {"default": dimension.pop("default")}
+        dimension["items"] |= {"enum": list(stated.values)} if stated.values else {}
+        more["description"] = stated.description
         schema["properties"][name] = {"anyOf": [dimension, dimension["items"]]} | more
 
 
-def _read_baseline(given: Any, info: ValidationInfo) -> Any:
+def _fill_search(given: Table, base: Path) -> Table:
     """Read the recipe file that `baseline` names."""
-    if not isinstance(given, dict):
-        return given
     table = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
-    name = table.get("baseline")
-    if name is not None:
+    if (name := table.get("baseline")) is not None:
         if not isinstance(name, str) or not name:
             raise bad_value("search.baseline", name, "the path of a recipe file")
         from frontrunner.config.recipe_file import read
 
-        table["baseline"] = read(_base(info) / name).recipe
+        table["baseline"] = read(base / name).recipe
     return table
 
 
 def _search_schema(schema: Schema) -> None:
-    schema["properties"]["strategy"]["enum"] = list(STRATEGIES)
-    described = schema["properties"]["baseline"]["description"]
-    schema["properties"]["baseline"] = {"type": "string", "description": described}
+    properties = schema["properties"]
+    properties["strategy"]["enum"] = list(STRATEGIES)
+    properties["baseline"] = {"type": "string", "description": properties["baseline"]["description"]}
 
 
-def _existing_file(key: str, name: str, base: Path) -> str:
-    path = base / name
-    if not holds(path.is_file):
-        raise bad_value(key, name, f"a file, by its path from {base.absolute()}")
-    return str(path.resolve())
+def _located(section: str) -> AfterValidator:
+    """Return the validator of a section whose `path` has to be a file's."""
 
+    def locate(settings: Any, info: ValidationInfo) -> Any:
+        if settings.path is None:
+            return settings
+        path = _base(info) / settings.path
+        if not holds(path.is_file):
+            expected = f"a file, by its path from {_base(info).absolute()}"
+            raise bad_value(f"{section}.path", settings.path, expected)
+        return replace(settings, path=str(path.resolve()))
 
-def _locate_data(data: DataSettings, info: ValidationInfo) -> DataSettings:
-    return data if data.path is None else replace(data, path=_existing_file("data.path", data.path, _base(info)))
-
-
-def _locate_table(table: TableSettings, info: ValidationInfo) -> TableSettings:
-    return table if table.path is None else replace(table, path=_existing_file("table.path", table.path, _base(info)))
+    return AfterValidator(locate)
 
 
 def _locate_command(command: CommandSettings, info: ValidationInfo) -> CommandSettings:
@@ -145,14 +222,14 @@ class StoreSettings:
     """Where outcomes are kept."""
 
     url: str | None = None
-    """Path, or URL: `sqlite:///PATH` or `postgresql+psycopg://USER@HOST/DATABASE` ([stores](store.md)). `--store`
-    and `FRONTRUNNER_STORE` override it; by default `frontrunner.db`."""
+    """Path or URL of the [store](store.md); `--store` and `FRONTRUNNER_STORE` override it. By default
+    `frontrunner.db`."""
     run_folder: str | None = None
     """Folder for the files of probes and replays; `FRONTRUNNER_RUNS` overrides it. By default `frontrunner-runs`
     next to the store."""
 
     def __post_init__(self) -> None:
-        for key, value in (("url", self.url), ("run_folder", self.run_folder)):
+        for key, value in vars(self).items():
             if value is not None and (not value.strip() or "\0" in value):
                 raise bad_value(f"store.{key}", value, "a path" + (", or a URL" if key == "url" else ""))
 
@@ -162,8 +239,9 @@ def _valid_name(name: str) -> str:
     return name
 
 
-CampaignName = Annotated[
-    str, AfterValidator(_valid_name), WithJsonSchema({"type": "string", "pattern": f"^{CAMPAIGN_NAME.pattern}$"})
+CampaignName = Annotated[str, AfterValidator(_valid_name), WithJsonSchema(_NAME_SCHEMA)]
+ClusterSection = Annotated[
+    Cluster, _filled(_fill_cluster), AfterValidator(_check_efficiencies), SchemaOf(_cluster_schema)
 ]
 
 
@@ -173,51 +251,43 @@ class ProblemSection(Config):
     sequence_length: int
     """Tokens per sequence."""
     global_batch: Annotated[GlobalBatch, BeforeValidator(_batch_range), WithJsonSchema(_BATCH_SCHEMA)]
-    """Sequences per optimizer step over all replicas: a number, or `[minimum, maximum]`. With a number accumulation
-    follows from it and recipes compare at equal mathematics; a range needs `space.accumulation`."""
+    """Sequences per optimizer step over all replicas: a number, from which accumulation follows, or
+    `[minimum, maximum]`, which needs `space.accumulation`."""
     precision: str = "bf16"
-    """`fp32`, `bf16` or `fp16`: the arithmetic; master weights and optimizer states are fp32. Under `fp16` the loss
-    is scaled: a step whose gradients overflow changes no weight, halves the scale and is not measured; a probe whose
-    measured steps all overflow is `not-finite`."""
+    """`fp32`, `bf16` or `fp16`: the arithmetic; master weights and optimizer states are fp32. Under `fp16` the loss is
+    scaled, and steps whose gradients overflow are not measured."""
 
 
 class CampaignConfig(Config):
     """A campaign file. Each section is validated to the values that the campaign works with."""
 
-    model: Annotated[Model, BeforeValidator(_complete_model), SchemaOf(_model_schema)]
+    model: Annotated[Model, _filled(_fill_model), SchemaOf(_model_schema)]
     cluster: ClusterSection
     problem: ProblemSection
-    space: Annotated[Space, BeforeValidator(_lists), SchemaOf(_space_schema)]
-    search: Annotated[SearchSettings, BeforeValidator(_read_baseline), SchemaOf(_search_schema)] = SearchSettings()
+    space: Annotated[Space, _filled(_fill_space), SchemaOf(_space_schema)]
+    search: Annotated[SearchSettings, _filled(_fill_search), SchemaOf(_search_schema)] = SearchSettings()
     budget: Budget = Budget()
     probe: ProbeSettings = ProbeSettings()
-    data: Annotated[DataSettings, AfterValidator(_locate_data)] = DataSettings()
+    data: Annotated[DataSettings, _located("data")] = DataSettings()
     dispatch: DispatchSettings = DispatchSettings()
-    table: Annotated[TableSettings, AfterValidator(_locate_table)] = TableSettings()
+    table: Annotated[TableSettings, _located("table")] = TableSettings()
     command: Annotated[CommandSettings, AfterValidator(_locate_command)] = CommandSettings()
     store: StoreSettings = StoreSettings()
     name: CampaignName | None = None
-    """The campaign's name: `a-z`, `0-9`, `.`, `_`, `-`. A name given here or with `--name` must be free; the
-    default, the file's own name, gets `-2`, `-3`, ..."""
+    """The campaign's name: `a-z`, `0-9`, `.`, `_`, `-`. It must be free; the default, the file's own name, gets `-2`,
+    `-3`, ..."""
     evaluator: str = "probe"
-    """How recipes are judged: `probe` trains; `simulated` computes rough outcomes at once, to rehearse a campaign
-    (every table and JSON document marks them); `table` looks outcomes up ([below](#table)); `command` runs another
-    trainer ([below](#command)); other names are [plug-ins](other-trainers.md#a-plug-in)."""
+    """How recipes are judged: `probe` trains, `simulated` rehearses with computed outcomes, `table` [looks them
+    up](#table), `command` runs [another trainer](#command); other names are
+    [plug-ins](other-trainers.md#a-plug-in)."""
 
     def campaign(self, default_name: str) -> CampaignFile:
         """Return the campaign that the file describes; raises `InvalidInput` for sections that do not go together."""
         require_evaluator(self.evaluator)
-        problem = Problem(
-            model=self.model,
-            cluster=self.cluster,
-            sequence_length=self.problem.sequence_length,
-            global_batch=self.problem.global_batch,
-            precision=self.problem.precision,
-        )
+        problem = Problem(model=self.model, cluster=self.cluster, **dict(self.problem))
         shared = ("space", "search", "budget", "probe", "data", "dispatch", "table", "command", "evaluator")
-        spec = CampaignSpec(
-            name=self.name or default_name, problem=problem, **{key: getattr(self, key) for key in shared}
-        )
+        sections = {key: getattr(self, key) for key in shared}
+        spec = CampaignSpec(name=self.name or default_name, problem=problem, **sections)
         return CampaignFile(spec=spec, store=self.store, named=self.name is not None)
 
 
@@ -245,10 +315,7 @@ class CampaignFile:
 
 
 def read_campaign_file(path: Path) -> CampaignFile:
-    """Read and validate a campaign file.
-
-    Raises `NotFound` for a missing file, and `InvalidInput` naming the key, its value and what was expected.
-    """
+    """Read and validate a campaign file; raises `NotFound`, or `InvalidInput` naming the key."""
     table = read_toml(path, "campaign file", "examples/laptop.toml is one to begin with")
     try:
         return parse_campaign(table, default_name=campaign_name_from(path.stem), base=path.parent)
@@ -259,3 +326,36 @@ def read_campaign_file(path: Path) -> CampaignFile:
 def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFile:
     """Validate a campaign from parsed TOML or JSON; relative paths are taken from `base`."""
     return parse(CampaignConfig, table, base=base).campaign(default_name)
+
+
+class ClusterFile(Config):
+    """A cluster file: TOML with the section [cluster] alone, as `frontrunner calibrate` writes it."""
+
+    cluster: ClusterSection
+
+
+def read_cluster_file(path: Path) -> Cluster:
+    """Read and validate a cluster file; raises `NotFound` and `InvalidInput` as `read_campaign_file` does."""
+    table = read_toml(path, "cluster file", "frontrunner calibrate --out FILE writes one")
+    try:
+        section = table.get("cluster")
+        if isinstance(section, dict) and "file" in section:
+            raise bad_value("cluster.file", section["file"], "no such key in a cluster file")
+        return parse(ClusterFile, table, base=path.parent).cluster
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
+
+
+def named_cluster(name: str) -> Cluster:
+    """Return a cluster by the name of a preset, or by the path of a cluster file."""
+    presets = (*cluster_names(), THIS_MACHINE)
+    if name in presets:
+        return parse_cluster({"preset": name})
+    if "/" in name or name.endswith(".toml"):
+        return read_cluster_file(Path(name))
+    raise bad_value("cluster", name, "a known preset, or a cluster file's path", hint=did_you_mean(name, presets))
+
+
+def parse_cluster(table: Table) -> Cluster:
+    """Validate the keys of a section [cluster]; a relative `file` is taken from the working directory."""
+    return parse(ClusterFile, {"cluster": table}).cluster

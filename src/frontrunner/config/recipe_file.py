@@ -15,14 +15,13 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from frontrunner.config.toml_file import holds, why_no_file
+from frontrunner.config.toml_file import read_text
 from frontrunner.evaluators.export.reading import json_table
-from frontrunner.evaluators.probe.settings import OPTIMIZERS
+from frontrunner.evaluators.probe import OPTIMIZERS
 from frontrunner.results.outcome import RecipeStats
 from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.errors import (
     InvalidInput,
-    NotFound,
     bad_value,
     require_above_zero,
     require_at_least,
@@ -32,7 +31,7 @@ from frontrunner.spaces.errors import (
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe, stored_recipe
-from frontrunner.spaces.validation import refuse_unusable_values, validate
+from frontrunner.spaces.validation import A_TABLE, refuse_unusable_values, validate
 
 FORMAT = "frontrunner-recipe"
 VERSION = 1
@@ -108,7 +107,7 @@ class RecipeFile:
 
 
 def to_text(file: RecipeFile) -> str:
-    """Return the file's text; `from_bytes` reads it back to an equal value, and equal values give equal text."""
+    """Return the file's text; `from_text` reads it back to an equal value, and equal values give equal text."""
     content = asdict(file) | {"recipe": stored_recipe(file.recipe)}
     document = {"format": FORMAT, "version": VERSION, "hash": content_hash(content), "content": content}
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
@@ -121,36 +120,19 @@ def content_hash(content: Mapping[str, Any]) -> str:
 
 def read(path: Path) -> RecipeFile:
     """Read the recipe file at a path; raises `NotFound`, or `InvalidInput` naming the key."""
-    if not holds(path.is_file):
-        raise NotFound(
-            f"no recipe file at {path}: {why_no_file(path)}", hint="frontrunner export RECIPE --to recipe writes one"
-        )
+    text = read_text(path, "recipe file", "frontrunner export RECIPE --to recipe writes one", most_bytes=MOST_BYTES)
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
-    try:
-        return from_bytes(content)
+        return from_text(text)
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
 
 
-def from_bytes(content: bytes) -> RecipeFile:
-    """Parse a recipe file's bytes."""
-    if len(content) > MOST_BYTES:
-        raise InvalidInput(f"a recipe file has at most {MOST_BYTES:,} bytes")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"not text in UTF-8: byte {error.start + 1} does not fit") from None
-    return _from_document(json_table(text).values)
-
-
-def _from_document(document: Mapping[str, Any]) -> RecipeFile:
+def from_text(text: str) -> RecipeFile:
+    """Parse a recipe file's text."""
+    document = json_table(text).values
+    version, content = document.get("version"), document.get("content")
     if document.get("format") != FORMAT:
         raise bad_value("format", document.get("format"), f'"{FORMAT}"')
-    version = document.get("version")
     if isinstance(version, bool) or version != VERSION:
         hint = "upgrade frontrunner" if isinstance(version, int) and version > VERSION else None
         raise bad_value("version", version, f"{VERSION}, which this version of frontrunner reads", hint=hint)
@@ -158,11 +140,9 @@ def _from_document(document: Mapping[str, Any]) -> RecipeFile:
     for key in document:
         if key not in KEYS:
             raise InvalidInput(f"unknown key {shown_key(key)}: a recipe file has {', '.join(KEYS)}")
-    content = document.get("content")
     if not isinstance(content, dict):
-        raise bad_value("content", content, "a table of keys and values")
-    wanted = content_hash(content)
-    if document.get("hash") != wanted:
+        raise bad_value("content", content, A_TABLE)
+    if document.get("hash") != (wanted := content_hash(content)):
         raise bad_value("hash", document.get("hash"), f"{wanted}: the file was changed after it was written")
     return validate(RecipeFile, content, prefix="content", largest=LARGEST)
 
@@ -177,17 +157,16 @@ def schema() -> dict[str, Any]:
     recipe = definitions["Recipe"]["properties"]
     for one in DIMENSIONS.values():
         recipe[one.stored] = recipe.pop(one.field) | {"description": one.description}
-    properties = {
-        "format": {"const": FORMAT},
-        "version": {"const": VERSION},
-        "hash": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
-        "content": content,
-    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A frontrunner recipe file",
         "type": "object",
-        "properties": properties,
+        "properties": {
+            "format": {"const": FORMAT},
+            "version": {"const": VERSION},
+            "hash": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+            "content": content,
+        },
         "required": list(KEYS),
         "additionalProperties": False,
         "$defs": definitions,

@@ -1,4 +1,4 @@
-"""Reading of TOML files; every problem with a file is one message that names it."""
+"""Reading of a user's files; every problem with a file is one message that names it."""
 
 from __future__ import annotations
 
@@ -18,25 +18,29 @@ MOST_PARTS = 64
 _LONG_KEY = re.compile(rf"""(?<![\w.'"-])(?:(?>[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{MOST_PARTS}}}""")
 
 
-def read_toml(path: Path, what: str, hint: str) -> Table:
-    """Return the file's content; `what` names its kind ("campaign file"), `hint` says where to get one.
+def read_text(path: Path, what: str, hint: str, *, most_bytes: int = MAX_FILE_BYTES) -> str:
+    """Return the file's text; `what` names its kind ("campaign file"), `hint` says where to get one.
 
-    Raises `NotFound` for a missing file and `InvalidInput` for one that is not usable TOML.
+    Raises `NotFound` for a missing file and `InvalidInput` for one that is not usable text.
     """
     if not holds(path.is_file):
         raise NotFound(f"no {what} at {path}: {why_no_file(path)}", hint=hint)
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+            content = file.read(most_bytes + 1)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
-    if len(content) > MAX_FILE_BYTES:
-        raise InvalidInput(f"{path} is too long: a {what} has at most {MAX_FILE_BYTES:,} bytes")
+    if len(content) > most_bytes:
+        raise InvalidInput(f"{path} is too long: a {what} has at most {most_bytes:,} bytes")
     try:
-        text = content.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path} is not text in UTF-8: byte {error.start + 1} does not fit") from None
-    return parse_toml(text, str(path))
+
+
+def read_toml(path: Path, what: str, hint: str) -> Table:
+    """Return the content of a TOML file, read as by `read_text`."""
+    return parse_toml(read_text(path, what, hint), str(path))
 
 
 def why_no_file(path: Path) -> str:
@@ -53,16 +57,13 @@ def parse_toml(text: str, name: str) -> Table:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"{name} is not valid TOML: {_short(str(error))}") from None
+        why = str(error)  # may quote a long key, and ends with the position
+        why = why if len(why) <= 200 else f"{why[:120]} ... {why[-60:]}"
+        raise InvalidInput(f"{name} is not valid TOML: {why}") from None
     except RecursionError:
         raise InvalidInput(f"{name} is not usable TOML: its lists or tables are nested too deeply") from None
     except ValueError:  # Python converts no more than 4,300 decimal digits
         raise InvalidInput(f"{name} is not usable TOML: one of its numbers has thousands of digits") from None
-
-
-def _short(complaint: str) -> str:
-    """Shorten a parser's message, which may quote a long key and ends with the position."""
-    return complaint if len(complaint) <= 200 else f"{complaint[:120]} ... {complaint[-60:]}"
 
 
 def holds(question: Callable[[], bool]) -> bool:

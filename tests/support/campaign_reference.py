@@ -1,6 +1,6 @@
 """Reference tables of docs/campaign-file.md, generated from the configuration tree.
 
-    python -m frontrunner.config.reference docs/campaign-file.md
+    python tests/support/campaign_reference.py docs/campaign-file.md
 
 replaces the table after each marker `<!-- keys of SECTION -->` of the page.
 """
@@ -32,7 +32,7 @@ def table(section: str) -> str:
     return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows, ""])
 
 
-def _default(schema: dict[str, Any], is_required: bool) -> str:  # noqa: FBT001 - of one private caller
+def _default(schema: dict[str, Any], is_required: bool) -> str:
     if is_required:
         return "required"
     value = schema.get("default")

@@ -1,0 +1,309 @@
+"""Which recipes are legal for a problem, and why the others are not.
+
+A search checks every point of a space, so a refusal is a value. Rules are in the order in which a person would check
+them; the first that refuses gives the reason. Those of one engine were found by running every combination against one
+process on torch 2.13 and DeepSpeed 0.19.8; `tests/system/test_numerics*.py` run the legal ones. Reasons that begin
+with "wrong" name combinations that run at full speed with other weights than one process would have.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import (
+    INTERLEAVED_SCHEDULES,
+    LOOPED_SCHEDULES,
+    SPLIT_BACKWARD_SCHEDULES,
+    V_SHAPED_SCHEDULES,
+    Recipe,
+)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a recipe is illegal: a stable code to count by, and the sentence with the numbers."""
+
+    code: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Rules = Callable[[Recipe, Problem], Iterator[Reason]]
+"""Yields why a recipe is illegal, in the order of the rules."""
+
+
+def why_illegal(recipe: Recipe, problem: Problem) -> Reason | None:
+    """Return the first reason for which `recipe` cannot solve `problem`, or None where it is legal."""
+    return why_no_frame(recipe, problem) or why_illegal_in_frame(recipe, problem)
+
+
+def why_no_frame(recipe: Recipe, problem: Problem) -> Reason | None:
+    """Return the first reason that lies in degrees, devices, schedule and batch alone.
+
+    A space looks once for all points that share these.
+    """
+    return next(_frame(recipe, problem), None)
+
+
+def why_illegal_in_frame(recipe: Recipe, problem: Problem) -> Reason | None:
+    """Return the first of the other reasons."""
+    rules = (_shares, *ENGINE_RULES[recipe.engine])
+    return next((reason for of_kind in rules for reason in of_kind(recipe, problem)), None)
+
+
+def _frame(recipe: Recipe, problem: Problem) -> Iterator[Reason]:  # noqa: C901, PLR0912 - a list of rules
+    """Equal shares of the model for every rank, a stage for every layer, and the problem's batch."""
+    model, length, schedule = problem.model, problem.sequence_length, recipe.schedule
+    tp, pp, cp = recipe.tensor_parallel, recipe.pipeline_parallel, recipe.context_parallel
+    chunks = recipe.virtual_stages
+    if recipe.devices > problem.cluster.devices:
+        yield Reason("devices", f"{recipe.devices} devices of {problem.cluster.devices} in the cluster")
+    parts = (("heads", model.heads), ("ffn_hidden", model.ffn_hidden), ("padded vocabulary", model.padded_vocabulary))
+    for part, size in parts:
+        if size % tp:
+            yield Reason("tensor-parallel-divides", f"tensor_parallel {tp} does not divide {part} {size}")
+    if model.kv_heads % tp and tp % model.kv_heads:
+        yield Reason("kv-heads", f"tensor_parallel {tp} neither divides kv_heads {model.kv_heads} nor is a multiple")
+    if length % cp:
+        yield Reason("context-parallel-divides", f"context_parallel {cp} does not divide sequence_length {length}")
+    heads, kv_heads = model.heads // tp, max(1, model.kv_heads // tp)
+    code, of_rank = "context-parallel-heads", "heads of a tensor-parallel rank"
+    if heads % cp:
+        yield Reason(code, f"context_parallel {cp} does not divide the {heads} {of_rank}")
+    if kv_heads % cp and cp % kv_heads:
+        yield Reason(code, f"context_parallel {cp} neither divides the {kv_heads} kv {of_rank} nor is a multiple")
+    if recipe.stages > model.layers:
+        yield Reason("too-many-stages", f"{recipe.stages} pipeline stages for {model.layers} layers")
+    if recipe.layers_per_stage and sum(recipe.layers_per_stage) != model.layers:
+        yield Reason("layers-per-stage", f"stages of {recipe.layers_name} layers for {model.layers} layers")
+    if (schedule == "none") != (pp == 1):
+        yield Reason("schedule-without-pipeline", f"schedule {schedule} with pipeline_parallel {pp}")
+    if schedule in LOOPED_SCHEDULES and chunks < 2:
+        yield Reason("virtual-stages", f"schedule {schedule} needs virtual_stages >= 2")
+    if schedule not in LOOPED_SCHEDULES and chunks != 1:
+        yield Reason("virtual-stages", f"schedule {schedule} takes virtual_stages 1, not {chunks}")
+    if (batch := recipe.global_batch_seqs) not in problem.global_batch:
+        product = f"{recipe.micro_batch_seqs} x {recipe.accumulation} x {recipe.data_parallel} = {batch}"
+        yield Reason("global-batch", f"micro-batch x accumulation x replicas = {product}, not {problem.global_batch}")
+
+
+def _shares(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
+    """Sequence parallelism divides the positions of a context rank, sharding the copies of the model."""
+    tp, held = recipe.tensor_parallel, problem.sequence_length // recipe.context_parallel
+    if recipe.sequence_parallel and tp == 1:
+        yield Reason("sequence-parallel-alone", "sequence_parallel needs tensor_parallel > 1")
+    if recipe.sequence_parallel and held % tp:
+        is_whole = recipe.context_parallel == 1
+        share = f"sequence_length {held}" if is_whole else f"the {held} positions of a context rank"
+        yield Reason("sequence-parallel-divides", f"tensor_parallel {tp} does not divide {share}")
+    degrees = recipe.sharding.degrees
+    if any(small < 1 or large % small for small, large in itertools.pairwise((*degrees, recipe.copies))):
+        copies = recipe.copies_in_words()
+        yield Reason("sharding-divides", f"sharding degrees {degrees} do not divide one another and {copies}")
+
+
+def _tied(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
+    if problem.model.tied_embeddings and recipe.pipeline_parallel > 1:
+        yield Reason("tied-pipeline", "tied embeddings need the first and last stage on one rank")
+
+
+def _torch_replicas(recipe: Recipe, _: Problem) -> Iterator[Reason]:
+    """DistributedDataParallel is right only by itself; sharding differs by kind only where states are over all."""
+    if recipe.replication == "ddp":
+        if recipe.copies == 1:
+            yield Reason("ddp-alone", "replication ddp needs data_parallel > 1 or context_parallel > 1")
+        if recipe.sharding.degrees != (1, 1, 1):
+            yield Reason("ddp-sharding", f"replication ddp keeps whole replicas; sharding is {recipe.sharding_name}")
+        if recipe.pipeline_parallel > 1:
+            by = f"the {recipe.accumulation} micro-batches; use replication replicate"
+            text = f"wrong gradients: DistributedDataParallel under pipelining scales them by {by}"
+            yield Reason("ddp-pipeline", text)
+        if recipe.tensor_parallel > 1:
+            yield Reason("ddp-tensor", "DistributedDataParallel cannot broadcast tensor-parallel parameters")
+    p, g, o = recipe.sharding.degrees
+    if o != recipe.copies and not p == g == o:
+        what = f"no sharding over {p}, {g} and {o} of {recipe.copies_in_words()}"
+        instead = "where they differ, optimizer states are spread over all"
+        yield Reason("sharding-levels", f"the torch engine has {what}: {instead}")
+
+
+def _torch_pipeline(recipe: Recipe, _: Problem) -> Iterator[Reason]:
+    """Enough micro-batches in equal rounds; a split backward pass finds its weights by identity, whole."""
+    name, ranks, stages, batches = recipe.schedule, recipe.pipeline_parallel, recipe.stages, recipe.accumulation
+    if name in SPLIT_BACKWARD_SCHEDULES:
+        if recipe.sharding.parameters > 1:
+            text = "with parameters resharded after the forward pass the weight half is computed against other tensors"
+            yield Reason("split-backward-resharding", f"wrong gradients: {name} splits the backward pass, and {text}")
+        if recipe.sharding.gradients > 1:
+            text = f"{name} finishes weight gradients out of order: they cannot be sharded at each micro-batch"
+            yield Reason("split-backward-gradients", text)
+        if recipe.recompute == "selective":
+            text = f"selective recompute keeps tensors for one backward pass; {name} has two"
+            yield Reason("split-backward-selective", text)
+    if name in V_SHAPED_SCHEDULES and recipe.virtual_stages != 2:
+        yield Reason("virtual-stages", f"{name} takes virtual_stages 2, not {recipe.virtual_stages}")
+    needed = stages if name == "dualpipev" else ranks
+    if name not in ("none", "gpipe") and batches < needed:
+        yield Reason("micro-batches", f"{batches} micro-batches; {name} over {stages} stages needs {needed}")
+    rounds = max(1, batches // ranks)
+    if name in INTERLEAVED_SCHEDULES and batches % rounds:  # raises when torch builds the schedule
+        how = f"runs {batches} micro-batches in {rounds} rounds, which does not divide them"
+        yield Reason("interleaved-rounds", f"{name} over {ranks} ranks {how}")
+
+
+def _torch_layers(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
+    """A compiled layer is one piece, which nothing looks into; a rank's positions make equal pieces."""
+    is_selective = recipe.recompute == "selective"
+    if recipe.replication == "ddp" and problem.precision != "fp32":
+        yield Reason("ddp-precision", f"replication ddp casts no parameters to {problem.precision}; use replicate")
+    if recipe.secondary_partition > 1:
+        yield Reason("torch-secondary", "the torch engine has no secondary partition; use hybrid-K or engine deepspeed")
+    if recipe.compile and recipe.recompute == "full" and recipe.tensor_parallel > 1:
+        text = "torch 2.13 raises where a compiled tensor-parallel layer is to be recomputed: use recompute none"
+        yield Reason("compile-recompute-tensor", text)
+    if recipe.compile and is_selective:
+        text = "selective recompute chooses among a layer's operations, which compile hides from it"
+        yield Reason("compile-selective", text)
+    if recipe.compile and recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
+        text = f"{recipe.schedule} splits the backward pass, and a compiled layer's backward is one piece"
+        yield Reason("compile-split-backward", text)
+    shards = recipe.tensor_parallel if recipe.sequence_parallel else 1
+    held = problem.sequence_length // (recipe.context_parallel * shards)
+    for name, count in (("loss_chunks", recipe.loss_chunks), ("feed_forward_tiles", recipe.feed_forward_tiles)):
+        if held % count:
+            yield Reason("pieces-divide", f"{name} {count} does not divide the {held} positions that a rank holds")
+    if recipe.feed_forward_tiles > 1 and is_selective:
+        text = "selective recompute keeps the matrix products' outputs that feed_forward_tiles frees"
+        yield Reason("tiles-selective", text)
+
+
+def _torch_memory(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
+    """Offload needs another memory and a time without the data; gradients are reduced early only if they could wait."""
+    p, g, o = recipe.sharding.degrees
+    if recipe.offload not in ("none", "optimizer+parameters"):
+        yield Reason("torch-offload", f"the torch engine offloads optimizer+parameters or none, not {recipe.offload}")
+    if (recipe.activation_offload or recipe.offload != "none") and problem.cluster.backend == "cpu":
+        yield Reason("offload-cpu", "a cpu device computes in the host's memory: there is no other to offload to")
+    if recipe.offload != "none" and (p == 1 or p < o) and recipe.copies > 1:
+        why = f"offload {recipe.offload} brings parameters to the device for each use"
+        text = f"{why}: it needs zero-3 or hybrid sharding, not {recipe.sharding_name}"
+        yield Reason("offload-sharding", text)
+    if recipe.gradient_sync == "last":
+        return
+    code = "gradient-sync-sharding"
+    if recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
+        text = f"{recipe.schedule} finishes weight gradients out of order: reduce at the last"
+        yield Reason("gradient-sync-split-backward", text)
+    elif 1 < g < o:
+        text = f"{recipe.sharding_name} holds gradients over {g} replicas until the last micro-batch: choose last"
+        yield Reason(code, text)
+    elif o > 1 and not p == o < recipe.copies:
+        same = "runs as zero-2" if g == 1 else "is what it does at any rate"
+        yield Reason(code, f"{recipe.sharding_name} with gradient_sync each {same}: choose last")
+
+
+def _deepspeed_parallel(recipe: Recipe, _: Problem) -> Iterator[Reason]:
+    """DeepSpeed has ZeRO 0 to 3 over all replicas (it removed MiCS, hybrid sharding), and 1F1B over whole gradients."""
+    engine = "the deepspeed engine"
+    n, (p, g, o) = recipe.data_parallel, recipe.sharding.degrees
+    if recipe.context_parallel > 1:
+        yield Reason("deepspeed-context", f"{engine} has no context parallelism; use engine torch")
+    if recipe.replication != "replicate":
+        yield Reason("deepspeed-replication", f"{engine} keeps replicas itself, not by {recipe.replication}")
+    if recipe.rank_order != "tp-dp-pp":
+        yield Reason("deepspeed-rank-order", f"{engine} numbers ranks as tp-dp-pp, not {recipe.rank_order}")
+    if (p, g, o) not in {(1, 1, 1), (1, 1, n), (1, n, n), (n, n, n)}:
+        instead = "DeepSpeed has removed MiCS; use zero-3 with secondary_partition"
+        hint = instead if p == g == o else "it has ZeRO 0 to 3"
+        yield Reason("deepspeed-sharding", f"no sharding over {p}, {g} and {o} of {n} replicas: {hint}")
+    if recipe.pipeline_parallel > 1 and recipe.schedule != "1f1b":
+        yield Reason("deepspeed-schedule", f"DeepSpeed's pipeline runs 1f1b only, not {recipe.schedule}")
+    if recipe.pipeline_parallel > 1 and g > 1:
+        text = f"DeepSpeed's pipeline takes ZeRO 0 and 1, not {recipe.sharding_name}: it keeps whole gradients"
+        yield Reason("deepspeed-pipeline-sharding", text)
+
+
+def _deepspeed_options(recipe: Recipe, problem: Problem) -> Iterator[Reason]:  # noqa: C901, PLR0912 - a list of rules
+    """Shares are whole heads; offload, hpZ and sums of bf16 gradients in fp32 are parts of ZeRO."""
+    tp, n, k, offload = recipe.tensor_parallel, recipe.data_parallel, recipe.secondary_partition, recipe.offload
+    kv_heads, engine = problem.model.kv_heads, "the deepspeed engine"
+    is_whole = n > 1 and recipe.sharding.optimizer == 1
+    if recipe.sequence_parallel:
+        yield Reason("deepspeed-sequence-parallel", f"{engine} has no sequence parallelism")
+    if kv_heads % tp:
+        yield Reason("deepspeed-kv-heads", f"{engine} cannot cut {kv_heads} kv heads over {tp} ranks")
+    if tp > 1 and recipe.pipeline_parallel == 1 and recipe.recompute == "selective":
+        kept = "the very tensors that selective recompute keeps, and sums them again; use recompute full or none"
+        text = f"wrong gradients: AutoTP sums over its ranks into {kept}"
+        yield Reason("deepspeed-selective-tensor", text)
+    if offload == "nvme" and problem.cluster.nvme_path is None:
+        yield Reason("offload-nvme", "offload nvme needs a folder on each node's own fast disk: set cluster.nvme_path")
+    if offload != "none" and is_whole:
+        yield Reason("offload-sharding", f"offload is a part of ZeRO 1 to 3; sharding is {recipe.sharding_name}")
+    if offload in ("optimizer+parameters", "nvme"):
+        by = "parameters are offloaded by ZeRO-3"  # which gathers each for its use
+        if recipe.pipeline_parallel > 1:
+            yield Reason("offload-pipeline", f"{by}, which DeepSpeed's pipeline does not take")
+        if recipe.sharding.parameters < n:
+            yield Reason("offload-parameters", f"{by}; sharding is {recipe.sharding_name}")
+    if k > 1:
+        if recipe.sharding.parameters < n or n == 1:
+            text = f"secondary_partition is a part of ZeRO-3; sharding is {recipe.sharding_name}"
+            yield Reason("secondary-sharding", text)
+        if offload == "nvme":
+            text = "DeepSpeed puts hpZ's second copy where the parameters are, and cannot on a disk"
+            yield Reason("secondary-nvme", text)
+        if n % k or k == n:
+            yield Reason("secondary-divides", f"secondary_partition {k} does not cut {n} replicas into groups")
+        if tp > 1:
+            text = "hpZ groups neighboring ranks, which under tensor parallelism hold different shares"
+            yield Reason("secondary-tensor", f"wrong parameters: {text}")
+    if problem.precision == "fp16":
+        text = f"{engine} does not report skipped steps yet, as fp16 needs; use bf16"
+        yield Reason("precision-fp16", text)
+    if problem.precision == "bf16" and is_whole:
+        yield Reason("deepspeed-bf16", "DeepSpeed sums bf16 gradients in fp32 only under ZeRO 1 to 3; sharding is none")
+    levers = [lever for lever in recipe.levers if not lever.startswith("offload=")]
+    if levers:
+        yield Reason("levers-engine", f"only the torch engine has {', '.join(levers)}")
+
+
+ENGINE_RULES: dict[str, tuple[Rules, ...]] = {
+    "torch": (_torch_replicas, _torch_pipeline, _tied, _torch_layers, _torch_memory),
+    "deepspeed": (_deepspeed_parallel, _tied, _deepspeed_options),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A remark about a legal recipe that its reader should know."""
+
+    code: str
+    text: str
+
+
+def marks(recipe: Recipe, problem: Problem) -> Iterator[Mark]:
+    """Yield what a reader should know about a legal recipe: unusual, allowed, and often slow."""
+    model, devices, per_node = problem.model, problem.cluster.devices, problem.cluster.devices_per_node
+    tp, cp, stages = recipe.tensor_parallel, recipe.context_parallel, recipe.stages
+    apart, span = recipe.rank_strides["tp"], recipe.rank_strides["dp"]
+    crosses = f"crosses nodes of {per_node} devices"
+    if tp > 1 and tp * apart > per_node:
+        spread = f", its ranks {apart} apart," if apart > 1 else ""
+        yield Mark(code="tp-beyond-node", text=f"tensor_parallel {tp}{spread} {crosses}")
+    if cp > 1 and span * cp > per_node:
+        spread = f"tensor_parallel {span} x" if span == tp else f"groups of {span} ranks x"
+        yield Mark(code="cp-beyond-node", text=f"{spread} context_parallel {cp} {crosses}")
+    if tp > model.kv_heads:
+        copies = tp // model.kv_heads
+        yield Mark(code="kv-replicated", text=f"each of {model.kv_heads} kv heads is held by {copies} ranks")
+    if not recipe.layers_per_stage and (more := model.layers % stages):
+        text = f"{model.layers} layers over {stages} stages: the first {more} hold one more"
+        yield Mark(code="uneven-stages", text=text)
+    if recipe.devices < devices:
+        yield Mark(code="idle-devices", text=f"{devices - recipe.devices} of {devices} devices stay idle")
