@@ -247,11 +247,11 @@ def _traced_rank(chosen: DryRunPlan, few: Seen, many: Seen | None) -> TracedRank
         steps = recipe.accumulation / chosen.micro_batches - 1
         sizes = {what: max(0, round(n + steps * (many["memory_bytes"][what] - n))) for what, n in sizes.items()}
         trace_time_s += many["trace_time_s"]
-    # By formula: 3 x tokens of a rank x (layers x FLOPs of a layer + FLOPs of the head where it is) / tensor_parallel.
+    # By formula: 3 x tokens of a copy x (layers x FLOPs of a layer + FLOPs of the head where it is) / tensor_parallel.
     forward = layers * model.layer_flops_per_token(problem.sequence_length)
     if rank_of_stage(recipe, recipe.stages - 1) == place:
         forward += model.head_flops_per_token()
-    tokens = recipe.micro_batch_seqs * recipe.accumulation * problem.sequence_length / recipe.context_parallel
+    tokens = recipe.global_batch_seqs * problem.sequence_length / recipe.copies
     return TracedRank(
         rank=few["rank"],
         pipeline_rank=place,

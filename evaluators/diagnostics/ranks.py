@@ -83,9 +83,9 @@ class Rank:
                 env={**os.environ, **environment},
             )
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # it was killed before it could read: its exit status is reported
-                self._process.stdin.write(json.dumps(order).encode())
-                self._process.stdin.close()
+            # One that is killed before it can read is reported by its exit status.
+            with suppress(BrokenPipeError), self._process.stdin as stdin:
+                stdin.write(json.dumps(order).encode())
 
     @property
     def status(self) -> int | None:

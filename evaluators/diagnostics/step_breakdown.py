@@ -171,12 +171,10 @@ WORDS = {
 
 
 def read_trace(path: Path) -> dict[str, Any]:
-    """Read a gzipped Chrome trace; raise `ValueError` for another file and `OSError` where it cannot be read."""
+    """Read a gzipped Chrome trace; raise `ValueError` or `OSError` where it cannot be read."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
-        document = json.load(file)
-    if not (isinstance(document, dict) and isinstance(document.get("traceEvents"), list)):
-        raise ValueError(f"{path} is not a Chrome trace: it has no traceEvents")  # noqa: TRY004 - a file, not a caller
-    return document
+        found: dict[str, Any] = json.load(file)
+    return found
 
 
 def events_of(trace: Mapping[str, Any]) -> list[Event]:

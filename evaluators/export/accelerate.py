@@ -8,10 +8,20 @@ replicas are DistributedDataParallel's. Ranks are numbered tp-cp-dp.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
-from frontrunner.evaluators.export.base import Export, Tool, fsdp_degrees, launch_of, nested, words, yaml_text
+from frontrunner.evaluators.export.base import (
+    Export,
+    Tool,
+    fsdp_degrees,
+    fsdp_sharding,
+    launch_of,
+    nested,
+    words,
+    yaml_text,
+)
 from frontrunner.evaluators.export.deepspeed import OFFLOADS, zero_sharding
 from frontrunner.evaluators.export.reading import (
     Given,
@@ -27,7 +37,6 @@ from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.sharding import Sharding
 
 FILE = "accelerate.yaml"
 MESH = "parallelism_config.parallelism_config_{}_size"
@@ -47,7 +56,7 @@ class Accelerate(Tool):
         """Yield what of the recipe neither FSDP2, DeepSpeed nor DistributedDataParallel runs."""
         del problem
         tool, name, (p, g, o) = self.title, recipe.sharding_name, recipe.sharding.degrees
-        cp, copies = recipe.context_parallel, recipe.copies
+        (_, _, cp), copies = fsdp_degrees(recipe), recipe.copies
         if recipe.pipeline_parallel > 1:
             yield Reason("pipeline-unsaid", f"{tool} runs pipelines only by Megatron-LM: export megatron-lm")
         if recipe.recompute == "selective":
@@ -97,7 +106,7 @@ class Accelerate(Tool):
                 "deepspeed_config.zero3_init_flag": False,
             }
         if kind == "fsdp":
-            replicate, shard = fsdp_degrees(recipe)
+            replicate, shard, _ = fsdp_degrees(recipe)
             found |= {
                 "fsdp_config.fsdp_version": 2,
                 "fsdp_config.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -142,16 +151,14 @@ class Accelerate(Tool):
             raise bad_value("fsdp_config.fsdp_version", version, "2", hint="accelerate to-fsdp2 converts it")
         root.refuse({MESH.format("sp"): "DeepSpeed's sequence parallelism"})
         mesh = {number: root.number(name) or 1 for number, name in self.names.items() if number not in BATCH}
-        tp, cp = mesh.values()
         replicate = root.number(MESH.format("dp_replicate")) or 1
-        shard = root.number(MESH.format("dp_shard")) or max(1, devices // (replicate * tp * cp))
-        spread = shard * cp
+        shard = root.number(MESH.format("dp_shard")) or max(1, devices // (replicate * math.prod(mesh.values())))
         key = "fsdp_config.fsdp_reshard_after_forward"
         reshards = root.get(key, default=True) in (True, "true", "FULL_SHARD")
         if not reshards and replicate > 1:
             raise bad_value(key, reshards, "true, with replicated shards")
         return mesh | {
-            "sharding": Sharding(parameters=spread if reshards else 1, gradients=spread, optimizer=spread),
+            "sharding": fsdp_sharding(mesh, shard, keeps_parameters=not reshards),
             "recompute": "full" if root.flag("fsdp_config.fsdp_activation_checkpointing") else "none",
             "offload": "optimizer+parameters" if root.flag("fsdp_config.fsdp_offload_params") else "none",
         }

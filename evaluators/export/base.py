@@ -189,10 +189,17 @@ class Tool(ABC):
         return None
 
 
-def fsdp_degrees(recipe: Recipe) -> tuple[int, int]:
-    """Return over how many replicas FSDP copies, and over how many it shards; context ranks are sharded over too."""
-    shard = max(1, recipe.sharding.optimizer // recipe.context_parallel)
-    return recipe.data_parallel // shard, shard
+def fsdp_degrees(recipe: Recipe) -> tuple[int, int, int]:
+    """Return over how many replicas FSDP copies, over how many it shards, and the context ranks, sharded over too."""
+    context = recipe.context_parallel
+    shard = max(1, recipe.sharding.optimizer // context)
+    return recipe.data_parallel // shard, shard, context
+
+
+def fsdp_sharding(found: Mapping[str, Any], shard: int, *, keeps_parameters: bool) -> Sharding:
+    """Return the sharding of FSDP over so many replicas, with the degrees that were found."""
+    spread = shard * found["context_parallel"]
+    return Sharding(parameters=1 if keeps_parameters else spread, gradients=spread, optimizer=spread)
 
 
 def words(settings: Mapping[str, object]) -> tuple[str, ...]:

@@ -1,19 +1,15 @@
 """Recipes as Megatron-LM's arguments, and those of the trainers built from it.
 
-Megatron-LM: names and checks are those of `megatron/training/arguments.py` of NVIDIA/Megatron-LM (commit 000c4ac2, core
-0.16); layouts of uneven stages those of `pipeline_parallel_layer_layout.py` of megatron-core 0.16.1. The distributed
-optimizer is ZeRO-1 over replicas and context ranks; ZeRO-2 and 3 are Megatron FSDP's. Ranks are numbered
-tp-cp-dp-pp, with --use-tp-pp-dp-mapping tp-cp-pp-dp.
+Megatron-LM: names and checks of `megatron/training/arguments.py` (NVIDIA/Megatron-LM, commit 000c4ac2, core 0.16),
+layouts of uneven stages of megatron-core 0.16.1. The distributed optimizer is ZeRO-1 over replicas and context ranks;
+ZeRO-2 and 3 are Megatron FSDP's. Ranks are numbered tp-cp-dp-pp, with --use-tp-pp-dp-mapping tp-cp-pp-dp.
 
-Megatron-DeepSpeed: arguments with the DeepSpeed configuration that they name; names are those of
-`megatron/arguments.py` of deepspeedai/Megatron-DeepSpeed (commit 207b2d5a), the trainer of the Frontier study (arXiv
-2312.12705). The ZeRO stage and the batch are in both, and have to be equal. Its pipeline is DeepSpeed's, which runs
-1F1B and keeps whole gradients, with equally many layers per stage.
+Megatron-DeepSpeed, the trainer of the Frontier study (arXiv 2312.12705): names of `megatron/arguments.py`
+(deepspeedai/Megatron-DeepSpeed, commit 207b2d5a), with the DeepSpeed configuration that they name; ZeRO stage and batch
+are in both. Its pipeline is DeepSpeed's: 1F1B, whole gradients, equally many layers per stage.
 
-NeMo's Megatron-Bridge: YAML for --config-file, or overrides such as `train.micro_batch_size=2`; names are those of
-`ConfigContainer` in `megatron/bridge/training/config.py` of megatron-bridge 0.3.1, whose `model` is Megatron core's
-`TransformerConfig`. The model itself, its sequence length and precision are those of the Bridge recipe that the file is
-merged into.
+NeMo's Megatron-Bridge: YAML for --config-file, or overrides such as `train.micro_batch_size=2`, with the names of
+`ConfigContainer` of megatron-bridge 0.3.1. Model, sequence length and precision are those of the Bridge recipe.
 """
 
 from __future__ import annotations
@@ -67,22 +63,17 @@ BRIDGE_SECTIONS = {
 FSDP = {"zero-2": "optim_grads", "zero-3": "optim_grads_params"}
 SHARDING_OF_STRATEGY = {"no_shard": "none", "optim": "zero-1"} | {theirs: ours for ours, theirs in FSDP.items()}
 REFUSED = {
-    "--expert-model-parallel-size": "experts",
-    "--num-experts": "experts",
+    **dict.fromkeys(("--expert-model-parallel-size", "--num-experts"), "experts"),
     "--use-torch-fsdp2": "Megatron-LM's wrapper of FSDP2: give --use-megatron-fsdp",
     "--use-custom-fsdp": "this older name: give --use-megatron-fsdp",
-    "--fp8-format": "8-bit arithmetic",
-    "--fp8-hybrid": "8-bit arithmetic",
-    "--fp8-e4m3": "8-bit arithmetic",
+    **dict.fromkeys(("--fp8-format", "--fp8-hybrid", "--fp8-e4m3"), "8-bit arithmetic"),
     "--fp4-format": "4-bit arithmetic",
     "--cpu-offloading": "activations offloaded by whole layers",
     "--optimizer-cpu-offload": "a part of the optimizer offloaded",
     "--num-distributed-optimizer-instances": "optimizer states sharded over a part of the replicas",
     "--rampup-batch-size": "a batch that grows",
-    "--decoder-first-pipeline-num-layers": f"this option: give --{LAYOUT}",
-    "--decoder-last-pipeline-num-layers": f"this option: give --{LAYOUT}",
-    "--account-for-embedding-in-pipeline-split": f"this option: give --{LAYOUT}",
-    "--account-for-loss-in-pipeline-split": f"this option: give --{LAYOUT}",
+    **{f"--decoder-{end}-pipeline-num-layers": f"this option: give --{LAYOUT}" for end in ("first", "last")},
+    **{f"--account-for-{what}-in-pipeline-split": f"this option: give --{LAYOUT}" for what in ("embedding", "loss")},
     "--microbatch-group-size-per-virtual-pipeline-stage": "groups of micro-batches",
 }
 """Options of Megatron-LM that change the run in ways that no recipe has, and what they do."""
@@ -90,16 +81,14 @@ REFUSED_WITH_DEEPSPEED = {
     "--ds-sequence-parallel-size": "DeepSpeed's sequence parallelism over ranks of their own",
     "--moe-expert-parallel-size": "experts",
     "--enable-zbh1-pipeline": "this zero-bubble schedule",
-    "--fp8-e4m3": "8-bit arithmetic",
-    "--fp8-hybrid": "8-bit arithmetic",
+    **dict.fromkeys(("--fp8-e4m3", "--fp8-hybrid"), "8-bit arithmetic"),
     "--rampup-batch-size": "a batch that grows",
     "--checkpoint-in-cpu": "checkpointed activations in the host's memory",
     "--partition-activations": "checkpointed activations sharded over ranks",
     "--memory-centric-tiled-linear": "tiled products",
 }
 REFUSED_BY_BRIDGE = {
-    "model.expert_model_parallel_size": "experts",
-    "model.num_moe_experts": "experts",
+    **dict.fromkeys(("model.expert_model_parallel_size", "model.num_moe_experts"), "experts"),
     "model.cpu_offloading": "activations offloaded by whole layers",
 }
 MODEL_NOTE = (
@@ -115,9 +104,8 @@ def _stage_layers(problem: Problem, recipe: Recipe) -> tuple[int, ...]:
 
 
 def _notes(recipe: Recipe, tool: str) -> tuple[str, ...]:
-    if recipe.recompute != "selective":
-        return ()
-    return (f"note: recompute selective is {tool}'s own, which repeats attention's core; the probed one repeats less",)
+    own = f"note: recompute selective is {tool}'s own, which repeats attention's core; the probed one repeats less"
+    return (own,) if recipe.recompute == "selective" else ()
 
 
 class MegatronLM(Tool):
@@ -148,8 +136,9 @@ class MegatronLM(Tool):
         if name not in SHARDING_OF_STRATEGY.values():
             yield Reason("sharding-unsaid", f"{tool} shards over all copies of the model, not as {name}")
         if name in FSDP and pp > 1:
-            why = f"{name} is Megatron FSDP's, which is not exported together with pipelines"
-            yield Reason("sharding-pipeline", why)
+            yield Reason(
+                "sharding-pipeline", f"{name} is Megatron FSDP's, which is not exported together with pipelines"
+            )
         if recipe.optimizer_state == "bf16" and name == "none" and recipe.copies > 1:
             why = f"{tool} keeps bf16 optimizer states only in its distributed optimizer"
             yield Reason("states-sharding", why)
@@ -215,9 +204,7 @@ class MegatronDeepSpeed(Tool):
     name = "megatron-deepspeed"
     title = "Megatron-DeepSpeed"
     usage = PRETRAIN
-    expressed = frozenset({
-        "schedule", "sharding", "recompute", "sequence_parallel", "offload", "secondary_partition",
-    })  # fmt: skip
+    expressed = frozenset({"schedule", "sharding", "recompute", "sequence_parallel", "offload", "secondary_partition"})
 
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterator[Reason]:
         """Yield what of pipeline and ZeRO Megatron-DeepSpeed does not run."""
@@ -273,9 +260,8 @@ class MegatronDeepSpeed(Tool):
         configured = deepspeed.choices(problem, json_table(_deepspeed_file(said, given)))
         for key in ("micro_batch_seqs", "global_batch_seqs"):
             if found.setdefault(key, configured.get(key)) != (configured.get(key) or found[key]):
-                raise InvalidInput(
-                    f"{key} is {found[key]} in the arguments and {configured[key]} in DeepSpeed's configuration"
-                )
+                theirs = f"{configured[key]} in DeepSpeed's configuration"
+                raise InvalidInput(f"{key} is {found[key]} in the arguments and {theirs}")
         stage, word = SHARDING_NAMES.index(configured["sharding"]), said.text("--zero-stage", "1")
         if word != str(stage):
             raise InvalidInput(f"--zero-stage {shown_key(word)}: DeepSpeed's configuration has stage {stage}")
@@ -454,12 +440,10 @@ def _deepspeed_file(said: Options, given: Given) -> str:
     name = said.text("--deepspeed-config")
     if not name:
         raise InvalidInput("--deepspeed_config is missing: it names the JSON that holds the ZeRO stage and the batch")
-    text = split_files(given.text)[1].get(name)
-    text = given.beside(name) if text is None else text
+    text = split_files(given.text)[1].get(name, given.beside(name))
     if text is None:
-        raise InvalidInput(
-            f"--deepspeed_config {shown_key(name)}: no such file beside the configuration", hint="copy it there"
-        )
+        what = f"--deepspeed_config {shown_key(name)}: no such file beside the configuration"
+        raise InvalidInput(what, hint="copy it there")
     return text
 
 

@@ -8,16 +8,16 @@ local batch is a whole step's, cut into the pipeline's micro-batches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
-from frontrunner.evaluators.export.base import Export, Tool, fsdp_degrees, words
+from frontrunner.evaluators.export.base import Export, Tool, fsdp_degrees, fsdp_sharding, words
 from frontrunner.evaluators.export.reading import Given, Options, read_options, recipe_of, refuse_other_problem
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, Recipe
-from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.stages import even_layers
 
 VERSION = "0.3"
@@ -68,7 +68,7 @@ class Torchtitan(Tool):
         if problem.precision not in PRECISIONS:
             yield Reason("precision-unsaid", f"{self.title} trains in bf16 and fp32, not {problem.precision}")
         p, g, o = recipe.sharding.degrees
-        cp, n, name = recipe.context_parallel, recipe.copies, recipe.sharding_name
+        (_, _, cp), n, name = fsdp_degrees(recipe), recipe.copies, recipe.sharding_name
         if o == 1 and cp > 1:
             yield Reason("sharding-context", f"{self.title} shards parameters over context ranks; sharding is none")
         if not (p == g == o or (p, g, o) == (1, n, n)):
@@ -86,7 +86,7 @@ class Torchtitan(Tool):
         """Return what follows `-m torchtitan.train`; --module and --config only for a model that torchtitan has."""
         m, in_pipeline = problem.model, recipe.pipeline_parallel > 1
         known = CONFIGS.get((m.layers, m.hidden, m.heads, m.kv_heads, m.ffn_hidden, m.vocabulary))
-        replicate, shard = fsdp_degrees(recipe)
+        replicate, shard, _ = fsdp_degrees(recipe)
         settings: dict[str, object] = {
             "--module": "llama3" if known else None,
             "--config": known,
@@ -208,22 +208,21 @@ def _stage_choices(problem: Problem, said: Options, pipeline_parallel: int) -> d
 
 def _sharding_choices(problem: Problem, said: Options, found: dict[str, Any], given: Given) -> dict[str, Any]:
     """Return `sharding` and `devices`; a shard degree of -1, the default, takes the ranks that are left."""
-    within = found["tensor_parallel"] * found["pipeline_parallel"] * found["context_parallel"]
+    within = math.prod(degree for number, degree in found.items() if number.endswith("_parallel"))
     replicate, shard = said.number(REPLICATE) or 1, said.number(SHARD)
     if shard is None:
         devices = int(found.get("devices") or given.stated.get("devices") or problem.cluster.devices)
         shard, rest = divmod(devices, within * replicate)
         if rest or not shard:
             raise bad_value("devices", devices, f"a multiple of {within * replicate}, the product of the degrees")
-    spread = shard * found["context_parallel"]
     policy = said.text(RESHARD, "default")
     if policy not in ("default", "always", "never"):
         raise bad_value(RESHARD, policy, "default, always or never")
     # By default pipelines keep parameters, and everything else gathers them again.
     keeps = policy == "never" or (policy == "default" and found["pipeline_parallel"] > 1)
-    if keeps and replicate > 1 and spread > 1:
+    sharding = fsdp_sharding(found, shard, keeps_parameters=keeps)
+    if keeps and replicate > 1 and sharding.optimizer > 1:
         raise bad_value(RESHARD, policy, "always, with hybrid sharding")
-    sharding = Sharding(parameters=1 if keeps else spread, gradients=spread, optimizer=spread)
     return {"sharding": sharding, "devices": within * replicate * shard}
 
 

@@ -116,7 +116,7 @@ def test_what_a_person_reads(measured: tuple[Path, str]) -> None:
         assert words in done.stdout
     folder = home / "frontrunner-runs" / "profiles" / recipe / "1"
     assert str(folder / "trace.json.gz") in done.stdout
-    assert "PipelineEngine.forward_backward" in (folder / "rank-3.host.txt").read_text()
+    assert "Schedule1F1B.step" in (folder / "rank-3.host.txt").read_text()
 
 
 def test_an_interrupt_ends_it_with_everything_behind_it(measured: tuple[Path, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from frontrunner.evaluators.diagnostics.doctor.collective_test import (
     laggards,
     wrong_sums,
 )
+from frontrunner.evaluators.diagnostics.ranks import Rank
 from frontrunner.evaluators.trainer.collective_test import DONE, partners
+from support.campaigns import wait_for
 
 NODES = ("frontier00001", "frontier00002")
 DEADLINE_S = 60.0
@@ -102,6 +105,12 @@ def test_a_rank_that_ended_by_itself_is_named_with_its_last_words():
     fault = watched.fault(1.0 + SETTLE_S, {}, ending)
     assert fault is not None
     assert fault.found.endswith("(process 77) ended with status 1: RuntimeError: no device")
+
+
+def test_a_rank_that_ends_before_it_reads_its_order_is_seen_by_its_status(tmp_path: Path):
+    rank = Rank(0, ["keyword"], "x" * 10**6, {}, tmp_path)
+    wait_for(lambda: rank.status is not None)
+    assert rank.status == 0
 
 
 def report(*, work_s: float = 0.01, wait_s: float = 0.002, node_s: float = 0.001, network_s: float = 0.004,
