@@ -114,7 +114,7 @@ def damaged(address: StoreAddress, finding: str) -> StoreUnusable:
     backup = None if address.path is None else newest_backup(address.path)
     hint = "there is no backup in its folder; the file was left as it is"
     if address.path is None:
-        hint = "restore a backup into another schema: pg_restore; the store was left as it is"
+        hint = "restore a backup into another schema: frontrunner store copy BACKUP URL; the store was left as it is"
     elif backup is not None:
         hint = f"restore the newest backup under another name: frontrunner store copy {backup} NEW.db"
     return StoreUnusable(f"{address} is damaged: {finding}", hint=hint)

@@ -16,7 +16,6 @@ from typing import Any
 
 from sqlalchemy import CheckConstraint, Connection, UniqueConstraint, func, inspect, select, text
 
-from frontrunner.results.columns import LaterVersion, document
 from frontrunner.results.outcome import Measurement, RecipeStats, pool
 from frontrunner.results.records import Trial
 from frontrunner.results.rows import DamagedCell, unreadable_rows, value_of
@@ -28,9 +27,11 @@ from frontrunner.results.schema import (
     AttemptRow,
     Base,
     CampaignRow,
+    LaterVersion,
     MeasurementRow,
     StandingRow,
     TrialRow,
+    document,
 )
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.problem import Problem

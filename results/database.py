@@ -4,13 +4,12 @@ SQLite runs with a write-ahead log, so that readers never wait for the writer; w
 cut loses nothing acknowledged; and with `BEGIN IMMEDIATE` for each write, since a transaction that first reads and then
 writes fails at once when two do it together, whatever the busy timeout.
 
-In PostgreSQL a write transaction runs at READ COMMITTED and locks rows: a driver's begins by updating its campaign's
-row under its lease's epoch, and holds that row to its end. Everything else it writes belongs to that campaign, so
-campaigns of other drivers are not waited for. SERIALIZABLE would promise the same, at the price of transactions that
-fail at their commit. Reads run at REPEATABLE READ: they see one state.
+In PostgreSQL a write runs at READ COMMITTED and locks rows: a driver's begins by updating its campaign's row under its
+lease's epoch. Everything else it writes belongs to that campaign, so other drivers are not waited for. SERIALIZABLE
+would promise the same, at the price of transactions that fail at their commit. Reads run at REPEATABLE READ.
 
-A store has two numbers. Its revision counts every change of its tables, which are made when a store is opened for
-writing. Its schema version counts those that an earlier frontrunner could not work with.
+A store has a revision, which counts every change of its tables, and a schema version, which counts those that an
+earlier frontrunner could not work with. Missing revisions are made when a store is opened for writing.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from sqlalchemy import (
     NullPool,
     QueuePool,
     create_engine,
+    delete,
     event,
     insert,
     inspect,
     select,
     text,
-    update,
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, OperationalError
 
@@ -50,6 +49,7 @@ from frontrunner.results.schema import (
     REVISIONS,
     SCHEMA_VERSION,
     Base,
+    StandingRow,
     StoreRow,
 )
 from frontrunner.spaces.errors import StoreUnusable, bad_value
@@ -80,32 +80,20 @@ NO_ROOM_FOR_LOG = ("SQLITE_IOERR_SHM", "SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE
 """SQLite's errors where it cannot create the file that readers share a log by."""
 DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 DAMAGED_WORDS = ("no such table", "no such column", "malformed JSON")
+LOCKED = "{store}: another program held the write lock for more than {timeout:g} s"
+FULL = "{store} cannot be written ({said}); what was stored before is safe"
 FREE_SPACE = "free some space, then run the command again; for a campaign that it stopped: frontrunner resume"
+NOT_OPENED = "{store} cannot be opened: {said}"
+REACH = "check host, port, user and database, and that the server runs"
 ERRORS: dict[tuple[str, ...], tuple[str, str]] = {
-    ("SQLITE_BUSY",): (
-        "{store}: another program held the write lock for more than {timeout:g} s",
-        "close the program that has the file open",
-    ),
-    ("55P03",): (
-        "{store}: another program held the write lock for more than {timeout:g} s",
-        "end the session that holds it: see pg_stat_activity",
-    ),
-    ("SQLITE_FULL", "SQLITE_IOERR", "53"): (
-        "{store} cannot be written ({said}); what was stored before is safe",
-        FREE_SPACE,
-    ),
-    ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM"): (
-        "{store} cannot be opened: {said}",
-        "check the permissions of file and folder",
-    ),
+    ("SQLITE_BUSY",): (LOCKED, "close the program that has the file open"),
+    ("55P03",): (LOCKED, "end the session that holds it: see pg_stat_activity"),
+    ("SQLITE_FULL", "SQLITE_IOERR", "53"): (FULL, FREE_SPACE),
+    ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM"): (NOT_OPENED, "check the permissions of file and folder"),
     ("25006", "42501"): ("{store} cannot be written: {said}", "use a role that may write to this database"),
-    ("unreachable",): (
-        "{store} cannot be reached: {said}",
-        "check host, port, user and database, and that the server runs",
-    ),
+    ("unreachable",): ("{store} cannot be reached: {said}", REACH),
 }
 """Beginnings of SQLite's and PostgreSQL's error codes, the message about them, and the hint."""
-MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 class ConnectionLost(StoreUnusable):
@@ -175,9 +163,8 @@ class Database:
     def write(self, *, whole_store: bool = False) -> Iterator[Connection]:
         """Open a transaction that commits at the end.
 
-        In SQLite it holds the store's only write lock from its start. In PostgreSQL it holds the rows that it locks:
-        a driver's transactions begin with their campaign's row, and thus wait only for one another. A transaction that
-        writes more than one campaign's rows sets `whole_store`, and then waits for others that did.
+        One that writes more than one campaign's rows sets `whole_store`, and then waits for others that did. In SQLite
+        every write waits for all others.
         """
         if self.read_only:
             raise StoreUnusable(f"{self.address} was opened read-only")
@@ -365,15 +352,7 @@ def _prepare(database: Database, *, create: bool) -> None:
         is_older = revision_of(connection) < REVISION
     if is_empty or is_older:
         with database.write(whole_store=True) as connection:
-            # Unless another process did so while this one waited for the lock.
-            if not inspect(connection).get_table_names():
-                Base.metadata.create_all(connection)
-                REVISIONS.create(connection)
-                connection.execute(insert(REVISIONS).values(version_num=REVISION))
-                made_at = timestamp(database.now(connection))
-                connection.execute(insert(StoreRow).values(id=1, schema_version=SCHEMA_VERSION, created_at=made_at))
-            elif (before := revision_of(connection)) < REVISION:
-                _migrate(connection, before)
+            _make_tables(connection, timestamp(database.now(connection)))
     if not database.is_server:
         database.use_log()  # only now is the file known to be a store, and ours to change
 
@@ -385,18 +364,23 @@ def revision_of(connection: Connection) -> str:
     return connection.execute(select(REVISIONS.c.version_num)).scalar() or FIRST_REVISION
 
 
-def _migrate(connection: Connection, before: str) -> None:
-    """Make every change that the store lacks."""
-    from alembic import command
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    if not inspect(connection).has_table(REVISIONS.name):
-        command.stamp(config, before)
-    command.upgrade(config, REVISION)
-    connection.execute(update(StoreRow).values(schema_version=SCHEMA_VERSION))
+def _make_tables(connection: Connection, now: str) -> None:
+    """Make every change of the revisions that the store lacks, unless another process just did."""
+    is_new = not inspect(connection).get_table_names()
+    before = revision_of(connection)
+    if not is_new and before >= REVISION:
+        return
+    if not is_new and before < "0002":
+        indexes = Base.metadata.tables[StandingRow.__tablename__].indexes
+        by_tokens = next(index for index in indexes if index.name == "standings_by_tokens")
+        by_tokens.drop(connection)
+        by_tokens.create(connection)
+    Base.metadata.create_all(connection)  # what is missing: revisions 0003 and 0004 added a table each
+    REVISIONS.create(connection, checkfirst=True)
+    connection.execute(delete(REVISIONS))
+    connection.execute(insert(REVISIONS).values(version_num=REVISION))
+    if is_new:
+        connection.execute(insert(StoreRow).values(id=1, schema_version=SCHEMA_VERSION, created_at=now))
 
 
 def _refuse_other_versions(connection: Connection, address: StoreAddress, *, oldest: int) -> None:

@@ -13,7 +13,7 @@ from frontrunner.results.outcome import Outcome, RecipeStats
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.ranking import gap_percent
 from frontrunner.results.records import Attempt, Campaign, Trial
-from frontrunner.results.rows import DamagedCell, cell, read_attempts, value_of
+from frontrunner.results.rows import DamagedCell, cell, read_attempts, value_of, values
 from frontrunner.results.schema import AttemptRow, CampaignRow, ProvenanceRow, StandingRow, TrialRow
 from frontrunner.results.store import Store
 from frontrunner.spaces.errors import NotFound, bad_value
@@ -81,8 +81,8 @@ def explain(store: Store, recipe_id: str) -> Explanation:
         raise bad_value("recipe id", prefix, f"at least the first {MIN_PREFIX} characters of one")
     with store.database.read() as connection:
         full_id = _complete_id(connection, prefix)
-        query = select(TrialRow).where(TrialRow.recipe_id == full_id).order_by(TrialRow.campaign_id.desc())
-        appearances = tuple(_appearance(connection, value_of(Trial, row)) for row in connection.execute(query).all())
+        trials = values(connection, Trial, TrialRow.recipe_id == full_id, order=TrialRow.campaign_id.desc())
+        appearances = tuple(_appearance(connection, trial) for trial in trials)
     return Explanation(recipe_id=full_id, recipe=appearances[0].trial.recipe, appearances=appearances)
 
 
@@ -111,8 +111,8 @@ def _begins(prefix: str) -> ColumnElement[bool]:
 
 
 def _appearance(connection: Connection, trial: Trial) -> Appearance:
-    campaign = connection.execute(select(CampaignRow).where(CampaignRow.id == trial.campaign_id)).first()
-    if campaign is None:
+    campaigns = values(connection, Campaign, CampaignRow.id == trial.campaign_id)
+    if not campaigns:
         raise DamagedCell(TrialRow, trial.id, "campaign_id", f"there is no campaign {trial.campaign_id}")
     row = connection.execute(select(StandingRow).where(StandingRow.trial_id == trial.id)).first()
     ranked = select(func.count()).select_from(StandingRow).where(StandingRow.campaign_id == trial.campaign_id)
@@ -124,7 +124,7 @@ def _appearance(connection: Connection, trial: Trial) -> Appearance:
         for found in connection.execute(joined.where(mine))
     }
     return Appearance(
-        campaign=value_of(Campaign, campaign),
+        campaign=campaigns[0],
         trial=trial,
         attempts=tuple(
             ExplainedAttempt(attempt=one.attempt, outcome=one.outcome, provenance=ran_with.get(one.attempt.id))

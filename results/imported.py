@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, insert, select
 
-from frontrunner.results.columns import recipe_to_json
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.records import IMPORTED, timestamp
 from frontrunner.results.rows import finished_attempts
-from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, TrialRow
+from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, TrialRow, recipe_to_json
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.results.writer import insert_outcome, rewrite_stats

@@ -56,8 +56,8 @@ def until(lease: Lease, now: datetime) -> str:
 def is_held(database: Database, connection: Connection, row: Any) -> bool:
     """Return whether a campaign's lease has time left, and its holder is not known to be dead.
 
-    An SQLite store's time is this host's, which may jump: there a driver of this host that certainly runs holds its
-    lease whatever the clock says, unless it is this very process.
+    An SQLite store's time is this host's, which may jump: there a driver that certainly runs holds its lease whatever
+    the clock says, unless it is this very process.
     """
     if row.lease_until is None:
         return False

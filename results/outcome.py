@@ -45,34 +45,17 @@ class FailurePolicy:
 
 
 POLICIES: dict[FailureKind, FailurePolicy] = {
-    FailureKind.OUT_OF_MEMORY: FailurePolicy(
-        max_attempts=1, counts_against_recipe=True, meaning="a rank asked for more memory than its device has"
-    ),
-    FailureKind.NOT_FINITE: FailurePolicy(
-        max_attempts=1, counts_against_recipe=True, meaning="the loss or the gradient became infinite or NaN"
-    ),
-    FailureKind.HUNG: FailurePolicy(
-        max_attempts=2,
-        counts_against_recipe=True,
-        meaning="the ranks stopped stepping, and were killed",
-    ),
-    FailureKind.TOO_SLOW: FailurePolicy(
-        max_attempts=1, counts_against_recipe=True, meaning="the ranks went on stepping past the probe's deadline"
-    ),
-    FailureKind.CRASHED: FailurePolicy(
-        max_attempts=2, counts_against_recipe=True, meaning="a rank ended with an error"
-    ),
-    FailureKind.LOST: FailurePolicy(
-        max_attempts=4,
-        counts_against_recipe=False,
-        meaning="the ranks vanished without a word: a killed driver, node or allocation",
-    ),
-    FailureKind.IMPLAUSIBLE: FailurePolicy(
-        max_attempts=1, counts_against_recipe=True, meaning="the numbers cannot be true; kept as evidence, never ranked"
-    ),
-    FailureKind.ILLEGAL_FOR_ENGINE: FailurePolicy(
-        max_attempts=1, counts_against_recipe=True, meaning="the engine refused the recipe before the first step"
-    ),
+    kind: FailurePolicy(max_attempts=most, counts_against_recipe=kind is not FailureKind.LOST, meaning=meaning)
+    for kind, most, meaning in (
+        (FailureKind.OUT_OF_MEMORY, 1, "a rank asked for more memory than its device has"),
+        (FailureKind.NOT_FINITE, 1, "the loss or the gradient became infinite or NaN"),
+        (FailureKind.HUNG, 2, "the ranks stopped stepping, and were killed"),
+        (FailureKind.TOO_SLOW, 1, "the ranks went on stepping past the probe's deadline"),
+        (FailureKind.CRASHED, 2, "a rank ended with an error"),
+        (FailureKind.LOST, 4, "the ranks vanished without a word: a killed driver, node or allocation"),
+        (FailureKind.IMPLAUSIBLE, 1, "the numbers cannot be true; kept as evidence, never ranked"),
+        (FailureKind.ILLEGAL_FOR_ENGINE, 1, "the engine refused the recipe before the first step"),
+    )
 }
 
 
@@ -95,12 +78,11 @@ class ProbeEnding(StrEnum):
 class Measurement:
     """Measurement of one probe, warm-up excluded.
 
-    Rates follow from the median step. TFLOPS are 1e12 floating-point operations a second and device; model
-    FLOPs leave recompute out, hardware FLOPs count it (formulas in `frontrunner.spaces.model`). `mfu` is
-    model FLOPs over the device's peak, None where the cluster states no peak. `peak_memory_bytes` has one
-    entry a rank: the allocator's peak on accelerators, the resident set's on CPU; of a row of an imported table, and of
-    another trainer's log, one in all, 0 where it states no peak. `losses` has one entry a step, warm-up included.
-    `ended` is None where it is not known: measurements of earlier versions, and simulated and imported ones.
+    Rates follow from the median step. TFLOPS are 1e12 floating-point operations per second and device; model FLOPs
+    leave recompute out, hardware FLOPs count it (formulas in `frontrunner.spaces.model`). `mfu` is model FLOPs over the
+    device's peak, None without a stated peak. `peak_memory_bytes` has one entry per rank: the allocator's peak on
+    accelerators, the resident set's on CPU; of tables and logs of others one in all, 0 if not stated. `losses` has one
+    entry per step, warm-up included. `ended` is None where it is not known.
     """
 
     step_times_s: tuple[float, ...]
@@ -127,11 +109,6 @@ class Measurement:
         if len(self.step_times_s) < 2:
             return 0.0
         return statistics.stdev(self.step_times_s) / self.step_time_s_median
-
-    @property
-    def is_noisy(self) -> bool:
-        """Whether the spread is above `STABLE_SPREAD`."""
-        return self.step_time_spread > STABLE_SPREAD
 
     @property
     def peak_memory_bytes_max_rank(self) -> int:
@@ -164,11 +141,7 @@ Outcome = Measurement | Failure
 def implausibility(
     measurement: Measurement, peak_flops_per_device: float | None, *, memory_is_known: bool = True
 ) -> str | None:
-    """Why the numbers of a measurement cannot be true, or None where they can.
-
-    A step takes a positive, finite time, a rank holds some memory, and no device computes above its peak.
-    `memory_is_known` False leaves memory out.
-    """
+    """Return why the numbers cannot be true, None if they can; `memory_is_known` False leaves memory out."""
     if not measurement.step_times_s or not all(math.isfinite(t) and t > 0 for t in measurement.step_times_s):
         return f"step times {list(measurement.step_times_s)} s are not all positive"
     if memory_is_known and (not measurement.peak_memory_bytes or min(measurement.peak_memory_bytes) <= 0):
@@ -221,15 +194,16 @@ def pool(measurements: Sequence[Measurement]) -> RecipeStats:
 
 def refuse_unrankable(outcome: Outcome) -> None:
     """Raise ValueError where a number that the store ranks or charges by is missing or not finite."""
+    values = [("node_seconds", outcome.node_seconds)]
     if isinstance(outcome, Measurement):
         if not outcome.peak_memory_bytes or not outcome.step_times_s or min(outcome.step_times_s) <= 0:
             raise ValueError(f"expected positive step times and the memory of at least one rank, not {outcome}")
+        values += [("step_times_s", time) for time in outcome.step_times_s]
         rates = ("tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device")
-        for name, value in [("step_times_s", t) for t in outcome.step_times_s] + [
-            (name, getattr(outcome, name)) for name in rates
-        ]:
-            _require_finite(name, value)
-    _require_finite("node_seconds", outcome.node_seconds)
+        values += [(name, getattr(outcome, name)) for name in rates]
+    for name, value in values:
+        if not math.isfinite(value):
+            raise ValueError(f"{name} = {value!r}: expected a finite number")
 
 
 def refuse_unstorable(outcome: Outcome) -> None:
@@ -242,8 +216,3 @@ def refuse_unstorable(outcome: Outcome) -> None:
         raise ValueError("a loss, a time or the MFU is not finite")
     if max(outcome.tokens_per_step, *outcome.peak_memory_bytes) > LARGEST or min(outcome.peak_memory_bytes) < 0:
         raise ValueError(f"tokens of a step or a rank's memory are not in 0..{LARGEST}")
-
-
-def _require_finite(name: str, value: float) -> None:
-    if not math.isfinite(value):
-        raise ValueError(f"{name} = {value!r}: expected a finite number")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, and_, func, select
 from sqlalchemy.orm import aliased
@@ -33,22 +33,15 @@ from frontrunner.results.store import Store
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.recipe import Recipe
 
+T = TypeVar("T")
 SelectT = TypeVar("SelectT", bound=GenerativeSelect)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CampaignPage:
-    """Campaigns, the newest first."""
+class Page(Generic[T]):
+    """Some of `total` items."""
 
-    items: tuple[CampaignSummary, ...]
-    total: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecipePage:
-    """Measured recipes of one campaign; their ranks are those among all of its recipes."""
-
-    items: tuple[RankedRecipe, ...]
+    items: tuple[T, ...]
     total: int
 
 
@@ -65,12 +58,12 @@ class TrialOutcome:
     outcome: Outcome | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrialPage:
-    """Trials of one campaign, in the order in which they were proposed, or the last first."""
-
-    items: tuple[TrialOutcome, ...]
-    total: int
+CampaignPage = Page[CampaignSummary]
+"""Campaigns, the newest first."""
+RecipePage = Page[RankedRecipe]
+"""Measured recipes of one campaign; their ranks are those among all of its recipes."""
+TrialPage = Page[TrialOutcome]
+"""Trials of one campaign, in the order in which they were proposed, or the last first."""
 
 
 def campaign_page(store: Store, *, page: int = 1, page_size: int = 50) -> CampaignPage:
@@ -260,20 +253,12 @@ def compare(store: Store, first: str, second: str, *, page: int = 1, page_size: 
     return Comparison(first=sides[0], second=sides[1], shared=shared, total=total)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spans:
-    """The newest attempts of a campaign, oldest first, of `total`."""
-
-    items: tuple[AttemptOutcome, ...]
-    total: int
-
-
-def newest_spans(store: Store, campaign_id: int, limit: int) -> Spans:
-    """Return the `limit` attempts of a campaign that were begun last."""
+def newest_spans(store: Store, campaign_id: int, limit: int) -> Page[AttemptOutcome]:
+    """Return the `limit` attempts of a campaign that were begun last, oldest first."""
     mine = AttemptRow.campaign_id == campaign_id
     with store.database.read() as connection:
         total = connection.execute(select(func.count()).select_from(AttemptRow).where(mine)).scalar_one()
-        return Spans(items=tuple(read_attempts(connection, mine, newest=limit)), total=total)
+        return Page(items=tuple(read_attempts(connection, mine, newest=limit)), total=total)
 
 
 def probed(store: Store, campaign: Campaign | str | None) -> list[Probed]:

@@ -12,11 +12,10 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from frontrunner.results.columns import recipe_from_json, recipe_to_json
 from frontrunner.results.outcome import RecipeStats
 from frontrunner.results.records import Campaign, Event, Figures, Outlook
-from frontrunner.results.rows import interpreted, value_of
-from frontrunner.results.schema import CampaignRow, EventRow, StandingRow, TrialRow
+from frontrunner.results.rows import interpreted, value_of, values
+from frontrunner.results.schema import CampaignRow, EventRow, StandingRow, TrialRow, recipe_from_json, recipe_to_json
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
 from frontrunner.spaces.recipe import Recipe
@@ -109,10 +108,9 @@ def small_scale(store: Store, campaign: Campaign) -> SmallScale | None:
 
 def scales_that_predict(store: Store, recipe_id: str) -> tuple[SmallScale, ...]:
     """Return the campaigns that predict this recipe, the newest first, each with that prediction only."""
-    predict = select(EventRow.campaign_id).where(EventRow.kind == PREDICTION)
-    query = select(CampaignRow).where(CampaignRow.id.in_(predict)).order_by(CampaignRow.id.desc())
+    predict = CampaignRow.id.in_(select(EventRow.campaign_id).where(EventRow.kind == PREDICTION))
     with store.database.read() as connection:
-        campaigns = [value_of(Campaign, row) for row in connection.execute(query)]
+        campaigns = values(connection, Campaign, predict, order=CampaignRow.id.desc())
     found = []
     for campaign in campaigns:
         scale = small_scale(store, campaign)
@@ -125,16 +123,14 @@ def scales_that_predict(store: Store, recipe_id: str) -> tuple[SmallScale, ...]:
 def predicted_ids(store: Store) -> tuple[str, ...]:
     """Return the ids of all predicted recipes of the store, measured or not."""
     with store.database.read() as connection:
-        events = [
-            value_of(Event, row) for row in connection.execute(select(EventRow).where(EventRow.kind == PREDICTION))
-        ]
+        events = values(connection, Event, EventRow.kind == PREDICTION)
         return tuple(dict.fromkeys(_prediction(event).recipe_id for event in events))
 
 
 def _predictions(connection: Connection, campaign_id: int) -> tuple[Predicted, ...]:
     """Return a campaign's predictions in the order in which they were made, with what was measured since."""
-    query = select(EventRow).where(EventRow.campaign_id == campaign_id, EventRow.kind == PREDICTION)
-    found = [_prediction(value_of(Event, row)) for row in connection.execute(query.order_by(EventRow.id))]
+    events = values(connection, Event, EventRow.campaign_id == campaign_id, EventRow.kind == PREDICTION)
+    found = [_prediction(event) for event in events]
     if not found:
         return ()
     standings = select(StandingRow).where(StandingRow.campaign_id == campaign_id)
@@ -159,11 +155,10 @@ def _prediction(event: Event) -> Predicted:
 def newest_outlooks(connection: Connection, campaign_id: int, count: int) -> list[Event]:
     """Return the newest `count` outlook events of a campaign, oldest first."""
     mine = (EventRow.campaign_id == campaign_id, EventRow.kind == OUTLOOK)
-    query = select(EventRow).where(*mine).order_by(EventRow.id.desc()).limit(count)
-    events = [value_of(Event, row) for row in reversed(connection.execute(query).all())]
+    events = values(connection, Event, *mine, order=EventRow.id.desc(), limit=count)
     for event in events:
         outlook_of(event)  # which refuses a damaged one, with its place
-    return events
+    return events[::-1]
 
 
 def outlook_of(event: Event) -> tuple[Outlook, int]:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from sqlalchemy import select
 
-from frontrunner.results.columns import LaterVersion
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Campaign, Event, Probed
-from frontrunner.results.rows import DamagedCell, cell, finished_attempts, interpreted, value_of
-from frontrunner.results.schema import AttemptRow, EventRow, ProvenanceRow, TrialRow
+from frontrunner.results.rows import DamagedCell, cell, finished_attempts, interpreted, values
+from frontrunner.results.schema import AttemptRow, EventRow, LaterVersion, ProvenanceRow, TrialRow
 from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.spaces.recipe import Recipe
@@ -96,9 +95,9 @@ def cuts_by_trial(store: Store, campaign_id: int) -> Counter[int]:
 
 
 def _trials_of_events(store: Store, campaign_id: int, kind: str) -> list[int]:
-    query = select(EventRow).where(EventRow.campaign_id == campaign_id, EventRow.kind == kind)
+    mine = (EventRow.campaign_id == campaign_id, EventRow.kind == kind)
     with store.database.read() as connection:
-        return [_trial_number(value_of(Event, row)) for row in connection.execute(query)]
+        return [_trial_number(event) for event in values(connection, Event, *mine)]
 
 
 def _trial_number(event: Event) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import platform
 import re
-import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions, version
 from pathlib import Path
 
 from frontrunner.results.redaction import redact
@@ -50,8 +50,9 @@ class Provenance:
 def collect(device: str) -> Provenance:
     """Return the provenance of this process; `device` names what its probes run on. Imports none of the packages."""
     revision, dirty = git_state(Path.cwd())
+    installed = {name: version(name) for name in PACKAGES if any(distributions(name=name))}
     return Provenance(
-        versions=installed_versions() | gpu_driver_versions(),
+        versions={"python": platform.python_version(), **installed, **gpu_driver_versions()},
         host=socket.gethostname(),
         platform=platform.platform(),
         device=device,
@@ -61,48 +62,28 @@ def collect(device: str) -> Provenance:
     )
 
 
-def installed_versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed `PACKAGES`, by name."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def gpu_driver_versions(root: Path = Path("/")) -> dict[str, str]:
     """Return the versions of the loaded GPU drivers, by name, without starting a program."""
     found = {}
     for name, file in GPU_DRIVER_FILES.items():
-        try:
-            text = (root / file).read_text(encoding="utf-8", errors="replace")
-        except OSError:  # the driver is not loaded, or states no version
-            continue
-        version = DOTTED.search(text)
-        if version:
-            found[name] = version[0]
+        with suppress(OSError):  # the driver is not loaded
+            stated = DOTTED.search((root / file).read_text(encoding="utf-8", errors="replace"))
+            if stated:
+                found[name] = stated[0]
     return found
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
     """Return (commit, whether files differ from it) of the checkout around `folder`; None for what git cannot state."""
-    revision = _git(folder, "rev-parse", "HEAD")
-    if revision is None:
-        return None, None
-    changes = _git(folder, "--no-optional-locks", "status", "--porcelain", "--untracked-files=no")
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(folder), *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    revision = git("rev-parse", "HEAD")
+    changes = git("--no-optional-locks", "status", "--porcelain", "--untracked-files=no") if revision else None
     return revision, None if changes is None else bool(changes)
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    """Return what git prints; None without git or a checkout, or after `GIT_TIMEOUT_S`."""
-    git = shutil.which("git")
-    if git is None:
-        return None
-    command = [git, "-C", str(folder), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

@@ -18,7 +18,6 @@ from sqlalchemy import Column, ColumnElement, Connection, Select, func, inspect,
 from sqlalchemy.orm import InstrumentedAttribute
 from typing_extensions import TypedDict
 
-from frontrunner.results.columns import LaterVersion
 from frontrunner.results.outcome import (
     Failure,
     Measurement,
@@ -36,6 +35,7 @@ from frontrunner.results.schema import (
     EndingRow,
     EventRow,
     FailureRow,
+    LaterVersion,
     MeasurementRow,
     StandingRow,
     TrialRow,
@@ -160,6 +160,19 @@ def value_of(kind: type[T], row: Any) -> T:
     return kind(**values)
 
 
+def values(
+    connection: Connection,
+    kind: type[T],
+    *wanted: ColumnElement[bool],
+    order: Any = None,
+    limit: int | None = None,
+) -> list[T]:
+    """Read the rows that meet the conditions from the table of this kind, by default in the order of their keys."""
+    table = TABLES[kind]
+    query = select(table).where(*wanted).order_by(table.__table__.c[0] if order is None else order).limit(limit)
+    return [value_of(kind, row) for row in connection.execute(query)]
+
+
 def outcome_to_columns(outcome: Outcome) -> Columns:
     """Return the columns of `MeasurementRow` or `FailureRow`. Losses and side figures that are not finite become NULL.
 
@@ -220,8 +233,8 @@ def read_attempts(
     if newest is not None:
         ids = ids.order_by(AttemptRow.id.desc()).limit(newest)
     mine = AttemptRow.id.in_(ids)
-    of_trials = select(TrialRow).where(TrialRow.id.in_(select(AttemptRow.trial_id).where(mine)))
-    trials = {row.id: value_of(Trial, row) for row in connection.execute(of_trials)}
+    of_trials = TrialRow.id.in_(select(AttemptRow.trial_id).where(mine))
+    trials = {trial.id: trial for trial in values(connection, Trial, of_trials)}
     outcomes = outcomes_by_attempt(connection, ids)
     found = []
     for row in connection.execute(select(AttemptRow).where(mine).order_by(AttemptRow.id)):

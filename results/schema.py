@@ -1,14 +1,24 @@
-"""Tables of the store, schema version 1, revision 0004.
+"""Tables of the store, schema version 1, revision 0004, and what their columns hold.
 
 Timestamps are ISO 8601 text in UTC with offset, JSON columns are text without NaN, and states are guarded by
-CHECK constraints made from the enums in `frontrunner.results.states`. `frontrunner.results.rows` reads the rows.
+CHECK constraints made from enums. `frontrunner.results.rows` checks the columns by their types, and reads the rows.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from datetime import datetime
 from enum import StrEnum
+from functools import cache, lru_cache, partial
+from typing import Annotated, Any, TypeVar, cast
 
+from pydantic import AfterValidator, Field, Json, PlainValidator, TypeAdapter
 from sqlalchemy import (
+    BigInteger,
     CheckConstraint,
     Column,
     ForeignKey,
@@ -19,38 +29,130 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
 
-from frontrunner.results.columns import (
-    BigCount,
-    CampaignName,
-    Count,
-    Figure,
-    Losses,
-    Ordinal,
-    ProvenanceText,
-    Rate,
-    RecipeText,
-    SideFigure,
-    Sizes,
-    StepTimes,
-    TableOf,
-    TableText,
-    Time,
-    one_of,
-)
-from frontrunner.results.outcome import FailureKind, ProbeEnding
+from frontrunner.results.outcome import LARGEST, FailureKind, ProbeEnding
+from frontrunner.results.provenance import Provenance
+from frontrunner.results.records import timestamp
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
+from frontrunner.spaces.document import canonical_json
+from frontrunner.spaces.errors import CAMPAIGN_NAME, StoreUnusable, shown
+from frontrunner.spaces.recipe import Recipe, current_names, stored_recipe
 
 SCHEMA_VERSION = 1
 """Incremented by a change that earlier versions of frontrunner cannot work with."""
 REVISION = "0004"
-"""Incremented by every change; each has a module in `migrations/versions`."""
+"""Incremented by every change; `frontrunner.results.database` makes the changes that a store lacks."""
 FIRST_REVISION = "0001"
 OLDEST_READABLE_SCHEMA = 1
 """Oldest schema version of which this version can read every table that it knows."""
 LATER_TABLES = frozenset({"endings", "holders"})
 """Tables added after the first revision: a store of an earlier version that is opened read-only may lack them."""
+
+
+T = TypeVar("T")
+RECIPES_KEPT = 8192
+"""Size of the cache of recipes by their text: about 1 KiB each."""
+
+
+class LaterVersion(StoreUnusable):
+    """A document that a later version of frontrunner wrote, with fields that this one does not know."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="upgrade frontrunner")
+        self.finding = message
+
+
+def recipe_to_json(recipe: Recipe) -> str:
+    """Return every field of the recipe, as canonical JSON."""
+    return canonical_json(stored_recipe(recipe))
+
+
+@lru_cache(maxsize=RECIPES_KEPT)
+def recipe_from_json(text: str) -> Recipe:
+    """Read what `recipe_to_json` wrote; raises ValueError for other text, and `LaterVersion`."""
+    return document(Recipe, text, names=current_names)
+
+
+def document(kind: type[T], text: str, *, names: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> T:
+    """Read a dataclass from its JSON text, strictly; fields with a default may be missing.
+
+    `names` replaces keys of earlier versions. Raises ValueError for other text, and `LaterVersion` where it has all
+    fields and others as well.
+    """
+    table = names(_TABLE.validate_json(text, strict=True))
+    _refuse_unknown(kind, table)
+    found: T = _adapter(cast(Any, kind)).validate_json(json.dumps(table), strict=True)
+    return found
+
+
+def _refuse_unknown(kind: type, found: object) -> None:
+    if not isinstance(found, Mapping):
+        return
+    names = {field.name for field in fields(kind)}
+    unknown = [name for name in found if name not in names]
+    if unknown and names <= found.keys():
+        raise LaterVersion(f"this version does not know {', '.join(map(shown, unknown[:3]))}")
+    if unknown:
+        raise ValueError(f"{shown(unknown[0])} is not known")
+    is_nested = any(isinstance(value, Mapping) for value in found.values())
+    for name, hint in typing.get_type_hints(kind).items() if is_nested else ():
+        if is_dataclass(hint) and isinstance(hint, type):
+            _refuse_unknown(hint, found.get(name))
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def holds(kind: Any, *arguments: Any) -> MappedColumn[Any]:
+    """Return a column whose values are of a pydantic type."""
+    return mapped_column(*arguments, info={"holds": kind})
+
+
+def one_of(words: type[StrEnum]) -> MappedColumn[Any]:
+    """Return a column that holds one of an enum's values."""
+    return holds(Annotated[words, Field(strict=False)])
+
+
+def _time(value: str) -> str:
+    if timestamp(datetime.fromisoformat(value)) != value:
+        raise ValueError("expected a time in UTC, with offset and microseconds")
+    return value
+
+
+def _checked_table(value: str) -> str:
+    _TABLE.validate_json(value, strict=True)
+    return value
+
+
+_TABLE = TypeAdapter(dict[str, Any])
+_NAN_IF_NULL = AfterValidator(lambda value: math.nan if value is None else value)
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_AboveZero = Annotated[_Finite, Field(gt=0)]
+_NotNegative = Annotated[_Finite, Field(ge=0)]
+_Size = Annotated[int, Field(ge=0, le=LARGEST)]
+
+CampaignName = Annotated[str, holds(Annotated[str, Field(pattern=f"^{CAMPAIGN_NAME.pattern}$")])]
+Time = Annotated[str, holds(Annotated[str, AfterValidator(_time)])]
+Count = Annotated[int, holds(_Size)]
+BigCount = Annotated[int, holds(_Size, BigInteger)]
+Ordinal = Annotated[int, holds(Annotated[int, Field(ge=1, le=LARGEST)])]
+"""Of what is counted from 1."""
+Figure = Annotated[float, holds(_NotNegative)]
+Rate = Annotated[float, holds(_AboveZero)]
+"""Of figures that others are divided by."""
+SideFigure = Annotated[float, holds(Annotated[_NotNegative | None, _NAN_IF_NULL])]
+"""Stored as NULL where it is not finite."""
+TableText = Annotated[str, holds(Annotated[str, AfterValidator(_checked_table)])]
+"""A JSON object that is kept as text."""
+TableOf = Annotated[str, holds(Json[dict[str, Any]])]
+StepTimes = Annotated[str, holds(Json[Annotated[tuple[_AboveZero, ...], Field(min_length=1)]])]
+Sizes = Annotated[str, holds(Json[Annotated[tuple[_Size, ...], Field(min_length=1)]])]
+Losses = Annotated[str, holds(Json[tuple[Annotated[_Finite | None, _NAN_IF_NULL], ...]])]
+RecipeText = Annotated[str, holds(Annotated[Recipe, PlainValidator(recipe_from_json)])]
+ProvenanceText = Annotated[str, holds(Annotated[Provenance, PlainValidator(partial(document, Provenance))])]
 
 
 def checked(column: str, words: type[StrEnum]) -> CheckConstraint:
@@ -64,7 +166,7 @@ class Base(DeclarativeBase):
 
 
 REVISIONS = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
-"""Alembic's own table, with the revision of the others; apart from them, since it is not ours to change."""
+"""The table with the revision of the others, named as by Alembic, which made the revisions of earlier versions."""
 
 
 class StoreRow(Base):

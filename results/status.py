@@ -13,7 +13,7 @@ from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.predictions import OUTLOOK, PREDICTION, newest_outlooks
 from frontrunner.results.ranking import RankedRecipe, rank
 from frontrunner.results.records import Campaign, Event, Trial, state_in_words
-from frontrunner.results.rows import cell, trials_by_state, value_of
+from frontrunner.results.rows import cell, trials_by_state, value_of, values
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, TrialRow
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
@@ -65,7 +65,7 @@ def status(store: Store, campaign: Campaign | str | None) -> Status:
     with store.read(campaign) as (connection, found):
         lease = connection.execute(select(CampaignRow).where(CampaignRow.id == found.id)).one()
         others = (EventRow.campaign_id == found.id, EventRow.kind.not_in((OUTLOOK, PREDICTION)))
-        newest = select(EventRow).where(*others).order_by(EventRow.id.desc()).limit(LAST_EVENTS)
+        newest = values(connection, Event, *others, order=EventRow.id.desc(), limit=LAST_EVENTS)
         return Status(
             campaign=found,
             driver_is_live=is_held(store.database, connection, lease),
@@ -73,7 +73,7 @@ def status(store: Store, campaign: Campaign | str | None) -> Status:
             failures=_failures_by_kind(connection, found.id),
             best=next(iter(rank(connection, found, top=1)), None),
             outlook=next(iter(newest_outlooks(connection, found.id, 1)), None),
-            last_events=tuple(value_of(Event, row) for row in reversed(connection.execute(newest).all())),
+            last_events=tuple(reversed(newest)),
         )
 
 

@@ -21,7 +21,7 @@ from frontrunner.results.database import Database, open_database
 from frontrunner.results.lease import acquire, is_held
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.records import Attempt, Campaign, CampaignSummary, Clock, Event, Lease, Trial, timestamp
-from frontrunner.results.rows import DamagedCell, cell, finished_attempts, trials_by_state, value_of
+from frontrunner.results.rows import DamagedCell, cell, finished_attempts, trials_by_state, value_of, values
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, StandingRow, TrialRow
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.results.writer import CampaignWriter
@@ -172,9 +172,8 @@ class Store:
 
     def trials(self, campaign_id: int) -> list[Trial]:
         """Return the campaign's trials in the order in which they were proposed."""
-        query = select(TrialRow).where(TrialRow.campaign_id == campaign_id).order_by(TrialRow.number)
         with self.database.read() as connection:
-            return [value_of(Trial, row) for row in connection.execute(query)]
+            return values(connection, Trial, TrialRow.campaign_id == campaign_id, order=TrialRow.number)
 
     def final_outcomes(self, campaign_id: int) -> list[tuple[Recipe, Outcome]]:
         """Return all measurements, and the failures that ended a trial, in the order in which they ended.
@@ -194,25 +193,22 @@ class Store:
 
     def open_attempts(self, campaign_id: int) -> list[Attempt]:
         """Return the attempts recorded as running, oldest first: after a crash, those to harvest."""
-        mine = (AttemptRow.campaign_id == campaign_id, AttemptRow.state == AttemptState.RUNNING)
+        is_running = AttemptRow.state == AttemptState.RUNNING
         with self.database.read() as connection:
-            rows = connection.execute(select(AttemptRow).where(*mine).order_by(AttemptRow.id))
-            return [value_of(Attempt, row) for row in rows]
+            return values(connection, Attempt, AttemptRow.campaign_id == campaign_id, is_running)
 
     def events(self, campaign_id: int, after: int = 0, limit: int = 1000) -> list[Event]:
         """Return up to `limit` events with ids above `after`, oldest first."""
-        query = select(EventRow).where(EventRow.campaign_id == campaign_id, EventRow.id > after)
         with self.database.read() as connection:
-            return [value_of(Event, row) for row in connection.execute(query.order_by(EventRow.id).limit(limit))]
+            return values(connection, Event, EventRow.campaign_id == campaign_id, EventRow.id > after, limit=limit)
 
     def acquire_lease(
         self, campaign_id: int, *, host: str, pid: int, duration_s: float = 30.0, take_over: bool = False
     ) -> Lease:
         """Become the campaign's one driver; a previous holder is fenced: its next write is refused.
 
-        A lease is free when it was released, when its time is over, or when its holder ran on this host and
-        is gone. An SQLite store's time is this host's, so there a holder on this host that still runs keeps its lease
-        beyond that time. Raises `AlreadyDriven` where another holds it, unless `take_over` is set.
+        A lease is free when it was released, when its holder ran on this host and is gone, or when its time is over
+        (`lease.is_held`). Raises `AlreadyDriven` where another holds it, unless `take_over` is set.
         """
         return acquire(self.database, campaign_id, take_over=take_over, host=host, pid=pid, duration_s=duration_s)
 

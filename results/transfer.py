@@ -13,17 +13,17 @@ import json
 import os
 import shutil
 import sqlite3
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Select, Table, insert, inspect, select, text
+from sqlalchemy import Connection, Select, Table, insert, inspect, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from frontrunner.results.address import backup_beside, parse_address
@@ -76,6 +76,8 @@ WRONG_TYPE = "42804"
 OF_THE_COPY = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC", "SQLITE_CANTOPEN", "SQLITE_READONLY")
 """Prefixes of SQLite's errors that are about the file written to."""
 
+Line = tuple[int, str, Columns]
+"""A verified line of an archive: its number, the table it is of, and its content."""
 CheckSpec = Callable[[str], object]
 """Reads a campaign's specification; raises `InvalidInput` where this version cannot."""
 
@@ -133,23 +135,26 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def backup(database: Database, target: Path | None) -> Path:
-    """Write what the store holds now to `target`, by default a new file in its folder, whole or not at all.
+def backup(store: Store, target: Path | None) -> Path:
+    """Write what the store holds now, as a store in an SQLite file: `target`, or a new one named after the store.
 
-    A backup of SQLite is a store; one of PostgreSQL is an archive that pg_restore reads. Raises `InvalidInput` where
-    the target exists or cannot be written, `NotFound` where its folder or pg_dump is missing, and `StoreUnusable` where
-    the store cannot be read.
+    Drivers may go on meanwhile. Raises `InvalidInput` where the target exists or cannot be written, `NotFound` where
+    its folder is missing, and `StoreUnusable` where the store cannot be read.
     """
-    path = database.address.path or Path(database.address.url.database or "store")
-    target = (target or backup_beside(path, database.now())).absolute()
+    path = store.database.address.path or Path(f"{store.database.address.url.database or 'store'}.db")
+    target = (target or backup_beside(path, store.now())).absolute()
     if target.exists():
         raise InvalidInput(f"{target} exists already", hint="name another file")
     with written_whole(target) as unfinished:
-        if database.address.path is None:
-            _dump(database, unfinished)
+        if store.database.is_server:
+            with tempfile.TemporaryDirectory() as folder:
+                made = f"{folder}/store.db"
+                with store.database.read() as reading:
+                    _copy_all(store, reading, made)
+                shutil.copyfile(made, unfinished)
         else:
-            _copy_pages(database, unfinished)
-            shutil.copymode(database.address.path, unfinished)
+            _copy_pages(store.database, unfinished)
+            shutil.copymode(path, unfinished)
     return target
 
 
@@ -170,27 +175,6 @@ def _copy_pages(database: Database, target: Path) -> None:
         raise StoreUnusable(f"the backup of {database.address} is damaged: {finding}", hint="frontrunner store check")
 
 
-def _dump(database: Database, target: Path) -> None:
-    """Dump the store's schema by pg_dump, which has to be of the server's version or a later one."""
-    program = shutil.which("pg_dump")
-    if program is None:
-        raise NotFound(
-            "backing up a PostgreSQL store needs pg_dump, which is not installed here",
-            hint="install it (Debian: postgresql-client), or run: frontrunner store copy URL FILE.db",
-        )
-    with database.read() as connection:
-        schema = connection.execute(text("SELECT current_schema()")).scalar_one()
-    url = database.address.url.set(drivername="postgresql")
-    where = url._replace(password=None).render_as_string(hide_password=False)
-    options = ["--format=custom", "--no-password", "--file", str(target), "--dbname", where, "--schema", str(schema)]
-    # The password goes through the environment, which other users do not see.
-    environment = os.environ | ({"PGPASSWORD": str(url.password)} if url.password else {})
-    done = subprocess.run([program, *options], env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
-        raise StoreUnusable(f"pg_dump of {database.address} failed: {said}", hint="see what pg_dump needs")
-
-
 def copy(source: Store, target: str) -> Copied:
     """Copy every campaign of a store into one that holds none yet, in one transaction.
 
@@ -203,16 +187,20 @@ def copy(source: Store, target: str) -> Copied:
     with source.database.read() as reading:
         refuse_driven(source.database, reading)
         try:
-            with open_store(target) as filled, filled.database.write(whole_store=True) as filling:
-                if filling.execute(select(CampaignRow.id).limit(1)).first() is not None:
-                    raise InvalidInput(f"{filled.url} holds campaigns already", hint="name a new store to copy to")
-                rows: Counter[str] = Counter()
-                for campaign_id in reading.execute(select(CampaignRow.id).order_by(CampaignRow.id)).scalars():
-                    rows += _copy_campaign(source, reading, campaign_id, filling)[1]
+            return _copy_all(source, reading, target)
         except BaseException:
             if is_new and path is not None:
                 path.unlink(missing_ok=True)
             raise
+
+
+def _copy_all(source: Store, reading: Connection, target: str) -> Copied:
+    rows: Counter[str] = Counter()
+    with open_store(target) as filled, filled.database.write(whole_store=True) as filling:
+        if filling.execute(select(CampaignRow.id).limit(1)).first() is not None:
+            raise InvalidInput(f"{filled.url} holds campaigns already", hint="name a new store to copy to")
+        for campaign_id in reading.execute(select(CampaignRow.id).order_by(CampaignRow.id)).scalars():
+            rows += _copy_campaign(source, reading, campaign_id, filling)[1]
     counts = {table: rows[table] for table in TABLES}
     return Copied(source=source.url, target=filled.url, campaigns=rows["campaigns"], rows=counts)
 
@@ -315,15 +303,6 @@ def archive(store: Store, campaign: str | None, path: Path) -> Archived:
     return Archived(campaign=found.name, file=str(path), rows=rows, sha256=chain.sha256)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """One verified line: its number, the table it is of, and its content."""
-
-    number: int
-    kind: str
-    content: Columns
-
-
 def read_lines(path: Path, chain: Chain) -> Iterator[Line]:
     """Yield the lines of an archive, the header first and the end last, each verified before it is handed out.
 
@@ -339,22 +318,17 @@ def read_lines(path: Path, chain: Chain) -> Iterator[Line]:
                 number += 1
                 if kind == END:
                     raise _broken(path, number, "it comes after the end of the archive")
-                line = _verified(path, number, raw, chain)
-                kind = line.kind
+                kind, content = _verified(path, number, raw, chain)
                 if (kind == HEADER) != (number == 1):
                     raise _broken(path, number, "it is out of place" if number > 1 else "this is not an archive")
-                yield line
+                yield number, kind, content
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}", hint="nothing was written") from None
     if kind != END:
         raise _broken(path, number + 1, "the file ends before its end: it was cut short")
 
 
-def _broken(path: Path, number: int, why: str) -> InvalidInput:
-    return InvalidInput(f"{path}, line {number}: {why}", hint="nothing was written; get the archive again")
-
-
-def _verified(path: Path, number: int, raw: bytes, chain: Chain) -> Line:
+def _verified(path: Path, number: int, raw: bytes, chain: Chain) -> tuple[str, Columns]:
     if len(raw) > MAX_LINE_BYTES:
         raise _broken(path, number, f"it is longer than {MAX_LINE_BYTES:,} bytes")
     if not raw.endswith(b"\n"):
@@ -369,101 +343,82 @@ def _verified(path: Path, number: int, raw: bytes, chain: Chain) -> Line:
         raise _broken(path, number, f"this is not a line of a frontrunner archive: {str(error)[:80]}") from error
     if not is_next:
         raise _broken(path, number, "it, or a line before it, was changed: its hash is another")
-    return Line(number=number, kind=kind, content=content)
+    return kind, content
 
 
-@dataclass(frozen=True, kw_only=True)
-class OpenArchive:
-    """A verified archive: `store` holds its campaign alone."""
-
-    path: Path
-    store: Store
-    campaign: str
-    sha256: str
+def _broken(path: Path, number: int, why: str) -> InvalidInput:
+    return InvalidInput(f"{path}, line {number}: {why}", hint="nothing was written; get the archive again")
 
 
-@contextmanager
-def open_archive(path: Path, *, check_spec: CheckSpec) -> Iterator[OpenArchive]:
-    """Read an archive into a temporary store, and check that.
+def unarchive(path: Path, target: str, *, name: str | None, check_spec: CheckSpec) -> Unarchived:
+    """Read an archive into a temporary store, check that, and add its campaign to the store `target`.
 
-    Raises `NotFound` where there is no file, `InvalidInput` for one that is damaged, cut short, not an archive, or not
-    of a campaign that a driver could have written, and `StoreUnusable` for one of a later version.
+    The campaign is added as `name` or under its own. Raises `NotFound` where there is no file, `InvalidInput` for one
+    that is damaged, cut short, not an archive, or not of a campaign that a driver could have written, and where the
+    name is taken, and `StoreUnusable` for an archive of a later version. Nothing is written then.
     """
     chain = Chain()
-    with tempfile.TemporaryDirectory() as folder, open_store(f"{folder}/archive.db") as store:
-        with store.database.write() as connection:
+    with tempfile.TemporaryDirectory() as folder, open_store(f"{folder}/archive.db") as archived:
+        with archived.database.write() as connection:
             _fill(connection, path, read_lines(path, chain))
-        with store.database.read() as connection:
-            for finding in check(connection, store=str(path)).findings:
+        with archived.read(None) as (reading, found):
+            for finding in check(reading, store=str(path)).findings:
                 row = ", ".join(f"{key} {shown(value)}" for key, value in finding.rows[0].items() if key != "campaign")
                 why = f"{finding.count} rows break that {finding.says}: {row}"
                 message = f"{path} does not hold a campaign that a driver wrote: {why}"
                 raise InvalidInput(message, hint="nothing was written")
-        found = store.campaign(None)
-        try:
-            check_spec(found.spec_json)
-        except FrontrunnerError as error:
-            raise _broken(path, 2, f"this version cannot read its specification: {error}") from error
-        yield OpenArchive(path=path, store=store, campaign=found.name, sha256=chain.sha256)
+            try:
+                check_spec(found.spec_json)
+            except FrontrunnerError as error:
+                raise _broken(path, 2, f"this version cannot read its specification: {error}") from error
+            wanted = name or found.name
+            require_campaign_name("--name", wanted)
+            changes: Columns = {"name": wanted, **RELEASED}
+            changes["spec_json"] = canonical_json({**json.loads(found.spec_json), "name": wanted})
+            if found.state is CampaignState.RUNNING:
+                changes |= {"state": CampaignState.STOPPED, "state_reason": NOT_HERE}
+            with open_store(target) as store, store.database.write(whole_store=True) as connection:
+                if connection.execute(select(CampaignRow.id).where(CampaignRow.name == wanted)).first():
+                    message = f"campaign {wanted!r} exists already in {store.url}"
+                    raise InvalidInput(message, hint="give another with --name")
+                campaign_id, counts = _copy_campaign(archived, reading, found.id, connection, **changes)
+                data = {"file": path.name, "sha256": chain.sha256, ATTEMPTS_BEFORE: counts["attempts"]}
+                event = {"campaign_id": campaign_id, "kind": UNARCHIVED, "data_json": canonical_json(data)}
+                connection.execute(insert(EventRow).values(at=timestamp(store.database.now(connection)), **event))
+    rows, sha256 = counts.total(), chain.sha256
+    return Unarchived(campaign=wanted, file=str(path), store=store.url, rows=rows, sha256=sha256)
 
 
 def _fill(connection: Connection, path: Path, lines: Iterator[Line]) -> None:
     """Insert the rows of an archive into an empty store."""
-    header = next(lines).content
+    _, _, header = next(lines)
     if header.get("format") != FORMAT:
         raise _broken(path, 1, "this is not a frontrunner archive")
     if header.get("version") != VERSION or str(header.get("revision", "")) > REVISION:
         versions = f"version {shown(header.get('version'))}, revision {shown(header.get('revision'))}"
         raise StoreUnusable(f"{path} was written by a later frontrunner: {versions}", hint="upgrade frontrunner")
     counts: Counter[str] = Counter()
-    for kind, group in groupby(lines, key=lambda line: line.kind):
-        of_kind = list(group)
+    for kind, group in groupby(lines, key=itemgetter(1)):
+        of_kind = [(number, content) for number, _, content in group]
+        first = of_kind[0][0]
         if kind == END:
-            if of_kind[0].content.get("rows") != counts.total() or counts["campaigns"] != 1:
-                why = "the archive does not hold one campaign and the rows that it counts"
-                raise _broken(path, of_kind[0].number, why)
-            continue
-        if kind not in TABLES or kind == HOLDERS:
-            raise _broken(path, of_kind[0].number, f"{kind!r} is not part of a campaign")
-        table = Base.metadata.tables[kind]
-        for begin in range(0, len(of_kind), BATCH):
-            _insert_lines(connection, path, table, of_kind[begin : begin + BATCH])
-        counts[kind] += len(of_kind)
+            if of_kind[0][1].get("rows") != counts.total() or counts["campaigns"] != 1:
+                raise _broken(path, first, "the archive does not hold one campaign and the rows that it counts")
+        elif kind not in TABLES or kind == HOLDERS:
+            raise _broken(path, first, f"{kind!r} is not part of a campaign")
+        else:
+            for begin in range(0, len(of_kind), BATCH):
+                _insert_lines(connection, path, Base.metadata.tables[kind], of_kind[begin : begin + BATCH])
+            counts[kind] += len(of_kind)
 
 
-def _insert_lines(connection: Connection, path: Path, table: Table, lines: list[Line]) -> None:
-    for line in lines:
-        if set(line.content) != set(table.columns.keys()):
-            raise _broken(path, line.number, f"its columns are not those of {table.name}")
+def _insert_lines(connection: Connection, path: Path, table: Table, lines: list[tuple[int, Columns]]) -> None:
+    for number, content in lines:
+        if set(content) != set(table.columns.keys()):
+            raise _broken(path, number, f"its columns are not those of {table.name}")
     try:
-        connection.execute(insert(table), [line.content for line in lines])
+        connection.execute(insert(table), [content for _, content in lines])
     except (DBAPIError, ValueError, OverflowError) as error:
         why = _first_line(error) if isinstance(error, DBAPIError) else str(error)
-        last = f"to {lines[-1].number} " if len(lines) > 1 else ""
-        raise _broken(path, lines[0].number, f"{last}cannot be rows of {table.name}: {why[:200]}") from error
-
-
-def unarchive(store: Store, archive: OpenArchive, *, name: str | None = None) -> Unarchived:
-    """Add the campaign of an archive to the store, as `name` or under its own.
-
-    Raises `InvalidInput` where the name is taken. Nothing is written then.
-    """
-    wanted = name or archive.campaign
-    require_campaign_name("--name", wanted)
-    with (
-        archive.store.read(archive.campaign) as (reading, found),
-        store.database.write(whole_store=True) as connection,
-    ):
-        if connection.execute(select(CampaignRow.id).where(CampaignRow.name == wanted)).first():
-            raise InvalidInput(f"campaign {wanted!r} exists already in {store.url}", hint="give another with --name")
-        changes: Columns = {"name": wanted, **RELEASED}
-        changes["spec_json"] = canonical_json({**json.loads(found.spec_json), "name": wanted})
-        if found.state is CampaignState.RUNNING:
-            changes |= {"state": CampaignState.STOPPED, "state_reason": NOT_HERE}
-        campaign_id, counts = _copy_campaign(archive.store, reading, found.id, connection, **changes)
-        data = {"file": archive.path.name, "sha256": archive.sha256, ATTEMPTS_BEFORE: counts["attempts"]}
-        event = {"campaign_id": campaign_id, "at": timestamp(store.database.now(connection)), "kind": UNARCHIVED}
-        connection.execute(insert(EventRow).values(**event, data_json=canonical_json(data)))
-    return Unarchived(
-        campaign=wanted, file=str(archive.path), store=store.url, rows=counts.total(), sha256=archive.sha256
-    )
+        last = f"to {lines[-1][0]} " if len(lines) > 1 else ""
+        raise _broken(path, lines[0][0], f"{last}cannot be rows of {table.name}: {why[:200]}") from error

@@ -18,13 +18,12 @@ from typing import Any, TypeVar, cast
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from frontrunner.results.columns import recipe_to_json
 from frontrunner.results.database import RECONNECT_S, ConnectionLost, Database
 from frontrunner.results.lease import RELEASED, until
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, pool
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Attempt, Lease, Trial, timestamp
-from frontrunner.results.rows import TABLES, finite_or_none, outcome_to_columns, storable, value_of
+from frontrunner.results.rows import TABLES, finite_or_none, outcome_to_columns, storable, value_of, values
 from frontrunner.results.schema import (
     AttemptRow,
     CampaignRow,
@@ -34,6 +33,7 @@ from frontrunner.results.schema import (
     ProvenanceRow,
     StandingRow,
     TrialRow,
+    recipe_to_json,
 )
 from frontrunner.results.states import AttemptState, CampaignState, IllegalTransition, TrialState, may_follow
 from frontrunner.spaces.document import canonical_json
@@ -292,8 +292,7 @@ def rewrite_stats(connection: Connection, trial_id: int) -> None:
     """Pool all measurements of a trial, of which it has at least one, and store the result."""
     trial = connection.execute(select(TrialRow.campaign_id, TrialRow.recipe_id).where(TrialRow.id == trial_id)).one()
     attempts = select(AttemptRow.id).where(AttemptRow.trial_id == trial_id)
-    rows = connection.execute(select(MeasurementRow).where(MeasurementRow.attempt_id.in_(attempts)))
-    stats = pool([value_of(Measurement, row) for row in rows])
+    stats = pool(values(connection, Measurement, MeasurementRow.attempt_id.in_(attempts)))
     connection.execute(delete(StandingRow).where(StandingRow.trial_id == trial_id))
     columns = {"trial_id": trial_id, "campaign_id": trial.campaign_id, "recipe_id": trial.recipe_id}
     connection.execute(insert(StandingRow).values(**columns, **asdict(stats)))

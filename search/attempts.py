@@ -192,8 +192,9 @@ class CampaignSession:
 
     def refresh_limits(self) -> None:
         """Bring the view's limits up to date."""
-        self.view.limits = self.budget.limits(self.running.values())
-        self.view.seconds_left = self.budget.seconds_left(self.running.values())
+        spent = self.budget.spent(self.running.values())
+        self.view.limits = spent.limits(self._spec.budget)
+        self.view.seconds_left = spent.seconds_left(self._spec.budget)
 
     def settle_earlier(self) -> None:
         """Store the outcomes, or the loss, of attempts that earlier drivers left under way."""

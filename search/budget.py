@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,15 +26,6 @@ STOPPING = "stopping"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spent:
-    """Outcomes, seconds of driving over all drivers, and node-seconds of probes so far."""
-
-    probes: int
-    driver_seconds: float
-    node_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Limit:
     """One limit of the budget and what is used of it, in the limit's own unit."""
 
@@ -51,28 +42,36 @@ class Limit:
         return f"{self.used:.4g} of {self.allowed:.4g} {self.name}"
 
 
-def limits(budget: Budget, spent: Spent) -> Iterator[Limit]:
-    """Yield the limits that the budget sets, in the order probes, minutes, node-hours."""
-    used = {"probes": spent.probes, "minutes": spent.driver_seconds / 60, "node_hours": spent.node_seconds / 3600}
-    for name, value in used.items():
-        if (allowed := getattr(budget, name)) is not None:
-            yield Limit(name=name.replace("_", "-"), used=value, allowed=allowed)
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """Outcomes, seconds of driving over all drivers, and node-seconds of probes so far."""
 
+    probes: int
+    driver_seconds: float
+    node_seconds: float
 
-def exhausted(budget: Budget, spent: Spent) -> Limit | None:
-    """Return the first limit that is used up, or None."""
-    return next((limit for limit in limits(budget, spent) if limit.used >= limit.allowed), None)
+    def limits(self, budget: Budget) -> tuple[Limit, ...]:
+        """Return the limits that the budget sets, in the order probes, minutes, node-hours."""
+        used = {"probes": self.probes, "minutes": self.driver_seconds / 60, "node_hours": self.node_seconds / 3600}
+        return tuple(
+            Limit(name=name.replace("_", "-"), used=value, allowed=allowed)
+            for name, value in used.items()
+            if (allowed := getattr(budget, name)) is not None
+        )
 
+    def exhausted(self, budget: Budget) -> Limit | None:
+        """Return the first limit that is used up, or None."""
+        return next((limit for limit in self.limits(budget) if limit.used >= limit.allowed), None)
 
-def seconds_left(budget: Budget, spent: Spent) -> float | None:
-    """Return the driving time until the first limit is reached at the pace so far; None while no pace is known."""
-    estimates = []
-    for limit in limits(budget, spent):
-        if limit.name == "minutes":
-            estimates.append(60 * (limit.allowed - limit.used))
-        elif limit.used > 0 and spent.driver_seconds > 0:
-            estimates.append(spent.driver_seconds * (limit.allowed - limit.used) / limit.used)
-    return max(0.0, min(estimates)) if estimates else None
+    def seconds_left(self, budget: Budget) -> float | None:
+        """Return the driving time until the first limit is reached at the pace so far; None while none is known."""
+        estimates = []
+        for limit in self.limits(budget):
+            if limit.name == "minutes":
+                estimates.append(60 * (limit.allowed - limit.used))
+            elif limit.used > 0 and self.driver_seconds > 0:
+                estimates.append(self.driver_seconds * (limit.allowed - limit.used) / limit.used)
+        return max(0.0, min(estimates)) if estimates else None
 
 
 class BudgetTracker:
@@ -122,21 +121,13 @@ class BudgetTracker:
             node_seconds=self.node_seconds + sum(attempt.node_seconds for attempt in running),
         )
 
-    def limits(self, running: Collection[RunningAttempt] = ()) -> tuple[Limit, ...]:
-        """Return the budget's limits with what is used of them."""
-        return tuple(limits(self._budget, self.spent(running)))
-
-    def seconds_left(self, running: Collection[RunningAttempt]) -> float | None:
-        """Return the driving time that is left at the pace so far, or None while no pace is known."""
-        return seconds_left(self._budget, self.spent(running))
-
     def used_up(self, running: Collection[RunningAttempt]) -> Limit | None:
         """Return the limit that is used up, counting what runs; a hard budget must leave room for one more probe."""
         spent = self.spent(running)
         spent = replace(spent, probes=spent.probes + len(running))
         if self._budget.hard and (passed := self._passed_when_cut(running, nodes=self._nodes)) is not None:
-            return next(limit for limit in limits(self._budget, spent) if limit.name == passed.name)
-        return exhausted(self._budget, spent)
+            return next(limit for limit in spent.limits(self._budget) if limit.name == passed.name)
+        return spent.exhausted(self._budget)
 
     def must_cut(self, running: Collection[RunningAttempt]) -> bool:
         """Return whether what runs has to be ended now for a hard budget to hold."""
@@ -149,7 +140,7 @@ class BudgetTracker:
         ended = replace(
             spent, driver_seconds=spent.driver_seconds + CUT_S, node_seconds=spent.node_seconds + CUT_S * held
         )
-        return exhausted(replace(self._budget, probes=None), ended)
+        return ended.exhausted(replace(self._budget, probes=None))
 
 
 class StopRule:

@@ -126,7 +126,7 @@ class Driver:
             measured=session.view.measured,
             last_failure=next(reversed(session.retries.alike), None) if state is CampaignState.PAUSED else None,
             outlook=session.view.outlook,
-            limits=session.budget.limits(),
+            limits=session.budget.spent().limits(self._spec.budget),
             objectives=self._spec.search.objectives,
             trainer=self._spec.trainer,
         )
@@ -217,7 +217,7 @@ class Driver:
             if (again := self._proposals.again()) is not None:
                 session.start(again)
                 continue
-            if (enough := self._stop_rule.why_stop(session.budget.limits())) is not None:
+            if (enough := self._stop_rule.why_stop(session.budget.spent().limits(self._spec.budget))) is not None:
                 return CampaignState.FINISHED, enough
             if (new := self._proposals.new()) is None:
                 return CampaignState.FINISHED, "every legal recipe has been tried"

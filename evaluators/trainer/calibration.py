@@ -26,7 +26,7 @@ import torch.distributed as dist
 from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES
 from frontrunner.evaluators.trainer.rendezvous import set_local_rank_env, use_one_thread_per_group
-from frontrunner.evaluators.trainer.run import describe_software, synchronize, write_json
+from frontrunner.evaluators.trainer.run import describe_software, leave, synchronize, write_json
 from frontrunner.spaces.model import Model
 
 COLLECTIVE_TIMEOUT = dt.timedelta(seconds=120)
@@ -199,36 +199,10 @@ def collective_cells(level: Level, collective: str, device: torch.device) -> Ite
         yield Cell(key=key, work=float(values), prepare=prepare)
 
 
-def _all_reduce(level: Level, whole: torch.Tensor) -> Operation:
-    return partial(dist.all_reduce, whole, group=level.group)
-
-
-def _reduce_scatter(level: Level, whole: torch.Tensor) -> Operation:
-    part = whole.new_empty(whole.numel() // level.ranks)
-    return partial(dist.reduce_scatter_tensor, part, whole, group=level.group)
-
-
-def _all_gather(level: Level, whole: torch.Tensor) -> Operation:
-    part = whole.new_zeros(whole.numel() // level.ranks)
-    return partial(dist.all_gather_into_tensor, whole, part, group=level.group)
-
-
-def _all_to_all(level: Level, whole: torch.Tensor) -> Operation:
-    return partial(dist.all_to_all_single, torch.empty_like(whole), whole, group=level.group)
-
-
-def _from_each_in_turn(run: Callable[[int], object], ranks: int) -> Operation:
+def _from_each_in_turn(level: Level, run: Callable[[int], object]) -> Operation:
     """Move the root on with each run, so that no rank can run ahead of the others."""
-    roots = cycle(range(ranks))
+    roots = cycle(range(level.ranks))
     return lambda: run(next(roots))
-
-
-def _broadcast(level: Level, whole: torch.Tensor) -> Operation:
-    return _from_each_in_turn(lambda root: dist.broadcast(whole, group_src=root, group=level.group), level.ranks)
-
-
-def _reduce(level: Level, whole: torch.Tensor) -> Operation:
-    return _from_each_in_turn(lambda root: dist.reduce(whole, group_dst=root, group=level.group), level.ranks)
 
 
 def _scatter(level: Level, whole: torch.Tensor) -> Operation:
@@ -238,32 +212,38 @@ def _scatter(level: Level, whole: torch.Tensor) -> Operation:
     def run(root: int) -> None:
         dist.scatter(part, parts if own == root else None, group_src=root, group=level.group)
 
-    return _from_each_in_turn(run, level.ranks)
+    return _from_each_in_turn(level, run)
 
 
 def _point_to_point(level: Level, whole: torch.Tensor) -> Operation:
     """Send there and back between neighbors of the group: two messages per run. The last of an odd number idles."""
     own = dist.get_group_rank(level.group, dist.get_rank())
     peer = own ^ 1
-
-    def run() -> None:
-        if peer < level.ranks and own < peer:
-            dist.send(whole, group_dst=peer, group=level.group)
-            dist.recv(whole, group_src=peer, group=level.group)
-        elif peer < level.ranks:
-            dist.recv(whole, group_src=peer, group=level.group)
-            dist.send(whole, group_dst=peer, group=level.group)
-
-    return run
+    send = partial(dist.send, whole, group_dst=peer, group=level.group)
+    receive = partial(dist.recv, whole, group_src=peer, group=level.group)
+    if peer >= level.ranks:
+        return lambda: None
+    first, second = (send, receive) if own < peer else (receive, send)
+    return lambda: (first(), second())
 
 
 COLLECTIVES: dict[str, Callable[[Level, torch.Tensor], Operation]] = {
-    "all-reduce": _all_reduce,
-    "reduce-scatter": _reduce_scatter,
-    "all-gather": _all_gather,
-    "all-to-all": _all_to_all,
-    "broadcast": _broadcast,
-    "reduce": _reduce,
+    "all-reduce": lambda level, whole: partial(dist.all_reduce, whole, group=level.group),
+    "reduce-scatter": lambda level, whole: partial(
+        dist.reduce_scatter_tensor, whole.new_zeros(whole.numel() // level.ranks), whole, group=level.group
+    ),
+    "all-gather": lambda level, whole: partial(
+        dist.all_gather_into_tensor, whole, whole.new_zeros(whole.numel() // level.ranks), group=level.group
+    ),
+    "all-to-all": lambda level, whole: partial(
+        dist.all_to_all_single, torch.empty_like(whole), whole, group=level.group
+    ),
+    "broadcast": lambda level, whole: _from_each_in_turn(
+        level, lambda root: dist.broadcast(whole, group_src=root, group=level.group)
+    ),
+    "reduce": lambda level, whole: _from_each_in_turn(
+        level, lambda root: dist.reduce(whole, group_dst=root, group=level.group)
+    ),
     "scatter": _scatter,
     "point-to-point": _point_to_point,
 }
@@ -276,20 +256,18 @@ def _of(table: Mapping[str, tuple[int, ...]], device: torch.device) -> tuple[int
 
 
 def matmul_cells(device: torch.device, precision: str) -> Iterator[Cell]:
-    """Yield [m, k] x [k, n] of one precision: all products of widths in which two of the three are equal."""
+    """Yield [m, k] x [k, n] of one precision: all products of widths in which two of the three are equal.
+
+    The first, the middle, the last, then from both ends inwards: a short budget leaves some of every size.
+    """
     widths = _of(WIDTHS, device)
     shapes = [(m, n, k) for m, n, k in product(widths, repeat=3) if len({m, n, k}) < 3]
     shapes.sort(key=lambda shape: (shape[0] * shape[1] * shape[2], shape))
-    for m, n, k in _spread(shapes):
-        prepare = partial(_matmul, device, COMPUTE_TYPES[precision], (m, n, k))
-        yield Cell(key={"precision": precision, "m": m, "n": n, "k": k}, work=2.0 * m * n * k, prepare=prepare)
-
-
-def _spread(shapes: list[Shape]) -> list[Shape]:
-    """Return the first, the middle, the last, then from both ends inwards: a short budget leaves some of every size."""
     first = [shapes[0], shapes[len(shapes) // 2], shapes[-1]]
     inwards = [shapes[place // 2 if place % 2 == 0 else -1 - place // 2] for place in range(len(shapes))]
-    return list(dict.fromkeys(first + inwards))
+    for m, n, k in dict.fromkeys(first + inwards):
+        prepare = partial(_matmul, device, COMPUTE_TYPES[precision], (m, n, k))
+        yield Cell(key={"precision": precision, "m": m, "n": n, "k": k}, work=2.0 * m * n * k, prepare=prepare)
 
 
 def _matmul(device: torch.device, dtype: torch.dtype, shape: Shape) -> Operation:
@@ -371,18 +349,6 @@ def measure(device: torch.device, seconds: float, ranks_per_node: int) -> dict[s
     return {**rows, "left_out": clock.left_out, "measured_for_s": clock.now_s}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """One calibration. `device` is torch's word for it: cpu, cuda (ROCm too) or xpu.
-
-    `seconds` is the budget of all measurements together; `out` is where rank 0 writes what was measured.
-    """
-
-    device: str
-    seconds: float
-    out: str
-
-
 def rank_device(kind: str, local_rank: int, ranks_per_node: int) -> torch.device:
     """Prepare this process to be a rank, before its first group, and return its device, of those that it sees."""
     use_one_thread_per_group()
@@ -396,25 +362,28 @@ def rank_device(kind: str, local_rank: int, ranks_per_node: int) -> torch.device
 
 
 def main() -> None:
-    """Measure with the other ranks; rank 0 writes what was measured."""
-    order = Order(**json.loads(sys.stdin.read()))
+    """Measure with the other ranks; rank 0 writes what was measured.
+
+    The order's `device` is torch's word: cpu, cuda (ROCm too) or xpu; `seconds` is the budget of all measurements
+    together, and `out` the file to write.
+    """
+    order = json.loads(sys.stdin.read())
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])
-    device = rank_device(order.device, int(os.environ["LOCAL_RANK"]), per_node)
+    device = rank_device(order["device"], int(os.environ["LOCAL_RANK"]), per_node)
     dist.init_process_group(
-        BACKENDS[order.device],
+        BACKENDS[order["device"]],
         init_method=os.environ.get("FRONTRUNNER_RENDEZVOUS", "env://"),
         rank=rank,
         world_size=world_size,
         timeout=COLLECTIVE_TIMEOUT,
     )
-    found = measure(device, order.seconds, per_node)
+    found = measure(device, order["seconds"], per_node)
     if rank == 0:
-        places = {"ranks": world_size, "ranks_per_node": per_node, "device": order.device}
-        write_json(Path(order.out), places | describe_software(device) | found)
+        places = {"ranks": world_size, "ranks_per_node": per_node, "device": order["device"]}
+        write_json(Path(order["out"]), places | describe_software(device) | found)
     dist.destroy_process_group()
-    sys.stderr.flush()
-    os._exit(0)  # an orderly exit at times aborts in threads of torch's own, after all is on disk
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.distributed_c10d import _get_default_group
 
 from frontrunner.evaluators.trainer.calibration import BACKENDS, Clock, Level, collective_cells, rank_device
-from frontrunner.evaluators.trainer.run import synchronize
+from frontrunner.evaluators.trainer.run import leave, synchronize
 
 PREFIX = "frontrunner-doctor"
 """Of every key: under torchrun the store is torchrun's own."""
@@ -179,11 +179,8 @@ def partners(places: int, own: int) -> Iterator[int | None]:
     even = places + places % 2
     others = even - 1
     for turn in range(others):
-        if own == others:
-            met = next(place for place in range(others) if 2 * place % others == turn)
-        else:
-            met = (turn - own) % others
-            met = others if met == own else met
+        met = turn * (even // 2) % others if own == others else (turn - own) % others
+        met = others if met == own else met
         yield met if met < places else None
 
 
@@ -212,12 +209,8 @@ def _round_trip(own: int, partner: int, values: torch.Tensor, device: torch.devi
     taken = []
     for _ in range(PAIR_REPEATS + 1):
         start = time.perf_counter()
-        if own < partner:
-            dist.send(values, partner)
-            dist.recv(values, partner)
-        else:
-            dist.recv(values, partner)
-            dist.send(values, partner)
+        for transfer in (dist.send, dist.recv) if own < partner else (dist.recv, dist.send):
+            transfer(values, partner)
         synchronize(device)
         taken.append(time.perf_counter() - start)
     return statistics.median(taken[1:]) / 2
@@ -238,8 +231,7 @@ def main() -> None:
         timeout=dt.timedelta(seconds=10 * order.deadline_s),
     )
     progress.done(run_rounds(order, device, progress))
-    sys.stderr.flush()
-    os._exit(0)  # an orderly exit at times aborts in threads of torch's own, after all has been reported
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ import inspect
 import os
 import pydoc_data.topics
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +34,21 @@ _MODULES = (
     "threading", "tokenize", "traceback", "typing", "unittest.case", "unittest.mock", "urllib.request", "uuid",
     "zipfile",
 )  # fmt: skip
+
+
+@contextmanager
+def written_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """Yield a file under a temporary name, which is forced to disk and renamed to `path`, or removed after an error."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def builtin_text() -> str:
@@ -56,12 +72,8 @@ def write_token_file(text: str | bytes, path: Path) -> int:
     tokens = np.frombuffer(raw, dtype=np.uint8).astype(np.uint16)
     tokens[tokens == 0] = END_OF_DOCUMENT
     tokens = np.append(tokens, np.uint16(END_OF_DOCUMENT))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
+    with written_whole(path, "wb") as file:
         file.write(tokens.astype("<u2").tobytes())
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
     return len(tokens)
 
 

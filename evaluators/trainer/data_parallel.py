@@ -17,7 +17,7 @@ neither tensor nor pipeline parallelism: under both, the latter's gradients come
 micro-batches.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -153,16 +153,8 @@ class LeveledReplicas(FsdpReplicas):
     """A model sharded by levels: parameters, gradients and optimizer states over ever larger groups of replicas.
 
     The degrees (p, g, o) are those of arXiv 2501.04266: parameters over p neighboring replicas, gradients over g,
-    optimizer states over all o. FSDP2 runs the innermost level as ZeRO-3 over p replicas. The other two are here:
-
-    | when | what | over |
-    |---|---|---|
-    | each use of a parameter | all-gather of the parameters (FSDP2) | p replicas |
-    | each micro-batch | reduce-scatter of its gradients (FSDP2) | p replicas |
-    | each micro-batch | reduce-scatter of the outcome, a p-th of the gradients | g / p replicas |
-    | the last micro-batch | reduce-scatter of the sum, a g-th of the gradients | o / g replicas |
-    | after the optimizer's step | all-gather of the updated parameters, a g-th of them | o / g replicas |
-    | then | all-gather of the outcome, a p-th of the parameters | g / p replicas |
+    optimizer states over all o. FSDP2 runs the innermost level as ZeRO-3 over p replicas. The other two are here, and
+    docs/decisions/0008-three-levels-on-fsdp2.md says what moves when.
 
     Between micro-batches a rank holds a p-th of the parameters in the type they are computed in and a g-th of the
     gradients in fp32; the masters, which the optimizer updates, are an o-th of the parameters in fp32.
@@ -215,7 +207,10 @@ class LeveledUnit:
         self._parameters = parameters
         self._gradient_cut = Cut([local(parameter).shape for parameter in parameters.values()], levels["gradients"])
         self._master_cut = Cut(self._gradient_cut.parts, levels["optimizer"])
-        self.masters = dict(zip(parameters, self._empty_masters(), strict=True))
+        self.masters: dict[str, nn.Parameter] = {}
+        for (name, parameter), shape in zip(parameters.items(), self._master_cut.parts, strict=True):
+            part = torch.empty(shape, dtype=torch.float32, device=parameter.device)
+            self.masters[name] = nn.Parameter(self._as_part(part, like=parameter))
         self._reduced = torch.empty(0)
         self._held: list[Tensor] | None = None
         self.is_last_micro_batch = True
@@ -265,11 +260,6 @@ class LeveledUnit:
                 master.grad = self._as_part(total, like=master)
             self._held = None
         self._reduced = torch.empty(0)
-
-    def _empty_masters(self) -> Iterable[nn.Parameter]:
-        for parameter, shape in zip(self._parameters.values(), self._master_cut.parts, strict=True):
-            part = torch.empty(shape, dtype=torch.float32, device=parameter.device)
-            yield nn.Parameter(self._as_part(part, like=parameter))
 
     def _as_part(self, part: Tensor, *, like: nn.Parameter) -> DTensor:
         """Return a DTensor of the masters' mesh, placed on the tensor-parallel ranks as `like` is."""

@@ -76,12 +76,14 @@ def disk_settings(job: Job) -> dict[str, Any]:
 
 
 def check_written(job: Job) -> None:
-    """Raise RuntimeError where the disk ran full: the operator counts a write as done that has written nothing.
+    """Raise RuntimeError where the job's disk ran full: the operator counts a write as done that has written nothing.
 
     It is not an OSError, which would be taken for the run folder's full disk and blame no recipe. Files are as large as
     they get once a step was made; after that their blocks are only written again.
     """
-    folder = Path(_disk(job).folder)
+    if job.disk is None:
+        return
+    folder = Path(job.disk.folder)
     sizes = [path.stat() for path in folder.rglob("*.swp")]
     missing = sum(max(0, size.st_size - 512 * size.st_blocks) for size in sizes)
     if missing > shutil.disk_usage(folder).free:

@@ -9,7 +9,8 @@ whole on every rank. Only `make_stepper` and what it makes import deepspeed.
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any, cast
 
@@ -30,16 +31,10 @@ from frontrunner.spaces.sharding import SHARDING_NAMES
 
 LARGEST_BUCKET = 500_000_000
 """DeepSpeed's own default, in elements. It allocates a whole bucket, so a small model gets a smaller one."""
-_AUTOMATIC_TENSOR_PARALLEL = [
-    {
-        "patterns": [r".*\.attention\.output\.weight$", r".*\.feed_forward\.down\.weight$"],
-        "partition_type": "row",
-    },
-    {
-        "patterns": [r".*\.attention\.(query|key|value)\.weight$", r".*\.feed_forward\.(gate|up)\.weight$"],
-        "partition_type": "column",
-    },
-]
+_AUTOMATIC_TENSOR_PARALLEL = {
+    "row": [r".*\.attention\.output\.weight$", r".*\.feed_forward\.down\.weight$"],
+    "column": [r".*\.attention\.(query|key|value)\.weight$", r".*\.feed_forward\.(gate|up)\.weight$"],
+}
 """AutoTP with our modules' names, which it does not know: without them it refuses the model."""
 
 
@@ -75,7 +70,8 @@ def configuration(job: Job, *, parameters: int) -> dict[str, Any]:
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
         settings["communication_data_type"] = "fp32"
     if recipe.tensor_parallel > 1 and recipe.pipeline_parallel == 1:
-        layers = {"use_default_specs": False, "layer_specs": _AUTOMATIC_TENSOR_PARALLEL}
+        specs = [{"patterns": names, "partition_type": kind} for kind, names in _AUTOMATIC_TENSOR_PARALLEL.items()]
+        layers = {"use_default_specs": False, "layer_specs": specs}
         settings["tensor_parallel"] = {"autotp_size": recipe.tensor_parallel, "partition_config": layers}
     return settings
 
@@ -136,7 +132,7 @@ class DeepSpeedStepper(Stepper):
             config=configuration(job, parameters=count),
             optimizer=build_optimizer(job.optimizer, list(model.parameters())),
         )
-        self._check_disk()
+        check_written(job)
 
     @abstractmethod
     def _build(self) -> nn.Module:
@@ -159,7 +155,7 @@ class DeepSpeedStepper(Stepper):
         dist.all_reduce(loss)
         synchronize(self.device)
         if number == 1:
-            self._check_disk()
+            check_written(self.job)
         norm: float | None = math.nan  # DeepSpeed skips a step whose gradients are not finite
         if self._engine.was_step_applied():
             norm = self._engine.get_global_grad_norm() if self.job.optimizer.gradient_clip_norm is not None else None
@@ -202,39 +198,29 @@ class DeepSpeedStepper(Stepper):
             self.step(1)
             load(self.state())
 
-    def _check_disk(self) -> None:
-        if self.recipe.offload == "nvme":
-            check_written(self.job)
-
 
 class WholeStepper(DeepSpeedStepper):
     """The whole model on each tensor-parallel group; micro-batches run one after another."""
 
     def _build(self) -> nn.Module:
-        job = self.job
-        if zero_stage(job) == 3 and self.recipe.tensor_parallel == 1:
-            return self._build_sharded()
-        with torch.device("meta"):
-            model = self._model()
-        model.to_empty(device=self.device)
-        initialize(model.named_parameters(), seed=job.seed, layers=job.model.layers)
-        return model
-
-    def _build_sharded(self) -> nn.Module:
-        """Return the model under ZeRO-3; each parameter is sharded as soon as it is made: no rank ever holds all."""
+        job, shape = self.job, self.job.model
+        make = partial(Gpt, shape, sequence_length=job.sequence_length, layers=range(shape.layers), recipe=self.recipe)
+        if zero_stage(job) < 3 or self.recipe.tensor_parallel > 1:
+            with torch.device("meta"):
+                model = make()
+            model.to_empty(device=self.device)
+            initialize(model.named_parameters(), seed=job.seed, layers=shape.layers)
+            return model
         import deepspeed
 
-        with deepspeed.zero.Init(config_dict_or_path=configuration(self.job, parameters=0)):
-            model = self._model()
+        # Each parameter is sharded as soon as it is made: no rank ever holds all.
+        with deepspeed.zero.Init(config_dict_or_path=configuration(job, parameters=0)):
+            model = make()
         for name, parameter in model.named_parameters():
             with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
                 if dist.get_rank() == 0:
-                    initialize([(name, parameter)], seed=self.job.seed, layers=self.job.model.layers)
+                    initialize([(name, parameter)], seed=job.seed, layers=shape.layers)
         return model
-
-    def _model(self) -> Gpt:
-        shape = self.job.model
-        return Gpt(shape, sequence_length=self.job.sequence_length, layers=range(shape.layers), recipe=self.recipe)
 
     def _train(self, batch: Batch) -> Tensor:
         total = torch.zeros((), device=self.device)
@@ -260,17 +246,15 @@ class StagedStepper(DeepSpeedStepper):
         recipe = self.recipe
         # A stage is one layer to DeepSpeed, so that stages hold the same layers as those of the torch engine.
         stages = stage_layers(self.job.model.layers, recipe)
-        return cast(
-            "nn.Module",
-            PipelineModule(
-                layers=[LayerSpec(_Stage, self.job, self.layout, layers, self.device) for layers in stages],
-                topology=PipeModelDataParallelTopology(
-                    num_pp=recipe.pipeline_parallel, num_mp=recipe.tensor_parallel, num_dp=recipe.data_parallel
-                ),
-                loss_fn=mean_cross_entropy,
-                partition_method="uniform",
+        model: nn.Module = PipelineModule(
+            layers=[LayerSpec(_Stage, self.job, self.layout, layers, self.device) for layers in stages],
+            topology=PipeModelDataParallelTopology(
+                num_pp=recipe.pipeline_parallel, num_mp=recipe.tensor_parallel, num_dp=recipe.data_parallel
             ),
+            loss_fn=mean_cross_entropy,
+            partition_method="uniform",
         )
+        return model
 
     def _train(self, batch: Batch) -> Tensor:
         return self._loss(self._engine.train_batch, batch)
@@ -279,9 +263,7 @@ class StagedStepper(DeepSpeedStepper):
         return self._loss(self._engine.eval_batch, batch)
 
     def _loss(self, run: Callable[..., Tensor], batch: Batch) -> Tensor:
-        parts: Iterator[tuple[Tensor, Tensor]] = (
-            (part.inputs, part.targets) for part in batch.split(self.recipe.micro_batch_seqs)
-        )
+        parts = ((part.inputs, part.targets) for part in batch.split(self.recipe.micro_batch_seqs))
         return run(data_iter=parts).detach().clone().reshape(())  # DeepSpeed keeps the tensor; evaluations are [1]
 
 

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate, islice
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -84,14 +84,6 @@ class Phase(StrEnum):
     BACKWARD = "backward"
 
 
-_LEFT_BEHIND = {
-    Phase.FORWARD: Category.ACTIVATIONS,
-    Phase.RECOMPUTE: Category.ACTIVATIONS,
-    Phase.BACKWARD: Category.GRADIENTS,
-}
-"""Category of a storage that outlives the phase in which it was made."""
-
-
 @dataclass(slots=True)
 class _Run:
     """One run of a phase: its backward pass of autograd (-1: none), and the change at which it ended."""
@@ -101,13 +93,13 @@ class _Run:
     end: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Entry:
     """Storage: its current size in bytes, and what is known of its purpose."""
 
-    size: int
     made_in: _Run | None
     category: Category | None
+    size: int = 0
     freed_at: int | None = None
     reference: weakref.ref[torch.UntypedStorage] | None = None
 
@@ -116,9 +108,8 @@ class Ledger:
     """Storages of the tensors that it is shown. Used by one thread."""
 
     def __init__(self) -> None:
-        self._entries: list[_Entry] = []
-        self._live: dict[int, int] = {}  # the number of each live storage's entry, by the storage's address
-        self._changes: list[tuple[int, int]] = []  # (entry, bytes more or fewer), in the order in which they came
+        self._live: dict[int, _Entry] = {}  # by the storage's address
+        self._changes: list[tuple[_Entry, int]] = []  # bytes more or fewer, in the order in which they came
         self._start = 0
         self._runs: list[_Run] = []  # the run that goes on, above the one that it interrupts
 
@@ -133,31 +124,22 @@ class Ledger:
         address = storage._cdata
         if address in self._live:
             return
-        number = len(self._entries)
-        entry = _Entry(storage.nbytes(), self._runs[-1] if self._runs else None, category)
-        entry.reference = weakref.ref(storage, lambda _: self._free(number, address))
-        self._entries.append(entry)
-        self._live[address] = number
-        self._changes.append((number, entry.size))
+        entry = self._live[address] = _Entry(self._runs[-1] if self._runs else None, category)
+        entry.reference = weakref.ref(storage, lambda _: self._free(address))
+        self.resized(storage)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Record a storage's new size."""
-        number = self._live.get(storage._cdata)
-        if number is not None:
-            self._resize(number, storage.nbytes())
+        entry = self._live.get(storage._cdata)
+        if entry is not None:
+            self._resize(entry, storage.nbytes())
 
-    def label(self, tensors: Iterable[Tensor], category: Category) -> None:
-        """Label the storages of these tensors that have no category yet."""
-        self._label((self._live.get(local(tensor).untyped_storage()._cdata) for tensor in tensors), category)
-
-    def label_all(self, category: Category) -> None:
-        """Label every live storage that has no category yet."""
-        self._label(self._live.values(), category)
-
-    def _label(self, numbers: Iterable[int | None], category: Category) -> None:
-        for number in numbers:
-            if number is not None and self._entries[number].category is None:
-                self._entries[number].category = category
+    def label(self, tensors: Iterable[Tensor] | None, category: Category) -> None:
+        """Label the storages of these tensors, or of all that live, that have no category yet."""
+        addresses = self._live if tensors is None else [local(tensor).untyped_storage()._cdata for tensor in tensors]
+        for entry in map(self._live.get, addresses):
+            if entry is not None and entry.category is None:
+                entry.category = category
 
     def enter(self, phase: Phase | None, task: int = -1) -> None:
         """Switch to a phase of the backward pass `task`, which recomputation interrupts and does not end."""
@@ -168,7 +150,7 @@ class Ledger:
 
         while self._runs and not goes_on(self._runs[-1]):
             self._runs.pop().end = len(self._changes)
-        if phase is not None and not (self._runs and self._runs[-1].phase is phase):
+        if phase is not None and self.phase is not phase:
             self._runs.append(_Run(phase, task))
 
     def start(self) -> None:
@@ -180,13 +162,10 @@ class Ledger:
         sizes = list(accumulate((change for _, change in self._changes), initial=0))
         # The size before the first change counts too, and of equal peaks the first.
         place = max(range(self._start, len(sizes)), key=lambda at: (sizes[at], -at))
-        held: Counter[int] = Counter()
-        for number, change in islice(self._changes, place):
-            held[number] += change
-        found: Counter[Category] = Counter(dict.fromkeys(Category, 0))
-        for number, size in held.items():
-            found[self._category(self._entries[number])] += size
-        return dict(found)
+        found = dict.fromkeys(Category, 0)
+        for entry, change in islice(self._changes, place):
+            found[self._category(entry)] += change
+        return found
 
     def _category(self, entry: _Entry) -> Category:
         if entry.category is not None:
@@ -194,18 +173,18 @@ class Ledger:
         if entry.made_in is None:
             return Category.TEMPORARY
         end, freed_at = entry.made_in.end, entry.freed_at
-        outlives = freed_at is None or (end is not None and freed_at > end)
-        return _LEFT_BEHIND[entry.made_in.phase] if outlives else Category.TEMPORARY
+        if freed_at is not None and (end is None or freed_at <= end):
+            return Category.TEMPORARY
+        return Category.GRADIENTS if entry.made_in.phase is Phase.BACKWARD else Category.ACTIVATIONS
 
-    def _free(self, number: int, address: int) -> None:
-        self._resize(number, 0)
-        self._entries[number].freed_at = len(self._changes)
-        del self._live[address]
+    def _free(self, address: int) -> None:
+        entry = self._live.pop(address)
+        self._resize(entry, 0)
+        entry.freed_at = len(self._changes)
 
-    def _resize(self, number: int, size: int) -> None:
-        entry = self._entries[number]
+    def _resize(self, entry: _Entry, size: int) -> None:
         if size != entry.size:
-            self._changes.append((number, size - entry.size))
+            self._changes.append((entry, size - entry.size))
             entry.size = size
 
 
@@ -237,8 +216,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = Ledger()
         self.flops: Counter[Phase] = Counter()
-        self._purpose: Category | None = None
-        self._is_paused = False
+        self._purpose: Category | Literal["nothing"] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator; see TorchDispatchMode."""
@@ -247,7 +225,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         options = kwargs or {}
         if func is _READ_SCALAR and isinstance(args[0], FakeTensor):
             return 1  # no fake tensor has a value, and this is one that a count of steps can have
-        if self._is_paused:
+        if self._purpose == "nothing":
             return func(*args, **options)
         phase = self._enter_phase()
         # What waiting returns is what it was given; for fakes torch makes another tensor.
@@ -267,22 +245,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flops.clear()
 
     @contextmanager
-    def purpose(self, category: Category) -> Iterator[None]:
-        """Label what is created inside with `category`."""
+    def purpose(self, category: Category | Literal["nothing"]) -> Iterator[None]:
+        """Label what is created inside with `category`, or ignore it and what is done."""
         before, self._purpose = self._purpose, category
         try:
             yield
         finally:
             self._purpose = before
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Ignore what is done inside."""
-        before, self._is_paused = self._is_paused, True
-        try:
-            yield
-        finally:
-            self._is_paused = before
 
     def _enter_phase(self) -> Phase | None:
         task = torch._C._current_graph_task_id()
@@ -306,15 +275,11 @@ def _around(owner: Any, *names: str) -> Callable[[Callable[..., Any]], None]:
             found = inspect.getattr_static(owner, name, None)  # versions of torch do not all have the same
             plain = getattr(found, "__func__", None) or getattr(found, "fget", found)
             if plain is not None:
-                wrapped = functools.wraps(plain)(_calling(function, plain))
+                wrapped = functools.wraps(plain)(lambda *args, _of=plain, **options: function(_of, *args, **options))
                 is_plain = not isinstance(found, staticmethod | classmethod | property)
                 setattr(owner, name, wrapped if is_plain else type(found)(wrapped))
 
     return change
-
-
-def _calling(function: Callable[..., Any], plain: Any) -> Callable[..., Any]:
-    return lambda *args, **options: function(plain, *args, **options)
 
 
 def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:  # noqa: C901 - one change after another
@@ -335,7 +300,7 @@ def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:  # noqa
     # DTensor infers shapes by running operators on fakes of global shape, as no rank ever does.
     @_around(ShardingPropagator, "_propagate_tensor_meta_non_cached")
     def _(plain: Any, *args: Any, **options: Any) -> Any:
-        with watch.paused():
+        with watch.purpose("nothing"):
             return plain(*args, **options)
 
     # Only FSDP2 knows which of its buffers hold gathered parameters, and which gradients.
@@ -410,7 +375,7 @@ def trace(job: Job, *, rank: int, micro_batches: int) -> dict[str, Any]:
     with mode, watch:
         stepper = make_stepper(traced, layout, _FakeTokens(watch, job, micro_batches), _CPU)  # type: ignore[arg-type]
         stepper.scale = LossScale("fp32", _CPU)  # whether a gradient overflowed stands in no fake tensor
-        watch.ledger.label_all(Category.PARAMETERS)
+        watch.ledger.label(None, Category.PARAMETERS)
         optimizer = stepper.optimizer
         if job.device != "cpu" and isinstance(optimizer, torch.optim.AdamW):
             for group in optimizer.param_groups:

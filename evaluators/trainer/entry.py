@@ -22,6 +22,7 @@ from frontrunner.evaluators.trainer.run import (
     RunContext,
     Stepper,
     as_memory_error,
+    leave,
     limit_memory,
     write_json,
 )
@@ -64,91 +65,74 @@ def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_ra
     and ends the process with status 1 at once: waiting for peers, as an orderly exit does, could take until their
     collectives time out.
     """
-    runner = _Runner(job, rank, torch.device(job.device, local_rank) if job.device != "cpu" else torch.device("cpu"))
+    folder, start, phases = Path(job.run_folder), time.monotonic(), ["starting"]
+    error_path = folder / f"rank-{rank}.error.json"
     try:
-        runner.run(world_size, init_method)
-    except Exception as error:
-        try:
-            traceback.print_exc()
-            runner.write_error(as_memory_error(error))
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
-
-
-class _Runner:
-    """One rank, and how far it has come."""
-
-    def __init__(self, job: Job, rank: int, device: torch.device) -> None:
-        self._job, self._rank, self._device = job, rank, device
-        self._error_path = Path(job.run_folder) / f"rank-{rank}.error.json"
-        self._phase = "starting"
-
-    def run(self, world_size: int, init_method: str) -> None:
-        start, job = time.monotonic(), self._job
-        folder = Path(job.run_folder)
-        self._error_path.unlink(missing_ok=True)  # of an earlier start in the same folder
-        if self._rank == 0:
+        error_path.unlink(missing_ok=True)  # of an earlier start in the same folder
+        if rank == 0:
             (folder / "result.json").unlink(missing_ok=True)
         check_job(job, world_size=world_size)
-        self._prepare_process()
+        device = _prepare_process(job, local_rank)
         dist.init_process_group(
             _BACKENDS[job.device],
             init_method=init_method,
-            rank=self._rank,
+            rank=rank,
             world_size=world_size,
             timeout=dt.timedelta(seconds=job.collective_timeout_s),
         )
-        self._phase = "building"
-        # A probe is always a new run; a training run may be the continuation of one.
-        with ProgressLog(folder / "progress.jsonl" if self._rank == 0 else None, append=job.mode == "train") as log:
-            stepper = self._build()
-            build_time_s = time.monotonic() - start
-            context = RunContext(job=job, rank=self._rank, stepper=stepper, log=log, build_time_s=build_time_s)
-            log.write("built", time_s=build_time_s)
-            self._phase = "stepping"
-            if job.mode == "train" and job.train is not None:
-                run_training(context, job.train)
-            elif job.probe is not None:
-                steps_done = run_probe(context, job.probe)
-                if job.profile is not None:
-                    run_profile(context, job.profile, steps_done=steps_done)
+        _run(job, rank, device, start, phases)
         dist.destroy_process_group()
+    except Exception as error:
+        try:
+            traceback.print_exc()
+            error = as_memory_error(error)
+            document = {
+                "rank": rank,
+                "type": type(error).__name__,
+                "message": str(error),
+                "traceback": "".join(traceback.format_exception(error)),
+                "phase": phases[-1],
+            }
+            write_json(error_path, document)
+        finally:
+            leave(1)
 
-    def write_error(self, error: Exception) -> None:
-        """Leave what went wrong where the rank's starter looks for it."""
-        document = {
-            "rank": self._rank,
-            "type": type(error).__name__,
-            "message": str(error),
-            "traceback": "".join(traceback.format_exception(error)),
-            "phase": self._phase,
-        }
-        write_json(self._error_path, document)
 
-    def _prepare_process(self) -> None:
-        if self._job.device == "cpu":
-            use_one_thread_per_group()
-            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        else:
-            torch.accelerator.set_device_index(self._device.index)
-        if self._job.memory_limit_bytes_per_rank is not None:
-            limit_memory(self._device, self._job.memory_limit_bytes_per_rank)
+def _prepare_process(job: Job, local_rank: int) -> torch.device:
+    if job.device == "cpu":
+        device = torch.device("cpu")
+        use_one_thread_per_group()
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    else:
+        device = torch.device(job.device, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+    if job.memory_limit_bytes_per_rank is not None:
+        limit_memory(device, job.memory_limit_bytes_per_rank)
+    return device
 
-    def _build(self) -> Stepper:
-        """Return the recipe's engine over this rank's part of the model, once every rank has built its own.
 
-        So no step's time holds another rank's build.
-        """
-        job = self._job
+def _run(job: Job, rank: int, device: torch.device, start: float, phases: list[str]) -> None:
+    """Build and train; the last of `phases` is how far the rank has come."""
+    phases.append("building")
+    log_path = Path(job.run_folder) / "progress.jsonl" if rank == 0 else None
+    # A probe is always a new run; a training run may be the continuation of one.
+    with ProgressLog(log_path, append=job.mode == "train") as log:
         engine = "deepspeed_engine" if job.recipe.engine == "deepspeed" else "torch_engine"
-        make = import_module(f"frontrunner.evaluators.trainer.{engine}").make_stepper
+        make_stepper = import_module(f"frontrunner.evaluators.trainer.{engine}").make_stepper
         layout = make_layout(job.recipe, device_type=job.device)
         data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
-        stepper: Stepper = make(job, layout, data, self._device)
-        dist.all_reduce(torch.zeros(1, device=self._device))
-        return stepper
+        stepper: Stepper = make_stepper(job, layout, data, device)
+        dist.all_reduce(torch.zeros(1, device=device))  # so that no step's time holds another rank's build
+        build_time_s = time.monotonic() - start
+        context = RunContext(job=job, rank=rank, stepper=stepper, log=log, build_time_s=build_time_s)
+        log.write("built", time_s=build_time_s)
+        phases.append("stepping")
+        if job.mode == "train" and job.train is not None:
+            run_training(context, job.train)
+        elif job.probe is not None:
+            steps_done = run_probe(context, job.probe)
+            if job.profile is not None:
+                run_profile(context, job.profile, steps_done=steps_done)
 
 
 def main() -> None:
@@ -167,8 +151,4 @@ def main() -> None:
         init_method="env://" if "MASTER_ADDR" in os.environ else f"file://{rendezvous}",
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
     )
-    # The run is complete and on disk. An orderly exit would tear down the interpreter under threads of torch's
-    # own, which at times ends a finished rank with an abort.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    leave(0)

@@ -7,6 +7,8 @@ refused. Only a key with a default may be missing. Importing this module imports
 
 import dataclasses
 import json
+import os
+import shutil
 import typing
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -189,28 +191,16 @@ def check_job(job: Job, *, world_size: int) -> None:
     reason = why_illegal(recipe, problem)
     if reason is not None:
         raise ValueError(f"{recipe.describe()}: {reason}")
-    if recipe.compile:
-        check_compiler(job.device)
+    if recipe.compile and job.device == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
+        raise ValueError("compile needs a C++ compiler on a CPU, and there is none (g++, or what CXX names)")
+    if recipe.compile and job.device != "cpu":
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            raise ValueError(f"compile needs Triton on device {job.device!r}, and there is none that works")
     if recipe.engine == "deepspeed" and find_spec("deepspeed") is None:
         raise ValueError("deepspeed is not installed; run: pip install deepspeed")
     if recipe.offload == "nvme":
         from frontrunner.evaluators.trainer.deepspeed_disk import check_disk
 
         check_disk(job)
-
-
-def check_compiler(device: str) -> None:
-    """Raise ValueError where torch.compile has no compiler for `device`: C++ for a CPU, Triton for an accelerator."""
-    if device != "cpu":
-        from torch.utils._triton import has_triton
-
-        if not has_triton():
-            raise ValueError(f"compile needs Triton on device {device!r}, and there is none that works")
-        return
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler as error:
-        raise ValueError("compile needs a C++ compiler on a CPU, and there is none (g++, or what CXX names)") from error

@@ -1,10 +1,10 @@
 """Where each rank stands in the grid of parallelism, and the ranks with which it shares states and sequences."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_to_all_single
@@ -68,30 +68,32 @@ class ContextRanks:
 
     def _exchange(self, parts: Tensor) -> Tensor:
         """Send part i of [c, ...] to rank i; part i of the outcome is what rank i sent here."""
-        return cast("Tensor", _AllToAll.apply(parts, self._group))  # type: ignore[no-untyped-call]
+        return exchanged(parts, self._all_to_all, self._all_to_all)
+
+    def _all_to_all(self, parts: Tensor) -> Tensor:
+        received = all_to_all_single(parts.contiguous(), None, None, self._group)
+        return received.wait() if isinstance(received, AsyncCollectiveTensor) else received
 
 
-class _AllToAll(torch.autograd.Function):
-    """An all-to-all whose gradient is the all-to-all back.
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        ctx.back = back  # type: ignore[attr-defined]
+        return there(x)
 
-    torch's own collective with a gradient is named and built differently from torch 2.11 to 2.13.
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Any) -> tuple[Tensor, None, None]:
+        return ctx.back(gradients[0]), None, None  # type: ignore[attr-defined]
+
+
+def exchanged(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return `there(x)`, whose gradient is `back` of the gradient.
+
+    torch's own collectives with a gradient are named and built differently from torch 2.11 to 2.13.
     """
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Exchange the parts along the first dimension over `group`."""
-        ctx.group = group  # type: ignore[attr-defined]
-        return _all_to_all(parts, group)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Any) -> tuple[Tensor, None]:
-        """Send each part's gradient to where the part came from."""
-        return _all_to_all(gradients[0], ctx.group), None  # type: ignore[attr-defined]
-
-
-def _all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    received = all_to_all_single(parts.contiguous(), None, None, group)
-    return received.wait() if isinstance(received, AsyncCollectiveTensor) else received
+    return cast("Tensor", _Exchange.apply(x, there, back))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ and the parameter's name in the whole model, and a rank keeps its shard of the d
 
 import hashlib
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -158,12 +159,9 @@ class Attention(nn.Module):
         return cast("Tensor", self.output(mixed.flatten(2)))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        attend = partial(functional.scaled_dot_product_attention, is_causal=True)
         grouped = query.shape[1] != key.shape[1]
-        if self._only_math:
-            with sdpa_kernel(SDPBackend.MATH):
-                return attend(query, key, value, enable_gqa=grouped)
-        return attend(query, key, value, enable_gqa=grouped)
+        with sdpa_kernel(SDPBackend.MATH) if self._only_math else nullcontext():
+            return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
 
 
 class FeedForward(nn.Module):

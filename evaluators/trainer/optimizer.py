@@ -7,6 +7,7 @@ of any rank is not finite changes no weight and halves the factor; a long run wi
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
@@ -96,7 +97,11 @@ def squared_norm_share(parameters: Sequence[nn.Parameter], *, holders: int) -> T
     gradients: dict[int, list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            gradients.setdefault(_distinct_shards(parameter), []).append(local(parameter.grad))
+            shards = 1
+            if isinstance(parameter, DTensor):
+                sizes, placements = parameter.device_mesh.shape, parameter.placements
+                shards = math.prod(size for size, one in zip(sizes, placements, strict=True) if hasattr(one, "dim"))
+            gradients.setdefault(shards, []).append(local(parameter.grad))
     shares = [
         torch.stack(torch._foreach_norm(held, dtype=torch.float32)).square().sum() * (shards / holders)
         for shards, held in gradients.items()
@@ -123,18 +128,15 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _distinct_shards(parameter: nn.Parameter) -> int:
-    if not isinstance(parameter, DTensor):
-        return 1
-    placements = enumerate(parameter.placements)
-    return math.prod(parameter.device_mesh.size(dim) for dim, place in placements if hasattr(place, "dim"))
-
-
 def build_optimizer(
     options: job.Optimizer, parameters: Sequence[nn.Parameter], *, state: str = "fp32"
 ) -> torch.optim.Optimizer:
     """AdamW or SGD over `parameters`, with its states kept in the type `state`."""
-    groups = _groups_by_mesh(parameters)
+    # One group for each mesh: the optimizers' multi-tensor kernels take no mixture of meshes.
+    by_mesh: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    groups = [{"params": group} for group in by_mesh.values()]
     if state == "bf16":
         return NarrowStateOptimizer(groups, options)
     if options.name == "sgd":
@@ -158,24 +160,14 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 def make_states(optimizer: torch.optim.Optimizer) -> None:
     """Have the optimizer make the states that it makes at its first step: a step of rate 0 changes no weight."""
-    rates = [group["lr"] for group in optimizer.param_groups]
+    rate = optimizer.param_groups[0]["lr"]
     set_learning_rate(optimizer, 0.0)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-
-
-def _groups_by_mesh(parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
-    """Return one group for each mesh: the optimizers' multi-tensor kernels take no mixture of meshes."""
-    groups: dict[Any, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        groups.setdefault(mesh, []).append(parameter)
-    return [{"params": group} for group in groups.values()]
+    set_learning_rate(optimizer, rate)
 
 
 class NarrowStateOptimizer(torch.optim.Optimizer):
@@ -226,15 +218,7 @@ class NarrowStateOptimizer(torch.optim.Optimizer):
 
 
 def _parts(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Yield the parameters in lists of up to `PART_ELEMENTS` elements on this rank, a larger one by itself."""
-    part: list[nn.Parameter] = []
-    elements = 0
-    for parameter in parameters:
-        size = local(parameter).numel()
-        if part and elements + size > PART_ELEMENTS:
-            yield part
-            part, elements = [], 0
-        part.append(parameter)
-        elements += size
-    if part:
-        yield part
+    """Yield the parameters in lists of about `PART_ELEMENTS` elements on this rank."""
+    ends = accumulate(local(parameter).numel() for parameter in parameters)
+    for _, part in groupby(zip(parameters, ends, strict=True), key=lambda pair: pair[1] // PART_ELEMENTS):
+        yield [parameter for parameter, _ in part]

@@ -14,16 +14,6 @@ from frontrunner.evaluators.trainer.layout import Layout
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Recipe
 from frontrunner.spaces.stages import even_layers, rank_of_stage
 
-SCHEDULE_CLASSES = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved-1f1b": "Interleaved1F1B",
-    "looped-bfs": "LoopedBFS",
-    "interleaved-zero-bubble": "InterleavedZeroBubble",
-    "zbv": "ZBVZeroBubble",
-    "dualpipev": "DualPipeV",
-}
-
 
 def stage_layers(layers: int, recipe: Recipe) -> list[range]:
     """Return the layers of each stage: as many as the recipe says, else as even as possible."""
@@ -92,7 +82,8 @@ def build_schedule(
             stages.append(ReplicatedStage(replicas, **options))
         else:
             stages.append(PipelineStage(replicas.model, **options))
-    kind = get_schedule_class(SCHEDULE_CLASSES[recipe.schedule])
+    names = {"zbv": "ZBVZeroBubble"}  # of the others torch's names are ours without hyphens
+    kind = get_schedule_class(names.get(recipe.schedule, recipe.schedule.replace("-", "")))
     local = stages if recipe.schedule in LOOPED_SCHEDULES else stages[0]
     schedule = kind(local, n_microbatches=recipe.accumulation, loss_fn=loss, scale_grads=False)
     return cast("PipelineScheduleSingle | PipelineScheduleMulti", schedule)

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -145,43 +145,32 @@ class _Probe:
 def run_profile(context: RunContext, wanted: Profile, *, steps_done: int) -> None:
     """Run the profiled steps, after the `steps_done` of the probe, and write their files.
 
-    Raises ImportError where steps are to be sampled and pyinstrument is not installed.
+    One more step is traced first, and its events dropped: it pays for the profiler's own start. Raises ImportError
+    where steps are to be sampled and pyinstrument is not installed.
     """
-    numbers = count(steps_done + 1)
+    numbers, files = count(steps_done + 1), context.folder / f"rank-{context.rank}"
     if wanted.sampled_steps:
-        _sample(context, wanted.sampled_steps, numbers)
-    _trace(context, wanted.traced_steps, numbers)
-
-
-def _sample(context: RunContext, steps: int, numbers: Iterator[int]) -> None:
-    """Sample the Python stack of `steps` steps."""
-    # pyinstrument is optional, and typed against its own classes only.
-    sampler = import_module("pyinstrument").Profiler(interval=SAMPLING_INTERVAL_S, async_mode="disabled")
-    sampler.start()
-    for _ in range(steps):
-        context.timed_step(next(numbers))
-    sampler.stop()
-    path = context.folder / f"rank-{context.rank}.host.txt"
-    tree = sampler.output_text(unicode=True, color=False, processor_options={"filter_threshold": LEAST_SHARE})
-    path.write_text(tree, encoding="utf-8")
-    context.log.write("sampled", steps=steps)
-
-
-def _trace(context: RunContext, steps: int, numbers: Iterator[int]) -> None:
-    """Trace `steps` steps after one whose events are dropped: it pays for the profiler's own start."""
-    path = context.folder / f"rank-{context.rank}.trace.json.gz"
+        # pyinstrument is optional, and typed against its own classes only.
+        sampler = import_module("pyinstrument").Profiler(interval=SAMPLING_INTERVAL_S, async_mode="disabled")
+        sampler.start()
+        for number in islice(numbers, wanted.sampled_steps):
+            context.timed_step(number)
+        sampler.stop()
+        tree = sampler.output_text(unicode=True, color=False, processor_options={"filter_threshold": LEAST_SHARE})
+        files.with_suffix(".host.txt").write_text(tree, encoding="utf-8")
+        context.log.write("sampled", steps=wanted.sampled_steps)
     with (
         _recorded_waits(),
         profile(
             activities=[ProfilerActivity.CPU, *_DEVICE_ACTIVITIES.get(context.device.type, [])],
-            schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
-            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+            schedule=schedule(wait=0, warmup=1, active=wanted.traced_steps, repeat=1),
+            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(files.with_suffix(".trace.json.gz"))),
         ) as profiler,
     ):
-        for _ in range(1 + steps):
-            context.timed_step(next(numbers))
+        for number in islice(numbers, 1 + wanted.traced_steps):
+            context.timed_step(number)
             profiler.step()
-    context.log.write("traced", steps=steps)
+    context.log.write("traced", steps=wanted.traced_steps)
 
 
 @contextmanager

@@ -41,15 +41,13 @@ def _rendezvous(url: str, timeout: timedelta = default_pg_timeout, **_: object) 
     query = parse_qs(parts.query)
     rank, world_size = int(query["rank"][0]), int(query["world_size"][0])
     file = Path(unquote(parts.netloc + parts.path)) / FILE
-    yield (_open(file, world_size, timeout) if rank == 0 else _join(file, world_size, timeout)), rank, world_size
+    if rank == 0:  # listens on every interface
+        store = TCPStore("127.0.0.1", 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False)
+        write_json(file, {"hosts": _own_hosts(os.environ.get("GLOO_SOCKET_IFNAME")), "port": store.port})
+    else:
+        store = _join(file, world_size, timeout)
+    yield store, rank, world_size
     raise RuntimeError("a rendezvous cannot be held twice")
-
-
-def _open(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
-    """Open rank 0's store, which listens on every interface."""
-    store = TCPStore("127.0.0.1", 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False)
-    write_json(file, {"hosts": _own_hosts(os.environ.get("GLOO_SOCKET_IFNAME")), "port": store.port})
-    return store
 
 
 def _join(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
@@ -128,8 +126,6 @@ def set_local_rank_env(local_rank: int, local_world_size: int) -> None:
     CCL_LOCAL_SIZE then. torch sets these three itself, but not where it finds variables of an MPI launcher
     (ProcessGroupXCCL.cpp, `with_mpirun`), which our ranks always inherit: mpiexec started what forked them.
     """
-    for name in ("LOCAL_RANK", "CCL_LOCAL_RANK"):
-        os.environ[name] = str(local_rank)
-    for name in ("LOCAL_WORLD_SIZE", "CCL_LOCAL_SIZE"):
-        os.environ[name] = str(local_world_size)
+    rank, size = str(local_rank), str(local_world_size)
+    os.environ |= {"LOCAL_RANK": rank, "CCL_LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "CCL_LOCAL_SIZE": size}
     os.environ["CCL_PROCESS_LAUNCHER"] = "none"

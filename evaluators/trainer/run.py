@@ -5,20 +5,21 @@ import math
 import os
 import platform
 import resource
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from frontrunner.evaluators.trainer.data import Batch, TokenFile
+from frontrunner.evaluators.trainer.data import Batch, TokenFile, written_whole
 from frontrunner.evaluators.trainer.job import DATA_RANGE, STEP_RANGE, Job
 from frontrunner.evaluators.trainer.layout import Layout
 
@@ -27,21 +28,23 @@ _STATUS = Path("/proc/self/status")
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write `document` to a temporary name, force it to disk and rename it to `path`.
+    """Write `document`, whole or not at all.
 
-    Nothing is left under the temporary name if the disk is full. Raises ValueError for a number that is not finite:
-    JSON has no word for it, write null instead.
+    Raises ValueError for a number that is not finite: JSON has no word for it, write null instead.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1, allow_nan=False)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with written_whole(path) as file:
+        json.dump(document, file, indent=1, allow_nan=False)
+
+
+def leave(status: int) -> NoReturn:
+    """End this process, whose work is on disk.
+
+    An orderly exit would tear down the interpreter under threads of torch's own, which at times ends a finished rank
+    with an abort.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 class ProgressLog(AbstractContextManager["ProgressLog"]):
@@ -240,10 +243,7 @@ def limit_memory(device: torch.device, limit_bytes: int) -> None:
 
     On a CPU the kernel enforces it (RLIMIT_DATA bounds the process's private writable memory, and what else it
     has resident is taken off), so that resident size never passes the limit; on CUDA torch's allocator does.
-
-    Raises:
-        MemoryError: the process already uses more than the limit.
-        ValueError: the device is neither a CPU nor CUDA.
+    Raises MemoryError where the process already uses more, and ValueError for a device that is neither a CPU nor CUDA.
     """
     if device.type == "cuda":
         _, total = torch.cuda.mem_get_info(device)

@@ -2,7 +2,8 @@
 
 Weights are split as in Megatron-LM (arXiv 1909.08053): query, key, value and the feed-forward's first matrices by
 columns, the matrices after them by rows, embedding and head by the vocabulary. Without sequence parallelism the
-activations between blocks are whole on every rank; with it (arXiv 2205.05198) they are split along the sequence.
+activations between the parts of a block are whole on every rank; with it (arXiv 2205.05198) each rank holds S / t
+neighboring positions there.
 
 Weights are DTensors, so that sharding over replicas, checkpoints and the gradient norm know what each rank holds. All
 that lies before the last norm computes on plain tensors: for each operator on DTensors the host takes several times as
@@ -18,7 +19,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -30,16 +30,13 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
+from frontrunner.evaluators.trainer.layout import exchanged
 from frontrunner.evaluators.trainer.model import Block, Gpt, TiedHead
 from frontrunner.spaces.model import Model
 
 
 class TensorRanks:
-    """The ranks that share a layer.
-
-    Without sequence parallelism activations are whole on every rank between the parts (arXiv 1909.08053); with it each
-    rank holds S / t neighboring positions there (arXiv 2205.05198).
-    """
+    """The ranks that share a layer."""
 
     def __init__(self, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
         """Take the ranks of the 1-D `mesh`."""
@@ -51,13 +48,13 @@ class TensorRanks:
 
     def enter(self, x: Tensor) -> Tensor:
         """[B, S or S / t, D] between parts -> [B, S, D] for a part; backward the sum of the ranks' gradients."""
-        return cast("Tensor", _Exchange.apply(x, self, "enter"))  # type: ignore[no-untyped-call]
+        return exchanged(x, self._whole, self._summed)
 
     def leave(self, x: Tensor) -> Tensor:
         """[B, S, D], each rank's summand -> their sum, [B, S or S / t, D]."""
-        return cast("Tensor", _Exchange.apply(x, self, "leave"))  # type: ignore[no-untyped-call]
+        return exchanged(x, self._summed, self._whole)
 
-    def whole(self, x: Tensor) -> Tensor:
+    def _whole(self, x: Tensor) -> Tensor:
         """Return what a part works on: all positions, [B, S or S / t, D] -> [B, S, D]."""
         if not self._sequence_parallel:
             return x.view_as(x)
@@ -65,7 +62,7 @@ class TensorRanks:
         parts = _waited(operator(x.contiguous(), self.size, self._group_name))
         return torch.unflatten(parts, 0, (self.size, -1)).transpose(0, 1).flatten(1, 2)
 
-    def summed(self, x: Tensor) -> Tensor:
+    def _summed(self, x: Tensor) -> Tensor:
         """Return the sum over the ranks, whole or this rank's positions: [B, S, D] -> [B, S or S / t, D]."""
         if not self._sequence_parallel:
             return _waited(torch.ops._c10d_functional.all_reduce(x.contiguous(), "sum", self._group_name))
@@ -77,26 +74,12 @@ def _waited(tensor: Tensor) -> Tensor:
     return cast("Tensor", torch.ops._c10d_functional.wait_tensor(tensor))
 
 
-class _Exchange(torch.autograd.Function):
-    """What is whole forward is summed backward, and the other way round."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, ranks: TensorRanks, way: str) -> Tensor:
-        ctx.ranks, ctx.way = ranks, way  # type: ignore[attr-defined]
-        return ranks.whole(x) if way == "enter" else ranks.summed(x)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Any) -> tuple[Tensor, None, None]:
-        ranks: TensorRanks = ctx.ranks  # type: ignore[attr-defined]
-        back = ranks.summed if ctx.way == "enter" else ranks.whole  # type: ignore[attr-defined]
-        return back(gradients[0]), None, None
-
-
 class OnLocalWeight(nn.Module):
     """A module with one weight, of which it computes with this rank's part."""
 
     def __init__(self, whole: nn.Module, ranks: TensorRanks, placement: Placement) -> None:
         super().__init__()
+        self._ranks = ranks
         weight = cast("Tensor", whole.weight)
         self.weight = nn.Parameter(distribute_tensor(weight, ranks.mesh, [placement]))
 
@@ -123,10 +106,6 @@ class SplitLinear(OnLocalWeight):
 class SummedLinear(SplitLinear):
     """A linear layer of which this rank has some of the inputs, and the end of a split part."""
 
-    def __init__(self, whole: nn.Module, ranks: TensorRanks, placement: Placement) -> None:
-        super().__init__(whole, ranks, placement)
-        self._ranks = ranks
-
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, in / t] -> [B, S or S / t, out]."""
         return self._ranks.leave(super().forward(x))
@@ -137,7 +116,6 @@ class SplitEmbedding(OnLocalWeight):
 
     def __init__(self, whole: nn.Embedding, ranks: TensorRanks) -> None:
         super().__init__(whole, ranks, Shard(0))
-        self._ranks = ranks
         rows_of_others = -(-whole.num_embeddings // ranks.size)  # the last ranks may have fewer, or none
         self._first_row = ranks.number * rows_of_others
 

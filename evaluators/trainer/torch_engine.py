@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, ParamSpec, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -36,18 +36,17 @@ from frontrunner.evaluators.trainer.run import StepOutcome, Stepper, synchronize
 from frontrunner.evaluators.trainer.tensor_parallel import apply_tensor_parallel
 from frontrunner.spaces.stages import rank_of_stage
 
-Inputs = ParamSpec("Inputs")
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
-def compiled(function: Callable[Inputs, Tensor], device_type: str) -> Callable[Inputs, Tensor]:
+def compiled(function: Callable[..., Tensor], device_type: str) -> Callable[..., Tensor]:
     """`function`, compiled at its first call for each kind of input; what cannot be compiled whole raises then."""
     if device_type == "cpu":
         from torch._inductor import config
 
         # Ranks share the machine's cores, and a pool of compiling processes would outlive a rank that is killed.
         config.compile_threads = 1
-    return cast("Callable[Inputs, Tensor]", torch.compile(function, fullgraph=True))
+    return torch.compile(function, fullgraph=True)
 
 
 def compiled_graphs() -> int:

@@ -11,13 +11,14 @@ import shutil
 from collections import deque
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from frontrunner.evaluators.trainer.data import written_whole
 from frontrunner.evaluators.trainer.job import Train
 from frontrunner.evaluators.trainer.optimizer import set_learning_rate
 from frontrunner.evaluators.trainer.run import RunContext, finite_or_none, write_json
@@ -28,21 +29,24 @@ _COMPLETE = re.compile(r"step-(\d{8,})")
 
 
 class CsvMetrics:
-    """`metrics.csv`, with a header. A row has the keys of COLUMNS; None is a value that this step does not have."""
+    """`metrics.csv`, with a header. A row has the keys of COLUMNS; None is a value that this step does not have.
 
-    def __init__(self, path: Path, *, resumed_step: int) -> None:
+    Rows of steps after `resumed_step`, left by a run that was killed, are dropped.
+    """
+
+    def __init__(self, folder: Path, *, resumed_step: int) -> None:
+        path = folder / "metrics.csv"
         kept: list[dict[str, str]] = []
         if path.exists():
             with path.open(newline="", encoding="utf-8") as file:
                 whole = (row for row in csv.DictReader(file) if None not in row.values())  # the last may be cut off
                 kept = [row for row in whole if row["step"].isdigit() and int(row["step"]) <= resumed_step]
-        temporary = path.with_name(f".{path.name}")
-        self._file = temporary.open("w", newline="", encoding="utf-8")
+        with written_whole(path) as whole_file:
+            writer = csv.DictWriter(whole_file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(kept)
+        self._file = path.open("a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, COLUMNS)
-        self._writer.writeheader()
-        self._writer.writerows(kept)
-        self._file.flush()
-        temporary.replace(path)
 
     def write(self, row: dict[str, float | None]) -> None:
         """Store one step's row; it is on its way to disk when this returns."""
@@ -62,7 +66,7 @@ class TensorBoardMetrics:
             module: Any = import_module("torch.utils.tensorboard")
         except ImportError as error:
             raise ValueError("metrics for TensorBoard need it installed: pip install tensorboard") from error
-        self._writer = module.SummaryWriter(str(folder), purge_step=resumed_step + 1)
+        self._writer = module.SummaryWriter(str(folder / "tensorboard"), purge_step=resumed_step + 1)
 
     def write(self, row: dict[str, float | None]) -> None:
         """See CsvMetrics."""
@@ -76,16 +80,7 @@ class TensorBoardMetrics:
         self._writer.close()
 
 
-def open_metrics(
-    kind: Literal["csv", "tensorboard"], folder: Path, *, resumed_step: int
-) -> CsvMetrics | TensorBoardMetrics:
-    """Metrics in `folder`; rows of steps after `resumed_step`, left by a run that was killed, are dropped.
-
-    Raises ValueError where TensorBoard is wanted and not installed.
-    """
-    if kind == "csv":
-        return CsvMetrics(folder / "metrics.csv", resumed_step=resumed_step)
-    return TensorBoardMetrics(folder / "tensorboard", resumed_step=resumed_step)
+METRICS: dict[str, type[CsvMetrics] | type[TensorBoardMetrics]] = {"csv": CsvMetrics, "tensorboard": TensorBoardMetrics}
 
 
 class Checkpoints:
@@ -165,7 +160,7 @@ def run_training(context: RunContext, train: Train) -> None:
     resumed_step = final_step = checkpoints.load_latest()
     if resumed_step:
         context.log.write("resumed", step=resumed_step)
-    metrics = open_metrics(train.metrics, context.folder, resumed_step=resumed_step) if context.rank == 0 else None
+    metrics = METRICS[train.metrics](context.folder, resumed_step=resumed_step) if context.rank == 0 else None
     status, final_loss, overflowed = "trained", None, 0
     times: deque[float] = deque(maxlen=_REPORTED_STEP_TIMES)
     evaluations: list[tuple[int, float | None]] = []

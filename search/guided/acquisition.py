@@ -1,4 +1,4 @@
-"""What a probe costs, and what it is expected to add to the front of tokens/s against memory and nodes.
+"""What a probe is expected to add to the front of tokens/s against memory and nodes.
 
 The worth is the hypervolume that the front dominates: the best speed within an allowance of memory (a share of a
 device's) and of nodes, as a mean over all allowances. Memory is allowed evenly from nothing to `REFERENCE` of a device,
@@ -20,11 +20,6 @@ from frontrunner.spaces.pareto import pareto_front
 
 Rows = npt.NDArray[np.float64]
 
-STEPS_OF_A_PROBE = 7
-"""Warm-up and measured steps; assumed of probes that take 5 to 15, as they ship. A strategy does not see a campaign's
-own."""
-START_S = 30.0
-"""Seconds of a probe besides its steps; assumed."""
 REFERENCE = 1.1
 """Assumed, as usual for reference points: a tenth beyond the worst, or the fastest recipe of a full device would add
 nothing (Ishibuchi et al., How to specify a reference point in hypervolume calculation, 2018)."""
@@ -42,14 +37,6 @@ def expected_improvement(mean: Rows, deviation: Rows, best: float) -> Rows:
     gain = np.exp(np.minimum(above + 0.5 * spread**2, 50.0)) * ndtr(above / spread + spread) - ndtr(above / spread)
     found: Rows = np.maximum(gain, 0.0)
     return found
-
-
-def node_seconds(step_time_s: Rows, nodes: Rows) -> Rows:
-    """Return the expected node-seconds of a probe.
-
-    One that fails counts as much as one that runs: some fail at once and others when their deadline has passed.
-    """
-    return nodes * (START_S + STEPS_OF_A_PROBE * step_time_s)
 
 
 def mean_loss(difference: float, deviation: float) -> float:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.recipe_file import FIGURES, Measured, Origin, RecipeFile, Training, read, to_text
-from frontrunner.config.toml_file import holds, why_no_file
+from frontrunner.config.toml_file import holds, read_text
 from frontrunner.evaluators.export.reading import Given
 from frontrunner.evaluators.export.tools import SCHEDULERS, TOOLS, batch_script, tool_named
-from frontrunner.foreign_recipes import refuse_file_of_others
-from frontrunner.recipe_actions import names_a_file
+from frontrunner.recipe_actions import names_a_file, refuse_file_of_others
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.document import recipe_id
-from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, did_you_mean
+from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.store import LocalStore, opened
@@ -25,11 +24,11 @@ from frontrunner.text import thousands
 if TYPE_CHECKING:
     from frontrunner.results.explain import Appearance, Explanation
     from frontrunner.search.optuna_export import Mirrored
+    from frontrunner.search.spec import CampaignSpec
 
 RECIPE_FILE = "recipe"
 TARGETS = (*TOOLS, *SCHEDULERS, RECIPE_FILE)
 """What `export` writes."""
-MOST_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,82 +57,63 @@ def exported(store: LocalStore, recipe: str, *, to: str) -> str:
 def provenance(file: RecipeFile) -> tuple[str, ...]:
     """Return the first lines of an export: its recipe, problem, figures and versions."""
     problem, measured = file.problem, file.measured
-    lines = [
-        f"frontrunner recipe {file.recipe_id}: {file.recipe.describe()}",
-        f"problem: {problem.model.name} on {problem.cluster.name} ({file.recipe.devices} x {problem.cluster.device}), "
-        f"sequences of {problem.sequence_length} tokens, {problem.precision}",
-    ]
-    if measured is None:
-        lines.append("never measured")
-    else:
-        lines.append(
-            f"{measured.figures} in campaign {measured.campaign}, {_by_whom(file.recipe, measured)}: "
-            f"{thousands(measured.tokens_per_s)} tokens/s, {measured.step_time_s_median:.4g} s a step, "
-            f"{measured.model_tflops_per_device:.4g} TFLOPS a device"
+    figures = "never measured"
+    if measured is not None:
+        by = f"by frontrunner's {file.recipe.engine} engine" if measured.is_ours else "from a table of others' training"
+        by = by if measured.trainer is None else f"by another trainer (evaluator {measured.trainer})"
+        figures = (
+            f"{measured.figures} in campaign {measured.campaign}, {by}: {thousands(measured.tokens_per_s)} tokens/s, "
+            f"{measured.step_time_s_median:.4g} s a step, {measured.model_tflops_per_device:.4g} TFLOPS a device"
         )
     versions = ", ".join(f"{name} {version}" for name, version in sorted(file.origin.measured_with.items()))
     return (
-        *lines,
+        f"frontrunner recipe {file.recipe_id}: {file.recipe.describe()}",
+        f"problem: {problem.model.name} on {problem.cluster.name} ({file.recipe.devices} x {problem.cluster.device}), "
+        f"sequences of {problem.sequence_length} tokens, {problem.precision}",
+        figures,
         f"versions: {versions or 'not known'}",
         f"written {file.origin.written_at} by {file.origin.written_by}",
     )
 
 
-def _by_whom(recipe: Recipe, measured: Measured) -> str:
-    if measured.trainer is not None:
-        return f"by another trainer (evaluator {measured.trainer})"
-    return f"by frontrunner's {recipe.engine} engine" if measured.is_ours else "from a table of others' training"
-
-
 def recipe_file(explanation: Explanation) -> RecipeFile:
-    """Return a stored recipe as a recipe file, preferring the newest campaign in which our own trainer measured it."""
-    appearance = _chosen(explanation)
-    spec = stored_spec(appearance.campaign)
-    return RecipeFile(
-        recipe_id=explanation.recipe_id,
-        problem=spec.problem,
-        recipe=explanation.recipe,
-        training=Training(optimizer=spec.probe.optimizer, seed=spec.search.seed),
-        measured=_measured(appearance),
-        origin=_origin(_versions(appearance)),
-    )
+    """Return a stored recipe as a recipe file, with the newest figures that our own trainer measured.
 
-
-def _chosen(explanation: Explanation) -> Appearance:
-    """Return the newest appearance, preferring measurements by our own trainer over those of others, simulated and
-    imported ones, and ones without figures.
+    Without any, those of other trainers, then simulated and imported ones.
     """
 
     def place(found: Appearance) -> tuple[int, bool]:
         figures = len(FIGURES) if found.standing is None else FIGURES.index(found.campaign.figures)
         return figures, bool(stored_spec(found.campaign).trainer)
 
-    return min(explanation.appearances, key=place)
-
-
-def _measured(appearance: Appearance) -> Measured | None:
-    standing = appearance.standing
-    if standing is None:
-        return None
-    figures: dict[str, Any] = {f.name: getattr(standing, f.name) for f in fields(standing)}
-    campaign = appearance.campaign
+    appearance = min(explanation.appearances, key=place)
+    campaign, standing, measured = appearance.campaign, appearance.standing, None
     spec = stored_spec(campaign)
-    trainer = spec.evaluator if spec.trainer else None
-    return Measured(campaign=campaign.name, figures=campaign.figures, trainer=trainer, **figures)
+    if standing is not None:
+        figures: dict[str, Any] = {f.name: getattr(standing, f.name) for f in fields(standing)}
+        trainer = spec.evaluator if spec.trainer else None
+        measured = Measured(campaign=campaign.name, figures=campaign.figures, trainer=trainer, **figures)
+    ran_with = [attempt.provenance.versions for attempt in appearance.attempts if attempt.provenance is not None]
+    versions = dict(ran_with[-1]) if ran_with else {}
+    return _file(spec, explanation.recipe, explanation.recipe_id, measured, versions)
 
 
-def _versions(appearance: Appearance) -> Mapping[str, str]:
-    known = [attempt.provenance for attempt in appearance.attempts if attempt.provenance is not None]
-    return dict(known[-1].versions) if known else {}
-
-
-def _origin(versions: Mapping[str, str]) -> Origin:
+def _file(
+    spec: CampaignSpec, recipe: Recipe, identity: str, measured: Measured | None, versions: Mapping[str, str]
+) -> RecipeFile:
     from datetime import UTC, datetime
 
     from frontrunner import __version__
 
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Origin(written_by=f"frontrunner {__version__}", written_at=now, measured_with=versions)
+    return RecipeFile(
+        recipe_id=identity,
+        problem=spec.problem,
+        recipe=recipe,
+        training=Training(optimizer=spec.probe.optimizer, seed=spec.search.seed),
+        measured=measured,
+        origin=Origin(written_by=f"frontrunner {__version__}", written_at=now, measured_with=versions),
+    )
 
 
 def import_config(
@@ -146,46 +126,22 @@ def import_config(
     """
     spec = read_campaign_file(Path(campaign)).spec
     path = Path(path)
-    text = _text(path)
+
+    def beside(name: str) -> str | None:
+        """Return a file that the configuration names, from the configuration's own folder."""
+        other = path.parent / Path(name).name
+        return read_text(other, "configuration") if holds(other.is_file) else None
+
+    text = read_text(path, "configuration")
     try:
-        given = Given(text=text, stated=stated or {}, beside=lambda name: _beside(path, name))
-        recipe = tool_named(tool).read(spec.problem, given)
+        recipe = tool_named(tool).read(spec.problem, Given(text=text, stated=stated or {}, beside=beside))
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
     reason, identity = why_illegal(recipe, spec.problem), recipe_id(spec.problem, recipe)
     if reason is not None:
         return ImportedRecipe(recipe_id=identity, recipe=recipe, illegal=str(reason), file=None)
-    file = RecipeFile(
-        recipe_id=identity,
-        problem=spec.problem,
-        recipe=recipe,
-        training=Training(optimizer=spec.probe.optimizer, seed=spec.search.seed),
-        measured=None,
-        origin=_origin({}),
-    )
+    file = _file(spec, recipe, identity, None, {})
     return ImportedRecipe(recipe_id=identity, recipe=recipe, illegal=None, file=file)
-
-
-def _text(path: Path) -> str:
-    if not holds(path.is_file):
-        raise NotFound(f"no configuration at {path}: {why_no_file(path)}")
-    try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
-    if len(content) > MOST_BYTES:
-        raise InvalidInput(f"{path} is too long: a configuration has at most {MOST_BYTES:,} bytes")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path} is not text in UTF-8: byte {error.start + 1} does not fit") from None
-
-
-def _beside(path: Path, name: str) -> str | None:
-    """Return a file that the configuration names, from the configuration's own folder."""
-    other = path.parent / Path(name).name
-    return _text(other) if holds(other.is_file) else None
 
 
 def mirror(campaign: str | None = None, *, storage: str, store: str | None = None) -> Mirrored:

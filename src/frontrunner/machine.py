@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from frontrunner.config.campaign import named_cluster, parse_cluster, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
@@ -53,13 +53,13 @@ def calibrate(
     from frontrunner.evaluators.diagnostics.calibration import calibration, measure, write_measured
     from frontrunner.evaluators.diagnostics.ranks import Place, allocated
 
-    path = writable(out)
+    path = _writable(out)
     _check_limits("--seconds", seconds, ranks)
     where = allocated(ranks)
     base = _base(cluster, where.ranks_per_node if where else ranks, device)
     per_node = ranks or base.devices_per_node
     where = where or Place(ranks=per_node, ranks_per_node=per_node)
-    _refuse_elsewhere(base, where)
+    _refuse_elsewhere(base.backend, where)
     taken_at, load_before = datetime.now(UTC), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     if on_start is not None:
         on_start(where)
@@ -81,11 +81,14 @@ def fit_tables(
     """
     from frontrunner.evaluators.tables.workloads import read, samples_of_tables
 
-    path = None if out is None else writable(out)
-    base = named_cluster(cluster) if isinstance(cluster, str) else cluster
+    path, base = _writable(out), _cluster(cluster)
     measured = samples_of_tables([read(Path(table), base) for table in tables], base)
     if path is not None and base is None:
-        base = _their_cluster(measured)
+        devices = {sample.cluster.device: sample.cluster for sample in measured.samples}
+        if len(devices) != 1:
+            found = ", ".join(sorted(devices)) or "none"
+            raise InvalidInput(f"the rows' devices are {found}: expected one", hint="name it with --cluster")
+        (base,) = devices.values()
     return _fitted(measured, path, base, ", ".join(Path(table).name for table in tables))
 
 
@@ -104,7 +107,7 @@ def fit_campaign(
     from frontrunner.search.campaign_setup import stored_spec
     from frontrunner.store import opened
 
-    path = None if out is None else writable(out)
+    path = _writable(out)
     with opened(store) as found:
         record = found.campaign(campaign)
         outcomes = found.final_outcomes(record.id)
@@ -117,7 +120,7 @@ def fit_campaign(
             hint="fit to the table itself: frontrunner calibrate --from-table CSV",
         )
     own = spec.problem.cluster
-    base = named_cluster(cluster) if isinstance(cluster, str) else cluster or own
+    base = _cluster(cluster) or own
     if (base.devices, base.backend) != (own.devices, own.backend):
         expected = f"{own.devices} {own.backend} devices, on which campaign {record.name} measured"
         raise bad_value("cluster", f"{base.devices} {base.backend} devices", expected)
@@ -135,17 +138,18 @@ def _fitted(measured: Samples, path: Path | None, base: Cluster | None, origin: 
     return found
 
 
-def _their_cluster(measured: Samples) -> Cluster:
-    """Return the cluster that all rows were measured on."""
-    found = {sample.cluster.device: sample.cluster for sample in measured.samples}
-    if len(found) != 1:
-        devices = ", ".join(sorted(found)) or "none"
-        raise InvalidInput(f"the rows' devices are {devices}: expected one", hint="name it with --cluster")
-    return next(iter(found.values()))
+def _cluster(cluster: str | Cluster | None) -> Cluster | None:
+    return named_cluster(cluster) if isinstance(cluster, str) else cluster
 
 
-def writable(out: str | Path) -> Path:
+@overload
+def _writable(out: str | Path) -> Path: ...
+@overload
+def _writable(out: str | Path | None) -> Path | None: ...
+def _writable(out: str | Path | None) -> Path | None:
     """Return the path of a cluster file; raise `InvalidInput` where it cannot be written."""
+    if out is None:
+        return None
     path = Path(out)
     if path.is_dir() or not path.name:
         raise bad_value("--out", str(out), "a file, not a folder")
@@ -155,42 +159,35 @@ def writable(out: str | Path) -> Path:
 
 
 def _base(cluster: str | Cluster | None, ranks_per_node: int | None, device: str | None) -> Cluster:
-    """Return the cluster that the file starts from."""
-    if cluster is None and device == "cpu":
+    """Return the cluster that the file starts from; a CPU's memory and peak rate are divided among its ranks."""
+    base = _cluster(cluster)
+    if base is None and device == "cpu":
         found = processors()
         base = parse_cluster(share_processors(found, ranks_per_node or found["devices_per_node"]))
-    elif cluster is None:
+    elif base is None:
         wanted = {"devices_per_node": ranks_per_node} if ranks_per_node else {}
         base = parse_cluster({"preset": "this-machine", **wanted})
-    else:
-        base = _per_rank(named_cluster(cluster) if isinstance(cluster, str) else cluster, ranks_per_node)
+    elif base.backend == "cpu" and ranks_per_node not in (None, base.devices_per_node):
+        table = {
+            "devices_per_node": base.devices_per_node,
+            "memory_gib_per_device": base.memory_gib_per_device,
+            "peak_tflops": {name: rate for name, rate in asdict(base.peak_tflops).items() if rate is not None},
+        }
+        shared = share_processors(table, ranks_per_node or base.devices_per_node)
+        base = replace(base, **shared | {"peak_tflops": PeakTflops(**shared["peak_tflops"])})
     if device is not None and TORCH_DEVICES[base.backend] != device:
         raise bad_value("--device", device, f"{TORCH_DEVICES[base.backend]}, as {base.name} has")
     return base
 
 
-def _per_rank(base: Cluster, ranks_per_node: int | None) -> Cluster:
-    """Divide a CPU's memory and peak rate among its ranks; return other clusters unchanged."""
-    if base.backend != "cpu" or ranks_per_node in (None, base.devices_per_node):
-        return base
-    peaks = asdict(base.peak_tflops)
-    table = {
-        "devices_per_node": base.devices_per_node,
-        "memory_gib_per_device": base.memory_gib_per_device,
-        "peak_tflops": {name: rate for name, rate in peaks.items() if rate is not None},
-    }
-    shared = share_processors(table, ranks_per_node or base.devices_per_node)
-    return replace(base, **shared | {"peak_tflops": PeakTflops(**shared["peak_tflops"])})
-
-
-def _refuse_elsewhere(base: Cluster, where: Place) -> None:
+def _refuse_elsewhere(backend: str, where: Place) -> None:
     """Raise `InvalidInput` for devices that this machine does not have; those of a CPU cluster are processes."""
-    if base.backend == "cpu":
+    if backend == "cpu":
         return
-    here = job_environment(os.environ, detect())
-    if here.backend != base.backend:
+    here = this_job()
+    if here.backend != backend:
         expected = f"{here.backend}, which is what this machine has ({here.device_name})"
-        raise bad_value("cluster.backend", base.backend, expected)
+        raise bad_value("cluster.backend", backend, expected)
     if where.ranks_per_node > here.devices_per_node:
         raise bad_value("--ranks", where.ranks_per_node, f"at most the {here.devices_per_node} devices found here")
 
@@ -235,10 +232,7 @@ def call_ranks(
     backend = cluster.backend if cluster is not None else job.backend
     per_node = ranks or job.devices_per_node
     where = where or Place(ranks=per_node, ranks_per_node=per_node)
-    if backend not in ("cpu", job.backend):
-        raise bad_value("cluster.backend", backend, f"{job.backend}, which is what this machine has")
-    if backend != "cpu" and where.ranks_per_node > job.devices_per_node:
-        raise bad_value("--ranks", where.ranks_per_node, f"at most the {job.devices_per_node} devices found here")
+    _refuse_elsewhere(backend, where)
     if on_start is not None:
         on_start(where)
     nodes = job.nodes if where.rank is not None else (socket.gethostname(),)
@@ -256,18 +250,17 @@ def _needs(campaign: str | Path | None, store: str | None) -> Needs:
     file = read_campaign_file(Path(campaign)) if campaign is not None else None
     url = store_url(store, from_file=file.store.url if file else None)
     runs = run_root(url, from_file=file.store.run_folder if file else None)
-    path = parse_address(url).path
+    needs = Needs(store_path=parse_address(url).path, run_folder=runs)
     if file is None:
-        return Needs(store_path=path, run_folder=runs)
-    problem, space, dispatch = file.spec.problem, file.spec.space, file.spec.dispatch
+        return needs
+    cluster, space, dispatch = file.spec.problem.cluster, file.spec.space, file.spec.dispatch
     engines = tuple(engine for engine in space.engine if engine != "torch")
-    disk = problem.cluster.nvme_path if "nvme" in space.offload else None
-    return Needs(
-        store_path=path,
-        run_folder=runs,
-        nodes=problem.cluster.nodes,
-        backend=problem.cluster.backend,
-        devices_per_node=problem.cluster.devices_per_node,
+    disk = cluster.nvme_path if "nvme" in space.offload else None
+    return replace(
+        needs,
+        nodes=cluster.nodes,
+        backend=cluster.backend,
+        devices_per_node=cluster.devices_per_node,
         packages=engines + (("parsl",) if dispatch.backend in ("parsl", "allocation") else ()),
         scheduler=dispatch.scheduler if dispatch.backend == "parsl" else None,
         compiles=True in space.compile,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,14 +38,11 @@ def check_store(store: str | None = None) -> Check:
 
 
 def backup_store(file: str | Path | None = None, *, store: str | None = None) -> Path:
-    """Write a backup of the store to a new file, by default next to it; drivers may keep running.
-
-    The backup of an SQLite store is a store, that of a PostgreSQL store an archive for pg_restore.
-    """
+    """Write a backup of the store to a new SQLite file, which is a store; drivers may keep running."""
     from frontrunner.results.transfer import backup
 
     with opened(store) as found:
-        return backup(found.database, None if file is None else Path(file))
+        return backup(found, None if file is None else Path(file))
 
 
 def upgrade_store(store: str | None = None) -> Upgraded:
@@ -64,7 +62,7 @@ def upgrade_store(store: str | None = None) -> Upgraded:
             if before >= REVISION:
                 return Upgraded(store=found.url, before=before, now=before, backup=None)
             refuse_driven(found.database, connection)
-        made = backup(found.database, None)
+        made = backup(found, None)
     open_store(store_url(store), create=False).close()
     return Upgraded(store=found.url, before=before, now=REVISION, backup=made)
 
@@ -114,9 +112,5 @@ def unarchive(file: str | Path, *, name: str | None = None, store: str | None = 
 
     if name is not None:
         require_campaign_name("--name", name)
-    with transfer.open_archive(
-        Path(file), check_spec=lambda text: load_json(CampaignSpec, text, what="its spec")
-    ) as found:
-        require_campaign_name("--name", name or found.campaign)
-        with opened(store, create=True) as target:
-            return transfer.unarchive(target, found, name=name)
+    check_spec = partial(load_json, CampaignSpec, what="its spec")
+    return transfer.unarchive(Path(file), store_url(store), name=name, check_spec=check_spec)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from frontrunner.config.campaign import keys_of, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
-from frontrunner.foreign_recipes import refuse_file_of_others, refuse_recipe_of_others
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
@@ -20,6 +19,7 @@ from frontrunner.spaces.validation import refuse_unusable_values, validate
 from frontrunner.store import LocalStore
 
 if TYPE_CHECKING:
+    from frontrunner.config.recipe_file import RecipeFile
     from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
     from frontrunner.evaluators.diagnostics.dryrun import DryRun, DryRunPlan
     from frontrunner.evaluators.diagnostics.profile import ProfilePlan, ProfileReport, ProfileSettings
@@ -170,20 +170,19 @@ def plan_profile(
     from frontrunner.evaluators.diagnostics.profile import plan
 
     explanation = LocalStore(store).show(recipe_id)
-    refuse_recipe_of_others(explanation)
-    probed = [(found, stored_spec(found.campaign)) for found in explanation.appearances]
-    probed = [(found, spec) for found, spec in probed if spec.evaluator == "probe"]
+    _refuse_recipe_of_others(explanation)
+    probed = [found for found in explanation.appearances if stored_spec(found.campaign).evaluator == "probe"]
     if not probed:
         raise InvalidInput(
             f"recipe {explanation.recipe_id} is of a simulated campaign, so there is no training to profile",
             hint='launch its campaign file with evaluator = "probe"',
         )
     # Of the campaigns that measured it the newest, else the newest that tried.
-    appearance, spec = next((pair for pair in probed if pair[0].standing is not None), probed[0])
+    appearance = next((found for found in probed if found.standing is not None), probed[0])
     return plan(
         recipe_id=explanation.recipe_id,
         recipe=explanation.recipe,
-        setup=spec.probe_setup(),
+        setup=stored_spec(appearance.campaign).probe_setup(),
         measured_step_time_s=None if appearance.standing is None else appearance.standing.step_time_s_median,
         settings=settings or Settings(),
         anyway=anyway,
@@ -211,57 +210,44 @@ def plan_replay(
     It is compared with the recipe's newest measurement, never with a simulated figure. With `settings.launched` a
     recipe of several nodes is planned too.
     """
-    from frontrunner.evaluators.probe.replay import plan
-
-    if names_a_file(recipe_id):
-        return _plan_file(Path(recipe_id), settings, anyway=anyway)
-    explanation = LocalStore(store).show(recipe_id)
-    refuse_recipe_of_others(explanation)
-    ranked = [
-        found
-        for found in explanation.appearances
-        if found.standing is not None
-        and found.campaign.figures != "imported"
-        and not stored_spec(found.campaign).trainer
-    ]
-    ranked.sort(key=lambda found: found.campaign.figures == "simulated")  # stable: the newest stay first
-    if not ranked:
-        raise InvalidInput(
-            f"recipe {explanation.recipe_id} was never measured, so there is nothing to replay",
-            hint="`frontrunner best` lists the measured ones",
-        )
-    campaign, standing = ranked[0].campaign, ranked[0].standing
-    return plan(
-        recipe_id=explanation.recipe_id,
-        recipe=explanation.recipe,
-        setup=stored_spec(campaign).probe_setup(),
-        measured_tokens_per_s=standing.tokens_per_s if standing and campaign.figures == "measured" else None,
-        settings=settings,
-        anyway=anyway,
-    )
-
-
-def _plan_file(path: Path, settings: ReplaySettings, *, anyway: bool) -> ReplayPlan:
     from frontrunner.config.recipe_file import read
     from frontrunner.evaluators.probe import DataSettings, ProbeSettings
     from frontrunner.evaluators.probe.replay import plan
     from frontrunner.evaluators.protocol import ProbeSetup
 
-    file = read(path)
-    refuse_file_of_others(file)
-    was_measured = file.measured is not None and file.measured.figures == "measured"
-    return plan(
-        recipe_id=file.recipe_id,
-        recipe=file.recipe,
-        setup=ProbeSetup(
+    found: Explanation | RecipeFile
+    if names_a_file(recipe_id):
+        found = file = read(Path(recipe_id))
+        refuse_file_of_others(file)
+        figures, tokens_per_s = (file.measured.figures, file.measured.tokens_per_s) if file.measured else ("", None)
+        setup = ProbeSetup(
             problem=file.problem,
             probe=ProbeSettings(optimizer=file.training.optimizer),
             data=DataSettings(),
             work_folder=run_root(store_url()) / "recipe-files",
             seed=file.training.seed,
             engines=(file.recipe.engine,),
-        ),
-        measured_tokens_per_s=file.measured.tokens_per_s if file.measured and was_measured else None,
+        )
+    else:
+        found = LocalStore(store).show(recipe_id)
+        _refuse_recipe_of_others(found)
+        ranked = [
+            (one.campaign, one.standing.tokens_per_s)
+            for one in found.appearances
+            if one.standing and one.campaign.figures != "imported" and not stored_spec(one.campaign).trainer
+        ]
+        if not ranked:
+            raise InvalidInput(
+                f"recipe {found.recipe_id} was never measured, so there is nothing to replay",
+                hint="`frontrunner best` lists the measured ones",
+            )
+        campaign, tokens_per_s = min(ranked, key=lambda pair: pair[0].figures == "simulated")  # the newest come first
+        figures, setup = campaign.figures, stored_spec(campaign).probe_setup()
+    return plan(
+        recipe_id=found.recipe_id,
+        recipe=found.recipe,
+        setup=setup,
+        measured_tokens_per_s=tokens_per_s if figures == "measured" else None,
         settings=settings,
         anyway=anyway,
     )
@@ -284,3 +270,38 @@ def replay(
 
     chosen = replace(settings, steps=steps) if settings else Settings(steps=steps)
     return run(plan_replay(recipe_id, chosen, store=store, anyway=anyway))
+
+
+def _refuse_recipe_of_others(explanation: Explanation) -> None:
+    """Raise `InvalidInput` for a recipe that only imported tables know, or that only other trainers have run.
+
+    Tables do not say how to train it here, and frontrunner's own trainer cannot repeat what another has done.
+    """
+    if all(appearance.campaign.figures == "imported" for appearance in explanation.appearances):
+        raise _of_a_table(explanation.recipe_id, ", which learns from the table")
+    specs = [stored_spec(appearance.campaign) for appearance in explanation.appearances]
+    if all(spec.trainer for spec in specs):
+        raise _of_another_trainer(explanation.recipe_id, specs[-1].evaluator, named=explanation.recipe_id)
+
+
+def refuse_file_of_others(file: RecipeFile) -> None:
+    """Raise `InvalidInput`, as for a stored recipe, for a recipe file with figures of others."""
+    measured = file.measured
+    if measured is not None and measured.trainer is not None:
+        raise _of_another_trainer(file.recipe_id, measured.trainer, named="FILE")
+    if measured is not None and not measured.is_ours:
+        raise _of_a_table(file.recipe_id)
+
+
+def _of_a_table(recipe_id: str, learning: str = "") -> InvalidInput:
+    return InvalidInput(
+        f"recipe {recipe_id} is of an imported table, which does not say how to train it here",
+        hint=f"search its problem by a campaign file{learning}: frontrunner launch FILE",
+    )
+
+
+def _of_another_trainer(recipe_id: str, evaluator: str, *, named: str) -> InvalidInput:
+    return InvalidInput(
+        f"recipe {recipe_id} was run by another trainer, with evaluator = {evaluator!r}",
+        hint=f"frontrunner export {named} --to FORMAT says it in that trainer's words",
+    )

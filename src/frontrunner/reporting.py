@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
@@ -74,20 +74,15 @@ def figure(found: Reported, name: str, kind: str) -> bytes | Missing:
 
     Raises `InvalidInput` for an unknown figure or kind, and if vl-convert is not installed.
     """
-    require_figure(name)
-    require_format(kind)
+    _require_known(name, kind)
     require_installed()
     chart = found.chart(name)
     if isinstance(chart, Missing):
         return chart
-    return picture(chart.spec, kind, title=_titled(FIGURES[name][0], found))
-
-
-def _titled(title: str, found: Reported) -> str:
-    """Return a picture's title: what was not measured is named first, since long names are cut."""
     campaign, problem = found.collected.campaign, found.spec.problem
-    source = "" if campaign.figures == "measured" else f" ({campaign.figures})"
-    return shorten(f"{title}{source}: {campaign.name}, {problem.model.name} on {problem.cluster.name}", MOST_TITLE)
+    source = "" if campaign.figures == "measured" else f" ({campaign.figures})"  # comes first: long names are cut
+    title = f"{FIGURES[name][0]}{source}: {campaign.name}, {problem.model.name} on {problem.cluster.name}"
+    return picture(chart.spec, kind, title=shorten(title, MOST_TITLE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +100,8 @@ class PicturePlace:
         Raises `NothingLegal` if the only figure cannot be drawn.
         """
         written, absent = [], []
-        for name, target in self._targets():
+        for name in self.names:
+            target = self.path if self.is_file else self.path / f"{name}.{self.kind}"
             content = draw(name)
             if isinstance(content, Missing):
                 if len(self.names) == 1:
@@ -118,10 +114,6 @@ class PicturePlace:
             written.append(target)
         return written, absent
 
-    def _targets(self) -> Iterator[tuple[str, Path]]:
-        for name in self.names:
-            yield name, self.path if self.is_file else self.path / f"{name}.{self.kind}"
-
 
 def picture_place(out: str | Path, name: str | None, wanted: str | None) -> PicturePlace:
     """Return where `plot` writes.
@@ -129,30 +121,20 @@ def picture_place(out: str | Path, name: str | None, wanted: str | None) -> Pict
     Raises `InvalidInput` for names and formats that do not go together, and `NotFound` for a missing folder.
     """
     path = Path(out)
-    kind = _kind(path, name, wanted)
-    if name is not None:
-        require_figure(name)
-    require_folder(path)
-    names = tuple(FIGURES) if name is None else (name,)
-    return PicturePlace(path=path, names=names, kind=kind, is_file=path.suffix[1:] in FORMATS)
-
-
-def _kind(path: Path, name: str | None, wanted: str | None) -> str:
-    if wanted is not None:
-        require_format(wanted)
     named = path.suffix[1:] if path.suffix[1:] in FORMATS else None
+    _require_known(name, wanted)
     if named is None and path.exists() and not path.is_dir():
         raise bad_value("--out", str(path), "a folder, or a name that ends with .svg or .png")
-    if named is None:
-        return wanted or "svg"
-    if name is None:
+    if named is not None and name is None:
         raise InvalidInput(
             f"--out {path} is one file and --figure names none",
             hint="name one with --figure, or a folder with --out for all of them",
         )
-    if wanted not in (None, named):
+    if named is not None and wanted not in (None, named):
         raise bad_value("--format", wanted, f"{named}, as in --out {path}")
-    return named
+    _require_folder(path)
+    names = tuple(FIGURES) if name is None else (name,)
+    return PicturePlace(path=path, names=names, kind=named or wanted or "svg", is_file=named is not None)
 
 
 def report_place(out: str | Path | None, campaign: str) -> Path:
@@ -160,7 +142,7 @@ def report_place(out: str | Path | None, campaign: str) -> Path:
     if out is not None and Path(out).suffix != ".html":
         raise bad_value("--out", str(out), "a name that ends with .html")
     path = Path(out if out is not None else f"{campaign}.html")
-    require_folder(path)
+    _require_folder(path)
     return path
 
 
@@ -169,19 +151,15 @@ def not_drawn(name: str) -> str:
     return f"figure {name} cannot be drawn: "
 
 
-def require_figure(name: str) -> None:
-    """Raise `InvalidInput` for an unknown figure."""
-    if name not in FIGURES:
+def _require_known(name: str | None, kind: str | None) -> None:
+    """Raise `InvalidInput` for an unknown figure, and for an unknown format of pictures."""
+    if name is not None and name not in FIGURES:
         raise bad_value("--figure", name, f"one of {', '.join(FIGURES)}", hint=did_you_mean(name, FIGURES))
-
-
-def require_format(kind: str) -> None:
-    """Raise `InvalidInput` for an unknown format of pictures."""
-    if kind not in FORMATS:
+    if kind is not None and kind not in FORMATS:
         raise bad_value("--format", kind, f"one of {', '.join(FORMATS)}")
 
 
-def require_folder(path: Path) -> None:
+def _require_folder(path: Path) -> None:
     """Raise `NotFound` if the folder for the file is missing."""
     parent = path.absolute().parent
     if not parent.is_dir():

@@ -31,17 +31,17 @@ class DriverSignals:
     """
 
     def __init__(self) -> None:
-        self._before: dict[signal.Signals, Any] = {}
-        self._driving: list[Driver] = []
+        self.before: dict[signal.Signals, Any] = {}
+        self._driver: Driver | None = None
         self._received: list[signal.Signals] = []
 
     def __call__(self, driver: Driver) -> None:
         """Let signals stop this driver."""
-        self._driving.append(driver)  # signals reach it from here on; repeating one changes nothing
-        _pass_on(driver, self._received)
+        self._driver = driver
+        self._pass_on()
         for number in (*STOP_SIGNALS, PAUSE_SIGNAL, CANCEL_SIGNAL):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, for one, ignores SIGHUP on purpose
-                self._before.setdefault(number, signal.getsignal(number))  # of several drivers, the first finds it
+                self.before.setdefault(number, signal.getsignal(number))  # of several drivers, the first finds it
                 signal.signal(number, self._on_signal)
 
     @property
@@ -50,14 +50,22 @@ class DriverSignals:
         stops = [number for number in self._received if number in STOP_SIGNALS]
         return 128 + stops[-1] if stops else INTERRUPTED
 
-    def put_back(self) -> None:
-        """Restore the earlier handlers."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._received.append(signal.Signals(number))
-        _pass_on(self._driving[-1], self._received)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Pass all signals so far on to the driver, in order; repeating one changes nothing."""
+        driver, has_stopped = self._driver, False
+        assert driver is not None  # noqa: S101 - no signal is handled before there is one
+        for number in tuple(self._received):
+            if number == PAUSE_SIGNAL:
+                driver.pause()
+            elif number == CANCEL_SIGNAL or has_stopped:
+                driver.kill()
+            else:
+                driver.stop()
+                has_stopped = True
 
 
 @contextmanager
@@ -67,17 +75,5 @@ def stopped_by_signals() -> Iterator[DriverSignals]:
     try:
         yield signals
     finally:
-        signals.put_back()
-
-
-def _pass_on(driver: Driver, received: list[signal.Signals]) -> None:
-    """Pass all signals so far on to a driver, in order; repeating one changes nothing."""
-    has_stopped = False
-    for number in tuple(received):
-        if number == PAUSE_SIGNAL:
-            driver.pause()
-        elif number == CANCEL_SIGNAL or has_stopped:
-            driver.kill()
-        else:
-            driver.stop()
-            has_stopped = True
+        for number, handler in signals.before.items():
+            signal.signal(number, handler)

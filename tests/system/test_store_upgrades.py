@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
 
 from frontrunner.maintenance import upgrade_store
 from frontrunner.results.active_drivers import active_drivers
 from frontrunner.results.check import check
-from frontrunner.results.database import MIGRATIONS, Database, revision_of
+from frontrunner.results.database import Database, revision_of
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.ranking import best
@@ -174,9 +173,3 @@ def test_model_and_migrations_agree(migrated: Database) -> None:
         Base.metadata.create_all(connection)
     assert by_migrations == indexes_and_checks(migrated)
     assert INDEX_WITH_ORDER in by_migrations
-
-
-def test_the_newest_revision_is_the_model_s() -> None:
-    scripts = ScriptDirectory(str(MIGRATIONS))
-    assert scripts.get_current_head() == REVISION
-    assert [script.revision for script in scripts.walk_revisions()][-1] == FIRST_REVISION

@@ -30,7 +30,7 @@ from frontrunner.recipe_actions import one_recipe
 from frontrunner.spaces.errors import NothingLegal
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.space import Space
-from frontrunner.views.advice import additions, answers, commands
+from frontrunner.views.plan import additions, answers, commands
 from support.analytic import A100, GPT_22B, PROBLEM, recipe
 from support.campaigns import tiny, write_toml
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from frontrunner.search.budget import BudgetTracker, Spent, exhausted, limits, seconds_left
+from frontrunner.search.budget import BudgetTracker, Spent
 from frontrunner.search.spec import Budget
 
 
@@ -13,8 +13,8 @@ def spent(probes: int = 0, driver_seconds: float = 0.0, node_seconds: float = 0.
 
 
 def test_only_the_limits_that_are_set_count() -> None:
-    assert list(limits(Budget(), spent(10**6, 1e9, 1e9))) == []
-    found = list(limits(Budget(probes=4, node_hours=2.0), spent(3, 600.0, 3600.0)))
+    assert list(spent(10**6, 1e9, 1e9).limits(Budget())) == []
+    found = list(spent(3, 600.0, 3600.0).limits(Budget(probes=4, node_hours=2.0)))
     assert [(limit.name, limit.used, limit.allowed) for limit in found] == [("probes", 3, 4), ("node-hours", 1.0, 2.0)]
 
 
@@ -27,22 +27,22 @@ def test_only_the_limits_that_are_set_count() -> None:
     ],
 )
 def test_each_limit_ends_a_campaign(budget: Budget, just_below: Spent, reached: Spent, words: str) -> None:
-    assert exhausted(budget, just_below) is None
-    assert str(exhausted(budget, reached)) == words
+    assert just_below.exhausted(budget) is None
+    assert str(reached.exhausted(budget)) == words
 
 
 def test_the_share_of_an_overrun_limit_is_whole() -> None:
-    (limit,) = limits(Budget(minutes=1), spent(driver_seconds=90))
+    (limit,) = spent(driver_seconds=90).limits(Budget(minutes=1))
     assert (limit.share, limit.used) == (1.0, 1.5)
 
 
 def test_time_left_is_that_of_the_limit_reached_first() -> None:
-    assert seconds_left(Budget(), spent(5, 100.0)) is None
-    assert seconds_left(Budget(probes=10), spent(0, 0.0)) is None
-    assert seconds_left(Budget(probes=10), spent(5, 100.0)) == pytest.approx(100.0)
-    assert seconds_left(Budget(probes=10, minutes=2), spent(5, 100.0)) == pytest.approx(20.0)
-    assert seconds_left(Budget(node_hours=1), spent(5, 100.0, 1200.0)) == pytest.approx(200.0)
-    assert seconds_left(Budget(minutes=1), spent(5, 100.0)) == 0.0
+    assert spent(5, 100.0).seconds_left(Budget()) is None
+    assert spent(0, 0.0).seconds_left(Budget(probes=10)) is None
+    assert spent(5, 100.0).seconds_left(Budget(probes=10)) == pytest.approx(100.0)
+    assert spent(5, 100.0).seconds_left(Budget(probes=10, minutes=2)) == pytest.approx(20.0)
+    assert spent(5, 100.0, 1200.0).seconds_left(Budget(node_hours=1)) == pytest.approx(200.0)
+    assert spent(5, 100.0).seconds_left(Budget(minutes=1)) == 0.0
 
 
 def test_a_tracker_goes_on_from_what_earlier_drivers_spent() -> None:

@@ -69,5 +69,5 @@ def test_a_label_is_given_once() -> None:
     ledger = Ledger()
     tensor = seen(ledger, KIB)
     ledger.label([tensor], Category.OPTIMIZER_STATES)
-    ledger.label_all(Category.PARAMETERS)
+    ledger.label(None, Category.PARAMETERS)
     assert found(ledger) == {Category.OPTIMIZER_STATES: KIB}

@@ -162,10 +162,10 @@ def test_a_cluster_counts_its_devices_and_bytes() -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("key", ["memory_gib_per_device", "memory_gb_per_s"])
 def test_a_cluster_refuses_sizes_that_no_device_has(key: str, value: float) -> None:
-    fields: dict[str, Any] = {"memory_gib_per_device": 1.0, key: value}
+    fields: dict[str, Any] = {"name": "c", "device": "d", "backend": "cpu", "nodes": 1, "devices_per_node": 1}
     with pytest.raises(InvalidInput, match=rf"cluster\.{key} = "):
-        Cluster(name="c", device="d", backend="cpu", nodes=1, devices_per_node=1, **fields)
+        Cluster(**fields, **({"memory_gib_per_device": 1.0} | {key: value}))
     with pytest.raises(InvalidInput, match=r"cluster\.peak_tflops\.fp16 = "):
-        PeakTflops(fp16=value)
+        Cluster(**fields, memory_gib_per_device=1.0, peak_tflops=PeakTflops(fp16=value))
     with pytest.raises(InvalidInput, match=r"cluster\.links\.nic_gb_per_s = "):
         Links(nic_gb_per_s=value)

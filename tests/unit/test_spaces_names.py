@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from frontrunner.results.columns import recipe_from_json, recipe_to_json
+from frontrunner.results.schema import recipe_from_json, recipe_to_json
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import read_plain, recipe_id
 from frontrunner.spaces.model import Model

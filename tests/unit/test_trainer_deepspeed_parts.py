@@ -106,10 +106,10 @@ def test_the_torch_engine_does_not_import_deepspeed() -> None:
 
 
 def test_an_engine_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    preflight.refuse_missing_engines(("torch",))
+    preflight._refuse_missing_engines(("torch",))
     monkeypatch.setattr(preflight, "find_spec", lambda name: None)
-    preflight.refuse_missing_engines(("torch",))
+    preflight._refuse_missing_engines(("torch",))
     with pytest.raises(InvalidInput) as caught:
-        preflight.refuse_missing_engines(("torch", "deepspeed"))
+        preflight._refuse_missing_engines(("torch", "deepspeed"))
     assert caught.value.message == 'space.engine = "deepspeed": expected an engine that is installed'
     assert caught.value.hint == "pip install deepspeed"

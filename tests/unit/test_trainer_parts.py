@@ -20,7 +20,7 @@ from frontrunner.evaluators.trainer.model import Gpt, RotaryTable, initialize
 from frontrunner.evaluators.trainer.optimizer import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
 from frontrunner.evaluators.trainer.pipeline import stage_layers, stages_of_rank
 from frontrunner.evaluators.trainer.run import limit_memory
-from frontrunner.evaluators.trainer.training_run import COLUMNS, learning_rate_at, open_metrics
+from frontrunner.evaluators.trainer.training_run import COLUMNS, CsvMetrics, learning_rate_at
 from frontrunner.spaces.stages import rank_of_stage
 from support.trainer_runs import small_model, small_recipe
 
@@ -213,14 +213,14 @@ def test_a_limit_that_is_passed_already_is_told_in_gib() -> None:
 
 
 def test_metrics_drop_rows_after_the_resumed_step_and_a_torn_line(tmp_path: Path) -> None:
-    metrics = open_metrics("csv", tmp_path, resumed_step=0)
+    metrics = CsvMetrics(tmp_path, resumed_step=0)
     for step in (1, 2, 3):
         metrics.write(dict.fromkeys(COLUMNS) | {"step": step, "loss": step / 10})
     metrics.close()
     with (tmp_path / "metrics.csv").open("a") as file:
         file.write("4,0.")
 
-    resumed = open_metrics("csv", tmp_path, resumed_step=2)
+    resumed = CsvMetrics(tmp_path, resumed_step=2)
     resumed.write(dict.fromkeys(COLUMNS) | {"step": 3, "loss": 0.7})
     resumed.close()
 

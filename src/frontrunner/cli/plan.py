@@ -20,9 +20,8 @@ from frontrunner.cli.options import (
     store_option,
 )
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, writing
-from frontrunner.views.advice import as_document, print_advice
 from frontrunner.views.diagnostics import print_dryrun
-from frontrunner.views.plan import print_breakdown, print_plan, print_scaling
+from frontrunner.views.plan import as_document, print_advice, print_breakdown, print_plan, print_scaling
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend

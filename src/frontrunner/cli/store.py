@@ -57,7 +57,7 @@ def check(store: str | None, *, as_json: bool) -> None:
 def backup(file: Path | None, store: str | None) -> None:
     """Back the store up to FILE (default: next to it, named after the time). Drivers may keep running.
 
-    A backup of an SQLite store is a store; one of a PostgreSQL store is made by pg_dump, for pg_restore.
+    The backup is a store in an SQLite file, also that of a PostgreSQL store.
 
     \b
     Examples:

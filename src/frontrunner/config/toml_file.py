@@ -18,7 +18,7 @@ MOST_PARTS = 64
 _LONG_KEY = re.compile(rf"""(?<![\w.'"-])(?:(?>[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{MOST_PARTS}}}""")
 
 
-def read_text(path: Path, what: str, hint: str, *, most_bytes: int = MAX_FILE_BYTES) -> str:
+def read_text(path: Path, what: str, hint: str | None = None, *, most_bytes: int = MAX_FILE_BYTES) -> str:
     """Return the file's text; `what` names its kind ("campaign file"), `hint` says where to get one.
 
     Raises `NotFound` for a missing file and `InvalidInput` for one that is not usable text.

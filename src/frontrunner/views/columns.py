@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from frontrunner.results.outcome import STABLE_SPREAD, Failure, Measurement, Outcome, ProbeEnding, RecipeStats
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import IMPORTED, CampaignSummary
 from frontrunner.results.states import TrialState
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.text import gib, minute, node_time, percent, plain, seconds, thousands
 
 if TYPE_CHECKING:
@@ -87,65 +87,37 @@ def _figure(*names: str) -> Callable[[Any], Any]:
     return lambda figures: next((getattr(figures, name) for name in names if hasattr(figures, name)), None)
 
 
+def words(key: str, title: str, value: Callable[[Any], Any], text: Callable[[Any], str] = str, **more: Any) -> Any:
+    """Return a column of words, which are aligned to the left."""
+    return Column(key, title, value, text, is_number=False, **more)
+
+
 CHOICES: tuple[Column[Recipe], ...] = (
-    Column(
-        "layout", "layout", Recipe.layout, is_number=False, about="tensor, pipeline, data and context parallel degrees"
-    ),
-    Column(
-        "batch",
-        "batch",
-        lambda recipe: f"{recipe.micro_batch_seqs} x {recipe.accumulation}",
-        drop=1,
-        is_number=False,
-        about="micro-batch in sequences x accumulation",
-    ),
-    Column(
-        "sharding",
-        "sharding",
-        lambda recipe: recipe.sharding_name if recipe.copies > 1 else None,
-        is_number=False,
-    ),
-    Column("options", "options", lambda recipe: ", ".join(recipe.options()) or None, drop=3, is_number=False, least=12),
-)
+    words("layout", "layout", Recipe.layout, about="tensor, pipeline, data and context parallel degrees"),
+    words("batch", "batch", "{0.micro_batch_seqs} x {0.accumulation}".format, drop=1,
+          about="micro-batch in sequences x accumulation"),
+    words("sharding", "sharding", lambda recipe: recipe.sharding_name if recipe.copies > 1 else None),
+    words("options", "options", lambda recipe: ", ".join(recipe.options()) or None, drop=3, least=12),
+)  # fmt: skip
 """A recipe's choices."""
 
 FIGURES: tuple[Column[Any], ...] = (
     Column("tokens_per_s", "tokens/s", _figure("tokens_per_s"), thousands, brief="{} tok/s"),
-    Column(
-        "step_time_s_median", "step", _figure("step_time_s_median", "step_time_s"), seconds, drop=2, brief="{}/step"
-    ),
-    Column(
-        "step_time_spread",
-        "spread",
-        _figure("step_time_spread"),
-        lambda share: percent(share, 0),
-        brief="± {}",
-        about="standard deviation of the steps over their median",
-        is_doubtful=lambda figures: getattr(figures, "step_time_spread", 0.0) > STABLE_SPREAD,
-    ),
-    Column(
-        "model_tflops_per_device",
-        "TFLOPS/device",
-        _figure("model_tflops_per_device"),
-        thousands,
-        drop=6,
-        about="of the model's own work, without recomputation",
-    ),
+    Column("step_time_s_median", "step", _figure("step_time_s_median", "step_time_s"), seconds, drop=2,
+           brief="{}/step"),
+    Column("step_time_spread", "spread", _figure("step_time_spread"), lambda share: percent(share, 0), brief="± {}",
+           about="standard deviation of the steps over their median",
+           is_doubtful=lambda figures: getattr(figures, "step_time_spread", 0.0) > STABLE_SPREAD),
+    Column("model_tflops_per_device", "TFLOPS/device", _figure("model_tflops_per_device"), thousands, drop=6,
+           about="of the model's own work, without recomputation"),
     Column("mfu", "MFU", _figure("mfu"), percent, drop=5, about="model FLOPs utilization"),
-    Column(
-        "peak_memory_bytes_max_rank",
-        "peak GiB",
-        _figure("peak_memory_bytes_max_rank", "peak_memory_bytes"),
-        gib,
-        label="GiB at the peak",
-        brief="{} GiB",
-        about="memory of the rank that needs most",
-    ),
-    Column("repeats", "n", _figure("repeats"), str, drop=7, label="measurements", about="measurements"),
-)
+    Column("peak_memory_bytes_max_rank", "peak GiB", _figure("peak_memory_bytes_max_rank", "peak_memory_bytes"), gib,
+           label="GiB at the peak", brief="{} GiB", about="memory of the rank that needs most"),
+    Column("repeats", "n", _figure("repeats"), drop=7, label="measurements", about="measurements"),
+)  # fmt: skip
 """Figures of a `RecipeStats`, a `Measurement` or an estimate."""
 
-RECIPE_ID: Column[Any] = Column("recipe_id", "recipe", attrgetter("recipe_id"), is_number=False)
+RECIPE_ID: Column[Any] = words("recipe_id", "recipe", attrgetter("recipe_id"))
 RECIPE: tuple[Column[Any], ...] = (RECIPE_ID, *(column.of(attrgetter("recipe")) for column in CHOICES))
 """Columns of whatever has a `recipe_id` and a `recipe`."""
 
@@ -161,16 +133,14 @@ COLUMNS: tuple[Column[RankedRecipe], ...] = (
 
 
 PARTS = {
-    "compute": "compute",
-    "recompute": "recompute",
-    "tensor_parallel": "TP traffic",
-    "context_parallel": "CP traffic",
-    "pipeline_transfer": "PP transfer",
-    "bubble": "bubble",
+    **{
+        part: part.replace("_", " ")
+        for part in ("compute", "recompute", "bubble", "host_transfer", "optimizer", "memory")
+    },
+    **{name: f"{one.label} traffic" for name, one in DIMENSIONS.items() if one.label in ("TP", "CP")},
     "data_parallel": "DP traffic",
+    "pipeline_transfer": "PP transfer",
     "host_transfer": "host transfer",
-    "optimizer": "optimizer",
-    "memory": "memory",
 }
 """Names of the parts of a step, and of what else limits a recipe."""
 
@@ -182,16 +152,11 @@ def limited_by(estimate: Estimate) -> str:
     return word if share is None else f"{word} {percent(share / estimate.step_time_s, 0)}"
 
 
-LIMIT: Column[Estimate] = Column("limit", "limited by", limited_by, drop=2, is_number=False)
+LIMIT: Column[Estimate] = words("limit", "limited by", limited_by, drop=2)
 
-
-def _estimate(row: tuple[int, Estimate]) -> Estimate:
-    return row[1]
-
-
-ESTIMATES: tuple[Column[tuple[int, Estimate]], ...] = (
-    Column("rank", "#", lambda row: row[0], drop=5),
-    *(column.of(_estimate) for column in (*RECIPE, *FIGURES, LIMIT)),
+ESTIMATES: tuple[Column[Any], ...] = (
+    Column("rank", "#", itemgetter(0), drop=5),
+    *(column.of(itemgetter(1)) for column in (*RECIPE, *FIGURES, LIMIT)),
 )
 """Numbered estimates."""
 
@@ -233,16 +198,16 @@ def _measured_here(summary: CampaignSummary) -> float | None:
 
 
 CAMPAIGNS: tuple[Column[CampaignSummary], ...] = (
-    Column("name", "campaign", attrgetter("name"), is_number=False),
-    Column("state", "state", attrgetter("state_in_words"), is_number=False),
+    words("name", "campaign", attrgetter("name")),
+    words("state", "state", attrgetter("state_in_words")),
     Column("best_tokens_per_s", "best tokens/s", attrgetter("best_tokens_per_s"), thousands),
     Column("measured", "measured", lambda row: row.probes[TrialState.MEASURED], "{:,}".format, drop=1),
     Column("failed", "failed", lambda row: row.probes[TrialState.FAILED], "{:,}".format, drop=2),
     Column("legal_recipes", "legal recipes", attrgetter("legal_recipes"), "{:,}".format, drop=6),
     Column("node_seconds_spent", "spent", _measured_here, node_time, drop=4),
-    Column("strategy", "strategy", attrgetter("strategy"), drop=5, is_number=False),
-    Column("figures", "figures", attrgetter("figures"), drop=1, is_number=False, about="where the figures come from"),
-    Column("created_at", "created, UTC", attrgetter("created_at"), minute, drop=3, is_number=False),
+    words("strategy", "strategy", attrgetter("strategy"), drop=5),
+    words("figures", "figures", attrgetter("figures"), drop=1, about="where the figures come from"),
+    words("created_at", "created, UTC", attrgetter("created_at"), minute, drop=3),
 )
 """The list of campaigns."""
 
@@ -265,24 +230,24 @@ def _ending(outcome: Outcome | None, state: str) -> str:
 TRIALS: tuple[Column[TrialOutcome], ...] = (
     Column("number", "trial", attrgetter("trial.number")),
     RECIPE_ID.of(attrgetter("trial")),
-    Column("describe", "choices", lambda row: row.trial.recipe.describe(), is_number=False),
-    Column("ended", "outcome", lambda row: _ending(row.outcome, row.trial.state.value), is_number=False),
+    words("describe", "choices", lambda row: row.trial.recipe.describe()),
+    words("ended", "outcome", lambda row: _ending(row.outcome, row.trial.state.value)),
     *(
         column.of(lambda row: _measurement(row.outcome) if row.trial.state == TrialState.MEASURED else None)
         for column in FIGURES
         if column.key in ("tokens_per_s", "peak_memory_bytes_max_rank")
     ),
     Column("attempts", "tries", attrgetter("attempts")),
-    Column("why", "why", lambda row: why(row.outcome), is_number=False),
+    words("why", "why", lambda row: why(row.outcome)),
 )
 """Trials of a campaign."""
 
 ATTEMPTS: tuple[Column[tuple[Appearance, ExplainedAttempt]], ...] = (
-    Column("campaign", "campaign", lambda row: row[0].campaign.name, is_number=False),
+    words("campaign", "campaign", lambda row: row[0].campaign.name),
     Column("number", "attempt", lambda row: f"{row[0].trial.number}.{row[1].attempt.number}"),
-    Column("ended", "outcome", lambda row: _ending(row[1].outcome, row[1].attempt.state.value), is_number=False),
+    words("ended", "outcome", lambda row: _ending(row[1].outcome, row[1].attempt.state.value)),
     *(column.of(lambda row: _measurement(row[1].outcome)) for column in FIGURES if column.key != "repeats"),
-    Column("why", "why", lambda row: why(row[1].outcome), is_number=False),
-    Column("host", "on", lambda row: row[1].provenance and row[1].provenance.host, is_number=False),
+    words("why", "why", lambda row: why(row[1].outcome)),
+    words("host", "on", lambda row: row[1].provenance and row[1].provenance.host),
 )
 """Attempts at one recipe."""

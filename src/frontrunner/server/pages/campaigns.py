@@ -27,7 +27,7 @@ from frontrunner.results.records import IMPORTED, AttemptOutcome
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import Status, failures, status
 from frontrunner.results.store import Store
-from frontrunner.search.budget import STOPPING, Spent, limits, outlook_in_words
+from frontrunner.search.budget import STOPPING, Spent, outlook_in_words
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Word
@@ -89,7 +89,7 @@ def campaign_view(store: Store, name: str) -> dict[str, Any]:
             "can_be_driven": campaign.figures != IMPORTED and not found.driver_is_live,  # a table's rows have no driver
             "ending": _ending(store, found),
             "outlook": _outlook(found),
-            "limits": limits(spec.budget, spent),
+            "limits": spent.limits(spec.budget),
             "ranking": ranking,
             "columns": used(COLUMNS, ranking),
             "rows_ahead": most_rows - len(ranking) if found.driver_is_live else 0,  # that the ranking may come to have

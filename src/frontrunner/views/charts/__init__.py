@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from frontrunner.views.charts.campaign import history, node_hours
 from frontrunner.views.charts.data import Chart, Collected, Missing
-from frontrunner.views.charts.importance import importance, shap
+from frontrunner.views.charts.knobs import importance, predicted, sensitivity, shap
 from frontrunner.views.charts.landscape import feasibility, parallel_coordinates, speed_memory
-from frontrunner.views.charts.model import predicted, sensitivity
 
 FIGURES: dict[str, tuple[str, Callable[[Collected], Chart | Missing]]] = {
     "history": ("Best so far", history),
