@@ -144,4 +144,4 @@ def test_figures_in_another_unit_are_refused(figures: dict[str, float]) -> None:
     with pytest.raises(InvalidInput, match="is it in another unit"):
         replace(A100, **figures)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"cluster\.peak_tflops\.bf16 = 312000.0: expected at most 100,000"):
-        PeakTflops(bf16=312e3)
+        replace(A100, peak_tflops=PeakTflops(bf16=312e3))
