@@ -52,10 +52,7 @@ class RetryPolicy:
         self.alike: list[Failure] = []
 
     def deserves_retry(self, attempt: Attempt, outcome: Outcome, *, is_cut: bool = False) -> bool:
-        """Return whether another attempt follows; failures before a measurement are forgotten.
-
-        An attempt that `is_cut` lost its nodes: that says nothing of the recipe and does not count.
-        """
+        """Return whether another attempt follows; one that `is_cut`, losing its nodes, does not count."""
         trial = attempt.trial_id
         if isinstance(outcome, Measurement):
             for kind in FailureKind:
@@ -84,11 +81,7 @@ class RetryPolicy:
 
 @dataclass(kw_only=True)
 class RunningAttempt:
-    """An attempt under way; `started_s` is by the monotonic clock, `nodes` how many it occupies.
-
-    `held_since_s` is when it got its nodes, None while it waits for them, for which nothing is charged. An evaluator
-    that does not report waiting has given them at once.
-    """
+    """An attempt under way; `held_since_s` is when it got its `nodes`, None while it waits, free of charge."""
 
     trial: Trial
     attempt: Attempt
@@ -240,7 +233,6 @@ class CampaignSession:
         self.listener.probe_began(self.view, trial.number, trial.recipe)
 
     def _begin_attempt(self, chosen: Trial | Recipe) -> tuple[Trial, Path, Attempt]:
-        """Queue the trial where it is not yet, and begin its next attempt in a new folder."""
         if isinstance(chosen, Trial):
             trial = chosen
         else:
@@ -276,7 +268,6 @@ class CampaignSession:
         return ended.trial, self._store_outcome(ended.attempt, ended.trial, finished.outcome, is_cut=finished.is_cut)
 
     def _store_outcome(self, attempt: Attempt, trial: Trial, outcome: Outcome, *, is_cut: bool) -> bool:
-        """Store an outcome; return whether the trial is queued for another attempt."""
         will_retry = self.retries.deserves_retry(attempt, outcome, is_cut=is_cut)
         self.writer.finish_attempt(attempt, outcome, retry=will_retry)
         if is_cut:
@@ -313,7 +304,6 @@ def fenced_here(holder: str | None, folder: Path) -> Fenced | None:
 
 
 def _about(trial: Trial) -> dict[str, str | int]:
-    """Return the event data that identify a trial."""
     return {"trial": trial.number, "recipe": trial.recipe.describe()}
 
 

@@ -1,7 +1,6 @@
 """The driver: runs one campaign from its first probe, or from wherever it was left, to its end.
 
-It is the campaign's only writer. Each outcome is on disk in its run folder before it is in the store, and in
-the store before the strategy learns of it; so the driver after one that was killed at any moment can go on.
+Its only writer: each outcome is on disk before it is in the store, and in the store before the strategy learns of it.
 """
 
 from __future__ import annotations
@@ -39,11 +38,7 @@ Ending = tuple[CampaignState, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion(Displayed):
-    """How a driver left its campaign, with `measured` recipes.
-
-    `last_failure` is set where failures paused it, `outlook` where the strategy predicts what is left to gain.
-    `limits` are the budget's, `objectives` the search's; `trainer` is `CampaignSpec.trainer`.
-    """
+    """How a driver left its campaign; `last_failure` is set where failures paused it."""
 
     state: CampaignState
     reason: str
@@ -97,10 +92,9 @@ class Driver:
         self._wants_pause = False
 
     def run(self, *, take_over: bool = False) -> Conclusion:
-        """Drive until the budget is used up, little or nothing is left to gain, failures pause it, or it is stopped.
+        """Drive until the budget is used up, little is left to gain, failures pause it, or it is stopped.
 
-        Raises `AlreadyDriven` where another live driver holds the campaign or has taken it over, and
-        `FrontrunnerError` where the evaluator or a disk fails; the campaign can be resumed after each.
+        Raises `AlreadyDriven`, or `FrontrunnerError` where the evaluator or a disk fails; the campaign can be resumed.
         """
         self._session = session = CampaignSession(
             self._store, self._campaign, self._spec, self._survey, self._listener, take_over=take_over
@@ -132,7 +126,6 @@ class Driver:
         )
 
     def _drive(self) -> Ending:
-        """Go on from what is stored; without nodes, or room on a disk, the campaign is paused."""
         try:
             self._session.settle_earlier()
             self._restore()
@@ -201,7 +194,6 @@ class Driver:
         self._has_measured = any(trial.state is TrialState.MEASURED and trial.number not in reused for trial in trials)
 
     def _announce_stop(self) -> None:
-        """Write an event for each state in which the campaign is to be left, with the probes that may finish before."""
         leaves = CampaignState.PAUSED if self._wants_pause else CampaignState.STOPPED
         if self._wants_stop and self._announced is not leaves:
             self._announced = leaves
@@ -209,7 +201,6 @@ class Driver:
             self._session.notice(STOPPING, leaves=leaves.value, probes_to_finish=probes)
 
     def _start_what_fits(self) -> Ending | None:
-        """Start probes while there is room; return the ending if nothing more is to be started."""
         session, running = self._session, self._session.running
         while (ending := self._why_end(running.values())) is None and len(running) < self._spec.search.parallel_probes:
             if (full := why_disk_full(self._spec.run_folder)) is not None:
@@ -250,7 +241,6 @@ class Driver:
                 self._conclude(finished)
 
     def _reuse(self, recipe: Recipe) -> bool:
-        """Take an earlier campaign's result as the outcome of a new recipe, where there is one."""
         result = self._prior.reusable.get(recipe_id(self._spec.problem, recipe))
         if result is None:
             return False
@@ -260,7 +250,6 @@ class Driver:
         return True
 
     def _conclude(self, finished: Finished) -> None:
-        """Store an outcome, then tell the strategy; or queue the trial for another attempt."""
         session, view, outcome = self._session, self._session.view, finished.outcome
         trial, will_retry = session.conclude(finished)
         ended = _ended(trial, outcome, will_retry=will_retry)
@@ -277,7 +266,6 @@ class Driver:
         self._listener.probe_ended(view, ended)
 
     def _learn(self, recipe: Recipe, outcome: Outcome) -> None:
-        """Tell the strategy an outcome, and store the outlook where it has one."""
         self._proposals.tell(recipe, outcome)
         view = self._session.view
         view.outlook = self._proposals.outlook()

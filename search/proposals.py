@@ -1,7 +1,6 @@
-"""The queue of next recipes: trials that wait for another attempt, repeats, then the strategy's proposals.
+"""Queue of next recipes: trials that wait for another attempt, repeats, then the strategy's proposals.
 
-A strategy is a library behind a contract (tests/contract/test_strategies.py). One that raises is replaced by random
-order, so that the campaign goes on.
+A strategy that raises is replaced by random order, so that the campaign goes on.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ class Proposals:
         notice: Notice,
         evidence: Sequence[Evidence] = (),
     ) -> None:
-        """Make the strategy, let it remember the evidence, and tell it what was stored."""
         self._survey, self._search, self._notice, self._evidence = survey, search, notice, evidence
         self._heard = list(told)
         self._stored: dict[Recipe, Outcome] = {}
@@ -127,7 +125,6 @@ class Proposals:
         return recipe in self._stored or recipe in self._handed_out
 
     def _call(self, method: str, *arguments: object) -> Any:
-        """Call the strategy; return None where it raises, and replace it."""
         try:
             return getattr(self._strategy, method)(*arguments)
         except Exception as error:
@@ -143,7 +140,6 @@ class Proposals:
         self._strategy = self._made(FALLBACK)
 
     def _made(self, name: str) -> Strategy:
-        """Make a strategy, let a forecaster remember, then tell it the stored outcomes of legal recipes in order."""
         sought = TOKENS_ALONE if self._is_fallback else self._search.objectives
         try:
             strategy = make_strategy(name, self._survey, self._search.seed, sought)

@@ -1,10 +1,7 @@
 """Two-stage campaigns (`search.probe_nodes`): probe on few nodes, predict the whole cluster, confirm the best there.
 
-The small campaign is an ordinary one with a problem of its own: fewer nodes, and with them proportionally fewer
-replicas and a smaller global batch, so that a recipe keeps its degrees, micro-batch and accumulation. Where that leaves
-too few recipes that fit, the model has fewer layers of the same shape: a pipeline of fewer stages then does the same
-work per stage. Its outcomes predict the large campaign's recipes, and that ranking is stored before anything is run
-there; then a few probes confirm it, where budget and machines allow.
+The small campaign has proportionally fewer replicas and a smaller batch, so that a recipe keeps its degrees; where too
+few recipes fit, its model has fewer layers. The predicted ranking is stored before anything runs on all nodes.
 """
 
 from __future__ import annotations
@@ -51,11 +48,9 @@ MOST_PREDICTED = 10
 
 
 def small_spec(spec: CampaignSpec, *, confirmable: bool = True) -> CampaignSpec:
-    """Return the campaign on `search.probe_nodes` nodes.
+    """Return the campaign on `search.probe_nodes` nodes; raises `InvalidInput` where no model leaves recipes that fit.
 
-    Where confirmations are wanted and possible, its budget is the whole one's without their probes, and `SHARE` of the
-    time and the node-hours; what it does not use is left for the confirmations. Raises `InvalidInput` where no model
-    of fewer layers leaves recipes that fit.
+    Where confirmations are possible, it leaves their probes and all but `SHARE` of time and node-hours.
     """
     nodes, kept, budget = spec.search.probe_nodes, spec.search.confirm_probes, spec.budget
     if nodes is None:
@@ -102,10 +97,7 @@ def scale_in_words(small: Problem, large: Problem) -> str:
 
 
 def _small_problem(spec: CampaignSpec, small: CampaignSpec, nodes: int) -> Problem:
-    """Return the problem of the most layers that leaves enough recipes that are expected to fit.
-
-    A table has the whole model only, at the batches that were measured.
-    """
+    """Return the problem of the most layers that leaves enough recipes expected to fit; a table's is whole."""
     layers = spec.problem.model.layers
     if spec.evaluator == "table":
         from frontrunner.evaluators.tables.lookup import nearest_batch
@@ -127,11 +119,7 @@ def _small_problem(spec: CampaignSpec, small: CampaignSpec, nodes: int) -> Probl
 
 
 def _scaled(problem: Problem, nodes: int, layers: int) -> Problem:
-    """Scale the problem to `nodes` and `layers`.
-
-    A replica of fewer layers takes proportionally fewer devices, which leaves more replicas: the batch is the whole
-    one's times nodes / all nodes * all layers / layers, at least one sequence and at most the whole one's.
-    """
+    """Scale the problem; a replica of fewer layers takes proportionally fewer devices, which leaves more replicas."""
     model, batch = problem.model, problem.global_batch
     share = min(1.0, nodes / problem.cluster.nodes * model.layers / layers)
     ends = {key: max(1, round(value * share)) for key, value in asdict(batch).items()}
@@ -146,7 +134,6 @@ def _scaled(problem: Problem, nodes: int, layers: int) -> Problem:
 
 
 def _fitting(survey: Survey) -> int:
-    """Count the recipes that the analytic model expects to fit."""
     if not survey.recipes:
         return 0
     from frontrunner.search.guided.prior import prior_of  # numpy, which a campaign file's checks do without
@@ -235,5 +222,4 @@ def _writing(store: Store, campaign: Campaign, *, take_over: bool) -> Iterator[C
 
 
 def _measured(store: Store, record: Campaign) -> int:
-    """Count the recipes that a campaign has measured."""
     return status.status(store, record).trials.get(TrialState.MEASURED, 0)

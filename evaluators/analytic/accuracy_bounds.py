@@ -1,10 +1,8 @@
-"""How far to trust the formulas, and measurements that are faster than they can explain.
+"""Expected error of the formulas, and measurements that are faster than they can explain.
 
-A probe is compared with what its recipe needs at least: the formulas without what codes, hosts and libraries differ in.
-Hosts take no time, kernels start at once and are fused, attention runs at the rate of other products, which fill their
-tiles, messages have no latency, gradients are narrow and overlap with computation as far as it lasts. The shares of
-bandwidths stay as fitted, hence the margin of `FASTER_THAN_NEEDED`. A step that is faster has few reasons, and most are
-mistakes: fewer micro-batches than the recipe states, a smaller model, a clock that does not wait for the device.
+A probe is compared with the least that its recipe needs: the formulas with hosts, latencies, kernel starts and tile
+losses at zero and gradients fully overlapped. A faster step is mostly a mistake: fewer micro-batches than stated, a
+smaller model, a clock that does not wait for the device.
 """
 
 from __future__ import annotations
@@ -57,9 +55,8 @@ MEASURED_TOGETHER = (
 class Trust:
     """How far to trust estimates of one problem.
 
-    `assumed` are the keys of the cluster that were not given and are replaced by a common value; `expected_error` is
-    the share by which a step time is off on average, unless an estimate states its own. `remarks` list what else the
-    formulas do not know.
+    `assumed` are cluster keys that were not given and take a common value; `expected_error` is the mean error of step
+    times, as a share; `remarks` list what else the formulas do not know.
     """
 
     assumed: tuple[str, ...]
@@ -104,11 +101,7 @@ def is_validated(problem: Problem) -> bool:
 
 
 def assumed(problem: Problem) -> tuple[str, ...]:
-    """Return the keys of the cluster that are replaced by a common value.
-
-    An error of the cluster's own was measured with whatever the file omits, except for the network: it may have been
-    measured on one node.
-    """
+    """Return the cluster's keys that take a common value; only the network's beside a measured error of its own."""
     keys = assumptions(problem.cluster, problem.precision)
     return keys if own_error(problem) is None else tuple(key for key in keys if key.startswith("links.nic"))
 
@@ -133,11 +126,9 @@ def expected_error(problem: Problem, recipe: Recipe | None = None) -> float:
 
 
 def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | None:
-    """Return why a median step of `step_time_s` cannot be true, or None.
+    """Return why a median step of `step_time_s` cannot be true; None also where the formulas cannot decide.
 
-    None wherever the formulas cannot decide: on a CPU, whose ranks share its cores, in fp32, where the cluster omits a
-    figure or states constants of its own, which are means and no bounds, and for choices that no measurement has
-    validated.
+    Those are CPUs, fp32, clusters that omit a figure or state constants of their own, and unvalidated choices.
     """
     cluster = problem.cluster
     blind = cluster.backend == "cpu" or problem.precision == "fp32" or bool(cluster.efficiencies)

@@ -45,8 +45,7 @@ def least_squares(
 ) -> dict[str, float]:
     """Return the constants with the least errors, each pulled to where it starts; outliers count little.
 
-    `log_errors` returns the logarithms of predicted over measured times under some constants, each divided by the root
-    of the rows that share its weight. The constants of `start` are fitted.
+    `log_errors` returns log(predicted / measured) under some constants, over the root of the number of rows.
     """
     from scipy.optimize import least_squares as solve
 
@@ -164,8 +163,7 @@ class Constant:
 class StepFit:
     """Constants fitted to all rows, and mean errors of step time, as shares, on rows while they were held back.
 
-    `error_before` is that of the constants that the cluster had before, on the same rows; `by_problem` is whether
-    whole problems were held back, in `folds` parts.
+    `error_before` is that of the cluster's earlier constants; `by_problem` is whether whole problems were held back.
     """
 
     constants: tuple[Constant, ...]
@@ -242,6 +240,5 @@ def _fit(measured: Samples, chosen: Flags) -> tuple[dict[str, float], dict[str, 
 
 
 def _start(measured: Samples) -> dict[str, float]:
-    """Return the constants as the first sample's cluster has them."""
     stated = measured.samples[0].cluster.efficiencies
     return {name: stated.get(name, shipped(name)) for name in BOUNDS}

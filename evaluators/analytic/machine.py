@@ -19,18 +19,11 @@ from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 class Efficiencies:
     """What hardware and its libraries lose, as shares of what is stated or measured, and as seconds.
 
-    All values but the last two are fitted, to five published tables of step times on A100 (docs/measurements.md names
-    them, with the error on a table that was left out).
-
-    `matmul` is the share of the device's fastest matrix product that large ones reach next to other work. `tile_waves`
-    is the part of a wave of tiles that is idle at a product's end; `reduction_depth` the length of the summed
-    dimension that costs as much again as the sum. `memory` is the share of the stated memory bandwidth that
-    streaming reaches, `elementwise` and `scores` how often the values between matrix products, and the attention's
-    scores, are really read and written against the least. The `fused_attention` rates are shares of `matmul`'s.
-    `kernel_s` is what starting a kernel costs the device. `node_links` and `network_links` are shares of stated
-    bandwidths that collectives reach, the latencies those of a hop. `ring_node_hop_s` and `ring_network_hop_s` are what
-    each further hop takes in rings of many ranks, inside a node and between nodes: NCCL's own figures for its "simple"
-    protocol over NVLink and a network, by which it chooses algorithms (src/graph/tuning.cc, `hwLat`).
+    Fitted, but for the last two, to five published tables of step times on A100 (docs/measurements.md). `matmul` is the
+    share of the fastest matrix product, `memory`, `node_links` and `network_links` of stated bandwidths; `tile_waves`
+    the idle part of a wave of tiles, `reduction_depth` the length of a sum that costs as much again; `elementwise` and
+    `scores` how often values are moved against the least; `fused_attention` rates are shares of `matmul`'s; latencies
+    are those of a hop. The ring hops are NCCL's own figures for its "simple" protocol (src/graph/tuning.cc, `hwLat`).
     """
 
     matmul: float = fitted(1.0, 0.3, 1.0)
@@ -101,10 +94,7 @@ class Machine:
 
     @classmethod
     def of(cls, cluster: Cluster, precision: str, software: Software, efficiencies: Efficiencies = FITTED) -> Machine:
-        """Return the machine of a cluster file, with the constants that it states and assumptions for what it omits.
-
-        Raises `InvalidInput` for a constant that is unknown or impossible.
-        """
+        """Return the machine of a cluster; raises `InvalidInput` for a constant that is unknown or impossible."""
         check_efficiencies(cluster.efficiencies)
         own: dict[str, Any] = dict(cluster.efficiencies)
         software = replace(software, **{name: own.pop(name) for name in SOFTWARE_CONSTANTS if name in own})

@@ -1,8 +1,7 @@
 """A simulated evaluator: instant outcomes from a rough cost formula, for rehearsals and tests of the driver.
 
-Its step times come from a roofline of the cluster's stated peak with a pipeline bubble and a charge for splitting
-layers; recipes whose states and activations exceed the device's memory fail as out of memory. Outcomes are a pure
-function of recipe, problem and seed.
+A roofline of the stated peak with a pipeline bubble and a charge for splitting layers; a pure function of recipe,
+problem and seed.
 """
 
 from __future__ import annotations
@@ -84,5 +83,4 @@ def _memory_bytes(recipe: Recipe, problem: Problem) -> int:
 
 
 def _ranks_of_a_layer(recipe: Recipe) -> int:
-    """Return how many ranks share a layer's work on one sequence."""
     return recipe.devices // (recipe.pipeline_parallel * recipe.data_parallel)

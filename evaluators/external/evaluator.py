@@ -108,13 +108,9 @@ class CommandEvaluator(WatchedProbes["CommandRun"]):
 
 
 class CommandRun(Watch):
-    """Starts a command and follows it.
-
-    `is_measured` is True if the command was ended because its step time was known.
-    """
+    """Starts a command and follows it; `is_measured` once its step time is known."""
 
     def __init__(self, order: ProbeOrder, setup: ProbeSetup, command: Command) -> None:
-        """Start the command that `write_run` has written to the order's run folder."""
         super().__init__(order, setup)
         self.is_measured = False
         self.log = LogReader(order.run_folder, patterns_of(command.log_patterns))
@@ -239,7 +235,6 @@ class CommandRun(Watch):
         return Failure(kind=kind, message=message, node_seconds=self.node_seconds)
 
     def _why_failed(self, end: dict[str, Any] | None) -> tuple[FailureKind, str]:
-        """Return the kind of a failure from the log's end and the exit status, by the rules of our own probes."""
         lines = tail(self.order.run_folder / LOG, TAIL_LINES, TAIL_BYTES).splitlines()
         text = "\n".join(line.partition(" ")[2] for line in lines)  # without times of arrival
         phase, status = "stepping" if self.steps else "starting", -9 if end is None else end["status"]
@@ -268,10 +263,7 @@ class CommandRun(Watch):
 
 
 def exceptions(text: str, phase: str) -> tuple[RankError, ...]:
-    """Return the first exception in the log that ended a process, if any.
-
-    Before the first step an assertion is a refusal like a ValueError, and so is an error about arguments.
-    """
+    """Return the first exception in the log that ended a process; before the first step a refusal is a ValueError."""
     for line in text.splitlines():
         usage = USAGE.match(line.strip())
         if usage is not None and phase == "starting":
@@ -296,11 +288,7 @@ def read_end(run_folder: Path) -> dict[str, Any] | None:
 
 
 def write_run(run_folder: Path, command: Command, environment: Mapping[str, str], settings: CommandSettings) -> None:
-    """Write the command's files and the supervisor's order.
-
-    Of the driver's variables it holds only the names: their values may be secrets. The command is tagged as the
-    driver's, since its ranks may outlive a supervisor that is killed.
-    """
+    """Write the command's files and the supervisor's order, which holds only the names of the driver's variables."""
     run_folder.mkdir(parents=True, exist_ok=True)
     for name, text in command.files.items():
         write_text(run_folder / Path(name).name, text)

@@ -1,8 +1,4 @@
-"""A trainer's log as steps, peaks and statements, found by regular expressions and read while it grows; step times.
-
-The names of a pattern's groups give the figure and its unit: see `GROUPS`. Of the steps' times `verdict` tells which
-are warm-up and whether there are enough, `why_inconsistent` what contradicts itself.
-"""
+"""Figures of a trainer's log, found by regular expressions and read while it grows; step times and their verdict."""
 
 from __future__ import annotations
 
@@ -92,10 +88,7 @@ class Pattern:
         return not STEP_GROUPS.isdisjoint(self.expression.groupindex)
 
     def found(self, line: str) -> dict[str, float] | None:
-        """Return the figures of one line, in the units of their names; None if the pattern does not match.
-
-        Skip a group that holds no number, or one above `MAX_FIGURE`; a loss may be any number.
-        """
+        """Return the figures of one line, without groups that hold no number; None if the pattern does not match."""
         match = self.expression.search(line[:MAX_SEARCHED_CHARACTERS])
         if match is None:
             return None
@@ -133,10 +126,9 @@ def in_base_units(figures: Mapping[str, float], units: Mapping[str, float]) -> I
 
 @dataclass(kw_only=True)
 class LoggedStep:
-    """Figures of one logged step, or means over the steps since the one logged before.
+    """Figures of one logged step, or means over the steps since the one before; of repeated lines the first counts.
 
-    `number` is the trainer's; `arrival_s` is when the line arrived, since the trainer was started. `rates` are by their
-    group's name. Of lines that repeat a number, as ranks do, the first counts.
+    `number` is the trainer's; `arrival_s` is since the trainer was started.
     """
 
     number: int
@@ -211,10 +203,7 @@ class LogReader:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedStep:
-    """One logged step with its time, the mean of the steps that it `covers`; `before` is the number of earlier steps.
-
-    `is_claimed` is True if the log states the time.
-    """
+    """One logged step with its time, the mean of those that it `covers`; `is_claimed` if the log states the time."""
 
     logged: LoggedStep
     time_s: float | None
@@ -238,11 +227,9 @@ class Verdict:
 
 
 def timed(steps: Sequence[LoggedStep], recipe: Recipe, problem: Problem) -> list[TimedStep]:
-    """Return the logged steps with their times.
+    """Return the logged steps with their times: the log's own, else from its rate, else between two lines by our clock.
 
-    A time is the log's own; else it follows from the log's rate and the recipe's tokens; else it is the time between
-    two lines by our clock, divided by the steps between them. If a trainer logs every k-th step a time is the mean of
-    k. A step 0 without a time, as of a progress bar, is where the clock starts.
+    A step 0 without a time, as of a progress bar, is where the clock starts.
     """
     found: list[TimedStep] = []
     done = 0
@@ -294,10 +281,7 @@ def verdict(
 
 
 def why_inconsistent(steps: Sequence[TimedStep], recipe: Recipe, problem: Problem) -> str | None:
-    """Return why the log's times cannot be true, with both values; None if nothing contradicts them.
-
-    Compare the log's rate with the one that follows from its step time, and its step times with our own clock.
-    """
+    """Return why the log's rates or times contradict each other or our clock, with both values, or None."""
     tokens = tokens_per_step(recipe, problem)
     pairs = [
         (rate, tokens / step.logged.time_s)

@@ -94,10 +94,7 @@ class ForkClient:
     def start(
         self, token: str, *, job: Path, world_size: int, ranks: range | None = None, scratch: Path | None = None
     ) -> None:
-        """Request ranks of a probe, by default all; return at once, and the server forks them when it is ready.
-
-        `scratch` is a folder that the server removes if this process ends before the ranks do.
-        """
+        """Request ranks, by default all; the server removes `scratch` if this process ends before the ranks do."""
         ranks = range(world_size) if ranks is None else ranks
         request = {"start": token, "job": str(job), "world_size": world_size, "ranks": [ranks.start, len(ranks)]}
         request["scratch"] = None if scratch is None else str(scratch)
@@ -106,10 +103,9 @@ class ForkClient:
             self._pipe.send_bytes(json.dumps(request).encode())
 
     def reports(self, timeout_s: float) -> list[Report]:
-        """Return what the server has reported, waiting up to `timeout_s` for a first report.
+        """Return what the server has reported, waiting up to `timeout_s`; kill a server that does not reply.
 
-        Kill a server that does not reply; it is reported as lost by the next call. Raises `FrontrunnerError` if the
-        server exited by itself before it was ready, or is not ready in time.
+        Raises `FrontrunnerError` if the server exited by itself before it was ready, or is not ready in time.
         """
         found: list[Report] = []
         while self._pipe.poll(timeout_s):
@@ -214,7 +210,6 @@ class ForkServer:
             self._pipe.send_bytes(json.dumps(message).encode())
 
     def _become_rank(self, request: dict[str, Any], rank: int) -> NoReturn:
-        """Run one rank in the forked child; never returns."""
         status = START_FAILED
         try:
             die_with_parent(self.pid, signal.SIGKILL)

@@ -44,11 +44,9 @@ OnStep = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:
-    """How a replay trains.
+    """How a replay trains: a warm-up, then a cosine to `final_learning_rate_fraction` of the learning rate.
 
-    The learning rate rises over `warm_up_steps`, then falls along a cosine to `final_learning_rate_fraction` of it.
-    `checkpoint_every_steps` None is a tenth of the run, at least 10 steps. A replay that is `launched` is only prepared
-    here: the user's own launcher starts it, on each of its nodes.
+    `checkpoint_every_steps` None is a tenth of the run, at least 10. A `launched` replay is only prepared here.
     """
 
     steps: int
@@ -82,11 +80,7 @@ class ReplaySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayPlan:
-    """A replay ready to run.
-
-    `differences` are those between this machine and the one that the recipe was measured on. `measured_tokens_per_s` is
-    None where no probe measured the recipe.
-    """
+    """A replay ready to run; `differences` are those of this machine from the one measured."""
 
     recipe_id: str
     recipe: Recipe
@@ -112,11 +106,7 @@ class ReplayPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayResult:
-    """A finished replay, with its throughput and the probe's.
-
-    `tokens_per_s` is that of the median step of this run; None where an earlier run had done every step.
-    `measured_tokens_per_s` is None where no probe measured the recipe.
-    """
+    """A finished replay; its `tokens_per_s` is that of the median step, None if no step was left to run."""
 
     recipe_id: str
     folder: Path
@@ -145,8 +135,7 @@ def plan(
 ) -> ReplayPlan:
     """Plan a replay; write nothing but the token file, if it does not exist yet.
 
-    Raises `InvalidInput` if this machine differs from the one measured, unless `anyway`; if the recipe needs several
-    nodes, unless `settings.launched`; and if its engine is not installed.
+    Raises `InvalidInput` if this machine differs, unless `anyway`, or for several nodes, unless `settings.launched`.
     """
     cluster = setup.problem.cluster
     doing: Doing = "launch" if settings.launched else "replay"
@@ -198,8 +187,8 @@ def prepare(chosen: ReplayPlan) -> None:
 def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
     """Run a replay to its end, going on from the newest checkpoint in its folder.
 
-    Raises `InvalidInput` if the folder holds another run or one that is under way, and `FrontrunnerError` with the
-    log's end if the run fails; its checkpoints stay, and the same call goes on from them.
+    Raises `InvalidInput` if the folder holds another or a running replay, `FrontrunnerError` with the log's end if it
+    fails.
     """
     prepare(chosen)
     with _locked(chosen.folder):

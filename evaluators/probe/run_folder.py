@@ -66,11 +66,7 @@ class RunFolder:
         return found if isinstance(named, str) and Path(named).absolute() == self.path.absolute() else None
 
     def busy_seconds(self) -> float:
-        """Return wall seconds from the order to the newest file: the time of an attempt whose driver died.
-
-        It includes a wait for the fork server to warm up, and not the flag by which a later driver ends ranks. 0 where
-        the folder holds no order.
-        """
+        """Return wall seconds from the order to the newest file, the time of an attempt whose driver died."""
         written = [path.stat().st_mtime for path in self.path.glob("*") if path.is_file() and path.name != CANCEL]
         return max(0.0, max(written) - self.job.stat().st_mtime) if self.job.exists() else 0.0
 

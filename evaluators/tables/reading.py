@@ -87,11 +87,10 @@ class Reading:
 
 
 def read(path: Path, form: TableForm, cluster: Cluster | None = None) -> Reading:
-    """Read a table of measured configurations.
+    """Read a table of measured configurations, on `cluster` where rows name no hardware or its own.
 
-    On `cluster`, where one is given, are the rows that name no hardware or its own. Raises `NotFound` where there is no
-    such file, and `InvalidInput` for one that is not a table, for columns that are unknown or missing, and for units
-    that cannot be right.
+    Raises `NotFound`, or `InvalidInput` for a file that is not a table, unknown or missing columns, and units that
+    cannot be right.
     """
     sources = _sources(form)
     table, left_out = read_csv(path), Refusals()
@@ -114,7 +113,6 @@ def read(path: Path, form: TableForm, cluster: Cluster | None = None) -> Reading
 
 
 def _sources(form: TableForm) -> dict[str, Source]:
-    """Return the table's columns by their name in the schema; raises `InvalidInput` for what cannot be meant."""
     found: dict[str, Source] = {}
     for flag, name, value in [
         *(("--column", *item) for item in form.columns.items()),
@@ -137,7 +135,6 @@ def _sources(form: TableForm) -> dict[str, Source]:
 def _rows(
     table: CsvTable, form: TableForm, sources: Mapping[str, Source], default_hardware: str, left_out: Refusals
 ) -> list[Row]:
-    """Return the rows whose cells can be used, in the schema's units."""
     places = _places(table.columns, form, sources)
     names = {*places, *form.constants}
     for wanted in NEEDED:
@@ -178,7 +175,6 @@ def _why_unusable(row: Row, given: Mapping[str, str]) -> str | None:
 
 
 def _places(theirs: Sequence[str], form: TableForm, sources: Mapping[str, Source]) -> dict[str, int]:
-    """Return the place in the table of each column of the schema that is read."""
     for name, source in sources.items():
         if source.theirs not in theirs:
             hint = did_you_mean(source.theirs, theirs)
@@ -227,7 +223,6 @@ def _peak_share(measured: Measurement, table: TableProblem) -> float:
 
 
 def _refuse_wrong_units(problems: Sequence[TableProblem], sources: Mapping[str, Source]) -> None:
-    """Raise `InvalidInput`, naming the flag that corrects it, where step times or peaks are in another unit."""
     measured = [(row.outcome, of) for of in problems for row in of.rows if isinstance(row.outcome, Measurement)]
     shares = [share for one, of in measured if (share := _peak_share(one, of))]
     above = sum(share > 1 for share in shares)
@@ -267,7 +262,6 @@ def _wrong_unit(
 
 
 def _believed(table: TableProblem, left_out: Refusals) -> TableProblem:
-    """Return the problem without rows that cannot be true and rows that repeat another exactly."""
     kept, seen = [], set[tuple[Recipe, object]]()
     for row in table.rows:
         one = row.outcome

@@ -1,9 +1,7 @@
 """Rows of a table of measured configurations as clusters, problems, recipes and outcomes.
 
-A search can do without what the formulas need: a row needs devices, a micro-batch, a batch and the model's size. A
-problem is the rows of one model, sequence length, global batch, hardware and number of devices, and of one attention
-kernel and precision, since a recipe names neither. A row that cannot become a recipe is left out and counted with the
-reason.
+A problem is the rows of one model, sequence length, global batch, hardware and number of devices, attention kernel and
+precision. A row that cannot become a recipe is left out and counted with the reason.
 """
 
 from __future__ import annotations
@@ -146,10 +144,7 @@ def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:
 
 
 def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
-    """Return the problem of rows that share `PROBLEM_COLUMNS`, or None where no row can become a recipe.
-
-    It is that of the first row which states one; the others may lack a shape.
-    """
+    """Return the problem of rows that share `PROBLEM_COLUMNS`, as its first complete row states it, or None."""
     problem, first, reason = None, rows[0], ""
     for row in rows:
         try:
@@ -172,7 +167,6 @@ def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
 
 
 def _problem_of(row: Row) -> Problem:
-    """Return the problem of a row; raises ValueError where the row does not state it."""
     sequence, batch = _count(row, "seq"), _count(row, "gbs")
     return Problem(
         sequence_length=sequence,
@@ -208,10 +202,7 @@ def model_of(row: Row) -> Model:
 
 
 def _shape(row: Row) -> tuple[int, int]:
-    """Return layers and hidden size: stated, or those of a model of common proportions with as many parameters.
-
-    Its parameters are 12 layers hidden^2 (arXiv 2104.04473, equation 2, without the embedding).
-    """
+    """Return layers and hidden size: stated, or of 12 layers hidden^2 parameters (arXiv 2104.04473, equation 2)."""
     missing = [name for name in ("layers", "hidden") if not _is_count(getattr(row, name))]
     if not missing:
         return int(row.layers), int(row.hidden)
@@ -262,10 +253,7 @@ def recipe_of(row: Row, layers: int) -> Recipe:
 
 
 def outcome_of(row: Row, recipe: Recipe, problem: Problem) -> Outcome:
-    """Return the outcome that a row states for its recipe; a peak that it does not state is 0.
-
-    Raises ValueError for a row that states none, or an impossible one.
-    """
+    """Return the outcome that a row states (a missing peak is 0); raises ValueError for none or an impossible one."""
     for kind, words in FAILURES.items():
         if row.status in words:
             return Failure(kind=kind, message=f"the table says {row.status}")
@@ -299,7 +287,6 @@ def _is_count(value: float) -> bool:
 
 
 def _count(row: Row, name: str) -> int:
-    """Return a whole number of at least 1; raises ValueError for anything else."""
     value: float = getattr(row, name)
     if math.isnan(value):
         raise ValueError(f"no {name}")

@@ -1,8 +1,4 @@
-"""Rows of tables as the analytic model's arrays, for fits and for judging the model.
-
-A row that lacks what the formulas need, or cannot be true, or names hardware without a preset and states no peak, is
-refused with the reason.
-"""
+"""Rows of tables as the analytic model's arrays, for fits and for judging the model; others are refused by reason."""
 
 from __future__ import annotations
 
@@ -102,7 +98,6 @@ def why_not_modeled(row: Row, default_cluster: Cluster | None) -> str | None:
 
 
 def _why_unknown(row: Row) -> str | None:
-    """Return why nothing is known of a row's machine, or None."""
     name = row.hardware or "unnamed hardware"
     if preset_of(row.hardware) is None:
         if math.isnan(row.peak_tflops):
@@ -164,10 +159,9 @@ def workload(rows: Sequence[Row], precision: str, *, balances_head: bool = False
 
 
 def balanced_layers(layers: int, ranks: int, head: float) -> list[int]:
-    """Split layers over ranks together with a head that costs as much as `head` layers.
+    """Split layers over ranks together with a head that costs as much as `head` layers (nanotron's `build_model`).
 
-    As nanotron's `build_model` does (models/base.py): a rank takes blocks until their sum, from the first block of the
-    model on, passes its share of the whole.
+    A rank takes blocks until the sum so far passes its share of the whole.
     """
     share, rank, held = (layers + head) / ranks, 0, [0] * ranks
     for layer in range(1, layers + 1):
@@ -178,10 +172,7 @@ def balanced_layers(layers: int, ranks: int, head: float) -> list[int]:
 
 
 def samples_of_tables(tables: Sequence[Table], cluster: Cluster | None) -> Samples:
-    """Return the timed rows of tables; on `cluster`, or else on the machine that they state.
-
-    Rows that name the hardware of another preset than the cluster's are refused.
-    """
+    """Return the timed rows of tables, on `cluster` or else on the machine that they state."""
     refused: Counter[str] = Counter()
     found: list[Sample] = []
     for table in tables:

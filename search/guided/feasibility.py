@@ -1,11 +1,8 @@
 """The chance that a recipe runs, learned from the prior's memory, measured peaks and failures.
 
-A recipe needs the predicted memory times a factor that is the same for similar recipes: its logarithm is linear in the
-shares of what the memory holds and in the recipe's degrees, with coefficients that are 0 until outcomes say otherwise.
-A measured peak tells the factor. A recipe that ran out of memory, or ran without a stated peak, tells on which side of
-a device's memory it lies: a probit regression, fitted by its largest posterior (Laplace's approximation; Bishop,
-Pattern Recognition and Machine Learning, 2006, section 4.5). What fails for other reasons is taken to be one of memory
-as far as its predicted memory says so, and otherwise a warning about recipes like it.
+The log of needed over predicted memory is linear in memory shares and degrees. A measured peak gives it; whether a
+recipe ran gives its side of the limit: a probit regression by Laplace's approximation (Bishop, 2006, section 4.5).
+Other failures are blamed on memory as far as the prediction says so, else they warn about neighbors.
 """
 
 from __future__ import annotations
@@ -124,7 +121,6 @@ class FeasibilityModel:
         return found
 
     def _blame(self, trial: Trial) -> float:
-        """Return the chance that a failure was one of memory."""
         if trial.out_of_memory:
             return 1.0
         lacks = 1 - float(self.fits(np.array([trial.row]))[0])
@@ -132,8 +128,6 @@ class FeasibilityModel:
 
 
 class _Likelihood:
-    """The likelihood of trials under a regression's weights."""
-
     def __init__(self, trials: Sequence[Trial], inputs: Rows, fill: Rows, scales: Rows) -> None:
         rows = [trial.row for trial in trials]
         self._inputs, self._fill = inputs[rows] * scales, fill[rows] + MARGIN

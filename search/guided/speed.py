@@ -1,13 +1,8 @@
 """The correction of predicted speeds: a Gaussian process on the logarithm of measured over predicted.
 
-Its mean is the prior: without measurements the ratio is 1 everywhere. What it can learn is, in sum: a factor common to
-all recipes; how far the formulas over- or underrate each part of a step (linear in the parts' shares, which is a refit
-of the model's efficiencies to first order); a factor for each doubling of a degree; how far differences in predicted
-speed are to be believed (linear in the predicted logarithm); and whatever else neighboring recipes have in common.
-Remembered recipes of another problem have a factor of their own.
-
-The scales were set on four published tables at once (decision 15); searches differ little within a factor of 2 of
-each.
+Its mean is the prior. It sums a factor common to all recipes; errors linear in the parts' shares of a step; a factor
+per doubling of a degree; a slope in the predicted logarithm; and what neighbors have in common. Other problems have a
+factor of their own. The scales were set on four published tables at once (decision 15).
 """
 
 from __future__ import annotations
@@ -76,7 +71,6 @@ class SpeedModel:
     """Predicts the logarithm of tokens/s of a table's rows from the prior and the observations."""
 
     def __init__(self, table: CandidateTable, amplitudes: Mapping[float, float] = AMPLITUDES) -> None:
-        """`amplitudes` are the chances of how wrong the predictions are: see `amplitudes_of`."""
         self._amplitudes = amplitudes
         self._log_speed, self._problem = table.log_speed, table.problem
         self._inputs, self._lengths, is_problem = _inputs(table)
@@ -139,10 +133,7 @@ class SpeedModel:
         return found
 
     def predict(self, rows: Places) -> tuple[Rows, Rows]:
-        """Predict mean and standard deviation of these rows, without a measurement's noise.
-
-        Before any observation the deviation is that of differences between recipes alone, not of the common factor.
-        """
+        """Predict mean and standard deviation, without a measurement's noise; at first without the common factor."""
         if self._process is None:
             near = np.hypot(np.linalg.norm(self._inputs[rows], axis=1), LOCAL)
             return self._log_speed[rows], near
@@ -158,10 +149,7 @@ class SpeedModel:
 
 
 def _inputs(table: CandidateTable) -> tuple[Rows, Rows, npt.NDArray[np.bool_]]:
-    """The process's inputs, scaled so that each has a coefficient of about 1, and their lengths for neighbors.
-
-    Last, which of them only separate problems.
-    """
+    """Return inputs scaled for coefficients of about 1, their lengths for neighbors, and which separate problems."""
     own = table.problem == 0
     steps = table.features - middle(table.features[own])
     speeds = np.array(table.log_speed)

@@ -40,10 +40,7 @@ Configuration = dict[str, Choice]
 
 
 class DeepHyperStrategy(Learner):
-    """Chooses by upper confidence bounds on the logarithm of tokens/s.
-
-    The model is fitted when a recipe is asked for, once for all the outcomes told since the last time.
-    """
+    """Chooses by upper confidence bounds on the logarithm of tokens/s; fitted once per ask."""
 
     def __init__(self, survey: Survey, seed: int) -> None:
         super().__init__(survey, seed)
