@@ -30,7 +30,6 @@ EVALUATORS: dict[str, str] = {
     "table": "frontrunner.evaluators.tables.lookup:TableLookup",
     "command": COMMAND,
 }
-"""Import paths of the built-in evaluators."""
 GROUP = "frontrunner.evaluators"
 
 

@@ -21,8 +21,7 @@ LEAST_MEASURED = 3
 IN_A_ROW = 2
 """Assumed: outcomes in a row after which little must be expected; one forecast may be a fluke of the last outcome."""
 STOPPING = "stopping"
-"""Event of a driver that was asked to stop: `leaves` is the state in which it will leave the campaign,
-`probes_to_finish` the probes that it lets finish first."""
+"""Event of a driver that was asked to stop, with the state that it `leaves` and `probes_to_finish`."""
 
 
 @dataclass(frozen=True, kw_only=True)

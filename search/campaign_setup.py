@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from frontrunner.results.store import Store
 
 FIGURES = {"simulated": "simulated", "imported": "imported", "table": "imported"}
-"""Origin of the numbers of evaluators that do not measure here."""
 
 
 def runnable(spec: CampaignSpec) -> Survey:

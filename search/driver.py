@@ -33,7 +33,6 @@ TICK_S = 0.25
 PAUSED_BY_REQUEST = "paused by request"
 
 Ending = tuple[CampaignState, str]
-"""The state in which a driver leaves its campaign, and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +274,6 @@ class Driver:
 
 
 OnDriver = Callable[[Driver], None]
-"""Called with the driver before it starts, so that a signal handler may stop it."""
 
 
 def run_campaign(  # noqa: PLR0913 - of a store, how it is driven and watched

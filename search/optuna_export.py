@@ -44,7 +44,6 @@ SCORES: dict[str, Score] = {
     ),
     "nodes": ("nodes", "minimize", lambda recipe, _, problem: float(nodes_used(recipe, problem))),
 }
-"""For each objective of a campaign the metric's name, Optuna's direction, and the value."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,8 @@ from frontrunner.spaces.space import Survey
 
 FALLBACK = "random"
 MOST_MEASUREMENTS = 5
-"""Measurements of one recipe, at most, whatever a strategy wants."""
 
 Notice = Callable[..., None]
-"""Called as notice(kind, **data)."""
 
 
 class Proposals:

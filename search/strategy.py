@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 TOKENS_ALONE = ("tokens",)
 SEEK_MORE: Mapping[str, tuple[str, ...]] = {"guided": OBJECTIVES, "optuna-nsga2": ("tokens", "memory")}
-"""The strategies that can search for several objectives, and for which."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +84,6 @@ STRATEGIES: dict[str, str] = {
     "optuna-nsga2": "frontrunner.search.strategies.optuna:nsga2",
     "deephyper": "frontrunner.search.strategies.deephyper:DeepHyperStrategy",
 }
-"""Strategy factories by name, as import paths: a library is imported only where it is used."""
 
 
 def make_strategy(name: str, survey: Survey, seed: int, objectives: tuple[str, ...] = TOKENS_ALONE) -> Strategy:

@@ -44,7 +44,6 @@ SHARE = 0.5
 FEW = 5
 """Assumed: recipes that must be expected to fit the small problem, if the large one has as many, to learn from."""
 MOST_PREDICTED = 10
-"""Recipes of a predicted ranking, at most."""
 
 
 def small_spec(spec: CampaignSpec, *, confirmable: bool = True) -> CampaignSpec:

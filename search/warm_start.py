@@ -32,14 +32,11 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
 CLOSE_PARAMETERS, CLOSE_HIDDEN = 4.0, 2.0
-"""Largest ratios of parameters and hidden sizes between models of close shape, which also have equally many matrices
-in their feed-forward parts. Assumed: the shapes of matrix products, and with them their rates, change slowly."""
+"""Largest ratios between models of close shape, whose matrix products have like rates; assumed."""
 OTHER_DRIVER = "of another driver version"
 MOST_EVIDENCE = 200
-"""Outcomes that are passed on, the nearest problems' first. A Gaussian process takes the cube of their number at each
-ask; with this many an ask takes less than half a second."""
+"""Nearest problems' outcomes that are passed on; a Gaussian process takes the cube of their number."""
 MOST_ORIGINS = 4
-"""Named in an event."""
 RECENT = timedelta(days=7)
 """Older measurements are repeated: clocks, firmware and network load change without a version. Assumed."""
 CHOOSING = frozenset({"deephyper", "optuna", "sqlalchemy"})

@@ -20,10 +20,8 @@ from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 EXPECTED_ERROR = 0.15
 """Mean error of step time on tables of A100 measurements that the constants were not fitted to (docs/planning.md)."""
 VALIDATED_DEVICES = frozenset({"a100-40gb", "a100-80gb"})
-"""The devices of `EXPECTED_ERROR`, in 16 bits."""
 UNKNOWN_HARDWARE_ERROR = 0.5
-"""Stated for other devices, for fp32, for choices that are not validated, and where the cluster omits a figure that the
-estimate needs: a guess. On tables that nothing was fitted to the mean error was 9 to 63 %."""
+"""Of whatever is not validated: a guess; on tables that nothing was fitted to it was 9 to 63 %."""
 
 VALIDATED = (
     "tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulation", "devices", "virtual_stages",
@@ -34,13 +32,11 @@ VALIDATED_SCHEDULES = ("none", "1f1b", "interleaved-1f1b")
 _UNVALIDATED = tuple((one.name, one.field, one.neutral) for one in DIMENSIONS.values() if one.name not in VALIDATED)
 
 FASTER_THAN_NEEDED = 1 + 2 * EXPECTED_ERROR
-"""A step this many times as fast as the recipe needs at least is rejected. Of 1,673 published steps on A100 and H100
-the closest was 1.07 times as fast (docs/measurements.md); noise makes steps slower, not faster."""
+"""A step this many times as fast as needed is rejected; of 1,673 published steps none was above 1.07."""
 LOSSES = (
     "tile_waves", "reduction_depth", "kernel_s", "node_latency_s", "network_latency_s", "ring_node_hop_s",
     "ring_network_hop_s",
 )  # fmt: skip
-"""The efficiencies that cost nothing at best."""
 
 OTHER_HARDWARE = "the formulas' constants were validated on A100 in 16 bits only"
 HOST_UNLIMITED = "the host's memory limits no recipe that offloads: a cluster file does not state its size"

@@ -9,8 +9,7 @@ from frontrunner.evaluators.analytic.memory import boundary_bytes, layer_activat
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
 
 LEAST_EXPOSED = 0.05
-"""Share of the traffic between replicas, and with the host, that no computation hides: nothing runs during its first
-and last message."""
+"""Share of traffic that no computation hides: nothing runs during the first and last message."""
 
 
 def ring_s(

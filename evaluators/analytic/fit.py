@@ -22,13 +22,11 @@ from frontrunner.spaces.recipe import Recipe
 
 Bounds = Mapping[str, tuple[float, float]]
 PULL = 0.03
-"""What a whole range away from the start costs, against a root mean square error; assumed. Constants that the rows
-cannot distinguish stay where they were."""
+"""Cost of a whole range away from the start, against a root mean square error; assumed."""
 OUTLIER = 0.05
 """From about this share on errors count less than squared; assumed."""
 TOLERANCE = 1e-4
 MOST_STEPS = 60
-"""Of the solver; errors hardly change after some twenty."""
 FEWEST_ROWS = 5
 """A constant that changes fewer rows' times stays as it is, and fewer rows in all are not fitted to."""
 FELT = 0.02
@@ -37,7 +35,6 @@ AT_END = 1e-3
 """Of the bounds' width: a constant so close to one of them is at it."""
 FOLDS = 5
 FEWEST_PROBLEMS = 3
-"""From this number of problems on whole problems are held back, below that every fifth row."""
 
 
 def least_squares(

@@ -48,20 +48,16 @@ FITTED = Efficiencies()
 BOUNDS: Mapping[str, tuple[float, float]] = {
     one.name: one.metadata["bounds"] for one in (*fields(Efficiencies), *fields(Software)) if "bounds" in one.metadata
 }
-"""The range in which a fit searches each constant."""
 SOFTWARE_CONSTANTS = tuple(one.name for one in fields(Software) if one.name in BOUNDS)
-"""The constants of `Software` that are shares or times, and not read off its source."""
 EFFICIENCY_NAMES = (*(field.name for field in fields(Efficiencies)), *SOFTWARE_CONSTANTS)
 """The keys of `cluster.efficiencies`: constants that were fitted or measured on a cluster replace those that ship."""
 
 ATTENTION_SCALES = {"h100-80gb": 0.35 / 0.73, "h200-141gb": 0.35 / 0.73}
-"""What the common fused attention kernel, FlashAttention-2, reaches of a device's peak, against A100, on which the
-shares above were fitted: at best 73 % there (arXiv 2307.08691) and 35 % on H100 (arXiv 2407.08608); 1 elsewhere."""
+"""What FlashAttention-2 reaches of a device's peak against A100: 35 % (arXiv 2407.08608) over 73 % (2307.08691)."""
 
 RUNTIME_BYTES = {"cpu": 0.26 * 2**30}
 OTHER_RUNTIME_BYTES = 2.0**30
-"""What a rank holds before its model: on CPU Python and torch as measured (README), else device context, collective
-library and kernels, assumed."""
+"""Python and torch, as measured on CPU; else device context, collective library and kernels, assumed."""
 
 ASSUMED_COMPUTE_UNITS = {"cpu": 1}
 OTHER_COMPUTE_UNITS = 108
@@ -71,8 +67,7 @@ ASSUMED_MEMORY_BYTES_PER_S = 1e12
 ASSUMED_NODE_BYTES_PER_S = 50e9
 ASSUMED_NIC_BYTES_PER_S = 12.5e9
 ASSUMED_HOST_BYTES_PER_S = 25e9
-"""Replace what a cluster file omits; an estimate that needs one of them is marked as uncertain. The host's link is
-PCIe 4 x 16's 31.5 GB/s less a fifth."""
+"""Replace what a cluster file omits, which marks an estimate as uncertain; the last is PCIe 4 x 16 less a fifth."""
 
 
 @dataclass(frozen=True, kw_only=True)

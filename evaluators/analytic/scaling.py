@@ -14,10 +14,8 @@ from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.space import DEGREES, Space
 
 MOST_COUNTS = 32
-"""Node counts of one table; each is a space to survey."""
 
 BOUNDING = (*DEGREES, "micro_batch_seqs")
-"""The dimensions whose largest value may bound what a larger machine can do."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,7 @@ from frontrunner.spaces.recipe import Recipe
 FALLBACK_PEAK_FLOPS = 1e14
 BEST_EFFICIENCY = 0.45
 SPLIT_CHARGE = 0.08
-"""Share of a step lost each time the ranks that share a layer's work on one sequence double."""
 BYTES_PER_PARAMETER = (4, 4, 8)
-"""Parameters, gradients and AdamW's two states in fp32."""
 ACTIVATION_BYTES_PER_TOKEN_AND_HIDDEN = 34
 """A layer's activations for each token and hidden unit in 16 bits (arXiv 2205.05198, equation 1, first term)."""
 

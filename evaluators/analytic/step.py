@@ -44,7 +44,6 @@ class StepTime(Parts):
 
 
 TRAFFIC = ("tensor_parallel", "context_parallel", "pipeline_transfer", "data_parallel")
-"""The parts of a step that wait for other devices' data."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -189,7 +189,6 @@ _FROM_RECIPE: Mapping[str, Callable[[Recipe], float]] = {
     "bytes_per_optimizer_state": lambda recipe: 2 if recipe.optimizer_state == "bf16" else 4,
     "rank_order": lambda recipe: RANK_ORDERS.index(recipe.rank_order),
 }
-"""Columns that are not the number or flag of the same name of the recipe."""
 
 
 def _layers_of_ends(recipe: Recipe, layers: int) -> tuple[int, int, int]:

@@ -69,7 +69,6 @@ DEEPSPEED_KEYS = {
 }
 MOST_BYTES = 1_000_000
 ANYWHERE = Path("run")
-"""Placeholder for the run folder while commands are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +94,6 @@ class Command:
 
 
 MakeCommand = Callable[[CommandRequest], Command | Reason]
-"""Returns the command of a recipe, or the reason why the trainer cannot run it."""
 
 
 def request_of(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> CommandRequest:

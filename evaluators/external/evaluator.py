@@ -44,17 +44,14 @@ from frontrunner.results.outcome import Failure, FailureKind, Outcome, ProbeEndi
 from frontrunner.spaces.legality import Reason
 
 RUN_TAG = "FRONTRUNNER_RUN"
-"""Environment variable with the run folder, on every process of a command."""
 SUPERVISOR = "frontrunner.evaluators.external.supervisor"
 SUPERVISOR_GRACE_S = GRACE_S + KILL_S + 5.0
-"""What a supervisor may take to end its command."""
 TAIL_LINES = 400
 TAIL_BYTES = 262_144
 """Searched for signs: launchers write pages after the line that matters."""
 EXCEPTION = re.compile(r"^(?:\[[\w.-]+\]:?\s*|[\w.-]+:\s+)?(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))(?:: (.*))?$")
 """The last line of a traceback, after the rank that launchers put before it."""
 USAGE = re.compile(r"^(?:\[[\w.-]+\]:?\s*|[\w.-]+:\s+)?\S+: error: (.*)$")
-"""argparse's message about arguments that it rejects."""
 REFUSALS = ("AssertionError", "ValueError", "NotImplementedError")
 """Raised by trainers, before the first step, for configurations that they reject."""
 RANK_KILLED = re.compile(r"exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\)|Exited with exit code 137|signal 9 \(Killed\)")

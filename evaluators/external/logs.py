@@ -36,7 +36,6 @@ STATEMENTS = (
 """Statements of a trainer about its configuration, which must be the recipe's and the problem's."""
 GROUPS = ("step", "loss", *TIMES, *PEAKS, *RATES, *COUNTS, *STATEMENTS)
 STEP_GROUPS = frozenset(("step", *TIMES, *RATES))
-"""A line with one of these reports a finished step."""
 
 MAX_FIGURE = 2.0**62
 """No step, time or memory is larger; a database holds it as an integer."""
@@ -47,13 +46,11 @@ NUMBER = re.compile(
     re.ASCII,
 )
 MAX_SEARCHED_CHARACTERS = 4000
-"""Of a line; a longer one is not meant for people to read."""
 COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 MAX_LINE_BYTES = 8_000
 """Of a line that are decoded: twice what patterns search, since color codes are removed first."""
 RATE_TOLERANCE = 0.1
-"""How far a rate in the log may differ from the one that follows from tokens and step time: trainers round, and may
-exclude the reading of data or the optimizer."""
+"""A rate in the log may differ by this from tokens over step time: trainers round, and leave out some work."""
 SLOWER_PACE = 2.0
 """A time between two lines, by our clock, of this many times the log's step time is not believed."""
 TIMING_SLACK_S = 2.0

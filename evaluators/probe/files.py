@@ -18,7 +18,6 @@ DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """A full disk, an exhausted quota, and a limit on file size (`RLIMIT_FSIZE`)."""
 
 DISK_FULL_SIGNS = tuple(os.strerror(number) for number in DISK_FULL_ERRORS)
-"""The system's wording of these errors, as found in a rank's message."""
 
 
 def write_json(path: Path, value: object) -> None:

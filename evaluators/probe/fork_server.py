@@ -40,7 +40,6 @@ from frontrunner.spaces.errors import FrontrunnerError
 
 PROGRAM = "frontrunner.evaluators.probe.fork_server"
 START_FAILED = 120
-"""Exit status of a rank that could not even read its job."""
 START_TIMEOUT_S = 120.0
 REPLY_TIMEOUT_S = 60.0
 """How long a server that is ready may take to fork a probe's ranks; one that was stopped never does."""

@@ -25,7 +25,6 @@ import psutil
 from frontrunner.results.process_identity import machine_id, pid_namespace, proc_is_ours, process_stat
 
 DRIVER_TAG = "FRONTRUNNER_DRIVER"
-"""Environment variable with the process id of the driver that a process works for."""
 HOST_TAG = "FRONTRUNNER_DRIVER_HOST"
 """The driver's host: environments travel to other nodes, where process ids mean other processes."""
 FOLDER_TAG = "FRONTRUNNER_DRIVER_FOLDER"
@@ -41,7 +40,6 @@ KILL_GRACE_S = 15.0
 GRACE_S = 5.0
 """How long orphans may take to end by themselves: a fork server cleans up first."""
 END_S = 20.0
-"""How long they may take to end after they were killed."""
 
 
 def start_child(

@@ -35,11 +35,9 @@ COLLECTIVE_TIMEOUT_S = 1800.0
 POLL_S = 0.2
 STOP_GRACE_S = 20.0
 REPLAY_TAG = "FRONTRUNNER_REPLAY"
-"""Environment variable with the replay's folder: torchrun gives each rank a session of its own, so that only this
-finds the ranks of a torchrun that was killed."""
+"""Finds the ranks of a torchrun that was killed: it gives each rank a session of its own."""
 
 OnStep = Callable[[Mapping[str, Any]], None]
-"""Called with each line of progress.jsonl: an event, its step, loss and time."""
 
 
 @dataclass(frozen=True, kw_only=True)

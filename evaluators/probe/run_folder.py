@@ -33,7 +33,6 @@ UNFINISHED = re.compile(r"\..+\.json\.\d+")
 CANCEL = "cancel"
 """A flag next to those files, where ranks are on other nodes."""
 MEETING = "meeting.json"
-"""As in `evaluators/trainer/rendezvous.py`."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ ACCELERATOR_NODES = ("/dev/nvidia0", "/dev/kfd", "/dev/dri", "/dev/dxg")
 CPU_MEMORY_SHARE = 0.8
 """Share of the memory that is free now that the ranks of a probe may use together."""
 MIN_MEMORY_GIB = 0.01
-"""The smallest share that is not rounded to 0."""
 
 _TORCH_PROGRAM = """
 import json, torch

@@ -21,7 +21,6 @@ from frontrunner.results.outcome import Outcome
 from frontrunner.spaces.recipe import Recipe
 
 MakeJob = Callable[[ProbeSetup, Recipe, Path, Corpus], dict[str, Any]]
-"""From setup, recipe, run folder and token file to the job of the ranks."""
 
 STUCK_S = 60.0
 """How long a probe waits for killed ranks of another that do not end; the campaign is paused then."""

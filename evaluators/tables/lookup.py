@@ -22,7 +22,6 @@ from frontrunner.spaces.space import Survey
 NOT_IN_TABLE = "not-in-table"
 NO_ROW = "the table has no row of the recipe"
 MOST_NAMED = 5
-"""Problems that a message names, at most."""
 
 
 class TableLookup(ImmediateEvaluator):

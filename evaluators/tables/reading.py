@@ -32,16 +32,13 @@ from frontrunner.spaces.recipe import Recipe
 NEEDED = (("gpus",), ("seq",), ("mbs",), ("gbs", "gas"), ("hidden", "n_params_b"), ("step_time_s", "status"))
 """Columns without which no row becomes a recipe with an outcome; of several any one is enough."""
 DISAGREEING = 0.25
-"""Repeats of one recipe whose slowest takes longer than the fastest by more than this share disagree. Assumed: repeats
-on one machine agree within 1.5 %, on a busy network within some 10 %."""
+"""Share of time by which repeats disagree. Assumed: repeats on a busy network agree within some 10 %."""
 LOWEST_MFU = 0.001
-"""Below it for every row the unit is doubted. Assumed: the slowest measured training known here reaches several times
-as much, and milliseconds read as seconds give at most 0.1 %."""
+"""Below it for every row the unit is doubted. Assumed: milliseconds read as seconds give at most 0.1 %."""
 LIKELY_SHARE = (0.005, 1.0)
 """Of the peak, or of the memory: between these a table's highest row is expected in its right unit. Assumed."""
 MOST_MEMORIES = 20.0
-"""A peak of more than this number of devices' memory is in another unit: of GiB, GB, MiB and bytes the nearest two that
-are mistaken for one another differ by 1,000."""
+"""A peak of more devices' memory is in another unit: those that are mistaken differ by 1,000."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,7 +50,6 @@ PRESETS = {
 }
 """A word of the hardware column, in lower case -> its cluster preset; the first that matches."""
 OTHER_BOARDS = re.compile(r"pcie|\bnvl\b")
-"""Boards of the same chips with other rates, for which there is no preset."""
 MEMORY = re.compile(r"(?<!\d)(\d{1,9}) ?gi?b", re.IGNORECASE)
 """The memory that a device's name states; the look behind keeps a search through thousands of digits short."""
 SAME_MEMORY = 0.02
@@ -65,7 +64,6 @@ ASSUMED_MEMORY_GIB = 80.0
 """Of a device that is neither known nor described: assumed, and wrong for many; failures show what fits."""
 
 PROBLEM_COLUMNS = ("model", "seq", "gbs", "hardware", "gpus", "attention_kernel", "precision")
-"""What the rows of one problem have in common."""
 FAILURES = {
     FailureKind.OUT_OF_MEMORY: ("oom", "out of memory", "out-of-memory", "out_of_memory"),
     FailureKind.CRASHED: ("fail", "failed", "failure", "error", "crash", "crashed"),
@@ -75,10 +73,8 @@ FAILURES = {
 }
 """Why a row has no measurement, and its words for that in the status column, in lower case."""
 HIDDEN_PER_LAYER = 128
-"""Hidden size over layers of GPT-3 175B (arXiv 2005.14165) and of Llama 7B (arXiv 2302.13971): assumed of a model of
-which only the parameters are known."""
+"""Of GPT-3 175B (arXiv 2005.14165) and Llama 7B (arXiv 2302.13971), as is `HEAD_WIDTH`."""
 HEAD_WIDTH = 128
-"""Of the same models."""
 LONG_SEQUENCE = 8192
 """From here on attention that is not named is taken to be fused: its scores would not fit."""
 

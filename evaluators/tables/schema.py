@@ -32,7 +32,6 @@ MACHINE_NUMBERS = (
 OF_RECIPES = {name: DIMENSIONS[name].label.lower() for name in DEGREES} | {
     "virtual_stages": "vpp", "micro_batch_seqs": "mbs", "accumulation": "gas",
 }  # fmt: skip
-"""The counts of a recipe that have a column of their own."""
 NOT_READ = ("tflops_per_gpu", "mfu")
 """Columns that follow from others, and that sources count differently; they are accepted and not read."""
 UNITS: Mapping[str, Mapping[str, float]] = {
@@ -47,7 +46,6 @@ SPELLINGS: Mapping[str, Mapping[str, str]] = {
     "status": dict.fromkeys(("success", "succeeded", "done", "completed", "finished", "measured"), "ok"),
     "seq_parallel": {"true": "1", "false": "0", "yes": "1", "no": "0"},
 }
-"""Other words, in lower case, for those of the schema."""
 EMPTY = frozenset(
     ("", "#N/A", "#N/A N/A", "#NA", "<NA>", "N/A", "n/a", "NA", "NULL", "null", "NaN", "nan", "-NaN", "-nan", "None")
 )
@@ -55,8 +53,7 @@ EMPTY = frozenset(
 GPT2_VOCABULARY = 51200
 """GPT-2's 50,257 tokens padded to a multiple of 1,024, for rows of GPT models that omit the vocabulary."""
 GPT_NAMES = re.compile("gpt|megatron|turing|mpt|opt-|bloom")
-"""Models with GELU and a feed-forward part of two matrices, by the start of their names. So are others that are four
-times as wide there and have no grouped heads."""
+"""Models with GELU and two matrices, by name; others are those four times as wide without grouped heads."""
 SWIGLU_WIDTH = 8 / 3
 """Of a feed-forward part of three matrices whose width is not stated, in hidden sizes (arXiv 2002.05202)."""
 LIKELY_VOCABULARY = (16_000, 300_000)
@@ -70,7 +67,6 @@ NUMBERS = (
 )  # fmt: skip
 WORDS = ("status", "attention_kernel", "recompute", "source", "table", "hardware", "model", "precision", "note")
 COLUMNS = (*NUMBERS, *WORDS, *NOT_READ)
-"""Every column of the schema; docs/warm-starts.md says what each holds."""
 
 
 class Row(SimpleNamespace):

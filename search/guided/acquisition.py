@@ -19,8 +19,7 @@ from frontrunner.spaces.pareto import pareto_front
 Rows = npt.NDArray[np.float64]
 
 REFERENCE = 1.1
-"""Assumed, as usual for reference points: a tenth beyond the worst, or the fastest recipe of a full device would add
-nothing (Ishibuchi et al., How to specify a reference point in hypervolume calculation, 2018)."""
+"""Assumed: a tenth beyond the worst, as usual for reference points (Ishibuchi et al., 2018)."""
 DOUBT = 0.3
 """How far a front is lowered, as a logarithm, when choosing which rows to look at; assumed."""
 

@@ -23,23 +23,18 @@ Rows = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 
 OFFSET = 0.12
-"""Standard deviation of the factor of all recipes, as a logarithm: predicted peaks are off by 7 to 12 % on most tables
-(docs/measurements.md)."""
+"""Standard deviation of the log factor of all recipes: peaks are off by 7 to 12 % (docs/measurements.md)."""
 PER_SHARE = 0.3
-"""Of a part of the memory, where it is all of it."""
 PER_STEP = 0.03
-"""Of a doubling of a degree, or another choice."""
 MARGIN, MARGIN_SPREAD = 0.08, 0.08
 """By how much a device must be larger than a peak that allocators report, and the standard deviation of that."""
 WIDER = {(1.0, 1.0): 0.9, (4.0, 1.0): 0.05, (1.0, 16.0): 0.05}
-"""What offset and margin are multiplied by -> its chance before any trial: formulas that are badly wrong, and a limit
-that is not the stated one, as where others hold memory."""
+"""Factors of offset and margin -> chance before any trial: bad formulas, and memory that others hold."""
 PEAK_SCATTER, SCATTER = 0.06, 0.08
 """What cannot be learned of peaks, and of the limit."""
 CRASHES = 0.1
 """The share of recipes that fail for reasons other than memory, before any does."""
 LOCAL_STEPS = 0.8
-"""How many doublings away a failure warns."""
 DOMINATED = 1e-3
 """What is left of the chance of a recipe that needs as much memory as one that ran out of it: it is tried last."""
 

@@ -19,7 +19,6 @@ Rows = npt.NDArray[np.float64]
 
 _PLAIN = [one for one in DIMENSIONS.values() if not one.is_one_hot and one.kind != "sharding"]
 COUNTS = (*(one.name for one in _PLAIN if one.kind == "count"), "data_parallel")
-"""Taken as logarithms to the base 2."""
 PLACES = tuple(one for one in _PLAIN if one.kind != "count")
 """Flags and choices, a step apart where their values are neighbors."""
 ONE_HOT = tuple((one, value) for one in DIMENSIONS.values() if one.is_one_hot for value in one.values[1:])
@@ -48,12 +47,10 @@ def _others(recipe: Recipe) -> list[float]:
 
 
 MORE = ("micro_batch_seqs",)
-"""More of it needs more memory."""
 LESS = (
     *SHARDINGS, "recompute", "sequence_parallel", "loss_chunks", "feed_forward_tiles", "optimizer_state",
     "activation_offload", "offload",
 )  # fmt: skip
-"""Less of it needs more memory."""
 _MORE, _LESS = ([NAMES.index(name) for name in names] for names in (MORE, LESS))
 _ACCUMULATION = NAMES.index("accumulation")
 _BATCH = [NAMES.index("micro_batch_seqs"), _ACCUMULATION]

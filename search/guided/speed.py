@@ -27,24 +27,20 @@ Places = npt.NDArray[np.intp]
 COMMON = 3.0
 """Standard deviation of the factor of all recipes, as a logarithm; wide, since no order hangs on it."""
 PER_SHARE = 0.3
-"""Of a step's part, where it is the whole step."""
 PER_STEP = 0.045
-"""Of a doubling of a degree, or another choice."""
 PER_LOG_SPEED = 0.3
 """Of what a predicted difference in speed is worth, from 1."""
 LOCAL, LOCAL_STEPS = 0.12, 1.0
 """Of what neighbors have in common, and how many doublings away they are neighbors."""
 OTHER_PROBLEM = 0.3
-"""Of the factor of another problem against this one's; not multiplied by an amplitude, since what is learned within one
-problem says little of the next (decision 22)."""
+"""Of the factor of another problem against this one's; without an amplitude (decision 22)."""
 FAR, APART = 1e4, 1e-6
 AMPLITUDES = {0.5: 0.25, 1.0: 0.4, 2.0: 0.25, 4.0: 0.1}
 """What all of these but the factors of problems are multiplied by -> its chance before any measurement."""
 OF_OTHER_DEVICES = {0.5: 0.1, 1.0: 0.35, 2.0: 0.35, 4.0: 0.2}
 """As AMPLITUDES, where no measurement has validated the formulas."""
 OF_SHARED_PROCESSORS = {2.0: 0.6, 4.0: 0.4}
-"""As AMPLITUDES, on a CPU that was not calibrated: that ranks share its cores is not in the formulas. On 150 measured
-recipes of `examples/laptop.toml` smaller ones end the search at four fifths of the best, sure that little is left."""
+"""As AMPLITUDES, on a CPU that was not calibrated, whose ranks share its cores."""
 NOISES = {0.01: 0.25, 0.03: 0.4, 0.1: 0.2, 0.4: 0.15}
 """Standard deviation of a measured logarithm about what can be learned -> its chance before any measurement."""
 MOST_OBSERVATIONS = 250

@@ -40,12 +40,9 @@ DRAWS, DRAWN = 256, 500
 SAME_PROBLEM_SPREAD, OTHER_PROBLEM_SPREAD = 0.05, 0.1
 """Noise of remembered measurements besides a measurement's own; assumed."""
 MOST_REPEATS = 3
-"""Measurements of one recipe, at most."""
 STEPS_OF_A_PROBE = 7
-"""Warm-up and measured steps; assumed of probes that take 5 to 15, as they ship. A strategy does not see a campaign's
-own."""
+"""Assumed; a strategy does not see a campaign's own settings."""
 START_S = 30.0
-"""Seconds of a probe besides its steps; assumed."""
 NORMAL_95 = 1.96
 """Half the width of a normal distribution's middle 95 %, in standard deviations."""
 MEDIAN_OVER_MEAN = 1.25
