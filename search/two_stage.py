@@ -12,14 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, cast
 
-from frontrunner.results import status
-from frontrunner.results.predictions import (
-    PREDICTION,
-    SMALL_CAMPAIGN,
-    SMALL_SCALE,
-    prediction_data,
-    small_scale,
-)
+from frontrunner.results import predictions, status
 from frontrunner.results.prior_results import reused_trials
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import Campaign
@@ -148,7 +141,8 @@ def create_pair(store: Store, spec: CampaignSpec, survey: Survey) -> Campaign:
     small = small_spec(spec, confirmable=why_not_here(spec) is None)
     small = replace(small, name=free_name(store, small.name))
     create(store, small, len(small.survey().recipes))
-    more = {SMALL_CAMPAIGN: small.name, SMALL_SCALE: scale_in_words(small.problem, spec.problem)}
+    scale = scale_in_words(small.problem, spec.problem)
+    more = {predictions.SMALL_CAMPAIGN: small.name, predictions.SMALL_SCALE: scale}
     return create(store, replace(spec, confirms=small.name), legal, more | {"nodes": spec.problem.cluster.nodes})
 
 
@@ -199,7 +193,7 @@ def run_pair(
 
 def _predict(store: Store, record: Campaign, spec: CampaignSpec, survey: Survey, *, take_over: bool) -> None:
     """Store the predicted ranking, once: what is predicted after a confirmation would not be a prediction of it."""
-    known = small_scale(store, record)
+    known = predictions.small_scale(store, record)
     if known is not None and known.predicted:
         return
     strategy = cast("Forecaster", make_strategy(spec.search.strategy, survey, spec.search.seed))
@@ -207,7 +201,7 @@ def _predict(store: Store, record: Campaign, spec: CampaignSpec, survey: Survey,
     ranking = strategy.forecasts(MOST_PREDICTED)
     with _writing(store, record, take_over=take_over) as writer:
         for one in ranking:
-            writer.event(PREDICTION, **prediction_data(one))
+            writer.event(predictions.PREDICTION, **predictions.prediction_data(one))
         writer.release(CampaignState.STOPPED, reason="predicted, and not confirmed yet")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from frontrunner.evaluators.external import CommandSettings
+from frontrunner.evaluators.external import CommandSettings, logs
 from frontrunner.evaluators.external.command import (
     Command,
     MakeCommand,
@@ -20,16 +20,6 @@ from frontrunner.evaluators.external.command import (
     request_of,
     stated_before,
     why_disagreeing,
-)
-from frontrunner.evaluators.external.logs import (
-    LogReader,
-    TimedStep,
-    Verdict,
-    measured,
-    patterns_of,
-    timed,
-    verdict,
-    why_inconsistent,
 )
 from frontrunner.evaluators.external.supervisor import ENDED, GRACE_S, KILL_S, LOG, NOT_STARTED, ORDER
 from frontrunner.evaluators.external.trainers import configured
@@ -110,7 +100,7 @@ class CommandRun(Watch):
     def __init__(self, order: ProbeOrder, setup: ProbeSetup, command: Command) -> None:
         super().__init__(order, setup)
         self.is_measured = False
-        self.log = LogReader(order.run_folder, patterns_of(command.log_patterns))
+        self.log = logs.LogReader(order.run_folder, logs.patterns_of(command.log_patterns))
         self._end_requested_s: float | None = None
         self._took_s: float | None = None
         self.begin()
@@ -131,9 +121,9 @@ class CommandRun(Watch):
         return super().seconds if self._took_s is None else self._took_s
 
     @property
-    def steps(self) -> list[TimedStep]:
+    def steps(self) -> list[logs.TimedStep]:
         """Return the steps logged so far, with their times."""
-        return timed(self.log.steps, self.order.recipe, self.setup.problem)
+        return logs.timed(self.log.steps, self.order.recipe, self.setup.problem)
 
     @property
     def progress(self) -> Progress:
@@ -180,10 +170,10 @@ class CommandRun(Watch):
         self._supervisor.wait()
         kill_tagged(RUN_TAG, str(self.order.run_folder))
 
-    def _verdict(self) -> Verdict:
+    def _verdict(self) -> logs.Verdict:
         best = self.order.best_tokens_per_s
         best_step_time_s = tokens_per_step(self.order.recipe, self.setup.problem) / best if best else None
-        return verdict(self.steps, self.setup.probe, best_step_time_s=best_step_time_s, spent_s=self.seconds)
+        return logs.verdict(self.steps, self.setup.probe, best_step_time_s=best_step_time_s, spent_s=self.seconds)
 
     def outcome(self) -> Outcome:
         """Return the measurement that follows from the log, or why there is none."""
@@ -197,7 +187,7 @@ class CommandRun(Watch):
         failed = self.overdue is not None or end is None or (end["status"] != 0 and not self.is_measured)
         doubt = why_disagreeing(self.log.statements, recipe, problem)
         if not failed or not steps:
-            doubt = doubt or why_inconsistent(steps, recipe, problem)
+            doubt = doubt or logs.why_inconsistent(steps, recipe, problem)
         if doubt is not None and steps:
             return self._failure(FailureKind.IMPLAUSIBLE, doubt)
         unfinite = next((step.logged.number for step in steps if not step.is_finite), None)
@@ -208,7 +198,7 @@ class CommandRun(Watch):
         found, warm_up = self._verdict(), self.setup.probe.warm_up_steps
         if not found.times_s:
             overflowed = sum(step.logged.skipped_steps for step in steps)
-            if overflowed and not measured(steps, warm_up):
+            if overflowed and not logs.measured(steps, warm_up):
                 message = f"gradients overflowed in {overflowed} of {len(steps)} steps, and in every measured one"
                 return self._failure(FailureKind.NOT_FINITE, message)
             message = f"the log reports {len(steps)} steps, and {warm_up} are warm-up: see [command]"

@@ -27,15 +27,8 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from frontrunner.evaluators.probe import processes
 from frontrunner.evaluators.probe.files import tail
-from frontrunner.evaluators.probe.processes import (
-    die_with_parent,
-    driver_tags,
-    kill_group,
-    kill_rank,
-    outlive_parent,
-    start_child,
-)
 from frontrunner.spaces.errors import FrontrunnerError
 
 PROGRAM = "frontrunner.evaluators.probe.fork_server"
@@ -76,13 +69,13 @@ class ForkClient:
         self._log = log
         self._pipe, theirs = Pipe()
         with theirs, log.open("ab") as output:
-            self._process = start_child(
+            self._process = processes.start_child(
                 [sys.executable, "-P", "-m", PROGRAM, str(theirs.fileno()), *engines],
                 parent_death=signal.SIGKILL,  # while it imports and reads no messages
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **environment, **driver_tags(log.parent)},
+                env={**os.environ, **environment, **processes.driver_tags(log.parent)},
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # signals of the terminal are for the driver to handle
             )
@@ -174,7 +167,7 @@ class ForkServer:
                     is_open = False
             self._reap()
         for pid in self.ranks:
-            kill_rank(pid)
+            processes.kill_rank(pid)
         for pid, (token, _) in self.ranks.items():
             if token in self.scratch:  # which they may still write to
                 os.waitpid(pid, 0)
@@ -199,7 +192,7 @@ class ForkServer:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is None:
                 return
-            kill_group(ended.si_pid)  # before it is reaped: until then its id is not reused
+            processes.kill_group(ended.si_pid)  # before it is reaped: until then its id is not reused
             pid, status = os.waitpid(ended.si_pid, 0)
             token, rank = self.ranks.pop(pid)
             self._report({"exited": token, "rank": rank, "status": os.waitstatus_to_exitcode(status)})
@@ -211,7 +204,7 @@ class ForkServer:
     def _become_rank(self, request: dict[str, Any], rank: int) -> NoReturn:
         status = START_FAILED
         try:
-            die_with_parent(self.pid, signal.SIGKILL)
+            processes.die_with_parent(self.pid, signal.SIGKILL)
             os.setsid()  # a group of its own, so that whatever it starts can be killed with it
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -259,7 +252,7 @@ def main() -> None:
     from frontrunner.evaluators.trainer.entry import preload
 
     preload(sys.argv[2:])
-    outlive_parent()  # the end of the pipe is noticed from here on
+    processes.outlive_parent()  # the end of the pipe is noticed from here on
     ForkServer(Connection(int(sys.argv[1]))).serve()
     os._exit(0)  # an orderly shutdown of torch takes a second, and nothing is left to do
 

@@ -136,8 +136,8 @@ def corpus(data: DataSettings, work_folder: Path, problem: Problem) -> Corpus:
     Raises `InvalidInput` for tokens outside the model's vocabulary, or too few of them.
     """
     check_data(data, problem)
-    if _is_tokens(data):
-        return _token_file(data, problem)
+    if (tokens := _token_file(data, problem)) is not None:
+        return tokens
     text = builtin_text() if data.path is None else Path(data.path).read_bytes()
     name = f"builtin-{platform.python_version()}"
     if isinstance(text, bytes):
@@ -152,8 +152,8 @@ def check_data(data: DataSettings, problem: Problem) -> None:
     """Raise what `corpus` raises for unusable data; write nothing."""
     vocabulary = problem.model.vocabulary
     try:
-        if _is_tokens(data):
-            count = _checked_tokens(_token_file(data, problem), vocabulary)
+        if (tokens := _token_file(data, problem)) is not None:
+            count = _checked_tokens(tokens, vocabulary)
         elif vocabulary < BYTE_VOCABULARY:
             expected = f"at least {BYTE_VOCABULARY}: text is read as one token per byte"
             raise bad_value("model.vocabulary", vocabulary, expected)
@@ -169,12 +169,11 @@ def check_data(data: DataSettings, problem: Problem) -> None:
         raise bad_value("data.path", data.path, f"{expected} has {count:,}")
 
 
-def _is_tokens(data: DataSettings) -> bool:
-    return data.path is not None and data.path.endswith(".bin")
-
-
-def _token_file(data: DataSettings, problem: Problem) -> Corpus:
-    return Corpus(Path(data.path or ""), "uint16" if problem.model.vocabulary <= UINT16_VOCABULARY else "uint32")
+def _token_file(data: DataSettings, problem: Problem) -> Corpus | None:
+    """Return the user's file of tokens; None where the data is text."""
+    if data.path is None or not data.path.endswith(".bin"):
+        return None
+    return Corpus(Path(data.path), "uint16" if problem.model.vocabulary <= UINT16_VOCABULARY else "uint32")
 
 
 def _size_bytes(path: Path) -> int:

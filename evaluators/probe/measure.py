@@ -73,7 +73,11 @@ def measurement(
     A trainer's log may state no peak (`memory_is_known`). Raises KeyError, TypeError or ValueError for a damaged file.
     """
     if result["status"] == "not-finite":
-        return Failure(kind=FailureKind.NOT_FINITE, message=_why_not_finite(result), node_seconds=node_seconds)
+        losses, overflowed = result["losses"], result.get("overflowed_steps", [])
+        message = f"gradients overflowed fp16 in {len(overflowed)} of {len(losses)} steps, and in every measured one"
+        if losses[-1] is None or not overflowed:
+            message = f"the loss was not finite at step {len(losses)}"
+        return Failure(kind=FailureKind.NOT_FINITE, message=message, node_seconds=node_seconds)
     times = tuple(float(t) for t in result["step_times_s"])
     median = statistics.median(times)
     if not (math.isfinite(median) and median > 0):
@@ -91,20 +95,11 @@ def measurement(
         first_step_time_s=float(result["first_step_time_s"]),
         ended=ProbeEnding(result["ended"]) if "ended" in result else None,
     )
-    from frontrunner.evaluators.analytic.accuracy_bounds import (
-        why_too_fast,  # numpy, which counting alone does not need
-    )
+    # numpy, which counting alone does not need
+    from frontrunner.evaluators.analytic.accuracy_bounds import why_too_fast
 
     peak_flops = problem.cluster.peak_flops(problem.precision)
     doubt = implausibility(measured, peak_flops, memory_is_known=memory_is_known)
-    doubt = doubt or why_too_fast(recipe, problem, median)
-    if doubt is not None:
+    if (doubt := doubt or why_too_fast(recipe, problem, median)) is not None:
         return Failure(kind=FailureKind.IMPLAUSIBLE, message=doubt, node_seconds=node_seconds)
     return measured
-
-
-def _why_not_finite(result: Mapping[str, Any]) -> str:
-    losses, overflowed = result["losses"], result.get("overflowed_steps", [])
-    if losses[-1] is None or not overflowed:
-        return f"the loss was not finite at step {len(losses)}"
-    return f"gradients overflowed fp16 in {len(overflowed)} of {len(losses)} steps, and in every measured one"

@@ -10,20 +10,9 @@ from typing import NamedTuple
 
 from frontrunner.evaluators.analytic.accuracy_bounds import why_too_fast
 from frontrunner.evaluators.probe.measure import rates
+from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.rows import TableProblem, TableRow, is_elsewhere, problems_of
-from frontrunner.evaluators.tables.schema import (
-    COLUMNS,
-    EMPTY,
-    NOT_READ,
-    NUMBERS,
-    UNITS,
-    CsvTable,
-    LeftOut,
-    Refusals,
-    Row,
-    read_csv,
-    row_of,
-)
+from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.results.outcome import Measurement
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, shown_key
@@ -79,7 +68,7 @@ class Reading:
     sha256: str
     rows: int
     problems: tuple[TableProblem, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[schema.LeftOut, ...]
     disagreeing: tuple[Repeats, ...]
 
 
@@ -90,7 +79,7 @@ def read(path: Path, form: TableForm, cluster: Cluster | None = None) -> Reading
     cannot be right.
     """
     sources = _sources(form)
-    table, left_out = read_csv(path), Refusals()
+    table, left_out = schema.read_csv(path), Refusals()
     if not table.cells:
         raise InvalidInput(f"{path} has no rows under its header")
     rows = _rows(table, form, sources, "" if cluster is None else cluster.device, left_out)
@@ -116,13 +105,14 @@ def _sources(form: TableForm) -> dict[str, Source]:
         *(("--set", *item) for item in form.constants.items()),
     ]:
         text = f"{name}={value}"
-        if name not in COLUMNS:
-            raise bad_value(flag, text, "a column of the table form before the =", hint=did_you_mean(name, COLUMNS))
+        if name not in schema.COLUMNS:
+            hint = did_you_mean(name, schema.COLUMNS)
+            raise bad_value(flag, text, "a column of the table form before the =", hint=hint)
         if name in found:
             raise InvalidInput(f"column {name} is given twice: expected one --column or --set for it")
         if flag == "--column":
             theirs, colon, unit = value.rpartition(":")  # a colon may be part of their name
-            units = UNITS.get(name, {})
+            units = schema.UNITS.get(name, {})
             if colon and units and unit not in units:
                 raise bad_value(flag, text, f"a unit of {', '.join(units)}", hint=did_you_mean(unit, units))
             found[name] = Source(theirs, unit) if colon and units else Source(value)
@@ -130,7 +120,7 @@ def _sources(form: TableForm) -> dict[str, Source]:
 
 
 def _rows(
-    table: CsvTable, form: TableForm, sources: Mapping[str, Source], default_hardware: str, left_out: Refusals
+    table: schema.CsvTable, form: TableForm, sources: Mapping[str, Source], default_hardware: str, left_out: Refusals
 ) -> list[Row]:
     places = _places(table.columns, form, sources)
     names = {*places, *form.constants}
@@ -144,11 +134,11 @@ def _rows(
     rows = []
     for number, cells in enumerate(table.cells):
         given = {name: cells[place] for name, place in places.items()} | dict(form.constants)
-        row = row_of(number, given)
+        row = schema.row_of(number, given)
         row.hardware = row.hardware or default_hardware
         for name, source in sources.items():
             if source.unit:
-                setattr(row, name, getattr(row, name) * UNITS[name][source.unit])
+                setattr(row, name, getattr(row, name) * schema.UNITS[name][source.unit])
         if reason := _why_unusable(row, given):
             left_out.add(reason, row.number)
         else:
@@ -158,9 +148,9 @@ def _rows(
 
 def _why_unusable(row: Row, given: Mapping[str, str]) -> str | None:
     """Return why nothing can be learned from a row, or None: a step in fp8 says nothing of one in bf16."""
-    for name in NUMBERS:
+    for name in schema.NUMBERS:
         value = getattr(row, name)
-        if math.isnan(value) and given.get(name, "").strip() not in EMPTY:
+        if math.isnan(value) and given.get(name, "").strip() not in schema.EMPTY:
             return f"{name} is not a number"
         if value < 0:
             return f"{name} is negative"
@@ -181,7 +171,7 @@ def _places(theirs: Sequence[str], form: TableForm, sources: Mapping[str, Source
             raise bad_value("--ignore", ignored, "a column of the table", hint=did_you_mean(ignored, theirs))
     taken = {*(source.theirs for source in sources.values()), *form.ignore, *sources}
     own = [name for name in theirs if name not in taken]
-    if unknown := [name for name in own if name not in COLUMNS]:
+    if unknown := [name for name in own if name not in schema.COLUMNS]:
         first, shown = shown_key(unknown[0]), ", ".join(map(shown_key, unknown[:6]))
         more = f" and {len(unknown) - 6} more" if len(unknown) > 6 else ""
         raise InvalidInput(
@@ -191,7 +181,7 @@ def _places(theirs: Sequence[str], form: TableForm, sources: Mapping[str, Source
     if twice := next((name for name in own if name in form.constants), None):
         raise InvalidInput(f"--set {twice}: the table has a column {twice}", hint=f"add --ignore {twice}")
     found = {name: name for name in own} | {name: source.theirs for name, source in sources.items()}
-    return {name: theirs.index(their) for name, their in found.items() if name not in NOT_READ}
+    return {name: theirs.index(their) for name, their in found.items() if name not in schema.NOT_READ}
 
 
 def _on_cluster(cluster: Cluster, problems: Sequence[TableProblem], left_out: Refusals) -> Iterator[TableProblem]:
@@ -244,7 +234,7 @@ def _wrong_unit(
 ) -> InvalidInput:
     """Return the refusal of a unit, with the first other in which the highest share of peak or memory is likely."""
     theirs, given = sources.get(name, Source(name))
-    units = UNITS[name]
+    units = schema.UNITS[name]
     assumed, flag = given or next(iter(units)), f"--column {name}={theirs}:"
     hint = f"say its unit: {flag}UNIT, of {', '.join(units)}"
     for unit, size in units.items():

@@ -17,20 +17,8 @@ from typing import Any
 from frontrunner.evaluators.analytic import software
 from frontrunner.evaluators.analytic.software import Software
 from frontrunner.evaluators.probe.measure import measured_steps, nodes_used
-from frontrunner.evaluators.tables.schema import (
-    BATCH_TOLERANCE,
-    GPT2_VOCABULARY,
-    MACHINE_NUMBERS,
-    OF_RECIPES,
-    SWIGLU_WIDTH,
-    Refusals,
-    Row,
-    complete,
-    over,
-    read_csv,
-    rows_of,
-    why_impossible,
-)
+from frontrunner.evaluators.tables import schema
+from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, refuse_unstorable
 from frontrunner.spaces.cluster import PRECISIONS, Cluster, Links, PeakTflops
 from frontrunner.spaces.model import Model
@@ -117,7 +105,7 @@ class TableProblems:
 def read_problems(path: Path) -> TableProblems:
     """Read every problem of a table, of however few rows; raises as `read_csv` does."""
     left_out = Refusals()
-    problems = problems_of(rows_of(read_csv(path)), left_out)
+    problems = problems_of(schema.rows_of(schema.read_csv(path)), left_out)
     return TableProblems(name=path.stem, problems=tuple(problems), left_out=left_out.counts)
 
 
@@ -126,9 +114,9 @@ def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         row.fill(tp=1.0, pp=1.0)  # degrees that the table does not name are 1
-        complete(row)
-        row.fill(mbs=over(row.gbs, row.dp * row.gas))
-        row.fill(gas=over(row.gbs, row.mbs * row.dp), vocab=GPT2_VOCABULARY)
+        schema.complete(row)
+        row.fill(mbs=schema.over(row.gbs, row.dp * row.gas))
+        row.fill(gas=schema.over(row.gbs, row.mbs * row.dp), vocab=schema.GPT2_VOCABULARY)
         groups.setdefault(tuple(str(getattr(row, column)) for column in PROBLEM_COLUMNS), []).append(row)
     found = [(made, group[0]) for group in groups.values() if (made := _problem(group, left_out))]
     alike = Counter(one.name for one, _ in found)
@@ -179,7 +167,7 @@ def model_of(row: Row) -> Model:
     heads = int(row.heads) if _is_count(row.heads) and hidden % int(row.heads) == 0 else max(1, hidden // HEAD_WIDTH)
     kv_heads = int(row.kv_heads) if _is_count(row.kv_heads) else heads
     gpt = row.two_matrices
-    width = row.ffn_hidden if _is_count(row.ffn_hidden) else (4 if gpt else SWIGLU_WIDTH) * hidden
+    width = row.ffn_hidden if _is_count(row.ffn_hidden) else (4 if gpt else schema.SWIGLU_WIDTH) * hidden
     return Model(
         name=row.model or "unnamed",
         layers=layers,
@@ -235,8 +223,8 @@ def recipe_of(row: Row, layers: int) -> Recipe:
         row.vpp = 1.0
     row.fill(vpp=1.0)
     devices, replicas = _count(row, "gpus"), _count(row, "dp")
-    counts: dict[str, Any] = {name: _count(row, column) for name, column in OF_RECIPES.items()}
-    if impossible := why_impossible(row, layers):
+    counts: dict[str, Any] = {name: _count(row, column) for name, column in schema.OF_RECIPES.items()}
+    if impossible := schema.why_impossible(row, layers):
         raise ValueError(impossible)
     return Recipe(
         devices=devices,
@@ -286,7 +274,7 @@ def _count(row: Row, name: str) -> int:
     value: float = getattr(row, name)
     if math.isnan(value):
         raise ValueError(f"no {name}")
-    if not _is_count(value) or abs(value - round(value)) > BATCH_TOLERANCE * value:
+    if not _is_count(value) or abs(value - round(value)) > schema.BATCH_TOLERANCE * value:
         raise ValueError(f"{name} is not a whole number of at least 1")
     return round(value)
 
@@ -317,7 +305,7 @@ def machine_of(row: Row) -> Cluster:
     if stated and abs(float(stated[1]) / figures["memory_gib_per_device"] - 1) > SAME_MEMORY:
         figures |= _OTHER_SIZES.get((str(figures["device"]), stated[1]), {})
         figures["memory_gib_per_device"] = float(stated[1])
-    own = {name: value for name in MACHINE_NUMBERS if _is_given(value := getattr(row, name))}
+    own = {name: value for name in schema.MACHINE_NUMBERS if _is_given(value := getattr(row, name))}
     links = figures["links"] | {name: own.pop(name) for name in LINKS if name in own}
     peaks = {row.precision or "bf16": own.pop("peak_tflops")} if "peak_tflops" in own else figures["peak_tflops"]
     counts = {key: int(own.pop(name)) for name, key in COUNTED.items() if name in own}
