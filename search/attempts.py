@@ -195,7 +195,12 @@ class CampaignSession:
         cuts = cuts_by_trial(self._store, self._campaign.id)
         self.retries.cuts_of_trial.update({trial.id: cuts[trial.number] for trial in trials.values()})
         left_open = self._store.open_attempts(self._campaign.id)
-        self._end_old_ranks([Path(attempt.run_folder) for attempt in left_open])
+        # What earlier drivers' attempts still run has to end first: the devices are needed, and the outcomes.
+        orphans = Orphans(self._fenced) if self.evaluator.measures_here else None
+        steps = OrphanedSteps([Path(attempt.run_folder) for attempt in left_open])
+        while not ((orphans is None or orphans.have_ended()) and steps.have_ended()):
+            time.sleep(LOOK_S)
+            self.keep()
         for attempt in left_open:
             trial, folder = trials[attempt.trial_id], Path(attempt.run_folder)
             found = self.evaluator.harvest(ProbeOrder(token=folder.name, recipe=trial.recipe, run_folder=folder))
@@ -208,20 +213,13 @@ class CampaignSession:
             self._store_outcome(attempt, trial, outcome, is_cut=is_lost and was_interrupted(folder))
             self.notice("harvested" if found else "lost", **_about(trial))
 
-    def _end_old_ranks(self, folders: list[Path]) -> None:
-        """End what earlier drivers' attempts still run on nodes, and wait: the devices are needed, and the outcomes."""
-        orphans = Orphans(self._fenced) if self.evaluator.measures_here else None
-        left = OrphanedSteps(folders)
-        while not ((orphans is None or orphans.have_ended()) and left.have_ended()):
-            time.sleep(LOOK_S)
-            self.keep()
-
     def start(self, chosen: Trial | Recipe) -> None:
         """Start one probe: of a waiting trial, a new recipe, or a measured one again."""
         trial, folder, attempt = self.writer.atomically(lambda: self._begin_attempt(chosen))
-        order = ProbeOrder(
-            token=folder.name, recipe=trial.recipe, run_folder=folder, best_tokens_per_s=self._speed_to_beat()
-        )
+        # With several objectives a slower recipe may be the best in others.
+        best = self.view.best if self._spec.search.objectives == TOKENS_ALONE else None
+        to_beat = None if best is None else best.tokens_per_s
+        order = ProbeOrder(token=folder.name, recipe=trial.recipe, run_folder=folder, best_tokens_per_s=to_beat)
         self.running[order.token] = RunningAttempt(
             trial=trial,
             attempt=attempt,
@@ -242,11 +240,6 @@ class CampaignSession:
                 trial = self.writer.repeat(trial)
         folder = _new_folder(self._spec.run_folder, trial)
         return trial, folder, self.writer.start_attempt(trial, run_folder=str(folder))
-
-    def _speed_to_beat(self) -> float | None:
-        """Return the best tokens/s so far; None with several objectives: a slower recipe may be the best in others."""
-        best = self.view.best if self._spec.search.objectives == TOKENS_ALONE else None
-        return None if best is None else best.tokens_per_s
 
     def reuse(self, recipe: Recipe, result: ReusableResult) -> Trial:
         """Store an earlier campaign's result as the outcome of a new recipe; it takes nothing of the budget."""

@@ -154,7 +154,11 @@ class Driver:
                 return ending
             for finished in session.evaluator.finished(TICK_S):
                 self._conclude(finished)
-            self._announce_stop()
+            leaves = CampaignState.PAUSED if self._wants_pause else CampaignState.STOPPED
+            if self._wants_stop and self._announced is not leaves:
+                self._announced = leaves
+                probes = 0 if self._wants_kill else len(running)
+                session.notice(STOPPING, leaves=leaves.value, probes_to_finish=probes)
             session.keep()
             session.refresh_view()
             self._listener.ticked(session.view)
@@ -191,13 +195,6 @@ class Driver:
         # A reused result does not show that anything runs here.
         reused = reused_trials(store, campaign.id)
         self._has_measured = any(trial.state is TrialState.MEASURED and trial.number not in reused for trial in trials)
-
-    def _announce_stop(self) -> None:
-        leaves = CampaignState.PAUSED if self._wants_pause else CampaignState.STOPPED
-        if self._wants_stop and self._announced is not leaves:
-            self._announced = leaves
-            probes = 0 if self._wants_kill else len(self._session.running)
-            self._session.notice(STOPPING, leaves=leaves.value, probes_to_finish=probes)
 
     def _start_what_fits(self) -> Ending | None:
         session, running = self._session, self._session.running

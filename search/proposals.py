@@ -108,16 +108,13 @@ class Proposals:
         if baseline is not None and not self._was_proposed(baseline):
             self._handed_out.add(baseline)
             return baseline
-        while True:
-            proposed = self._call("ask", 1)
-            if proposed is None:
-                continue  # it raised, and was replaced
-            recipe: Recipe | None = next(iter(proposed), None)
-            if recipe is None or not self._was_proposed(recipe):
-                break
-        if recipe is not None:
-            self._handed_out.add(recipe)
-        return recipe
+        # None where the strategy raised and was replaced; a recipe that was proposed before is passed over.
+        while (proposed := self._call("ask", 1)) is None or len(proposed):
+            if proposed and not self._was_proposed(proposed[0]):
+                recipe: Recipe = proposed[0]
+                self._handed_out.add(recipe)
+                return recipe
+        return None
 
     def _was_proposed(self, recipe: Recipe) -> bool:
         return recipe in self._stored or recipe in self._handed_out

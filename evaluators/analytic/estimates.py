@@ -188,11 +188,9 @@ class Plan:
             fitting=self.table.fitting,
             not_modelled=self.not_modelled,
             memory_limit_bytes=self.memory_limit_bytes,
-            assumed=self.trust.assumed,
-            expected_error=self.trust.expected_error,
-            remarks=self.trust.remarks,
             estimates=self.fastest(top),
             front=self.front,
+            **vars(self.trust),
         )
 
 

@@ -29,11 +29,11 @@ class ScalingRow:
     nodes: int
     devices: int
     global_batch: GlobalBatch | None
-    legal: int
-    fitting: int
-    best: Estimate | None
-    reason: str | None
-    efficiency: float | None
+    legal: int = 0
+    fitting: int = 0
+    best: Estimate | None = None
+    reason: str | None = None
+    efficiency: float | None = None
 
     @property
     def tokens_per_s_per_device(self) -> float | None:
@@ -116,10 +116,7 @@ def weak_batch(problem: Problem, nodes: int) -> GlobalBatch | None:
 
 def _row(space: Space, problem: Problem, nodes: int, batch: GlobalBatch | None) -> ScalingRow:
     cluster = replace(problem.cluster, nodes=nodes)
-    row = ScalingRow(
-        nodes=nodes, devices=cluster.devices, global_batch=batch, legal=0, fitting=0, best=None, reason=None,
-        efficiency=None,
-    )  # fmt: skip
+    row = ScalingRow(nodes=nodes, devices=cluster.devices, global_batch=batch)
     if batch is None:
         share = f"{problem.global_batch} sequences x {nodes} / {problem.cluster.nodes} nodes"
         return replace(row, reason=f"{share} is not a whole number of sequences")

@@ -139,13 +139,8 @@ def field_values(request: CommandRequest) -> dict[str, str]:
         "campaign_folder": request.campaign_folder,
         "python": sys.executable,
     }
-    return {name: _text(value) for name, value in values.items()}
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "" if value is None else str(value)
+    words = {None: "", True: "true", False: "false"}
+    return {n: words[v] if v is None or isinstance(v, bool) else str(v) for n, v in values.items()}
 
 
 def filled(arguments: Sequence[str], values: Mapping[str, str], spliced: Sequence[str] = ()) -> tuple[str, ...]:

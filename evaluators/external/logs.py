@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from frontrunner.evaluators.external.supervisor import LOG
 from frontrunner.evaluators.probe import ProbeSettings
@@ -90,11 +91,8 @@ class Pattern:
         if match is None:
             return None
         numbers = {name: number(text) for name, text in match.groupdict().items() if text is not None}
-        return {
-            name: value
-            for name, value in numbers.items()
-            if value is not None and (name == "loss" or abs(value) <= MAX_FIGURE)  # False for NaN
-        }
+        known = ((name, value) for name, value in numbers.items() if value is not None)
+        return {name: value for name, value in known if name == "loss" or abs(value) <= MAX_FIGURE}  # False for NaN
 
 
 def patterns_of(texts: Iterable[str]) -> tuple[Pattern, ...]:
@@ -147,8 +145,7 @@ class LoggedStep:
             setattr(self, name, max(getattr(self, name), int(figures.get(name, 0))))
 
 
-@dataclass(frozen=True)
-class Statement:
+class Statement(NamedTuple):
     """A source's statement about the configuration: a figure of `STATEMENTS`, its value, and the source's text."""
 
     figure: str
@@ -215,8 +212,7 @@ class TimedStep:
         return not self.logged.nan_steps and (loss is None or abs(loss) < float("inf"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The measured step times, in seconds, without warm-up; `ended` if no more are needed."""
 
     times_s: tuple[float, ...]
@@ -264,7 +260,7 @@ def verdict(
     times = measured(steps, settings.warm_up_steps)
     if not settings.is_adaptive:
         enough = len(times) >= (settings.measured_steps or 1)
-        return Verdict(times_s=tuple(times[: settings.measured_steps]), ended=ProbeEnding.FIXED if enough else None)
+        return Verdict(tuple(times[: settings.measured_steps]), ProbeEnding.FIXED if enough else None)
     most_dropped = max(0, settings.most_steps // 2 - settings.warm_up_steps)
     times = settled(times, most_dropped=most_dropped, tolerance=settings.precision / 2)
     most = settings.most_steps - settings.warm_up_steps
@@ -274,7 +270,7 @@ def verdict(
         late = spent_s + times[-1] > DEADLINE_SHARE * settings.deadline_s
         limit = ProbeEnding.LIMIT if late or len(times) >= most else None
         ended = limit if found is None else ProbeEnding(found)
-    return Verdict(times_s=tuple(times), ended=ended)
+    return Verdict(tuple(times), ended)
 
 
 def why_inconsistent(steps: Sequence[TimedStep], recipe: Recipe, problem: Problem) -> str | None:
@@ -288,10 +284,8 @@ def why_inconsistent(steps: Sequence[TimedStep], recipe: Recipe, problem: Proble
     if pairs:
         stated, ours = (statistics.median(values) for values in zip(*pairs, strict=True))
         if abs(stated / ours - 1) > RATE_TOLERANCE:
-            return (
-                f"the log says {stated:.6g} tokens/s, and its step time gives {ours:.6g} tokens/s with the recipe's "
-                f"{tokens} tokens per step"
-            )
+            theirs = f"the log says {stated:.6g} tokens/s, and its step time gives {ours:.6g} tokens/s"
+            return f"{theirs} with the recipe's {tokens} tokens per step"
     claimed = [(step, step.time_s) for step in steps if step.is_claimed and step.time_s is not None]
     if len(claimed) < 2:
         return None

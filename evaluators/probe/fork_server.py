@@ -101,7 +101,11 @@ class ForkClient:
         """
         found: list[Report] = []
         while self._pipe.poll(timeout_s):
-            message, timeout_s = self._message(), 0.0
+            timeout_s = 0.0
+            try:
+                message = json.loads(self._pipe.recv_bytes())
+            except (EOFError, ConnectionResetError):
+                message = {"lost": self._process.wait()}
             if "exited" in message:
                 found.append(RankExited(message["exited"], message["rank"], message["status"]))
             elif "started" in message:
@@ -120,12 +124,6 @@ class ForkClient:
         if self._is_ready and any(now - sent > REPLY_TIMEOUT_S for sent in self._sent_s.values()):
             self._process.kill()
         return found
-
-    def _message(self) -> dict[str, Any]:
-        try:
-            return dict(json.loads(self._pipe.recv_bytes()))
-        except (EOFError, ConnectionResetError):
-            return {"lost": self._process.wait()}
 
     def _never_ready(self, what: str) -> FrontrunnerError:
         output = tail(self._log, 1) or "no output"

@@ -12,8 +12,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,8 @@ class ReplaySettings:
     def train_table(self) -> dict[str, Any]:
         """Return the job's `train`."""
         own = ("folder", "learning_rate", "launched")
-        table = {key: value for key, value in asdict(self).items() if key not in own}
-        return table | {"checkpoint_every_steps": self.checkpoint_every_steps or max(10, self.steps // 10)}
+        table = asdict(self) | {"checkpoint_every_steps": self.checkpoint_every_steps or max(10, self.steps // 10)}
+        return {key: value for key, value in table.items() if key not in own}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,10 +175,8 @@ def prepare(chosen: ReplayPlan) -> None:
     earlier = read_json(job_path) or {}
     changed = sorted(key for key in earlier if earlier[key] != chosen.job.get(key) and key != "train")
     if changed:
-        raise InvalidInput(
-            f"{chosen.folder} holds a run that differs in {', '.join(changed)}",
-            hint="choose another folder with --folder",
-        )
+        found = f"{chosen.folder} holds a run that differs in {', '.join(changed)}"
+        raise InvalidInput(found, hint="choose another folder with --folder")
     write_json(job_path, dict(chosen.job))
 
 
@@ -189,7 +187,12 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
     fails.
     """
     prepare(chosen)
-    with _locked(chosen.folder):
+    with (chosen.folder / ".lock").open("w") as lock:  # held until this process ends, however it does
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            hint = "wait for it, or choose another folder with --folder"
+            raise InvalidInput(f"a replay is running in {chosen.folder}", hint=hint) from None
         _remove_leftovers(chosen)
         (chosen.folder / "result.json").unlink(missing_ok=True)
         provenance = asdict(collect(str(chosen.job["device"])))
@@ -212,19 +215,6 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
         final_loss=result.get("final_loss"),
         evaluation_losses=dict(result.get("evaluation_losses", [])),
     )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; the system releases it when the process ends, however it ends."""
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidInput(
-                f"a replay is running in {folder}", hint="wait for it, or choose another folder with --folder"
-            ) from None
-        yield
 
 
 def _remove_leftovers(chosen: ReplayPlan) -> None:

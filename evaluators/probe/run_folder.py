@@ -100,8 +100,7 @@ class RunFolder:
             found = self._own("outcome.json")
             if found is None:
                 return None
-            adapter = _adapter(found["kind"] == "failure")
-            outcome: Outcome = adapter.validate_json(json.dumps(found["outcome"]), strict=True)
+            outcome: Outcome = _adapter(found["kind"]).validate_json(json.dumps(found["outcome"]), strict=True)
             refuse_unstorable(outcome)
         except (ValueError, KeyError, TypeError):
             return None
@@ -109,10 +108,10 @@ class RunFolder:
 
 
 @functools.cache
-def _adapter(is_failure: bool) -> TypeAdapter[Any]:  # noqa: FBT001
+def _adapter(kind: str) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter  # an agent on a node does not need it
 
-    return TypeAdapter(Failure if is_failure else Measurement)
+    return TypeAdapter(Failure if kind == "failure" else Measurement)
 
 
 class StepCounter:

@@ -11,6 +11,7 @@ import math
 import re
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -181,15 +182,12 @@ def row_of(place: int, cells: Mapping[str, str]) -> Row:
         if name in SPELLINGS:
             word = text.lower().removeprefix("amp_")
             text = SPELLINGS[name].get(word, word)
-        setattr(found, name, _number(text) if name in NUMBERS else text)
+        if name not in NUMBERS:
+            setattr(found, name, text)
+            continue
+        with suppress(ValueError):
+            setattr(found, name, float(text))
     return found
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return NAN
 
 
 def rows_of(table: CsvTable) -> list[Row]:
