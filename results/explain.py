@@ -36,8 +36,8 @@ class ExplainedAttempt:
 class Neighbor:
     """The recipe ranked next above or below.
 
-    `gap_percent` is how much slower the slower of the two is. `within_spread` says that this is no more than
-    the larger of their spreads: another measurement could turn the order round.
+    `gap_percent` is how much slower the slower of the two is; `within_spread` that this is no more than the larger
+    of their spreads, so that another measurement could turn the order round.
     """
 
     recipe_id: str
@@ -73,8 +73,8 @@ class Explanation(Displayed):
 def explain(store: Store, recipe_id: str) -> Explanation:
     """Return what the store holds about the recipe with this id, or with a unique prefix of it.
 
-    Raises `InvalidInput` for fewer than `MIN_PREFIX` characters, and `NotFound`, naming candidates, where no
-    recipe or more than one begins like this.
+    Raises `InvalidInput` for a short prefix, and `NotFound`, naming candidates, where no recipe or more than one
+    begins so.
     """
     prefix = recipe_id.strip().lower()
     if len(prefix) < MIN_PREFIX:
@@ -87,7 +87,6 @@ def explain(store: Store, recipe_id: str) -> Explanation:
 
 
 def _complete_id(connection: Connection, prefix: str) -> str:
-    """Return the one stored recipe id that begins with `prefix`."""
     alike = select(TrialRow.recipe_id).where(_begins(prefix)).distinct()
     found = connection.execute(alike.order_by(TrialRow.recipe_id).limit(MOST_CANDIDATES)).scalars().all()
     if len(found) == 1 or prefix in found:
@@ -102,11 +101,8 @@ def _complete_id(connection: Connection, prefix: str) -> str:
 
 
 def _begins(prefix: str) -> ColumnElement[bool]:
-    """Return the condition that a recipe id has this prefix. SQLite uses the index for the bounds, but not for LIKE.
-
-    "z" comes after every hexadecimal digit in the order of any database.
-    """
-    recipe_id = TrialRow.recipe_id
+    """Return the condition that a recipe id has this prefix; SQLite uses the index for the bounds, but not for LIKE."""
+    recipe_id = TrialRow.recipe_id  # "z" comes after every hexadecimal digit in the order of any database
     return and_(recipe_id >= prefix, recipe_id < prefix + "z", recipe_id.startswith(prefix, autoescape=True))
 
 
@@ -147,7 +143,6 @@ def _beyond(row: Row[Any], *, above: bool) -> ColumnElement[bool]:
 
 
 def _neighbor(connection: Connection, row: Row[Any], *, above: bool) -> Neighbor | None:
-    """Return the recipe ranked next to `row`'s in its campaign."""
     speed, name = StandingRow.tokens_per_s, StandingRow.recipe_id
     query = (
         select(StandingRow, TrialRow.recipe_json)

@@ -17,19 +17,18 @@ from frontrunner.results.store import Store
 from frontrunner.spaces.recipe import Recipe
 
 REUSED = "reused"
-"""The event of a trial whose outcome is an earlier campaign's; its data names the `trial` by its number."""
+"""Event of a trial whose outcome is an earlier campaign's; its data names the `trial` by its number."""
 CUT = "cut"
-"""The event of an attempt whose nodes were taken away, or not had yet; its data names the `trial` by its number."""
+"""Event of an attempt whose nodes were taken away, or not there yet; its data names the `trial` by its number."""
 Ran = tuple[Provenance | None, str | None]
-"""What an attempt ran with, None where it was not recorded, and what of that record cannot be read."""
+"""What an attempt ran with, where recorded, and what of that record cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PriorResult:
     """One recipe of a campaign with its final outcome: its measurements, the oldest first, or one failure.
 
-    `provenance` is what its newest attempt ran with, None where it was not recorded; `finished_at` when that ended.
-    `damage` states what of that record cannot be read: the outcome itself can.
+    `provenance` is what its newest attempt ran with; `damage` states what of that record cannot be read.
     """
 
     recipe_id: str
@@ -63,7 +62,6 @@ def campaign_results(store: Store, campaign_id: int) -> list[PriorResult]:
 
 
 def _prior_result(attempts: list[Probed], ran_with: dict[int, Ran]) -> PriorResult:
-    """Combine a trial's attempts, the oldest first."""
     last = attempts[-1]
     trial = last.trial
     measured = tuple(one.outcome for one in attempts if isinstance(one.outcome, Measurement))
@@ -105,8 +103,5 @@ def _trial_number(event: Event) -> int:
 
 
 def probes_made(store: Store, campaign: Campaign) -> int:
-    """Count the outcomes that are charged to a budget of probes: all but those reused from earlier campaigns.
-
-    `campaign` is as it was read; what was recorded since is not counted.
-    """
+    """Count the outcomes that are charged to a budget of probes: all but those reused from earlier campaigns."""
     return max(0, campaign.outcomes - len(reused_trials(store, campaign.id)))

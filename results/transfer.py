@@ -1,9 +1,8 @@
 """Backups of a store, copies of campaigns into another one, and archives: one campaign as one portable file.
 
-An archive is a file of JSON lines. The first is the header, each after it holds one row of a table, and the last counts
-the rows. Each carries the SHA-256 of its content after the hash of the line before, so that a changed, missing, doubled
-or added line is found. An archive is read into a store of its own first, which is checked as any store is; its campaign
-is then copied to the target in one transaction.
+An archive is a file of JSON lines: a header, the rows of the tables, and a count. Each line carries the SHA-256 of its
+content after the hash of the line before, so that a changed, missing, doubled or added line is found. An archive is
+read into a store of its own first, which is checked as any store is; its campaign is then copied to the target.
 """
 
 from __future__ import annotations
@@ -50,41 +49,37 @@ FORMAT = "frontrunner-archive"
 VERSION = 1
 HEADER, END = "header", "end"
 MAX_LINE_BYTES = 16 * 2**20
-"""No row is as long: the longest holds a log's tail."""
 BATCH = 500
 HOLDERS = "holders"
 TABLES = (
     *("campaigns", "provenance", "trials", "attempts", "measurements"),
     *("endings", "failures", "standings", "events", HOLDERS),
 )
-"""A campaign's tables, each after those that it refers to. An archive has no holders of leases."""
 REFERENCES = {
     "campaign_id": "campaigns",
     "trial_id": "trials",
     "attempt_id": "attempts",
     "provenance_id": "provenance",
 }
-"""Columns that hold another table's key, and that table."""
 UNARCHIVED = "unarchived"
 """Event of a campaign that came from an archive; its data name the file and its hash."""
 ATTEMPTS_BEFORE = "attempts"
-"""Its datum that counts the attempts which came with the archive: the campaign's first ones."""
 NOT_HERE = "its driver ended elsewhere"
-"""Why a campaign is stopped that was archived as running: its driver works with another store."""
+"""Why a campaign is stopped that was archived as running."""
 WRONG_TYPE = "42804"
 """PostgreSQL's code for a value of another type than its column's, as a file of SQLite may hold."""
 OF_THE_COPY = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC", "SQLITE_CANTOPEN", "SQLITE_READONLY")
-"""Prefixes of SQLite's errors that are about the file written to."""
+"""Prefixes of SQLite's errors about the file written to."""
 
 Line = tuple[int, str, Columns]
-"""A verified line of an archive: its number, the table it is of, and its content."""
+"""Number, table and content of a verified line."""
 CheckSpec = Callable[[str], object]
-"""Reads a campaign's specification; raises `InvalidInput` where this version cannot."""
+"""Reads a campaign's specification; raises where this version cannot."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copied:
-    """Result of a copy: the number of campaigns, and of rows in each table."""
+    """Result of a copy."""
 
     source: str
     target: str
@@ -104,17 +99,14 @@ class Archived:
 
 @dataclass(frozen=True, kw_only=True)
 class Unarchived(Archived):
-    """Result of adding an archive to a store, under the name that the campaign has there."""
+    """Result of adding an archive to a store."""
 
     store: str
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield the path of a new file in the same folder that becomes `path` at the end; nothing is left on an error.
-
-    Raises `NotFound` where the folder is missing, and `InvalidInput` where it cannot be written to.
-    """
+    """Yield the path of a new file in the same folder that becomes `path` at the end; nothing is left on an error."""
     folder = path.absolute().parent
     if not folder.is_dir():
         raise NotFound(f"there is no folder {folder} to write {path.name} to", hint="create it first")
@@ -127,7 +119,6 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def _flush(path: Path) -> None:
-    """Write a file or a folder through to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -138,8 +129,7 @@ def _flush(path: Path) -> None:
 def backup(store: Store, target: Path | None) -> Path:
     """Write what the store holds now, as a store in an SQLite file: `target`, or a new one named after the store.
 
-    Drivers may go on meanwhile. Raises `InvalidInput` where the target exists or cannot be written, `NotFound` where
-    its folder is missing, and `StoreUnusable` where the store cannot be read.
+    Drivers may go on meanwhile.
     """
     path = store.database.address.path or Path(f"{store.database.address.url.database or 'store'}.db")
     target = (target or backup_beside(path, store.now())).absolute()
@@ -178,9 +168,8 @@ def _copy_pages(database: Database, target: Path) -> None:
 def copy(source: Store, target: str) -> Copied:
     """Copy every campaign of a store into one that holds none yet, in one transaction.
 
-    Raises `AlreadyDriven` while a driver holds a campaign, since a driver of the copy would end its probes,
-    `InvalidInput` where the target holds campaigns, and `StoreUnusable` for a source with rows that no store can hold.
-    A copy that fails leaves no file.
+    Raises `AlreadyDriven` while a driver holds a campaign, since a driver of the copy would end its probes. A copy
+    that fails leaves no file.
     """
     path = parse_address(target).path
     is_new = path is not None and not path.exists()
@@ -275,11 +264,7 @@ class Chain:
 
 
 def archive(store: Store, campaign: str | None, path: Path) -> Archived:
-    """Write the campaign (None: the newest) to a new file, whole or not at all.
-
-    Raises `AlreadyDriven` while a driver holds the campaign, `InvalidInput` where the file exists or cannot be written,
-    and `NotFound` where its folder, or the campaign, is missing.
-    """
+    """Write the campaign (None: the newest) to a new file, whole or not at all."""
     if path.exists():
         raise InvalidInput(f"{path} exists already", hint="name another file")
     chain, rows = Chain(), 0
@@ -304,11 +289,7 @@ def archive(store: Store, campaign: str | None, path: Path) -> Archived:
 
 
 def read_lines(path: Path, chain: Chain) -> Iterator[Line]:
-    """Yield the lines of an archive, the header first and the end last, each verified before it is handed out.
-
-    Raises `NotFound` where there is no file, and `InvalidInput` where it cannot be read, and, naming the line, for the
-    first that is not as written.
-    """
+    """Yield the lines of an archive, the header first and the end last, each verified before it is handed out."""
     if not path.is_file():
         raise NotFound(f"there is no archive at {path}")
     number, kind = 0, ""
@@ -351,12 +332,7 @@ def _broken(path: Path, number: int, why: str) -> InvalidInput:
 
 
 def unarchive(path: Path, target: str, *, name: str | None, check_spec: CheckSpec) -> Unarchived:
-    """Read an archive into a temporary store, check that, and add its campaign to the store `target`.
-
-    The campaign is added as `name` or under its own. Raises `NotFound` where there is no file, `InvalidInput` for one
-    that is damaged, cut short, not an archive, or not of a campaign that a driver could have written, and where the
-    name is taken, and `StoreUnusable` for an archive of a later version. Nothing is written then.
-    """
+    """Read an archive into a temporary store, check that, and add its campaign to the store `target`, or nothing."""
     chain = Chain()
     with tempfile.TemporaryDirectory() as folder, open_store(f"{folder}/archive.db") as archived:
         with archived.database.write() as connection:
@@ -390,7 +366,6 @@ def unarchive(path: Path, target: str, *, name: str | None, check_spec: CheckSpe
 
 
 def _fill(connection: Connection, path: Path, lines: Iterator[Line]) -> None:
-    """Insert the rows of an archive into an empty store."""
     _, _, header = next(lines)
     if header.get("format") != FORMAT:
         raise _broken(path, 1, "this is not a frontrunner archive")

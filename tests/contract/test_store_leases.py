@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from frontrunner.results.active_drivers import active_drivers
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.provenance import collect
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
-from frontrunner.results.status import status
+from frontrunner.results.status import active_drivers, status
 from frontrunner.results.store import Store
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.errors import AlreadyDriven, NotFound

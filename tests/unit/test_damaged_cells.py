@@ -58,7 +58,7 @@ QUESTIONS: dict[str, Callable[[Store], object]] = {
     "trials": lambda store: (pages.trial_page(store, "kept"), pages.outcomes_after(store, 1, 0, 50)),
     "compare": lambda store: pages.compare(store, "kept", "kept"),
     "known": lambda store: (campaign_results(store, 1), probes_made(store, store.campaign("kept"))),
-    "drivers": lambda store: (active_drivers.active_drivers(store), active_drivers.version_of(store, "kept")),
+    "drivers": lambda store: (status.active_drivers(store), active_drivers.version_of(store, "kept")),
     "predictions": lambda store: (predicted_ids(store), small_scale(store, store.campaign("kept"))),
     "outlooks": outlooks,
     "specification": lambda store: stored_spec(store.campaign("kept")),
