@@ -262,8 +262,14 @@ def _sqlite_engine(address: StoreAddress, *, read_only: bool, busy_timeout_s: fl
 def _server_engine(address: StoreAddress, *, lock_timeout_s: float) -> Engine:
     # A connection that breaks is reported or replaced by us; the pool would print its traceback as well.
     logging.getLogger("sqlalchemy.pool").addHandler(logging.NullHandler())
+    settings = {
+        "lock_timeout": int(lock_timeout_s * 1000),
+        "idle_in_transaction_session_timeout": STALLED_WRITER_S * 1000,
+        "synchronous_commit": "on",  # a server may acknowledge by default before it has written
+    }
+    options = " ".join([str(address.url.query.get("options", "")), *(f"-c {key}={settings[key]}" for key in settings)])
     try:
-        engine = create_engine(address.url, connect_args=CONNECTION, pool_pre_ping=True)
+        return create_engine(address.url, connect_args=CONNECTION | {"options": options}, pool_pre_ping=True)
     except (NoSuchModuleError, ModuleNotFoundError, ArgumentError) as error:
         raise bad_value(
             "store.url",
@@ -271,20 +277,6 @@ def _server_engine(address: StoreAddress, *, lock_timeout_s: float) -> Engine:
             "postgresql+psycopg://..., with psycopg installed",
             hint=f"{error}; run: pip install 'frontrunner[postgresql]', or use sqlite:///path",
         ) from error
-
-    @event.listens_for(engine, "connect")
-    def settle(connection: Any, _record: object) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute(f"SET lock_timeout = {int(lock_timeout_s * 1000)}")
-            cursor.execute(f"SET idle_in_transaction_session_timeout = {STALLED_WRITER_S * 1000}")
-            # A server may be configured to acknowledge before it has written; an acknowledged outcome is on disk.
-            cursor.execute(
-                "SELECT set_config('synchronous_commit', 'on', false)"
-                " WHERE current_setting('synchronous_commit') = 'off'"
-            )
-        connection.commit()
-
-    return engine
 
 
 def _file_state(path: Path) -> tuple[int, int]:

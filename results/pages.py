@@ -6,7 +6,7 @@ Pages are counted from 1. A page after the last is empty; `total` is the number 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, and_, func, select
@@ -26,7 +26,7 @@ from frontrunner.results.ranking import (
     rank,
 )
 from frontrunner.results.records import AttemptOutcome, Campaign, CampaignSummary, Probed, Trial
-from frontrunner.results.rows import cell, finished_attempts, outcomes_by_attempt, read_attempts, value_of
+from frontrunner.results.rows import attempts_by_trial, cell, finished_attempts, read_attempts, value_of
 from frontrunner.results.schema import AttemptRow, CampaignRow, StandingRow, TrialRow
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
@@ -141,20 +141,13 @@ def outcomes_after(store: Store, campaign_id: int, after: int, limit: int) -> tu
 
 
 def _with_outcomes(connection: Connection, rows: Sequence[Any]) -> tuple[TrialOutcome, ...]:
-    last = (
-        select(func.max(AttemptRow.id).label("id"), AttemptRow.trial_id, func.count().label("attempts"))
-        .where(AttemptRow.trial_id.in_([row.id for row in rows]))
-        .group_by(AttemptRow.trial_id)
-    )
-    tries = {row.trial_id: row for row in connection.execute(last)}
-    attempts = select(AttemptRow.id).where(AttemptRow.id.in_([row.id for row in tries.values()]))
-    outcomes = outcomes_by_attempt(connection, attempts)
+    tries = attempts_by_trial(connection, AttemptRow.trial_id.in_([row.id for row in rows]))
     return tuple(
         TrialOutcome(
             trial=value_of(Trial, row),
             outcome_number=row.outcome_number,
-            attempts=tries[row.id].attempts if row.id in tries else 0,
-            outcome=outcomes.get(tries[row.id].id) if row.id in tries else None,
+            attempts=len(tries.get(row.id, ())),
+            outcome=tries[row.id][-1].outcome if row.id in tries else None,
         )
         for row in rows
     )
@@ -261,8 +254,5 @@ class TrialHistory:
 def trial_histories(store: Store, campaign_id: int) -> list[TrialHistory]:
     """Return every trial of the campaign with its attempts, by number."""
     with store.database.reading(), store.database.read() as connection:
-        found = {trial.id: TrialHistory(trial=trial, attempts=()) for trial in store.trials(campaign_id)}
-        for one in read_attempts(connection, AttemptRow.campaign_id == campaign_id):
-            history = found[one.trial.id]
-            found[one.trial.id] = replace(history, attempts=(*history.attempts, one))
-        return list(found.values())
+        tries = attempts_by_trial(connection, AttemptRow.campaign_id == campaign_id)
+        return [TrialHistory(trial=one, attempts=tuple(tries.get(one.id, ()))) for one in store.trials(campaign_id)]

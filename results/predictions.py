@@ -23,7 +23,6 @@ from frontrunner.spaces.recipe import Recipe
 PREDICTION = "prediction"
 # Keys of a campaign's problem summary: the campaign that it is predicted from, and how that differs.
 SMALL_CAMPAIGN, SMALL_SCALE = "small_campaign", "small_scale"
-"""Keys of a campaign's problem summary: the campaign on fewer nodes that it is predicted from, and how that differs."""
 FIGURES = ("tokens_per_s", "low", "high", "chance")
 OUTLOOK = "outlook"
 
@@ -123,18 +122,17 @@ def predicted_ids(store: Store) -> tuple[str, ...]:
 
 def _predictions(connection: Connection, campaign_id: int) -> tuple[Predicted, ...]:
     events = values(connection, Event, EventRow.campaign_id == campaign_id, EventRow.kind == PREDICTION)
-    found = [_prediction(event) for event in events]
-    if not found:
-        return ()
     standings = select(StandingRow).where(StandingRow.campaign_id == campaign_id)
     measured = {row.recipe_id: value_of(RecipeStats, row) for row in connection.execute(standings)}
     tried = select(TrialRow.recipe_id).where(TrialRow.campaign_id == campaign_id, TrialRow.state == TrialState.FAILED)
     failed = set(connection.execute(tried).scalars())
-    return tuple(replace(one, confirmed=measured.get(one.recipe_id), failed=one.recipe_id in failed) for one in found)
+    return tuple(
+        replace(one, confirmed=measured.get(one.recipe_id), failed=one.recipe_id in failed)
+        for one in map(_prediction, events)
+    )
 
 
 def _prediction(event: Event) -> Predicted:
-
     def read() -> Predicted:
         data: Mapping[str, Any] = event.data
         figures: dict[str, Any] = {name: float(data[name] or 0.0) for name in FIGURES}
@@ -147,10 +145,7 @@ def _prediction(event: Event) -> Predicted:
 def newest_outlooks(connection: Connection, campaign_id: int, count: int) -> list[Event]:
     """Return the newest `count` outlook events of a campaign, oldest first."""
     mine = (EventRow.campaign_id == campaign_id, EventRow.kind == OUTLOOK)
-    events = values(connection, Event, *mine, order=EventRow.id.desc(), limit=count)
-    for event in events:
-        outlook_of(event)  # which refuses a damaged one, with its place
-    return events[::-1]
+    return values(connection, Event, *mine, order=EventRow.id.desc(), limit=count)[::-1]
 
 
 def outlook_of(event: Event) -> tuple[Outlook, int]:

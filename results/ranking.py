@@ -93,12 +93,13 @@ def best(
         return rank(connection, found, *fits, by=RankBy(by), top=top)
 
 
-def rank(
+def rank(  # noqa: PLR0913 - the parameters of a query, each by its name
     connection: Connection,
     campaign: Campaign,
     *wanted: ColumnElement[bool],
     by: RankBy = RankBy.TOKENS,
     top: int | None = None,
+    offset: int = 0,
     ranks: Iterable[int] | None = None,
     better: float | None = None,
 ) -> list[RankedRecipe]:
@@ -112,6 +113,7 @@ def rank(
         .where(StandingRow.campaign_id == campaign.id, *wanted)
         .order_by(*ordering(by))
         .limit(top)
+        .offset(offset)
     )
     found = []
     for place, row in zip(ranks or itertools.count(1), connection.execute(query).all(), strict=False):

@@ -19,6 +19,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from typing_extensions import TypedDict
 
 from frontrunner.results.outcome import Failure, Measurement, Outcome, ProbeEnding, RecipeStats, refuse_unrankable
+from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Attempt, AttemptOutcome, Campaign, Event, Probed, Trial
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.schema import (
@@ -30,6 +31,7 @@ from frontrunner.results.schema import (
     FailureRow,
     LaterVersion,
     MeasurementRow,
+    ProvenanceRow,
     StandingRow,
     TrialRow,
 )
@@ -197,8 +199,7 @@ def has_table(connection: Connection, table: type[Base]) -> bool:
     return bool(connection.info[remembered])
 
 
-def outcomes_by_attempt(connection: Connection, attempts: Select[int]) -> dict[int, Outcome]:
-    """Return the outcomes of the attempts whose ids a query selects; running ones have none."""
+def _outcomes(connection: Connection, attempts: Select[int]) -> dict[int, Outcome]:
     found: dict[int, Outcome] = {}
     endings: dict[int, ProbeEnding] = {}
     if has_table(connection, EndingRow):
@@ -221,7 +222,7 @@ def read_attempts(
     mine = AttemptRow.id.in_(ids)
     of_trials = TrialRow.id.in_(select(AttemptRow.trial_id).where(mine))
     trials = {trial.id: trial for trial in values(connection, Trial, of_trials)}
-    outcomes = outcomes_by_attempt(connection, ids)
+    outcomes = _outcomes(connection, ids)
     found = []
     for row in connection.execute(select(AttemptRow).where(mine).order_by(AttemptRow.id)):
         if row.trial_id not in trials:
@@ -229,6 +230,14 @@ def read_attempts(
             raise DamagedCell(AttemptRow, row.id, "trial_id", why)
         one = AttemptOutcome(trial=trials[row.trial_id], attempt=value_of(Attempt, row), outcome=outcomes.get(row.id))
         found.append(one)
+    return found
+
+
+def attempts_by_trial(connection: Connection, *wanted: ColumnElement[bool]) -> dict[int, list[AttemptOutcome]]:
+    """Return the attempts that meet the conditions by their trials' ids, oldest first."""
+    found: dict[int, list[AttemptOutcome]] = {}
+    for one in read_attempts(connection, *wanted):
+        found.setdefault(one.trial.id, []).append(one)
     return found
 
 
@@ -240,6 +249,16 @@ def finished_attempts(connection: Connection, *wanted: ColumnElement[bool]) -> l
             raise DamagedCell(AttemptRow, one.attempt.id, "state", "it has ended, and no outcome of it is stored")
         found.append(Probed(trial=one.trial, attempt=one.attempt, outcome=one.outcome))
     return sorted(found, key=lambda one: (one.attempt.finished_at or "", one.attempt.id))
+
+
+def provenance_by_attempt(connection: Connection, *wanted: ColumnElement[bool]) -> dict[int, Provenance]:
+    """Return what the attempts that meet the conditions ran with, where it was recorded."""
+    query = select(AttemptRow.id, AttemptRow.provenance_id, ProvenanceRow.provenance_json)
+    joined = query.join(ProvenanceRow, ProvenanceRow.id == AttemptRow.provenance_id).where(*wanted)
+    return {
+        row.id: cell(ProvenanceRow.provenance_json, row.provenance_json, row.provenance_id)
+        for row in connection.execute(joined)
+    }
 
 
 def trials_by_state(connection: Connection, campaign_ids: Sequence[int]) -> dict[int, dict[TrialState, int]]:

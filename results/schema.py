@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-import typing
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cache, lru_cache, partial
@@ -74,27 +73,23 @@ def recipe_from_json(text: str) -> Recipe:
 def document(kind: type[T], text: str, *, names: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> T:
     """Read a dataclass from its JSON text, strictly; fields with a default may be missing.
 
-    `names` replaces keys of earlier versions. Raises `LaterVersion` for a text with all fields and others as well.
+    `names` replaces keys of earlier versions. Raises ValueError, and `LaterVersion` for fields that are not ours.
     """
     table = names(_TABLE.validate_json(text, strict=True))
-    _refuse_unknown(kind, table)
     found: T = _adapter(cast(Any, kind)).validate_json(json.dumps(table), strict=True)
+    _refuse_unknown(table, found)
     return found
 
 
-def _refuse_unknown(kind: type, found: object) -> None:
-    if not isinstance(found, Mapping):
-        return
-    names = {field.name for field in fields(kind)}
-    unknown = [name for name in found if name not in names]
-    if unknown and names <= found.keys():
-        raise LaterVersion(f"this version does not know {', '.join(map(shown, unknown[:3]))}")
-    if unknown:
-        raise ValueError(f"{shown(unknown[0])} is not known")
-    is_nested = any(isinstance(value, Mapping) for value in found.values())
-    for name, hint in typing.get_type_hints(kind).items() if is_nested else ():
-        if is_dataclass(hint) and isinstance(hint, type):
-            _refuse_unknown(hint, found.get(name))
+def _refuse_unknown(table: Mapping[str, Any], found: object) -> None:
+    known = vars(found)
+    for name, value in table.items():
+        if name not in known and known.keys() <= table.keys():
+            raise LaterVersion(f"this version does not know {shown(name)}")
+        if name not in known:
+            raise ValueError(f"{shown(name)} is not known")
+        if is_dataclass(known[name]):
+            _refuse_unknown(value, known[name])
 
 
 @cache

@@ -15,7 +15,7 @@ from frontrunner.results.predictions import OUTLOOK, PREDICTION, newest_outlooks
 from frontrunner.results.process_identity import boot_id, is_on_this_host
 from frontrunner.results.ranking import RankedRecipe, rank
 from frontrunner.results.records import Campaign, Event, Trial, state_in_words
-from frontrunner.results.rows import cell, trials_by_state, value_of, values
+from frontrunner.results.rows import attempts_by_trial, cell, read_attempts, trials_by_state, values
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, TrialRow
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
@@ -141,43 +141,25 @@ def failures(
 ) -> list[FailedTrial]:
     """Return the campaign's failed trials in the order of recording: up to `limit`, after `offset` others."""
     with store.read(campaign) as (connection, found):
-        failed = (TrialRow.campaign_id == found.id, TrialRow.state == TrialState.FAILED)
-        tries = (
-            select(AttemptRow.trial_id, func.max(AttemptRow.id).label("last"), func.count().label("attempts"))
-            .where(AttemptRow.trial_id.in_(select(TrialRow.id).where(*failed)))
-            .group_by(AttemptRow.trial_id)
-            .subquery()
-        )
-        query = (
-            select(TrialRow, FailureRow, AttemptRow.run_folder, tries.c.attempts)
-            .join(tries, tries.c.trial_id == TrialRow.id)
-            .join(AttemptRow, AttemptRow.id == tries.c.last)
-            .join(FailureRow, FailureRow.attempt_id == tries.c.last)
-            .where(*failed)
+        failed = (
+            select(TrialRow.id)
+            .where(TrialRow.campaign_id == found.id, TrialRow.state == TrialState.FAILED)
             .order_by(TrialRow.outcome_number)
             .limit(limit)
             .offset(offset)
         )
-        return [
-            FailedTrial(
-                trial=value_of(Trial, row),
-                failure=value_of(Failure, row),
-                attempts=row.attempts,
-                run_folder=row.run_folder,
-            )
-            for row in connection.execute(query)
-        ]
+        tries = attempts_by_trial(connection, AttemptRow.trial_id.in_(failed))
+        listed = [tries[trial_id] for trial_id in connection.execute(failed).scalars() if trial_id in tries]
+    return [
+        FailedTrial(trial=last.trial, failure=last.outcome, attempts=len(of_trial), run_folder=last.attempt.run_folder)
+        for of_trial in listed
+        if isinstance((last := of_trial[-1]).outcome, Failure)
+    ]
 
 
 def last_failure(store: Store, campaign: str | None, trial_number: int) -> Failure | None:
     """Return the newest failure among a trial's attempts; None where there is no failure or no such trial."""
     with store.read(campaign) as (connection, found):
-        query = (
-            select(FailureRow)
-            .join(AttemptRow, AttemptRow.id == FailureRow.attempt_id)
-            .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
-            .where(TrialRow.campaign_id == found.id, TrialRow.number == trial_number)
-            .order_by(AttemptRow.id.desc())
-        )
-        row = connection.execute(query.limit(1)).first()
-        return None if row is None else value_of(Failure, row)
+        trial = select(TrialRow.id).where(TrialRow.campaign_id == found.id, TrialRow.number == trial_number)
+        tries = read_attempts(connection, AttemptRow.trial_id.in_(trial))
+    return next((one.outcome for one in reversed(tries) if isinstance(one.outcome, Failure)), None)

@@ -27,11 +27,10 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from frontrunner.results.address import backup_beside, parse_address
 from frontrunner.results.check import check
-from frontrunner.results.database import Database
 from frontrunner.results.lease import RELEASED, refuse_driven
 from frontrunner.results.records import timestamp
 from frontrunner.results.rows import Columns, storable
-from frontrunner.results.schema import REVISION, AttemptRow, Base, CampaignRow, EventRow
+from frontrunner.results.schema import REVISION, AttemptRow, Base, CampaignRow, EventRow, HolderRow, StoreRow
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.spaces.document import canonical_json
@@ -48,22 +47,12 @@ from frontrunner.spaces.errors import (
 FORMAT = "frontrunner-archive"
 VERSION = 1
 HEADER, END = "header", "end"
-MAX_LINE_BYTES = 16 * 2**20
 BATCH = 500
-HOLDERS = "holders"
-TABLES = (
-    *("campaigns", "provenance", "trials", "attempts", "measurements"),
-    *("endings", "failures", "standings", "events", HOLDERS),
-)
-REFERENCES = {
-    "campaign_id": "campaigns",
-    "trial_id": "trials",
-    "attempt_id": "attempts",
-    "provenance_id": "provenance",
-}
+HOLDERS = HolderRow.__tablename__
+TABLES = [table.name for table in Base.metadata.sorted_tables if table.name != StoreRow.__tablename__]
+"""A campaign's tables, each after those that it refers to. An archive has no holders of leases."""
 UNARCHIVED = "unarchived"
 """Event of a campaign that came from an archive; its data name the file and its hash."""
-ATTEMPTS_BEFORE = "attempts"
 NOT_HERE = "its driver ended elsewhere"
 """Why a campaign is stopped that was archived as running."""
 WRONG_TYPE = "42804"
@@ -135,34 +124,31 @@ def backup(store: Store, target: Path | None) -> Path:
     target = (target or backup_beside(path, store.now())).absolute()
     if target.exists():
         raise InvalidInput(f"{target} exists already", hint="name another file")
-    with written_whole(target) as unfinished:
+    with written_whole(target) as unfinished, store.database.read() as reading:
         if store.database.is_server:
             with tempfile.TemporaryDirectory() as folder:
-                made = f"{folder}/store.db"
-                with store.database.read() as reading:
-                    _copy_all(store, reading, made)
-                shutil.copyfile(made, unfinished)
+                _copy_all(store, reading, f"{folder}/store.db")
+                shutil.copyfile(f"{folder}/store.db", unfinished)
         else:
-            _copy_pages(store.database, unfinished)
+            _copy_pages(store.url, reading, unfinished)
             shutil.copymode(path, unfinished)
     return target
 
 
-def _copy_pages(database: Database, target: Path) -> None:
+def _copy_pages(store: str, connection: Connection, target: Path) -> None:
     """Copy one state of the file, its log included; a driver that writes meanwhile does not wait."""
-    with database.read() as connection:
-        source: Any = connection.connection.driver_connection
-        try:
-            with closing(sqlite3.connect(target)) as made:
-                source.backup(made)
-                made.execute("PRAGMA journal_mode = DELETE")  # the copy is one file, without a log
-                finding = made.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        except sqlite3.Error as error:
-            if not getattr(error, "sqlite_errorname", "").startswith(OF_THE_COPY):
-                raise
+    source: Any = connection.connection.driver_connection
+    try:
+        with closing(sqlite3.connect(target)) as made:
+            source.backup(made)
+            made.execute("PRAGMA journal_mode = DELETE")  # the copy is one file, without a log
+            finding = made.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    except sqlite3.Error as error:
+        if error.sqlite_errorname.startswith(OF_THE_COPY):
             raise OSError(str(error)) from error  # or the store would be blamed, which was only read
+        raise
     if finding != "ok":
-        raise StoreUnusable(f"the backup of {database.address} is damaged: {finding}", hint="frontrunner store check")
+        raise StoreUnusable(f"the backup of {store} is damaged: {finding}", hint="frontrunner store check")
 
 
 def copy(source: Store, target: str) -> Copied:
@@ -204,9 +190,10 @@ def _copy_campaign(
     new_ids: dict[str, dict[Any, int]] = {table: {} for table in TABLES}
     counts: Counter[str] = Counter()
     for table, batch in _rows_of(source, reading, campaign_id):
+        refers = {key.parent.name: new_ids[key.column.table.name] for key in table.foreign_keys}
+        own = changes if table.name == "campaigns" else {}
         values = [
-            {key: new_ids[REFERENCES[key]].get(value) if key in REFERENCES else value for key, value in row.items()}
-            | (changes if table.name == "campaigns" else {})
+            {key: refers[key].get(value) if key in refers else value for key, value in row.items()} | own
             for row in batch
         ]
         old = [row.pop("id", None) for row in values]
@@ -295,8 +282,7 @@ def read_lines(path: Path, chain: Chain) -> Iterator[Line]:
     number, kind = 0, ""
     try:
         with path.open("rb") as file:
-            while raw := file.readline(MAX_LINE_BYTES + 1):
-                number += 1
+            for number, raw in enumerate(file, start=1):
                 if kind == END:
                     raise _broken(path, number, "it comes after the end of the archive")
                 kind, content = _verified(path, number, raw, chain)
@@ -310,8 +296,6 @@ def read_lines(path: Path, chain: Chain) -> Iterator[Line]:
 
 
 def _verified(path: Path, number: int, raw: bytes, chain: Chain) -> tuple[str, Columns]:
-    if len(raw) > MAX_LINE_BYTES:
-        raise _broken(path, number, f"it is longer than {MAX_LINE_BYTES:,} bytes")
     if not raw.endswith(b"\n"):
         raise _broken(path, number, "it is cut short")
     try:
@@ -337,12 +321,13 @@ def unarchive(path: Path, target: str, *, name: str | None, check_spec: CheckSpe
     with tempfile.TemporaryDirectory() as folder, open_store(f"{folder}/archive.db") as archived:
         with archived.database.write() as connection:
             _fill(connection, path, read_lines(path, chain))
-        with archived.read(None) as (reading, found):
+        with archived.database.reading(), archived.database.read() as reading:
             for finding in check(reading, store=str(path)).findings:
                 row = ", ".join(f"{key} {shown(value)}" for key, value in finding.rows[0].items() if key != "campaign")
                 why = f"{finding.count} rows break that {finding.says}: {row}"
                 message = f"{path} does not hold a campaign that a driver wrote: {why}"
                 raise InvalidInput(message, hint="nothing was written")
+            found = archived.campaign(None)
             try:
                 check_spec(found.spec_json)
             except FrontrunnerError as error:
@@ -358,7 +343,7 @@ def unarchive(path: Path, target: str, *, name: str | None, check_spec: CheckSpe
                     message = f"campaign {wanted!r} exists already in {store.url}"
                     raise InvalidInput(message, hint="give another with --name")
                 campaign_id, counts = _copy_campaign(archived, reading, found.id, connection, **changes)
-                data = {"file": path.name, "sha256": chain.sha256, ATTEMPTS_BEFORE: counts["attempts"]}
+                data = {"file": path.name, "sha256": chain.sha256, "attempts": counts["attempts"]}
                 event = {"campaign_id": campaign_id, "kind": UNARCHIVED, "data_json": canonical_json(data)}
                 connection.execute(insert(EventRow).values(at=timestamp(store.database.now(connection)), **event))
     rows, sha256 = counts.total(), chain.sha256
@@ -388,11 +373,12 @@ def _fill(connection: Connection, path: Path, lines: Iterator[Line]) -> None:
 
 
 def _insert_lines(connection: Connection, path: Path, table: Table, lines: list[tuple[int, Columns]]) -> None:
+    missing = dict.fromkeys(table.columns.keys())  # as in an archive of an earlier revision
     for number, content in lines:
-        if set(content) != set(table.columns.keys()):
+        if not content.keys() <= missing.keys():
             raise _broken(path, number, f"its columns are not those of {table.name}")
     try:
-        connection.execute(insert(table), [content for _, content in lines])
+        connection.execute(insert(table), [missing | content for _, content in lines])
     except (DBAPIError, ValueError, OverflowError) as error:
         why = _first_line(error) if isinstance(error, DBAPIError) else str(error)
         last = f"to {lines[-1][0]} " if len(lines) > 1 else ""
