@@ -48,7 +48,7 @@ class NodeAgent:
         self._killed_s: float | None = None
 
     def interrupt(self, number: int, _: FrameType | None) -> None:
-        """Note the signal that ends this agent; the loop does the rest."""
+        """Note the signal that ends this agent."""
         self._report = replace(self._report, interrupted=signal.Signals(number).name)
 
     def run(self) -> None:

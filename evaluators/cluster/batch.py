@@ -24,7 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frontrunner.evaluators.cluster.settings import NodeSource
+from frontrunner.evaluators.cluster.settings import LAUNCHERS, SCHEDULERS, NodeSource
 from frontrunner.evaluators.probe.processes import die_with_parent, start_child
 from frontrunner.spaces.errors import FrontrunnerError
 
@@ -34,15 +34,6 @@ if TYPE_CHECKING:
 AGENT = "frontrunner.evaluators.cluster.agent"
 NODE_LIST = "PARSL_MPI_NODELIST"
 """Variable with the nodes that Parsl has reserved for a task, with commas between them."""
-LAUNCH_COMMANDS: dict[str, str] = {
-    # Overlap: the driver may itself run in a step of the job. The agents of a failed step end by themselves.
-    "srun": "srun --nodes {count} --ntasks {count} --ntasks-per-node 1 --nodelist {hosts} "
-    "--overlap --cpu-bind=none --mpi=none --kill-on-bad-exit=1",
-    "mpiexec": "mpiexec -n {count} -ppn 1 -hosts {hosts}",
-    "mpirun": "mpirun -np {count} --map-by ppr:1:node --bind-to none --host {hosts}",
-    "flux": "flux run -N {count} -n {count} --requires=hosts:{hosts} -o cpu-affinity=off",
-}
-"""How each launcher starts one process per node. None binds it to a part of its node, which all ranks share."""
 WORKER_POOL = "process_worker_pool.py"
 HEARTBEAT_S = 5
 SILENCE_S = 30
@@ -63,18 +54,17 @@ echo "$LSB_MCPU_HOSTS" | tr ' ' '\\n' | paste - - | awk '$2 > 1 {print $1}' > "$
 export PBS_NODEFILE="$FRONTRUNNER_NODES\""""
 """Parsl reads nodes as PBS names them, or Slurm. The host of LSF's batch script, of one slot, computes nothing."""
 
+_AFTER_INIT = {"pbs": UNIQUE_PBS_NODES, "lsf": LSF_NODES}
 _SLURM_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 """days-hours:minutes:seconds, as squeue abbreviates it."""
 
 
 def launch_command(launcher: str, options: Sequence[str], nodes: Sequence[str], command: Sequence[str]) -> list[str]:
     """Return the arguments that start `command` once on each of these nodes; "none" starts it on a single one."""
-    if launcher == "none":
-        if len(nodes) > 1:
-            raise ValueError(f"{len(nodes)} nodes need a launcher")
-        return list(command)
-    start = LAUNCH_COMMANDS[launcher].format(count=len(nodes), hosts=",".join(nodes))
-    return [*start.split(), *options, *command]
+    if launcher == "none" and len(nodes) > 1:
+        raise ValueError(f"{len(nodes)} nodes need a launcher")
+    start = LAUNCHERS[launcher].format(count=len(nodes), hosts=",".join(nodes))
+    return [*start.split(), *options, *command] if start else list(command)
 
 
 def run_step(step: str, launcher: str, options: Sequence[str]) -> int:
@@ -173,31 +163,24 @@ def make_executor(source: NodeSource, name: str, folder: Path) -> MPIExecutor:
 def make_provider(source: NodeSource, folder: Path) -> Any:
     """Return the Parsl provider of one allocation; its submit scripts go into a folder of `folder`."""
     settings, before, after = source.settings, "", ""
-    name, specific = "LocalProvider", dict[str, Any]()
+    name, request = "LocalProvider", dict[str, Any]()
     if source.held is not None:
         nodes = folder / "nodes"
         nodes.write_text("".join(f"{node}\n" for node in source.held.nodes), encoding="utf-8")
         before = f"unset SLURM_NODELIST\nexport PBS_NODEFILE={shlex.quote(str(nodes))}"
     else:
-        queue, account, processors = settings.queue, settings.account, settings.processors_per_node
-        request: dict[str, Any] = {"account": account, "queue": queue}
-        if source.scheduler == "slurm":
-            name, request = "SlurmProvider", {"account": account, "partition": queue, "exclusive": True}
-            request |= {"qos": settings.qos, "constraint": settings.constraint, "cores_per_node": processors}
-        elif source.scheduler == "pbs":
-            name, after = "PBSProProvider", UNIQUE_PBS_NODES
-            request |= {"cpus_per_node": processors or 1, "select_options": settings.select_options or ""}
-        else:
-            name, after, request = "LSFProvider", LSF_NODES, {"project": account, "queue": queue}
-        options = "\n".join(settings.scheduler_options)
-        specific = request | {"walltime": settings.walltime, "scheduler_options": options}
+        name, _, keys = SCHEDULERS[source.scheduler]
+        after = _AFTER_INIT.get(source.scheduler, "")
+        request = {theirs: getattr(settings, ours) for ours, theirs in keys.items()}
+        request = {key: value for key, value in request.items() if value is not None}
+        request |= {"walltime": settings.walltime, "scheduler_options": "\n".join(settings.scheduler_options)}
     provider = getattr(import_module("parsl.providers"), name)(  # which has no types
         nodes_per_block=source.nodes,
         # Start Parsl's workers once, on the allocation's first node; the steps spread from there.
         launcher=import_module("parsl.launchers").SimpleLauncher(),
         worker_init="\n".join(filter(None, (before, *settings.worker_init, after))),
         cmd_timeout=COMMAND_TIMEOUT_S,
-        **specific,
+        **request,
     )
     provider.script_dir = str(folder / "submit")
     Path(provider.script_dir).mkdir(parents=True, exist_ok=True)

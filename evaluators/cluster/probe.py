@@ -27,6 +27,8 @@ LAST_FILES_S = 6.0
 """How long a network file system may take to show what a node wrote last."""
 VERDICT_S = 12.0
 """How long the batch system may take to report why it has ended a step."""
+SILENCE_S = 60.0
+"""By default: how long a probe's nodes go on without a heartbeat of the driver."""
 LONGER_SHARE = 1.5
 """Assumed: a probe takes at most this many times the longest before it."""
 _PLAIN_PATH = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
@@ -155,14 +157,11 @@ class DispatchedProbe(RankedProbes[StepWatch]):
         """Place probes. Raises `NodesUnavailable` if allocations are refused, or queued longer than is allowed."""
         time.sleep(timeout_s)
         waiting = [
-            Waiting(token=token, nodes=self._nodes(order), expected_s=self._expected_s, arrival=arrival)
-            for arrival, (token, (order, _)) in enumerate(self._waiting.items())
+            Waiting(token, nodes_used(order.recipe, self._setup.problem), self._expected_s)
+            for token, (order, _) in self._waiting.items()
         ]
         for token, allocation in self._pool.place(waiting, time.monotonic()).items():
             self._begin(self._waiting.pop(token)[0], allocation)
-
-    def _nodes(self, order: ProbeOrder) -> int:
-        return nodes_used(order.recipe, self._setup.problem)
 
     @property
     def _expected_s(self) -> float:
@@ -171,7 +170,8 @@ class DispatchedProbe(RankedProbes[StepWatch]):
         return deadline_s if self._longest_s is None else min(deadline_s, LONGER_SHARE * self._longest_s)
 
     def _begin(self, order: ProbeOrder, allocation: HeldAllocation) -> None:
-        setup, settings, nodes = self._setup, self._setup.dispatch, self._nodes(order)
+        setup, settings = self._setup, self._setup.dispatch
+        nodes = nodes_used(order.recipe, setup.problem)
         write_job(order, probe_job(setup, order.recipe, order.run_folder, self.tokens), setup)
         StepFolder(order.run_folder).prepare(nodes)
         scratch = disk_folder(setup, order.recipe, order.run_folder)
@@ -191,7 +191,7 @@ class DispatchedProbe(RankedProbes[StepWatch]):
             environment=environment,
             deadline_s=setup.probe.deadline_s + START_TIMEOUT_S,
             lifeline=str(self._lifeline),
-            silence_s=settings.silence_s,
+            silence_s=settings.lifeline_s or SILENCE_S,
             scratch=None if scratch is None else str(scratch),
         ).write()
         expected_end_s = time.monotonic() + self._expected_s

@@ -106,9 +106,8 @@ class StepFolder:
 
     def prepare(self, nodes: int) -> None:
         """Create the files that are waited for, empty."""
-        reports = [self.path / f"node-{node}.json" for node in range(nodes)]
-        for file in (self._cancel, self.path / MEETING, *reports):
-            file.touch()
+        for name in (CANCEL, MEETING, *(f"node-{node}.json" for node in range(nodes))):
+            (self.path / name).touch()
 
     def cancel(self) -> None:
         """Have every node end its ranks."""
@@ -138,8 +137,9 @@ class StepFolder:
         except (OSError, ValueError, TypeError):
             return None
 
-    def reports(self, step: Step | None) -> list[NodeReport | None]:
-        """Return the last report of each of a step's nodes."""
+    def reports(self) -> list[NodeReport | None]:
+        """Return the last report of each of the step's nodes; empty where there is no step."""
+        step = self.step()
         return [self.report(node) for node in range(step.nodes if step else 0)]
 
     def step(self) -> Step | None:
@@ -151,15 +151,11 @@ class StepFolder:
 
 def was_interrupted(folder: Path) -> bool:
     """Return whether a signal has ended an agent of a folder's step, as when a batch system takes its nodes away."""
-    files = StepFolder(folder)
-    return any(report is not None and report.interrupted is not None for report in files.reports(files.step()))
+    return any(report is not None and report.interrupted is not None for report in StepFolder(folder).reports())
 
 
 class OrphanedSteps:
-    """Steps whose driver is gone: their ranks may use their nodes until they miss the driver's heartbeat.
-
-    A probe next to them would be measured on devices, memory and a network that it shares. Each is cancelled.
-    """
+    """Steps whose driver is gone, which are cancelled: their ranks would share devices and network with new probes."""
 
     def __init__(self, folders: Iterable[Path]) -> None:
         """Cancel the steps of run folders without an outcome."""
@@ -180,7 +176,7 @@ class OrphanedSteps:
             (folder, step)
             for folder, step in self._steps
             if waited_s < step.silence_s + ORPHAN_END_S
-            and not all(report is not None and report.ended for report in folder.reports(step))
+            and not all(report is not None and report.ended for report in folder.reports())
         ]
         return not self._steps
 
