@@ -11,6 +11,7 @@ killed, and end with one that is interrupted at a terminal, whose probes are to 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -19,7 +20,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,7 @@ export PBS_NODEFILE="$FRONTRUNNER_NODES\""""
 """Parsl reads nodes as PBS names them, or Slurm. The host of LSF's batch script, of one slot, computes nothing."""
 
 _AFTER_INIT = {"pbs": UNIQUE_PBS_NODES, "lsf": LSF_NODES}
+_TITLES = {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF"}
 _SLURM_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 """days-hours:minutes:seconds, as squeue abbreviates it."""
 
@@ -79,12 +81,6 @@ def run_step(step: str, launcher: str, options: Sequence[str]) -> int:
         return start_child(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log).wait()
 
 
-def why_ended(scheduler: str, job_id: str) -> str | None:
-    """Return the batch system's own words for how a job has ended; None if it reports nothing."""
-    query = _REASONS.get(scheduler)
-    return None if query is None else query(job_id)
-
-
 def seconds_left(scheduler: str, job_id: str) -> float | None:
     """Return what is left of a running job's walltime; None if it has no end, or it is unknown."""
     if scheduler != "slurm":
@@ -92,35 +88,27 @@ def seconds_left(scheduler: str, job_id: str) -> float | None:
     found = _SLURM_TIME.fullmatch(_query("squeue", "--noheader", f"--job={job_id}", "--format=%L").strip())
     if found is None:
         return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return 86_400.0 * days + 3600.0 * hours + 60.0 * minutes + seconds
+    return float(sum(int(part or 0) * unit for part, unit in zip(found.groups(), (86_400, 3600, 60, 1), strict=True)))
 
 
-def _slurm_reason(job_id: str) -> str | None:
-    fields = dict(word.partition("=")[::2] for word in _query("scontrol", "--oneliner", "show", "job", job_id).split())
-    state, reason = fields.get("JobState"), fields.get("Reason", "None")
-    if state is None or state in ("PENDING", "RUNNING"):
-        return None
-    return f"Slurm: {state}" if reason in ("None", state) else f"Slurm: {state}, {reason}"
-
-
-def _pbs_reason(job_id: str) -> str | None:
-    try:
-        jobs = json.loads(_query("qstat", "-x", "-f", "-F", "json", job_id)).get("Jobs", {})
-    except ValueError:
-        return None
-    job: dict[str, object] = next(iter(jobs.values()), {})
-    words = [f"exit status {job['Exit_status']}"] if "Exit_status" in job else []
-    words += [str(job["comment"])] if job.get("comment") else []
-    return f"PBS: {', '.join(words)}" if words else None
-
-
-def _lsf_reason(job_id: str) -> str | None:
-    words = " ".join(_query("bjobs", "-noheader", "-o", "stat exit_reason", job_id).split())
-    return f"LSF: {words}" if words else None
-
-
-_REASONS: dict[str, Callable[[str], str | None]] = {"slurm": _slurm_reason, "pbs": _pbs_reason, "lsf": _lsf_reason}
+def why_ended(scheduler: str, job_id: str) -> str | None:
+    """Return the batch system's own words for how a job has ended; None if it reports nothing."""
+    words: list[str] = []
+    if scheduler == "slurm":
+        shown = _query("scontrol", "--oneliner", "show", "job", job_id)
+        fields = dict(word.partition("=")[::2] for word in shown.split())
+        state, reason = fields.get("JobState", "PENDING"), fields.get("Reason", "None")
+        if state not in ("PENDING", "RUNNING"):
+            words = [state] if reason in ("None", state) else [state, reason]
+    elif scheduler == "pbs":
+        with contextlib.suppress(ValueError):
+            jobs = json.loads(_query("qstat", "-x", "-f", "-F", "json", job_id)).get("Jobs", {})
+            job: dict[str, object] = next(iter(jobs.values()), {})
+            words = [f"exit status {job['Exit_status']}"] if "Exit_status" in job else []
+            words += [str(job["comment"])] if job.get("comment") else []
+    elif scheduler == "lsf":
+        words = [" ".join(_query("bjobs", "-noheader", "-o", "stat exit_reason", job_id).split())]
+    return f"{_TITLES[scheduler]}: {', '.join(words)}" if any(words) else None
 
 
 def _query(*command: str) -> str:
@@ -199,12 +187,7 @@ def _worker_pool() -> str:
     return DEFAULT_LAUNCH_CMD.replace(WORKER_POOL, program, 1)
 
 
-def run_interchange() -> None:
-    """Run Parsl's interchange for the driver whose process id is the argument; Parsl sends its settings on stdin."""
+if __name__ == "__main__":  # Parsl sends the interchange's settings on stdin
     die_with_parent(int(sys.argv.pop(1)))
     os.setsid()
     runpy.run_module("parsl.executors.high_throughput.interchange", run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    run_interchange()

@@ -88,10 +88,8 @@ def settle(parameters: Sequence[nn.Parameter]) -> None:
 def squared_norm_share(parameters: Sequence[nn.Parameter], *, holders: int) -> Tensor:
     """Return this rank's share of the squared global norm: summed over all ranks, the shares give the whole.
 
-    Args:
-        parameters: with settled gradients.
-        holders: the ranks that hold the same pipeline stage, copies * tensor_parallel. A parameter that is
-            cut into n distinct shards is held holders / n times, and each holder counts that fraction of it.
+    `holders` are the ranks that hold the same pipeline stage, copies * tensor_parallel. A parameter that is cut into n
+    distinct shards is held holders / n times, and each holder counts that fraction of it.
     """
     # A few kernels for all parameters together: one and more a parameter would leave an accelerator waiting.
     gradients: dict[int, list[Tensor]] = {}
@@ -171,10 +169,9 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 class NarrowStateOptimizer(torch.optim.Optimizer):
-    """AdamW or SGD with momentum whose states are kept in bf16, half of fp32's bytes; a step computes in fp32.
+    """AdamW or SGD with momentum whose states are kept in bf16; a step computes in fp32.
 
-    The states of a few parameters at a time are widened, so that a step needs no second copy of them all. The update
-    is torch's own, but for the rounding of what is kept.
+    The states of a few parameters at a time are widened, and torch's own update is run on them.
     """
 
     def __init__(self, groups: list[dict[str, Any]], options: job.Optimizer) -> None:
@@ -184,7 +181,7 @@ class NarrowStateOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002 - torch's signature
-        """Update every parameter that has a gradient; a closure is not taken."""
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             for parameters in _parts([parameter for parameter in group["params"] if parameter.grad is not None]):
                 self._update(parameters, group["lr"])
@@ -209,7 +206,6 @@ class NarrowStateOptimizer(torch.optim.Optimizer):
             torch._foreach_copy_(target, source)
 
     def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Return the parameter's states, zero before its first step."""
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)

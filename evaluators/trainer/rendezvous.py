@@ -96,11 +96,10 @@ register_rendezvous_handler(SCHEME, _rendezvous)  # type: ignore[no-untyped-call
 class OneThreadGloo(dist.ProcessGroupGloo):
     """A gloo group with a single thread for its collectives.
 
-    torch's gloo backend gives each group two threads, and after a collective each of them writes the collective's name
-    into one string of the group, without a lock (`ProcessGroupGloo::runLoop`, torch 2.11 to 2.13). Names of more than
-    15 letters, as a reduce-scatter's, lie on the heap: two that end at the same time free the same memory twice, and
-    the rank dies of SIGABRT or SIGSEGV. Sequence parallelism under an interleaved schedule met that once in some 150
-    probes. Sends and receives do not use these threads.
+    torch gives each gloo group two threads, and after a collective each of them writes the collective's name into one
+    string of the group, without a lock (`ProcessGroupGloo::runLoop`, torch 2.11 to 2.13): names of more than 15 letters
+    lie on the heap, and two that end at the same time free the same memory twice. Sequence parallelism under an
+    interleaved schedule met that once in some 150 probes.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
@@ -112,10 +111,7 @@ class OneThreadGloo(dist.ProcessGroupGloo):
 
 
 def use_one_thread_per_group() -> None:
-    """Have every gloo group that this process makes from here on be a `OneThreadGloo`.
-
-    torch hands its users' options to other backends but not to gloo: its name for the class is replaced.
-    """
+    """Replace torch's gloo class in this process: torch hands options to other backends but not to gloo."""
     distributed_c10d.ProcessGroupGloo = OneThreadGloo  # type: ignore[misc]
 
 
@@ -123,8 +119,8 @@ def set_local_rank_env(local_rank: int, local_world_size: int) -> None:
     """Set a rank's place within its node where collective libraries and engines read it, before the first group.
 
     oneCCL takes it from an MPI launcher unless CCL_PROCESS_LAUNCHER is "none", and from CCL_LOCAL_RANK and
-    CCL_LOCAL_SIZE then. torch sets these three itself, but not where it finds variables of an MPI launcher
-    (ProcessGroupXCCL.cpp, `with_mpirun`), which our ranks always inherit: mpiexec started what forked them.
+    CCL_LOCAL_SIZE then. torch sets these itself, but not where it finds variables of an MPI launcher
+    (ProcessGroupXCCL.cpp, `with_mpirun`), which our ranks always inherit.
     """
     rank, size = str(local_rank), str(local_world_size)
     os.environ |= {"LOCAL_RANK": rank, "CCL_LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "CCL_LOCAL_SIZE": size}

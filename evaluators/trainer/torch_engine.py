@@ -40,7 +40,7 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 def compiled(function: Callable[..., Tensor], device_type: str) -> Callable[..., Tensor]:
-    """`function`, compiled at its first call for each kind of input; what cannot be compiled whole raises then."""
+    """Return `function`, compiled whole, or it raises, at its first call for each kind of input."""
     if device_type == "cpu":
         from torch._inductor import config
 
@@ -62,7 +62,6 @@ def micro_batch_loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def _build_part(job: Job, layout: Layout, layers: range, device: torch.device) -> Replicas:
-    """Build, materialize and initialize one stage of the model, as this rank holds it."""
     recipe = job.recipe
     with torch.device("meta"):
         module = Gpt(
@@ -108,8 +107,7 @@ class TorchStepper(Stepper):
     def _forward_backward(self, batch: Batch) -> Tensor:
         """Accumulate gradients of the batch's mean loss, averaged over the copies of the model.
 
-        Batches are those of the rank's replica, or a context rank's slice of them. Returns the loss where the last
-        layer is, 0 elsewhere.
+        Return the loss where the last layer is, 0 elsewhere.
         """
 
     @abstractmethod
@@ -243,7 +241,7 @@ class PipelineStepper(TorchStepper):
         return self.scale.unscaled(torch.stack(losses).sum().detach())
 
     def _forward(self, batch: Batch) -> Tensor:
-        """See TorchStepper. The micro-batches go through the stages one after another, outside the schedule."""
+        """Run the micro-batches through the stages one after another, outside the schedule."""
         total = torch.zeros((), device=self.device)
         for micro_batch in batch.split(self.recipe.micro_batch_seqs):
             for stage, part in self._parts.items():
