@@ -1,11 +1,8 @@
-"""Node agent: one process per node, started by the site's launcher, which runs that node's ranks of one step.
+"""Node agent, `python -P -m frontrunner.evaluators.cluster.agent STEP.json`: runs one node's ranks of one step.
 
-Its fork server imports torch once and forks the ranks, which end with the server, as the server ends with the agent.
-The agent ends them all when the driver cancels the step (a rank has failed, a deadline has passed) or misses its
-heartbeat, and when it is ended by a signal. Only files connect it to the driver: see `step.py`. It does not need the
-libraries of store and searches.
-
-    python -P -m frontrunner.evaluators.cluster.agent STEP.json
+The site's launcher starts one per node. Its fork server imports torch once and forks the ranks, which end with the
+server, as the server ends with the agent. The agent ends them all when the driver cancels the step or misses its
+heartbeat, and when it is ended by a signal. Only files connect it to the driver: see `step.py`.
 """
 
 from __future__ import annotations
@@ -110,10 +107,7 @@ class NodeAgent:
 
 
 def node_of(environment: Mapping[str, str], nodes: int) -> int:
-    """Return the index of this node among a step's nodes, from the launcher's variables.
-
-    Raises `InvalidInput` if there are none, or the launcher started another number of processes.
-    """
+    """Return the index of this node among a step's nodes, from the launcher's variables."""
     if nodes == 1:
         return 0
     # Ranks meet by a file, so the address that launched_rank would otherwise have to find is not needed.

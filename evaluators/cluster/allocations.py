@@ -1,8 +1,7 @@
 """Allocations of a campaign: `HeldAllocation` is one, `Pool` requests as many as are needed and returns spent ones.
 
-Batch systems and Parsl respond in seconds, or minutes, and a driver must not wait for them. All communication with them
-is in one thread per allocation; the driver only reads what that thread has noted, and queues requests. Times are
-monotonic. Which probe starts where is decided by `packing.py`.
+A driver must not wait for batch systems and Parsl: all communication with them is in one thread per allocation, and the
+driver only reads what that thread has noted, and queues requests. Times are monotonic.
 """
 
 from __future__ import annotations
@@ -35,15 +34,14 @@ STATUS_S = 4.0
 """How often the batch system is queried, and Parsl for its workers."""
 CLOSE_S = 15.0
 MAX_FAILED_STARTS = 3
-"""Allocations in a row that ended before their workers had reported: then something is wrong with all of them."""
+"""Allocations in a row that ended before their workers had reported: something is wrong with all of them."""
 
 
 class HeldAllocation:
     """An allocation from its request to its end.
 
-    The driver may read at any time, once known: `job_id` and `queued_s` (the batch system had accepted the request),
-    `ready_s` (the workers had reported), `end_s` (when its time is up), `ended_s` (it was found to have ended), and
-    `why`.
+    Once known: `job_id` and `queued_s` (the batch system had accepted the request), `ready_s` (the workers had
+    reported), `end_s` (when its time is up), `ended_s` (it was found to have ended), and `why`.
     """
 
     def __init__(self, source: NodeSource, name: str, folder: Path) -> None:
@@ -180,10 +178,9 @@ class Pool:
         self._at_a_time = source.allocations
 
     def place(self, waiting: Sequence[Waiting], now_s: float) -> dict[str, HeldAllocation]:
-        """Return the allocation for each probe that can start now.
+        """Return the allocation for each probe that can start now; request nodes where there are too few.
 
-        Request more nodes where there are too few, up to what the source allows. Raises `NodesUnavailable` if they
-        cannot be obtained.
+        Raises `NodesUnavailable` if they cannot be obtained.
         """
         self._drop_ended(now_s)
         ready = {one.name: one for one in self._allocations if one.ready_s is not None}
@@ -226,10 +223,7 @@ class Pool:
         return Room(name=allocation.name, nodes=allocation.nodes, end_s=allocation.end_s, occupied=occupied)
 
     def _drop_ended(self, now_s: float) -> None:
-        """Give back allocations that have ended, or waited for too long.
-
-        Raises `NodesUnavailable` if no other is left to go on with.
-        """
+        """Give back allocations that have ended, or waited for too long."""
         self._steps = [step for step in self._steps if not step.is_over]
         limit = self._source.settings.queue_limit_minutes or math.inf
         for allocation in sorted(self._allocations, key=lambda one: one.ended_s is None):
@@ -255,7 +249,6 @@ class Pool:
         self._closing.append(allocation)
 
     def _limit_to(self, others: Collection[HeldAllocation], why: str) -> None:
-        """Request no more than these from now on; raise `NodesUnavailable` if there are none."""
         if not others:
             raise NodesUnavailable(why, hint=f"see {self._folder}")
         self._at_a_time = len(others)
@@ -272,7 +265,6 @@ class Pool:
             self._give_back(allocation)
 
     def _request_more(self, left: Sequence[Waiting]) -> None:
-        """Request another allocation if those that are queued do not hold what waits."""
         queued = sum(one.nodes for one in self._allocations if one.ready_s is None)
         if len(self._allocations) >= self._at_a_time or queued >= sum(probe.nodes for probe in left):
             return

@@ -1,12 +1,8 @@
 """Batch systems: what they report of a job, Parsl's executor for one allocation, and how steps start on its nodes.
 
 The executor is Parsl's MPIExecutor without Parsl's data-flow kernel, which would query the batch system only once a
-minute.
-
-    python -P -m frontrunner.evaluators.cluster.batch DRIVER_PID
-
-runs Parsl's interchange, which passes tasks from the driver to the nodes. On its own it would outlive a driver that is
-killed, and end with one that is interrupted at a terminal, whose probes are to be finished.
+minute. `python -P -m frontrunner.evaluators.cluster.batch DRIVER_PID` runs Parsl's interchange, which passes tasks to
+the nodes: on its own it would outlive a driver that is killed, and end with one that is interrupted at a terminal.
 """
 
 from __future__ import annotations
@@ -72,8 +68,7 @@ def launch_command(launcher: str, options: Sequence[str], nodes: Sequence[str], 
 def run_step(step: str, launcher: str, options: Sequence[str]) -> int:
     """Run a step's agents to their end and return their launcher's exit status.
 
-    Parsl calls this in one of its workers, on the allocation's first node, with the step's nodes in the environment.
-    The launcher ends with the worker, and the agents with the launcher.
+    Parsl calls this in a worker on the allocation's first node, with the step's nodes in the environment.
     """
     nodes = os.environ[NODE_LIST].split(",")
     command = launch_command(launcher, options, nodes, [sys.executable, "-P", "-m", AGENT, step])
@@ -112,7 +107,7 @@ def why_ended(scheduler: str, job_id: str) -> str | None:
 
 
 def _query(*command: str) -> str:
-    """Return a command's output; empty if it does not exist, fails or takes too long: messages get only vaguer."""
+    """Return a command's output; empty if it does not exist, fails or takes too long."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=QUERY_TIMEOUT_S
@@ -123,10 +118,7 @@ def _query(*command: str) -> str:
 
 
 def make_executor(source: NodeSource, name: str, folder: Path) -> MPIExecutor:
-    """Return an executor for one allocation, not yet started; its files go into `folder`.
-
-    Raises `FrontrunnerError` if Parsl's programs are not found.
-    """
+    """Return an executor for one allocation, not yet started; its files go into `folder`."""
     from parsl.executors import MPIExecutor
 
     executor = MPIExecutor(

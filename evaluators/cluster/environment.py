@@ -33,7 +33,6 @@ DEVICE_MASKS = {
 DEVICE_COUNTS = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
 """Variables with the devices of a node: `4`, or with their kind, `a100:4`."""
 MAX_HOSTS = 1_000_000
-"""A range of hosts that is longer is a mistake."""
 
 
 class Launcher(NamedTuple):
@@ -136,10 +135,7 @@ class JobEnvironment:
 
 
 def job_environment(environment: Environment, machine: Mapping[str, Any]) -> JobEnvironment:
-    """Return the job of a process with this environment, on a machine as `this_machine.detect` describes it.
-
-    Raises `InvalidInput` for an environment that is incomplete or contradicts itself.
-    """
+    """Return the job of a process with this environment, on a machine as `this_machine.detect` describes it."""
     backend = machine["backend"]
     counts = (re.fullmatch(r"(?:[^:,\s]+:)?(\d{1,4})", environment.get(name, ""), re.ASCII) for name in DEVICE_COUNTS)
     return JobEnvironment(
@@ -154,10 +150,7 @@ def job_environment(environment: Environment, machine: Mapping[str, Any]) -> Job
 
 
 def allocation(environment: Environment) -> Allocation | None:
-    """Return the allocation that this process runs in; None outside a batch job, and if a job does not name its nodes.
-
-    Raises `InvalidInput` for an invalid list of nodes.
-    """
+    """Return the allocation that this process runs in; None outside a batch job, and if a job does not name its nodes."""
     for scheduler, (job_variable, nodes_variables) in SCHEDULERS.items():
         if job_variable in environment:
             nodes = tuple(dict.fromkeys(_nodes(scheduler, _first(environment, nodes_variables) or "")))
@@ -244,7 +237,6 @@ def _master_address(launcher: Launcher, environment: Environment, nodes: int, he
 
 
 def _first(environment: Environment, names: str) -> str | None:
-    """Return the value of the first of these variables that is set."""
     return next((environment[name] for name in names.split() if name in environment), None)
 
 

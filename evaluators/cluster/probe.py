@@ -50,17 +50,17 @@ class StepWatch(RankWatch):
 
     @property
     def seconds(self) -> float:
-        """Return the time since the step began on its nodes; 0 before."""
+        """Time since the step began on its nodes; 0 before."""
         return 0.0 if self._first_report_s is None else time.monotonic() - self._first_report_s
 
     @property
     def kernel_oom_kills(self) -> int:
-        """Return how many processes the kernels of the step's nodes killed for memory meanwhile."""
+        """Processes that the kernels of the step's nodes killed for memory meanwhile."""
         return sum(report.oom_kills for report in self._reports.values())
 
     @property
     def is_cut(self) -> bool:  # type: ignore[override]
-        """Return whether the machine was taken away during the probe."""
+        """Whether the machine was taken away during the probe."""
         return self.lost is not None and (self._interrupted is not None or self.placed.allocation.ended_s is not None)
 
     @property
@@ -106,7 +106,6 @@ class StepWatch(RankWatch):
             self.begin()
 
     def _find_loss(self) -> None:
-        """Set `lost` if the ranks can no longer report what happened to them."""
         placed, now = self.placed, time.monotonic()
         if self._interrupted is None and (self.have_all_ended or not placed.is_over):
             if self.began_s is None and now - self._placed_s > START_TIMEOUT_S:
@@ -138,10 +137,6 @@ class DispatchedProbe(RankedProbes[StepWatch]):
     _poll_s = POLL_S
 
     def __init__(self, setup: ProbeSetup, source: NodeSource) -> None:
-        """Request no nodes before there is an order.
-
-        Raises `InvalidInput` for a run folder whose name Parsl could not pass on to a batch system.
-        """
         super().__init__(setup)
         self.measures_here = source.held is not None  # the driver may be on one of its own job's nodes
         folder = setup.work_folder.resolve() / "dispatch" / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
@@ -154,7 +149,6 @@ class DispatchedProbe(RankedProbes[StepWatch]):
         self._longest_s: float | None = None
 
     def _poll(self, timeout_s: float) -> None:
-        """Place probes. Raises `NodesUnavailable` if allocations are refused, or queued longer than is allowed."""
         time.sleep(timeout_s)
         waiting = [
             Waiting(token, nodes_used(order.recipe, self._setup.problem), self._expected_s)
@@ -178,9 +172,8 @@ class DispatchedProbe(RankedProbes[StepWatch]):
         environment = rank_environment(setup)
         if nodes > 1:
             environment.pop("GLOO_SOCKET_IFNAME", None)  # the loopback connects only this node's ranks
-        if settings.network_interface is not None:
-            names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-            environment |= dict.fromkeys(names, settings.network_interface)
+        if (interface := settings.network_interface) is not None:
+            environment |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
         step = Step(
             token=order.token,
             run_folder=str(order.run_folder.resolve()),

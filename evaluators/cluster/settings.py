@@ -28,7 +28,6 @@ LAUNCHERS: dict[str, str] = {
 }
 """How each launcher starts one process per node. None binds it to a part of its node, which all ranks share."""
 SCHEDULER_LAUNCHERS = {"slurm": "srun", "pbs": "mpiexec", "lsf": "mpirun", "flux": "flux"}
-"""Default launcher of each batch system."""
 
 
 class BatchSystem(NamedTuple):
@@ -59,7 +58,6 @@ SCHEDULERS = {
         "LSFProvider", "#BSUB", {"account": "project", "queue": "queue", "scheduler_options": "scheduler_options"}
     ),
 }
-"""Batch systems that allocations can be requested from."""
 UNSUITED_SCHEDULERS = {
     "flux": 'Parsl has no MPI executor over Flux: start within a Flux job, with backend = "allocation"',
     "kubernetes": "Parsl's MPI executor reads its nodes from a batch system, and pods have none",
@@ -145,7 +143,6 @@ class DispatchSettings:
             self._check_request(given)
 
     def _check_request(self, given: Mapping[str, Any]) -> None:
-        """Check what Parsl needs to request nodes from a batch system."""
         if self.scheduler is None:
             raise bad_value("dispatch.scheduler", None, f"one of {', '.join(SCHEDULERS)}")
         if self.scheduler in UNSUITED_SCHEDULERS:

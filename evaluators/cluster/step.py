@@ -40,8 +40,8 @@ CLOCK_SKEW_S = 3600.0
 class Step:
     """The agents' order: `ranks_per_node` ranks per node, the last node what is left of `world_size`.
 
-    `lifeline` is the driver's heartbeat file; ranks end when it has not changed for `silence_s`. Their driver lets them
-    run for `deadline_s`. `scratch` is a folder on a node's own disk to be removed in the end.
+    Ranks end when the driver's heartbeat file `lifeline` has not changed for `silence_s`; `scratch` is a folder on a
+    node's own disk to be removed in the end.
     """
 
     token: str
@@ -82,7 +82,7 @@ class NodeReport:
     """State of the ranks of one node.
 
     `statuses` maps each rank that has ended to its exit code, or minus its signal; `killed` holds those that the agent
-    ended itself. `interrupted` is the signal by which somebody ended the agent, `trouble` what kept it from its work.
+    ended itself. `interrupted` is the signal that ended the agent, `trouble` what kept it from its work.
     """
 
     node: int
@@ -158,7 +158,6 @@ class OrphanedSteps:
     """Steps whose driver is gone, which are cancelled: their ranks would share devices and network with new probes."""
 
     def __init__(self, folders: Iterable[Path]) -> None:
-        """Cancel the steps of run folders without an outcome."""
         self._began_s = time.monotonic()
         self._steps: list[tuple[StepFolder, Step]] = []
         for folder in map(StepFolder, folders):
@@ -184,9 +183,8 @@ class OrphanedSteps:
 class Heartbeat:
     """The driver's sign of life to nodes that no pipe connects to it: a file that keeps changing.
 
-    Clocks of two machines differ, and so do their views of a file's age. The driver therefore writes a counter, and a
-    `HeartbeatMonitor` measures by its own monotonic clock for how long it has seen the same number. A thread of its own
-    writes it: a driver that is busy choosing is alive.
+    Clocks of two machines differ, and so do their views of a file's age: the driver writes a counter, and a
+    `HeartbeatMonitor` measures by its own clock for how long it has seen the same number.
     """
 
     def __init__(self, file: Path) -> None:

@@ -37,7 +37,6 @@ _OPTIMIZER_BUFFERS = 4
 _PARAMETER_BUFFERS = 5
 """DeepSpeed's default: parameters of one module, and those whose release is under way."""
 _CAP_IPC_LOCK = 14
-"""Bit of the capability to lock any amount of memory (linux/capability.h)."""
 
 
 def check_disk(job: Job) -> None:
@@ -117,7 +116,6 @@ def _group(job: Job) -> int:
 
 
 def _largest_share(job: Job) -> int:
-    """Elements of a rank's part of the largest parameter."""
     model = job.model
     rows = max(model.padded_vocabulary, model.ffn_hidden, model.hidden, job.sequence_length)
     return -(-rows * model.hidden // job.recipe.data_parallel)
@@ -132,7 +130,6 @@ def _locked_bytes(job: Job) -> int:
 
 
 def _lockable_bytes() -> int | None:
-    """Return what this process may lock; None without a limit."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     capabilities = int(_line(Path("/proc/self/status"), "CapEff:").removeprefix("CapEff:").strip() or "0", 16)
     return None if limit == resource.RLIM_INFINITY or capabilities >> _CAP_IPC_LOCK & 1 else limit

@@ -100,9 +100,12 @@ def make_stepper(job: Job, layout: Layout, data: TokenFile, device: torch.device
     """Import deepspeed for the job's device, compiling nothing on a CPU; return this rank's steps."""
     os.environ.setdefault("DS_ACCELERATOR", job.device)
     # What its launcher would have set; deepspeed reads them even where the process group exists already.
-    os.environ.setdefault("RANK", str(dist.get_rank()))
-    os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))
-    os.environ.setdefault("WORLD_SIZE", str(dist.get_world_size()))
+    for name, value in (
+        ("RANK", dist.get_rank()),
+        ("LOCAL_RANK", dist.get_rank()),
+        ("WORLD_SIZE", dist.get_world_size()),
+    ):
+        os.environ.setdefault(name, str(value))
     operators = import_module("deepspeed.ops")
     if job.device == "cpu":
         # Its shared-memory collectives would be compiled at the first use of the process group, for 23 s and more.

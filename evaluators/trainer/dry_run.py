@@ -403,13 +403,7 @@ class _FakeTokens:
         return Batch(inputs=inputs, targets=targets)
 
 
-def main() -> None:
-    """Trace one rank and print the result as one line of JSON."""
-    rank, micro_batches = (int(argument) for argument in sys.argv[1:])
-    torch.set_num_threads(1)
-    seen = trace(Job.from_json(sys.stdin.read()), rank=rank, micro_batches=micro_batches)
-    sys.stdout.write(json.dumps(seen) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    seen = trace(Job.from_json(sys.stdin.read()), rank=int(sys.argv[1]), micro_batches=int(sys.argv[2]))
+    sys.stdout.write(json.dumps(seen) + "\n")

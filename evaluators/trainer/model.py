@@ -97,7 +97,7 @@ def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 class RotaryTable:
     """Cosines and sines of rotary position embedding (arXiv 2104.09864), shared by the blocks of a stage.
 
-    Not a module: the table follows from the shape alone, so no wrapper should shard, cast or store it.
+    Not a module, so that no wrapper shards, casts or stores it.
     """
 
     def __init__(self, *, sequence_length: int, head_width: int) -> None:
@@ -224,7 +224,7 @@ def make_norm(shape: Model) -> nn.Module:
 
 
 class Embedding(nn.Module):
-    """Token embedding, plus learned positions where the model has them; the tokens given start at `first_position`."""
+    """Token embedding, plus learned positions where the model has them, from `first_position` on."""
 
     def __init__(self, shape: Model, *, sequence_length: int, first_position: int) -> None:
         super().__init__()

@@ -22,9 +22,7 @@ COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.fl
 """In what type each precision computes and passes activations between stages; master weights are fp32 in all."""
 FIRST_FACTOR = 2.0**16
 STEPS_BEFORE_GROWTH = 2000
-"""As in torch.amp.GradScaler."""
 ADAM_EPSILON = 1e-8
-"""The default of torch.optim.AdamW."""
 PART_ELEMENTS = 2**22
 """How many elements' states `NarrowStateOptimizer` widens at a time: 16 MiB for each state in fp32."""
 
@@ -137,17 +135,13 @@ def build_optimizer(
     groups = [{"params": group} for group in by_mesh.values()]
     if state == "bf16":
         return NarrowStateOptimizer(groups, options)
+    common: dict[str, Any] = {"lr": options.learning_rate, "weight_decay": options.weight_decay}
     if options.name == "sgd":
-        return torch.optim.SGD(
-            groups, lr=options.learning_rate, momentum=options.momentum, weight_decay=options.weight_decay
-        )
-    betas = (options.beta1, options.beta2)
+        return torch.optim.SGD(groups, momentum=options.momentum, **common)
     # One pass over each weight instead of one for each of the update's operations, which is all that an accelerator's
     # time there depends on. None is torch's own choice.
     fused = all(local(parameter).device.type != "cpu" for parameter in parameters) or None
-    return torch.optim.AdamW(
-        groups, lr=options.learning_rate, betas=betas, weight_decay=options.weight_decay, fused=fused
-    )
+    return torch.optim.AdamW(groups, betas=(options.beta1, options.beta2), fused=fused, **common)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

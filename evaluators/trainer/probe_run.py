@@ -22,7 +22,6 @@ from frontrunner.evaluators.trainer.torch_engine import compiled_graphs
 
 SAMPLING_INTERVAL_S = 0.001
 LEAST_SHARE = 0.02
-"""Of the sampled time: functions that took less are left out of the tree."""
 _DEVICE_ACTIVITIES = {"cuda": [ProfilerActivity.CUDA], "xpu": [ProfilerActivity.XPU]}
 
 
@@ -72,7 +71,6 @@ class _Probe:
         self.overflowed: list[int] = []
 
     def step_until_known(self) -> bool:
-        """Run steps while they stay finite, until enough was seen or all are done; whether all were finite."""
         most, compiles = self._probe.warm_up_steps + self._probe.measured_steps, self._context.job.recipe.compile
         for number in range(1, most + 1):
             graphs = compiled_graphs() if compiles else 0
@@ -90,7 +88,6 @@ class _Probe:
         return True
 
     def warm_up_and_measured(self) -> tuple[int, list[float]]:
-        """Return how many of the first steps are warm-up, and the times of the measured ones."""
         least, adaptive = self._probe.warm_up_steps, self._probe.adaptive
         usable = self._usable()
         times = [self.times_s[number - 1] for number in usable]

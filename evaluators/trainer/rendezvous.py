@@ -1,8 +1,8 @@
 """How the ranks of a job find each other, and how each learns its place in its node.
 
-Rank 0 opens a store on a port that the system picks, and only then writes where it is, into a file in the run folder
-that all nodes see; the others wait for that file. So no port is chosen before it is used, and none is taken in between.
-Importing this module registers the scheme `frontrunner-rendezvous://` in torch; its path is the folder.
+Rank 0 opens a store on a port that the system picks, and only then writes where it is into a file in the run folder;
+the others wait for that file. So no port is chosen before it is used. Importing this module registers the scheme
+`frontrunner-rendezvous://` in torch; its path is the folder.
 """
 
 import fcntl
@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlparse
@@ -36,7 +37,6 @@ def rendezvous_url(folder: Path) -> str:
 
 
 def _rendezvous(url: str, timeout: timedelta = default_pg_timeout, **_: object) -> Iterator[tuple[Store, int, int]]:
-    """Yield the store, this rank and the world size, as torch's handlers do."""
     parts = urlparse(url)
     query = parse_qs(parts.query)
     rank, world_size = int(query["rank"][0]), int(query["world_size"][0])
@@ -51,7 +51,6 @@ def _rendezvous(url: str, timeout: timedelta = default_pg_timeout, **_: object) 
 
 
 def _join(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
-    """Connect another rank to the first of rank 0's addresses that responds."""
     end_s = time.monotonic() + timeout.total_seconds()
     poll_s = POLL_S / 16
     # Empty until rank 0 has written it: a network file system may cache for a minute that a file is missing.
@@ -60,9 +59,8 @@ def _join(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
             raise TimeoutError(f"rank 0 did not open the rendezvous within {timeout}")
         time.sleep(poll_s)
         poll_s = min(POLL_S, 2 * poll_s)
-    found = json.loads(written)
+    found, complaints = json.loads(written), []
     port = int(found["port"])
-    complaints = []
     for host in found["hosts"]:
         try:
             socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
@@ -79,11 +77,9 @@ def _own_hosts(interface: str | None) -> list[str]:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             request = struct.pack("256s", interface.encode()[:15])
             return [socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])]
-    name = socket.gethostname()
-    try:
+    name, found = socket.gethostname(), list[str]()
+    with suppress(OSError):
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)]
-    except OSError:
-        found = []
     # The name first: where hosts have several networks it is the one that the site means. The loopback last, for ranks
     # of a host whose name nothing resolves.
     addresses = [address for address in found if not address.startswith("127.")]

@@ -120,9 +120,8 @@ class Stepper(ABC):
     def read_batch(self, draw: Callable[..., Batch], number: int) -> Batch:
         """Return the positions that this rank holds of its replica's sequences, on its device."""
         with record_function(DATA_RANGE):
-            batch = draw(
-                number, sequences=self.layout.replica_sequences, global_batch_seqs=self.recipe.global_batch_seqs
-            )
+            ours, size = self.layout.replica_sequences, self.recipe.global_batch_seqs
+            batch = draw(number, sequences=ours, global_batch_seqs=size)
             if self.layout.context is not None:
                 batch = batch.at(self.layout.context.positions(self.job.sequence_length))
             return batch.to(self.device)

@@ -64,13 +64,8 @@ def micro_batch_loss(output: Tensor, targets: Tensor) -> Tensor:
 def _build_part(job: Job, layout: Layout, layers: range, device: torch.device) -> Replicas:
     recipe = job.recipe
     with torch.device("meta"):
-        module = Gpt(
-            job.model,
-            sequence_length=job.sequence_length,
-            layers=layers,
-            recipe=recipe,
-            context=layout.context,
-        )
+        length = job.sequence_length
+        module = Gpt(job.model, sequence_length=length, layers=layers, recipe=recipe, context=layout.context)
     if recipe.tensor_parallel > 1:
         apply_tensor_parallel(module, job.model, layout.mesh["tensor"], sequence_parallel=recipe.sequence_parallel)
     part = spread(module, layout, job.precision, device)
@@ -210,7 +205,6 @@ class WholeStepper(TorchStepper):
         return torch.stack([self._loss(part.model, one, micro_batch_loss) for one in micro_batches]).sum()
 
     def _loss(self, forward: nn.Module, micro_batch: Batch, loss_of: LossFunction) -> Tensor:
-        """Return the micro-batch's part of the batch's mean loss."""
         output = forward(micro_batch.inputs, **self._for_chunks(micro_batch))
         return loss_of(output, micro_batch.targets) / self.recipe.accumulation
 
@@ -241,7 +235,6 @@ class PipelineStepper(TorchStepper):
         return self.scale.unscaled(torch.stack(losses).sum().detach())
 
     def _forward(self, batch: Batch) -> Tensor:
-        """Run the micro-batches through the stages one after another, outside the schedule."""
         total = torch.zeros((), device=self.device)
         for micro_batch in batch.split(self.recipe.micro_batch_seqs):
             for stage, part in self._parts.items():
