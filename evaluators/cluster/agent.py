@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -128,11 +127,7 @@ def main() -> None:
         sys.exit(f"{' '.join(sys.argv)}: {error}")
     for number in ENDING_SIGNALS:
         signal.signal(number, agent.interrupt)
-    try:
-        agent.run()
-    except OSError:  # such as a full disk: the launcher's log is what is left for the reason
-        traceback.print_exc()
-        sys.exit(1)
+    agent.run()
 
 
 if __name__ == "__main__":

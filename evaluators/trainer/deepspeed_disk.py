@@ -20,7 +20,7 @@ import shutil
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from frontrunner.evaluators.trainer.job import Disk, Job
 
@@ -41,7 +41,7 @@ _CAP_IPC_LOCK = 14
 
 def check_disk(job: Job) -> None:
     """Raise ValueError where this machine cannot offload to a disk: no operator, no room, or no memory to lock."""
-    disk = _disk(job)
+    disk = cast("Disk", job.disk)  # or the recipe is illegal
     if not is_installed() and not is_built(job.device):
         raise ValueError(
             "offload nvme needs DeepSpeed's async_io operator, which is not built here; it is compiled when a campaign "
@@ -62,7 +62,7 @@ def check_disk(job: Job) -> None:
 
 def disk_settings(job: Job) -> dict[str, Any]:
     """Return the part of DeepSpeed's `zero_optimization` that puts parameters and the optimizer on the disk."""
-    common = {"device": "nvme", "nvme_path": _disk(job).folder, "pin_memory": job.device != "cpu"}
+    common = {"device": "nvme", "nvme_path": cast("Disk", job.disk).folder, "pin_memory": job.device != "cpu"}
     return {
         "sub_group_size": _group(job),
         # Its reading ahead counts a parameter twice that is used twice in a row, as under full recompute, and asserts.
@@ -102,12 +102,6 @@ def tensors_on_disk(optimizer: Any) -> dict[int, Tensor]:
             view = torch.from_file(moved.swap_path, shared=True, size=info.numel(), dtype=info.dtype())
             found[id(moved.compute_tensor)] = view
     return found
-
-
-def _disk(job: Job) -> Disk:
-    if job.disk is None:
-        raise ValueError("offload nvme needs a folder on a disk, and the job names none")
-    return job.disk
 
 
 def _group(job: Job) -> int:

@@ -182,7 +182,7 @@ class Block(nn.Module):
         self._recomputing = _recomputing(recipe.recompute)
         self._on_host = recipe.activation_offload
         self._tiles = recipe.feed_forward_tiles
-        self._run: Transform = self._keep_as_told
+        self._run: Transform = self._run_recomputing
         self.attention_norm = make_norm(shape)
         self.attention = Attention(shape, rotary, context)
         self.feed_forward_norm = make_norm(shape)
@@ -198,9 +198,9 @@ class Block(nn.Module):
     def compile_with(self, compiled: Callable[[Transform], Transform]) -> None:
         """Run the block as `compiled` makes it from now on."""
         # What is to be computed again is compiled with the rest: around a compiled function torch's checkpoint fails.
-        self._run = compiled(self._keep_as_told)
+        self._run = compiled(self._run_recomputing)
 
-    def _keep_as_told(self, x: Tensor) -> Tensor:
+    def _run_recomputing(self, x: Tensor) -> Tensor:
         if self._recomputing is not None and torch.is_grad_enabled():
             return self._recomputing(self._transform, x)
         return self._transform(x)
