@@ -150,7 +150,7 @@ def job_environment(environment: Environment, machine: Mapping[str, Any]) -> Job
 
 
 def allocation(environment: Environment) -> Allocation | None:
-    """Return the allocation that this process runs in; None outside a batch job, and if a job does not name its nodes."""
+    """Return the allocation that this process runs in; None outside a batch job and where a job names no nodes."""
     for scheduler, (job_variable, nodes_variables) in SCHEDULERS.items():
         if job_variable in environment:
             nodes = tuple(dict.fromkeys(_nodes(scheduler, _first(environment, nodes_variables) or "")))
