@@ -116,9 +116,6 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
         is_small_self = one.campaign.name == spec.confirms  # made of the same file, for this
         why_none = None if is_small_self else _why_no_evidence(one, spec)
         for known in campaign_results(store, one.campaign.id):
-            if known.damage is not None:
-                left_out[f"of a record that cannot be read: {known.damage}"] += 1
-                continue
             if (outcome := _reusable_outcome(known, one.spec, spec, here, store.now())) is not None:
                 reusable[recipe_id(spec.problem, known.recipe)] = ReusableResult(  # the newest campaign's counts
                     outcome=replace(outcome, node_seconds=0.0),

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from frontrunner.config.settings import DEFAULT_STORE, store_url
 from frontrunner.events import POLL_S, Follower, StreamEvent, parse_cursor
-from frontrunner.results import active_drivers, explain, pages, predictions, ranking, status
-from frontrunner.results.active_drivers import ActiveDriver
+from frontrunner.results import explain, pages, predictions, ranking, status
 from frontrunner.results.explain import Explanation
 from frontrunner.results.pages import Comparison, RecipePage, TrialPage
 from frontrunner.results.predictions import SmallScale
@@ -27,7 +26,7 @@ from frontrunner.results.ranking import RankBy, Ranking
 from frontrunner.results.records import CampaignList
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.states import TrialState
-from frontrunner.results.status import FailureList, Status
+from frontrunner.results.status import ActiveDriver, FailureList, Status
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.errors import FrontrunnerError, NotFound
@@ -77,7 +76,7 @@ class LocalStore:
     def drivers(self) -> list[ActiveDriver]:
         """Return the drivers that hold a campaign."""
         with self.opened() as store:
-            return active_drivers.active_drivers(store)
+            return status.active_drivers(store)
 
     def status(self, campaign: str | None = None) -> Status:
         """Return the state of a campaign: trials by state, failures by kind, the best recipe, the last events."""

@@ -21,9 +21,9 @@ import psutil
 
 from frontrunner.config.settings import STORE_VARIABLE, run_root
 from frontrunner.evaluators.probe.processes import kill_group
-from frontrunner.results.active_drivers import ActiveDriver, active_drivers
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import utc_now
+from frontrunner.results.status import ActiveDriver, active_drivers
 from frontrunner.results.store import Store
 from frontrunner.server.auth import TOKEN_VARIABLE
 from frontrunner.server.errors import Conflict, TooMany, from_table
