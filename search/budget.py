@@ -164,15 +164,12 @@ class StopRule:
 
 
 def _in_words(outlook: Outlook) -> tuple[str, str]:
-    gain, below, at_most = map(
-        _percent, (outlook.expected_improvement, outlook.share_below, outlook.share_below_at_most)
-    )
+    shares = (outlook.expected_improvement, outlook.share_below, outlook.share_below_at_most)
+    gain, below, at_most = map(_percent, shares)
     does = f"add {gain} to the front" if outlook.of_front else f"gain {gain}"
-    is_short = (
-        f"the front is estimated to cover {below} less than that of the whole space"
-        if outlook.of_front
-        else f"the best is estimated to be {below} below the best of the whole space"
-    )
+    is_short = f"the best is estimated to be {below} below the best of the whole space"
+    if outlook.of_front:
+        is_short = f"the front is estimated to cover {below} less than that of the whole space"
     return f"the next probe is expected to {does}", f"{is_short} (95 %: at most {at_most})"
 
 

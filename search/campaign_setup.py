@@ -90,9 +90,8 @@ def stored_spec(record: Campaign) -> CampaignSpec:
         from frontrunner.results.rows import DamagedCell
         from frontrunner.results.schema import CampaignRow
 
-        raise DamagedCell(
-            CampaignRow, record.id, "spec_json", f"this version cannot read it: {error.message}"
-        ) from error
+        why = f"this version cannot read it: {error.message}"
+        raise DamagedCell(CampaignRow, record.id, "spec_json", why) from error
 
 
 def stored_survey(spec: CampaignSpec) -> Survey:
@@ -120,7 +119,5 @@ def free_name(store: Store, wanted: str) -> str:
 def refuse_imported_campaign(campaign: Campaign) -> None:
     """Raise `InvalidInput` for a campaign that holds an imported table, which nothing can drive."""
     if campaign.strategy == IMPORTED:
-        raise InvalidInput(
-            f"campaign {campaign.name} holds an imported table: there is nothing to resume",
-            hint="name another: frontrunner campaigns",
-        )
+        what = f"campaign {campaign.name} holds an imported table: there is nothing to resume"
+        raise InvalidInput(what, hint="name another: frontrunner campaigns")

@@ -67,16 +67,12 @@ def prepare_recipe_here(
     """
     differences = _differences(measured, recipe, detect(), one_node=doing != "launch")
     if differences and not anyway:
-        raise InvalidInput(
-            f"recipe {recipe_id} was measured on other hardware: {'; '.join(differences)}",
-            hint=f"--anyway will {doing} it here all the same; throughput will not be that of its campaign",
-        )
+        hint = f"--anyway will {doing} it here all the same; throughput will not be that of its campaign"
+        raise InvalidInput(f"recipe {recipe_id} was measured on other hardware: {'; '.join(differences)}", hint=hint)
     if recipe.devices > measured.devices_per_node and doing != "launch":
-        raise InvalidInput(
-            f"recipe {recipe_id} needs {recipe.devices} devices on nodes of {measured.devices_per_node}: "
-            f"`{doing}` does not run on several nodes yet",
-            hint=f"{doing} a recipe of one node",
-        )
+        needs = f"recipe {recipe_id} needs {recipe.devices} devices on nodes of {measured.devices_per_node}"
+        why_not = f"{needs}: `{doing}` does not run on several nodes yet"
+        raise InvalidInput(why_not, hint=f"{doing} a recipe of one node")
     _refuse_missing_engines((recipe.engine,))
     prepare_disk(measured, (recipe.offload,))
     return differences

@@ -201,10 +201,8 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
         status = _train(chosen, on_step)
     result = read_json(chosen.folder / "result.json") or {}
     if status != 0 or result.get("status") != "trained":
-        raise FrontrunnerError(
-            f"the replay ended with status {status}:\n{tail(chosen.log)}",
-            hint=f"the whole log: {chosen.log}; the same command goes on from the newest checkpoint",
-        )
+        hint = f"the whole log: {chosen.log}; the same command goes on from the newest checkpoint"
+        raise FrontrunnerError(f"the replay ended with status {status}:\n{tail(chosen.log)}", hint=hint)
     times = result["step_times_s"]
     return ReplayResult(
         recipe_id=chosen.recipe_id,

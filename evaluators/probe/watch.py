@@ -145,7 +145,12 @@ class RankedProbes(WatchedProbes[AnyWatch]):
 
     def harvest(self, order: ProbeOrder) -> Outcome | None:
         """Return the outcome on disk, or what its ranks had finished measuring when their driver died."""
-        return harvest(order, self._setup)
+        if (outcome := super().harvest(order)) is not None:
+            return outcome
+        folder = RunFolder(order.run_folder)
+        node_seconds = folder.busy_seconds() * nodes_used(order.recipe, self._setup.problem)
+        found = _from_result(folder, order, self._setup, node_seconds)
+        return None if found is None else written(folder, found)
 
 
 class RankWatch(Watch):
@@ -225,18 +230,17 @@ class RankWatch(Watch):
         if outcome is not None and not (isinstance(outcome, Measurement) and has_failed):
             return outcome
         ranks = range(self.order.recipe.devices)
-        verdict = classify(
-            Evidence(
-                statuses=self.statuses,
-                errors=self.folder.errors(len(ranks)),
-                log_tails={rank: tail(self.folder.log(rank)) for rank in ranks},
-                overdue=self.overdue,
-                killed_by_us=frozenset(self.killed),
-                kernel_oom_kills=self.kernel_oom_kills,
-                lost=self.lost,
-                disk_full=why_disk_full(self.folder.path),
-            )
+        evidence = Evidence(
+            statuses=self.statuses,
+            errors=self.folder.errors(len(ranks)),
+            log_tails={rank: tail(self.folder.log(rank)) for rank in ranks},
+            overdue=self.overdue,
+            killed_by_us=frozenset(self.killed),
+            kernel_oom_kills=self.kernel_oom_kills,
+            lost=self.lost,
+            disk_full=why_disk_full(self.folder.path),
         )
+        verdict = classify(evidence)
         message = verdict.message
         if self.unended:
             message += f"; killed, and not ended within {KILL_GRACE_S:g} s: process {', '.join(map(str, self.unended))}"
@@ -254,18 +258,6 @@ def write_job(order: ProbeOrder, job: dict[str, Any], setup: ProbeSetup) -> Path
     path = RunFolder(order.run_folder).job
     write_json(path, job)
     return path
-
-
-def harvest(order: ProbeOrder, setup: ProbeSetup) -> Outcome | None:
-    """Return the outcome on disk, or what the order's ranks had finished measuring when their driver died."""
-    folder = RunFolder(order.run_folder)
-    folder.remove_unfinished()
-    outcome = folder.outcome()
-    if outcome is not None:
-        return outcome
-    node_seconds = folder.busy_seconds() * nodes_used(order.recipe, setup.problem)
-    outcome = _from_result(folder, order, setup, node_seconds)
-    return None if outcome is None else written(folder, outcome)
 
 
 def with_log(failure: Failure, log: Path) -> Failure:
