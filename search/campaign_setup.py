@@ -105,10 +105,8 @@ def stored_survey(spec: CampaignSpec) -> Survey:
 def nothing_legal(surveyed: Survey) -> NothingLegal:
     """Return the error for a space without a legal recipe, with the reasons counted."""
     reasons = "; ".join(f"{count} x {code} ({example})" for code, count, example in surveyed.refused_by_count())
-    return NothingLegal(
-        f"none of the space's {surveyed.points:,} points is legal: {reasons}",
-        hint="`frontrunner space FILE` counts the reasons",
-    )
+    what = f"none of the space's {surveyed.points:,} points is legal: {reasons}"
+    return NothingLegal(what, hint="`frontrunner space FILE` counts the reasons")
 
 
 def free_name(store: Store, wanted: str) -> str:

@@ -105,10 +105,8 @@ class Driver:
         except Exception as error:
             reason = f"the driver ended on {type(error).__name__}: {error}"[:500]
             if isinstance(error, OSError):  # such as a full disk
-                raise FrontrunnerError(
-                    f"campaign {self._campaign.name} has stopped: {error}",
-                    hint=f"after fixing the cause, run: frontrunner resume {self._campaign.name}",
-                ) from error
+                hint = f"after fixing the cause, run: frontrunner resume {self.campaign_name}"
+                raise FrontrunnerError(f"campaign {self.campaign_name} has stopped: {error}", hint=hint) from error
             raise
         finally:
             session.close(state, reason)

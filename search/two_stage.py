@@ -48,12 +48,8 @@ def small_spec(spec: CampaignSpec, *, confirmable: bool = True) -> CampaignSpec:
     if nodes is None:
         raise bad_value("search.probe_nodes", None, "a number of nodes")
     if confirmable and kept:
-        budget = Budget(
-            probes=None if budget.probes is None else max(1, budget.probes - kept),
-            minutes=None if budget.minutes is None else SHARE * budget.minutes,
-            node_hours=None if budget.node_hours is None else SHARE * budget.node_hours,
-            hard=budget.hard,
-        )
+        shared = {name: SHARE * value for name in ("minutes", "node_hours") if (value := getattr(budget, name))}
+        budget = replace(budget, probes=budget.probes and max(1, budget.probes - kept), **shared)
     devices = dict.fromkeys(max(1, count * nodes // spec.problem.cluster.nodes) for count in spec.space.devices)
     small = replace(
         spec,

@@ -227,13 +227,8 @@ def _train(chosen: ReplayPlan, on_step: OnStep | None) -> int:
     progress = chosen.folder / "progress.jsonl"
     events = LineReader(progress, offset=progress.stat().st_size if progress.exists() else 0)
     with chosen.log.open("ab") as output:
-        process = start_child(
-            chosen.argv,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **chosen.environment, REPLAY_TAG: str(chosen.folder)},
-        )
+        environment = {**os.environ, **chosen.environment, REPLAY_TAG: str(chosen.folder)}
+        process = start_child(chosen.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
     has_ended = False
     try:
         while not has_ended:
