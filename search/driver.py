@@ -91,10 +91,7 @@ class Driver:
         self._wants_pause = False
 
     def run(self, *, take_over: bool = False) -> Conclusion:
-        """Drive until the budget is used up, little is left to gain, failures pause it, or it is stopped.
-
-        Raises `AlreadyDriven`, or `FrontrunnerError` where the evaluator or a disk fails; the campaign can be resumed.
-        """
+        """Drive until the campaign ends, is paused or is stopped; raises `AlreadyDriven`, or `FrontrunnerError`."""
         self._session = session = CampaignSession(
             self._store, self._campaign, self._spec, self._survey, self._listener, take_over=take_over
         )

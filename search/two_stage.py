@@ -40,10 +40,7 @@ MOST_PREDICTED = 10
 
 
 def small_spec(spec: CampaignSpec, *, confirmable: bool = True) -> CampaignSpec:
-    """Return the campaign on `search.probe_nodes` nodes; raises `InvalidInput` where no model leaves recipes that fit.
-
-    Where confirmations are possible, it leaves their probes and all but `SHARE` of time and node-hours.
-    """
+    """Return the campaign on `search.probe_nodes` nodes, with `SHARE` of the budget where confirmations follow."""
     nodes, kept, budget = spec.search.probe_nodes, spec.search.confirm_probes, spec.budget
     if nodes is None:
         raise bad_value("search.probe_nodes", None, "a number of nodes")

@@ -141,10 +141,7 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
 def _reusable_outcome(
     known: PriorResult, there: CampaignSpec, spec: CampaignSpec, here: Provenance, now: datetime
 ) -> Outcome | None:
-    """Return an earlier result for use in place of a probe: same environment and conditions, recent and not noisy.
-
-    Of failures only out of memory is reused. The MFU is that under the peak that `spec` states.
-    """
+    """Return an earlier result for use in place of a probe: same conditions, recent, not noisy; or out of memory."""
     then, recipe = known.provenance, known.recipe
     is_alike = (
         spec.evaluator == there.evaluator == "probe"

@@ -50,11 +50,7 @@ MEASURED_TOGETHER = (
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """How far to trust estimates of one problem.
-
-    `assumed` are cluster keys that were not given and take a common value; `expected_error` is the mean error of step
-    times, as a share; `remarks` list what else the formulas do not know.
-    """
+    """How far to trust estimates of one problem; `assumed` are cluster keys that take a common value."""
 
     assumed: tuple[str, ...]
     expected_error: float

@@ -166,7 +166,7 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     rotated = np.where(work.rotary, apart, 0.0) * (work.hidden + work.kv_hidden)
     gated = np.where(work.ffn_matrices == 3, 3.0 + apart, 2.0) * work.ffn_hidden
     gated = np.where(work.feed_forward_tiles > 1, 0.0, gated)
-    exchanged = np.where(work.sequence_ranks > 1, work.hidden, 0.0)
+    exchanged = np.where(work.context_parallel > 1, work.hidden, 0.0)
     inside = size * (2 * work.hidden + 2 * work.kv_hidden + apart * work.hidden + rotated + gated + exchanged)
     scores = work.heads * work.sequence_length * (2 * size + (1 if software.dropout else 0))
     scores = np.where(work.fused_attention, 0.0, scores)

@@ -20,10 +20,7 @@ COMPILED_HOST_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime(Parts):
-    """Seconds of one optimizer step by what the slowest pipeline rank spends them on.
-
-    `bubble` is its wait for other ranks; `data_parallel` and `host_transfer` are waits beyond what computation hides.
-    """
+    """Seconds of one optimizer step by what the slowest pipeline rank spends them on, waits beyond what overlaps."""
 
     compute: Rows
     recompute: Rows
@@ -112,7 +109,7 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     software = machine.software
     exchanges = communication.exchanges_s(machine, work)
     issued = np.where(work.tensor_parallel > 1, np.where(work.sequence_parallel, 4.0, 2.0), 0.0)
-    issued = issued + np.where(work.sequence_ranks > 1, 2.0, 0.0)
+    issued = issued + np.where(work.context_parallel > 1, 2.0, 0.0)
     host = software.host_layer_s * np.where(work.compile, COMPILED_HOST_SHARE, 1.0)
     host = host + issued * software.host_collective_s - 2 * reduces
     # Of a reduce-scatter and all-gather, selective recompute that keeps products repeats the all-gather alone.

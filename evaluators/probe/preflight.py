@@ -61,10 +61,7 @@ def prepare_here(
 def prepare_recipe_here(
     recipe_id: str, recipe: Recipe, measured: Cluster, *, doing: Doing, anyway: bool
 ) -> tuple[str, ...]:
-    """Return how this machine differs from the one that a stored recipe was measured on, and prepare it.
-
-    Raises `InvalidInput` for a difference, unless `anyway`, for several nodes, unless launched, and without its engine.
-    """
+    """Return how this machine differs from the one measured, and prepare it; raises `InvalidInput` unless `anyway`."""
     differences = _differences(measured, recipe, detect(), one_node=doing != "launch")
     if differences and not anyway:
         hint = f"--anyway will {doing} it here all the same; throughput will not be that of its campaign"

@@ -42,10 +42,7 @@ OnStep = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:
-    """How a replay trains: a warm-up, then a cosine to `final_learning_rate_fraction` of the learning rate.
-
-    `checkpoint_every_steps` None is a tenth of the run, at least 10. A `launched` replay is only prepared here.
-    """
+    """How a replay trains; one that is `launched` is only prepared here, for the user's own launcher."""
 
     steps: int
     learning_rate: float = 3e-4
@@ -131,10 +128,7 @@ def plan(
     settings: ReplaySettings,
     anyway: bool,
 ) -> ReplayPlan:
-    """Plan a replay; write nothing but the token file, if it does not exist yet.
-
-    Raises `InvalidInput` if this machine differs, unless `anyway`, or for several nodes, unless `settings.launched`.
-    """
+    """Plan a replay, and write its token file; raises `InvalidInput` as `prepare_recipe_here` does."""
     cluster = setup.problem.cluster
     doing: Doing = "launch" if settings.launched else "replay"
     differences = prepare_recipe_here(recipe_id, recipe, cluster, doing=doing, anyway=anyway)

@@ -266,10 +266,7 @@ def with_log(failure: Failure, log: Path) -> Failure:
 
 
 def written(folder: RunFolder, outcome: Outcome) -> Outcome:
-    """Write the outcome down where there is room for it; a crash on a full disk is not the recipe's fault.
-
-    Nothing is lost without the file: a measurement follows from `result.json`, a failure belongs to a lost attempt.
-    """
+    """Write the outcome down where there is room for it; a crash on a full disk is not the recipe's fault."""
     try:
         folder.write_outcome(outcome)
     except OSError as error:

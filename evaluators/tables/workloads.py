@@ -25,10 +25,7 @@ from frontrunner.spaces.stages import even_layers
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one file that the model can estimate, and how many others there are by reason.
-
-    Rows whose hardware has no preset are of `default_cluster`, where there is one.
-    """
+    """The rows of one file that the model can estimate, and how many others there are by reason."""
 
     name: str
     rows: tuple[Row, ...]
