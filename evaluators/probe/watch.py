@@ -145,12 +145,7 @@ class RankedProbes(WatchedProbes[AnyWatch]):
 
     def harvest(self, order: ProbeOrder) -> Outcome | None:
         """Return the outcome on disk, or what its ranks had finished measuring when their driver died."""
-        if (outcome := super().harvest(order)) is not None:
-            return outcome
-        folder = RunFolder(order.run_folder)
-        node_seconds = folder.busy_seconds() * nodes_used(order.recipe, self._setup.problem)
-        found = _from_result(folder, order, self._setup, node_seconds)
-        return None if found is None else written(folder, found)
+        return harvest(order, self._setup)
 
 
 class RankWatch(Watch):
@@ -258,6 +253,17 @@ def write_job(order: ProbeOrder, job: dict[str, Any], setup: ProbeSetup) -> Path
     path = RunFolder(order.run_folder).job
     write_json(path, job)
     return path
+
+
+def harvest(order: ProbeOrder, setup: ProbeSetup) -> Outcome | None:
+    """Return the outcome on disk, or what the order's ranks had finished measuring when their driver died."""
+    folder = RunFolder(order.run_folder)
+    folder.remove_unfinished()
+    if (outcome := folder.outcome()) is not None:
+        return outcome
+    node_seconds = folder.busy_seconds() * nodes_used(order.recipe, setup.problem)
+    outcome = _from_result(folder, order, setup, node_seconds)
+    return None if outcome is None else written(folder, outcome)
 
 
 def with_log(failure: Failure, log: Path) -> Failure:
