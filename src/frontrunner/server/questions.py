@@ -12,12 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, JsonValue, create_model
 
-from frontrunner.results.explain import Explanation
 from frontrunner.results.pages import Comparison, TrialPage
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import FILTERS, RankBy, RankedRecipe, Ranking
 from frontrunner.results.states import TrialState
-from frontrunner.results.status import ActiveDriver, Status
+from frontrunner.results.status import ActiveDriver, Explanation, Status
 from frontrunner.server.requests import Body
 from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.standings import Baseline

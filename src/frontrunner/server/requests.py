@@ -29,10 +29,9 @@ from pydantic import (
 
 from frontrunner.config.campaign import CampaignFile, CampaignName, parse_campaign, section_schema
 from frontrunner.config.toml_file import Table
-from frontrunner.results.explain import Explanation
 from frontrunner.results.records import Campaign
 from frontrunner.results.redaction import REDACTED, redact
-from frontrunner.results.status import Status
+from frontrunner.results.status import Explanation, Status
 from frontrunner.server.registered import EVALUATOR_OF, KINDS, Registered
 from frontrunner.spaces.errors import FALLBACK_NAME, InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.validation import invalid_input, refuse_unusable_values

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from rich.text import Text
 
-from frontrunner.results.explain import Appearance, Explanation
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.predictions import Predicted, SmallScale
 from frontrunner.results.ranking import RankedRecipe
+from frontrunner.results.status import Appearance, Explanation
 from frontrunner.search.budget import Limit, outlook_in_words, unused
 from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
