@@ -180,10 +180,12 @@ def pool(measurements: Sequence[Measurement]) -> RecipeStats:
 
 def refuse_unrankable(outcome: Outcome) -> None:
     """Raise ValueError where a number that the store ranks or charges by is missing or not finite."""
-    is_measured = isinstance(outcome, Measurement)
-    if is_measured and not (outcome.peak_memory_bytes and outcome.step_times_s and min(outcome.step_times_s) > 0):
-        raise ValueError(f"expected positive step times and the memory of at least one rank, not {outcome}")
-    for name in ("node_seconds", *(("step_times_s", *RATES) if is_measured else ())):
+    names: tuple[str, ...] = ("node_seconds",)
+    if isinstance(outcome, Measurement):
+        if not (outcome.peak_memory_bytes and outcome.step_times_s and min(outcome.step_times_s) > 0):
+            raise ValueError(f"expected positive step times and the memory of at least one rank, not {outcome}")
+        names += ("step_times_s", *RATES)
+    for name in names:
         value = getattr(outcome, name)
         if not all(map(math.isfinite, value if isinstance(value, tuple) else (value,))):
             raise ValueError(f"{name} = {value!r}: expected a finite number")

@@ -71,7 +71,7 @@ def small_spec(spec: CampaignSpec, *, confirmable: bool = True) -> CampaignSpec:
     small = replace(
         spec,
         name=f"{spec.name[: MOST_NAME_CHARACTERS - len(SUFFIX)]}{SUFFIX}",
-        space=replace(spec.space, devices=tuple(devices)),
+        space=spec.space.with_choices(devices=tuple(devices)),
         search=replace(spec.search, probe_nodes=None, baseline=None),  # a baseline is of the whole cluster
         budget=budget,
         table=replace(spec.table, problem=None),

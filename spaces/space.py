@@ -110,6 +110,10 @@ class Space(_Choices):  # type: ignore[misc]
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
         return reading_earlier_names(source, handler)
 
+    def with_choices(self, **choices: tuple[Choice, ...]) -> Space:
+        """Return this space with other choices for these dimensions."""
+        return replace(self, **choices)
+
     def dimensions(self, cluster: Cluster) -> dict[str, tuple[Choice, ...]]:
         """Return the dimensions of a point with their values; `accumulation` only where it is free."""
         found: dict[str, tuple[Choice, ...]] = {f.name: getattr(self, f.name) for f in fields(self)}

@@ -99,7 +99,7 @@ def scaling(space: Space, problem: Problem, nodes: Sequence[int]) -> Scaling:
     Raises `InvalidInput` for counts that cannot be used and for a space that cannot be surveyed.
     """
     counts = check_counts(nodes, problem.cluster.devices_per_node)
-    judge = functools.cache(functools.partial(_row, replace(space, devices=()), problem))
+    judge = functools.cache(functools.partial(_row, space.with_choices(devices=()), problem))
     strong = _with_efficiency([judge(count, problem.global_batch) for count in counts])
     weak = _with_efficiency([judge(count, weak_batch(problem, count)) for count in counts])
     best = dict.fromkeys(row.best.recipe for row in (*strong, *weak) if row.best is not None)
