@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -23,8 +22,9 @@ STATED = tuple(f.name for f in fields(Recipe) if f.name != "layers_per_stage")
 OTHER_PROBLEM = "give the campaign file of this configuration's model, sequence length, precision and batch"
 LARGEST = 2**31 - 1
 _ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(\"[^\"$`]*\"|'[^']*'|[^\s;()\"'$`]*)\s*(?:#.*)?")
-_OPTIONS = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z_][A-Za-z0-9_]*\+?=(?=.*--)")
+_OPTIONS = re.compile(r"(?<!\S)[A-Za-z_][A-Za-z0-9_]*\+?=(?=[\"'(]|--)")
 """A variable that is assigned options in quotes; the look-behind keeps a search through a long word short."""
+_QUOTES_AND_COMMENT = re.compile(r"[\"']|(?:^|\s)#.*")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?::?-([^}$`]*))?\}|([A-Za-z_][A-Za-z0-9_]*))")
 _HEREDOC = re.compile(r"cat > (\S+) <<'?(\w+)'?")
 
@@ -84,10 +84,8 @@ class Options(dict[str, tuple[str, ...]]):
         """Raise `InvalidInput` for the first option in use that no recipe of ours describes."""
         for name, why in refused.items():
             if name in self and self[name] not in (("1",), ("0",), ("none",)):
-                value = self.text(name)
-                raise InvalidInput(
-                    f"{name} {shown_key(value) if value else ''}".strip() + f": no recipe of ours has {why}"
-                )
+                said = " ".join([name, *map(shown_key, self[name])])
+                raise InvalidInput(f"{said}: no recipe of ours has {why}")
 
 
 @dataclass(frozen=True)
@@ -150,9 +148,9 @@ def json_table(text: str) -> Table:
     """Return the object in a JSON text; raise `InvalidInput` for any other text and for a key given twice."""
 
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        for key, count in Counter(key for key, _ in pairs).items():
-            if count > 1:
-                raise InvalidInput(f"the key {shown_key(key)} is given twice")
+        key, count = Counter(key for key, _ in pairs).most_common(1)[0] if pairs else ("", 0)
+        if count > 1:
+            raise InvalidInput(f"the key {shown_key(key)} is given twice")
         return dict(pairs)
 
     try:
@@ -161,13 +159,9 @@ def json_table(text: str) -> Table:
         raise
     except json.JSONDecodeError as error:
         raise InvalidInput(f"not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
-    except RecursionError:
-        raise InvalidInput("not usable JSON: nested too deeply") from None
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise InvalidInput(f"not usable JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InvalidInput("not usable JSON: expected a table of keys and values")
-    return Table(found)
+    return _table_of(found, "JSON")
 
 
 def yaml_table(text: str) -> Table:
@@ -182,34 +176,39 @@ def yaml_table(text: str) -> Table:
         raise InvalidInput(f"not valid YAML: {getattr(error, 'problem', None) or 'it cannot be read'}{where}") from None
     except (RecursionError, ValueError) as error:
         raise InvalidInput(f"not usable YAML: {error}") from None
+    return _table_of(found, "YAML")
+
+
+def _table_of(found: object, kind: str) -> Table:
     if not isinstance(found, dict):
-        raise InvalidInput("not usable YAML: expected a mapping")
+        raise InvalidInput(f"not usable {kind}: expected a table of keys and values")
     return Table(found)
 
 
 def split_files(text: str) -> tuple[list[str], dict[str, str]]:
     """Return the lines of a script apart from the files that it writes by `cat > NAME <<WORD`, and these by name."""
     lines: list[str] = []
-    files: dict[str, list[str]] = {}
+    files: dict[str, str] = {}
     name, end = "", ""
     for line in text.split("\n"):
         if end and line == end:
             end = ""
         elif end:
-            files[name].append(line + "\n")
-        elif (begins := _HEREDOC.fullmatch(line)) is not None:
+            files[name] += line + "\n"
+        elif begins := _HEREDOC.fullmatch(line):
             name, end = begins[1], begins[2]
-            files[name] = []
+            files[name] = ""
         else:
             lines.append(line)
-    return lines, {name: "".join(content) for name, content in files.items()}
+    return lines, files
 
 
 def read_options(text: str) -> Options:
     """Return the options of a launch script or argument file; of an option that is repeated, the last.
 
     Nothing is run: variables count as far as the text itself assigns them a plain value. Words with any other variable
-    are kept as written, and refused where they are needed.
+    are kept as written, and refused where they are needed. Quotes, comments, parentheses of arrays and names of
+    variables that are assigned options are no part of words.
     """
     variables: dict[str, str] = {}
     found = Options()
@@ -226,49 +225,28 @@ def read_options(text: str) -> Options:
             variables.pop(assignment[1], None)
             if len(value) <= MAX_VARIABLE_CHARACTERS:
                 variables[assignment[1]] = value
-        for word in _words(line):
+        for written_word in _QUOTES_AND_COMMENT.sub("", _OPTIONS.sub("", line, count=1)).split():
+            word = written_word.removeprefix("(").removesuffix(")")
             key, equals, value = word.partition("=")
             if word.startswith("--") and len(word) > 2:
                 name = key.replace("_", "-")
                 found[name] = (value,) if equals else ()
-            elif name is not None and not found[name]:
+            elif word and name is not None and not found[name]:
                 found[name] = (word,)
     return found
 
 
-def _words(line: str) -> list[str]:
-    """Return the words of a line of shell, without parentheses of arrays and names of variables assigned options."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
-    lexer.whitespace_split = True
-    lexer.commenters = "#"
-    try:
-        words = list(lexer)
-    except ValueError:  # a quotation that began on an earlier line, or ends on a later one
-        plain = _OPTIONS.sub("", line, count=1).replace('"', " ").replace("'", " ").partition(" #")[0]
-        return plain.split()
-    parts = (
-        part for word in words for part in (_OPTIONS.sub("", word, count=1).split() if _OPTIONS.match(word) else [word])
-    )
-    return [part for part in (part.removeprefix("(").removesuffix(")") for part in parts) if part]
-
-
-def refuse_other_problem(said: Mapping[str, tuple[object, object]]) -> None:
+def refuse_other_problem(said: Mapping[str, tuple[object, object]], says: str = " = ") -> None:
     """Raise `InvalidInput` for the first setting, key -> (its value, the problem's), of another problem."""
     for key, (found, wanted) in said.items():
         if found is not None and found != wanted:
-            raise InvalidInput(
-                f"{shown_key(key)} = {shown(found)}: the campaign file's problem has {shown(wanted)}",
-                hint=OTHER_PROBLEM,
-            )
+            what = f"{key}{says}{shown(found)}: the campaign file's problem has {shown(wanted)}"
+            raise InvalidInput(what, hint=OTHER_PROBLEM)
 
 
 def refuse_other_default(missing: str, found: object, wanted: object) -> None:
     """Raise `InvalidInput` where the default of a missing setting belongs to another problem."""
-    if found != wanted:
-        raise InvalidInput(
-            f"{missing}, which means {shown(found)}: the campaign file's problem has {shown(wanted)}",
-            hint=OTHER_PROBLEM,
-        )
+    refuse_other_problem({missing: (found, wanted)}, says=", which means ")
 
 
 def refuse_other_vocabulary(problem: Problem, key: str, found: int | None) -> None:
@@ -293,7 +271,7 @@ def recipe_of(problem: Problem, found: Mapping[str, Any], given: Given, *, engin
     for key in ("micro_batch_seqs", "accumulation"):
         if key not in choices and not (key == "accumulation" and batch is not None):
             raise InvalidInput(f"the configuration does not say {key}", hint=f"say it: --set {key}=N")
-    frame = Recipe(**{**choices, "accumulation": choices.get("accumulation", 1)})
+    frame = Recipe(**{"accumulation": 1, **choices})
     if batch is not None:
         choices["accumulation"] = _accumulation(frame, batch, choices.get("accumulation"))
     if not isinstance(sharding, Sharding):
@@ -302,10 +280,10 @@ def recipe_of(problem: Problem, found: Mapping[str, Any], given: Given, *, engin
 
 
 def _accumulation(frame: Recipe, batch: int, said: int | None) -> int:
-    per_micro_batch = frame.micro_batch_seqs * frame.data_parallel
+    found, rest = divmod(batch, frame.micro_batch_seqs * frame.data_parallel)
     product = f"{frame.micro_batch_seqs} x {frame.data_parallel} replicas"
-    if batch % per_micro_batch:
+    if rest:
         raise bad_value("global batch", batch, f"a multiple of the micro-batch of all replicas, {product}")
-    if said is not None and said != batch // per_micro_batch:
-        raise bad_value("accumulation", said, f"{batch // per_micro_batch}: global batch {batch} over {product}")
-    return batch // per_micro_batch
+    if said not in (None, found):
+        raise bad_value("accumulation", said, f"{found}: global batch {batch} over {product}")
+    return found
