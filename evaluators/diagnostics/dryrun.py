@@ -110,8 +110,7 @@ def needed_micro_batches(recipe: Recipe) -> int:
 def layers_of_pipeline_ranks(recipe: Recipe, problem: Problem) -> list[int]:
     """Return the number of layers that each pipeline rank holds in all its stages."""
     held = [0] * recipe.pipeline_parallel
-    counts = recipe.layers_per_stage or even_layers(problem.model.layers, recipe.stages)
-    for stage, layers in enumerate(counts):
+    for stage, layers in enumerate(recipe.layers_per_stage or even_layers(problem.model.layers, recipe.stages)):
         held[rank_of_stage(recipe, stage)] += layers
     return held
 
@@ -218,7 +217,8 @@ def run(chosen: DryRunPlan) -> DryRun:
                 traces[times, rank] = Rank(rank, command, job, {"OMP_NUM_THREADS": "1"}, folder)
                 stack.callback(traces[times, rank].end)
         await_ranks(list(traces.values()), what="the trace of rank", limit_s=DEADLINE_S)
-        seen = {key: _last_table(trace.log_tail) for key, trace in traces.items()}
+        lines = {key: [x for x in trace.log_tail.splitlines() if x.startswith("{")] for key, trace in traces.items()}
+    seen = {key: json.loads(tables[-1]) for key, tables in lines.items()}
     ranks = [_traced_rank(chosen, seen[1, rank], seen.get((2, rank))) for rank in chosen.ranks]
     return DryRun(
         recipe_id=chosen.recipe_id,
@@ -230,11 +230,6 @@ def run(chosen: DryRunPlan) -> DryRun:
         extrapolated=chosen.extrapolated,
         wall_time_s=time.monotonic() - start,
     )
-
-
-def _last_table(output: str) -> Seen:
-    found: Seen = json.loads(next(line for line in reversed(output.splitlines()) if line.startswith("{")))
-    return found
 
 
 def _traced_rank(chosen: DryRunPlan, few: Seen, many: Seen | None) -> TracedRank:

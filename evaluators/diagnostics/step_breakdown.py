@@ -8,13 +8,11 @@ something is computed costs nothing and is counted apart, as hidden.
 from __future__ import annotations
 
 import bisect
-import gzip
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from frontrunner.evaluators.trainer.job import DATA_RANGE, STEP_RANGE, WAIT_RANGE
@@ -108,13 +106,10 @@ class Breakdown:
 def mean(breakdowns: Sequence[Breakdown]) -> Breakdown:
     """Return the mean over ranks; parts still sum to the step's time."""
 
-    def over(tables: Sequence[Mapping[Part, float]]) -> dict[Part, float]:
-        return {part: sum(table.get(part, 0.0) for table in tables) / len(tables) for part in Part}
-
     return Breakdown(
-        step_time_s=sum(each.step_time_s for each in breakdowns) / len(breakdowns),
-        seconds=over([each.seconds for each in breakdowns]),
-        hidden=over([each.hidden for each in breakdowns]),
+        step_time_s=fmean(each.step_time_s for each in breakdowns),
+        seconds={part: fmean(each.seconds.get(part, 0.0) for each in breakdowns) for part in Part},
+        hidden={part: fmean(each.hidden.get(part, 0.0) for each in breakdowns) for part in Part},
     )
 
 
@@ -170,13 +165,6 @@ WORDS = {
 }
 
 
-def read_trace(path: Path) -> dict[str, Any]:
-    """Read a gzipped Chrome trace; raise `ValueError` or `OSError` where it cannot be read."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        found: dict[str, Any] = json.load(file)
-    return found
-
-
 def events_of(trace: Mapping[str, Any]) -> list[Event]:
     """Return the spans of a Chrome trace."""
     return [
@@ -200,14 +188,13 @@ def break_down(events: Sequence[Event]) -> Breakdown:
     `busy` is what its device computed, `moving` the communication that was in flight, `waiting` the part of it that the
     rank waited for (on an accelerator all of it), and `hosting` what its host did.
     """
-    if not any(event.is_step for event in events):
+    spans = [event.span for event in events if event.is_step]
+    if not spans:
         raise ValueError(f"the trace contains no step: no range {STEP_RANGE}")
     on_device = any(event.category in DEVICE_CATEGORIES for event in events)
-    spans = [event.span for event in events if event.is_step]
     busy, moving, waiting, hosting = (_on_device if on_device else _on_host)(events)
     steps, unit_us = merged(spans), 1e6 * len(spans)
-    left = steps
-    seconds = dict.fromkeys(Part, 0.0)
+    left, seconds = steps, dict.fromkeys(Part, 0.0)
     for layer in (busy, waiting, hosting):
         for part, parts in _by_part(layer).items():
             seconds[part] += total(intersection(left, parts)) / unit_us
@@ -268,12 +255,11 @@ def _on_host(events: Sequence[Event]) -> Activities:
 
 def _host_ranges(events: Iterable[Event]) -> list[Activity]:
     """Return the optimizer's steps, which torch marks, and the trainer's reading of data on the host."""
-    found = []
-    for event in events:
-        is_optimizer = event.name.startswith("Optimizer.")
-        if event.category == ANNOTATION and (is_optimizer or event.name == DATA_RANGE):
-            found.append(Activity(Part.OPTIMIZER if is_optimizer else Part.DATA, event.span))
-    return found
+    return [
+        Activity(Part.DATA if event.name == DATA_RANGE else Part.OPTIMIZER, event.span)
+        for event in events
+        if event.category == ANNOTATION and (event.name == DATA_RANGE or event.name.startswith("Optimizer."))
+    ]
 
 
 def _part_at(time_us: float, ranges: Iterable[Activity]) -> Part:
@@ -345,37 +331,24 @@ def _waiting(own: Sequence[Event], moving: Sequence[Activity]) -> Iterator[Activ
         yield Activity(begun[before - 1].part if before else Part.OTHER_COLLECTIVE, span)
 
 
-@dataclass(kw_only=True)
-class _Open:
-    """Open event: its own time so far, and where that continues."""
-
-    event: Event
-    goes_on_us: float
-    spans: list[Span] = field(default_factory=list)
-    wraps: bool = False
-
-
 def self_times(events: Iterable[Event]) -> Iterator[tuple[Event, list[Span]]]:
     """Yield each of one thread's nested events with the time in which none of the events inside it ran.
 
     One that holds another of the same name is left out: it is the dispatch, in Python, of an operator on a tensor
     that is spread over ranks.
     """
-    nest: list[_Open] = []
-
-    def closed(until_us: float) -> Iterator[tuple[Event, list[Span]]]:
-        while nest and nest[-1].event.end_us <= until_us:
-            ended = nest.pop()
-            if not ended.wraps:
-                yield ended.event, [*ended.spans, *merged([(ended.goes_on_us, ended.event.end_us)])]
-
-    for event in sorted(events, key=lambda event: (event.start_us, -event.end_us)):
-        yield from closed(event.start_us)
+    ordered = sorted(events, key=lambda event: (event.start_us, -event.end_us))
+    inside: dict[int, list[Span]] = {}
+    wrappers: set[int] = set()
+    nest: list[tuple[int, Event]] = []
+    for number, event in enumerate(ordered):
+        while nest and nest[-1][1].end_us <= event.start_us:
+            nest.pop()
         if nest:
-            outer = nest[-1]
-            outer.spans += merged([(outer.goes_on_us, event.start_us)])
-            outer.goes_on_us = max(outer.goes_on_us, event.end_us)
-        for outer in nest:
-            outer.wraps = outer.wraps or outer.event.name == event.name
-        nest.append(_Open(event=event, goes_on_us=event.start_us))
-    yield from closed(math.inf)
+            inside[nest[-1][0]].append(event.span)
+        wrappers |= {outer for outer, around in nest if around.name == event.name}
+        nest.append((number, event))
+        inside[number] = []
+    for number, event in enumerate(ordered):
+        if number not in wrappers:
+            yield event, difference([event.span], merged(inside[number]))

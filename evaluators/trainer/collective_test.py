@@ -80,7 +80,6 @@ class Progress:
         arrival = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "wall_s": time.time(),
             "python": platform.python_version(),
             "torch": str(torch.__version__),
         }

@@ -70,9 +70,8 @@ def run_checks(examinations: Iterable[Examination]) -> tuple[Check, ...]:
         try:
             checks = list(examine())
         except Exception as error:  # whatever it is: the other checks must still be made, and this one says so
-            why = str(error).strip().split("\n", maxsplit=1)[0]
-            words = f"could not be checked: {type(error).__name__}" + (f": {why}" if why else "")
-            checks = [Check(name, words, WARNING)]
+            why = f"{type(error).__name__}: {error}".strip(": ").split("\n", maxsplit=1)[0]
+            checks = [Check(name, f"could not be checked: {why}", WARNING)]
         found += [replace(check, section=section) for check in checks]
     return tuple(found)
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from frontrunner.evaluators.cluster.environment import RENDEZVOUS_PORT, JobEnvironment
+from frontrunner.evaluators.cluster.environment import JobEnvironment
 from frontrunner.evaluators.diagnostics.doctor.check import (
     NOTE,
     OK,
@@ -113,16 +113,15 @@ class Disk(NamedTuple):
 
 def gather_schedulers() -> dict[str, str]:
     """Return the batch systems whose programs are on PATH, with the first line of their versions."""
-    return {name: _first_line(command) for name, command in PROGRAMS.items() if shutil.which(command[0])}
-
-
-def _first_line(command: tuple[str, ...]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
-    return lines[0] if lines and done.returncode == 0 else ""
+    found = {}
+    for name, command in PROGRAMS.items():
+        if shutil.which(command[0]):
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=True)
+                found[name] = (done.stdout.strip() or done.stderr.strip()).split("\n", maxsplit=1)[0]
+            except (OSError, subprocess.SubprocessError):
+                found[name] = ""
+    return found
 
 
 def check_schedulers(found: Mapping[str, str], needed: str | None) -> Iterator[Check]:
@@ -154,8 +153,7 @@ def check_job(job: JobEnvironment, needs: Needs) -> Iterator[Check]:
         found = f"{place.launcher}: rank {place.rank} of {place.world_size}, {place.local_world_size} per node"
         yield Check("launcher", f"{found}, rank 0 on {place.master_address}")
     if job.masked_by is not None:
-        found = f"{job.masked_by} shows this process {job.visible_devices} devices"
-        yield Check("visible devices", found, NOTE)
+        yield Check("visible devices", f"{job.masked_by} shows this process {job.visible_devices} devices", NOTE)
     if assigned and job.backend == "cpu":
         found = f"the batch system gave this node {assigned} devices, and none is seen here"
         remedy = "see the checks of torch and of the driver, and start this on a compute node (srun, mpiexec)"
@@ -184,29 +182,6 @@ def check_host(name: str, addresses: Sequence[str], error: str) -> Iterator[Chec
     is_reached = not all(address.startswith("127.") or address == "::1" for address in addresses)
     remedy = "fine for one machine; for several, let the name resolve to an address that the others reach"
     yield judge("host name", f"{name} is {', '.join(addresses)}", fine=is_reached, otherwise=NOTE, remedy=remedy)
-
-
-def gather_loopback() -> tuple[str, bool]:
-    """Connect to 127.0.0.1; return why that failed, and whether torchrun's default port is free."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=5).close()
-    except OSError as error:
-        return error.strerror or str(error), True
-    try:
-        with socket.create_server(("127.0.0.1", RENDEZVOUS_PORT)):
-            return "", True
-    except OSError:
-        return "", False
-
-
-def check_loopback(error: str, rendezvous_free: bool) -> Iterator[Check]:  # noqa: FBT001
-    """Require the loopback interface, over which the ranks of a machine connect."""
-    remedy = "bring the loopback interface up (ip link set lo up), or check the firewall"
-    yield judge("loopback", error or "connected over a free port", fine=not error, otherwise=PROBLEM, remedy=remedy)
-    if not rendezvous_free:
-        found = f"port {RENDEZVOUS_PORT}, torchrun's default, is in use"
-        yield Check("ports", found, NOTE, "set MASTER_PORT to a free one for launchers that name none")
 
 
 def gather_fabric(root: Path = Path("/")) -> Fabric:
@@ -239,14 +214,14 @@ def check_fabric(fabric: Fabric, backend: str) -> Iterator[Check]:
 
 def storage_checks(needs: Needs) -> Iterator[Examination]:
     """Yield the examinations of the folders that are needed."""
+
+    def examine(use: str, path: Path) -> Iterator[Check]:
+        return check_disk(use, gather_disk(path), needs.nodes)
+
     folders = {"store": needs.store_path, "run folder": needs.run_folder, "offload": needs.disk_folder}
     for use, path in folders.items():
         if path is not None:
-            yield "storage", use, partial(_examine, use, path, needs.nodes)
-
-
-def _examine(use: str, path: Path, nodes: int) -> Iterator[Check]:
-    return check_disk(use, gather_disk(path), nodes)
+            yield "storage", use, partial(examine, use, path)
 
 
 def parse_mounts(text: str) -> tuple[Mount, ...]:
