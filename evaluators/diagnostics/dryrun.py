@@ -21,7 +21,6 @@ from frontrunner.spaces.stages import even_layers, rank_of_stage
 
 CHILD = "frontrunner.evaluators.trainer.dry_run"
 DEADLINE_S = 600.0
-"""Of all traces together; on an idle machine they are done within two minutes."""
 ENOUGH_WITHOUT_PIPELINE = 2
 """Micro-batches: one that makes the gradients, and the last, which adds to them and reduces them."""
 
@@ -32,7 +31,6 @@ ALL_IN_FLIGHT = ("gpipe", "looped-bfs")
 """Schedules that run every forward pass of a step before the first backward pass."""
 
 Seen = dict[str, Any]
-"""What a trace prints: rank, memory_bytes by category, flops by phase, trace_time_s."""
 
 
 @dataclass(frozen=True, kw_only=True)

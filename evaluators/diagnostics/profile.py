@@ -28,12 +28,10 @@ UNTRACED_STEPS = 5
 MOST_STEPS = 50
 """Traced steps: a trace takes megabytes per step and rank."""
 FAST = 1
-"""gzip's level: the highest takes minutes over large traces and saves little."""
 POLL_S = 1.0
 TOKEN = "profile"  # noqa: S105 - it names the one order
 
 OnProgress = Callable[[Progress], None]
-"""Called every second with the progress of the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)

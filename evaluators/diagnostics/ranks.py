@@ -22,7 +22,6 @@ from frontrunner.spaces.errors import FrontrunnerError, bad_value
 POLL_S = 0.1
 
 OWN = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-"""Variables of ranks that all are on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from frontrunner.evaluators.trainer.job import DATA_RANGE, STEP_RANGE, WAIT_RANGE
 
 Span = tuple[float, float]
-"""Start and end, in any one unit."""
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
@@ -206,7 +205,6 @@ def break_down(events: Sequence[Event]) -> Breakdown:
 
 
 def _by_part(activities: Iterable[Activity]) -> dict[Part, list[Span]]:
-    """Return the merged spans of each part, in order of precedence."""
     found: dict[Part, list[Span]] = {part: [] for part in Part}
     for part, span in activities:
         found[part].append(span)
@@ -238,7 +236,6 @@ def _on_device(events: Sequence[Event]) -> Activities:
 
 
 def _on_host(events: Sequence[Event]) -> Activities:
-    """Return the activities of a rank whose device is a CPU."""
     thread = next(event.thread for event in events if event.is_step)
     own = [event for event in events if event.thread == thread]
     ranges, moving = _host_ranges(own), _in_flight(events)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from frontrunner.evaluators.export import reading
 from frontrunner.evaluators.export.base import (
     Export,
     Refusal,
@@ -24,16 +25,7 @@ from frontrunner.evaluators.export.base import (
     yaml_text,
 )
 from frontrunner.evaluators.export.deepspeed import OFFLOADS, zero_sharding
-from frontrunner.evaluators.export.reading import (
-    Given,
-    Options,
-    Table,
-    read_options,
-    recipe_of,
-    refuse_other_problem,
-    split_files,
-    yaml_table,
-)
+from frontrunner.evaluators.export.reading import Given, Options, Table
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -122,11 +114,13 @@ class Accelerate(Tool):
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a script of `render`'s form, or of a configuration alone with the batch stated."""
-        inside = split_files(given.text)[1].get(FILE)
-        said = Options() if inside is None else read_options(given.text)
-        root = yaml_table(given.text if inside is None else inside)
+        inside = reading.split_files(given.text)[1].get(FILE)
+        said = Options() if inside is None else reading.read_options(given.text)
+        root = reading.yaml_table(given.text if inside is None else inside)
         kind, precision = root.get("distributed_type"), root.get("mixed_precision", "no")
-        refuse_other_problem({"mixed_precision": ("fp32" if precision == "no" else precision, problem.precision)})
+        reading.refuse_other_problem(
+            {"mixed_precision": ("fp32" if precision == "no" else precision, problem.precision)}
+        )
         found: dict[str, Any] = {
             "devices": root.number("num_processes"),
             "compile": str(root.get("dynamo_config.dynamo_backend", "NO")).upper() != "NO",
@@ -143,7 +137,7 @@ class Accelerate(Tool):
             raise InvalidInput(f"gradient_accumulation_steps is {found['accumulation']} and {accumulation}")
         if said.text(CHECKPOINTING, "false") != "false":
             found["recompute"] = "full"
-        return recipe_of(problem, found, given, engine="deepspeed" if kind == "DEEPSPEED" else "torch")
+        return reading.recipe_of(problem, found, given, engine="deepspeed" if kind == "DEEPSPEED" else "torch")
 
     def _sharded(self, root: Table, devices: int) -> dict[str, Any]:
         """Return what FSDP2 says: sizes of the mesh, and whether parameters are gathered again for backward."""

@@ -175,7 +175,6 @@ def yaml_text(table: Mapping[str, Any]) -> str:
 
 
 def _bash_array(name: str, words: Sequence[str]) -> str:
-    """Return a bash array, one option with its values per line, quoted for the shell."""
     lines: list[list[str]] = []
     for word in words:
         if word.startswith("-") or not lines:

@@ -10,15 +10,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from frontrunner.evaluators.export import reading
 from frontrunner.evaluators.export.base import Export, Refusal, Tool
-from frontrunner.evaluators.export.reading import (
-    Given,
-    Table,
-    json_table,
-    recipe_of,
-    refuse_other_default,
-    refuse_other_problem,
-)
+from frontrunner.evaluators.export.reading import Given, Table
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -73,7 +67,7 @@ class DeepSpeed(Tool):
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a configuration; numbers that it leaves to the script ("auto") have to be stated."""
-        root = json_table(given.text)
+        root = reading.json_table(given.text)
         found = choices(problem, root)
         stages = root.get("pipeline.stages", "auto")
         if stages not in ("auto", 1):
@@ -84,7 +78,7 @@ class DeepSpeed(Tool):
             if rest:
                 raise bad_value("train_batch_size", batch, f"a multiple of {micro} x {accumulation}")
             found["devices"] = replicas * found["tensor_parallel"]
-        return recipe_of(problem, found, given, engine="deepspeed")
+        return reading.recipe_of(problem, found, given, engine="deepspeed")
 
 
 def zero_refusals(problem: Problem, recipe: Recipe) -> tuple[Refusal, ...]:
@@ -168,6 +162,6 @@ def _refuse_other_precision(problem: Problem, root: Table) -> None:
             found = True
         elif root.flag(f"{key}.enabled"):
             found = True
-            refuse_other_problem({f"{key}.enabled": (precision, problem.precision)})
+            reading.refuse_other_problem({f"{key}.enabled": (precision, problem.precision)})
     if not found:
-        refuse_other_default("neither bf16.enabled nor fp16.enabled is there", "fp32", problem.precision)
+        reading.refuse_other_default("neither bf16.enabled nor fp16.enabled is there", "fp32", problem.precision)

@@ -20,21 +20,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from frontrunner.evaluators.export import deepspeed
+from frontrunner.evaluators.export import deepspeed, reading
 from frontrunner.evaluators.export.base import Export, Refusal, Tool, comments, nested, words, yaml_text
-from frontrunner.evaluators.export.reading import (
-    Given,
-    Options,
-    Table,
-    json_table,
-    read_options,
-    recipe_of,
-    refuse_other_default,
-    refuse_other_problem,
-    refuse_other_vocabulary,
-    split_files,
-    yaml_table,
-)
+from frontrunner.evaluators.export.reading import Given, Options, Table
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown_key
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -78,7 +66,6 @@ REFUSED = {
     **{f"--account-for-{what}-in-pipeline-split": f"this option: give --{LAYOUT}" for what in ("embedding", "loss")},
     "--microbatch-group-size-per-virtual-pipeline-stage": "groups of micro-batches",
 }
-"""Options of Megatron-LM that change the run in ways that no recipe has, and what they do."""
 REFUSED_WITH_DEEPSPEED = {
     "--ds-sequence-parallel-size": "DeepSpeed's sequence parallelism over ranks of their own",
     "--context-parallel-size": "context parallelism of this trainer",
@@ -192,7 +179,7 @@ class MegatronLM(Tool):
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a launch script or an argument file."""
-        said = read_options(given.text)
+        said = reading.read_options(given.text)
         said.refuse(REFUSED)
         self._refuse_other_model(problem, said)
         found = self._choices(problem, said)
@@ -200,7 +187,7 @@ class MegatronLM(Tool):
         if types not in ({"fp32"}, {"bf16"}):
             raise bad_value("--exp-avg-dtype, --exp-avg-sq-dtype", sorted(types), "fp32 or bf16, the same for both")
         found["optimizer_state"] = types.pop()
-        return recipe_of(problem, found | said.launch, given)
+        return reading.recipe_of(problem, found | said.launch, given)
 
     def _common(self, problem: Problem, recipe: Recipe) -> dict[str, object]:
         """Return the options that both trainers with a command line have.
@@ -240,7 +227,6 @@ class MegatronLM(Tool):
         return (f"note: recompute selective is {which}",) if recipe.recompute == "selective" else ()
 
     def _choices(self, problem: Problem, said: Options | Table) -> dict[str, Any]:
-        """Return what all of Megatron's trainers say in the same words."""
         key = self.key
         found: dict[str, Any] = {number: value for number, name in self.names.items() if (value := said.number(name))}
         pp = found.setdefault("pipeline_parallel", 1)
@@ -297,9 +283,11 @@ class MegatronLM(Tool):
             self.kv_heads: model.kv_heads,
             "seq-length": problem.sequence_length,
         }
-        refuse_other_problem({self.key(name): (said.number(self.key(name)), value) for name, value in sizes.items()})
+        reading.refuse_other_problem(
+            {self.key(name): (said.number(self.key(name)), value) for name, value in sizes.items()}
+        )
         for name in ("vocab-size", "padded-vocab-size"):
-            refuse_other_vocabulary(problem, self.key(name), said.number(self.key(name)))
+            reading.refuse_other_vocabulary(problem, self.key(name), said.number(self.key(name)))
 
     def _refuse_other_model(self, problem: Problem, said: Options) -> None:
         """Raise `InvalidInput` where options describe another model, sequence length or precision than the problem's.
@@ -310,19 +298,19 @@ class MegatronLM(Tool):
         model = problem.model
         self._refuse_other_sizes(problem, said)
         precisions = {f"--{name}": name for name in ("bf16", "fp16") if f"--{name}" in said}
-        refuse_other_problem({key: (precision, problem.precision) for key, precision in precisions.items()})
+        reading.refuse_other_problem({key: (precision, problem.precision) for key, precision in precisions.items()})
         if not precisions:
-            refuse_other_default("neither --bf16 nor --fp16 is there", "fp32", problem.precision)
+            reading.refuse_other_default("neither --bf16 nor --fp16 is there", "fp32", problem.precision)
         if "--hidden-size" not in said:
             return
         swiglu = "--swiglu" in said
         what = f"--swiglu is {'' if swiglu else 'not '}there"
-        refuse_other_default(what, "swiglu" if swiglu else "gelu", model.activation)
+        reading.refuse_other_default(what, "swiglu" if swiglu else "gelu", model.activation)
         if "--ffn-hidden-size" not in said:
             width = int(4 * model.hidden * 2 / 3) // 64 * 64 if swiglu else 4 * model.hidden
-            refuse_other_default("--ffn-hidden-size is not there", width, model.ffn_hidden)
+            reading.refuse_other_default("--ffn-hidden-size is not there", width, model.ffn_hidden)
         if "--num-attention-heads" in said and not {"--group-query-attention", self.has_kv_heads} & said.keys():
-            refuse_other_default(f"{self.has_kv_heads} is not there", model.heads, model.kv_heads)
+            reading.refuse_other_default(f"{self.has_kv_heads} is not there", model.heads, model.kv_heads)
 
 
 class MegatronDeepSpeed(MegatronLM):
@@ -374,7 +362,7 @@ class MegatronDeepSpeed(MegatronLM):
 
         Raises `InvalidInput` where the two disagree: DeepSpeed would follow one and Megatron the other.
         """
-        said = read_options(given.text)
+        said = reading.read_options(given.text)
         said.refuse(REFUSED_WITH_DEEPSPEED)
         self._refuse_other_model(problem, said)
         found = self._choices(problem, said) | {"rank_order": "tp-dp-pp"} | said.launch
@@ -384,11 +372,11 @@ class MegatronDeepSpeed(MegatronLM):
         if not name:
             what = "--deepspeed_config is missing: it names the JSON that holds the ZeRO stage and the batch"
             raise InvalidInput(what)
-        text = split_files(given.text)[1].get(name, given.beside(name))
+        text = reading.split_files(given.text)[1].get(name, given.beside(name))
         if text is None:
             what = f"--deepspeed_config {shown_key(name)}: no such file beside the configuration"
             raise InvalidInput(what, hint="copy it there")
-        configured = deepspeed.choices(problem, json_table(text))
+        configured = deepspeed.choices(problem, reading.json_table(text))
         for key in ("micro_batch_seqs", "global_batch_seqs"):
             if found.setdefault(key, configured.get(key)) != (configured.get(key) or found[key]):
                 theirs = f"{configured[key]} in DeepSpeed's configuration"
@@ -397,7 +385,7 @@ class MegatronDeepSpeed(MegatronLM):
         if word != str(stage):
             raise InvalidInput(f"--zero-stage {shown_key(word)}: DeepSpeed's configuration has stage {stage}")
         found |= {key: configured[key] for key in ("sharding", "offload", "secondary_partition", "accumulation")}
-        return recipe_of(problem, found, given, engine="deepspeed")
+        return reading.recipe_of(problem, found, given, engine="deepspeed")
 
 
 class MegatronBridge(MegatronLM):
@@ -426,7 +414,6 @@ class MegatronBridge(MegatronLM):
         return _bridge_key(name)
 
     def _settings(self, problem: Problem, recipe: Recipe) -> dict[str, Any]:
-        """Return the entries of a `ConfigContainer` that hold the recipe."""
         layers, fsdp = _stage_layers(problem, recipe), FSDP.get(recipe.sharding_name)
         is_sharded = recipe.sharding_name != "none"
         found = self.numbers(recipe)
@@ -447,14 +434,14 @@ class MegatronBridge(MegatronLM):
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a YAML file; its devices are the launcher's, so they are stated, or the cluster's."""
-        root = yaml_table(given.text)
+        root = reading.yaml_table(given.text)
         root.refuse(REFUSED_BY_BRIDGE)
         _refuse_other_precision(problem, root)
         self._refuse_other_sizes(problem, root)
         found = self._choices(problem, root)
         if root.flag("optimizer.use_distributed_optimizer") and not root.flag(self.key("use-megatron-fsdp")):
             found["sharding"] = "zero-1"
-        return recipe_of(problem, found, given)
+        return reading.recipe_of(problem, found, given)
 
 
 def layout(layers: Sequence[int]) -> str:
@@ -489,10 +476,10 @@ def _refuse_other_precision(problem: Problem, root: Table) -> None:
     if isinstance(root.get("mixed_precision"), str):
         names = {"bf16_mixed": "bf16", "fp16_mixed": "fp16"}
         named = root.choice("mixed_precision", "", names, spelled=lambda name: name.replace("-", "_"))
-        refuse_other_problem({"mixed_precision": (named, problem.precision)})
+        reading.refuse_other_problem({"mixed_precision": (named, problem.precision)})
         sections.remove("mixed_precision")
     for section in sections:
         root.refuse({f"{section}.fp8": "8-bit arithmetic", f"{section}.fp4": "4-bit arithmetic"})
         for precision in ("bf16", "fp16"):
             if root.flag(f"{section}.{precision}"):
-                refuse_other_problem({f"{section}.{precision}": (precision, problem.precision)})
+                reading.refuse_other_problem({f"{section}.{precision}": (precision, problem.precision)})

@@ -10,15 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from frontrunner.evaluators.export import reading
 from frontrunner.evaluators.export.base import Export, Refusal, Tool, nested, yaml_text
-from frontrunner.evaluators.export.reading import (
-    Given,
-    Table,
-    recipe_of,
-    refuse_other_problem,
-    refuse_other_vocabulary,
-    yaml_table,
-)
+from frontrunner.evaluators.export.reading import Given, Table
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
@@ -72,7 +66,6 @@ class Nanotron(Tool):
         return Export(arguments=("--config-file", FILE), files=files, notes=notes)
 
     def _settings(self, problem: Problem, recipe: Recipe) -> dict[str, Any]:
-        """Return a whole configuration, with placeholders for what is no part of a problem or a recipe."""
         return {
             "general": {"project": "frontrunner", "run": "recipe", "seed": 42},
             "parallelism.dp": recipe.data_parallel,
@@ -106,7 +99,7 @@ class Nanotron(Tool):
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a configuration."""
-        root = yaml_table(given.text)
+        root = reading.yaml_table(given.text)
         _refuse_other_model(problem, root)
         root.refuse(REFUSED)
         found: dict[str, Any] = {number: root.number(name) for number, name in self.names.items()}
@@ -120,7 +113,7 @@ class Nanotron(Tool):
             "recompute": "full" if root.flag("parallelism.recompute_layer") else "none",
             "sharding": root.choice("optimizer.zero_stage", 0, {0: "none", 1: "zero-1"}),
         }
-        return recipe_of(problem, found, given)
+        return reading.recipe_of(problem, found, given)
 
 
 def _sizes(problem: Problem) -> dict[str, int | bool]:
@@ -142,5 +135,5 @@ def _refuse_other_model(problem: Problem, root: Table) -> None:
     said[kv_heads] = (root.get(kv_heads, root.get(heads)), problem.model.kv_heads)  # by default as many as heads
     said["tokens.sequence_length"] = (root.get("tokens.sequence_length"), problem.sequence_length)
     said["model.dtype"] = (root.get("model.dtype", "bfloat16"), DTYPES[problem.precision])
-    refuse_other_problem(said)
-    refuse_other_vocabulary(problem, f"{MODEL}vocab_size", root.number(f"{MODEL}vocab_size"))
+    reading.refuse_other_problem(said)
+    reading.refuse_other_vocabulary(problem, f"{MODEL}vocab_size", root.number(f"{MODEL}vocab_size"))

@@ -160,7 +160,8 @@ def json_table(text: str) -> Table:
     except json.JSONDecodeError as error:
         raise InvalidInput(f"not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except (RecursionError, ValueError) as error:
-        raise InvalidInput(f"not usable JSON: {error}") from None
+        why = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise InvalidInput(f"not usable JSON: {why}") from None
     return _table_of(found, "JSON")
 
 

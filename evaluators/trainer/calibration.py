@@ -33,7 +33,6 @@ COLLECTIVE_TIMEOUT = dt.timedelta(seconds=120)
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
 """By device; ranks agree on times over gloo, so that an accelerator runs nothing but what is measured."""
 UNTIL = {"memory": 0.10, "layer": 0.15, "matmul": 0.50, "collectives": 0.95, "transfers": 1.0}
-"""Share of the budget at which each section is to be done."""
 MIB = 2**20
 WIDTHS = {"cpu": (128, 512, 2048), "other": (512, 2048, 8192)}
 """Rows, columns and sums of the products: the tokens and widths of models that such a device trains."""
@@ -51,7 +50,6 @@ TINY = Model(
 )  # fmt: skip
 """Blocks with next to nothing to compute, so that their time is what it takes to issue them."""
 TINY_TOKENS = 8
-
 WINDOWS = 3
 """Each figure is of the fastest of this many windows, as in STREAM: what else runs on the machine only adds to them."""
 MOST_RUNS = 20_000
@@ -67,8 +65,6 @@ UNTIMED_RUNS = 2
 """One that pays for first uses, and one that shows how many fill a window."""
 
 Operation = Callable[[], object]
-Shape = tuple[int, int, int]
-"""m, n, k of [m, k] x [k, n]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +78,7 @@ class Cell:
 
 def expected(work: float, seen: Sequence[tuple[float, float]]) -> float:
     """Return the seconds for this much work, on the line through the least and the most (work, seconds)."""
-    if not seen:
-        return 0.0
-    (least, least_s), (most, most_s) = min(seen), max(seen)
+    (least, least_s), (most, most_s) = min(seen, default=(0.0, 0.0)), max(seen, default=(0.0, 0.0))
     slope = max(most_s - least_s, 0.0) / (most - least) if most > least else 0.0
     return least_s + slope * max(work - least, 0.0)
 
@@ -129,18 +123,11 @@ class Clock:
         """Return the seconds of one run, with windows of about `window_s`; the same on every rank."""
         window_s = max(min(window_s, LONGEST_WINDOW_S), LEAST_MEETINGS * self._meeting_s)
         self._window_s(run, 1)
-        runs = self._runs(run, window_s)
+        runs = 1
+        while (whole_s := self._window_s(run, runs)) <= window_s / 2 and runs < MOST_RUNS:
+            runs = min(int(runs * min(max(window_s / whole_s, 2), FASTEST_GROWTH)), MOST_RUNS)
         whole_s = min(self._window_s(run, runs) for _ in range(WINDOWS))
         return max(whole_s - self._meeting_s, (1 - 1 / LEAST_MEETINGS) * whole_s) / runs
-
-    def _runs(self, run: Operation, window_s: float) -> int:
-        """Return how many runs fill a window: tried with one, then with more until half of it is filled."""
-        runs = 1
-        while True:
-            whole_s = self._window_s(run, runs)
-            if whole_s > window_s / 2 or runs == MOST_RUNS:
-                return runs
-            runs = min(int(runs * min(max(window_s / whole_s, 2), FASTEST_GROWTH)), MOST_RUNS)
 
     def _window_s(self, run: Operation, runs: int) -> float:
         """Return the seconds from when all ranks begin this many runs to when all have met after the last.
@@ -208,11 +195,9 @@ def _from_each_in_turn(level: Level, run: Callable[[int], object]) -> Operation:
 def _scatter(level: Level, whole: torch.Tensor) -> Operation:
     own, parts = dist.get_group_rank(level.group, dist.get_rank()), list(whole.chunk(level.ranks))
     part = torch.empty_like(parts[0])
-
-    def run(root: int) -> None:
-        dist.scatter(part, parts if own == root else None, group_src=root, group=level.group)
-
-    return _from_each_in_turn(level, run)
+    return _from_each_in_turn(level, lambda root: dist.scatter(
+        part, parts if own == root else None, group_src=root, group=level.group
+    ))  # fmt: skip
 
 
 def _point_to_point(level: Level, whole: torch.Tensor) -> Operation:
@@ -247,8 +232,6 @@ COLLECTIVES: dict[str, Callable[[Level, torch.Tensor], Operation]] = {
     "scatter": _scatter,
     "point-to-point": _point_to_point,
 }
-MESSAGES = {"point-to-point": 2}
-"""In one run, where it is not one."""
 
 
 def _of(table: Mapping[str, tuple[int, ...]], device: torch.device) -> tuple[int, ...]:
@@ -266,12 +249,11 @@ def matmul_cells(device: torch.device, precision: str) -> Iterator[Cell]:
     first = [shapes[0], shapes[len(shapes) // 2], shapes[-1]]
     inwards = [shapes[place // 2 if place % 2 == 0 else -1 - place // 2] for place in range(len(shapes))]
     for m, n, k in dict.fromkeys(first + inwards):
-        prepare = partial(_matmul, device, COMPUTE_TYPES[precision], (m, n, k))
+        prepare = partial(_matmul, device, COMPUTE_TYPES[precision], m, n, k)
         yield Cell(key={"precision": precision, "m": m, "n": n, "k": k}, work=2.0 * m * n * k, prepare=prepare)
 
 
-def _matmul(device: torch.device, dtype: torch.dtype, shape: Shape) -> Operation:
-    m, n, k = shape
+def _matmul(device: torch.device, dtype: torch.dtype, m: int, n: int, k: int) -> Operation:
     left = torch.randn(m, k, device=device).to(dtype)
     right = torch.randn(k, n, device=device).to(dtype)
     return partial(torch.mm, left, right, out=torch.empty(m, n, dtype=dtype, device=device))
@@ -292,12 +274,8 @@ def _stream(device: torch.device, kernel: str, values: int) -> Operation:
     return partial(torch.add, first, second, alpha=0.5, out=result)
 
 
-def layer_cells(device: torch.device) -> Iterator[Cell]:
-    """Yield forward and backward passes of the trainer's own blocks over a few tokens; `work` counts layer passes."""
-    yield Cell(key={"passes": 2 * TINY.layers}, work=2.0 * TINY.layers, prepare=partial(_layers, device))
-
-
 def _layers(device: torch.device) -> Operation:
+    """Run forward and backward passes of the trainer's own blocks over a few tokens."""
     blocks = Gpt(TINY, sequence_length=TINY_TOKENS, layers=range(TINY.layers)).to(device).blocks
     tokens = torch.randn(1, TINY_TOKENS, TINY.hidden, device=device, requires_grad=True)
 
@@ -328,11 +306,11 @@ def _transfer(device: torch.device, size: int, direction: str, *, pinned: bool) 
 
 def measure(device: torch.device, seconds: float, ranks_per_node: int) -> dict[str, Any]:
     """Return what this rank and all others measured together: the same on every rank."""
-    reach = levels(ranks_per_node)
+    reach, passes = levels(ranks_per_node), 2 * TINY.layers
     clock = Clock(device)
-    sections = {
+    sections: dict[str, list[Iterable[Cell]]] = {
         "memory": [memory_cells(device)],
-        "layer": [layer_cells(device)],
+        "layer": [[Cell(key={"passes": passes}, work=float(passes), prepare=partial(_layers, device))]],
         "matmul": [matmul_cells(device, precision) for precision in COMPUTE_TYPES],
         "collectives": [collective_cells(level, name, device) for level in reach for name in COLLECTIVES],
         "transfers": [transfer_cells(device)],
@@ -345,7 +323,7 @@ def measure(device: torch.device, seconds: float, ranks_per_node: int) -> dict[s
             rows[name] += clock.sweep(name, cells, from_s + number / len(sweeps) * (until_s - from_s))
         from_s = until_s
     for row in rows["collectives"]:
-        row["time_s"] /= MESSAGES.get(row["collective"], 1)
+        row["time_s"] /= 2 if row["collective"] == "point-to-point" else 1  # there and back
     return {**rows, "left_out": clock.left_out, "measured_for_s": clock.now_s}
 
 

@@ -36,19 +36,14 @@ from frontrunner.evaluators.diagnostics.doctor.site import (
     check_schedulers,
     gather_disk,
     mount_of,
-    parse_mounts,
 )
 
 GIB = 2**30
 NOTHING_NEEDED = Needs(store_path=None, run_folder=Path("runs"))
-MOUNTS = r"""
-/dev/vda / ext4 rw 0 0
-server:/home /ccs/home nfs4 rw 0 0
-10.0.0.1@o2ib:/orion /lustre/orion lustre rw 0 0
-tmpfs /tmp tmpfs rw 0 0
-/dev/nvme0 /mnt/with\040blank xfs rw 0 0
-nonsense
-"""
+MOUNTS = [
+    Mount(PurePosixPath(folder), kind)
+    for folder, kind in {"/": "ext4", "/ccs/home": "nfs4", "/lustre/orion": "lustre", "/tmp": "tmpfs"}.items()
+]
 
 
 def statuses(checks) -> list[tuple[str, str]]:
@@ -67,17 +62,16 @@ def worst(checks) -> Status:
         ("/ccs/homework/store.db", "ext4", False),
         ("/lustre/orion", "lustre", True),
         ("/tmp/x", "tmpfs", False),
-        ("/mnt/with blank/x", "xfs", False),
     ],
 )
 def test_a_path_lies_on_the_deepest_mount_above_it(path, kind, is_network):
-    found = mount_of(PurePosixPath(path), parse_mounts(MOUNTS))
+    found = mount_of(PurePosixPath(path), MOUNTS)
     assert found is not None
     assert (found.kind, found.place == "network") == (kind, is_network)
 
 
 def test_of_two_mounts_on_one_folder_the_later_hides_the_earlier():
-    found = mount_of(PurePosixPath("/a/b"), parse_mounts("x /a ext4 rw 0 0\ny /a lustre rw 0 0\n"))
+    found = mount_of(PurePosixPath("/a/b"), [Mount(PurePosixPath("/a"), kind) for kind in ("ext4", "lustre")])
     assert found is not None
     assert found.kind == "lustre"
 

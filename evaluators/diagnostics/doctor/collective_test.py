@@ -41,7 +41,6 @@ RANK_MODULE = "frontrunner.evaluators.trainer.collective_test"
 ENDED, OVER = "ended", "over"
 POLL_S = 0.2
 EXIT_TIMEOUT_S = 10.0
-"""For ranks that have reported to end by themselves."""
 SILENT_S = 20 * HEARTBEAT_S
 """A rank without a heartbeat for this long stands still: a thread that waits for nobody writes it."""
 SETTLE_S = 1.0
@@ -54,7 +53,6 @@ LATE = 0.5
 """Assumed: a share of the time of their own work for which the others must wait until a rank counts as late."""
 
 Reports = Mapping[int, Mapping[str, Any]]
-"""What each rank writes: see `frontrunner.evaluators.trainer.collective_test`."""
 
 
 class Fault(NamedTuple):
@@ -171,7 +169,6 @@ class Watch:
         return self._absent(now_s) or self._silent(now_s) or self._stuck(now_s)
 
     def _name(self, rank: int) -> str:
-        """Return a rank with its node, and its process there where it has arrived."""
         arrival, node = self.arrivals.get(rank), rank // self.ranks_per_node
         if arrival is not None:
             return f"rank {rank} on {arrival['host']} (process {arrival['pid']})"
@@ -200,7 +197,6 @@ class Watch:
         return Fault(absent, found, "check whether that node is up, reaches the node of rank 0, and has torch")
 
     def _silent(self, now_s: float) -> Fault | None:
-        """Name ranks that have arrived, are not done, and give no heartbeat."""
         stages = {rank: self._heartbeats[rank]["stage"] for rank in self.arrivals if rank in self._heartbeats}
         silent = [r for r, stage in stages.items() if stage != DONE and now_s - self._heard_s[r] >= SILENT_S]
         if not silent:
@@ -303,7 +299,6 @@ def _follow(store: TestStore, ranks: list[Rank]) -> None:
 
 
 def _await_exit(ranks: list[Rank]) -> None:
-    """Give ranks that have reported the time to end by themselves."""
     latest_s = time.monotonic() + EXIT_TIMEOUT_S
     while any(rank.status is None for rank in ranks) and time.monotonic() < latest_s:
         time.sleep(POLL_S)

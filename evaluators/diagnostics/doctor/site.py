@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -11,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+
+import psutil
 
 from frontrunner.evaluators.cluster.environment import JobEnvironment
 from frontrunner.evaluators.diagnostics.doctor.check import (
@@ -52,7 +53,6 @@ NETWORK_FILE_SYSTEMS = frozenset({
 https://www.sqlite.org/wal.html: "WAL does not work over a network filesystem".
 """
 IN_MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
-"""Kinds that are lost with the machine's power, and on clusters with the job."""
 FREE_BYTES = {"store": (GIB // 10, GIB), "run folder": (GIB, 10 * GIB)}
 """Assumed: below the first a campaign is likely to fill the disk, below the second it may."""
 ANOTHER_DISK = "name a folder on a disk"
@@ -195,9 +195,8 @@ def gather_fabric(root: Path = Path("/")) -> Fabric:
 
 def check_fabric(fabric: Fabric, backend: str) -> Iterator[Check]:
     """Check that NCCL or RCCL will use the cards of a Slingshot network, with the settings that it needs."""
-    if not fabric.kinds:
-        return
-    yield Check("fabric", f"{fabric.cards} cards of {' and '.join(fabric.kinds)}")
+    if fabric.kinds:
+        yield Check("fabric", f"{fabric.cards} cards of {' and '.join(fabric.kinds)}")
     if "Slingshot" not in fabric.kinds or backend not in ("cuda", "rocm"):
         return
     if fabric.plugin is None and "NCCL_NET_PLUGIN" not in fabric.environment:
@@ -224,17 +223,7 @@ def storage_checks(needs: Needs) -> Iterator[Examination]:
             yield "storage", use, partial(examine, use, path)
 
 
-def parse_mounts(text: str) -> tuple[Mount, ...]:
-    """Return the mounts of a /proc/mounts (proc(5): device, folder, kind, options, in octal escapes)."""
-    rows = [line.split() for line in text.splitlines()]
-    return tuple(
-        Mount(PurePosixPath(re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), row[1])), row[2])
-        for row in rows
-        if len(row) >= 3 and row[1].startswith("/")
-    )
-
-
-def mount_of(path: PurePosixPath, mounts: tuple[Mount, ...]) -> Mount | None:
+def mount_of(path: PurePosixPath, mounts: Sequence[Mount]) -> Mount | None:
     """Return the mount of an absolute path without links: the deepest, and of equal ones the last, which hides."""
     holding = [mount for mount in mounts if path.is_relative_to(mount.folder)]
     return max(reversed(holding), key=lambda mount: len(mount.folder.parts), default=None)
@@ -244,8 +233,7 @@ def gather_disk(path: Path) -> Disk:
     """Return the file system that a path is on or, where it does not exist yet, will be on."""
     path = path.absolute()
     folder = next(parent for parent in (path, *path.parents) if parent.is_dir())
-    table = Path("/proc/self/mounts")
-    mounts = parse_mounts(table.read_text(encoding="utf-8", errors="replace")) if table.is_file() else ()
+    mounts = [Mount(PurePosixPath(each.mountpoint), each.fstype) for each in psutil.disk_partitions(all=True)]
     mount = mount_of(PurePosixPath(folder.resolve()), mounts)
     return Disk(path, folder, mount, shutil.disk_usage(folder).free, os.access(folder, os.W_OK | os.X_OK))
 
