@@ -118,9 +118,8 @@ class Accelerate(Tool):
         said = Options() if inside is None else reading.read_options(given.text)
         root = reading.yaml_table(given.text if inside is None else inside)
         kind, precision = root.get("distributed_type"), root.get("mixed_precision", "no")
-        reading.refuse_other_problem(
-            {"mixed_precision": ("fp32" if precision == "no" else precision, problem.precision)}
-        )
+        precision = "fp32" if precision == "no" else precision
+        reading.refuse_other_problem({"mixed_precision": (precision, problem.precision)})
         found: dict[str, Any] = {
             "devices": root.number("num_processes"),
             "compile": str(root.get("dynamo_config.dynamo_backend", "NO")).upper() != "NO",

@@ -273,7 +273,7 @@ class MegatronLM(Tool):
         return {"virtual_stages": layers // (pp * per_stage)}
 
     def _refuse_other_sizes(self, problem: Problem, said: Options | Table) -> None:
-        model = problem.model
+        model, key = problem.model, self.key
         sizes = {
             "num-layers": model.layers,
             "hidden-size": model.hidden,
@@ -283,11 +283,9 @@ class MegatronLM(Tool):
             self.kv_heads: model.kv_heads,
             "seq-length": problem.sequence_length,
         }
-        reading.refuse_other_problem(
-            {self.key(name): (said.number(self.key(name)), value) for name, value in sizes.items()}
-        )
+        reading.refuse_other_problem({key(name): (said.number(key(name)), value) for name, value in sizes.items()})
         for name in ("vocab-size", "padded-vocab-size"):
-            reading.refuse_other_vocabulary(problem, self.key(name), said.number(self.key(name)))
+            reading.refuse_other_vocabulary(problem, key(name), said.number(key(name)))
 
     def _refuse_other_model(self, problem: Problem, said: Options) -> None:
         """Raise `InvalidInput` where options describe another model, sequence length or precision than the problem's.
