@@ -68,11 +68,7 @@ Row = Mapping[str, Any]
 
 
 def measure(where: Place, *, device: str, seconds: float) -> Seen | None:
-    """Run the measuring ranks that this process starts; return their measurements, or None where another has them.
-
-    Raises `FrontrunnerError` with the end of a rank's output if one fails or they take far too long. No rank is left
-    running, however this ends.
-    """
+    """Run the measuring ranks that this process starts; return what they measured, or None where another has it."""
     with tempfile.TemporaryDirectory(prefix="frontrunner-") as name, ExitStack() as stack:
         folder = Path(name)
         out = folder / "measured.json"
@@ -98,10 +94,10 @@ def measure(where: Place, *, device: str, seconds: float) -> Seen | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """time = latency_s + bytes over a link / bytes_per_s, of one collective, or of all `RINGS`, in groups of one level.
+    """time = latency_s + bytes over a link / bytes_per_s, with the latency of a hop for all `RINGS`.
 
-    Of all rings the latency is that of a hop. `bytes_per_s` is None where no time grew with the message, or no large
-    message was measured. `residual` is the root mean square of the fit's relative errors over its `points`.
+    `bytes_per_s` is None where no time grew with the message; `residual` is the root mean square of relative
+    errors.
     """
 
     collective: str
@@ -130,10 +126,7 @@ def lines(seen: Seen) -> tuple[Line, ...]:
 
 
 def ring(seen: Seen, level: str) -> Line | None:
-    """Return the level's line of all rings; None where too little of it was measured.
-
-    Its steps are the messages in sequence of a ring, or twice a tree's depth where that is less, as `ring_s` counts.
-    """
+    """Return the level's line of all rings, with steps as `ring_s` counts; None where too little of it was measured."""
     rows = [row for row in seen["collectives"] if row["level"] == level and row["collective"] in RINGS]
     steps = [PASSES[row["collective"]] * min(row["ranks"] - 1, 2 * np.log2(row["ranks"])) for row in rows]
     return _line("ring", rows, steps)
@@ -165,10 +158,7 @@ def _line(collective: str, rows: Sequence[Row], steps: Sequence[float]) -> Line 
 
 
 def fit_products(cluster: Cluster, rows: Sequence[Row]) -> tuple[Mapping[str, float], float] | None:
-    """Return the efficiencies of `matmul_s` that predict the measured products best, and the RMS of relative errors.
-
-    The cluster states its measured rates and bandwidth. None for fewer than `FEWEST_PRODUCTS` rows.
-    """
+    """Return the efficiencies of `matmul_s` that predict the measured products best, and the RMS of relative errors."""
     from scipy.optimize import least_squares
 
     if len(rows) < FEWEST_PRODUCTS:
@@ -204,10 +194,7 @@ def _times(cluster: Cluster, rows: Sequence[Row], efficiencies: Mapping[str, flo
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """A measured cluster. `notes` states by dotted key what a figure rests on; `lines` holds all collectives' fits.
-
-    `load_before` is the load average of the minute before, `untold` why figures that were measured badly are unchanged.
-    """
+    """A measured cluster: `notes` by dotted key, and in `untold` what was measured too badly to be written."""
 
     cluster: Cluster
     notes: Mapping[str, str]

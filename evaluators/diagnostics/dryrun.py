@@ -35,11 +35,7 @@ Seen = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class DryRunPlan:
-    """Dry run that is ready to run.
-
-    `ranks` are traced, each over `micro_batches` of the step's. Where `extrapolated`, a second trace over twice as many
-    says how much memory each further micro-batch takes.
-    """
+    """Dry run that is ready to run: `ranks` over `micro_batches`, where `extrapolated` over twice as many too."""
 
     recipe_id: str
     recipe: Recipe
@@ -53,10 +49,7 @@ class DryRunPlan:
 def plan(
     *, recipe_id: str, recipe: Recipe, problem: Problem, probe: ProbeSettings, rank: int | None = None
 ) -> DryRunPlan:
-    """Choose what to trace of a legal recipe; `rank` None is the ranks that may need most memory.
-
-    Raises `InvalidInput` for a recipe that cannot be traced, and for a rank that it does not have.
-    """
+    """Choose what to trace of a legal recipe; `rank` None is the ranks that may need most memory."""
     reason = why_untraceable(recipe)
     if reason is not None:
         raise InvalidInput(f"recipe {recipe_id} cannot be traced: {reason}")
@@ -114,10 +107,7 @@ def layers_of_pipeline_ranks(recipe: Recipe, problem: Problem) -> list[int]:
 
 
 def worst_ranks(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
-    """Return the first replica's first and last pipeline rank, and the first rank with more layers than both.
-
-    The first rank has most micro-batches in flight and the embedding, the last one the head and the loss.
-    """
+    """Return the first replica's first and last pipeline rank, and the first rank with more layers than both."""
     layers = layers_of_pipeline_ranks(recipe, problem)
     chosen = {0, recipe.pipeline_parallel - 1}
     if max(layers) > max(layers[0], layers[-1]):
@@ -127,11 +117,9 @@ def worst_ranks(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedRank:
-    """Traced training step of one rank.
+    """Traced training step of one rank: what lives at the peak, by category, and FLOPs, a multiply-add counted as two.
 
-    `memory_bytes` is what lives at the peak, by category. FLOPs are those of one step on this rank, a multiply-add
-    counted as two: `recomputed_flops` are those of what is computed a second time, within flash attention's backward
-    pass too. `model_flops_by_formula` are those of `Model.model_flops_per_token` for the rank's layers and head.
+    `recomputed_flops` are those of what is computed a second time, within flash attention's backward pass too.
     """
 
     rank: int
@@ -162,11 +150,7 @@ class TracedRank:
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """Traced training step of a recipe.
-
-    `ranks` are the traced ones, the one that needs most memory first. `micro_batches` of the recipe's accumulation were
-    traced; where `extrapolated`, and twice as many, and the memory is what a line through both gives.
-    """
+    """Traced training step of a recipe, the rank that needs most memory first."""
 
     recipe_id: str
     recipe: Recipe
@@ -199,10 +183,7 @@ class DryRun:
 
 
 def run(chosen: DryRunPlan) -> DryRun:
-    """Run a dry run, tracing all its ranks at the same time; none is left running, however this ends.
-
-    Raises `FrontrunnerError` with the end of its output if a trace fails.
-    """
+    """Run a dry run, tracing all its ranks at the same time; raise `FrontrunnerError` if a trace fails."""
     start, few = time.monotonic(), chosen.micro_batches
     job = dry_run_job(chosen.problem, chosen.probe, chosen.recipe)
     traces: dict[tuple[int, int], Rank] = {}

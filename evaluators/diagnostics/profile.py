@@ -36,10 +36,7 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSettings:
-    """Settings of a profile: `steps` under torch's profiler and as many under pyinstrument, if it is installed.
-
-    `folder` None is a new one per recipe, next to the campaign's probes.
-    """
+    """Settings of a profile: `steps` under torch's profiler and as many under pyinstrument, if it is installed."""
 
     steps: int = 3
     folder: Path | None = None
@@ -52,11 +49,7 @@ class ProfileSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilePlan:
-    """Profile that is ready to run.
-
-    `measured_step_time_s` is the median that the campaign's probes measured, None where none did. `differences` says
-    how this machine differs from what they ran on. `samples_host` says whether pyinstrument is installed.
-    """
+    """Profile that is ready to run. `measured_step_time_s` is the median that the campaign's probes measured."""
 
     recipe_id: str
     recipe: Recipe
@@ -72,10 +65,8 @@ class ProfilePlan:
 class ProfileReport:
     """Time of a recipe's steps by part and rank.
 
-    `step_time_s_untraced` is the median of the same run's steps before the profiler was on, `measured_step_time_s`
-    that of the campaign's probes, None where none measured it. `joined_trace` holds all ranks' `traces`. `host_trees`
-    are pyinstrument's, by rank; empty where it is not installed. `on_cpu`: the ranks' devices are the host's
-    processors, so that idle is the host's own time.
+    `step_time_s_untraced` is the median before the profiler was on in the same run, `measured_step_time_s` that of
+    the campaign's probes. `on_cpu`: idle is the host's own time.
     """
 
     recipe_id: str
@@ -122,11 +113,7 @@ def plan(
     settings: ProfileSettings,
     anyway: bool,
 ) -> ProfilePlan:
-    """Check a profile against this machine; nothing is written.
-
-    Raises `InvalidInput` if this machine differs from the recipe's, unless `anyway`, if the recipe needs more than
-    one node, if its engine is not installed, and if the folder is there already.
-    """
+    """Check a profile against this machine; nothing is written. `anyway` lets the machine differ from the recipe's."""
     differences = prepare_recipe_here(recipe_id, recipe, setup.problem.cluster, doing="profile", anyway=anyway)
     named, usual = settings.folder, setup.work_folder.parent / "profiles" / recipe_id
     if named is not None and named.exists() and (not named.is_dir() or any(named.iterdir())):
@@ -151,11 +138,7 @@ def plan(
 
 
 def run(chosen: ProfilePlan, on_progress: OnProgress | None = None) -> ProfileReport:
-    """Run a profile to its end.
-
-    Raises `InvalidInput` if another profile has taken its folder, and `FrontrunnerError`, with the kind of failure
-    and the log's end, if the run fails.
-    """
+    """Run a profile to its end; raise `FrontrunnerError` with the kind of failure and the log's end if it fails."""
     folder = chosen.folder
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -205,8 +188,7 @@ def _outcome(chosen: ProfilePlan, on_progress: OnProgress | None) -> Measurement
 def join_traces(traces: Sequence[Path], joined: Path) -> tuple[Breakdown, ...]:
     """Write the spans of the ranks' traces, given in rank order, to one gzipped Chrome trace; break each down.
 
-    Its processes are named by rank. Arrows between spans are left out: their numbers mean something within one rank
-    only. Raises `FrontrunnerError` for a trace that cannot be read.
+    Arrows between spans are left out: their numbers mean something within one rank only.
     """
     processes: dict[tuple[int, int], int] = {}
     events: list[dict[str, Any]] = []

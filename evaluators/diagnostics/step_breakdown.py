@@ -60,10 +60,10 @@ def total(spans: Iterable[Span]) -> float:
 
 
 class Part(StrEnum):
-    """Part of a step's time.
+    """Part of a step's time; of several at once the earlier here counts.
 
-    Of several at once the earlier here counts. Sends come last of the communication: they stay in flight until the
-    other stage takes them, while the rank waits for something else.
+    Sends come last of the communication: they stay in flight until the other stage takes them, while the rank waits
+    for something else.
     """
 
     OPTIMIZER = "optimizer"
@@ -87,10 +87,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """Seconds of a step by part, mean over the steps of a trace; `seconds` sums to `step_time_s`.
-
-    `hidden` is the communication that ran while the device computed, which is in no part of the step.
-    """
+    """Seconds of a step by part, mean over the steps of a trace; `hidden` ran while the device computed, in no part."""
 
     step_time_s: float
     seconds: Mapping[Part, float]
@@ -275,10 +272,9 @@ def _is_compiled(event: Event) -> bool:
 
 
 def _is_computing(event: Event) -> bool:
-    """Return whether the self time of a host's event is computing.
+    """Return whether the self time of a host's event is computing: operators (`aten::mm`) and compiled regions.
 
-    It is that of the operators of torch and its extensions (`aten::mm`) and of compiled regions. Nodes of autograd,
-    functions written in Python and collectives hold others' time and their own waiting.
+    Nodes of autograd, functions written in Python and collectives hold others' time and their own waiting.
     """
     namespace, colons, _ = event.name.partition("::")
     is_operator = bool(colons) and namespace not in (*COLLECTIVE_NAMESPACES, "autograd", "frontrunner")
@@ -286,11 +282,7 @@ def _is_computing(event: Event) -> bool:
 
 
 def _in_flight(events: Iterable[Event]) -> list[Activity]:
-    """Return the collectives of gloo, each of the kind that was called.
-
-    An all-reduce of gloo's may be torch's reduce-scatter. Each is taken for the first call, not yet taken, that may
-    have asked for it.
-    """
+    """Return gloo's collectives, each of the kind that was called: its all-reduce may be torch's reduce-scatter."""
     ordered = sorted(events, key=lambda event: event.start_us)
     calls = [event for event in ordered if event.category == OPERATOR and event.name.startswith("c10d::")]
     asked = [call for call in calls if collective_part(call.name) in (Part.ALL_REDUCE, Part.REDUCE_SCATTER)]
@@ -331,8 +323,7 @@ def _waiting(own: Sequence[Event], moving: Sequence[Activity]) -> Iterator[Activ
 def self_times(events: Iterable[Event]) -> Iterator[tuple[Event, list[Span]]]:
     """Yield each of one thread's nested events with the time in which none of the events inside it ran.
 
-    One that holds another of the same name is left out: it is the dispatch, in Python, of an operator on a tensor
-    that is spread over ranks.
+    One that holds another of the same name is left out: it is the dispatch of an operator on a distributed tensor.
     """
     ordered = sorted(events, key=lambda event: (event.start_us, -event.end_us))
     inside: dict[int, list[Span]] = {}

@@ -30,11 +30,7 @@ Refusal = tuple[object, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """A recipe in a tool's own terms.
-
-    `arguments` follow the training script on its command line. Arguments that name a file name one of `files` (name ->
-    text), which belong in the folder that the tool is started in. `notes` say what the tool does in its own way.
-    """
+    """A recipe in a tool's own terms: arguments after the training script, and files (name -> text) that they name."""
 
     arguments: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
@@ -56,12 +52,11 @@ def why_no_launch(problem: Problem, recipe: Recipe) -> Reason | None:
 
 
 class Tool(ABC):
-    """A tool that trains by its own code, configured by arguments or files.
+    """A tool that trains by its own code.
 
-    `names` is what it calls a recipe's numbers: an option (`--name`) or the path of a key in a file. `expressed` are
-    other dimensions that it has settings for; a recipe with any further one off its default is refused. `usage` is the
-    command of a script to be sourced that sets TORCHRUN_ARGS and RECIPE_ARGS; `file` names the one file that is the
-    whole configuration.
+    `names` is what it calls a recipe's numbers: an option (`--name`) or the path of a key in a file; `expressed`
+    are other dimensions that it has settings for. `usage` is the command of a script that sets TORCHRUN_ARGS and
+    RECIPE_ARGS; `file` names the one file that is the whole configuration.
     """
 
     name: ClassVar[str]
@@ -111,10 +106,7 @@ class Tool(ABC):
         return self.arguments_and_files(problem, recipe)
 
     def render(self, problem: Problem, recipe: Recipe, header: Sequence[str]) -> str:
-        """Return one file that the tool accepts, with the header in its comments; raise as `export` does.
-
-        By default this is a bash script to be sourced that writes the files and sets the arguments.
-        """
+        """Return one file that the tool accepts, by default a bash script, with the header in its comments."""
         found = self.export(problem, recipe)
         if self.file:
             return comments((*header, *found.notes)) + "\n" + found.files[self.file]

@@ -150,10 +150,7 @@ def zero_sharding(root: Table, key: str, default: int) -> str:
 
 
 def _refuse_other_precision(problem: Problem, root: Table) -> None:
-    """Raise `InvalidInput` for another precision; DeepSpeed trains in fp32 where none is enabled.
-
-    "auto" leaves it to the script that fills the configuration in.
-    """
+    """Raise `InvalidInput` for another precision: fp32 where none is enabled, and none where one is "auto"."""
     if root.flag("torch_autocast.enabled"):
         raise InvalidInput("torch_autocast: no recipe of ours computes by autocast")
     found = False

@@ -102,11 +102,7 @@ def _stage_layers(problem: Problem, recipe: Recipe) -> tuple[int, ...]:
 
 
 class MegatronLM(Tool):
-    """Megatron-LM: a bash file of arguments for pretrain_gpt.py.
-
-    `kv_heads` is the option of the number of key and value heads, and `has_kv_heads` the one without which they are as
-    many as the heads.
-    """
+    """Megatron-LM: a bash file of arguments for pretrain_gpt.py."""
 
     name = "megatron-lm"
     title = "Megatron-LM"
@@ -190,10 +186,10 @@ class MegatronLM(Tool):
         return reading.recipe_of(problem, found | said.launch, given)
 
     def _common(self, problem: Problem, recipe: Recipe) -> dict[str, object]:
-        """Return the options that both trainers with a command line have.
+        """Return the options of both trainers that have a command line.
 
-        Megatron pads the vocabulary to a multiple of its divisor times tensor_parallel: the divisor is chosen so that
-        it pads as we do.
+        Megatron pads the vocabulary to a multiple of its divisor times tensor_parallel: the divisor is chosen
+        so that it pads as we do.
         """
         model = problem.model
         return {
@@ -290,8 +286,7 @@ class MegatronLM(Tool):
     def _refuse_other_model(self, problem: Problem, said: Options) -> None:
         """Raise `InvalidInput` where options describe another model, sequence length or precision than the problem's.
 
-        Where they give a hidden size they describe a model, so that those that are missing have their defaults; a model
-        that comes from elsewhere is not compared.
+        Where they give a hidden size they describe a model, so that those that are missing have their defaults.
         """
         model = problem.model
         self._refuse_other_sizes(problem, said)
@@ -448,10 +443,7 @@ def layout(layers: Sequence[int]) -> str:
 
 
 def layers_of_layout(text: str, key: str) -> tuple[int, ...]:
-    """Return the layers of each stage of a layout; raise `InvalidInput` without embedding and loss at its ends.
-
-    `(tt|)*3` and `t*4` repeat, as Megatron core's `PipelineParallelLayerLayout` reads them.
-    """
+    """Return the layers of each stage of a layout; `(tt|)*3` and `t*4` repeat, as in `PipelineParallelLayerLayout`."""
     plain = text.replace(",", "")
     for pattern in (_REPEATED_GROUP, _REPEATED):
         if sum(len(found[1]) * int(found[2]) for found in pattern.finditer(plain)) > MAX_STAGES:

@@ -31,11 +31,7 @@ _HEREDOC = re.compile(r"cat > (\S+) <<'?(\w+)'?")
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """A configuration: its text, what its owner states in addition, and the files that it may name.
-
-    `stated` holds values of `STATED`. `beside` returns the text of a file by the name that the configuration has for
-    it, or None.
-    """
+    """A configuration, what its owner states in addition (`STATED`), and the text of files that it names (or None)."""
 
     text: str
     stated: Mapping[str, Any] = field(default_factory=dict)
@@ -207,9 +203,8 @@ def split_files(text: str) -> tuple[list[str], dict[str, str]]:
 def read_options(text: str) -> Options:
     """Return the options of a launch script or argument file; of an option that is repeated, the last.
 
-    Nothing is run: variables count as far as the text itself assigns them a plain value. Words with any other variable
-    are kept as written, and refused where they are needed. Quotes, comments, parentheses of arrays and names of
-    variables that are assigned options are no part of words.
+    Nothing is run: variables count as far as the text itself assigns them a plain value; any other is kept as
+    written.
     """
     variables: dict[str, str] = {}
     found = Options()
@@ -260,8 +255,7 @@ def refuse_other_vocabulary(problem: Problem, key: str, found: int | None) -> No
 def recipe_of(problem: Problem, found: Mapping[str, Any], given: Given, *, engine: str = "torch") -> Recipe:
     """Return the recipe of what was found and stated, on all of the cluster's devices where neither says otherwise.
 
-    `found` may hold `sharding` as a name and, where accumulation is not known, `global_batch_seqs`. `engine` is ours
-    where none is stated. Raises `InvalidInput` for what is missing, and for what is both found and stated and differs.
+    `found` may hold `sharding` as a name and, where accumulation is not known, `global_batch_seqs`.
     """
     choices = {key: value for key, value in found.items() if value is not None}
     for key, value in given.stated.items():

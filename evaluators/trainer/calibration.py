@@ -100,11 +100,7 @@ class Clock:
         return time.monotonic() - self._began_s
 
     def sweep(self, of: str, cells: Iterable[Cell], until_s: float) -> list[dict[str, Any]]:
-        """Measure the cells, until about `until_s` seconds after the clock's start, and return a row for each.
-
-        The first two are always measured. Of the others, one that would take more than what is left is left out, and
-        `left_out` says why.
-        """
+        """Return a row per cell, until `until_s` after the start; what would take longer goes to `left_out`."""
         cells, rows, seen = list(cells), list[dict[str, Any]](), list[tuple[float, float]]()
         for number, cell in enumerate(cells):
             left_s = -self.largest(self.now_s - until_s)
@@ -239,10 +235,7 @@ def _of(table: Mapping[str, tuple[int, ...]], device: torch.device) -> tuple[int
 
 
 def matmul_cells(device: torch.device, precision: str) -> Iterator[Cell]:
-    """Yield [m, k] x [k, n] of one precision: all products of widths in which two of the three are equal.
-
-    The first, the middle, the last, then from both ends inwards: a short budget leaves some of every size.
-    """
+    """Yield products of widths of which two are equal, in an order in which a short budget leaves every size."""
     widths = _of(WIDTHS, device)
     shapes = [(m, n, k) for m, n, k in product(widths, repeat=3) if len({m, n, k}) < 3]
     shapes.sort(key=lambda shape: (shape[0] * shape[1] * shape[2], shape))
@@ -340,11 +333,7 @@ def rank_device(kind: str, local_rank: int, ranks_per_node: int) -> torch.device
 
 
 def main() -> None:
-    """Measure with the other ranks; rank 0 writes what was measured.
-
-    The order's `device` is torch's word: cpu, cuda (ROCm too) or xpu; `seconds` is the budget of all measurements
-    together, and `out` the file to write.
-    """
+    """Measure with the other ranks; rank 0 writes what was measured."""
     order = json.loads(sys.stdin.read())
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])

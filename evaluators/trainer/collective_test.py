@@ -48,11 +48,7 @@ def key(word: str, rank: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One rank's place, and where the store is.
-
-    A rank waits for the others for `deadline_s`, and its collectives fail well after that; the watcher of the store has
-    named the cause by then.
-    """
+    """One rank's place, where the store is, and for how long the rank waits for the others."""
 
     device: str
     rank: int

@@ -65,10 +65,7 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True)
 class TestResult:
-    """Outcome of a test: `fault` is None where it passed, and `reports` then hold what each rank measured.
-
-    `arrivals` are what each rank wrote when it arrived.
-    """
+    """Outcome of a test: `fault` is None where it passed, and `reports` then hold what each rank measured."""
 
     __test__ = False  # not a test of pytest's
 
@@ -85,10 +82,7 @@ class TestStore:
     __test__ = False
 
     def __init__(self, host: str, port: int, *, holds: bool, wait_s: float) -> None:
-        """Hold the store at a port (0: any that is free), or connect to it within `wait_s`.
-
-        Raises `FrontrunnerError` if the port is taken or nothing listens there.
-        """
+        """Hold the store at a port (0: any that is free), or connect to it within `wait_s`."""
         from torch._C._distributed_c10d import PrefixStore, TCPStore
         from torch.distributed import DistNetworkError, DistStoreError
 
@@ -126,10 +120,7 @@ class TestStore:
 
 @dataclass(kw_only=True)
 class Watch:
-    """Follows a test by the watcher's own monotonic clock.
-
-    `deadline_s` is the longest that ranks may take to arrive, or to advance.
-    """
+    """Follows a test by the watcher's own monotonic clock; ranks may take `deadline_s` to arrive, or to advance."""
 
     ranks: range
     ranks_per_node: int
@@ -229,11 +220,7 @@ def _some(names: Iterable[str], between: str = ", ") -> str:
 def run_collective_test(
     where: Place, *, device: str, deadline_s: float, nodes: tuple[str, ...] = ()
 ) -> TestResult | None:
-    """Run a test; return None where another process of the job reports the result.
-
-    Every process of a job calls this with its own place. `nodes` names the job's nodes, for ranks that never arrive.
-    Raises `FrontrunnerError` if the store cannot be reached, or its holder has gone. No rank is left running.
-    """
+    """Run a test, in every process of a job; return None where another of them reports the result."""
     host, port, holds = LOOPBACK, 0, True
     if where.rank is not None:
         host, port = where.environment["MASTER_ADDR"], int(where.environment["MASTER_PORT"])
@@ -378,10 +365,7 @@ def _checks(result: TestResult) -> Iterator[Check]:
 
 
 def laggards(reports: Reports, hosts: Mapping[int, str], *, device: str) -> tuple[Laggard, ...]:
-    """Return the ranks that are slow at their work, late to collectives, or slow in every pair, worst first.
-
-    Where all ranks of a host lag in the same way, and other hosts do not, the host is named.
-    """
+    """Return ranks, or whole hosts, slow at their work or in every pair, or late to collectives, worst first."""
     slow = SLOW["cpu" if device == "cpu" else "other"]
     work = {rank: statistics.fmean(report["work_s"]) for rank, report in reports.items()}
     scores = {

@@ -305,10 +305,7 @@ def check_needed_devices(torch: Torch, needs: Needs) -> Iterator[Check]:
 
 
 class Limits(NamedTuple):
-    """Memory of the machine, limits on it by what sets them, and limits of this process, which its children inherit.
-
-    None is no limit.
-    """
+    """Memory of the machine, limits on it by what sets them, and limits of this process; None is no limit."""
 
     memory_bytes: int
     free_bytes: int

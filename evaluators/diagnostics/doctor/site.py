@@ -239,11 +239,7 @@ def gather_disk(path: Path) -> Disk:
 
 
 def check_disk(use: str, disk: Disk, nodes: int = 1) -> Iterator[Check]:
-    """Require a disk that is fit for its use, may be written to, and has room.
-
-    SQLite needs a disk of this machine for a store, the nodes that run probes a run folder that all of them see, and
-    an offload a disk of this machine.
-    """
+    """Require a disk that is fit for its use, may be written to, and has room."""
     if not disk.is_writable:
         remedy = "name another folder, or ask its owner for write permission"
         yield Check(use, f"{disk.folder} cannot be written to", PROBLEM, remedy)
