@@ -14,11 +14,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -67,8 +66,7 @@ UNTIMED_RUNS = 2
 Operation = Callable[[], object]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
+class Cell(NamedTuple):
     """One thing to measure. `key` names it; `work` is what its time grows with; `prepare` makes the operation."""
 
     key: dict[str, Any]
@@ -146,8 +144,7 @@ class Clock:
         return float(shared.item())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Level:
+class Level(NamedTuple):
     """This rank's group at one level, as torch knows it, and its size."""
 
     name: str
@@ -158,19 +155,21 @@ class Level:
 def levels(ranks_per_node: int) -> list[Level]:
     """Return the levels that the ranks span: all of a node, the same place of all nodes, and neighbors in a node."""
     world = dist.get_world_size()
-    nodes = world // ranks_per_node
-    places: dict[str, list[list[int]]] = {}
-    if ranks_per_node > 1:
-        places["node"] = [[node * ranks_per_node + place for place in range(ranks_per_node)] for node in range(nodes)]
-    if nodes > 1:
-        places["network"] = [list(range(place, world, ranks_per_node)) for place in range(ranks_per_node)]
-    if ranks_per_node > 2 and ranks_per_node % 2 == 0:
-        places["pair"] = [[rank, rank + 1] for rank in range(0, world, 2)]
+    places = {
+        "node": [list(range(first, first + ranks_per_node)) for first in range(0, world, ranks_per_node)],
+        "network": [list(range(place, world, ranks_per_node)) for place in range(ranks_per_node)],
+        "pair": [[rank, rank + 1] for rank in range(0, world, 2)] if ranks_per_node in range(4, world + 1, 2) else [[]],
+    }
     found = []
     for name, groups in places.items():
-        own, _ = dist.new_subgroups_by_enumeration(groups)  # type: ignore[no-untyped-call]
-        found.append(Level(name=name, group=own, ranks=len(groups[0])))
+        if len(groups[0]) > 1:
+            own, _ = dist.new_subgroups_by_enumeration(groups)  # type: ignore[no-untyped-call]
+            found.append(Level(name, own, len(groups[0])))
     return found
+
+
+COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "reduce", "scatter",
+               "point-to-point")  # fmt: skip
 
 
 def collective_cells(level: Level, collective: str, device: torch.device) -> Iterator[Cell]:
@@ -178,56 +177,40 @@ def collective_cells(level: Level, collective: str, device: torch.device) -> Ite
     for size in _of(MESSAGE_BYTES, device):
         values = -(-size // 4 // level.ranks) * level.ranks
         key = {"collective": collective, "level": level.name, "ranks": level.ranks, "bytes": values * 4}
-        prepare = partial(COLLECTIVES[collective], level, torch.zeros(values, device=device))
-        yield Cell(key=key, work=float(values), prepare=prepare)
+        yield Cell(key, float(values), partial(_collective, collective, level, torch.zeros(values, device=device)))
 
 
-def _from_each_in_turn(level: Level, run: Callable[[int], object]) -> Operation:
-    """Move the root on with each run, so that no rank can run ahead of the others."""
-    roots = cycle(range(level.ranks))
-    return lambda: run(next(roots))
+def _collective(name: str, level: Level, whole: torch.Tensor) -> Operation:
+    """Return the operation. A root moves on with each run, so that no rank can run ahead of the others.
 
+    Point-to-point sends there and back between neighbors: two messages per run; the last of an odd number idles.
+    """
+    group, own, roots = level.group, dist.get_group_rank(level.group, dist.get_rank()), cycle(range(level.ranks))
+    part, parts = whole.new_zeros(whole.numel() // level.ranks), list(whole.chunk(level.ranks))
+    other, peer = torch.empty_like(whole) if name == "all-to-all" else whole, own ^ 1
 
-def _scatter(level: Level, whole: torch.Tensor) -> Operation:
-    own, parts = dist.get_group_rank(level.group, dist.get_rank()), list(whole.chunk(level.ranks))
-    part = torch.empty_like(parts[0])
-    return _from_each_in_turn(level, lambda root: dist.scatter(
-        part, parts if own == root else None, group_src=root, group=level.group
-    ))  # fmt: skip
+    def scatter() -> None:
+        root = next(roots)
+        dist.scatter(part, parts if own == root else None, group_src=root, group=group)
 
+    def there_and_back() -> None:
+        for sends in (own < peer, own > peer) if peer < level.ranks else ():
+            if sends:
+                dist.send(whole, group_dst=peer, group=group)
+            else:
+                dist.recv(whole, group_src=peer, group=group)
 
-def _point_to_point(level: Level, whole: torch.Tensor) -> Operation:
-    """Send there and back between neighbors of the group: two messages per run. The last of an odd number idles."""
-    own = dist.get_group_rank(level.group, dist.get_rank())
-    peer = own ^ 1
-    send = partial(dist.send, whole, group_dst=peer, group=level.group)
-    receive = partial(dist.recv, whole, group_src=peer, group=level.group)
-    if peer >= level.ranks:
-        return lambda: None
-    first, second = (send, receive) if own < peer else (receive, send)
-    return lambda: (first(), second())
-
-
-COLLECTIVES: dict[str, Callable[[Level, torch.Tensor], Operation]] = {
-    "all-reduce": lambda level, whole: partial(dist.all_reduce, whole, group=level.group),
-    "reduce-scatter": lambda level, whole: partial(
-        dist.reduce_scatter_tensor, whole.new_zeros(whole.numel() // level.ranks), whole, group=level.group
-    ),
-    "all-gather": lambda level, whole: partial(
-        dist.all_gather_into_tensor, whole, whole.new_zeros(whole.numel() // level.ranks), group=level.group
-    ),
-    "all-to-all": lambda level, whole: partial(
-        dist.all_to_all_single, torch.empty_like(whole), whole, group=level.group
-    ),
-    "broadcast": lambda level, whole: _from_each_in_turn(
-        level, lambda root: dist.broadcast(whole, group_src=root, group=level.group)
-    ),
-    "reduce": lambda level, whole: _from_each_in_turn(
-        level, lambda root: dist.reduce(whole, group_dst=root, group=level.group)
-    ),
-    "scatter": _scatter,
-    "point-to-point": _point_to_point,
-}
+    operations: dict[str, Operation] = {
+        "all-reduce": lambda: dist.all_reduce(whole, group=group),
+        "reduce-scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
+        "all-gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
+        "all-to-all": lambda: dist.all_to_all_single(other, whole, group=group),
+        "broadcast": lambda: dist.broadcast(whole, group_src=next(roots), group=group),
+        "reduce": lambda: dist.reduce(whole, group_dst=next(roots), group=group),
+        "scatter": scatter,
+        "point-to-point": there_and_back,
+    }
+    return operations[name]
 
 
 def _of(table: Mapping[str, tuple[int, ...]], device: torch.device) -> tuple[int, ...]:
@@ -243,7 +226,7 @@ def matmul_cells(device: torch.device, precision: str) -> Iterator[Cell]:
     inwards = [shapes[place // 2 if place % 2 == 0 else -1 - place // 2] for place in range(len(shapes))]
     for m, n, k in dict.fromkeys(first + inwards):
         prepare = partial(_matmul, device, COMPUTE_TYPES[precision], m, n, k)
-        yield Cell(key={"precision": precision, "m": m, "n": n, "k": k}, work=2.0 * m * n * k, prepare=prepare)
+        yield Cell({"precision": precision, "m": m, "n": n, "k": k}, 2.0 * m * n * k, prepare)
 
 
 def _matmul(device: torch.device, dtype: torch.dtype, m: int, n: int, k: int) -> Operation:
@@ -256,8 +239,8 @@ def memory_cells(device: torch.device) -> Iterator[Cell]:
     """Yield copy, a = b, and triad, a = b + s c, as in STREAM (McCalpin 1995); `bytes` are those read and written."""
     for size in _of(STREAM_BYTES, device):
         for kernel, arrays in (("copy", 2), ("triad", 3)):
-            prepare = partial(_stream, device, kernel, size // 4)
-            yield Cell(key={"kernel": kernel, "bytes": arrays * size}, work=float(arrays * size), prepare=prepare)
+            moved, prepare = arrays * size, partial(_stream, device, kernel, size // 4)
+            yield Cell({"kernel": kernel, "bytes": moved}, float(moved), prepare)
 
 
 def _stream(device: torch.device, kernel: str, values: int) -> Operation:
@@ -287,7 +270,7 @@ def transfer_cells(device: torch.device) -> Iterator[Cell]:
         return
     for size, direction, pinned in product(TRANSFER_BYTES, ("to-device", "to-host"), (True, False)):
         key = {"direction": direction, "pinned": pinned, "bytes": size}
-        yield Cell(key=key, work=float(size), prepare=partial(_transfer, device, size, direction, pinned=pinned))
+        yield Cell(key, float(size), partial(_transfer, device, size, direction, pinned=pinned))
 
 
 def _transfer(device: torch.device, size: int, direction: str, *, pinned: bool) -> Operation:
@@ -303,7 +286,7 @@ def measure(device: torch.device, seconds: float, ranks_per_node: int) -> dict[s
     clock = Clock(device)
     sections: dict[str, list[Iterable[Cell]]] = {
         "memory": [memory_cells(device)],
-        "layer": [[Cell(key={"passes": passes}, work=float(passes), prepare=partial(_layers, device))]],
+        "layer": [[Cell({"passes": passes}, float(passes), partial(_layers, device))]],
         "matmul": [matmul_cells(device, precision) for precision in COMPUTE_TYPES],
         "collectives": [collective_cells(level, name, device) for level in reach for name in COLLECTIVES],
         "transfers": [transfer_cells(device)],

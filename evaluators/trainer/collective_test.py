@@ -146,7 +146,7 @@ def _rounds_of_work(device: torch.device, progress: Progress) -> dict[str, list[
 def _bandwidths(order: Order, device: torch.device, progress: Progress) -> list[dict[str, Any]]:
     if order.world_size == 1:
         return []
-    level = Level(name="all", group=_get_default_group(), ranks=order.world_size)
+    level = Level("all", _get_default_group(), order.world_size)
     clock = Clock(device, lambda: progress.step("timing all-reduces"))
     rows = clock.sweep("all-reduce", collective_cells(level, "all-reduce", device), SWEEP_S)
     times = {row["bytes"]: row["time_s"] for row in rows}
