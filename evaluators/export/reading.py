@@ -136,8 +136,9 @@ class Table:
     def refuse(self, refused: Mapping[str, str]) -> None:
         """Raise `InvalidInput` for the first key in use that no recipe of ours describes."""
         for key, what in refused.items():
-            if self.get(key, default=False) not in (False, 1, -1):
-                raise InvalidInput(f"{key} = {shown(self.get(key))}: no recipe of ours has {what}")
+            value = self.get(key, default=False)
+            if value is True or value not in (False, 1, -1):
+                raise InvalidInput(f"{key} = {shown(value)}: no recipe of ours has {what}")
 
 
 def json_table(text: str) -> Table:
