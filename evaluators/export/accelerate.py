@@ -115,7 +115,7 @@ class Accelerate(Tool):
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a script of `render`'s form, or of a configuration alone with the batch stated."""
         inside = reading.split_files(given.text)[1].get(FILE)
-        said = Options() if inside is None else reading.read_options(given.text)
+        said = Options({}) if inside is None else reading.read_options(given.text)
         root = reading.yaml_table(given.text if inside is None else inside)
         kind, precision = root.get("distributed_type"), root.get("mixed_precision", "no")
         precision = "fp32" if precision == "no" else precision
@@ -134,7 +134,7 @@ class Accelerate(Tool):
         accumulation = said.number(self.names["accumulation"])
         if accumulation is not None and found.setdefault("accumulation", accumulation) != accumulation:
             raise InvalidInput(f"gradient_accumulation_steps is {found['accumulation']} and {accumulation}")
-        if said.text(CHECKPOINTING, "false") != "false":
+        if str(said.get(CHECKPOINTING, "false")) != "false":
             found["recompute"] = "full"
         return reading.recipe_of(problem, found, given, engine="deepspeed" if kind == "DEEPSPEED" else "torch")
 

@@ -290,19 +290,20 @@ class MegatronLM(Tool):
         """
         model = problem.model
         self._refuse_other_sizes(problem, said)
-        precisions = {f"--{name}": name for name in ("bf16", "fp16") if f"--{name}" in said}
+        precisions = {f"--{name}": name for name in ("bf16", "fp16") if said.flag(f"--{name}")}
         reading.refuse_other_problem({key: (precision, problem.precision) for key, precision in precisions.items()})
         if not precisions:
             reading.refuse_other_default("neither --bf16 nor --fp16 is there", "fp32", problem.precision)
-        if "--hidden-size" not in said:
+        if not said.flag("--hidden-size"):
             return
-        swiglu = "--swiglu" in said
+        swiglu = said.flag("--swiglu")
         what = f"--swiglu is {'' if swiglu else 'not '}there"
         reading.refuse_other_default(what, "swiglu" if swiglu else "gelu", model.activation)
-        if "--ffn-hidden-size" not in said:
+        if not said.flag("--ffn-hidden-size"):
             width = int(4 * model.hidden * 2 / 3) // 64 * 64 if swiglu else 4 * model.hidden
             reading.refuse_other_default("--ffn-hidden-size is not there", width, model.ffn_hidden)
-        if "--num-attention-heads" in said and not {"--group-query-attention", self.has_kv_heads} & said.keys():
+        is_stated = any(map(said.flag, ("--group-query-attention", self.has_kv_heads)))
+        if said.flag("--num-attention-heads") and not is_stated:
             reading.refuse_other_default(f"{self.has_kv_heads} is not there", model.heads, model.kv_heads)
 
 
@@ -359,7 +360,7 @@ class MegatronDeepSpeed(MegatronLM):
         said.refuse(REFUSED_WITH_DEEPSPEED)
         self._refuse_other_model(problem, said)
         found = self._choices(problem, said) | {"rank_order": "tp-dp-pp"} | said.launch
-        if "--checkpoint-activations" in said:
+        if said.flag("--checkpoint-activations"):
             found["recompute"] = "full"
         name = said.text("--deepspeed-config")
         if not name:

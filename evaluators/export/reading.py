@@ -47,43 +47,6 @@ class Given:
                 raise bad_value(shown_key(key), value, "a choice of a recipe", hint=did_you_mean(key, STATED))
 
 
-class Options(dict[str, tuple[str, ...]]):
-    """Command-line options, `--name` -> the word that follows it; names have dashes for underscores."""
-
-    def text(self, name: str, default: str = "") -> str:
-        """Return an option's word, or the default without the option."""
-        return " ".join(self.get(name.replace("_", "-"), (default,)))
-
-    def number(self, name: str) -> int | None:
-        """Return an option's whole number of at least 1, None without the option; raise `InvalidInput`."""
-        if name.replace("_", "-") not in self:
-            return None
-        text = self.text(name)
-        if not (text.isdecimal() and text.isascii() and len(text) <= 10 and 1 <= int(text) <= LARGEST):
-            raise bad_value(name, text, "a whole number of at least 1", hint="write the number in place of a variable")
-        return int(text)
-
-    def flag(self, name: str) -> bool:
-        """Return whether an option is there."""
-        return name in self
-
-    @property
-    def launch(self) -> dict[str, Any]:
-        """`devices`, where the launcher's numbers of nodes and of processes per node can be read."""
-        names = ("--nnodes", "--nproc-per-node")
-        if not all(self.text(name).isdecimal() for name in names):
-            return {}
-        nodes, per_node = (self.number(name) or 1 for name in names)
-        return {"devices": nodes * per_node}
-
-    def refuse(self, refused: Mapping[str, str]) -> None:
-        """Raise `InvalidInput` for the first option in use that no recipe of ours describes."""
-        for name, why in refused.items():
-            if name in self and self[name] not in (("1",), ("0",), ("none",)):
-                said = " ".join([name, *map(shown_key, self[name])])
-                raise InvalidInput(f"{said}: no recipe of ours has {why}")
-
-
 @dataclass(frozen=True)
 class Table:
     """A parsed file, whose entries are named by their whole path, `section.key`."""
@@ -106,7 +69,8 @@ class Table:
         """Return the whole number of at least 1 under a key, None where it is missing or null."""
         value = self.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST):
-            raise bad_value(key, value, "a whole number of at least 1")
+            hint = "write the number in place of a variable" if "$" in str(value) else None
+            raise bad_value(key, value, "a whole number of at least 1", hint=hint)
         return value
 
     def text(self, key: str, default: str = "") -> str:
@@ -137,8 +101,28 @@ class Table:
         """Raise `InvalidInput` for the first key in use that no recipe of ours describes."""
         for key, what in refused.items():
             value = self.get(key, default=False)
-            if value is True or value not in (False, 1, -1):
+            if value is True or value not in (False, 1, -1, "none"):
                 raise InvalidInput(f"{key} = {shown(value)}: no recipe of ours has {what}")
+
+
+class Options(Table):
+    """Command-line options, `--name` -> the word that follows it, or True; names have dashes for underscores."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return an option's word, or the whole number that it is; the default where it is not there."""
+        value = self.values.get(key.replace("_", "-"), default)
+        is_number = isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) <= 10
+        return int(value) if is_number else value
+
+    def flag(self, key: str) -> bool:
+        """Return whether an option is there."""
+        return key in self.values
+
+    @property
+    def launch(self) -> dict[str, Any]:
+        """`devices`, where the launcher's numbers of nodes and of processes per node can be read."""
+        counts = [self.get(name) for name in ("--nnodes", "--nproc-per-node")]
+        return {"devices": counts[0] * counts[1]} if all(isinstance(count, int) and count for count in counts) else {}
 
 
 def json_table(text: str) -> Table:
@@ -208,7 +192,7 @@ def read_options(text: str) -> Options:
     written.
     """
     variables: dict[str, str] = {}
-    found = Options()
+    found: dict[str, str | bool] = {}
     name: str | None = None
 
     def value_of(match: re.Match[str]) -> str:
@@ -227,10 +211,10 @@ def read_options(text: str) -> Options:
             key, equals, value = word.partition("=")
             if word.startswith("--") and len(word) > 2:
                 name = key.replace("_", "-")
-                found[name] = (value,) if equals else ()
-            elif word and name is not None and not found[name]:
-                found[name] = (word,)
-    return found
+                found[name] = value if equals else True
+            elif word and name is not None and found[name] is True:
+                found[name] = word
+    return Options(found)
 
 
 def refuse_other_problem(said: Mapping[str, tuple[object, object]], says: str = " = ") -> None:

@@ -128,7 +128,9 @@ class Torchtitan(Tool):
         """Return the recipe of a launch script or argument file of torchtitan 0.3."""
         said = read_options(given.text)
         _refuse_other_run(problem, said)
-        said = Options({k: v for k, v in said.items() if v != ("-1",) or not k.endswith(("degree", "size", "stage"))})
+        said = Options(
+            {k: v for k, v in said.values.items() if v != "-1" or not k.endswith(("degree", "size", "stage"))}
+        )
         found: dict[str, Any] = {
             number: said.number(name) or 1 for number, name in self.names.items() if number != "global_batch_seqs"
         }
@@ -163,9 +165,7 @@ def _layers_argument(problem: Problem, recipe: Recipe) -> int | None:
 
 
 def _flag(said: Options, section: str, name: str, *, default: bool) -> bool:
-    if f"{section}no-{name}" in said:
-        return False
-    return default if f"{section}{name}" not in said else said[f"{section}{name}"] not in (("False",), ("false",))
+    return not said.flag(f"{section}no-{name}") and str(said.get(f"{section}{name}", default)).lower() != "false"
 
 
 def _refuse_other_run(problem: Problem, said: Options) -> None:
@@ -174,8 +174,8 @@ def _refuse_other_run(problem: Problem, said: Options) -> None:
     `training.dtype` is that of weights and states, which a recipe keeps in fp32.
     """
     said.refuse(REFUSED)
-    for name, value in said.items():
-        if name.startswith(QUANTIZED) and value not in (("False",), ("false",)) and ".no-enable" not in name:
+    for name, value in said.values.items():
+        if name.startswith(QUANTIZED) and str(value).lower() != "false" and ".no-enable" not in name:
             raise InvalidInput(f"{name}: no recipe of ours has 8-bit arithmetic")
     weights = said.text("--training.dtype", "float32")
     if weights != "float32":
