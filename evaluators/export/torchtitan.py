@@ -48,6 +48,7 @@ RESHARD = "--parallelism.fsdp_reshard_after_forward"
 SCHEDULE, LAYERS_PER_STAGE, MICRO_BATCH = (
     f"--parallelism.pipeline_parallel_{name}" for name in ("schedule", "layers_per_stage", "microbatch_size")
 )
+FEWER_LAYERS = tuple(f"--parallelism.pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last"))
 NOTES = (
     f"note: for torchtitan {VERSION}, where training.local_batch_size and global_batch_size count sequences",
     "note: the loss is cut into chunks as the torchtitan config of the model says",
@@ -90,30 +91,22 @@ class Torchtitan(Tool):
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return what follows `-m torchtitan.train`; --module and --config only for a model that torchtitan has."""
-        m, in_pipeline = problem.model, recipe.pipeline_parallel > 1
+        m, in_pipeline, is_sharded = problem.model, recipe.pipeline_parallel > 1, recipe.sharding.optimizer > 1
         known = CONFIGS.get((m.layers, m.hidden, m.heads, m.kv_heads, m.ffn_hidden, m.vocabulary))
         replicate, shard, _ = fsdp_degrees(recipe)
         settings: dict[str, object] = {
             "--module": "llama3" if known else None,
             "--config": known,
-            **self.numbers(recipe, "pipeline_parallel", "global_batch_seqs"),
-            self.names["pipeline_parallel"]: recipe.pipeline_parallel,
-        }
-        if in_pipeline:
-            settings |= {
-                SCHEDULE: SCHEDULES[recipe.schedule],
-                MICRO_BATCH: recipe.micro_batch_seqs,
-                "--parallelism.pipeline_parallel_first_stage_less_layers": "0",
-                "--parallelism.pipeline_parallel_last_stage_less_layers": "0",
-                LAYERS_PER_STAGE: _layers_argument(problem, recipe),
-            }
-        settings |= {REPLICATE: replicate, SHARD: shard}
-        if recipe.sharding.optimizer > 1:
-            settings[RESHARD] = "always" if recipe.sharding.parameters > 1 else "never"
-        settings |= {
+            **self.numbers(recipe),
+            SCHEDULE: SCHEDULES.get(recipe.schedule),
+            MICRO_BATCH: recipe.micro_batch_seqs if in_pipeline else None,
+            **dict.fromkeys(FEWER_LAYERS, "0" if in_pipeline else None),
+            LAYERS_PER_STAGE: _layers_argument(problem, recipe) if in_pipeline else None,
+            REPLICATE: replicate,
+            SHARD: shard,
+            RESHARD: ("always" if recipe.sharding.parameters > 1 else "never") if is_sharded else None,
             LENGTH: problem.sequence_length,
             LOCAL_BATCH: recipe.micro_batch_seqs * (recipe.accumulation if recipe.stages > 1 else 1),
-            self.names["global_batch_seqs"]: recipe.global_batch_seqs,
             COMPUTED_IN: PRECISIONS[problem.precision],
             f"--parallelism.{'' if recipe.sequence_parallel else 'no-'}enable_sequence_parallel": True,
             "--training.disable_cuda_graphs": in_pipeline,  # torchtitan refuses graphs of pipelines

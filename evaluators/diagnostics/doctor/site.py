@@ -14,16 +14,7 @@ from typing import NamedTuple
 import psutil
 
 from frontrunner.evaluators.cluster.environment import JobEnvironment
-from frontrunner.evaluators.diagnostics.doctor.check import (
-    NOTE,
-    OK,
-    PROBLEM,
-    WARNING,
-    Check,
-    Examination,
-    Needs,
-    judge,
-)
+from frontrunner.evaluators.diagnostics.doctor.check import NOTE, OK, PROBLEM, WARNING, Check, Examination, Needs, judge
 
 GIB = 2**30
 VERSION_TIMEOUT_S = 20.0
