@@ -1,13 +1,6 @@
-"""The Python API of campaigns: run them, and query a store by the methods of `frontrunner.store.LocalStore`.
+"""Python API of campaigns: run them, and query a store by the methods of `frontrunner.store.LocalStore`.
 
-    import frontrunner
-
-    conclusion = frontrunner.launch("examples/laptop.toml")
-    winner = frontrunner.best(top=1)[0]
-    frontrunner.replay(winner.recipe_id, steps=200)
-
-`store` is a URL or a path everywhere; None means the environment's FRONTRUNNER_STORE, else `frontrunner.db`
-in the working directory. `campaign` is a name; None means the newest.
+`store` is a URL or path (None: $FRONTRUNNER_STORE, else `frontrunner.db`), `campaign` a name (None: the newest).
 """
 
 from __future__ import annotations
@@ -50,11 +43,7 @@ def launch(
     listener: Listener | None = None,
     on_driver: OnDriver | None = None,
 ) -> Conclusion:
-    """Run a new campaign, given as a file or as its content, to its end and return how it ended.
-
-    Raises `InvalidInput` for a campaign that cannot be used and `NothingLegal` for a space without a legal
-    recipe; nothing is written then.
-    """
+    """Run a new campaign, given as a file or its content, to its end; one that cannot be used leaves nothing behind."""
     from frontrunner.search.driver import run_campaign
 
     file = _campaign_file(campaign)

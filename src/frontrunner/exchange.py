@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 RECIPE_FILE = "recipe"
 TARGETS = (*TOOLS, *SCHEDULERS, RECIPE_FILE)
-"""What `export` writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +76,7 @@ def provenance(file: RecipeFile) -> tuple[str, ...]:
 
 
 def recipe_file(explanation: Explanation) -> RecipeFile:
-    """Return a stored recipe as a recipe file, with the newest figures that our own trainer measured.
-
-    Without any, those of other trainers, then simulated and imported ones.
-    """
+    """Return a stored recipe as a file, with its newest figures: of our trainer, else of others, else not measured."""
 
     def place(found: Appearance) -> tuple[int, bool]:
         figures = len(FIGURES) if found.standing is None else FIGURES.index(found.campaign.figures)
@@ -119,11 +115,7 @@ def _file(
 def import_config(
     path: str | Path, *, tool: str, campaign: str | Path, stated: Mapping[str, object] | None = None
 ) -> ImportedRecipe:
-    """Read a launch configuration of another tool as a recipe of the campaign file's problem.
-
-    `stated` gives choices that the configuration leaves out, such as `{"micro_batch_seqs": 2, "devices": 16}`. Raises
-    `NotFound` for a missing file, and `InvalidInput` for an invalid recipe, or one of another problem.
-    """
+    """Read another tool's configuration as a recipe of the campaign file's problem; `stated` gives more choices."""
     spec = read_campaign_file(Path(campaign)).spec
     path = Path(path)
 

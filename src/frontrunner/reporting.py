@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from frontrunner.spaces.space import Survey
 
 MOST_TITLE = 100
-"""Characters of a picture's title: what fits its width."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +49,7 @@ class NotDrawn:
 
 
 def reported(store: Store, campaign: str | None, surveys: MutableMapping[int, Survey] | None = None) -> Reported:
-    """Read what a campaign's report needs; raise `NotFound` for a missing campaign.
-
-    `surveys` caches the surveys of spaces by the id of their campaign.
-    """
+    """Read what a campaign's report needs; `surveys` caches surveys of spaces by the id of their campaign."""
     record = store.campaign(campaign)
     spec = stored_spec(record)
     cache = {} if surveys is None else surveys
@@ -70,10 +66,7 @@ def report_text(found: Reported, elsewhere: Elsewhere) -> str:
 
 
 def figure(found: Reported, name: str, kind: str) -> bytes | Missing:
-    """Return one figure as the content of a PNG or SVG file, or why it cannot be drawn.
-
-    Raises `InvalidInput` for an unknown figure or kind, and if vl-convert is not installed.
-    """
+    """Return one figure as the content of a PNG or SVG file, or why it cannot be drawn."""
     _require_known(name, kind)
     require_installed()
     chart = found.chart(name)
@@ -85,56 +78,40 @@ def figure(found: Reported, name: str, kind: str) -> bytes | Missing:
     return picture(chart.spec, kind, title=shorten(title, MOST_TITLE))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PicturePlace:
-    """Where figures are written: one to the file `path`, or `names` into the folder `path`, as `kind`."""
-
-    path: Path
-    names: tuple[str, ...]
-    kind: str
-    is_file: bool
-
-    def save(self, draw: Callable[[str], bytes | Missing]) -> tuple[list[Path], list[NotDrawn]]:
-        """Write each figure that `draw` makes; return the files, and the figures that could not be drawn.
-
-        Raises `NothingLegal` if the only figure cannot be drawn.
-        """
-        written, absent = [], []
-        for name in self.names:
-            target = self.path if self.is_file else self.path / f"{name}.{self.kind}"
-            content = draw(name)
-            if isinstance(content, Missing):
-                if len(self.names) == 1:
-                    raise NothingLegal(not_drawn(name) + content.reason)
-                absent.append(NotDrawn(name=name, reason=content.reason))
-                continue
-            with writing(target):
-                target.parent.mkdir(exist_ok=True)
-                write_bytes(target, content)
-            written.append(target)
-        return written, absent
-
-
-def picture_place(out: str | Path, name: str | None, wanted: str | None) -> PicturePlace:
-    """Return where `plot` writes.
-
-    Raises `InvalidInput` for names and formats that do not go together, and `NotFound` for a missing folder.
-    """
+def save_pictures(
+    draw: Callable[[str, str], bytes | Missing],
+    *,
+    out: str | Path,
+    figure: str | None = None,
+    format: str | None = None,  # noqa: A002 - the option's name
+) -> tuple[list[Path], list[NotDrawn]]:
+    """Write each figure that `draw` makes of a name and a format; see `LocalStore.plot`."""
     path = Path(out)
     named = path.suffix[1:] if path.suffix[1:] in FORMATS else None
-    _require_known(name, wanted)
+    _require_known(figure, format)
     if named is None and path.exists() and not path.is_dir():
         raise bad_value("--out", str(path), "a folder, or a name that ends with .svg or .png")
-    if named is not None and name is None:
+    if named is not None and figure is None:
         raise InvalidInput(
             f"--out {path} is one file and --figure names none",
             hint="name one with --figure, or a folder with --out for all of them",
         )
-    if named is not None and wanted not in (None, named):
-        raise bad_value("--format", wanted, f"{named}, as in --out {path}")
+    if named is not None and format not in (None, named):
+        raise bad_value("--format", format, f"{named}, as in --out {path}")
     _require_folder(path)
-    names = tuple(FIGURES) if name is None else (name,)
-    return PicturePlace(path=path, names=names, kind=named or wanted or "svg", is_file=named is not None)
+    written, absent, kind = [], [], named or format or "svg"
+    for name in FIGURES if figure is None else (figure,):
+        content, target = draw(name, kind), path if named else path / f"{name}.{kind}"
+        if not isinstance(content, Missing):
+            with writing(target):
+                target.parent.mkdir(exist_ok=True)
+                write_bytes(target, content)
+            written.append(target)
+        elif figure is None:
+            absent.append(NotDrawn(name=name, reason=content.reason))
+        else:
+            raise NothingLegal(not_drawn(name) + content.reason)
+    return written, absent
 
 
 def report_place(out: str | Path | None, campaign: str) -> Path:
@@ -152,7 +129,6 @@ def not_drawn(name: str) -> str:
 
 
 def _require_known(name: str | None, kind: str | None) -> None:
-    """Raise `InvalidInput` for an unknown figure, and for an unknown format of pictures."""
     if name is not None and name not in FIGURES:
         raise bad_value("--figure", name, f"one of {', '.join(FIGURES)}", hint=did_you_mean(name, FIGURES))
     if kind is not None and kind not in FORMATS:
@@ -160,7 +136,6 @@ def _require_known(name: str | None, kind: str | None) -> None:
 
 
 def _require_folder(path: Path) -> None:
-    """Raise `NotFound` if the folder for the file is missing."""
     parent = path.absolute().parent
     if not parent.is_dir():
         raise NotFound(f"there is no folder {parent} to write {path.name} to", hint="create it first")

@@ -1,8 +1,6 @@
-"""Questions to a store of campaigns.
+"""Questions to a store of campaigns; `LocalStore` and `frontrunner.remote.RemoteStore` have the same methods.
 
-`LocalStore` reads a database, `frontrunner.remote.RemoteStore` queries a service; both have the same methods with the
-same results. The functions of `frontrunner`, the command line and the service's routes call them. In every method
-`campaign` is a name, and None the newest campaign; `recipe_id` is an id or a unique prefix of one.
+In each `campaign` is a name, and None the newest campaign; `recipe_id` is an id or a unique prefix of one.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,6 +37,7 @@ if TYPE_CHECKING:
 
     from frontrunner.evaluators.analytic.breakdown import Breakdown
     from frontrunner.reporting import NotDrawn
+    from frontrunner.views.charts.data import Missing
 
 T = TypeVar("T")
 
@@ -47,10 +46,9 @@ LOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\.log")
 
 
 @contextmanager
-def opened(store: str | None, *, create: bool = False, from_file: str | None = None) -> Iterator[Store]:
+def opened(store: str | None, *, create: bool = False) -> Iterator[Store]:
     """Open the store at a path or URL, read-only unless `create` is set, and close it at the end."""
-
-    with open_store(store_url(store, from_file=from_file), create=create, read_only=not create) as found:
+    with open_store(store_url(store), create=create, read_only=not create) as found:
         yield found
 
 
@@ -107,11 +105,7 @@ class LocalStore:
             return Ranking(ranking.pareto(store, campaign))
 
     def front(self, campaign: str | None = None, *, objectives: Sequence[str] = OBJECTIVES) -> Front:
-        """Return the recipes that no other beats in all objectives at once, fastest first.
-
-        Objectives are two or more of tokens (tokens/s), memory (free memory of the fullest device) and nodes (fewer is
-        better). Raises `InvalidInput` for others.
-        """
+        """Return the recipes that no other beats in all objectives: of tokens, memory (free) and nodes (fewer)."""
         wanted = checked_objectives(objectives)
         with self.opened() as store:
             record = store.campaign(campaign)
@@ -156,8 +150,6 @@ class LocalStore:
         """Return the end of the log of a failed trial's last attempt; where it is gone, what the store kept.
 
         `most_bytes` 0 means what the store kept: the driver, which knows the trainer's secrets, removed them from that.
-        From the file only the secrets in this process's own environment are removed. Raises `NotFound` where the trial
-        has not failed or left no log.
         """
         with self.opened() as store:
             record = store.campaign(campaign)
@@ -243,11 +235,7 @@ class LocalStore:
             return frame(store, campaign)
 
     def report(self, campaign: str | None = None, *, out: str | Path | None = None) -> Path:
-        """Write a campaign as one self-contained HTML page (default: CAMPAIGN.html) and return its path.
-
-        Raises `InvalidInput` for a name that does not end with .html, a file that cannot be written or a missing
-        package, and `NotFound` for a missing folder.
-        """
+        """Write a campaign as one self-contained HTML page (default: CAMPAIGN.html) and return its path."""
         from frontrunner import reporting
         from frontrunner.evaluators.probe.files import write_text
         from frontrunner.spaces.errors import writing
@@ -276,18 +264,19 @@ class LocalStore:
     ) -> tuple[list[Path], list[NotDrawn]]:
         """Write a campaign's figures as PNG or SVG; return the files, and the figures that could not be drawn.
 
-        `out` is a file named x.png or x.svg for one `figure`, or a folder for one or all of them in `format` (default:
-        svg). Raises `InvalidInput` for a name or format that cannot be written or a missing package, and
-        `NothingLegal` where the one figure cannot be drawn.
+        `out` is a file named x.png or x.svg for one `figure`, or a folder for one or all of them in `format`.
         """
         from frontrunner import reporting
-        from frontrunner.views.charts.render import require_installed
 
-        place = reporting.picture_place(out, figure, format)
-        require_installed()
-        with self.opened() as store:
-            found = reporting.reported(store, campaign)
-        return place.save(lambda name: reporting.figure(found, name, place.kind))
+        @cache
+        def found() -> reporting.Reported:
+            with self.opened() as store:
+                return reporting.reported(store, campaign)
+
+        def draw(name: str, kind: str) -> bytes | Missing:
+            return reporting.figure(found(), name, kind)
+
+        return reporting.save_pictures(draw, out=out, figure=figure, format=format)
 
 
 def as_function(method: Callable[..., T]) -> Callable[..., T]:

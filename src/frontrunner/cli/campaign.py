@@ -94,10 +94,7 @@ def space(file: Path, *, as_json: bool) -> None:
 
 
 def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped: int, as_json: bool) -> None:
-    """Print the ranking, and the front of several objectives; raise the error that the exit code is of.
-
-    `stopped` is the exit code of a campaign that was stopped or paused by request.
-    """
+    """Print the ranking and the front, and raise the error of the exit code; `stopped` is that of a requested stop."""
     from frontrunner.results.ranking import Ranking
 
     found = LocalStore(store)

@@ -72,7 +72,6 @@ def _export_study(campaign: str, storage: str, store: str | None, out: Path | No
 
 
 def _write(path: Path, text: str) -> None:
-    """Write the file whole or not at all; raise `InvalidInput` where it cannot be written."""
     if not path.absolute().parent.is_dir() or path.is_dir():
         raise bad_value("--out", str(path), "a file in a folder that exists")
     from frontrunner.evaluators.probe.files import write_text

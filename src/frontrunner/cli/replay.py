@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 STEPS = click.IntRange(1, 1_000_000_000)
 PRINTED_STEPS = 20
-"""About how many steps of a run are printed."""
 
 
 @click.command()
@@ -87,7 +86,6 @@ def _print(result: ReplayResult) -> None:
 
 
 def _printer(steps: int) -> Callable[[Mapping[str, Any]], None]:
-    """Return a listener that prints some of the steps, every evaluation, and where the run continued from."""
     every = max(1, steps // PRINTED_STEPS)
 
     def on_event(event: Mapping[str, Any]) -> None:

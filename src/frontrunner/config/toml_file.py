@@ -19,10 +19,7 @@ _LONG_KEY = re.compile(rf"""(?<![\w.'"-])(?:(?>[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*
 
 
 def read_text(path: Path, what: str, hint: str | None = None, *, most_bytes: int = MAX_FILE_BYTES) -> str:
-    """Return the file's text; `what` names its kind ("campaign file"), `hint` says where to get one.
-
-    Raises `NotFound` for a missing file and `InvalidInput` for one that is not usable text.
-    """
+    """Return the text of a file that messages call `what`; `hint` says where to get one."""
     if not holds(path.is_file):
         raise NotFound(f"no {what} at {path}: {why_no_file(path)}", hint=hint)
     try:

@@ -47,10 +47,7 @@ class Starter:
         self._children: list[subprocess.Popen[bytes]] = []
 
     def start(self, arguments: Sequence[str], body: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """Start a child and return its report, with its `pid`; its later output goes to a log.
-
-        Raises the error that the child reports, and `FrontrunnerError` where it reports nothing in time.
-        """
+        """Start a child; return its report, with its `pid`, or raise the reported error. Later output goes to a log."""
         self.running_pids()
         self._log_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = self._log_folder / f"{arguments[0]}-{uuid.uuid4().hex}.log"
@@ -91,8 +88,7 @@ class Starter:
 def our_process(pid: int, *, since: str | None) -> psutil.Process | None:
     """Return the process with this id if it is a `frontrunner` of this user that began before `since` (ISO 8601).
 
-    Return None for a later one, whose id was reused, and for any other program. `since` None means that the id is known
-    not to have been reused.
+    `since` None means that the id is known not to have been reused.
     """
     try:
         process = psutil.Process(pid)
@@ -137,10 +133,7 @@ class Drivers:
             return self._starter.start(["resume", name])
 
     def tell(self, campaign: str, word: Word) -> dict[str, Any]:
-        """Signal a campaign's driver to pause, stop or cancel.
-
-        Raises `Conflict` where no driver runs, or it is not a `frontrunner` process on this host.
-        """
+        """Signal a campaign's driver to pause, stop or cancel; raise `Conflict` where none can be reached."""
         name = self._store.campaign(campaign).name
         seen = self._holder(name)
         if seen is None:
@@ -167,7 +160,6 @@ class Drivers:
         return next((seen for seen in active_drivers(self._store) if seen.campaign == name and seen.is_live), None)
 
     def _require_room(self) -> None:
-        """Raise `TooMany` where no more drivers may run; called with the lock held."""
         running = {(seen.host, seen.pid) for seen in active_drivers(self._store) if seen.is_live}
         running |= {(this_host(), pid) for pid in self._starter.running_pids()}
         if len(running) >= self._most:

@@ -1,7 +1,4 @@
-"""Questions of the API: the method of `LocalStore`, the path, the parameters and the result of each.
-
-`frontrunner.server.routes` makes a route of each, `frontrunner.remote` a method.
-"""
+"""Questions of the API: the method of `LocalStore`, the path, the parameters and the result of each."""
 
 from __future__ import annotations
 
@@ -89,7 +86,6 @@ COUNT: Any = Annotated[int | None, Field(ge=1, le=1_000_000)]
 
 
 def _filter_type(name: str) -> Any:
-    """Return the type of a filter by one dimension of a recipe."""
     if name not in DIMENSIONS:  # data_parallel, which is derived
         return COUNT
     dimension = DIMENSIONS[name]
@@ -107,7 +103,6 @@ RecipeQuestion: Any = create_model(
     page_size=(PageSize, 50),
     **_FILTERS,
 )
-"""Which recipes of a campaign to return: each filter that is given must have the value."""
 
 
 class FrameAnswer(BaseModel):

@@ -1,8 +1,4 @@
-"""Registered names: files that the operator registers when the service starts, and that launches refer to by name.
-
-A site is the [cluster] and [dispatch] of a file, and the run folder that its nodes see; a trainer is its [command];
-data and tables are a file's [data] and [table], or the training text and the CSV file themselves.
-"""
+"""Registered names: files that the operator registers, and that launches refer to by name."""
 
 from __future__ import annotations
 
@@ -24,7 +20,6 @@ from frontrunner.spaces.errors import (
 )
 
 KINDS = ("site", "trainer", "data", "table")
-"""Kinds of names: keys of a launch, and options of `frontrunner serve`."""
 SECTIONS = {"site": ("cluster", "dispatch"), "trainer": ("command",), "data": ("data",), "table": ("table",)}
 """The sections that are read from a file; others are ignored, so that a campaign file can be registered."""
 AROUND: Mapping[str, Any] = {
@@ -33,9 +28,7 @@ AROUND: Mapping[str, Any] = {
     "problem": {"sequence_length": 2, "global_batch": 1, "precision": "fp32"},
     "space": {"micro_batch_seqs": [1]},
 }
-"""The rest of a campaign whose registered sections are checked."""
 EVALUATOR_OF = {"trainer": "command", "table": "table"}
-"""Kind of a name -> the evaluator of a campaign that uses it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +65,7 @@ class Registered:
 
 
 def register(words: Mapping[str, Iterable[str]]) -> Registered:
-    """Read and check the files of options such as `--site NAME=FILE`, by kind.
-
-    Raises `InvalidInput` for an invalid or repeated name and an unusable file, and `NotFound` for a missing file.
-    """
+    """Read and check the files of options such as `--site NAME=FILE`, by kind."""
     found: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
     for kind in KINDS:
         for word in words.get(kind, ()):
@@ -93,7 +83,6 @@ def register(words: Mapping[str, Iterable[str]]) -> Registered:
 
 
 def _entry(kind: str, path: Path) -> Entry:
-    """Validate a file's sections as those of a campaign file, with absolute paths; build one command of a trainer."""
     given = _given(kind, path)
     evaluator = EVALUATOR_OF.get(kind, "probe")
     file = parse_campaign({**AROUND, **given, "evaluator": evaluator}, default_name=FALLBACK_NAME, base=path.parent)
@@ -106,7 +95,6 @@ def _entry(kind: str, path: Path) -> Entry:
 
 
 def _given(kind: str, path: Path) -> dict[str, Any]:
-    """Return the sections of a file, or a section that names the file itself."""
     if kind in ("data", "table") and path.suffix != ".toml":
         return {kind: {"path": path.name}}
     table = read_toml(path, f"{kind} file", f"docs/service.md says what a {kind} file holds")
@@ -120,7 +108,6 @@ def _given(kind: str, path: Path) -> dict[str, Any]:
 
 
 def _about(kind: str, given: Mapping[str, Any], spec: CampaignSpec) -> str:
-    """Describe what a name stands for, without revealing commands and paths."""
     if kind == "trainer":
         return spec.command.trainer or spec.command.log or "a command"
     if kind == "table":

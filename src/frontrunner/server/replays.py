@@ -1,8 +1,4 @@
-"""Replays: start, watch and stop them.
-
-A replay keeps its files in frontrunner-runs/replays/RECIPE_ID, as the command does. Its process and how that ended
-are in `service.json` there, so that a restarted service finds it.
-"""
+"""Replays: start, watch and stop them. Each has its files in frontrunner-runs/replays/RECIPE_ID."""
 
 from __future__ import annotations
 
@@ -35,9 +31,7 @@ STARTED = "service.json"
 MOST_PROGRESS_BYTES = 65_536
 LAST_EVENTS = 100
 RATED_STEPS = 20
-"""The newest steps whose median is the step's time."""
 CHECKPOINT = re.compile(r"step-(\d{8,})")
-"""The folder of a complete checkpoint, as the trainer names it."""
 
 
 class ReplayState(StrEnum):
@@ -168,7 +162,6 @@ class Replays:
 
 
 def _state(started: Mapping[str, Any], *, has_result: bool) -> ReplayState:
-    """Return the recorded state, else what the process and its result imply."""
     if "ended" in started:
         return ReplayState(started["ended"])
     process = our_process(started["pid"], since=started["since"])
@@ -178,7 +171,6 @@ def _state(started: Mapping[str, Any], *, has_result: bool) -> ReplayState:
 
 
 def _last_events(path: Path) -> list[dict[str, Any]]:
-    """Return the newest complete events of a progress file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - MOST_PROGRESS_BYTES))

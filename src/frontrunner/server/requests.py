@@ -1,7 +1,4 @@
-"""Request bodies, and the campaign that a launch or plan request describes.
-
-No field is a path, a command, an address or a template: what a client may choose is named, counted or measured.
-"""
+"""Request bodies, and the campaign that a launch or plan request describes."""
 
 from __future__ import annotations
 
@@ -53,13 +50,10 @@ TAKEN_INSTEAD = {
 }
 """Section of a campaign file -> what a body has instead."""
 SECTIONS = ("model", "cluster", "problem", "space", "search", "budget", "probe")
-"""The sections that `CampaignBody` takes."""
 FORBIDDEN_KEYS = {"cluster": ("file", "nvme_path"), "search": ("baseline",)}
-"""Keys of a campaign file that name a file or a folder, in the sections that `CampaignBody` takes."""
 ABOUT = {"trainer": "command", "data": "data.", "table": "table."}
 """Kind of a registered name -> first words of messages about its content, which may name a path or command."""
 HIDDEN_LINES = ("worker_init", "scheduler_options", "launcher_options")
-"""Keys of [dispatch] with lines for shells and batch systems, which no response carries."""
 LAPTOP: Section = {
     "name": "first-try",
     "evaluator": "simulated",
@@ -87,7 +81,6 @@ class Body(BaseModel):
 
 
 def _described(name: str) -> WithJsonSchema:
-    """Return the JSON Schema of a section, which is validated with what the registered names add to it."""
     schema = section_schema(name)
     keys = {key: value for key, value in schema["properties"].items() if key not in FORBIDDEN_KEYS.get(name, ())}
     schema = {"title": f"{name.capitalize()}Section", **schema, "properties": keys}
@@ -197,14 +190,10 @@ class LinkAnswer(BaseModel):
 
 _KIND_FIELDS: Any = dict.fromkeys(KINDS, dict[str, str])
 RegisteredAnswer: Any = create_model("RegisteredAnswer", **_KIND_FIELDS)
-"""The names that a launch may use, each with a short description."""
 
 
 def campaign_table(body: CampaignBody, known: Registered) -> Table:
-    """Return a body as the content of a campaign file, with the sections of its registered names.
-
-    Raises `InvalidInput` for a key that names a file, an unknown name, and names that do not fit the rest.
-    """
+    """Return a body as the content of a campaign file, with the sections of its registered names."""
     table: Table = {name: dict(section) for name in SECTIONS if (section := getattr(body, name))}
     for section, keys in FORBIDDEN_KEYS.items():
         for key in keys:
@@ -218,7 +207,6 @@ def campaign_table(body: CampaignBody, known: Registered) -> Table:
 
 
 def _evaluator(body: CampaignBody, known: Registered) -> str:
-    """Return the evaluator that the body names, or that its registered names need."""
     named = {EVALUATOR_OF[kind]: kind for kind in EVALUATOR_OF if getattr(body, kind) is not None}
     if len(named) > 1:
         raise bad_value("table", body.table, f"no entry together with trainer = {shown(body.trainer)}")
@@ -257,8 +245,7 @@ def parsed(table: Table) -> CampaignFile:
 def campaign_from(body: CampaignBody, known: Registered, *, most_points: int) -> Iterator[CampaignFile]:
     """Pass the campaign of a body; raise `InvalidInput` for a space of more than `most_points` points.
 
-    An error in what a registered name stands for, here or by what is done with the campaign, is reported by that name
-    only, since a file may be gone and the message would contain its path or command; the service's log has the details.
+    An error in what a registered name stands for is reported by the name only, since it may contain a path or command.
     """
     try:
         file = parsed(campaign_table(body, known))
@@ -299,7 +286,6 @@ def redacted(found: T) -> T:
 
 
 def _redacted_campaign(campaign: Campaign) -> Campaign:
-    """Return a campaign whose specification can be read, but not run where its command or nodes need a secret."""
     return replace(campaign, spec_json=_redacted_spec(campaign.spec_json))
 
 

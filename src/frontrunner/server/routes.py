@@ -50,7 +50,6 @@ uncached = APIRouter()
 """Routes whose responses change while nothing is written, and those that write nothing."""
 
 QUIET_POLLS = 15
-"""After this many polls without news a comment keeps proxies from closing the connection."""
 MEDIA = {"svg": "image/svg+xml", "png": "image/png"}
 TEXT = "text/plain; charset=utf-8"
 
@@ -62,13 +61,11 @@ SUBJECTS = {"name": CampaignName, "recipe_id": RecipeId}
 
 
 def _content(*kinds: str) -> Any:
-    """Describe a response that is not JSON."""
     content = {kind: {"schema": {"type": "string"}} for kind in kinds}
     return {"response_class": Response, "responses": {200: {"content": content}}}
 
 
 def _add(question: Question) -> None:
-    """Add the route of a question, which calls the method of `LocalStore`."""
     subjects = [name for name in SUBJECTS if f"{{{name}}}" in question.path]
 
     def route(service: Service, **given: Any) -> Response:

@@ -35,7 +35,6 @@ from frontrunner.store import LocalStore
 T = TypeVar("T")
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 SLOW_THREADS = 2
-"""How many launches and plans are worked on at a time."""
 REPORT_TTL_S = 10.0
 """How long what was read for a report serves its figures too: a client asks for each of them by itself."""
 MOST_REPORTED = 2
@@ -47,14 +46,12 @@ PAGE = """<!doctype html>
 """
 """For senders without a token, who may not load the style sheet either, and for fragments of a page."""
 PLACES = ("body", "query", "path", "header")
-"""First part of a validation error's location: where in the request the value is."""
 
 
 class Service:
     """One running service over one store, which is created if missing."""
 
     def __init__(self, settings: ServiceSettings) -> None:
-        """Open the store; raise as `open_store` and `make_tokens` do."""
         limits = settings.limits
         self.settings = settings
         self.tokens, self.links = make_tokens(settings.token_file), LoginLinks()
@@ -147,10 +144,7 @@ OPERATOR = [Depends(operator)]
 
 
 def answer(value: object, *, status: int = 200) -> Response:
-    """Return a value as a JSON response.
-
-    FastAPI's own serialization would validate each value again, and leave out derived figures.
-    """
+    """Return a value as a JSON response; FastAPI's own serialization would leave out derived figures."""
     return Response(to_json(value), status_code=status, media_type="application/json")
 
 

@@ -40,12 +40,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
-    """Which store is served, where, to whom.
-
-    `allowed_hosts` are the names, besides those of loopback, that a request's Host header may have. `behind_tls` is
-    whether browsers reach the service through a proxy with TLS, so that cookies are marked as secure. `registered` are
-    the names that launches may use.
-    """
+    """Which store is served, where, to whom; `allowed_hosts` are names, besides loopback's, of a Host header."""
 
     store: str
     token_file: Path
@@ -92,7 +87,6 @@ class ServiceSettings:
 
 
 def _in_address(host: str) -> str:
-    """Return a host as browsers write it: IPv6 shortened, in brackets."""
     return f"[{ipaddress.IPv6Address(host)}]" if ":" in host else host
 
 

@@ -27,12 +27,10 @@ if TYPE_CHECKING:
     from frontrunner.table_import import Import
 
 MOST_PROBLEMS, MOST_REASONS, MOST_DISAGREEMENTS = 20, 12, 5
-"""Lines of an import's report."""
 PROBLEM = "{model}, {devices} x {device}, {sequence_length} tokens, batch {global_batch}, {precision}"
 MOST_FOLDERS = 5
 MOST_CELL = 60
 WIDE = 125
-"""Columns from which a campaign's name and its problem fit side by side."""
 
 
 def print_survey(survey: Survey) -> None:
@@ -164,7 +162,6 @@ def print_import(found: Import) -> None:
 
 
 def _print_problems(out: Terminal, found: Import) -> None:
-    """Print the campaigns of an import; the names of several describe the problem, so a narrow terminal omits it."""
     is_wide = len(found.problems) == 1 or out.width >= WIDE
     numbers = (("rows", "right"), ("recipes", "right"), ("failed", "right"))
     table = ruled_table(None, ("campaign", "fold"), *([("problem", "fold")] if is_wide else []), *numbers)

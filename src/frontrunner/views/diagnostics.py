@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold red"}
 WIDEST = 120
 INDENT = 11
-"""Columns before a check's finding: two, the longest status, two."""
 NOISY = 0.3
 """Relative error of a line above which its figures are marked: timings that other work disturbed, or no line."""
 LEAST_SHARE = 0.0005
@@ -146,7 +145,6 @@ _FLOPS = {
     "recomputed": "recomputed_flops",
     "hardware: all": "hardware_flops_per_step",
 }
-"""Rows of a dry run's FLOPs: title -> attribute of a traced rank."""
 
 
 def print_dryrun(found: DryRun) -> None:
@@ -180,7 +178,6 @@ def _rank_heading(rank: TracedRank, found: DryRun) -> str:
 
 
 def _counted_over(found: DryRun) -> str:
-    """Return what was traced of the step, and why that is enough."""
     traced, all_of_them = found.micro_batches, found.recipe.accumulation
     if found.extrapolated:
         return (
@@ -252,7 +249,6 @@ def _milliseconds(time_s: float) -> str:
 
 
 def _print_tree(out: Terminal, report: ProfileReport) -> None:
-    """Print the tree of the slowest rank."""
     path = report.host_trees[report.slowest_rank]
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     lines = list(dropwhile(lambda line: not line[0].isdigit(), lines))  # its banner

@@ -25,7 +25,6 @@ BAR_WIDTH = 30
 NUMBERS_WIDTH = 51
 """Most columns for the numbers of a measurement; a recipe's text gets the rest of the line."""
 MOST_RUNNING = 6
-"""Running probes that are shown one by one."""
 EventData = Mapping[str, str | int | float | None]
 
 
@@ -130,10 +129,7 @@ def _write(line: str) -> None:
 
 
 def panel(view: View, *, width: int, rows: int = 0) -> Group:
-    """Return budget, counts, best so far, what runs, and the last outcomes, in lines that never wrap.
-
-    With `rows` the panel is padded to a steady height, with as many lines of running probes.
-    """
+    """Return the panel in lines that never wrap; with `rows` it has a steady height, with as many running probes."""
     shown = [*view.last, *([view.best] if view.best else [])]
     longest = max((len(_named(ended)) for ended in shown), default=0)
     room = max(12, min(longest, width - LABEL_WIDTH - NUMBERS_WIDTH))  # one for all, so that numbers are aligned
@@ -183,7 +179,6 @@ def _limit(limit: Limit) -> Text:
 
 
 def _outlook(outlook: Outlook) -> str:
-    """Return what is left to gain, short enough for a narrow terminal."""
     shares = (outlook.expected_improvement, outlook.share_below, outlook.share_below_at_most)
     gain, below, most = (percent(share) for share in shares)
     what = "front" if outlook.of_front else "best"
@@ -191,7 +186,6 @@ def _outlook(outlook: Outlook) -> str:
 
 
 def _progress(probe: RunningProbe) -> str:
-    """Return what a probe does, with the time first: its width changes least."""
     elapsed = f"{probe.seconds:.0f} s"
     if probe.progress is None:
         return elapsed

@@ -26,7 +26,6 @@ from frontrunner.views.terminal import column_table, console, ruled_table
 
 INDENT = 3
 WIDEST_TEXT = 110
-"""Longer lines of words are hard to read."""
 
 
 def print_plan(plan: ShownPlan, *, file: str) -> None:
@@ -71,7 +70,6 @@ def print_trust(trust: Trust | ShownPlan) -> None:
 
 
 def _global_batch(row: ScalingRow) -> str | None:
-    """Return the best recipe's own, where the problem leaves a range."""
     if row.best is not None:
         return f"{row.best.recipe.global_batch_seqs:,}"
     batch = row.global_batch
@@ -103,7 +101,6 @@ SCALING: tuple[Column[ScalingRow], ...] = (
     ),
     replace(_BEST["limit"], drop=9),
 )
-"""The best recipe on each number of nodes."""
 
 
 def print_scaling(found: Scaling) -> None:
@@ -169,7 +166,6 @@ def print_breakdown(found: Breakdown) -> None:
 
 
 def _figures(found: Breakdown) -> Table:
-    """Return estimated and, where there are any, measured figures in a row each, and the error between them."""
     estimate, measured = found.estimate, found.measured
     table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
     table.add_column("", no_wrap=True)
@@ -207,7 +203,6 @@ def _step_table(found: Breakdown) -> Table:
 
 
 def _memory_table(found: Breakdown) -> Table:
-    """Return a column per rank that differs; the bars are those of the fullest."""
     ranks, sizes = found.ranks, found.estimate.memory_parts_bytes
     is_split = len(ranks) > 1
     unit, name = (2**30, "GiB") if found.estimate.peak_memory_bytes >= 2**30 else (2**20, "MiB")
@@ -275,7 +270,6 @@ def _verdict(layouts: Sequence[ParallelLayout]) -> str:
 
 
 def _best(layouts: Sequence[ParallelLayout], advice: Advice) -> str:
-    """Return the fastest layout that fits, else the smallest recipe, else why there is none."""
     known = [layout.estimate for layout in layouts if layout.estimate is not None]
     best = max(layouts, key=speed)
     if best.fits and best.estimate is not None:
@@ -291,7 +285,6 @@ def _best(layouts: Sequence[ParallelLayout], advice: Advice) -> str:
 
 
 def _why(advice: Advice) -> Iterator[str]:
-    """Yield what the recommended layout does and costs, and why no faster one is taken; or what is missing."""
     chosen, found = advice.chosen, _estimate(advice)
     if chosen is None or found is None:
         cluster = advice.problem.cluster
@@ -402,7 +395,6 @@ LAYOUTS: tuple[Column[ParallelLayout], ...] = (
     replace(RECIPE_ID.of(attrgetter("estimate")), drop=1),
     words("describe", "in short", lambda x: x.estimate.recipe.describe() if x.estimate else x.reason, drop=3, least=22),
 )  # fmt: skip
-"""Parallel layouts compared."""
 
 
 def _is_as_fast_as(best: ParallelLayout) -> Callable[[ParallelLayout], bool]:

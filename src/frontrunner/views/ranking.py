@@ -31,7 +31,6 @@ FRONT: tuple[Column[OnFront], ...] = (
     Column("nodes", "nodes", attrgetter("nodes"), "{:,}".format),
     *(column.of(attrgetter("ranked")) for column in COLUMNS if column.key not in (*_FRONT_FIRST, "gap_percent")),
 )
-"""A front: what it weighs first; `#` is the place in the ranking by tokens/s."""
 
 
 def print_ranking(ranking: Sequence[RankedRecipe] | RankedRecipe, *, title: str = "") -> None:
@@ -74,10 +73,7 @@ def print_next_commands(
     *,
     replays: bool = True,
 ) -> None:
-    """Print what to do next as commands to copy, with `store` where the commands would not find it themselves.
-
-    `objectives` are the campaign's; it `replays` unless another trainer than frontrunner's ran its probes.
-    """
+    """Print what to do next as commands to copy, with `store` where the commands would not find it themselves."""
     out = console()
     named = f" --store {shlex.quote(store)}" if store else ""
     several = f" --objectives {','.join(objectives)}" if len(objectives) > 1 else ""
@@ -167,7 +163,6 @@ PREDICTIONS: tuple[Column[Predicted], ...] = (
     Column("error", "off by", attrgetter("error"), lambda error: f"{100 * error:+.1f} %", drop=2),
     *(replace(column, drop=column.drop + 1) for column in RECIPE[1:]),
 )
-"""Predictions, a table of their own: they are never among the measurements."""
 
 
 def print_predictions(scale: SmallScale) -> None:

@@ -1,8 +1,4 @@
-"""Report of a campaign as one HTML file that needs no network and no other file.
-
-The template report.html escapes all text. The script that draws the charts is part of the page: a content security
-policy allows that script alone, by its hash, and keeps it from loading or sending anything.
-"""
+"""Report of a campaign as one HTML file that needs no network and no other file."""
 
 from __future__ import annotations
 
@@ -34,11 +30,8 @@ from frontrunner.views.columns import ORIGINS, figures_in_words
 
 TOP = 10
 MOST_FAILURES = 200
-"""Failed recipes that are listed with their logs; the commands list all."""
 MOST_ROWS = 500
-"""Of a chart's table."""
 LONG_WORDS = 16
-"""Columns with longer text stay broad, whatever the page's width."""
 NUMBER = re.compile(r"-|[+-]?[\d.,]+(e[+-]?\d+)?( (%|s|ms))?")
 
 
@@ -95,7 +88,6 @@ def report_page(
 
 
 def _commands(best: RankedRecipe, elsewhere: Elsewhere) -> dict[str, str]:
-    """Return commands with their purposes; imported rows cannot be replayed, nor can a service replay."""
     recipe, option = best.recipe_id, elsewhere.option
     found = {}
     if best.figures != "imported" and elsewhere.server is not None:
@@ -172,7 +164,6 @@ def _spent(campaign: Campaign, collected: Collected) -> str:
 
 
 def _marks(table: Table) -> list[str]:
-    """Return the class of each column: numbers are aligned to the right, and long words stay broad."""
     columns = list(zip(*table.rows, strict=True)) or [()] * len(table.header)
     return [
         "number" if all(map(NUMBER.fullmatch, column)) else "words" if max(map(len, column)) > LONG_WORDS else ""

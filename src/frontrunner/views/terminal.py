@@ -18,10 +18,8 @@ from frontrunner.views.columns import Column, used
 
 Row = TypeVar("Row")
 PIPED_WIDTH = 140
-"""Columns of a table that is not printed on a terminal."""
 GAP = 2
 PRE = "white-space: pre; overflow-x: auto; line-height: normal"
-"""Style of output in a notebook: scrolled rather than wrapped."""
 
 
 class Terminal(Console):
@@ -102,7 +100,6 @@ def column_table(
 
 
 def _cells(column: Column[Row], rows: Sequence[Row]) -> list[str]:
-    """Return a column's texts, with ` !` after doubtful ones and as much room after the others."""
     marks = ["!" if column.is_doubtful(row) else " " for row in rows]
     cells = [column.cell(row) for row in rows]
     return [f"{cell} {mark}" for cell, mark in zip(cells, marks, strict=True)] if "!" in marks else cells

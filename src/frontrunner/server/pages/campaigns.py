@@ -1,7 +1,4 @@
-"""Pages of campaigns: the list, and one campaign as it goes on.
-
-A live page polls with the digests of the sections that it shows, and is sent those that changed.
-"""
+"""Pages of campaigns: the list, and one campaign as it goes on."""
 
 from __future__ import annotations
 
@@ -47,13 +44,10 @@ Digest = Annotated[str, Query(max_length=64)]
 Seen = Annotated[str, Query(max_length=400, pattern="~")]
 """What a page shows: the campaign's version, that of its charts, and the digest of each section, with ~ between."""
 SECTIONS = ("numbers", "ranking", "trials", "timeline", "failures", "events")
-"""Sections of a campaign's page, in their order on it."""
 POLL_S, POLL_DRIVEN_S = 5, 3
-"""How often a live page polls, in seconds."""
 CHARTS_AT_ONCE, CHARTS_EVERY_S = 10, 15
 """While a driver runs, each of the first outcomes redraws the charts; later ones redraw them at this interval."""
 MOST_SPANS = 160
-"""Of the timeline; more would be too thin to see."""
 SHOWN = ("history", "speed-memory", "feasibility", "sensitivity", "parallel-coordinates")
 """The report's charts that a campaign's page draws too; the others take seconds."""
 CAMPAIGNS_A_PAGE, TRIALS_A_PAGE, TOP, MOST_FAILURES = 50, 25, 10, 40
@@ -107,7 +101,6 @@ def _trials(store: Store, name: str, number: int) -> dict[str, Any]:
 
 
 def _outlook(found: Status) -> str:
-    """Return what is left to gain; empty if unknown, or if the reason for which the campaign ended states it."""
     if found.outlook is None:
         return ""
     words = outlook_in_words(outlook_of(found.outlook)[0])
@@ -115,7 +108,6 @@ def _outlook(found: Status) -> str:
 
 
 def _ending(store: Store, found: Status) -> str:
-    """Return that the current driver was asked to pause or to stop, and what it waits for."""
     request = next((event for event in reversed(found.last_events) if event.kind == STOPPING), None)
     driver = next((one for one in active_drivers(store) if one.campaign == found.campaign.name), None)
     if request is None or driver is None or not driver.is_live or request.at < driver.since:
@@ -126,10 +118,7 @@ def _ending(store: Store, found: Status) -> str:
 
 
 def _timeline(store: Store, found: Status, attempts: Sequence[AttemptOutcome]) -> dict[str, Any] | None:
-    """Draw the newest attempts; running ones reach up to now, those whose driver is gone have no length.
-
-    None where none has begun, and for an imported table, whose rows have the time of the import.
-    """
+    """Draw the newest attempts; running ones reach up to now. None for none, and for an imported table."""
     if found.campaign.figures == IMPORTED:
         return None
     now = store.now() if found.driver_is_live else None
@@ -212,7 +201,6 @@ def _sections(view: Mapping[str, Any], role: Role) -> dict[str, Markup]:
 
 
 def _live(found: Status, now: str, sections: Mapping[str, Markup]) -> Markup:
-    """Return the element that polls, with what the page has seen."""
     seen = "~".join([now, charts_version(found), *map(digest, sections.values())])
     url = f"/campaigns/{found.campaign.name}/live?seen={quote(seen)}"
     return render("live.html", url=url, polls_every_s=POLL_DRIVEN_S if found.driver_is_live else POLL_S)

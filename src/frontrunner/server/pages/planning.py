@@ -43,30 +43,19 @@ from frontrunner.views.columns import ESTIMATES, used
 router = APIRouter(route_class=CachedRoute)
 TOP = 12
 FACTORS = (0.25, 0.5, 1, 2, 4)
-"""Node counts of the what-if table, relative to the requested one."""
 MOST_FACTOR = 64
-"""Up to which more counts are tried if nothing fits on those."""
 MOST_STAGES, MOST_STAGE_COUNTS = 64, 8
-"""The most stages of a pipeline, and how many numbers of stages a plan tries."""
 MOST_CHARACTERS = 32
-"""Of one field: no preset's name and no number within the limits is longer."""
 MOST_CAMPAIGN_CHARACTERS = 100_000
 Name = Annotated[str, Field(max_length=64)]
 MESSAGE = re.compile(r"(?:model|cluster|problem)\.(?:links\.)?(\w+) = .*?: expected (.*)", re.DOTALL)
-"""A message about a key of a campaign file, whose last part is the field's name."""
 SECTION = re.compile(r"\b(?:model|cluster|problem)\.(?=[a-z])")
-"""Section before a key in a message, which no label of the page has."""
 NO_NAME = {"site": "this machine", "trainer": "frontrunner's own", "data": "the built-in text", "table": "none"}
-"""What a campaign has if no registered name is chosen."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One field of the form, which is the key `name` of `section` in a campaign file.
-
-    It takes a number, or one of `options`. One with a `default` has to have a value; without, an empty field counts as
-    the preset's.
-    """
+    """Form field for the key `name` of a `section`; without a `default`, an empty one counts as the preset's."""
 
     name: str
     section: str
@@ -130,10 +119,7 @@ DEFAULTS = {name: entry.default for name, entry in ENTRIES.items() if entry.defa
 
 @dataclass(frozen=True, kw_only=True)
 class PlanForm:
-    """What was typed by field, the campaign that it describes, and what is wrong by field ("" for none).
-
-    `spec` is None if there is any error; `placeholders` are what counts if a field is left empty, by the presets.
-    """
+    """Fields as typed, their campaign (None with errors), errors by field, and what empty fields count as."""
 
     typed: Mapping[str, str]
     spec: CampaignSpec | None
@@ -173,7 +159,6 @@ def _placeholders(typed: Mapping[str, str]) -> dict[str, str]:
 
 
 def _value(text: str | int) -> Any:
-    """Return the number or flag that a text states, else the text, which its key then refuses."""
     for kind in (int, float):
         with suppress(ValueError):
             return kind(text if str(text).isascii() else "")
@@ -181,10 +166,7 @@ def _value(text: str | int) -> Any:
 
 
 def planned_campaign(typed: Mapping[str, str]) -> CampaignSpec:
-    """Return the campaign whose space the page plans: the usual choices, as far as model and cluster allow them.
-
-    What was typed goes over the presets; another device takes the cluster's nodes and links.
-    """
+    """Return the campaign whose space the page plans: the usual choices, with what was typed over the presets."""
     of: dict[str, Table] = {"model": {}, "cluster": {}, "links": {}, "problem": {}, "": {}}
     for name, text in (DEFAULTS | dict(typed)).items():
         of[ENTRIES[name].section][name] = _value(text)
@@ -216,7 +198,6 @@ def planned_campaign(typed: Mapping[str, str]) -> CampaignSpec:
 
 
 def _stage_counts(layers: Any) -> list[int]:
-    """Return numbers of stages that share the layers evenly, powers of two first."""
     even = [
         stages for stages in range(1, MOST_STAGES + 1) if isinstance(layers, int) and layers and layers % stages == 0
     ]
@@ -225,7 +206,6 @@ def _stage_counts(layers: Any) -> list[int]:
 
 
 def _answer(spec: CampaignSpec) -> Markup:
-    """Render the plan of a campaign's space, or why there is none."""
     surveyed, problem = spec.survey(), spec.problem
     if not surveyed.recipes:
         return render("launch_checked.html", error=nothing_legal(surveyed))

@@ -35,7 +35,6 @@ HTMX = {
         {"code": "[45]..", "swap": True, "error": True, "target": "#notice", "swapOverride": "innerHTML"},
     ],
 }
-"""Settings of htmx: it evaluates and keeps nothing, calls this service alone, and shows errors in one place."""
 FILTERS = (against, count, figures_in_words, gib, minute, node_time, percent, seconds, size, thousands)
 FILES = ("style.css", "pages.js", "htmx-2.0.11.min.js", "icon.svg")
 CHARTS = "charts.js"
@@ -50,10 +49,7 @@ def static_file(name: str) -> bytes:
 
 @cache
 def assets() -> dict[str, str]:
-    """Return the paths of the static files, which change with their content, so that browsers may keep them for ever.
-
-    The charts' script takes a second to make, so its version stands for its content.
-    """
+    """Return the paths of the static files, which change with their content: browsers may keep them for ever."""
     contents = {name: static_file(name) for name in FILES} | {CHARTS: javascript_version().encode()}
     parts = {name: (*name.rsplit(".", 1), hashlib.sha256(content).hexdigest()) for name, content in contents.items()}
     return {name: f"/static/{stem}.{digest[:12]}.{ending}" for name, (stem, ending, digest) in parts.items()}
@@ -114,5 +110,4 @@ def macro(template: str, name: str, *arguments: Any) -> Markup:
 
 
 def _shown(value: Any) -> Any:
-    """Show control characters of text from outside; what a template has made is left alone."""
     return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value

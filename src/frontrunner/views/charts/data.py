@@ -55,10 +55,7 @@ def _cell(row: Any, value: str | Callable[[Any], str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A chart: a Vega-Lite specification without colors of the page, with the same content as a table.
-
-    `reading` says in one or two sentences what to see in it; `remarks` name what it does not show.
-    """
+    """A Vega-Lite specification without the page's colors, what to read in it, the same as a table, and its gaps."""
 
     reading: str
     spec: Json
@@ -68,12 +65,9 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """One campaign as the store knows it.
+    """One campaign as the store knows it: attempts as they ended; one row per recipe in `ranking` and `front`.
 
-    `attempts` are in the order in which they ended; `ranking` and `front` have one row per recipe, fastest first,
-    repeats pooled; `failed` are the trials whose final outcome is a failure. `outlook` is the newest estimate of the
-    remaining gain, None if the strategy makes none. `reused` counts the attempts that reused outcomes of earlier
-    campaigns.
+    `failed` are the trials whose final outcome is a failure; `reused` counts attempts that reused earlier outcomes.
     """
 
     campaign: Campaign

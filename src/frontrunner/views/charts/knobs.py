@@ -23,6 +23,7 @@ from frontrunner.spaces.legality import Reason, why_illegal
 from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.space import recipe_at
 from frontrunner.text import gib, percent, thousands
+from frontrunner.views.charts import marks as vl
 from frontrunner.views.charts.data import (
     GIB,
     NOTHING_MEASURED,
@@ -35,23 +36,6 @@ from frontrunner.views.charts.data import (
     shown,
     table,
 )
-from frontrunner.views.charts.marks import (
-    BAR,
-    BLUE,
-    CROSS,
-    GRAY,
-    ORANGE,
-    RED,
-    STAR,
-    layer,
-    looks,
-    name,
-    number,
-    palette,
-    recipe_fields,
-    tooltip,
-    values,
-)
 
 if TYPE_CHECKING:
     from optuna.importance import BaseImportanceEvaluator
@@ -60,8 +44,7 @@ FEWEST_FOR_ORDER = 5
 """Assumed: with fewer recipes the agreement of two orders says nothing."""
 
 
-def estimates(recipes: Sequence[Recipe], collected: Collected) -> dict[Recipe, Estimate]:
-    """Return the estimates of those recipes that the formulas know."""
+def _estimates(recipes: Sequence[Recipe], collected: Collected) -> dict[Recipe, Estimate]:
     known = [recipe for recipe in recipes if not_modelled(recipe) is None]
     return dict(zip(known, estimate_many(known, collected.problem), strict=True)) if known else {}
 
@@ -70,12 +53,12 @@ def predicted(collected: Collected) -> Chart | Missing:
     """Draw the model's speed and memory over the measured ones, with the line of a perfect model."""
     if not collected.ranking:
         return NOTHING_MEASURED
-    found = estimates([row.recipe for row in collected.ranking], collected)
+    found = _estimates([row.recipe for row in collected.ranking], collected)
     if not found:
         return Missing(reason="The formulas know none of the measured recipes.")
     rows: list[Json] = [
         {
-            **recipe_fields(row),
+            **vl.recipe_fields(row),
             "tokens/s": row.standing.tokens_per_s,
             "predicted tokens/s": found[row.recipe].tokens_per_s,
             "GiB": row.standing.peak_memory_bytes_max_rank / GIB,
@@ -101,7 +84,7 @@ def predicted(collected: Collected) -> Chart | Missing:
             *([f"{unknown} measured recipes are unknown to the formulas and left out."] if unknown else ()),
         ),
         spec={
-            "data": values(rows),
+            "data": {"values": rows},
             "hconcat": [_against("tokens/s", "tokens/s", rows), _against("peak memory, GiB", "GiB", rows)],
             "usermeta": {"least": 420, "margin": 85},
         },
@@ -122,10 +105,7 @@ def _error(row: Json, unit: str) -> float:
 
 
 def order_agreement(guessed: Sequence[float], found: Sequence[float]) -> float | None:
-    """Return Spearman's rank correlation of predicted and measured speed.
-
-    None for fewer than `FEWEST_FOR_ORDER` recipes, and where one of the two does not vary.
-    """
+    """Return Spearman's rank correlation, None for fewer than `FEWEST_FOR_ORDER` recipes or constant values."""
     if len(found) < FEWEST_FOR_ORDER or len(set(guessed)) == 1 or len(set(found)) == 1:
         return None
     from scipy.stats import spearmanr
@@ -134,10 +114,9 @@ def order_agreement(guessed: Sequence[float], found: Sequence[float]) -> float |
 
 
 def _out_of_memory_remark(collected: Collected, ran: Sequence[Estimate]) -> Iterator[str]:
-    """State how the memory estimates judged the recipes that ran, and those that ran out of memory."""
     kinds = {recipe: failure.kind for recipe, failure in collected.final_failures.items()}
     failed = [recipe for recipe, kind in kinds.items() if kind is FailureKind.OUT_OF_MEMORY]
-    judged = estimates(failed, collected).values()
+    judged = _estimates(failed, collected).values()
     if judged:
         yield (
             f"Of {len(judged)} recipes that ran out of memory the model had called "
@@ -148,14 +127,14 @@ def _out_of_memory_remark(collected: Collected, ran: Sequence[Estimate]) -> Iter
 
 def _against(title: str, unit: str, rows: Sequence[Json]) -> Json:
     end = max(max(row[unit], row[f"predicted {unit}"]) for row in rows)
-    hints = tooltip("recipe", "choices", numbers={unit: unit, f"predicted {unit}": f"predicted {unit}"})
+    hints = vl.tooltip("recipe", "choices", numbers={unit: unit, f"predicted {unit}": f"predicted {unit}"})
     ends = [{unit: at, f"predicted {unit}": at} for at in (0, end)]
     return {
         "title": title,
-        "encoding": {"x": number(unit, "measured"), "y": number(f"predicted {unit}", "predicted")},
+        "encoding": {"x": vl.number(unit, "measured"), "y": vl.number(f"predicted {unit}", "predicted")},
         "layer": [
-            layer("line", {}, rows=ends, strokeDash=[4, 4], strokeWidth=1.5, color=GRAY),
-            layer("point", {"tooltip": hints}, filled=True, size=55, color=BLUE),
+            vl.layer("line", {}, rows=ends, strokeDash=[4, 4], strokeWidth=1.5, color=vl.GRAY),
+            vl.layer("point", {"tooltip": hints}, filled=True, size=55, color=vl.BLUE),
         ],
     }
 
@@ -165,23 +144,19 @@ FIRST = ("tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulati
 BEST, ILLEGAL = "the best", "no legal recipe"
 HOLLOW = "transparent"
 SOURCES: dict[str, tuple[str, str, str]] = {
-    "measured": (BLUE, "circle", BLUE),
-    BEST: (ORANGE, STAR, ORANGE),
-    "estimated": (BLUE, "circle", HOLLOW),
-    "estimated not to fit": (RED, "circle", HOLLOW),
-    "failed": (RED, CROSS, RED),
-    "unknown to the model": (GRAY, "diamond", HOLLOW),
-    ILLEGAL: (GRAY, BAR, GRAY),
+    "measured": (vl.BLUE, "circle", vl.BLUE),
+    BEST: (vl.ORANGE, vl.STAR, vl.ORANGE),
+    "estimated": (vl.BLUE, "circle", HOLLOW),
+    "estimated not to fit": (vl.RED, "circle", HOLLOW),
+    "failed": (vl.RED, vl.CROSS, vl.RED),
+    "unknown to the model": (vl.GRAY, "diamond", HOLLOW),
+    ILLEGAL: (vl.GRAY, vl.BAR, vl.GRAY),
 }
 """What a point of a curve rests on: its color, its symbol, and what fills that."""
 
 
 def sensitivity(collected: Collected) -> Chart | Missing:
-    """Draw a panel per knob: tokens/s of the best recipe with that knob at each of its values.
-
-    The other knobs stay as the best recipe has them, and what follows from them moves along: data parallelism follows
-    from the devices, and accumulation from the global batch if that is fixed.
-    """
+    """Draw a panel per knob: tokens/s of the best recipe with that knob at each of its values."""
     if not collected.ranking:
         return NOTHING_MEASURED
     dimensions = collected.survey.dimensions
@@ -220,15 +195,14 @@ def sensitivity(collected: Collected) -> Chart | Missing:
 
 
 def curve(knob: str, collected: Collected) -> Iterator[Json]:
-    """Yield a point for each value of the space, in their order; numbers ascend.
+    """Yield a point for each value of the space; `note` names the reason where there is no speed.
 
-    `source` is one of `SOURCES`. `tokens_per_s` is None for what failed, is illegal, or is unknown to the formulas;
-    `note` then names the reason. An estimate is the model's ratio to its own estimate of the best recipe, times the
-    measured speed of that: the ratio cancels an error of the model that all recipes share.
+    An estimate is the model's ratio to its own estimate of the best recipe, times the measured speed of that: the ratio
+    cancels an error of the model that all recipes share.
     """
     best = collected.ranking[0]
     variants = dict(_variants(knob, collected))
-    known = estimates([best.recipe, *(found for found in variants.values() if isinstance(found, Recipe))], collected)
+    known = _estimates([best.recipe, *(found for found in variants.values() if isinstance(found, Recipe))], collected)
     measured = {row.recipe: row.standing.tokens_per_s for row in collected.ranking}
     failures = collected.final_failures
     for place, (value, found) in enumerate(variants.items()):
@@ -263,22 +237,27 @@ def _variants(knob: str, collected: Collected) -> Iterator[tuple[Choice, Recipe 
 
 
 def _sensitivity_spec(labels: Sequence[str], points: Sequence[Json]) -> Json:
-    look = looks("source", SOURCES, (point["source"] for point in points), "stroke", "shape", "fill")
-    look["tooltip"] = tooltip("knob", "value", "source", "note", numbers={"tokens_per_s": "tokens/s"})
+    look = vl.looks("source", SOURCES, (point["source"] for point in points), "stroke", "shape", "fill")
+    look["tooltip"] = vl.tooltip("knob", "value", "source", "note", numbers={"tokens_per_s": "tokens/s"})
     axis = {"labelAngle": 0, "labelOverlap": True, "grid": False}
     header = {"title": None, "labelFontWeight": "bold", "labelFontSize": 12.5}
     return {
-        "data": values(points),
-        "facet": name("knob", sort=list(labels), header=header),
+        "data": {"values": points},
+        "facet": vl.name("knob", sort=list(labels), header=header),
         "columns": 4,
         "resolve": {"scale": {"x": "independent"}},
         "usermeta": {"panels": len(labels), "least": 230, "margin": 52},
         "spec": {
             "height": 170,
-            "encoding": {"x": name("value", sort={"field": "place"}, axis=axis), "y": number("drawn", "tokens/s")},
+            "encoding": {
+                "x": vl.name("value", sort={"field": "place"}, axis=axis),
+                "y": vl.number("drawn", "tokens/s"),
+            },
             "layer": [
-                layer("line", {}, where="isValid(datum.tokens_per_s)", strokeDash=[3, 3], strokeWidth=1.5, color=GRAY),
-                layer("point", look, size=75, strokeWidth=1.5),
+                vl.layer(
+                    "line", {}, where="isValid(datum.tokens_per_s)", strokeDash=[3, 3], strokeWidth=1.5, color=vl.GRAY
+                ),
+                vl.layer("point", look, size=75, strokeWidth=1.5),
             ],
         },
     }
@@ -294,7 +273,6 @@ MOST_WEIGHED = 400
 SEED = 0
 """Of the forests: the same campaign always gives the same numbers."""
 LOW, MIDDLE, HIGH = "#2c7fb8", "#a7a3ad", "#e0533d"
-"""Colors of a knob's first to last value."""
 GOLDEN_RATIO = 0.618034
 Matrix = npt.NDArray[np.float64]
 
@@ -320,15 +298,15 @@ def importance(collected: Collected) -> Chart | Missing:
             "explains. Where they differ, a knob that moves the average does not decide which recipe is best."
         ),
         spec={
-            "data": values(rows),
+            "data": {"values": rows},
             "height": 58 * len(varied),
             "mark": {"type": "bar"},
             "encoding": {
-                "y": name("knob", axis={"grid": False, "labelFontSize": 12.5}, scale={"paddingInner": 0.35}),
-                "yOffset": name("method"),
-                "x": number("share", "share, %"),
-                "color": palette("method", {"PED-ANOVA": BLUE, "fANOVA": ORANGE}, methods),
-                "tooltip": tooltip("knob", "method", numbers={"share": "share, %"}),
+                "y": vl.name("knob", axis={"grid": False, "labelFontSize": 12.5}, scale={"paddingInner": 0.35}),
+                "yOffset": vl.name("method"),
+                "x": vl.number("share", "share, %"),
+                "color": vl.palette("method", {"PED-ANOVA": vl.BLUE, "fANOVA": vl.ORANGE}, methods),
+                "tooltip": vl.tooltip("knob", "method", numbers={"share": "share, %"}),
             },
         },
         table=table(
@@ -356,7 +334,7 @@ def shap(collected: Collected) -> Chart | Missing:
         offsets = (ranks * GOLDEN_RATIO) % 1.0 * 2 - 1  # neighbors are spread apart, always in the same way
         rows += [
             {
-                **recipe_fields(row),
+                **vl.recipe_fields(row),
                 "knob": knob.label,
                 "value": knob.word(row.recipe),
                 "effect": 100 * float(found),
@@ -373,15 +351,15 @@ def shap(collected: Collected) -> Chart | Missing:
             f"{percent(explained, 0)} of the variance of recipes held back{weak}"
         ),
         spec={
-            "data": values(rows),
+            "data": {"values": rows},
             "height": 44 * len(varied),
             "mark": {"type": "point", "filled": True, "size": 32, "opacity": 0.85},
             "encoding": {
-                "y": name("knob", axis={"labelFontSize": 12.5}),
+                "y": vl.name("knob", axis={"labelFontSize": 12.5}),
                 "yOffset": {"field": "offset", "type": "quantitative", "scale": {"domain": [-1.4, 1.4]}},
-                "x": number("effect", "effect on tokens/s, %"),
-                "color": number("shade", None, scale={"range": [LOW, MIDDLE, HIGH]}, legend=None),
-                "tooltip": tooltip("knob", "value", "recipe", "choices", numbers={"effect": "effect, %"}),
+                "x": vl.number("effect", "effect on tokens/s, %"),
+                "color": vl.number("shade", None, scale={"range": [LOW, MIDDLE, HIGH]}, legend=None),
+                "tooltip": vl.tooltip("knob", "value", "recipe", "choices", numbers={"effect": "effect, %"}),
             },
         },
         table=table(
@@ -394,12 +372,10 @@ def shap(collected: Collected) -> Chart | Missing:
 
 
 def _weighed(collected: Collected) -> Sequence[RankedRecipe]:
-    """Return the measured recipes, or an even selection from the ranking of more than `MOST_WEIGHED`."""
     return collected.ranking[:: -(-len(collected.ranking) // MOST_WEIGHED)]
 
 
 def _varied(collected: Collected) -> tuple[Knob, ...] | Missing:
-    """Return the knobs to weigh, or why they cannot be: too few measurements, or nothing varies."""
     measured = len(collected.ranking)
     if measured < FEWEST_RECIPES:
         return Missing(reason=f"Importance needs at least {FEWEST_RECIPES} measured recipes; there are {measured}.")
@@ -435,11 +411,9 @@ def shares(varied: Sequence[Knob], ranking: Sequence[RankedRecipe], best_share: 
 
 
 def shap_effects(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> tuple[Matrix, float]:
-    """Return what each knob's value adds to each recipe's speed, and how far to trust it.
+    """Return the factor on tokens/s, less 1, of each recipe's value of each knob, and the R2 on recipes held back.
 
-    A row per recipe and a column per knob: the factor on tokens/s, less 1. The forest predicts the logarithm of
-    tokens/s, in which knobs add up. The second value is the share of its variance that forests explain of recipes held
-    back (R2 over `FOLDS` folds).
+    The forest predicts the logarithm of tokens/s, in which knobs add up.
     """
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.model_selection import KFold, cross_val_predict

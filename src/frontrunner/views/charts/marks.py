@@ -104,13 +104,8 @@ def rule(axis: str, at: float, words: str) -> list[Json]:
     ]
 
 
-def values(rows: Sequence[Json]) -> Json:
-    """Return rows as inline data."""
-    return {"values": list(rows)}
-
-
 def layer(kind: str, encoding: Json, *, rows: Sequence[Json] | None = None, where: str = "", **mark: Any) -> Json:
     """Return a layer of marks: of `rows`, else of the chart's own, and of these only those `where` a test holds."""
-    data = {} if rows is None else {"data": values(rows)}
+    data = {} if rows is None else {"data": {"values": list(rows)}}
     kept = {"transform": [{"filter": where}]} if where else {}
     return {**data, **kept, "mark": {"type": kind} | mark, "encoding": encoding}

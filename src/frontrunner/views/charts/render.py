@@ -76,10 +76,7 @@ def fitted(spec: Json, width: float) -> Json:
 
 
 def picture(spec: Json, kind: str, *, title: str = "") -> bytes:
-    """Return a chart as the content of an SVG or PNG file, on white, under a title of one line.
-
-    Raises `InvalidInput` if vl-convert is not installed.
-    """
+    """Return a chart as the content of an SVG or PNG file, on white, under a title of one line."""
     require_installed()
     import vl_convert
 
