@@ -17,26 +17,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.toml_file import Table, parse_toml
-from frontrunner.evaluators.analytic import estimates
 from frontrunner.evaluators.analytic.scaling import Scaling, scaling
-from frontrunner.search.campaign_setup import free_name, nothing_legal
+from frontrunner.planning import plan_of
+from frontrunner.search.campaign_setup import free_name
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.server.auth import Role
 from frontrunner.server.pages.rendering import macro, page, render, static_file
 from frontrunner.server.registered import KINDS
 from frontrunner.server.requests import CampaignBody, campaign_from, campaign_table, parsed
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, ServiceOf, from_validation
+from frontrunner.spaces import presets
 from frontrunner.spaces.cluster import MOST_DEVICES, PRECISIONS
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal
 from frontrunner.spaces.model import ACTIVATIONS, POSITIONS
-from frontrunner.spaces.presets import (
-    cluster_names,
-    cluster_preset,
-    device_names,
-    device_preset,
-    model_names,
-    model_preset,
-)
 from frontrunner.views.charts.cut import cut
 from frontrunner.views.columns import ESTIMATES, used
 
@@ -76,7 +69,7 @@ class Group:
 
 MODEL = Group(
     "Model",
-    Entry("model", "", "preset", options=model_names(), default="frontier-22b"),
+    Entry("model", "", "preset", options=presets.model_names(), default="frontier-22b"),
     (
         Entry("layers", "model", "layers"),
         Entry("hidden", "model", "hidden size"),
@@ -91,11 +84,11 @@ MODEL = Group(
 )
 CLUSTER = Group(
     "Machine",
-    Entry("cluster", "", "preset", options=cluster_names(), default="frontier"),
+    Entry("cluster", "", "preset", options=presets.cluster_names(), default="frontier"),
     (
         Entry("nodes", "cluster", "nodes", default=16),
         Entry("devices_per_node", "cluster", "devices per node"),
-        Entry("device", "", "device", options=device_names()),
+        Entry("device", "", "device", options=presets.device_names()),
         Entry("memory_gib_per_device", "cluster", "memory", "GiB"),
         Entry("pair_gb_per_s", "links", "device pair", "GB/s"),
         Entry("node_gb_per_s", "links", "within a node", "GB/s"),
@@ -148,9 +141,9 @@ def read_form(given: Mapping[str, str]) -> PlanForm:
 
 
 def _placeholders(typed: Mapping[str, str]) -> dict[str, str]:
-    presets = {name: typed.get(name, "") for name in ("model", "cluster")}
-    chosen = {name: text if text in ENTRIES[name].options else str(DEFAULTS[name]) for name, text in presets.items()}
-    model, cluster = model_preset(chosen["model"]), cluster_preset(chosen["cluster"])
+    named = {name: typed.get(name, "") for name in ("model", "cluster")}
+    chosen = {name: text if text in ENTRIES[name].options else str(DEFAULTS[name]) for name, text in named.items()}
+    model, cluster = presets.model_preset(chosen["model"]), presets.cluster_preset(chosen["cluster"])
     found = {"kv_heads": "as heads", "ffn_hidden": "4 x hidden", "activation": "gelu", "positions": "rotary"}
     found |= model | cluster | cluster["links"]
     found["tied_embeddings"] = "yes" if model.get("tied_embeddings") else "no"
@@ -171,14 +164,14 @@ def planned_campaign(typed: Mapping[str, str]) -> CampaignSpec:
     for name, text in (DEFAULTS | dict(typed)).items():
         of[ENTRIES[name].section][name] = _value(text)
     custom = {"name": "custom"}
-    model = {**model_preset(of[""]["model"]), **of["model"]} | (custom if of["model"] else {})
+    model = {**presets.model_preset(of[""]["model"]), **of["model"]} | (custom if of["model"] else {})
     if model.get("positions", "rotary") == "rotary":
         model.pop("max_positions", None)  # of a preset with learned ones
-    cluster = cluster_preset(of[""]["cluster"])
+    cluster = presets.cluster_preset(of[""]["cluster"])
     device = str(of[""].get("device", cluster["device"]))
     is_custom = bool(of["links"]) or len(of["cluster"]) > 1 or device != cluster["device"]
     if device != cluster["device"]:
-        cluster = {**device_preset(device), **{key: cluster[key] for key in ("devices_per_node", "links")}}
+        cluster = {**presets.device_preset(device), **{key: cluster[key] for key in ("devices_per_node", "links")}}
     cluster = {**cluster, **of["cluster"], "links": {**cluster["links"], **of["links"]}}
     table = {
         "model": model,
@@ -198,20 +191,18 @@ def planned_campaign(typed: Mapping[str, str]) -> CampaignSpec:
 
 
 def _stage_counts(layers: Any) -> list[int]:
-    even = [
-        stages for stages in range(1, MOST_STAGES + 1) if isinstance(layers, int) and layers and layers % stages == 0
-    ]
-    even.sort(key=lambda stages: (stages & (stages - 1) != 0, stages))
+    known = isinstance(layers, int) and layers != 0
+    even = [stages for stages in range(1, MOST_STAGES + 1) if known and layers % stages == 0]
+    even.sort(key=lambda stages: (stages.bit_count() > 1, stages))  # powers of two first
     return sorted(even[:MOST_STAGE_COUNTS]) or [1]
 
 
 def _answer(spec: CampaignSpec) -> Markup:
-    surveyed, problem = spec.survey(), spec.problem
-    if not surveyed.recipes:
-        return render("launch_checked.html", error=nothing_legal(surveyed))
-    plan = estimates.plan(surveyed.recipes, surveyed.problem)
-    found = _on_other_counts(spec)
-    rows = list(enumerate(plan.fastest(TOP), start=1))
+    try:
+        plan = plan_of(spec)
+    except NothingLegal as error:
+        return render("launch_checked.html", error=error)
+    found, problem, rows = _on_other_counts(spec), spec.problem, list(enumerate(plan.fastest(TOP), start=1))
     return render(
         "plan_answer.html",
         plan=plan,
