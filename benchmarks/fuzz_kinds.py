@@ -37,7 +37,7 @@ from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe, Sharding
 from frontrunner.spaces.validation import dump_json, load_json
-from frontrunner.table_import import import_table
+from frontrunner.exchange import import_table
 
 ROOT = Path(__file__).parents[1]
 CAMPAIGN_TOML = b"""\

@@ -18,14 +18,13 @@ import httpx2
 from pydantic import TypeAdapter, ValidationError
 
 from frontrunner.config.toml_file import Table, read_toml
-from frontrunner.events import StreamEvent
 from frontrunner.results.pages import CampaignPage, RecipePage
 from frontrunner.results.records import CampaignList
 from frontrunner.results.status import FailedTrial, FailureList
 from frontrunner.server.auth import TOKEN_VARIABLE, default_token_file, read_tokens
+from frontrunner.server.drivers import Replay
 from frontrunner.server.errors import from_table
-from frontrunner.server.questions import API, QUESTIONS, FrameAnswer, Question
-from frontrunner.server.replays import Replay
+from frontrunner.server.requests import API, QUESTIONS, FrameAnswer, Question
 from frontrunner.server.settings import is_loopback
 from frontrunner.spaces.errors import (
     FrontrunnerError,
@@ -42,14 +41,14 @@ from frontrunner.spaces.errors import (
 from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.spaces.validation import OF_NO_TYPE
 from frontrunner.standings import Front, OnFront
-from frontrunner.store import LOG_BYTES, LocalStore
+from frontrunner.store import LOG_BYTES, LocalStore, StreamEvent
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from frontrunner.evaluators.analytic.breakdown import Breakdown
     from frontrunner.evaluators.analytic.estimates import ShownPlan
-    from frontrunner.reporting import NotDrawn
+    from frontrunner.views.report import NotDrawn
 
     Questions = LocalStore
     """Base of `RemoteStore` for type checkers only: the methods that `QUESTIONS` adds have these signatures."""
@@ -169,7 +168,7 @@ class RemoteStore(Questions):
 
     def report(self, campaign: str | None = None, *, out: str | Path | None = None) -> Path:
         from frontrunner.evaluators.probe.files import write_bytes
-        from frontrunner.reporting import report_place
+        from frontrunner.views.report import report_place
 
         path = self._of(campaign)
         place = report_place(out, path.rpartition("/")[2])
@@ -179,8 +178,8 @@ class RemoteStore(Questions):
         return place
 
     def plot(self, campaign: str | None = None, **wanted: Any) -> tuple[list[Path], list[NotDrawn]]:
-        from frontrunner.reporting import not_drawn, save_pictures
         from frontrunner.views.charts.data import Missing
+        from frontrunner.views.report import not_drawn, save_pictures
 
         path = self._of(campaign, "/figures/")
 

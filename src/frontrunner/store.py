@@ -10,16 +10,16 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import cache, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from frontrunner.config.settings import DEFAULT_STORE, store_url
-from frontrunner.events import POLL_S, Follower, StreamEvent, parse_cursor
 from frontrunner.results import active_drivers, explain, pages, predictions, ranking, status
 from frontrunner.results.active_drivers import ActiveDriver
 from frontrunner.results.explain import Explanation
-from frontrunner.results.pages import Comparison, RecipePage, TrialPage
+from frontrunner.results.pages import Comparison, RecipePage, TrialPage, outcomes_after
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import RankBy, Ranking
 from frontrunner.results.records import CampaignList
@@ -28,16 +28,17 @@ from frontrunner.results.states import TrialState
 from frontrunner.results.status import FailureList, Status
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.campaign_setup import stored_spec
-from frontrunner.spaces.errors import FrontrunnerError, NotFound
+from frontrunner.spaces.errors import FrontrunnerError, NotFound, bad_value
 from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.standings import Baseline, Front, baseline_of, checked_objectives, front
+from frontrunner.text import as_plain
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from frontrunner.evaluators.analytic.breakdown import Breakdown
-    from frontrunner.reporting import NotDrawn
     from frontrunner.views.charts.data import Missing
+    from frontrunner.views.report import NotDrawn
 
 T = TypeVar("T")
 
@@ -236,9 +237,9 @@ class LocalStore:
 
     def report(self, campaign: str | None = None, *, out: str | Path | None = None) -> Path:
         """Write a campaign as one self-contained HTML page (default: CAMPAIGN.html) and return its path."""
-        from frontrunner import reporting
         from frontrunner.evaluators.probe.files import write_text
         from frontrunner.spaces.errors import writing
+        from frontrunner.views import report as reporting
         from frontrunner.views.charts.render import require_installed
         from frontrunner.views.report import Elsewhere
 
@@ -266,7 +267,8 @@ class LocalStore:
 
         `out` is a file named x.png or x.svg for one `figure`, or a folder for one or all of them in `format`.
         """
-        from frontrunner import reporting
+
+        from frontrunner.views import report as reporting
 
         @cache
         def found() -> reporting.Reported:
@@ -305,3 +307,63 @@ def read_end(root: Path, path: Path, *, most_bytes: int) -> str | None:
             return file.read(most_bytes).decode("utf-8", errors="replace")
     except OSError:
         return None
+
+
+POLL_S = 1.0
+BATCH = 200
+STATE_FIELDS = ("name", "state", "state_reason", "outcomes", "node_seconds_spent", "driver_seconds", "driver")
+CURSOR = re.compile(r"(\d{1,18})-(\d{1,18})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamEvent:
+    """One event of a campaign: `event` (its history), `outcome` (a trial's final outcome) or `state`."""
+
+    id: str
+    kind: str
+    data: Mapping[str, Any]
+
+
+class Cursor(NamedTuple):
+    """The highest event id, and the highest number of an outcome, that a reader has seen."""
+
+    event: int = 0
+    outcome: int = 0
+
+
+def parse_cursor(text: str | None) -> Cursor:
+    """Return the cursor of an event id; the beginning without one. Raises `InvalidInput` for anything else."""
+    found = CURSOR.fullmatch(text or "0-0")
+    if found is None:
+        raise bad_value("Last-Event-ID", text, "the id of an event of this stream, as in 12-5")
+    return Cursor(int(found[1]), int(found[2]))
+
+
+class Follower:
+    """One reader's position in a campaign."""
+
+    def __init__(self, store: Store, name: str, cursor: Cursor, batch: int = BATCH) -> None:
+        self._store, self._name, self._cursor, self._batch = store, name, cursor, batch
+        self._updated_at = ""
+        self._state: Mapping[str, Any] = {}
+
+    def poll(self) -> tuple[list[StreamEvent], bool]:
+        """Return the new events, at most a batch of each kind, and whether more may be waiting."""
+        campaign = self._store.campaign(self._name)
+        if campaign.updated_at == self._updated_at:
+            return [], False
+        events = self._store.events(campaign.id, self._cursor.event, self._batch)
+        outcomes = outcomes_after(self._store, campaign.id, self._cursor.outcome, self._batch)
+        found = [self._seen("event", event, event=event.id) for event in events]
+        found += [self._seen("outcome", outcome, outcome=outcome.outcome_number) for outcome in outcomes]
+        if self._batch in (len(events), len(outcomes)):
+            return found, True
+        state = {name: getattr(campaign, name) for name in STATE_FIELDS}
+        if state != self._state:
+            found.append(self._seen("state", state))
+        self._updated_at, self._state = campaign.updated_at, state
+        return found, False
+
+    def _seen(self, kind: str, value: object, **place: Any) -> StreamEvent:
+        self._cursor = self._cursor._replace(**place)
+        return StreamEvent(id="{}-{}".format(*self._cursor), kind=kind, data=as_plain(value))

@@ -22,7 +22,7 @@ from frontrunner.spaces.errors import NothingLegal, bad_value, writing
 from frontrunner.views.campaigns import print_import
 
 if TYPE_CHECKING:
-    from frontrunner.table_import import Import
+    from frontrunner.exchange import Import
 
 
 @click.command()
@@ -150,7 +150,8 @@ def import_(  # noqa: PLR0913 - an option each
       frontrunner import sweep.csv --preview
       frontrunner import runs.csv --set hardware=h100 --column step_time_s=iter:ms
     """
-    from frontrunner.table_import import TableForm, import_table
+    from frontrunner.evaluators.tables.reading import TableForm
+    from frontrunner.exchange import import_table
 
     form = TableForm(columns=key_values("--column", columns), constants=key_values("--set", constants), ignore=ignore)
     return import_table(table, form=form, cluster=cluster, name=name, store=store, preview=preview)

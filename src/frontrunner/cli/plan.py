@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from frontrunner import planning
+from frontrunner import api
 from frontrunner.cli.options import (
     FILE,
     backend_options,
@@ -51,7 +51,7 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
             raise InvalidInput("--top is for the ranking; with --nodes one recipe per count is printed")
         _scaling(file, nodes, as_json=as_json)
         return
-    found = planning.plan(file)
+    found = api.plan(file)
     shown = found.shown(TOP if top is None else top)
     show(shown, lambda shown: print_plan(shown, file=str(file)), as_json=as_json)
     if found.legal == sum(found.not_modelled.values()):
@@ -73,7 +73,7 @@ def _scaling(file: Path, nodes: str, *, as_json: bool) -> None:
             raise bad_value(
                 "--nodes", nodes, f"whole numbers with commas between, as in 16,32,64, not {part.strip()!r}"
             )
-    found = planning.scaling(file, [int(part) for part in nodes.split(",")])
+    found = api.scaling(file, [int(part) for part in nodes.split(",")])
     show(found, print_scaling, as_json=as_json)
     if not found.has_recipe:
         raise NothingLegal("no recipe is estimated to fit on any of these numbers of nodes")
@@ -123,7 +123,7 @@ def advise(file: Path, *, as_json: bool) -> None:
       frontrunner advise examples/frontier-22b.toml
       frontrunner advise examples/frontier-22b.toml --json
     """
-    found = planning.advise(file)
+    found = api.advise(file)
     if as_json:
         print_json(as_document(found, str(file)))
     else:

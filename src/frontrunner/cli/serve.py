@@ -55,8 +55,7 @@ def serve(  # noqa: PLR0913, PLR0917 - an option each
         raise InvalidInput("this needs packages that are not installed", hint="run: pip install 'frontrunner[serve]'")
     from frontrunner.server.app import create_app, listen, run
     from frontrunner.server.auth import Role, default_token_file
-    from frontrunner.server.registered import register
-    from frontrunner.server.settings import Limits, ServiceSettings, is_loopback
+    from frontrunner.server.settings import Limits, ServiceSettings, is_loopback, register
 
     settings = ServiceSettings(
         store=store_url(store),

@@ -31,9 +31,7 @@ from frontrunner.server.auth import SESSION_S
 from frontrunner.server.errors import Forbidden
 from frontrunner.server.middleware import COOKIE, middleware
 from frontrunner.server.pages import campaigns, planning, recipes, rendering
-from frontrunner.server.questions import API
-from frontrunner.server.registered import KINDS
-from frontrunner.server.requests import ErrorAnswer
+from frontrunner.server.requests import API, ErrorAnswer
 from frontrunner.server.service import (
     CachedRoute,
     Service,
@@ -43,7 +41,7 @@ from frontrunner.server.service import (
     from_validation,
     response_of,
 )
-from frontrunner.server.settings import ServiceSettings
+from frontrunner.server.settings import KINDS, ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError
 
 BACKLOG = 128

@@ -11,25 +11,25 @@ import anyio.to_thread
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from frontrunner.api import plan_of
 from frontrunner.evaluators.analytic.estimates import ShownPlan
-from frontrunner.events import POLL_S, Follower, parse_cursor
-from frontrunner.plain_json import to_json
-from frontrunner.planning import plan_of
-from frontrunner.reporting import figure as draw_figure
-from frontrunner.reporting import not_drawn, report_text
 from frontrunner.results import frames
 from frontrunner.results.pages import CampaignPage, RecipePage, campaign_page
 from frontrunner.results.status import FailedTrial, failures
 from frontrunner.server.auth import Role
-from frontrunner.server.drivers import Word
+from frontrunner.server.drivers import Replay, Word
 from frontrunner.server.errors import TooMany
-from frontrunner.server.questions import QUESTIONS, FrameAnswer, Page, PageSize, Question, RecipeQuestion
-from frontrunner.server.replays import Replay
 from frontrunner.server.requests import (
+    QUESTIONS,
     CampaignBody,
+    FrameAnswer,
     LaunchAnswer,
     LinkAnswer,
+    Page,
+    PageSize,
     PlanBody,
+    Question,
+    RecipeQuestion,
     RegisteredAnswer,
     ReplayBody,
     SignalAnswer,
@@ -40,10 +40,12 @@ from frontrunner.server.requests import (
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, answer
 from frontrunner.spaces.errors import CAMPAIGN_NAME, InvalidInput, NothingLegal
 from frontrunner.standings import OnFront
-from frontrunner.store import LOG_BYTES
+from frontrunner.store import LOG_BYTES, POLL_S, Follower, parse_cursor
+from frontrunner.text import to_json
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.data import Missing
-from frontrunner.views.report import Elsewhere
+from frontrunner.views.report import Elsewhere, not_drawn, report_text
+from frontrunner.views.report import figure as draw_figure
 
 api = APIRouter(route_class=CachedRoute)
 uncached = APIRouter()

@@ -20,17 +20,16 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
-from frontrunner.plain_json import to_json
-from frontrunner.reporting import Reported, reported
 from frontrunner.results.store import open_store
 from frontrunner.server.auth import ROLE, LoginLinks, Role, make_tokens
-from frontrunner.server.drivers import Drivers
+from frontrunner.server.drivers import Drivers, Replays
 from frontrunner.server.errors import STATUS_OF, Forbidden
-from frontrunner.server.replays import Replays
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.validation import invalid_input
 from frontrunner.store import LocalStore
+from frontrunner.text import to_json
+from frontrunner.views.report import Reported, reported
 
 T = TypeVar("T")
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]

@@ -22,9 +22,9 @@ from frontrunner.views.columns import CAMPAIGNS, ORIGINS
 from frontrunner.views.terminal import Terminal, column_table, console, ruled_table
 
 if TYPE_CHECKING:
+    from frontrunner.exchange import Import
     from frontrunner.results.check import Check
     from frontrunner.results.pruning import Prunable
-    from frontrunner.table_import import Import
 
 MOST_PROBLEMS, MOST_REASONS, MOST_DISAGREEMENTS = 20, 12, 5
 PROBLEM = "{model}, {devices} x {device}, {sequence_length} tokens, batch {global_batch}, {precision}"

@@ -13,7 +13,6 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
-from frontrunner.plain_json import to_json
 from frontrunner.results.active_drivers import active_drivers, version_of
 from frontrunner.results.outcome import Failure
 from frontrunner.results.pages import campaign_page, newest_spans, trial_page
@@ -29,10 +28,11 @@ from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Word
 from frontrunner.server.pages.rendering import page, render
-from frontrunner.server.questions import Page
+from frontrunner.server.requests import Page
 from frontrunner.server.routes import CampaignName
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf
 from frontrunner.spaces.errors import bad_value
+from frontrunner.text import to_json
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import Span, timeline
 from frontrunner.views.charts.data import Missing

@@ -15,17 +15,17 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from frontrunner.api import plan_of
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.toml_file import Table, parse_toml
 from frontrunner.evaluators.analytic.scaling import Scaling, scaling
-from frontrunner.planning import plan_of
 from frontrunner.search.campaign_setup import free_name
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.server.auth import Role
 from frontrunner.server.pages.rendering import macro, page, render, static_file
-from frontrunner.server.registered import KINDS
 from frontrunner.server.requests import CampaignBody, campaign_from, campaign_table, parsed
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, ServiceOf, from_validation
+from frontrunner.server.settings import KINDS
 from frontrunner.spaces import presets
 from frontrunner.spaces.cluster import MOST_DEVICES, PRECISIONS
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal

@@ -18,8 +18,8 @@ from frontrunner.results.pages import compare, newest_names
 from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.server.auth import Role
+from frontrunner.server.drivers import Replay, ReplayState
 from frontrunner.server.pages.rendering import page, render
-from frontrunner.server.replays import Replay, ReplayState
 from frontrunner.server.requests import ReplayBody
 from frontrunner.server.routes import RecipeId
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, message_without_store

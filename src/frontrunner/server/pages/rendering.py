@@ -15,9 +15,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from frontrunner import __version__
-from frontrunner.plain_json import to_json
 from frontrunner.spaces.errors import NotFound
-from frontrunner.text import count, gib, minute, node_time, percent, plain, seconds, size, thousands
+from frontrunner.text import count, gib, minute, node_time, percent, plain, seconds, size, thousands, to_json
 from frontrunner.views.charts.render import javascript, javascript_version
 from frontrunner.views.columns import against, figures_in_words
 
