@@ -178,7 +178,7 @@ class RemoteStore(Questions):
         return place
 
     def plot(self, campaign: str | None = None, **wanted: Any) -> tuple[list[Path], list[NotDrawn]]:
-        from frontrunner.views.charts.data import Missing
+        from frontrunner.views.charts.marks import Missing
         from frontrunner.views.report import not_drawn, save_pictures
 
         path = self._of(campaign, "/figures/")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from frontrunner.evaluators.analytic.breakdown import Breakdown
-    from frontrunner.views.charts.data import Missing
+    from frontrunner.views.charts.marks import Missing
     from frontrunner.views.report import NotDrawn
 
 T = TypeVar("T")

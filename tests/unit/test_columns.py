@@ -12,7 +12,7 @@ from frontrunner.results.ranking import RankedRecipe
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.views.columns import CHOICES, COLUMNS, Column, briefly, figures_in_words, used
-from frontrunner.views.ranking import print_ranking
+from frontrunner.views.results import print_ranking
 from frontrunner.views.terminal import recorded
 
 RECIPE = Recipe(

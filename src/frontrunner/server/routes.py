@@ -43,7 +43,7 @@ from frontrunner.standings import OnFront
 from frontrunner.store import LOG_BYTES, POLL_S, Follower, parse_cursor
 from frontrunner.text import to_json
 from frontrunner.views.charts import FIGURES
-from frontrunner.views.charts.data import Missing
+from frontrunner.views.charts.marks import Missing
 from frontrunner.views.report import Elsewhere, not_drawn, report_text
 from frontrunner.views.report import figure as draw_figure
 

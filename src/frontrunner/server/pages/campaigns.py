@@ -35,7 +35,7 @@ from frontrunner.spaces.errors import bad_value
 from frontrunner.text import to_json
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import Span, timeline
-from frontrunner.views.charts.data import Missing
+from frontrunner.views.charts.marks import Missing
 from frontrunner.views.columns import CAMPAIGNS, COLUMNS, ORIGINS, TRIALS, used
 
 router = APIRouter(route_class=CachedRoute)

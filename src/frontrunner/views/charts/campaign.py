@@ -12,7 +12,7 @@ from datetime import datetime
 from frontrunner.results.outcome import Measurement
 from frontrunner.text import counted, node_time, node_unit, percent, seconds, thousands
 from frontrunner.views.charts import marks as vl
-from frontrunner.views.charts.data import NOTHING_ENDED, Chart, Collected, Json, Missing, table
+from frontrunner.views.charts.marks import NOTHING_ENDED, Chart, Collected, Json, Missing, table
 
 LONGEST_PAUSE_S = 20.0
 """A longer stretch without a probe is cut out of the timeline."""

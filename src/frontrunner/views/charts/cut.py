@@ -13,7 +13,7 @@ from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.stages import even_layers, rank_of_stage
 from frontrunner.text import counted
 from frontrunner.views.charts import marks as vl
-from frontrunner.views.charts.data import Json
+from frontrunner.views.charts.marks import Json
 
 MOST_NODES, MOST_DEVICES_PER_NODE, DEVICES_PER_ROW, MOST_PARTS = 12, 64, 4, 16
 WIDTH, HEIGHT = 66, 48

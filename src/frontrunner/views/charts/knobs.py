@@ -24,7 +24,7 @@ from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.space import recipe_at
 from frontrunner.text import gib, percent, thousands
 from frontrunner.views.charts import marks as vl
-from frontrunner.views.charts.data import (
+from frontrunner.views.charts.marks import (
     GIB,
     NOTHING_MEASURED,
     Chart,

@@ -10,7 +10,7 @@ from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.text import counted, gib, percent, thousands
 from frontrunner.views.charts import marks as vl
-from frontrunner.views.charts.data import (
+from frontrunner.views.charts.marks import (
     GIB,
     NOTHING_ENDED,
     NOTHING_MEASURED,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.text import counted, gib, percent, plain, seconds, size, thousands
 from frontrunner.views.charts import marks as vl
-from frontrunner.views.charts.data import GIB, Json
+from frontrunner.views.charts.marks import GIB, Json
 from frontrunner.views.columns import PARTS
 
 COLORS = {

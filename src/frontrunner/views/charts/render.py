@@ -12,8 +12,7 @@ from importlib.util import find_spec
 
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.text import plain
-from frontrunner.views.charts.data import Json
-from frontrunner.views.charts.marks import NUMBER
+from frontrunner.views.charts.marks import NUMBER, Json
 
 FORMATS = ("png", "svg")
 WIDTH, HEIGHT = 960, 300
