@@ -52,7 +52,10 @@ def launch(
     """Run a new campaign, given as a file or its content, to its end; one that cannot be used leaves nothing behind."""
     from frontrunner.search.driver import run_campaign
 
-    file = _campaign_file(campaign)
+    if isinstance(campaign, CampaignSpec):
+        file = CampaignFile(spec=campaign, store=StoreSettings(), named=True)
+    else:
+        file = campaign if isinstance(campaign, CampaignFile) else read_campaign_file(Path(campaign))
     spec = file.spec if name is None else replace(file.spec, name=name)
     require_campaign_name("name", spec.name)
     surveyed = runnable(spec)
@@ -67,14 +70,6 @@ def launch(
             return run_pair(found, create_pair(found, spec, surveyed), listener=listener, on_driver=on_driver)
         record = create(found, spec, len(surveyed.recipes))
         return run_campaign(found, record, spec, survey=surveyed, listener=listener, on_driver=on_driver)
-
-
-def _campaign_file(campaign: str | Path | CampaignSpec | CampaignFile) -> CampaignFile:
-    if isinstance(campaign, CampaignFile):
-        return campaign
-    if isinstance(campaign, CampaignSpec):
-        return CampaignFile(spec=campaign, store=StoreSettings(), named=True)
-    return read_campaign_file(Path(campaign))
 
 
 def resume(

@@ -95,7 +95,9 @@ def frontrunner() -> None:
 def main() -> None:
     """Run the command line; a user's mistake ends with one message and its exit code, never a traceback."""
     try:
-        _refuse_broken_text(sys.argv[1:])
+        for argument in sys.argv[1:]:  # invalid UTF-8 arrives as lone surrogates, which no store or terminal accepts
+            if any("\ud800" <= character <= "\udfff" for character in argument):
+                raise InvalidInput(f"argument {argument!a} is not valid UTF-8")
         frontrunner(standalone_mode=False, prog_name="frontrunner")
     except FrontrunnerError as error:
         _print_error(error.message, error.hint)
@@ -116,13 +118,6 @@ def main() -> None:
     except OSError as error:
         _print_error(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), None)
         sys.exit(1)
-
-
-def _refuse_broken_text(arguments: list[str]) -> None:
-    """Refuse invalid UTF-8, which arrives as lone surrogates that neither SQLite nor a terminal accepts."""
-    for argument in arguments:
-        if any("\ud800" <= character <= "\udfff" for character in argument):
-            raise InvalidInput(f"argument {argument!a} is not valid UTF-8")
 
 
 def _print_error(message: str, hint: str | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -98,15 +98,14 @@ def upgrade(store: str | None) -> None:
     click.echo(f"{plain(done.store)}: revision {done.before} -> {done.now}; the backup is {done.backup}")
 
 
-def _print_copied(done: Copied) -> None:
-    rows = sum(done.rows.values())
-    click.echo(f"{plain(done.source)} -> {plain(done.target)}: {done.campaigns} campaigns, {rows:,} rows")
-
-
 @store.command(short_help="Copy every campaign into a new store.")
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
-@prints(_print_copied)
+@prints(
+    lambda done: click.echo(
+        f"{plain(done.source)} -> {plain(done.target)}: {done.campaigns} campaigns, {sum(done.rows.values()):,} rows"
+    )
+)
 def copy(source: str, target: str) -> Copied:
     """Copy every campaign of the store FROM into TO, a new store in the same or another kind of database.
 
@@ -206,23 +205,19 @@ def export(name: str, to: str, out: Path | None, storage: str | None, store: str
     if server is not None and (storage is not None or names_a_file(name)):
         raise bad_value("--server", server, "a RECIPE_ID with it: files and studies are exported without a service")
     if storage is not None:
-        _export_study(name, storage, store, out)
+        from frontrunner.exchange import mirror
+
+        if out is not None:
+            raise bad_value("--out", str(out), "nothing with --to optuna, which writes to --storage")
+        found = mirror(name, storage=storage, store=store)
+        waiting = f"; {found.waiting} have not ended yet" if found.waiting else ""
+        click.echo(f"study {found.study}: {found.added} trials added, {found.trials} in all{waiting}")
         return
     text = open_backend(store, server).export(name, to=to)
     if out is None:
         click.echo(text, nl=False)
     else:
         _write(out, text)
-
-
-def _export_study(campaign: str, storage: str, store: str | None, out: Path | None) -> None:
-    from frontrunner.exchange import mirror
-
-    if out is not None:
-        raise bad_value("--out", str(out), "nothing with --to optuna, which writes to --storage")
-    found = mirror(campaign, storage=storage, store=store)
-    waiting = f"; {found.waiting} have not ended yet" if found.waiting else ""
-    click.echo(f"study {found.study}: {found.added} trials added, {found.trials} in all{waiting}")
 
 
 def _write(path: Path, text: str) -> None:
@@ -283,16 +278,8 @@ def import_config(
 @click.option("--preview", is_flag=True, help="Print what would be stored, and write nothing.")
 @store_option
 @prints(print_import)
-def import_(  # noqa: PLR0913 - an option each
-    table: Path,
-    columns: tuple[str, ...],
-    constants: tuple[str, ...],
-    ignore: tuple[str, ...],
-    *,
-    cluster: str | None,
-    name: str | None,
-    preview: bool,
-    store: str | None,
+def import_(
+    table: Path, columns: tuple[str, ...], constants: tuple[str, ...], ignore: tuple[str, ...], **given: Any
 ) -> Import:
     """Import the measured configurations of TABLE, a CSV file, as finished campaigns, one per problem.
 
@@ -308,4 +295,4 @@ def import_(  # noqa: PLR0913 - an option each
     from frontrunner.exchange import import_table
 
     form = TableForm(columns=key_values("--column", columns), constants=key_values("--set", constants), ignore=ignore)
-    return import_table(table, form=form, cluster=cluster, name=name, store=store, preview=preview)
+    return import_table(table, form=form, **given)

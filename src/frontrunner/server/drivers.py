@@ -267,7 +267,14 @@ class Replays:
         step: Mapping[str, Any] = steps[-1] if steps else {}
         evaluated: Mapping[str, Any] = next((one for one in reversed(events) if one.get("event") == "evaluation"), {})
         step_time_s = statistics.median(one["time_s"] for one in steps[-RATED_STEPS:]) if steps else None
-        state = _state(started, has_result=(folder / "result.json").exists())
+        process = None if "ended" in started else our_process(started["pid"], since=started["since"])
+        if "ended" in started:
+            state = ReplayState(started["ended"])
+        elif process is not None and process.status() != psutil.STATUS_ZOMBIE:
+            state = ReplayState.RUNNING
+        else:
+            state = ReplayState.FINISHED if (folder / "result.json").exists() else ReplayState.CUT_OFF
+        log = read_end(self._root, folder / "replay.log", most_bytes=self._limits.log_bytes)
         return Replay(
             recipe_id=recipe_id,
             state=state,
@@ -282,9 +289,7 @@ class Replays:
             evaluation_loss=evaluated.get("loss"),
             checkpoint_step=self.checkpoint_step(recipe_id),
             last_events=tuple(events),
-            log_tail=without_secrets(
-                read_end(self._root, folder / "replay.log", most_bytes=self._limits.log_bytes) or ""
-            ),
+            log_tail=without_secrets(log or ""),
         )
 
     def _started(self, recipe_id: str) -> dict[str, Any]:
@@ -308,15 +313,6 @@ class Replays:
         return found
 
 
-def _state(started: Mapping[str, Any], *, has_result: bool) -> ReplayState:
-    if "ended" in started:
-        return ReplayState(started["ended"])
-    process = our_process(started["pid"], since=started["since"])
-    if process is not None and process.status() != psutil.STATUS_ZOMBIE:
-        return ReplayState.RUNNING
-    return ReplayState.FINISHED if has_result else ReplayState.CUT_OFF
-
-
 def _last_events(path: Path) -> list[dict[str, Any]]:
     try:
         with path.open("rb") as file:
@@ -326,10 +322,6 @@ def _last_events(path: Path) -> list[dict[str, Any]]:
         return []
     found = []
     for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:  # truncated, by where reading began or by a kill
-            continue
-        if isinstance(event, dict):
-            found.append(event)
-    return found
+        with suppress(ValueError):  # truncated, by where reading began or by a kill
+            found.append(json.loads(line))
+    return [event for event in found if isinstance(event, dict)]

@@ -28,11 +28,10 @@ from pydantic import (
 from frontrunner.config.campaign import CampaignFile, CampaignName, parse_campaign, section_schema
 from frontrunner.config.toml_file import Table
 from frontrunner.results.active_drivers import ActiveDriver
-from frontrunner.results.explain import Explanation
+from frontrunner.results.explain import Appearance, Explanation
 from frontrunner.results.pages import Comparison, TrialPage
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import FILTERS, RankBy, RankedRecipe, Ranking
-from frontrunner.results.records import Campaign
 from frontrunner.results.redaction import REDACTED, redact
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import Status
@@ -286,16 +285,12 @@ def _by_name(kind: str, name: str, known: Registered, error: InvalidInput) -> In
 
 def redacted(found: T) -> T:
     """Return a status or an explanation without the secrets that commands and nodes were given; others as they are."""
-    if isinstance(found, Status):
-        return replace(found, campaign=_redacted_campaign(found.campaign))
     if isinstance(found, Explanation):
-        appearances = (replace(one, campaign=_redacted_campaign(one.campaign)) for one in found.appearances)
-        return replace(found, appearances=tuple(appearances))
+        return replace(found, appearances=tuple(map(redacted, found.appearances)))
+    if isinstance(found, Status | Appearance):
+        campaign = replace(found.campaign, spec_json=_redacted_spec(found.campaign.spec_json))
+        return replace(found, campaign=campaign)
     return found
-
-
-def _redacted_campaign(campaign: Campaign) -> Campaign:
-    return replace(campaign, spec_json=_redacted_spec(campaign.spec_json))
 
 
 @lru_cache(maxsize=256)

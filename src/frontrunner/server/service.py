@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import html
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import anyio
@@ -121,14 +121,12 @@ class CachedRoute(APIRoute):
 
 async def the_service(request: Request) -> Service:
     """Return the service that a request is sent to."""
-    service: Service = request.app.state.service
-    return service
+    return cast("Service", request.app.state.service)
 
 
 async def the_role(request: Request) -> Role:
     """Return the role of the request's token."""
-    role: Role = request.scope[ROLE]
-    return role
+    return Role(request.scope[ROLE])
 
 
 async def operator(request: Request) -> None:

@@ -183,10 +183,6 @@ def against(neighbor: Neighbor, place: str) -> str:
     return f"{neighbor.gap_percent:.1f} % {'faster' if place == 'above' else 'slower'}{doubt}"
 
 
-def _measured_here(summary: CampaignSummary) -> float | None:
-    return None if summary.figures == IMPORTED else summary.node_seconds_spent
-
-
 CAMPAIGNS: tuple[Column[CampaignSummary], ...] = (
     words("name", "campaign", attrgetter("name")),
     words("state", "state", attrgetter("state_in_words")),
@@ -194,7 +190,13 @@ CAMPAIGNS: tuple[Column[CampaignSummary], ...] = (
     Column("measured", "measured", lambda row: row.probes[TrialState.MEASURED], "{:,}".format, drop=1),
     Column("failed", "failed", lambda row: row.probes[TrialState.FAILED], "{:,}".format, drop=2),
     Column("legal_recipes", "legal recipes", attrgetter("legal_recipes"), "{:,}".format, drop=6),
-    Column("node_seconds_spent", "spent", _measured_here, node_time, drop=4),
+    Column(
+        "node_seconds_spent",
+        "spent",
+        lambda row: None if row.figures == IMPORTED else row.node_seconds_spent,
+        node_time,
+        drop=4,
+    ),
     words("strategy", "strategy", attrgetter("strategy"), drop=5),
     words("figures", "figures", attrgetter("figures"), drop=1, about="where the figures come from"),
     words("created_at", "created, UTC", attrgetter("created_at"), minute, drop=3),

@@ -18,7 +18,7 @@ from frontrunner.evaluators.analytic.accuracy_bounds import Trust
 from frontrunner.evaluators.analytic.advice import WORTH_ITS_COMPLEXITY, Advice, ParallelLayout, speed, traffic_s
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
 from frontrunner.evaluators.analytic.estimates import Estimate, ShownPlan
-from frontrunner.evaluators.analytic.scaling import Bound, Scaling, ScalingRow
+from frontrunner.evaluators.analytic.scaling import Scaling, ScalingRow
 from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
 from frontrunner.spaces.errors import shown
 from frontrunner.text import count, counted, fit_verdict, gib, percent, plain, seconds, size, thousands, wrapped
@@ -118,19 +118,13 @@ def print_scaling(found: Scaling) -> None:
                 out.say(f"{counted(row.nodes, 'node')}: {row.reason}")
     out.say("\nefficiency: tokens/s per device relative to the smallest node count that has a recipe", style="dim")
     for bound in found.bounds:
-        out.say(f"note: {_bounded(bound)}", style="dim")
+        *most, last = (f"{nodes:,}" for nodes in bound.nodes)
+        nodes = f"{', '.join(most)} and {last}" if most else last
+        found_at = f"space.{bound.dimension} goes up to {bound.largest}, which is best on {nodes} nodes"
+        out.say(f"note: {found_at}: a longer list may hold something faster", style="dim")
     if found.devices_ignored:
         out.say("note: space.devices is ignored: each count uses all its devices", style="dim")
     print_trust(found.trust)
-
-
-def _bounded(bound: Bound) -> str:
-    *most, last = (f"{nodes:,}" for nodes in bound.nodes)
-    nodes = f"{', '.join(most)} and {last} nodes" if most else f"{last} nodes"
-    return (
-        f"space.{bound.dimension} goes up to {bound.largest}, which is best on {nodes}: a longer list may hold "
-        "something faster"
-    )
 
 
 def print_breakdown(found: Breakdown) -> None:

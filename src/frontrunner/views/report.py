@@ -21,7 +21,7 @@ from frontrunner.evaluators.probe.files import write_bytes
 from frontrunner.results.outcome import Measurement, ProbeEnding
 from frontrunner.results.predictions import outlook_of
 from frontrunner.results.ranking import RankedRecipe
-from frontrunner.results.records import IMPORTED, Campaign
+from frontrunner.results.records import IMPORTED
 from frontrunner.search.budget import outlook_in_words
 from frontrunner.search.campaign_setup import stored_spec, stored_survey
 from frontrunner.search.spec import CampaignSpec
@@ -147,6 +147,13 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
     failed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) or "none failed"
     budget = spec.budget
     limits = {"probes": budget.probes, "minutes": budget.minutes, "node-hours": budget.node_hours}
+    words = f"{collected.reused} recipes reused from earlier campaigns, " if collected.reused else ""
+    spent = (
+        f"{len(collected.attempts) - collected.reused} probes, {words}{node_time(campaign.node_seconds_spent)}, "
+        f"{seconds(campaign.driver_seconds)} of driving"
+    )
+    if campaign.figures == IMPORTED:
+        spent = "nothing here: the table's rows were measured elsewhere"
     facts = {
         "model": f"{model.name}: {count(model.parameters)} parameters, {model.layers} layers of width {model.hidden:,}",
         "problem": f"sequences of {problem.sequence_length:,} tokens, global batch {problem.global_batch}, "
@@ -157,20 +164,12 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
         "search": f"{campaign.strategy} over {campaign.legal_recipes:,} legal recipes, seed {spec.search.seed}",
         "tried": f"{len(collected.ranking)} recipes measured, {failed}",
         "budget": ", ".join(f"{value:,g} {what}" for what, value in limits.items() if value is not None) or "no limit",
-        "spent": _spent(campaign, collected),
+        "spent": spent,
         "dates": f"begun {minute(campaign.created_at)} UTC, last changed {minute(campaign.updated_at)} UTC",
     }
     if collected.outlook is not None:
         facts["left to gain"] = outlook_in_words(outlook_of(collected.outlook)[0])
     return facts
-
-
-def _spent(campaign: Campaign, collected: Collected) -> str:
-    if campaign.figures == IMPORTED:
-        return "nothing here: the table's rows were measured elsewhere"
-    words = f"{collected.reused} recipes reused from earlier campaigns, " if collected.reused else ""
-    probes = f"{len(collected.attempts) - collected.reused} probes, {words}"
-    return f"{probes}{node_time(campaign.node_seconds_spent)}, {seconds(campaign.driver_seconds)} of driving"
 
 
 def _marks(table: Table) -> list[str]:

@@ -336,16 +336,16 @@ def interval(predicted: Predicted) -> str:
     return f"{thousands(predicted.low)}-{thousands(predicted.high)}"
 
 
-def _measured(row: Predicted) -> str:
-    return thousands(row.confirmed.tokens_per_s) if row.confirmed else "failed" if row.failed else "-"
-
-
 PREDICTIONS: tuple[Column[Predicted], ...] = (
     RECIPE_ID,
     Column("tokens_per_s", "predicted", attrgetter("tokens_per_s"), thousands),
     Column("interval", "95 %", interval),
     Column("chance", "runs", attrgetter("chance"), lambda chance: percent(chance, 0), drop=3),
-    Column("confirmed", "measured", _measured),
+    Column(
+        "confirmed",
+        "measured",
+        lambda row: thousands(row.confirmed.tokens_per_s) if row.confirmed else "failed" if row.failed else None,
+    ),
     Column("error", "off by", attrgetter("error"), lambda error: f"{100 * error:+.1f} %", drop=2),
     *(replace(column, drop=column.drop + 1) for column in RECIPE[1:]),
 )

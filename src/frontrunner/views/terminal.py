@@ -82,8 +82,13 @@ def column_table(
 ) -> Table:
     """Return the rows as a table of at most `width` characters, if the columns that are always kept allow it."""
     filled = used(columns, rows)
-    cells = [_cells(column, rows) for column in filled]
-    widths = [_width(column, texts) + GAP for column, texts in zip(filled, cells, strict=True)]
+    cells, widths = [], []
+    for column in filled:
+        marks = ["!" if column.is_doubtful(row) else " " for row in rows]
+        doubts = [f" {mark}" for mark in marks] if "!" in marks else [""] * len(rows)
+        cells.append([column.cell(row) + doubt for row, doubt in zip(rows, doubts, strict=True)])
+        whole = max(len(line) for text in (column.title, *cells[-1]) for line in text.split("\n"))
+        widths.append(GAP + (whole if column.least is None else min(whole, column.least)))
     kept: list[int] = []
     for place in sorted(range(len(filled)), key=lambda place: filled[place].drop):
         if not filled[place].drop or sum(widths[other] for other in (*kept, place)) <= width + 1:
@@ -97,14 +102,3 @@ def column_table(
         texts = (Text(cells[place][number]) for place in sorted(kept))
         table.add_row(*texts, style="bold" if bold(row) else None)
     return table
-
-
-def _cells(column: Column[Row], rows: Sequence[Row]) -> list[str]:
-    marks = ["!" if column.is_doubtful(row) else " " for row in rows]
-    cells = [column.cell(row) for row in rows]
-    return [f"{cell} {mark}" for cell, mark in zip(cells, marks, strict=True)] if "!" in marks else cells
-
-
-def _width(column: Column[Row], texts: Sequence[str]) -> int:
-    whole = max(len(line) for text in (column.title, *texts) for line in text.split("\n"))
-    return whole if column.least is None else min(whole, column.least)

@@ -71,6 +71,9 @@ def campaign_view(store: Store, name: str) -> dict[str, Any]:
         newest = newest_spans(store, campaign.id, MOST_SPANS)
         with store.database.read() as connection:
             ranking = rank(connection, campaign, top=TOP)
+        outlook = "" if found.outlook is None else outlook_in_words(outlook_of(found.outlook)[0])
+        if campaign.state_reason.startswith(outlook.partition("; ")[0]):  # the reason of the end states it
+            outlook = ""
         front = pareto(store, campaign, least_tokens_per_s=ranking[-1].standing.tokens_per_s) if ranking else []
         older_failures = max(0, found.trials[TrialState.FAILED] - MOST_FAILURES)
         most_rows = min(TOP, campaign.legal_recipes, spec.budget.probes or TOP)
@@ -82,7 +85,7 @@ def campaign_view(store: Store, name: str) -> dict[str, Any]:
             "notice": ORIGINS.get(campaign.figures, ""),  # where the figures come from if it did not measure them
             "can_be_driven": campaign.figures != IMPORTED and not found.driver_is_live,  # a table's rows have no driver
             "ending": _ending(store, found),
-            "outlook": _outlook(found),
+            "outlook": outlook,
             "limits": spent.limits(spec.budget),
             "ranking": ranking,
             "columns": used(COLUMNS, ranking),
@@ -100,14 +103,8 @@ def _trials(store: Store, name: str, number: int) -> dict[str, Any]:
     return {"name": name, "page": number, "size": TRIALS_A_PAGE, "found": found, "trial_columns": TRIALS}
 
 
-def _outlook(found: Status) -> str:
-    if found.outlook is None:
-        return ""
-    words = outlook_in_words(outlook_of(found.outlook)[0])
-    return "" if found.campaign.state_reason.startswith(words.partition("; ")[0]) else words
-
-
 def _ending(store: Store, found: Status) -> str:
+    """Return that the current driver was asked to pause or to stop, and what it waits for."""
     request = next((event for event in reversed(found.last_events) if event.kind == STOPPING), None)
     driver = next((one for one in active_drivers(store) if one.campaign == found.campaign.name), None)
     if request is None or driver is None or not driver.is_live or request.at < driver.since:

@@ -85,7 +85,8 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_shown,
+        # Control characters of text from outside are shown; what a template has made is left alone.
+        finalize=lambda value: plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
     )
     found.filters |= {function.__name__: function for function in FILTERS} | {"json": to_json}
     found.globals |= {"assets": assets(), "version": __version__, "htmx_config": json.dumps(HTMX)}
@@ -106,7 +107,3 @@ def macro(template: str, name: str, *arguments: Any) -> Markup:
     """Return what a macro of a template makes of its arguments."""
     found: Markup = getattr(environment().get_template(template).module, name)(*arguments)
     return found
-
-
-def _shown(value: Any) -> Any:
-    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -12,7 +12,7 @@ from datetime import datetime
 from frontrunner.results.outcome import Measurement
 from frontrunner.text import counted, node_time, node_unit, percent, seconds, thousands
 from frontrunner.views.charts import marks as vl
-from frontrunner.views.charts.marks import NOTHING_ENDED, Chart, Collected, Json, Missing, table
+from frontrunner.views.charts.marks import Chart, Collected, Json, Missing, table
 
 LONGEST_PAUSE_S = 20.0
 """A longer stretch without a probe is cut out of the timeline."""
@@ -21,7 +21,7 @@ LONGEST_PAUSE_S = 20.0
 def history(collected: Collected) -> Chart | Missing:
     """Draw the tokens/s of every probe and the best so far, over probes and over the time of nodes."""
     if not collected.attempts:
-        return NOTHING_ENDED
+        return vl.NOTHING_ENDED
     unit, size_s = node_unit(math.fsum(ended.outcome.node_seconds for ended in collected.attempts))
     rows = _history_rows(collected, size_s)
     final, reading = rows[-1]["best"], "No probe has measured a recipe yet."
@@ -80,7 +80,7 @@ def _history_rows(collected: Collected, size_s: float) -> list[Json]:
 def node_hours(collected: Collected) -> Chart | Missing:
     """Draw the time of nodes by outcome: measurements first, then failures, the costliest first."""
     if not collected.attempts:
-        return NOTHING_ENDED
+        return vl.NOTHING_ENDED
     spent: dict[str, list[float]] = defaultdict(list)
     for ended in collected.attempts:
         spent[vl.outcome_name(ended.outcome)].append(ended.outcome.node_seconds)

@@ -24,18 +24,7 @@ from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.space import recipe_at
 from frontrunner.text import gib, percent, thousands
 from frontrunner.views.charts import marks as vl
-from frontrunner.views.charts.marks import (
-    GIB,
-    NOTHING_MEASURED,
-    Chart,
-    Collected,
-    Json,
-    Knob,
-    Missing,
-    knobs,
-    shown,
-    table,
-)
+from frontrunner.views.charts.marks import Chart, Collected, Json, Knob, Missing, knobs, shown, table
 
 if TYPE_CHECKING:
     from optuna.importance import BaseImportanceEvaluator
@@ -52,7 +41,7 @@ def _estimates(recipes: Sequence[Recipe], collected: Collected) -> dict[Recipe, 
 def predicted(collected: Collected) -> Chart | Missing:
     """Draw the model's speed and memory over the measured ones, with the line of a perfect model."""
     if not collected.ranking:
-        return NOTHING_MEASURED
+        return vl.NOTHING_MEASURED
     found = _estimates([row.recipe for row in collected.ranking], collected)
     if not found:
         return Missing(reason="The formulas know none of the measured recipes.")
@@ -61,8 +50,8 @@ def predicted(collected: Collected) -> Chart | Missing:
             **vl.recipe_fields(row),
             "tokens/s": row.standing.tokens_per_s,
             "predicted tokens/s": found[row.recipe].tokens_per_s,
-            "GiB": row.standing.peak_memory_bytes_max_rank / GIB,
-            "predicted GiB": found[row.recipe].peak_memory_bytes / GIB,
+            "GiB": row.standing.peak_memory_bytes_max_rank / vl.GIB,
+            "predicted GiB": found[row.recipe].peak_memory_bytes / vl.GIB,
         }
         for row in collected.ranking
         if row.recipe in found
@@ -92,8 +81,8 @@ def predicted(collected: Collected) -> Chart | Missing:
             rows,
             *(("recipe", "recipe"), ("choices", "choices"), ("tokens/s", "tokens/s")),
             *(("predicted", "predicted tokens/s"), ("error", lambda row: f"{100 * _error(row, 'tokens/s'):+.0f} %")),
-            ("peak GiB", lambda row: gib(row["GiB"] * GIB)),
-            ("predicted", lambda row: gib(row["predicted GiB"] * GIB)),
+            ("peak GiB", lambda row: gib(row["GiB"] * vl.GIB)),
+            ("predicted", lambda row: gib(row["predicted GiB"] * vl.GIB)),
             ("error", lambda row: f"{100 * _error(row, 'GiB'):+.0f} %"),
         ),
     )
@@ -158,7 +147,7 @@ SOURCES: dict[str, tuple[str, str, str]] = {
 def sensitivity(collected: Collected) -> Chart | Missing:
     """Draw a panel per knob: tokens/s of the best recipe with that knob at each of its values."""
     if not collected.ranking:
-        return NOTHING_MEASURED
+        return vl.NOTHING_MEASURED
     dimensions = collected.survey.dimensions
     varied = [name for name, choices in dimensions.items() if len(choices) > 1]
     if not varied:

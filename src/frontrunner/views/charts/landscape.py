@@ -10,20 +10,7 @@ from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.text import counted, gib, percent, thousands
 from frontrunner.views.charts import marks as vl
-from frontrunner.views.charts.marks import (
-    GIB,
-    NOTHING_ENDED,
-    NOTHING_MEASURED,
-    Chart,
-    Collected,
-    Json,
-    Knob,
-    Missing,
-    Table,
-    knobs,
-    shown,
-    table,
-)
+from frontrunner.views.charts.marks import Chart, Collected, Json, Knob, Missing, Table, knobs, shown, table
 from frontrunner.views.columns import COLUMNS, used
 
 FAR = 2.0
@@ -38,7 +25,7 @@ def speed_memory(collected: Collected) -> Chart | Missing:
     """Draw every measured recipe by peak memory and tokens/s, the front joined, the device's limit marked."""
     ranking, front = collected.ranking, collected.front
     if not ranking:
-        return NOTHING_MEASURED
+        return vl.NOTHING_MEASURED
     limit = collected.problem.cluster.memory_bytes_per_device
     is_near = limit <= FAR * max(row.standing.peak_memory_bytes_max_rank for row in ranking)
     room = 1 - front[0].standing.peak_memory_bytes_max_rank / limit
@@ -76,7 +63,7 @@ def speed_memory(collected: Collected) -> Chart | Missing:
                 vl.layer("line", place, rows=rows, where=where, color=vl.ORANGE, strokeWidth=2),
                 vl.layer("point", look, rows=rows, filled=True, size=70, opacity=0.9),
                 vl.layer("text", place | {"text": {"field": "label"}}, rows=rows, where=where, dy=-11),
-                *(vl.rule("x", limit / GIB, f"device: {gib(limit)} GiB") if is_near else ()),
+                *(vl.rule("x", limit / vl.GIB, f"device: {gib(limit)} GiB") if is_near else ()),
             ],
         },
         table=ranking_table(front),
@@ -96,7 +83,7 @@ def _speed_memory_rows(collected: Collected) -> list[Json]:
             group = ON_FRONT
             if last - size >= apart:
                 label, last = f"#{row.rank}", size
-        figures = {"peak": size / GIB, "tokens_per_s": row.standing.tokens_per_s}
+        figures = {"peak": size / vl.GIB, "tokens_per_s": row.standing.tokens_per_s}
         rows.append(vl.recipe_fields(row) | figures | {"group": group, "nodes": count, "label": label})
     return rows
 
@@ -146,7 +133,7 @@ def _parallel_spec(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> J
         words = {shown(value): place / last for place, value in enumerate(knob.values)}
         add(knob.label, [knob.place(row.recipe) / last for row in ranking], words)
     numbers = {
-        "peak GiB": [row.standing.peak_memory_bytes_max_rank / GIB for row in ranking],
+        "peak GiB": [row.standing.peak_memory_bytes_max_rank / vl.GIB for row in ranking],
         "tokens/s": [row.standing.tokens_per_s for row in ranking],
     }
     for label, found in numbers.items():
@@ -195,7 +182,7 @@ CELLS = (
 def feasibility(collected: Collected) -> Chart | Missing:
     """Draw a panel per micro-batch: what ran and what failed by tensor and pipeline parallelism."""
     if not collected.ranking and not collected.final_failures:
-        return NOTHING_ENDED
+        return vl.NOTHING_ENDED
     corner = attrgetter("tensor_parallel", "pipeline_parallel", "micro_batch_seqs")
     legal: Counter[tuple[int, ...]] = Counter(map(corner, collected.survey.recipes))
     speeds: dict[tuple[int, ...], list[float]] = defaultdict(list)

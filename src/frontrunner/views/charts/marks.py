@@ -146,13 +146,13 @@ class Table:
 
 def table(rows: Sequence[Row], *columns: tuple[str, str | Callable[[Row], str]]) -> Table:
     """Return rows as text; columns are (title, key of a row or function of it), and None is a dash."""
-    found = (tuple(_cell(row, value) for _, value in columns) for row in rows)
+
+    def cell(row: Any, value: str | Callable[[Any], str]) -> str:
+        found = value(row) if callable(value) else row[value]
+        return "-" if found is None else thousands(found) if isinstance(found, float) else str(found)
+
+    found = (tuple(cell(row, value) for _, value in columns) for row in rows)
     return Table(tuple(title for title, _ in columns), tuple(found))
-
-
-def _cell(row: Any, value: str | Callable[[Any], str]) -> str:
-    found = value(row) if callable(value) else row[value]
-    return "-" if found is None else thousands(found) if isinstance(found, float) else str(found)
 
 
 @dataclass(frozen=True, kw_only=True)
