@@ -77,3 +77,11 @@ def test_figures_in_words_leave_out_what_is_unknown() -> None:
     assert found["step, ± 8 %"] == "1.25 s"
     assert "MFU" not in found
     assert briefly(STANDING) == "123,456 tok/s, 1.25 s/step, ± 8 %, 40.00 GiB"
+
+
+def test_a_piped_table_is_as_wide_as_the_environment_states(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    print_ranking([ROW])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 61

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -35,12 +36,12 @@ _RECORDING: ContextVar[Terminal | None] = ContextVar("_RECORDING", default=None)
 
 
 def console() -> Terminal:
-    """Return the console for results: stdout, as wide as the terminal."""
+    """Return the console for results: stdout, as wide as the terminal or as $COLUMNS states."""
     recording = _RECORDING.get()
     if recording is not None:
         return recording
     found = Terminal(highlight=False)
-    return found if found.is_terminal else Terminal(highlight=False, width=PIPED_WIDTH)
+    return found if found.is_terminal or "COLUMNS" in os.environ else Terminal(highlight=False, width=PIPED_WIDTH)
 
 
 @contextmanager
