@@ -8,19 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from frontrunner import maintenance
-from frontrunner.cli.options import (
-    FILE,
-    SuggestingGroup,
-    choices,
-    json_option,
-    key_values,
-    open_backend,
-    print_json,
-    prints,
-    server_option,
-    show,
-    store_option,
-)
+from frontrunner.cli import options as opt
 from frontrunner.spaces.errors import NothingLegal, StoreUnusable, bad_value, writing
 from frontrunner.text import plain
 from frontrunner.views.results import print_check, print_import, print_prunable
@@ -30,7 +18,7 @@ if TYPE_CHECKING:
     from frontrunner.results.transfer import Archived, Copied, Unarchived
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=opt.SuggestingGroup)
 def store() -> None:
     """Check, back up, upgrade, copy and prune stores.
 
@@ -43,20 +31,18 @@ def store() -> None:
 
 
 @store.command(short_help="Check a store's integrity, and print what is broken.")
-@store_option
-@json_option
+@opt.store_option
+@opt.json_option
 def check(store: str | None, *, as_json: bool) -> None:
     """Check a store's integrity, and print what is broken, with the rows.
 
     Exit code 4 where something is broken.
 
     \b
-    Examples:
-      frontrunner store check
-      frontrunner store check --store sweeps.db --json
+    Example: frontrunner store check --store sweeps.db --json
     """
     found = maintenance.check_store(store)
-    show(found, print_check, as_json=as_json)
+    opt.show(found, print_check, as_json=as_json)
     if not found.is_sound:
         broken = sum(finding.is_fault for finding in found.findings)
         raise StoreUnusable(
@@ -65,31 +51,27 @@ def check(store: str | None, *, as_json: bool) -> None:
 
 
 @store.command(short_help="Back a store up to a new file.")
-@click.argument("file", type=FILE, required=False)
-@store_option
+@click.argument("file", type=opt.FILE, required=False)
+@opt.store_option
 def backup(file: Path | None, store: str | None) -> None:
     """Back the store up to FILE (default: next to it, named after the time). Drivers may keep running.
 
     The backup is a store in an SQLite file, also that of a PostgreSQL store.
 
     \b
-    Examples:
-      frontrunner store backup
-      frontrunner store backup /safe/place/sweeps.db --store sweeps.db
+    Example: frontrunner store backup /safe/place/sweeps.db --store sweeps.db
     """
     made = maintenance.backup_store(file, store=store)
     click.echo(f"{made} ({made.stat().st_size:,} bytes)")
 
 
 @store.command(short_help="Upgrade an earlier version's store.")
-@store_option
+@opt.store_option
 def upgrade(store: str | None) -> None:
     """Upgrade a store of an earlier frontrunner, after a backup next to it.
 
     \b
-    Examples:
-      frontrunner store upgrade
-      frontrunner store upgrade --store sweeps.db
+    Example: frontrunner store upgrade --store sweeps.db
     """
     done = maintenance.upgrade_store(store)
     if done.backup is None:
@@ -101,7 +83,7 @@ def upgrade(store: str | None) -> None:
 @store.command(short_help="Copy every campaign into a new store.")
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
-@prints(
+@opt.prints(
     lambda done: click.echo(
         f"{plain(done.source)} -> {plain(done.target)}: {done.campaigns} campaigns, {sum(done.rows.values()):,} rows"
     )
@@ -112,9 +94,7 @@ def copy(source: str, target: str) -> Copied:
     It also restores a backup, to a new name.
 
     \b
-    Examples:
-      frontrunner store copy sweeps.db postgresql+psycopg://me@host/sweeps
-      frontrunner store copy sweeps.db.backup-20260301T120000Z restored.db
+    Example: frontrunner store copy sweeps.db postgresql+psycopg://me@host/sweeps
     """
     return maintenance.copy_store(source, target)
 
@@ -122,8 +102,8 @@ def copy(source: str, target: str) -> Copied:
 @store.command(short_help="List or remove run folders that nothing needs.")
 @click.argument("campaign", required=False)
 @click.option("--yes", is_flag=True, help="Remove them instead of only listing them.")
-@store_option
-@json_option
+@opt.store_option
+@opt.json_option
 def prune(campaign: str | None, store: str | None, *, yes: bool, as_json: bool) -> None:
     """List or remove the run folders of CAMPAIGN (default: every finished one) that nothing needs.
 
@@ -131,49 +111,43 @@ def prune(campaign: str | None, store: str | None, *, yes: bool, as_json: bool) 
     and of unfinished campaigns stay too.
 
     \b
-    Examples:
-      frontrunner store prune
-      frontrunner store prune laptop --yes
+    Example: frontrunner store prune laptop --yes
     """
     found = maintenance.prune_store(campaign, store=store) if yes else maintenance.prunable(campaign, store=store)
     if as_json:
-        print_json({"removed": yes, "campaigns": found})
+        opt.print_json({"removed": yes, "campaigns": found})
     else:
         print_prunable(found, removed=yes)
 
 
 @click.command()
 @click.argument("campaign")
-@click.argument("file", type=FILE)
-@store_option
-@prints(
+@click.argument("file", type=opt.FILE)
+@opt.store_option
+@opt.prints(
     lambda done: click.echo(f"{done.file}: campaign {done.campaign}, {done.rows:,} rows, sha256 {done.sha256[:12]}")
 )
 def archive(campaign: str, file: Path, store: str | None) -> Archived:
     """Write CAMPAIGN, with every outcome and event, to FILE, one portable file that `unarchive` reads elsewhere.
 
     \b
-    Examples:
-      frontrunner archive laptop laptop.jsonl
-      frontrunner archive 22b-first 22b.jsonl --store sweeps.db
+    Example: frontrunner archive 22b-first 22b.jsonl --store sweeps.db
     """
     return maintenance.archive(campaign, file, store=store)
 
 
 @click.command()
-@click.argument("file", type=FILE)
+@click.argument("file", type=opt.FILE)
 @click.option("--name", help="The campaign's name here [default: its own].")
-@store_option
-@prints(lambda it: click.echo(f"{plain(it.store)}: campaign {it.campaign}, {it.rows:,} rows from {it.file}"))
+@opt.store_option
+@opt.prints(lambda it: click.echo(f"{plain(it.store)}: campaign {it.campaign}, {it.rows:,} rows from {it.file}"))
 def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
     """Add the campaign in FILE, which `archive` wrote, to the store.
 
     A damaged or truncated file is refused with the line named, and nothing is written.
 
     \b
-    Examples:
-      frontrunner unarchive laptop.jsonl
-      frontrunner unarchive 22b.jsonl --name 22b-frontier --store sweeps.db
+    Example: frontrunner unarchive laptop.jsonl
     """
     return maintenance.unarchive(file, name=name, store=store)
 
@@ -181,10 +155,10 @@ def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
 @click.command()
 @click.argument("name", metavar="RECIPE_ID|CAMPAIGN")
 @click.option("--to", required=True, metavar="TOOL", help="What to write; the tools are listed above.")
-@click.option("--out", type=FILE, metavar="FILE", help="Where to write it [default: stdout].")
+@click.option("--out", type=opt.FILE, metavar="FILE", help="Where to write it [default: stdout].")
 @click.option("--storage", metavar="URL", help="With --to optuna: the study's database, as sqlite:///study.db.")
-@store_option
-@server_option
+@opt.store_option
+@opt.server_option
 def export(name: str, to: str, out: Path | None, storage: str | None, store: str | None, server: str | None) -> None:
     """Export RECIPE_ID, or a recipe file, as another tool's configuration.
 
@@ -213,7 +187,7 @@ def export(name: str, to: str, out: Path | None, storage: str | None, store: str
         waiting = f"; {found.waiting} have not ended yet" if found.waiting else ""
         click.echo(f"study {found.study}: {found.added} trials added, {found.trials} in all{waiting}")
         return
-    text = open_backend(store, server).export(name, to=to)
+    text = opt.open_backend(store, server).export(name, to=to)
     if out is None:
         click.echo(text, nl=False)
     else:
@@ -230,12 +204,12 @@ def _write(path: Path, text: str) -> None:
 
 
 @click.command("import-config")
-@click.argument("file", type=FILE)
+@click.argument("file", type=opt.FILE)
 @click.option("--from", "tool", required=True, metavar="TOOL", help="The tool that the configuration is for.")
-@click.option("--campaign", required=True, type=FILE, metavar="FILE", help="Whose problem it is.")
+@click.option("--campaign", required=True, type=opt.FILE, metavar="FILE", help="Whose problem it is.")
 @click.option("--set", "stated", multiple=True, metavar="CHOICE=VALUE", help="A choice that the file leaves out.")
-@click.option("--out", type=FILE, metavar="FILE", help="Write the recipe file there.")
-@json_option
+@click.option("--out", type=opt.FILE, metavar="FILE", help="Write the recipe file there.")
+@opt.json_option
 def import_config(
     file: Path, tool: str, campaign: Path, stated: tuple[str, ...], out: Path | None, *, as_json: bool
 ) -> None:
@@ -252,7 +226,7 @@ def import_config(
     from frontrunner import exchange
     from frontrunner.config.recipe_file import to_text
 
-    found = exchange.import_config(file, tool=tool, campaign=campaign, stated=choices(stated))
+    found = exchange.import_config(file, tool=tool, campaign=campaign, stated=opt.choices(stated))
     if found.file is None:
         raise NothingLegal(
             f"{file} is the recipe {found.recipe.describe()}, which cannot be probed: {found.illegal}",
@@ -261,7 +235,7 @@ def import_config(
     if out is not None:
         _write(out, to_text(found.file))
     if as_json:
-        print_json(found)
+        opt.print_json(found)
         return
     click.echo(f"recipe {found.recipe_id}: {found.recipe.describe()}")
     if out is not None:
@@ -269,15 +243,15 @@ def import_config(
 
 
 @click.command("import")
-@click.argument("table", type=FILE)
+@click.argument("table", type=opt.FILE)
 @click.option("--column", "columns", multiple=True, metavar="NAME=THEIRS[:UNIT]", help="The table's name of a column.")
 @click.option("--set", "constants", multiple=True, metavar="NAME=VALUE", help="A value of every row.")
 @click.option("--ignore", multiple=True, metavar="THEIRS", help="A column of the table to leave out.")
 @click.option("--cluster", metavar="NAME", help="Preset or cluster file of rows without hardware.")
 @click.option("--name", help="The campaigns' name [default: the file's].")
 @click.option("--preview", is_flag=True, help="Print what would be stored, and write nothing.")
-@store_option
-@prints(print_import)
+@opt.store_option
+@opt.prints(print_import)
 def import_(
     table: Path, columns: tuple[str, ...], constants: tuple[str, ...], ignore: tuple[str, ...], **given: Any
 ) -> Import:
@@ -287,12 +261,12 @@ def import_(
     adapt other tables. Unusable rows are counted with the reason.
 
     \b
-    Examples:
-      frontrunner import sweep.csv --preview
-      frontrunner import runs.csv --set hardware=h100 --column step_time_s=iter:ms
+    Example: frontrunner import sweep.csv --preview
     """
     from frontrunner.evaluators.tables.reading import TableForm
     from frontrunner.exchange import import_table
 
-    form = TableForm(columns=key_values("--column", columns), constants=key_values("--set", constants), ignore=ignore)
+    form = TableForm(
+        columns=opt.key_values("--column", columns), constants=opt.key_values("--set", constants), ignore=ignore
+    )
     return import_table(table, form=form, **given)

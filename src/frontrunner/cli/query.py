@@ -41,9 +41,7 @@ def best(
     """Print the best recipes of CAMPAIGN (default: the newest).
 
     \b
-    Examples:
-      frontrunner best
-      frontrunner best laptop --top 3 --by memory --json
+    Example: frontrunner best laptop --top 3 --by memory --json
     """
     ranking = backend.best(campaign, top=top, by=by, max_memory_gb=max_memory_gb)
     if as_json:
@@ -71,9 +69,7 @@ def pareto(campaign: str | None, objectives: str | None, backend: Backend, *, as
     With --objectives: in all of speed (tokens), memory headroom (memory) and number of nodes (nodes) that it names.
 
     \b
-    Examples:
-      frontrunner pareto laptop --json
-      frontrunner pareto --objectives tokens,memory,nodes
+    Example: frontrunner pareto --objectives tokens,memory,nodes
     """
     names = tuple(name.strip() for name in (objectives or "").split(","))
     ranking = backend.pareto(campaign) if objectives is None else ()
@@ -96,9 +92,7 @@ def show_recipe(recipe_id: str, backend: Backend, *, as_json: bool) -> None:
     """Print everything about RECIPE_ID (or a unique prefix of it), and why it ranks where it does.
 
     \b
-    Examples:
-      frontrunner show 3f9c01d2ab4e
-      frontrunner show 3f9c --json
+    Example: frontrunner show 3f9c --json
     """
     try:
         explanation = backend.show(recipe_id)
@@ -133,9 +127,7 @@ def status(campaign: str | None, backend: Backend, *, as_json: bool) -> None:
     """Print the state of CAMPAIGN (default: the newest).
 
     \b
-    Examples:
-      frontrunner status
-      frontrunner status laptop --json
+    Example: frontrunner status laptop --json
     """
     found = backend.status(campaign)
     scale = backend.predictions(found.campaign.name)
@@ -155,9 +147,7 @@ def failures(campaign: str | None, backend: Backend) -> FailureList:
     """Print the failed probes of CAMPAIGN (default: the newest) with reasons and log tails.
 
     \b
-    Examples:
-      frontrunner failures
-      frontrunner failures laptop --json
+    Example: frontrunner failures laptop --json
     """
     return backend.failures(campaign)
 
@@ -169,9 +159,7 @@ def campaigns(backend: Backend) -> CampaignList:
     """Print every campaign of the store, the newest first.
 
     \b
-    Examples:
-      frontrunner campaigns
-      frontrunner campaigns --store sweeps.db --json
+    Example: frontrunner campaigns --store sweeps.db --json
     """
     return backend.campaigns()
 
@@ -184,9 +172,7 @@ def dataframe(campaign: str | None, out: Path, backend: Backend) -> None:
     """Write the attempts of CAMPAIGN (default: the newest) as a table, one row per finished attempt.
 
     \b
-    Examples:
-      frontrunner dataframe --out sweep.csv
-      frontrunner dataframe laptop --out sweep.parquet
+    Example: frontrunner dataframe laptop --out sweep.parquet
     """
     from frontrunner.results.frames import write_frame
 
@@ -206,9 +192,7 @@ def report(campaign: str | None, out: Path | None, backend: Backend) -> None:
     the measurements, which knobs matter, and where the node-hours went. The page needs no network and no other file.
 
     \b
-    Examples:
-      frontrunner report
-      frontrunner report laptop --out laptop.html
+    Example: frontrunner report laptop --out laptop.html
     """
     path = backend.report(campaign, out=out)
     click.echo(f"report: {path}, {path.stat().st_size / 1e6:.1f} MB; open it in a browser")
@@ -227,9 +211,7 @@ def plot(campaign: str | None, out: Path, figure: str | None, wanted: str | None
     node-hours.
 
     \b
-    Examples:
-      frontrunner plot --out figures
-      frontrunner plot laptop --out front.svg --figure speed-memory
+    Example: frontrunner plot laptop --out front.svg --figure speed-memory
     """
     written, absent = backend.plot(campaign, out=out, figure=figure, format=wanted)
     for path in written:

@@ -13,17 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    ModelWrapValidatorHandler,
-    ValidationError,
-    WithJsonSchema,
-    create_model,
-    model_validator,
-)
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from frontrunner.config.campaign import CampaignFile, CampaignName, parse_campaign, section_schema
 from frontrunner.config.toml_file import Table
@@ -80,7 +71,7 @@ class Body(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def in_our_words(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def in_our_words(cls, given: Any, handler: pydantic.ModelWrapValidatorHandler[Self]) -> Self:
         """Raise `InvalidInput` in place of pydantic's errors."""
         try:
             return handler(given)
@@ -88,13 +79,13 @@ class Body(BaseModel):
             raise invalid_input(error.errors(), given, cls) from None
 
 
-def _described(name: str) -> WithJsonSchema:
+def _described(name: str) -> pydantic.WithJsonSchema:
     schema = section_schema(name)
     keys = {key: value for key, value in schema["properties"].items() if key not in FORBIDDEN_KEYS.get(name, ())}
     schema = {"title": f"{name.capitalize()}Section", **schema, "properties": keys}
     if name == "cluster":  # a registered site may provide all that is needed
         del schema["anyOf"]
-    return WithJsonSchema(schema)
+    return pydantic.WithJsonSchema(schema)
 
 
 class CampaignBody(Body):
@@ -197,7 +188,7 @@ class LinkAnswer(BaseModel):
 
 
 _KIND_FIELDS: Any = dict.fromkeys(KINDS, dict[str, str])
-RegisteredAnswer: Any = create_model("RegisteredAnswer", **_KIND_FIELDS)
+RegisteredAnswer: Any = pydantic.create_model("RegisteredAnswer", **_KIND_FIELDS)
 
 
 def campaign_table(body: CampaignBody, known: Registered) -> Table:
@@ -378,7 +369,7 @@ def _filter_type(name: str) -> Any:
 
 
 _FILTERS: dict[str, Any] = {name: (_filter_type(name), None) for name in FILTERS}
-RecipeQuestion: Any = create_model(
+RecipeQuestion: Any = pydantic.create_model(
     "RecipeQuestion",
     __base__=Body,
     by=(RankBy, RankBy.TOKENS),
