@@ -142,10 +142,8 @@ def import_config(
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
     reason, identity = why_illegal(recipe, spec.problem), recipe_id(spec.problem, recipe)
-    if reason is not None:
-        return ImportedRecipe(recipe_id=identity, recipe=recipe, illegal=str(reason), file=None)
-    file = _file(spec, recipe, identity, None, {})
-    return ImportedRecipe(recipe_id=identity, recipe=recipe, illegal=None, file=file)
+    file = None if reason else _file(spec, recipe, identity, None, {})
+    return ImportedRecipe(recipe_id=identity, recipe=recipe, illegal=str(reason) if reason else None, file=file)
 
 
 def mirror(campaign: str | None = None, *, storage: str, store: str | None = None) -> Mirrored:
@@ -218,10 +216,15 @@ def import_table(
     if not campaigns:
         reasons = "; ".join(f"{left.rows} x {left.reason}" for left in found.left_out[:4])
         raise InvalidInput(f"none of the {found.rows} rows of {found.file} can be used: {reasons}"[:350])
-    new = _added(found, campaigns, store_url(store), preview=preview)
+    new, url = campaigns, store_url(store)
+    if not preview or "://" in url or Path(url).exists():
+        about: dict[str, str | int] = {"file": found.file, "sha256": found.sha256, "rows": found.rows}
+        about |= {f"left out: {left.reason}": left.rows for left in found.left_out}
+        with opened(url, create=not preview) as target:
+            new = list(add_imported(target, campaigns, about=about, preview=preview))
     return Import(
         file=found.file,
-        store=shown_store(store_url(store)),
+        store=shown_store(url),
         is_preview=preview,
         rows=found.rows,
         known_rows=sum(len(one.outcomes) for one in campaigns) - sum(len(one.outcomes) for one in new),
@@ -238,17 +241,6 @@ def import_table(
         left_out=found.left_out,
         disagreeing=found.disagreeing,
     )
-
-
-def _added(
-    found: Reading, campaigns: Sequence[ImportedCampaign], store: str, *, preview: bool
-) -> Sequence[ImportedCampaign]:
-    if preview and "://" not in store and not Path(store).exists():
-        return campaigns
-    about: dict[str, str | int] = {"file": found.file, "sha256": found.sha256, "rows": found.rows}
-    about |= {f"left out: {left.reason}": left.rows for left in found.left_out}
-    with opened(store, create=not preview) as target:
-        return add_imported(target, campaigns, about=about, preview=preview)
 
 
 def _campaign(table: TableProblem, found: Reading, given: str | None) -> ImportedCampaign:

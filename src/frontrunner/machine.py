@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 from frontrunner.config.campaign import named_cluster, parse_cluster, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
@@ -76,7 +76,7 @@ def fit_tables(
     """Fit the analytic model's constants to tables of step times, for `cluster` or the preset of the rows' hardware."""
     from frontrunner.evaluators.tables.workloads import read, samples_of_tables
 
-    path, base = _writable(out), _cluster(cluster)
+    path, base = _writable(out) if out is not None else None, _cluster(cluster)
     measured = samples_of_tables([read(Path(table), base) for table in tables], base)
     if path is not None and base is None:
         devices = {sample.cluster.device: sample.cluster for sample in measured.samples}
@@ -99,7 +99,7 @@ def fit_campaign(
     from frontrunner.search.campaign_setup import stored_spec
     from frontrunner.store import opened
 
-    path = _writable(out)
+    path = _writable(out) if out is not None else None
     with opened(store) as found:
         record = found.campaign(campaign)
         outcomes = found.final_outcomes(record.id)
@@ -134,13 +134,7 @@ def _cluster(cluster: str | Cluster | None) -> Cluster | None:
     return named_cluster(cluster) if isinstance(cluster, str) else cluster
 
 
-@overload
-def _writable(out: str | Path) -> Path: ...
-@overload
-def _writable(out: str | Path | None) -> Path | None: ...
-def _writable(out: str | Path | None) -> Path | None:
-    if out is None:
-        return None
+def _writable(out: str | Path) -> Path:
     path = Path(out)
     if path.is_dir() or not path.name:
         raise bad_value("--out", str(out), "a file, not a folder")

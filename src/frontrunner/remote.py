@@ -80,26 +80,24 @@ def connect(url: str, *, token: str | None = None) -> RemoteStore:
     if not is_valid or not parts.hostname:
         raise bad_value("--server", url, "http://HOST:PORT, or https://HOST")
     is_here = is_loopback(parts.hostname)
-    token = token or os.environ.get(TOKEN_VARIABLE) or _token_of_file(url, is_here=is_here)
+    token = token or os.environ.get(TOKEN_VARIABLE)
+    if not token:
+        reason = "this user's token file is for this machine only"
+        try:
+            token = read_tokens(default_token_file()).operator if is_here else ""
+        except NotFound as error:
+            reason = error.message
+        if not token:
+            raise NotFound(
+                f"no token for {url}: {TOKEN_VARIABLE} is not set, and {reason}",
+                hint=f"ask the operator of the service for a token, and set {TOKEN_VARIABLE}",
+            )
     if not (is_here or parts.scheme == "https" or os.environ.get(PLAIN_HTTP_VARIABLE) == "1"):
         raise InvalidInput(
             f"--server {url} is neither https nor this machine: the token would cross the network unencrypted",
             hint=f"use https or a tunnel (ssh -L), or, on a network that you trust, set {PLAIN_HTTP_VARIABLE}=1",
         )
     return RemoteStore(url, token)
-
-
-def _token_of_file(url: str, *, is_here: bool) -> str:
-    reason = "this user's token file is for this machine only"
-    try:
-        if is_here:
-            return read_tokens(default_token_file()).operator
-    except NotFound as error:
-        reason = error.message
-    raise NotFound(
-        f"no token for {url}: {TOKEN_VARIABLE} is not set, and {reason}",
-        hint=f"ask the operator of the service for a token, and set {TOKEN_VARIABLE}",
-    )
 
 
 class RemoteStore(Questions):

@@ -40,7 +40,14 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
     if nodes is not None:
         if top is not None:
             raise InvalidInput("--top is for the ranking; with --nodes one recipe per count is printed")
-        _scaling(file, nodes, as_json=as_json)
+        for part in nodes.split(","):
+            if not re.fullmatch(r"\s*[0-9]{1,9}\s*", part):
+                expected = f"whole numbers with commas between, as in 16,32,64, not {part.strip()!r}"
+                raise bad_value("--nodes", nodes, expected)
+        scaled = api.scaling(file, [int(part) for part in nodes.split(",")])
+        opt.show(scaled, print_scaling, as_json=as_json)
+        if not scaled.has_recipe:
+            raise NothingLegal("no recipe is estimated to fit on any of these numbers of nodes")
         return
     found = api.plan(file)
     shown = found.shown(TOP if top is None else top)
@@ -56,18 +63,6 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
             f"no recipe of this space is estimated to fit in {found.memory_limit_bytes / 2**30:.3g} GiB per device",
             hint="frontrunner advise FILE looks beyond the space; or allow more sharding, recompute or devices",
         )
-
-
-def _scaling(file: Path, nodes: str, *, as_json: bool) -> None:
-    for part in nodes.split(","):
-        if not re.fullmatch(r"\s*[0-9]{1,9}\s*", part):
-            raise bad_value(
-                "--nodes", nodes, f"whole numbers with commas between, as in 16,32,64, not {part.strip()!r}"
-            )
-    found = api.scaling(file, [int(part) for part in nodes.split(",")])
-    opt.show(found, print_scaling, as_json=as_json)
-    if not found.has_recipe:
-        raise NothingLegal("no recipe is estimated to fit on any of these numbers of nodes")
 
 
 @click.command()

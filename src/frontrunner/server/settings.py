@@ -84,7 +84,15 @@ def register(words: Mapping[str, Iterable[str]]) -> Registered:
 
 
 def _entry(kind: str, path: Path) -> Entry:
-    given = _given(kind, path)
+    given: dict[str, Any] = {kind: {"path": path.name}}
+    if kind not in ("data", "table") or path.suffix == ".toml":  # else the file is the text or the table itself
+        table = read_toml(path, f"{kind} file", f"docs/service.md says what a {kind} file holds")
+        given = {section: table[section] for section in SECTIONS[kind] if section in table}
+        if not given:
+            expected = " or ".join(f"[{section}]" for section in SECTIONS[kind])
+            raise InvalidInput(f"{path} has no section {expected}")
+        if kind == "site" and "run_folder" in (store := table.get("store", {})):
+            given["store"] = {"run_folder": store["run_folder"]}
     evaluator = EVALUATOR_OF.get(kind, "probe")
     file = parse_campaign({**AROUND, **given, "evaluator": evaluator}, default_name=FALLBACK_NAME, base=path.parent)
     if evaluator == "command":
@@ -93,19 +101,6 @@ def _entry(kind: str, path: Path) -> Entry:
     if file.store.run_folder is not None:
         sections["store"] = {"run_folder": str(Path(file.store.run_folder).resolve())}
     return Entry(about=_about(kind, given, file.spec), sections={section: sections[section] for section in given})
-
-
-def _given(kind: str, path: Path) -> dict[str, Any]:
-    if kind in ("data", "table") and path.suffix != ".toml":
-        return {kind: {"path": path.name}}
-    table = read_toml(path, f"{kind} file", f"docs/service.md says what a {kind} file holds")
-    given = {section: table[section] for section in SECTIONS[kind] if section in table}
-    if not given:
-        expected = " or ".join(f"[{section}]" for section in SECTIONS[kind])
-        raise InvalidInput(f"{path} has no section {expected}")
-    if kind == "site" and "run_folder" in (store := table.get("store", {})):
-        given["store"] = {"run_folder": store["run_folder"]}
-    return given
 
 
 def _about(kind: str, given: Mapping[str, Any], spec: CampaignSpec) -> str:

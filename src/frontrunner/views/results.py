@@ -151,7 +151,15 @@ def print_import(found: Import) -> None:
     verb = "would be kept" if found.is_preview else "kept"
     out.say(f"{found.file}: {found.taken_rows:,} of {found.rows:,} rows {verb} in {found.store}")
     if found.problems:
-        _print_problems(out, found)
+        is_wide = len(found.problems) == 1 or out.width >= WIDE  # the names of several describe the problem
+        numbers = (("rows", "right"), ("recipes", "right"), ("failed", "right"))
+        table = ruled_table(None, ("campaign", "fold"), *([("problem", "fold")] if is_wide else []), *numbers)
+        for row in found.problems[:MOST_PROBLEMS]:
+            problem = [Text(plain(PROBLEM.format_map(row.problem)))] if is_wide else []
+            table.add_row(row.campaign, *problem, f"{row.rows:,}", f"{row.recipes:,}", f"{row.failed:,}")
+        out.print(table)
+        if len(found.problems) > MOST_PROBLEMS:
+            out.say(f"and {len(found.problems) - MOST_PROBLEMS:,} more campaigns: frontrunner campaigns")
     if found.known_rows:
         out.say(f"already in the store, and not kept twice: {counted(found.known_rows, 'row')}")
     if found.left_out:
@@ -167,19 +175,6 @@ def print_import(found: Import) -> None:
     for repeats in found.disagreeing[:MOST_DISAGREEMENTS]:
         rows = ", ".join(map(str, repeats.rows))
         out.say(f"  rows {rows}: {', '.join(map(seconds, repeats.step_times_s))}  {repeats.recipe}")
-
-
-def _print_problems(out: Terminal, found: Import) -> None:
-    is_wide = len(found.problems) == 1 or out.width >= WIDE
-    numbers = (("rows", "right"), ("recipes", "right"), ("failed", "right"))
-    table = ruled_table(None, ("campaign", "fold"), *([("problem", "fold")] if is_wide else []), *numbers)
-    for row in found.problems[:MOST_PROBLEMS]:
-        problem = Text(plain(PROBLEM.format_map(row.problem)))
-        cells = (row.campaign, problem) if is_wide else (row.campaign,)
-        table.add_row(*cells, f"{row.rows:,}", f"{row.recipes:,}", f"{row.failed:,}")
-    out.print(table)
-    if len(found.problems) > MOST_PROBLEMS:
-        out.say(f"and {len(found.problems) - MOST_PROBLEMS:,} more campaigns: frontrunner campaigns")
 
 
 def print_check(found: Check) -> None:

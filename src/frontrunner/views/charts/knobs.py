@@ -61,6 +61,13 @@ def predicted(collected: Collected) -> Chart | Missing:
     speed, memory = (statistics.fmean(abs(_error(row, unit)) for row in rows) for unit in ("tokens/s", "GiB"))
     trust = trust_in(list(found), collected.problem)
     unknown = len(collected.ranking) - len(rows)
+    failed = [recipe for recipe, why in collected.final_failures.items() if why.kind is FailureKind.OUT_OF_MEMORY]
+    judged = _estimates(failed, collected).values()
+    too_large, of_those = (sum(not one.fits for one in some) for some in (judged, found.values()))
+    out_of_memory = (
+        f"Of {len(judged)} recipes that ran out of memory the model had called {too_large} too large; of {len(found)} "
+        f"that ran, {of_those}."
+    )
     return Chart(
         reading=(
             f"Over {len(rows)} measured recipes the model's tokens/s are off by {percent(speed, 0)} on average "
@@ -69,7 +76,7 @@ def predicted(collected: Collected) -> Chart | Missing:
         ),
         remarks=(
             *(f"{remark[:1].upper()}{remark[1:]}." for remark in trust.remarks),
-            *_out_of_memory_remark(collected, list(found.values())),
+            *([out_of_memory] if judged else ()),
             *([f"{unknown} measured recipes are unknown to the formulas and left out."] if unknown else ()),
         ),
         spec={
@@ -100,18 +107,6 @@ def order_agreement(guessed: Sequence[float], found: Sequence[float]) -> float |
     from scipy.stats import spearmanr
 
     return float(spearmanr(guessed, found).statistic)
-
-
-def _out_of_memory_remark(collected: Collected, ran: Sequence[Estimate]) -> Iterator[str]:
-    kinds = {recipe: failure.kind for recipe, failure in collected.final_failures.items()}
-    failed = [recipe for recipe, kind in kinds.items() if kind is FailureKind.OUT_OF_MEMORY]
-    judged = _estimates(failed, collected).values()
-    if judged:
-        yield (
-            f"Of {len(judged)} recipes that ran out of memory the model had called "
-            f"{sum(not found.fits for found in judged)} too large; of {len(ran)} that ran, "
-            f"{sum(not found.fits for found in ran)}."
-        )
 
 
 def _against(title: str, unit: str, rows: Sequence[Json]) -> Json:
@@ -162,6 +157,15 @@ def sensitivity(collected: Collected) -> Chart | Missing:
     if not drawn:
         return Missing(reason="No knob can be moved alone: with one value changed, no recipe is legal.")
     fixed = {label: points for label, points in curves.items() if label not in drawn}
+    points = [point for found in drawn.values() for point in found]
+    look = vl.looks("source", SOURCES, (point["source"] for point in points), "stroke", "shape", "fill")
+    look["tooltip"] = vl.tooltip("knob", "value", "source", "note", numbers={"tokens_per_s": "tokens/s"})
+    axis = {"labelAngle": 0, "labelOverlap": True, "grid": False}
+    place = {"x": vl.name("value", sort={"field": "place"}, axis=axis), "y": vl.number("drawn", "tokens/s")}
+    header = {"title": None, "labelFontWeight": "bold", "labelFontSize": 12.5}
+    is_known = "isValid(datum.tokens_per_s)"
+    points_drawn = vl.layer("point", look, size=75, strokeWidth=1.5)
+    line = vl.layer("line", {}, where=is_known, strokeDash=[3, 3], strokeWidth=1.5, color=vl.GRAY)
     best, follows = collected.ranking[0], ""
     if "accumulation" not in dimensions:
         follows = " Accumulation follows from the fixed global batch and the micro-batch."
@@ -174,7 +178,18 @@ def sensitivity(collected: Collected) -> Chart | Missing:
         remarks=(f"Not drawn, since no other value is legal while the rest stays: {', '.join(fixed)}.",)
         if fixed
         else (),
-        spec=_sensitivity_spec(list(drawn), [point for points in drawn.values() for point in points]),
+        spec={
+            "data": {"values": points},
+            "facet": vl.name("knob", sort=list(drawn), header=header),
+            "columns": 4,
+            "resolve": {"scale": {"x": "independent"}},
+            "usermeta": {"panels": len(drawn), "least": 230, "margin": 52},
+            "spec": {
+                "height": 170,
+                "encoding": place,
+                "layer": [line, vl.layer("point", look, size=75, strokeWidth=1.5)],
+            },
+        },
         table=table(
             [point for points in (drawn | fixed).values() for point in points],
             *(("knob", "knob"), ("value", "value"), ("rests on", "source")),
@@ -223,33 +238,6 @@ def _variants(knob: str, collected: Collected) -> Iterator[tuple[Choice, Recipe 
             found = why_illegal(found, collected.problem) or found
         if value == own or found != best:
             yield value, found
-
-
-def _sensitivity_spec(labels: Sequence[str], points: Sequence[Json]) -> Json:
-    look = vl.looks("source", SOURCES, (point["source"] for point in points), "stroke", "shape", "fill")
-    look["tooltip"] = vl.tooltip("knob", "value", "source", "note", numbers={"tokens_per_s": "tokens/s"})
-    axis = {"labelAngle": 0, "labelOverlap": True, "grid": False}
-    header = {"title": None, "labelFontWeight": "bold", "labelFontSize": 12.5}
-    return {
-        "data": {"values": points},
-        "facet": vl.name("knob", sort=list(labels), header=header),
-        "columns": 4,
-        "resolve": {"scale": {"x": "independent"}},
-        "usermeta": {"panels": len(labels), "least": 230, "margin": 52},
-        "spec": {
-            "height": 170,
-            "encoding": {
-                "x": vl.name("value", sort={"field": "place"}, axis=axis),
-                "y": vl.number("drawn", "tokens/s"),
-            },
-            "layer": [
-                vl.layer(
-                    "line", {}, where="isValid(datum.tokens_per_s)", strokeDash=[3, 3], strokeWidth=1.5, color=vl.GRAY
-                ),
-                vl.layer("point", look, size=75, strokeWidth=1.5),
-            ],
-        },
-    }
 
 
 FEWEST_RECIPES = 20

@@ -213,41 +213,37 @@ def feasibility(collected: Collected) -> Chart | Missing:
         )
     tried = [row for row in rows if row["state"] != NOT_TRIED]
     lost = sum(row["state"].startswith(ALL_FAILED) for row in tried)
+    colors = vl.palette("state", CELLS, (row["state"] for row in rows))
+    is_tried = f"datum.state != '{NOT_TRIED}'"
+    panels = list(dict.fromkeys(row["panel"] for row in sorted(rows, key=lambda row: row["micro_batch"])))
     return Chart(
         reading=(
             f"Of {len(rows)} corners with a legal recipe {len(tried)} were tried; {lost or 'none'} of these failed "
             "altogether. A cell shows how many of the recipes tried there ran; an empty place has no legal one."
         ),
-        spec=_feasibility_spec(rows),
+        spec={
+            "data": {"values": rows},
+            "facet": {"field": "panel", "type": "nominal", "sort": panels, "header": {"title": None}},
+            "columns": 4,
+            "usermeta": {"panels": len(panels), "least": 37 * len({row["tp"] for row in rows}) + 46},
+            "spec": {
+                "width": {"step": 37},
+                "height": {"step": 37},
+                "encoding": {
+                    "x": {"field": "tp", "type": "ordinal", "title": "TP", "axis": {"labelAngle": 0}},
+                    "y": {"field": "pp", "type": "ordinal", "title": "PP", "sort": "descending"},
+                    "tooltip": vl.tooltip("legal", "measured", "failed", best="best tokens/s", tp="TP", pp="PP"),
+                },
+                "layer": [
+                    vl.layer("rect", {"color": colors}, where=is_tried, width=33, height=33, cornerRadius=3),
+                    vl.layer("point", {"color": colors}, where=f"!({is_tried})", filled=True, size=30),
+                    vl.layer("text", {"text": {"field": "words"}}, where=is_tried, color="white", fontSize=11),
+                ],
+            },
+        },
         table=table(
             rows,
             *(("TP", "tp"), ("PP", "pp"), ("micro-batch", "micro_batch"), ("legal recipes", "legal")),
             *(("measured", "measured"), ("failed", lambda row: row["failed"] or "0"), ("best tokens/s", "best")),
         ),
     )
-
-
-def _feasibility_spec(rows: Sequence[Json]) -> Json:
-    colors = vl.palette("state", CELLS, (row["state"] for row in rows))
-    tried = f"datum.state != '{NOT_TRIED}'"
-    panels = list(dict.fromkeys(row["panel"] for row in sorted(rows, key=lambda row: row["micro_batch"])))
-    return {
-        "data": {"values": rows},
-        "facet": {"field": "panel", "type": "nominal", "sort": panels, "header": {"title": None}},
-        "columns": 4,
-        "usermeta": {"panels": len(panels), "least": 37 * len({row["tp"] for row in rows}) + 46},
-        "spec": {
-            "width": {"step": 37},
-            "height": {"step": 37},
-            "encoding": {
-                "x": {"field": "tp", "type": "ordinal", "title": "TP", "axis": {"labelAngle": 0}},
-                "y": {"field": "pp", "type": "ordinal", "title": "PP", "sort": "descending"},
-                "tooltip": vl.tooltip("legal", "measured", "failed", best="best tokens/s", tp="TP", pp="PP"),
-            },
-            "layer": [
-                vl.layer("rect", {"color": colors}, where=tried, width=33, height=33, cornerRadius=3),
-                vl.layer("point", {"color": colors}, where=f"!({tried})", filled=True, size=30),
-                vl.layer("text", {"text": {"field": "words"}}, where=tried, color="white", fontSize=11),
-            ],
-        },
-    }
