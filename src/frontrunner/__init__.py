@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from frontrunner.api import advise as advise
     from frontrunner.api import best as best
     from frontrunner.api import campaigns as campaigns
     from frontrunner.api import dataframe as dataframe
@@ -19,12 +18,10 @@ if TYPE_CHECKING:
     from frontrunner.api import front as front
     from frontrunner.api import launch as launch
     from frontrunner.api import pareto as pareto
-    from frontrunner.api import plan as plan
     from frontrunner.api import plot as plot
     from frontrunner.api import predictions as predictions
     from frontrunner.api import report as report
     from frontrunner.api import resume as resume
-    from frontrunner.api import scaling as scaling
     from frontrunner.api import show as show
     from frontrunner.api import status as status
     from frontrunner.api import survey as survey
@@ -45,6 +42,9 @@ if TYPE_CHECKING:
     from frontrunner.maintenance import prune_store as prune_store
     from frontrunner.maintenance import unarchive as unarchive
     from frontrunner.maintenance import upgrade_store as upgrade_store
+    from frontrunner.planning import advise as advise
+    from frontrunner.planning import plan as plan
+    from frontrunner.planning import scaling as scaling
     from frontrunner.recipe_actions import dryrun as dryrun
     from frontrunner.recipe_actions import plan_dryrun as plan_dryrun
     from frontrunner.recipe_actions import plan_profile as plan_profile
@@ -56,12 +56,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 _MODULES = {
     "api": (
-        "advise best campaigns dataframe explain export failures front launch pareto plan plot predictions "
-        "report resume scaling show status survey"
+        "best campaigns dataframe explain export failures front launch pareto plot predictions "
+        "report resume show status survey"
     ),
     "exchange": "TableForm import_config import_table mirror",
     "machine": "calibrate call_ranks doctor fit_campaign fit_tables",
     "maintenance": "archive backup_store check_store copy_store prunable prune_store unarchive upgrade_store",
+    "planning": "advise plan scaling",
     "recipe_actions": "dryrun plan_dryrun plan_profile plan_replay profile replay",
     "remote": "connect",
 }

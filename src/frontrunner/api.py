@@ -1,11 +1,10 @@
-"""Python API of campaigns: estimate and run them, and query a store by the methods of `frontrunner.store.LocalStore`.
+"""Python API of campaigns: run them, and query a store by the methods of `frontrunner.store.LocalStore`.
 
 `store` is a URL or path (None: $FRONTRUNNER_STORE, else `frontrunner.db`), `campaign` a name (None: the newest).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,6 @@ from frontrunner.config.settings import run_root, store_url
 from frontrunner.search.campaign_setup import (
     create,
     free_name,
-    nothing_legal,
     prepare,
     refuse_imported_campaign,
     runnable,
@@ -27,9 +25,6 @@ from frontrunner.spaces.space import Survey
 from frontrunner.store import LocalStore, as_function, opened
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.analytic.advice import Advice
-    from frontrunner.evaluators.analytic.estimates import Plan
-    from frontrunner.evaluators.analytic.scaling import Scaling
     from frontrunner.search.driver import Conclusion, OnDriver
     from frontrunner.search.listener import Listener
     from frontrunner.search.spec import CampaignSpec
@@ -112,34 +107,3 @@ predictions = as_function(LocalStore.predictions)
 report = as_function(LocalStore.report)
 show = as_function(LocalStore.show)
 status = as_function(LocalStore.status)
-
-
-def plan(campaign_file: str | Path) -> Plan:
-    """Estimate every legal recipe of a campaign file; nothing is run."""
-    return plan_of(read_campaign_file(Path(campaign_file)).spec)
-
-
-def plan_of(spec: CampaignSpec) -> Plan:
-    """Estimate every legal recipe of a campaign."""
-    from frontrunner.evaluators.analytic import estimates
-
-    surveyed = spec.survey()
-    if not surveyed.recipes:
-        raise nothing_legal(surveyed)
-    return estimates.plan(surveyed.recipes, surveyed.problem)
-
-
-def scaling(campaign_file: str | Path, nodes: Sequence[int]) -> Scaling:
-    """Return the best recipe of a campaign file's space on each of these node counts, by strong and weak scaling."""
-    from frontrunner.evaluators.analytic import scaling as answers
-
-    spec = read_campaign_file(Path(campaign_file)).spec
-    return answers.scaling(spec.space, spec.problem, nodes)
-
-
-def advise(campaign_file: str | Path) -> Advice:
-    """Recommend a starting configuration for a campaign file's problem, on one device, one node, and the cluster."""
-    from frontrunner.evaluators.analytic import advice
-
-    spec = read_campaign_file(Path(campaign_file)).spec
-    return advice.advise(spec.space, spec.problem)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner import api
+from frontrunner import planning
 from frontrunner.cli.main import frontrunner as command
 from frontrunner.cli.options import recipe_from as named
 from frontrunner.config.campaign import read_campaign_file
@@ -104,7 +104,7 @@ def test_a_plainer_form_is_kept_unless_another_is_faster_by_more_than_a_twentiet
 @pytest.mark.parametrize("name", ["frontier-22b", "frontier-175b", "laptop-accumulation"])
 def test_the_commands_name_the_recipe_that_is_advised(name: str) -> None:
     file = EXAMPLES / f"{name}.toml"
-    spec, found = read_campaign_file(file).spec, api.advise(file)
+    spec, found = read_campaign_file(file).spec, planning.advise(file)
 
     assert found.chosen is not None
     assert found.chosen.estimate is not None

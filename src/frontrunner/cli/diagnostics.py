@@ -166,7 +166,9 @@ def profile(recipe_id: str, steps: int, folder: Path | None, store: str | None, 
     pyinstrument's tree of the Python side.
 
     \b
-    Example: frontrunner profile 3f9c --steps 5 --json
+    Examples:
+      frontrunner profile 3f9c01d2ab4e
+      frontrunner profile 3f9c --steps 5 --json
     """
     from frontrunner.evaluators.diagnostics.profile import ProfileSettings, run
     from frontrunner.recipe_actions import plan_profile

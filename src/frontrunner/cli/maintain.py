@@ -39,7 +39,9 @@ def check(store: str | None, *, as_json: bool) -> None:
     Exit code 4 where something is broken.
 
     \b
-    Example: frontrunner store check --store sweeps.db --json
+    Examples:
+      frontrunner store check
+      frontrunner store check --store sweeps.db --json
     """
     found = maintenance.check_store(store)
     opt.show(found, print_check, as_json=as_json)
@@ -59,7 +61,9 @@ def backup(file: Path | None, store: str | None) -> None:
     The backup is a store in an SQLite file, also that of a PostgreSQL store.
 
     \b
-    Example: frontrunner store backup /safe/place/sweeps.db --store sweeps.db
+    Examples:
+      frontrunner store backup
+      frontrunner store backup /safe/place/sweeps.db --store sweeps.db
     """
     made = maintenance.backup_store(file, store=store)
     click.echo(f"{made} ({made.stat().st_size:,} bytes)")
@@ -71,7 +75,9 @@ def upgrade(store: str | None) -> None:
     """Upgrade a store of an earlier frontrunner, after a backup next to it.
 
     \b
-    Example: frontrunner store upgrade --store sweeps.db
+    Examples:
+      frontrunner store upgrade
+      frontrunner store upgrade --store sweeps.db
     """
     done = maintenance.upgrade_store(store)
     if done.backup is None:
@@ -94,7 +100,9 @@ def copy(source: str, target: str) -> Copied:
     It also restores a backup, to a new name.
 
     \b
-    Example: frontrunner store copy sweeps.db postgresql+psycopg://me@host/sweeps
+    Examples:
+      frontrunner store copy sweeps.db postgresql+psycopg://me@host/sweeps
+      frontrunner store copy sweeps.db.backup-20260301T120000Z restored.db
     """
     return maintenance.copy_store(source, target)
 
@@ -111,7 +119,9 @@ def prune(campaign: str | None, store: str | None, *, yes: bool, as_json: bool) 
     and of unfinished campaigns stay too.
 
     \b
-    Example: frontrunner store prune laptop --yes
+    Examples:
+      frontrunner store prune
+      frontrunner store prune laptop --yes
     """
     found = maintenance.prune_store(campaign, store=store) if yes else maintenance.prunable(campaign, store=store)
     if as_json:
@@ -131,7 +141,9 @@ def archive(campaign: str, file: Path, store: str | None) -> Archived:
     """Write CAMPAIGN, with every outcome and event, to FILE, one portable file that `unarchive` reads elsewhere.
 
     \b
-    Example: frontrunner archive 22b-first 22b.jsonl --store sweeps.db
+    Examples:
+      frontrunner archive laptop laptop.jsonl
+      frontrunner archive 22b-first 22b.jsonl --store sweeps.db
     """
     return maintenance.archive(campaign, file, store=store)
 
@@ -147,7 +159,9 @@ def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
     A damaged or truncated file is refused with the line named, and nothing is written.
 
     \b
-    Example: frontrunner unarchive laptop.jsonl
+    Examples:
+      frontrunner unarchive laptop.jsonl
+      frontrunner unarchive 22b.jsonl --name 22b-frontier --store sweeps.db
     """
     return maintenance.unarchive(file, name=name, store=store)
 
@@ -261,7 +275,9 @@ def import_(
     adapt other tables. Unusable rows are counted with the reason.
 
     \b
-    Example: frontrunner import sweep.csv --preview
+    Examples:
+      frontrunner import sweep.csv --preview
+      frontrunner import runs.csv --set hardware=h100 --column step_time_s=iter:ms
     """
     from frontrunner.evaluators.tables.reading import TableForm
     from frontrunner.exchange import import_table

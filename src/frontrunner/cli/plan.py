@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from frontrunner import api
+from frontrunner import planning
 from frontrunner.cli import options as opt
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, writing
 from frontrunner.views.diagnostics import print_dryrun
@@ -44,12 +44,12 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
             if not re.fullmatch(r"\s*[0-9]{1,9}\s*", part):
                 expected = f"whole numbers with commas between, as in 16,32,64, not {part.strip()!r}"
                 raise bad_value("--nodes", nodes, expected)
-        scaled = api.scaling(file, [int(part) for part in nodes.split(",")])
+        scaled = planning.scaling(file, [int(part) for part in nodes.split(",")])
         opt.show(scaled, print_scaling, as_json=as_json)
         if not scaled.has_recipe:
             raise NothingLegal("no recipe is estimated to fit on any of these numbers of nodes")
         return
-    found = api.plan(file)
+    found = planning.plan(file)
     shown = found.shown(TOP if top is None else top)
     opt.show(shown, lambda shown: print_plan(shown, file=str(file)), as_json=as_json)
     if found.legal == sum(found.not_modelled.values()):
@@ -105,9 +105,11 @@ def advise(file: Path, *, as_json: bool) -> None:
     recipe whose estimate supports it, whether the file's space lists it or not.
 
     \b
-    Example: frontrunner advise examples/frontier-22b.toml --json
+    Examples:
+      frontrunner advise examples/frontier-22b.toml
+      frontrunner advise examples/frontier-22b.toml --json
     """
-    found = api.advise(file)
+    found = planning.advise(file)
     if as_json:
         opt.print_json(as_document(found, str(file)))
     else:
@@ -129,7 +131,9 @@ def dryrun(recipe: tuple[str, ...], campaign: Path | None, rank: int | None, sto
     recipe is a stored one, or one of a campaign file's space: by its id, or by choices that leave one.
 
     \b
-    Example: frontrunner dryrun --campaign a.toml sharding=zero-1 recompute=none
+    Examples:
+      frontrunner dryrun 3f9c01d2ab4e
+      frontrunner dryrun --campaign a.toml sharding=zero-1 recompute=none
     """
     from frontrunner.evaluators.diagnostics.dryrun import run
     from frontrunner.recipe_actions import plan_dryrun

@@ -41,7 +41,9 @@ def best(
     """Print the best recipes of CAMPAIGN (default: the newest).
 
     \b
-    Example: frontrunner best laptop --top 3 --by memory --json
+    Examples:
+      frontrunner best
+      frontrunner best laptop --top 3 --by memory --json
     """
     ranking = backend.best(campaign, top=top, by=by, max_memory_gb=max_memory_gb)
     if as_json:
@@ -69,7 +71,9 @@ def pareto(campaign: str | None, objectives: str | None, backend: Backend, *, as
     With --objectives: in all of speed (tokens), memory headroom (memory) and number of nodes (nodes) that it names.
 
     \b
-    Example: frontrunner pareto --objectives tokens,memory,nodes
+    Examples:
+      frontrunner pareto laptop --json
+      frontrunner pareto --objectives tokens,memory,nodes
     """
     names = tuple(name.strip() for name in (objectives or "").split(","))
     ranking = backend.pareto(campaign) if objectives is None else ()
@@ -92,7 +96,9 @@ def show_recipe(recipe_id: str, backend: Backend, *, as_json: bool) -> None:
     """Print everything about RECIPE_ID (or a unique prefix of it), and why it ranks where it does.
 
     \b
-    Example: frontrunner show 3f9c --json
+    Examples:
+      frontrunner show 3f9c01d2ab4e
+      frontrunner show 3f9c --json
     """
     try:
         explanation = backend.show(recipe_id)
@@ -127,7 +133,9 @@ def status(campaign: str | None, backend: Backend, *, as_json: bool) -> None:
     """Print the state of CAMPAIGN (default: the newest).
 
     \b
-    Example: frontrunner status laptop --json
+    Examples:
+      frontrunner status
+      frontrunner status laptop --json
     """
     found = backend.status(campaign)
     scale = backend.predictions(found.campaign.name)
@@ -147,7 +155,9 @@ def failures(campaign: str | None, backend: Backend) -> FailureList:
     """Print the failed probes of CAMPAIGN (default: the newest) with reasons and log tails.
 
     \b
-    Example: frontrunner failures laptop --json
+    Examples:
+      frontrunner failures
+      frontrunner failures laptop --json
     """
     return backend.failures(campaign)
 
@@ -159,7 +169,9 @@ def campaigns(backend: Backend) -> CampaignList:
     """Print every campaign of the store, the newest first.
 
     \b
-    Example: frontrunner campaigns --store sweeps.db --json
+    Examples:
+      frontrunner campaigns
+      frontrunner campaigns --store sweeps.db --json
     """
     return backend.campaigns()
 
@@ -172,7 +184,9 @@ def dataframe(campaign: str | None, out: Path, backend: Backend) -> None:
     """Write the attempts of CAMPAIGN (default: the newest) as a table, one row per finished attempt.
 
     \b
-    Example: frontrunner dataframe laptop --out sweep.parquet
+    Examples:
+      frontrunner dataframe --out sweep.csv
+      frontrunner dataframe laptop --out sweep.parquet
     """
     from frontrunner.results.frames import write_frame
 
@@ -192,7 +206,9 @@ def report(campaign: str | None, out: Path | None, backend: Backend) -> None:
     the measurements, which knobs matter, and where the node-hours went. The page needs no network and no other file.
 
     \b
-    Example: frontrunner report laptop --out laptop.html
+    Examples:
+      frontrunner report
+      frontrunner report laptop --out laptop.html
     """
     path = backend.report(campaign, out=out)
     click.echo(f"report: {path}, {path.stat().st_size / 1e6:.1f} MB; open it in a browser")
@@ -211,7 +227,9 @@ def plot(campaign: str | None, out: Path, figure: str | None, wanted: str | None
     node-hours.
 
     \b
-    Example: frontrunner plot laptop --out front.svg --figure speed-memory
+    Examples:
+      frontrunner plot --out figures
+      frontrunner plot laptop --out front.svg --figure speed-memory
     """
     written, absent = backend.plot(campaign, out=out, figure=figure, format=wanted)
     for path in written:

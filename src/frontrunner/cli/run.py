@@ -46,7 +46,9 @@ def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) ->
     The first Ctrl-C lets running probes finish, the second ends them; `frontrunner resume` continues later.
 
     \b
-    Example: frontrunner launch frontier.toml --name 22b-first --store sweeps.db
+    Examples:
+      frontrunner launch examples/laptop.toml
+      frontrunner launch frontier.toml --name 22b-first --store sweeps.db
     """
     from frontrunner.config.campaign import read_campaign_file
     from frontrunner.views.live import make_listener
@@ -69,7 +71,9 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
     Nothing that was measured is lost or measured again.
 
     \b
-    Example: frontrunner resume laptop --take-over
+    Examples:
+      frontrunner resume
+      frontrunner resume laptop --take-over
     """
     from frontrunner.views.live import make_listener
 
@@ -85,7 +89,9 @@ def space(file: Path, *, as_json: bool) -> None:
     """Count the legal and illegal recipes of FILE's space, with the reasons.
 
     \b
-    Example: frontrunner space examples/laptop.toml --json
+    Examples:
+      frontrunner space examples/laptop.toml
+      frontrunner space examples/laptop.toml --json
     """
     surveyed = api.survey(file)
     if as_json:
@@ -267,7 +273,9 @@ def serve(store: str | None, token_file: Path | None, max_campaigns: int, **give
     --data and --table, each of which can be given several times.
 
     \b
-    Example: frontrunner serve --site frontier=examples/sites/frontier.toml
+    Examples:
+      frontrunner serve --store sweeps.db --port 9000
+      frontrunner serve --site frontier=examples/sites/frontier.toml
     """
     if not all(map(find_spec, NEEDED)):
         raise InvalidInput("this needs packages that are not installed", hint="run: pip install 'frontrunner[serve]'")

@@ -11,8 +11,8 @@ import anyio.to_thread
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from frontrunner.api import plan_of
 from frontrunner.evaluators.analytic.estimates import ShownPlan
+from frontrunner.planning import plan_of
 from frontrunner.results import frames
 from frontrunner.results.pages import CampaignPage, RecipePage, campaign_page
 from frontrunner.results.status import FailedTrial, failures

@@ -15,10 +15,10 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from frontrunner.api import plan_of
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.toml_file import Table, parse_toml
 from frontrunner.evaluators.analytic.scaling import Scaling, scaling
+from frontrunner.planning import plan_of
 from frontrunner.search.campaign_setup import free_name
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.server.auth import Role

@@ -164,7 +164,6 @@ def sensitivity(collected: Collected) -> Chart | Missing:
     place = {"x": vl.name("value", sort={"field": "place"}, axis=axis), "y": vl.number("drawn", "tokens/s")}
     header = {"title": None, "labelFontWeight": "bold", "labelFontSize": 12.5}
     is_known = "isValid(datum.tokens_per_s)"
-    points_drawn = vl.layer("point", look, size=75, strokeWidth=1.5)
     line = vl.layer("line", {}, where=is_known, strokeDash=[3, 3], strokeWidth=1.5, color=vl.GRAY)
     best, follows = collected.ranking[0], ""
     if "accumulation" not in dimensions:
