@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from frontrunner.config.settings import DEFAULT_STORE, store_url
-from frontrunner.results import active_drivers, explain, pages, predictions, ranking, status
-from frontrunner.results.active_drivers import ActiveDriver
+from frontrunner.results import explain, pages, predictions, ranking, status
 from frontrunner.results.explain import Explanation
 from frontrunner.results.pages import Comparison, RecipePage, TrialPage, outcomes_after
 from frontrunner.results.predictions import SmallScale
@@ -25,7 +24,7 @@ from frontrunner.results.ranking import RankBy, Ranking
 from frontrunner.results.records import CampaignList
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.states import TrialState
-from frontrunner.results.status import FailureList, Status
+from frontrunner.results.status import ActiveDriver, FailureList, Status
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.errors import FrontrunnerError, NotFound, bad_value
@@ -76,7 +75,7 @@ class LocalStore:
     def drivers(self) -> list[ActiveDriver]:
         """Return the drivers that hold a campaign."""
         with self.opened() as store:
-            return active_drivers.active_drivers(store)
+            return status.active_drivers(store)
 
     def status(self, campaign: str | None = None) -> Status:
         """Return the state of a campaign: trials by state, failures by kind, the best recipe, the last events."""

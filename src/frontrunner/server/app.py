@@ -20,11 +20,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, gen
 from starlette.exceptions import HTTPException
 
 from frontrunner import __version__
-from frontrunner.results.active_drivers import active_drivers
-from frontrunner.results.pages import any_campaign, campaign_page
+from frontrunner.results.pages import campaign_page, newest_names
 from frontrunner.results.records import CUT_OFF
 from frontrunner.results.rows import DamagedCell
 from frontrunner.results.states import CampaignState, TrialState
+from frontrunner.results.status import active_drivers
 from frontrunner.results.store import Store
 from frontrunner.server import routes
 from frontrunner.server.auth import SESSION_S
@@ -154,7 +154,7 @@ def _describe(app: FastAPI, service: Service) -> None:
 def health(service: ServiceOf) -> Response:
     """Report whether the service can read its store; open to all, and silent about everything else."""
     try:
-        any_campaign(service.store)
+        newest_names(service.store, 1)
     except FrontrunnerError as error:  # names the store's path, or the database's host and user
         logger.warning("/healthz: %s", error.message)
         return answer({"status": "store not readable"}, status=503)

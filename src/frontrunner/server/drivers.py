@@ -27,10 +27,10 @@ import psutil
 from frontrunner.config.settings import STORE_VARIABLE, run_root
 from frontrunner.evaluators.probe.files import read_json, write_json
 from frontrunner.evaluators.probe.processes import kill_group
-from frontrunner.results.active_drivers import ActiveDriver, active_drivers
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import timestamp, utc_now
 from frontrunner.results.redaction import without_secrets
+from frontrunner.results.status import ActiveDriver, active_drivers
 from frontrunner.results.store import Store
 from frontrunner.server.auth import TOKEN_VARIABLE
 from frontrunner.server.errors import Conflict, TooMany, from_table

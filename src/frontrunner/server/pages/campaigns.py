@@ -13,7 +13,6 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
-from frontrunner.results.active_drivers import active_drivers, version_of
 from frontrunner.results.outcome import Failure
 from frontrunner.results.pages import campaign_page, newest_spans, trial_page
 from frontrunner.results.predictions import outlook_of
@@ -21,7 +20,7 @@ from frontrunner.results.prior_results import probes_made
 from frontrunner.results.ranking import pareto, rank
 from frontrunner.results.records import IMPORTED, AttemptOutcome
 from frontrunner.results.states import CampaignState, TrialState
-from frontrunner.results.status import Status, failures, status
+from frontrunner.results.status import Status, active_drivers, failures, status, version_of
 from frontrunner.results.store import Store
 from frontrunner.search.budget import STOPPING, Spent, outlook_in_words
 from frontrunner.search.campaign_setup import stored_spec
