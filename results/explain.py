@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from frontrunner.notebook import Displayed
 from frontrunner.results.outcome import Outcome, RecipeStats
 from frontrunner.results.provenance import Provenance
-from frontrunner.results.ranking import gap_percent
+from frontrunner.results.ranking import RankedRecipe, gap_percent, rank
 from frontrunner.results.records import Attempt, Campaign, Trial
-from frontrunner.results.rows import DamagedCell, cell, read_attempts, value_of, values
-from frontrunner.results.schema import AttemptRow, CampaignRow, ProvenanceRow, StandingRow, TrialRow
+from frontrunner.results.rows import DamagedCell, provenance_by_attempt, read_attempts, values
+from frontrunner.results.schema import AttemptRow, CampaignRow, StandingRow, TrialRow
 from frontrunner.results.store import Store
 from frontrunner.spaces.errors import NotFound, bad_value
 from frontrunner.spaces.recipe import Recipe
@@ -36,8 +35,8 @@ class ExplainedAttempt:
 class Neighbor:
     """The recipe ranked next above or below.
 
-    `gap_percent` is how much slower the slower of the two is. `within_spread` says that this is no more than
-    the larger of their spreads: another measurement could turn the order round.
+    `gap_percent` is how much slower the slower of the two is; `within_spread` that this is no more than the larger
+    of their spreads, so that another measurement could turn the order round.
     """
 
     recipe_id: str
@@ -73,8 +72,8 @@ class Explanation(Displayed):
 def explain(store: Store, recipe_id: str) -> Explanation:
     """Return what the store holds about the recipe with this id, or with a unique prefix of it.
 
-    Raises `InvalidInput` for fewer than `MIN_PREFIX` characters, and `NotFound`, naming candidates, where no
-    recipe or more than one begins like this.
+    Raises `InvalidInput` for a short prefix, and `NotFound`, naming candidates, where no recipe or more than one
+    begins so.
     """
     prefix = recipe_id.strip().lower()
     if len(prefix) < MIN_PREFIX:
@@ -87,7 +86,6 @@ def explain(store: Store, recipe_id: str) -> Explanation:
 
 
 def _complete_id(connection: Connection, prefix: str) -> str:
-    """Return the one stored recipe id that begins with `prefix`."""
     alike = select(TrialRow.recipe_id).where(_begins(prefix)).distinct()
     found = connection.execute(alike.order_by(TrialRow.recipe_id).limit(MOST_CANDIDATES)).scalars().all()
     if len(found) == 1 or prefix in found:
@@ -102,11 +100,8 @@ def _complete_id(connection: Connection, prefix: str) -> str:
 
 
 def _begins(prefix: str) -> ColumnElement[bool]:
-    """Return the condition that a recipe id has this prefix. SQLite uses the index for the bounds, but not for LIKE.
-
-    "z" comes after every hexadecimal digit in the order of any database.
-    """
-    recipe_id = TrialRow.recipe_id
+    """Return the condition that a recipe id has this prefix; SQLite uses the index for the bounds, but not for LIKE."""
+    recipe_id = TrialRow.recipe_id  # "z" comes after every hexadecimal digit in the order of any database
     return and_(recipe_id >= prefix, recipe_id < prefix + "z", recipe_id.startswith(prefix, autoescape=True))
 
 
@@ -114,15 +109,18 @@ def _appearance(connection: Connection, trial: Trial) -> Appearance:
     campaigns = values(connection, Campaign, CampaignRow.id == trial.campaign_id)
     if not campaigns:
         raise DamagedCell(TrialRow, trial.id, "campaign_id", f"there is no campaign {trial.campaign_id}")
-    row = connection.execute(select(StandingRow).where(StandingRow.trial_id == trial.id)).first()
-    ranked = select(func.count()).select_from(StandingRow).where(StandingRow.campaign_id == trial.campaign_id)
     mine = AttemptRow.trial_id == trial.id
-    query = select(AttemptRow.id, AttemptRow.provenance_id, ProvenanceRow.provenance_json)
-    joined = query.join(ProvenanceRow, ProvenanceRow.id == AttemptRow.provenance_id)
-    ran_with = {
-        found.id: cell(ProvenanceRow.provenance_json, found.provenance_json, found.provenance_id)
-        for found in connection.execute(joined.where(mine))
-    }
+    ran_with = provenance_by_attempt(connection, mine)
+    ranked = select(func.count()).select_from(StandingRow).where(StandingRow.campaign_id == trial.campaign_id)
+    row = connection.execute(select(StandingRow).where(StandingRow.trial_id == trial.id)).first()
+    place, near = None, []
+    if row is not None:
+        speed, name = StandingRow.tokens_per_s, StandingRow.recipe_id
+        # In this form the index by speed is walked.
+        faster = and_(speed >= row.tokens_per_s, or_(speed > row.tokens_per_s, name < row.recipe_id))
+        place = connection.execute(ranked.where(faster)).scalar_one() + 1
+        near = rank(connection, campaigns[0], top=2 if place == 1 else 3, offset=max(0, place - 2))
+    at = next((index for index, one in enumerate(near) if one.trial_number == trial.number), 0)
     return Appearance(
         campaign=campaigns[0],
         trial=trial,
@@ -130,40 +128,20 @@ def _appearance(connection: Connection, trial: Trial) -> Appearance:
             ExplainedAttempt(attempt=one.attempt, outcome=one.outcome, provenance=ran_with.get(one.attempt.id))
             for one in read_attempts(connection, mine)
         ),
-        standing=None if row is None else value_of(RecipeStats, row),
-        rank=None if row is None else connection.execute(ranked.where(_beyond(row, above=True))).scalar_one() + 1,
+        standing=near[at].standing if near else None,
+        rank=place,
         ranked_recipes=connection.execute(ranked).scalar_one(),
-        above=None if row is None else _neighbor(connection, row, above=True),
-        below=None if row is None else _neighbor(connection, row, above=False),
+        above=_neighbor(near[at - 1], near[at - 1], near[at]) if at else None,
+        below=_neighbor(near[at + 1], near[at], near[at + 1]) if near[at + 1 :] else None,
     )
 
 
-def _beyond(row: Row[Any], *, above: bool) -> ColumnElement[bool]:
-    """Return the condition of ranking before `row`, or after it: by tokens/s, then by recipe id."""
-    speed, name = StandingRow.tokens_per_s, StandingRow.recipe_id
-    if above:  # in this form the index by speed is walked from there on
-        return and_(speed >= row.tokens_per_s, or_(speed > row.tokens_per_s, name < row.recipe_id))
-    return and_(speed <= row.tokens_per_s, or_(speed < row.tokens_per_s, name > row.recipe_id))
-
-
-def _neighbor(connection: Connection, row: Row[Any], *, above: bool) -> Neighbor | None:
-    """Return the recipe ranked next to `row`'s in its campaign."""
-    speed, name = StandingRow.tokens_per_s, StandingRow.recipe_id
-    query = (
-        select(StandingRow, TrialRow.recipe_json)
-        .join(TrialRow, TrialRow.id == StandingRow.trial_id)
-        .where(StandingRow.campaign_id == row.campaign_id, _beyond(row, above=above))
-        .order_by(*((speed.asc(), name.desc()) if above else (speed.desc(), name.asc())))
-    )
-    other = connection.execute(query.limit(1)).first()
-    if other is None:
-        return None
-    faster, slower = (other, row) if above else (row, other)
-    gap = gap_percent(slower.tokens_per_s, faster.tokens_per_s)
+def _neighbor(other: RankedRecipe, faster: RankedRecipe, slower: RankedRecipe) -> Neighbor:
+    gap = gap_percent(slower.standing.tokens_per_s, faster.standing.tokens_per_s)
     return Neighbor(
         recipe_id=other.recipe_id,
-        recipe=cell(TrialRow.recipe_json, other.recipe_json, other.trial_id),
-        tokens_per_s=other.tokens_per_s,
+        recipe=other.recipe,
+        tokens_per_s=other.standing.tokens_per_s,
         gap_percent=gap,
-        within_spread=gap <= 100.0 * max(row.step_time_spread, other.step_time_spread),
+        within_spread=gap <= 100.0 * max(faster.standing.step_time_spread, slower.standing.step_time_spread),
     )

@@ -1,11 +1,8 @@
-"""Node agent: one process per node, started by the site's launcher, which runs that node's ranks of one step.
+"""Node agent, `python -P -m frontrunner.evaluators.cluster.agent STEP.json`: runs one node's ranks of one step.
 
-Its fork server imports torch once and forks the ranks, which end with the server, as the server ends with the agent.
-The agent ends them all when the driver cancels the step (a rank has failed, a deadline has passed) or misses its
-heartbeat, and when it is ended by a signal. Only files connect it to the driver: see `step.py`. It does not need the
-libraries of store and searches.
-
-    python -P -m frontrunner.evaluators.cluster.agent STEP.json
+The site's launcher starts one per node. Its fork server imports torch once and forks the ranks, which end with the
+server, as the server ends with the agent. The agent ends them all when the driver cancels the step or misses its
+heartbeat, and when it is ended by a signal. Only files connect it to the driver: see `step.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +44,7 @@ class NodeAgent:
         self._killed_s: float | None = None
 
     def interrupt(self, number: int, _: FrameType | None) -> None:
-        """Note the signal that ends this agent; the loop does the rest."""
+        """Note the signal that ends this agent."""
         self._report = replace(self._report, interrupted=signal.Signals(number).name)
 
     def run(self) -> None:
@@ -110,10 +106,7 @@ class NodeAgent:
 
 
 def node_of(environment: Mapping[str, str], nodes: int) -> int:
-    """Return the index of this node among a step's nodes, from the launcher's variables.
-
-    Raises `InvalidInput` if there are none, or the launcher started another number of processes.
-    """
+    """Return the index of this node among a step's nodes, from the launcher's variables."""
     if nodes == 1:
         return 0
     # Ranks meet by a file, so the address that launched_rank would otherwise have to find is not needed.
@@ -134,11 +127,7 @@ def main() -> None:
         sys.exit(f"{' '.join(sys.argv)}: {error}")
     for number in ENDING_SIGNALS:
         signal.signal(number, agent.interrupt)
-    try:
-        agent.run()
-    except OSError:  # such as a full disk: the launcher's log is what is left for the reason
-        traceback.print_exc()
-        sys.exit(1)
+    agent.run()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """Allocations of a campaign: `HeldAllocation` is one, `Pool` requests as many as are needed and returns spent ones.
 
-Batch systems and Parsl respond in seconds, or minutes, and a driver must not wait for them. All communication with them
-is in one thread per allocation; the driver only reads what that thread has noted, and queues requests. Times are
-monotonic. Which probe starts where is decided by `packing.py`.
+A driver must not wait for batch systems and Parsl: all communication with them is in one thread per allocation, and the
+driver only reads what that thread has noted, and queues requests. Times are monotonic.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.evaluators.cluster import packing
 from frontrunner.evaluators.cluster.batch import make_executor, run_step, seconds_left, why_ended
-from frontrunner.evaluators.cluster.packing import Occupied, Waiting
+from frontrunner.evaluators.cluster.packing import Occupied, Room, Waiting, place
 from frontrunner.evaluators.cluster.settings import NodeSource
 from frontrunner.evaluators.protocol import NodesUnavailable
 
@@ -35,22 +34,21 @@ STATUS_S = 4.0
 """How often the batch system is queried, and Parsl for its workers."""
 CLOSE_S = 15.0
 MAX_FAILED_STARTS = 3
-"""Allocations in a row that ended before their workers had reported: then something is wrong with all of them."""
+"""Allocations in a row that ended before their workers had reported: something is wrong with all of them."""
 
 
 class HeldAllocation:
     """An allocation from its request to its end.
 
-    The driver may read at any time, once known: `job_id` and `queued_s` (the batch system had accepted the request),
-    `ready_s` (the workers had reported), `end_s` (when its time is up), `ended_s` (it was found to have ended), and
-    `why`.
+    Once known: `job_id` and `queued_s` (the batch system had accepted the request), `ready_s` (the workers had
+    reported), `end_s` (when its time is up), `ended_s` (it was found to have ended), and `why`.
     """
 
     def __init__(self, source: NodeSource, name: str, folder: Path) -> None:
         self.name = name
         self.nodes = source.nodes
         self.job_id: str | None = None
-        self.queued_s: float | None = None
+        self.queued_s = math.inf
         self.ready_s: float | None = None
         self.ended_s: float | None = None
         self.why = ""
@@ -120,7 +118,7 @@ class HeldAllocation:
         elif workers and self.ready_s is None:
             if self._source.held is None:  # workers may take minutes of the walltime to report
                 asked_s, left = time.monotonic(), seconds_left(self._source.scheduler, self.job_id or "")
-                self.end_s = asked_s + (self._source.walltime_s - STATUS_S if left is None else left)
+                self.end_s = asked_s + (self._source.settings.walltime_s - STATUS_S if left is None else left)
             self.ready_s = time.monotonic()
         elif self.ready_s is not None and not workers:
             self._note_end(f"{self._title} has lost contact with its first node")
@@ -131,7 +129,6 @@ class HeldAllocation:
         return f"allocation {self.job_id}" if is_known else "the allocation"
 
     def _why(self, status: JobStatus) -> str:
-        """Return why an allocation has ended, by the batch system's own words if there are any."""
         if self.job_id is None:  # the request was refused
             message = status.message or "no answer"
             return " ".join((message.partition("stderr=")[2] or message).split())
@@ -141,8 +138,7 @@ class HeldAllocation:
         return f"{self._title} has ended: {reason}" + (f": {errors[-1]}" if errors else "")
 
     def _note_end(self, why: str) -> None:
-        """Keep the first reason."""
-        if self.ended_s is None:
+        if self.ended_s is None:  # the first reason counts
             self.why = why
             self.ended_s = time.monotonic()
 
@@ -159,7 +155,7 @@ class Placed:
 
     @property
     def is_over(self) -> bool:
-        """Return whether its launcher has ended, or its allocation."""
+        """Whether its launcher has ended, or its allocation."""
         return self.allocation.ended_s is not None or (self.task is not None and self.task.done())
 
 
@@ -182,21 +178,18 @@ class Pool:
         self._at_a_time = source.allocations
 
     def place(self, waiting: Sequence[Waiting], now_s: float) -> dict[str, HeldAllocation]:
-        """Return the allocation for each probe that can start now.
+        """Return the allocation for each probe that can start now; request nodes where there are too few.
 
-        Request more nodes where there are too few, up to what the source allows. Raises `NodesUnavailable` if they
-        cannot be obtained.
+        Raises `NodesUnavailable` if they cannot be obtained.
         """
         self._drop_ended(now_s)
-        ready = [one for one in self._allocations if one.ready_s is not None]
-        by_name = {one.name: one for one in ready}
-        placements = packing.place(waiting, [self._view(one) for one in ready], now_s)
-        placed = {placement.token for placement in placements}
+        ready = {one.name: one for one in self._allocations if one.ready_s is not None}
+        placed = place(waiting, [self._room(one) for one in ready.values()], now_s)
         left = [probe for probe in waiting if probe.token not in placed]
-        if left and not placements:
-            self._replace_spent(left, ready, now_s)
+        if left and not placed:
+            self._replace_spent(left, ready.values(), now_s)
             self._request_more(left)
-        return {placement.token: by_name[placement.allocation_id] for placement in placements}
+        return {token: ready[name] for token, name in placed.items()}
 
     def start(self, step: Path, allocation: HeldAllocation, *, nodes: int, expected_end_s: float) -> Placed:
         """Start a step in the allocation that `place` returned."""
@@ -221,23 +214,18 @@ class Pool:
         logging.getLogger("parsl").removeHandler(self._handler)
         self._handler.close()
 
-    def _view(self, allocation: HeldAllocation) -> packing.Allocation:
-        """Return the allocation as packing sees it."""
-        occupied = tuple(
-            Occupied(nodes=step.nodes, expected_end_s=step.expected_end_s)
+    def _room(self, allocation: HeldAllocation) -> Room:
+        occupied = [
+            Occupied(step.expected_end_s, step.nodes)
             for step in self._steps
             if step.allocation is allocation and not step.is_over
-        )
-        return packing.Allocation(
-            allocation_id=allocation.name, nodes=allocation.nodes, end_s=allocation.end_s, occupied=occupied
-        )
+        ]
+        return Room(name=allocation.name, nodes=allocation.nodes, end_s=allocation.end_s, occupied=occupied)
 
     def _drop_ended(self, now_s: float) -> None:
-        """Give back allocations that have ended, or waited for too long.
-
-        Raises `NodesUnavailable` if no other is left to go on with.
-        """
+        """Give back allocations that have ended, or waited for too long."""
         self._steps = [step for step in self._steps if not step.is_over]
+        limit = self._source.settings.queue_limit_minutes or math.inf
         for allocation in sorted(self._allocations, key=lambda one: one.ended_s is None):
             if allocation.ended_s is not None:
                 self._give_back(allocation)
@@ -248,18 +236,12 @@ class Pool:
                 was_refused = allocation.job_id is None or self._failed_starts >= MAX_FAILED_STARTS
                 if was_refused or self._source.held is not None:
                     self._limit_to([one for one in self._allocations if one.ended_s is None], allocation.why)
-            elif self._is_late(allocation, now_s):
+            elif allocation.ready_s is None and now_s - allocation.queued_s > 60 * limit:
                 self._give_back(allocation)
-                limit = f"dispatch.queue_limit_minutes = {self._source.settings.queue_limit_minutes:g}"
-                why = f"allocation {allocation.job_id} has waited for more than {limit}"
+                setting = f"dispatch.queue_limit_minutes = {limit:g}"
+                why = f"allocation {allocation.job_id} has waited for more than {setting}"
                 self._limit_to([one for one in self._allocations if one.ready_s is not None], why)
         self._closing = [one for one in self._closing if not one.wait(0)]
-
-    def _is_late(self, allocation: HeldAllocation, now_s: float) -> bool:
-        limit, queued_s = self._source.settings.queue_limit_minutes, allocation.queued_s
-        if limit is None or queued_s is None or allocation.ready_s is not None:
-            return False
-        return now_s - queued_s > 60 * limit
 
     def _give_back(self, allocation: HeldAllocation) -> None:
         allocation.give_back()
@@ -267,7 +249,6 @@ class Pool:
         self._closing.append(allocation)
 
     def _limit_to(self, others: Collection[HeldAllocation], why: str) -> None:
-        """Request no more than these from now on; raise `NodesUnavailable` if there are none."""
         if not others:
             raise NodesUnavailable(why, hint=f"see {self._folder}")
         self._at_a_time = len(others)
@@ -276,15 +257,14 @@ class Pool:
     def _replace_spent(self, left: Sequence[Waiting], ready: Collection[HeldAllocation], now_s: float) -> None:
         """Give back idle allocations with too little time left for every probe that waits."""
         for allocation in ready:
-            view = self._view(allocation)
-            if view.occupied or len(packing.that_no_allocation_holds(left, [view], now_s)) < len(left):
+            room = self._room(allocation)
+            if room.occupied or any(room.holds(probe, now_s) for probe in left):
                 continue
             if self._source.held is not None:
                 raise NodesUnavailable("too little is left of the job's time for the probes that wait")
             self._give_back(allocation)
 
     def _request_more(self, left: Sequence[Waiting]) -> None:
-        """Request another allocation if those that are queued do not hold what waits."""
         queued = sum(one.nodes for one in self._allocations if one.ready_s is None)
         if len(self._allocations) >= self._at_a_time or queued >= sum(probe.nodes for probe in left):
             return

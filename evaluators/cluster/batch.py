@@ -1,16 +1,13 @@
 """Batch systems: what they report of a job, Parsl's executor for one allocation, and how steps start on its nodes.
 
 The executor is Parsl's MPIExecutor without Parsl's data-flow kernel, which would query the batch system only once a
-minute.
-
-    python -P -m frontrunner.evaluators.cluster.batch DRIVER_PID
-
-runs Parsl's interchange, which passes tasks from the driver to the nodes. On its own it would outlive a driver that is
-killed, and end with one that is interrupted at a terminal, whose probes are to be finished.
+minute. `python -P -m frontrunner.evaluators.cluster.batch DRIVER_PID` runs Parsl's interchange, which passes tasks to
+the nodes: on its own it would outlive a driver that is killed, and end with one that is interrupted at a terminal.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -19,12 +16,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frontrunner.evaluators.cluster.settings import NodeSource
+from frontrunner.evaluators.cluster.settings import LAUNCHERS, SCHEDULERS, NodeSource
 from frontrunner.evaluators.probe.processes import die_with_parent, start_child
 from frontrunner.spaces.errors import FrontrunnerError
 
@@ -34,15 +31,6 @@ if TYPE_CHECKING:
 AGENT = "frontrunner.evaluators.cluster.agent"
 NODE_LIST = "PARSL_MPI_NODELIST"
 """Variable with the nodes that Parsl has reserved for a task, with commas between them."""
-LAUNCH_COMMANDS: dict[str, str] = {
-    # Overlap: the driver may itself run in a step of the job. The agents of a failed step end by themselves.
-    "srun": "srun --nodes {count} --ntasks {count} --ntasks-per-node 1 --nodelist {hosts} "
-    "--overlap --cpu-bind=none --mpi=none --kill-on-bad-exit=1",
-    "mpiexec": "mpiexec -n {count} -ppn 1 -hosts {hosts}",
-    "mpirun": "mpirun -np {count} --map-by ppr:1:node --bind-to none --host {hosts}",
-    "flux": "flux run -N {count} -n {count} --requires=hosts:{hosts} -o cpu-affinity=off",
-}
-"""How each launcher starts one process per node. None binds it to a part of its node, which all ranks share."""
 WORKER_POOL = "process_worker_pool.py"
 HEARTBEAT_S = 5
 SILENCE_S = 30
@@ -63,36 +51,29 @@ echo "$LSB_MCPU_HOSTS" | tr ' ' '\\n' | paste - - | awk '$2 > 1 {print $1}' > "$
 export PBS_NODEFILE="$FRONTRUNNER_NODES\""""
 """Parsl reads nodes as PBS names them, or Slurm. The host of LSF's batch script, of one slot, computes nothing."""
 
+_AFTER_INIT = {"pbs": UNIQUE_PBS_NODES, "lsf": LSF_NODES}
+_TITLES = {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF"}
 _SLURM_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 """days-hours:minutes:seconds, as squeue abbreviates it."""
 
 
 def launch_command(launcher: str, options: Sequence[str], nodes: Sequence[str], command: Sequence[str]) -> list[str]:
     """Return the arguments that start `command` once on each of these nodes; "none" starts it on a single one."""
-    if launcher == "none":
-        if len(nodes) > 1:
-            raise ValueError(f"{len(nodes)} nodes need a launcher")
-        return list(command)
-    start = LAUNCH_COMMANDS[launcher].format(count=len(nodes), hosts=",".join(nodes))
-    return [*start.split(), *options, *command]
+    if launcher == "none" and len(nodes) > 1:
+        raise ValueError(f"{len(nodes)} nodes need a launcher")
+    start = LAUNCHERS[launcher].format(count=len(nodes), hosts=",".join(nodes))
+    return [*start.split(), *options, *command] if start else list(command)
 
 
 def run_step(step: str, launcher: str, options: Sequence[str]) -> int:
     """Run a step's agents to their end and return their launcher's exit status.
 
-    Parsl calls this in one of its workers, on the allocation's first node, with the step's nodes in the environment.
-    The launcher ends with the worker, and the agents with the launcher.
+    Parsl calls this in a worker on the allocation's first node, with the step's nodes in the environment.
     """
     nodes = os.environ[NODE_LIST].split(",")
     command = launch_command(launcher, options, nodes, [sys.executable, "-P", "-m", AGENT, step])
     with (Path(step).parent / "launcher.log").open("ab") as log:
         return start_child(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log).wait()
-
-
-def why_ended(scheduler: str, job_id: str) -> str | None:
-    """Return the batch system's own words for how a job has ended; None if it reports nothing."""
-    query = _REASONS.get(scheduler)
-    return None if query is None else query(job_id)
 
 
 def seconds_left(scheduler: str, job_id: str) -> float | None:
@@ -102,39 +83,31 @@ def seconds_left(scheduler: str, job_id: str) -> float | None:
     found = _SLURM_TIME.fullmatch(_query("squeue", "--noheader", f"--job={job_id}", "--format=%L").strip())
     if found is None:
         return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return 86_400.0 * days + 3600.0 * hours + 60.0 * minutes + seconds
+    return float(sum(int(part or 0) * unit for part, unit in zip(found.groups(), (86_400, 3600, 60, 1), strict=True)))
 
 
-def _slurm_reason(job_id: str) -> str | None:
-    fields = dict(word.partition("=")[::2] for word in _query("scontrol", "--oneliner", "show", "job", job_id).split())
-    state, reason = fields.get("JobState"), fields.get("Reason", "None")
-    if state is None or state in ("PENDING", "RUNNING"):
-        return None
-    return f"Slurm: {state}" if reason in ("None", state) else f"Slurm: {state}, {reason}"
-
-
-def _pbs_reason(job_id: str) -> str | None:
-    try:
-        jobs = json.loads(_query("qstat", "-x", "-f", "-F", "json", job_id)).get("Jobs", {})
-    except ValueError:
-        return None
-    job: dict[str, object] = next(iter(jobs.values()), {})
-    words = [f"exit status {job['Exit_status']}"] if "Exit_status" in job else []
-    words += [str(job["comment"])] if job.get("comment") else []
-    return f"PBS: {', '.join(words)}" if words else None
-
-
-def _lsf_reason(job_id: str) -> str | None:
-    words = " ".join(_query("bjobs", "-noheader", "-o", "stat exit_reason", job_id).split())
-    return f"LSF: {words}" if words else None
-
-
-_REASONS: dict[str, Callable[[str], str | None]] = {"slurm": _slurm_reason, "pbs": _pbs_reason, "lsf": _lsf_reason}
+def why_ended(scheduler: str, job_id: str) -> str | None:
+    """Return the batch system's own words for how a job has ended; None if it reports nothing."""
+    words: list[str] = []
+    if scheduler == "slurm":
+        shown = _query("scontrol", "--oneliner", "show", "job", job_id)
+        fields = dict(word.partition("=")[::2] for word in shown.split())
+        state, reason = fields.get("JobState", "PENDING"), fields.get("Reason", "None")
+        if state not in ("PENDING", "RUNNING"):
+            words = [state] if reason in ("None", state) else [state, reason]
+    elif scheduler == "pbs":
+        with contextlib.suppress(ValueError):
+            jobs = json.loads(_query("qstat", "-x", "-f", "-F", "json", job_id)).get("Jobs", {})
+            job: dict[str, object] = next(iter(jobs.values()), {})
+            words = [f"exit status {job['Exit_status']}"] if "Exit_status" in job else []
+            words += [str(job["comment"])] if job.get("comment") else []
+    elif scheduler == "lsf":
+        words = [" ".join(_query("bjobs", "-noheader", "-o", "stat exit_reason", job_id).split())]
+    return f"{_TITLES[scheduler]}: {', '.join(words)}" if any(words) else None
 
 
 def _query(*command: str) -> str:
-    """Return a command's output; empty if it does not exist, fails or takes too long: messages get only vaguer."""
+    """Return a command's output; empty if it does not exist, fails or takes too long."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=QUERY_TIMEOUT_S
@@ -145,10 +118,7 @@ def _query(*command: str) -> str:
 
 
 def make_executor(source: NodeSource, name: str, folder: Path) -> MPIExecutor:
-    """Return an executor for one allocation, not yet started; its files go into `folder`.
-
-    Raises `FrontrunnerError` if Parsl's programs are not found.
-    """
+    """Return an executor for one allocation, not yet started; its files go into `folder`."""
     from parsl.executors import MPIExecutor
 
     executor = MPIExecutor(
@@ -173,31 +143,24 @@ def make_executor(source: NodeSource, name: str, folder: Path) -> MPIExecutor:
 def make_provider(source: NodeSource, folder: Path) -> Any:
     """Return the Parsl provider of one allocation; its submit scripts go into a folder of `folder`."""
     settings, before, after = source.settings, "", ""
-    name, specific = "LocalProvider", dict[str, Any]()
+    name, request = "LocalProvider", dict[str, Any]()
     if source.held is not None:
         nodes = folder / "nodes"
         nodes.write_text("".join(f"{node}\n" for node in source.held.nodes), encoding="utf-8")
         before = f"unset SLURM_NODELIST\nexport PBS_NODEFILE={shlex.quote(str(nodes))}"
     else:
-        queue, account, processors = settings.queue, settings.account, settings.processors_per_node
-        request: dict[str, Any] = {"account": account, "queue": queue}
-        if source.scheduler == "slurm":
-            name, request = "SlurmProvider", {"account": account, "partition": queue, "exclusive": True}
-            request |= {"qos": settings.qos, "constraint": settings.constraint, "cores_per_node": processors}
-        elif source.scheduler == "pbs":
-            name, after = "PBSProProvider", UNIQUE_PBS_NODES
-            request |= {"cpus_per_node": processors or 1, "select_options": settings.select_options or ""}
-        else:
-            name, after, request = "LSFProvider", LSF_NODES, {"project": account, "queue": queue}
-        options = "\n".join(settings.scheduler_options)
-        specific = request | {"walltime": settings.walltime, "scheduler_options": options}
+        name, _, keys = SCHEDULERS[source.scheduler]
+        after = _AFTER_INIT.get(source.scheduler, "")
+        request = {theirs: getattr(settings, ours) for ours, theirs in keys.items()}
+        request = {key: value for key, value in request.items() if value is not None}
+        request |= {"walltime": settings.walltime, "scheduler_options": "\n".join(settings.scheduler_options)}
     provider = getattr(import_module("parsl.providers"), name)(  # which has no types
         nodes_per_block=source.nodes,
         # Start Parsl's workers once, on the allocation's first node; the steps spread from there.
         launcher=import_module("parsl.launchers").SimpleLauncher(),
         worker_init="\n".join(filter(None, (before, *settings.worker_init, after))),
         cmd_timeout=COMMAND_TIMEOUT_S,
-        **specific,
+        **request,
     )
     provider.script_dir = str(folder / "submit")
     Path(provider.script_dir).mkdir(parents=True, exist_ok=True)
@@ -216,12 +179,7 @@ def _worker_pool() -> str:
     return DEFAULT_LAUNCH_CMD.replace(WORKER_POOL, program, 1)
 
 
-def run_interchange() -> None:
-    """Run Parsl's interchange for the driver whose process id is the argument; Parsl sends its settings on stdin."""
+if __name__ == "__main__":  # Parsl sends the interchange's settings on stdin
     die_with_parent(int(sys.argv.pop(1)))
     os.setsid()
     runpy.run_module("parsl.executors.high_throughput.interchange", run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    run_interchange()

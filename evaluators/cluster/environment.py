@@ -1,8 +1,7 @@
 """The job that this process is part of: its launcher and rank, the nodes of its allocation, and its devices.
 
-Launchers and batch systems describe a process's place in environment variables of their own. `LAUNCHERS` lists the
-variables of each launcher, `SCHEDULERS` those that name an allocation's nodes. All input is passed in, so that every
-launcher can be tested without one.
+Launchers and batch systems describe a process's place in environment variables of their own, which the tables here
+list. All input is passed in, so that every launcher can be tested without one.
 """
 
 from __future__ import annotations
@@ -33,9 +32,7 @@ DEVICE_MASKS = {
 """Variables that hide devices from a process: batch systems set them where a task gets devices of its own."""
 DEVICE_COUNTS = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
 """Variables with the devices of a node: `4`, or with their kind, `a100:4`."""
-STEP_NODES = ("SLURM_STEP_NUM_NODES", "FLUX_JOB_NNODES")
 MAX_HOSTS = 1_000_000
-"""A host list with more is a mistake."""
 
 
 class Launcher(NamedTuple):
@@ -100,10 +97,9 @@ class LaunchedRank:
 
     @property
     def torch_environment(self) -> dict[str, str]:
-        """Return the same as the variables that torch.distributed reads."""
-        counts = (self.rank, self.world_size, self.local_rank, self.local_world_size)
-        values = (*map(str, counts), self.master_address, str(self.master_port))
-        return dict(zip(TORCHRUN, values, strict=True))
+        """The same as the variables that torch.distributed reads."""
+        places = (self.rank, self.world_size, self.local_rank, self.local_world_size)
+        return dict(zip(TORCHRUN, map(str, (*places, self.master_address, self.master_port)), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +121,12 @@ class JobEnvironment:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Return the allocation's nodes by name; empty outside one."""
+        """The allocation's nodes by name; empty outside one."""
         return self.allocation.nodes if self.allocation else ()
 
     @property
     def devices_per_node(self) -> int:
-        """Return the visible devices; times the processes per node where each has been given devices of its own."""
+        """The visible devices; times the processes per node where each has been given devices of its own."""
         processes = self.launched.local_world_size if self.launched else 1
         if self.backend == "cpu":
             return processes if self.launched else self.visible_devices
@@ -139,10 +135,7 @@ class JobEnvironment:
 
 
 def job_environment(environment: Environment, machine: Mapping[str, Any]) -> JobEnvironment:
-    """Return the job of a process with this environment, on a machine as `this_machine.detect` describes it.
-
-    Raises `InvalidInput` for an environment that is incomplete or contradicts itself.
-    """
+    """Return the job of a process with this environment, on a machine as `this_machine.detect` describes it."""
     backend = machine["backend"]
     counts = (re.fullmatch(r"(?:[^:,\s]+:)?(\d{1,4})", environment.get(name, ""), re.ASCII) for name in DEVICE_COUNTS)
     return JobEnvironment(
@@ -157,10 +150,7 @@ def job_environment(environment: Environment, machine: Mapping[str, Any]) -> Job
 
 
 def allocation(environment: Environment) -> Allocation | None:
-    """Return the allocation that this process runs in; None outside a batch job, and if a job does not name its nodes.
-
-    Raises `InvalidInput` for an invalid list of nodes.
-    """
+    """Return the allocation that this process runs in; None outside a batch job and where a job names no nodes."""
     for scheduler, (job_variable, nodes_variables) in SCHEDULERS.items():
         if job_variable in environment:
             nodes = tuple(dict.fromkeys(_nodes(scheduler, _first(environment, nodes_variables) or "")))
@@ -169,7 +159,6 @@ def allocation(environment: Environment) -> Allocation | None:
 
 
 def _nodes(scheduler: str, stated: str) -> list[str]:
-    """Return the nodes that a batch system states in its own way."""
     if scheduler == "pbs":  # a file with one line per slot or node, which begins with the host
         lines = Path(stated).read_text(encoding="utf-8").split("\n") if Path(stated).is_file() else []
         return [line.split()[0] for line in lines if line.strip()]
@@ -197,7 +186,7 @@ def launched_rank(environment: Environment) -> LaunchedRank | None:
     held = allocation(environment)
     local_world = _number(environment, launcher.local_world_size)
     if local_world is None:
-        nodes = _number(environment, " ".join(STEP_NODES)) or (len(held.nodes) if held else 1)
+        nodes = _number(environment, "SLURM_STEP_NUM_NODES FLUX_JOB_NNODES") or (len(held.nodes) if held else 1)
         local_world = max(1, world // nodes)
     if not (rank < world and local_rank < local_world and world % local_world == 0):
         raise InvalidInput(
@@ -218,9 +207,8 @@ def launched_rank(environment: Environment) -> LaunchedRank | None:
 def _started(launcher: Launcher, environment: Environment) -> bool:
     """Return whether this launcher started the process.
 
-    srun may set PMI_RANK for MPICH's sake, and a batch script has a SLURM_PROCID without a step, so the others'
-    variables count only together. torchrun's RANK counts alone: whoever sets it by hand and forgets the rest gets an
-    error.
+    srun may set PMI_RANK for MPICH's sake, so the variables count only together. torchrun's RANK counts alone: who sets
+    it by hand and forgets the rest gets an error.
     """
     if launcher.name == "torchrun":
         return "RANK" in environment
@@ -249,7 +237,6 @@ def _master_address(launcher: Launcher, environment: Environment, nodes: int, he
 
 
 def _first(environment: Environment, names: str) -> str | None:
-    """Return the value of the first of these variables that is set."""
     return next((environment[name] for name in names.split() if name in environment), None)
 
 
@@ -260,8 +247,7 @@ def _number(environment: Environment, names: str) -> int | None:
     return None if text is None else int(text)
 
 
-_RANGE = r"\d{1,9}(?:-\d{1,9})?"
-_HOST = re.compile(rf"(?:[^\[\],\s]|\[{_RANGE}(?:,{_RANGE})*\])+", re.ASCII)
+_HOST = re.compile(r"(?:[^\[\],\s]|\[\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*\])+", re.ASCII)
 
 
 def expand_hosts(text: str) -> list[str]:
@@ -273,21 +259,18 @@ def expand_hosts(text: str) -> list[str]:
     """
     found: list[str] = []
     for name in re.split(r",(?![^\[]*\])", text.strip()) if text.strip() else ():
-        pieces = re.split(r"\[([^\]]*)\]", name) if _HOST.fullmatch(name) else ["", ""]
+        pieces = re.split(r"\[([^\]]*)\]", name)
         choices = [_numbers(piece) if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
-        hosts = ["".join(chosen) for chosen in itertools.islice(itertools.product(*choices), MAX_HOSTS + 1)]
-        found += hosts
-        if not hosts or len(found) > MAX_HOSTS:
-            expected = f"at most {MAX_HOSTS:,} names with commas between them, as node[1-4],login1"
-            raise bad_value("host list", text, expected)
+        if not _HOST.fullmatch(name) or not all(choices):
+            raise bad_value("host list", text, "names with commas between them, as node[1-4],login1")
+        found += map("".join, itertools.product(*choices))
     return found
 
 
 def _numbers(ranges: str) -> list[str]:
-    """Return the numbers of ranges; none of a range that runs backward or has more than `MAX_HOSTS`."""
+    """Return the numbers of ranges; none if one of them runs backward or is too long."""
     found: list[str] = []
-    for part in ranges.split(",") if ranges else ():
-        first, _, last = part.partition("-")
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", ranges):
         numbers = range(int(first), int(last or first) + 1)
         if not 0 < len(numbers) <= MAX_HOSTS:
             return []

@@ -13,7 +13,7 @@ Nothing starves behind a stream of smaller probes: a reserved probe waits only f
 reservation, or that end before it begins, and once it has started the next in line gets the reservation. A probe that
 no allocation can hold, for lack of nodes or of time, has no reservation and delays nobody.
 
-All functions are pure. Times are seconds on one clock of the caller's.
+Times are seconds on one clock of the caller's.
 """
 
 from __future__ import annotations
@@ -21,172 +21,106 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from operator import attrgetter
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 MARGIN_S = 30.0
 """Assumed: what a probe must leave of its allocation's time, to start its ranks and write its outcome."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Waiting:
-    """A probe that waits for nodes.
-
-    `expected_s` is how long it will hold them, its deadline if nothing better is known. The lowest `arrival` is first
-    in line, and the token decides between equals.
-    """
+class Waiting(NamedTuple):
+    """A probe that waits for nodes, and how long it will hold them: its deadline if nothing better is known."""
 
     token: str
     nodes: int
     expected_s: float
-    arrival: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Occupied:
+class Occupied(NamedTuple):
     """Nodes of an allocation that a running probe holds, and when it is expected to release them."""
 
-    nodes: int
     expected_end_s: float
-
-
-_EXPECTED_END = attrgetter("expected_end_s")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Allocation:
-    """Working nodes that are held until `end_s`, or without an end if that is None."""
-
-    allocation_id: str
     nodes: int
-    end_s: float | None = None
-    occupied: tuple[Occupied, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Placement:
-    """A probe that starts now, and the allocation whose nodes it gets."""
-
-    token: str
-    allocation_id: str
-    nodes: int
-
-
-def place(
-    waiting: Iterable[Waiting], allocations: Sequence[Allocation], now_s: float, *, margin_s: float = MARGIN_S
-) -> tuple[Placement, ...]:
-    """Return the probes to start now, in the order in which they are to start; the result is deterministic."""
-    rooms = [_Room.of(allocation, now_s, margin_s) for allocation in allocations]
-    placements: list[Placement] = []
-    reserved = False
-    line = sorted(waiting, key=attrgetter("arrival", "token"))
-    fewest_nodes = min((probe.nodes for probe in line), default=0)
-    for probe in line:
-        if all(room.free < fewest_nodes for room in rooms):
-            break
-        room = min((room for room in rooms if room.takes(probe)), key=_Room.order, default=None)
-        if room is not None:
-            room.occupy(probe)
-            placements.append(
-                Placement(token=probe.token, allocation_id=room.allocation.allocation_id, nodes=probe.nodes)
-            )
-        elif not reserved:
-            reserved = _reserve(probe, rooms)
-    return tuple(placements)
-
-
-def that_no_allocation_holds(
-    waiting: Iterable[Waiting], allocations: Sequence[Allocation], now_s: float, *, margin_s: float = MARGIN_S
-) -> tuple[Waiting, ...]:
-    """Return the probes that could not start in any of these allocations even after all that runs in them has ended.
-
-    They wait for another allocation: of more nodes, or with more time left.
-    """
-    rooms = [_Room.of(allocation, now_s, margin_s) for allocation in allocations]
-    return tuple(probe for probe in waiting if all(math.isinf(room.enough_free_s(probe)) for room in rooms))
-
-
-def _reserve(probe: Waiting, rooms: Sequence[_Room]) -> bool:
-    """Reserve the place where the probe can start earliest; return False if there is none."""
-    room = min(rooms, key=lambda room: (room.enough_free_s(probe), room.order()), default=None)
-    if room is None or math.isinf(room.enough_free_s(probe)):
-        return False
-    room.reserve(probe)
-    return True
 
 
 @dataclass(kw_only=True)
-class _Room:
-    """What is left of an allocation while one call of `place` fills it.
+class Room:
+    """Nodes of an allocation, held until `end_s` (None: without an end), and what runs on them.
 
-    `ends` are the occupied nodes, in the order of their expected ends. `free` is below 0 if occupied nodes went down.
     From `reserved_from_s` on only `left_over` nodes are free for probes that came after the reserved one.
     """
 
-    allocation: Allocation
-    now_s: float
-    usable_until_s: float
-    free: int
-    ends: list[Occupied] = field(default_factory=list)
+    name: str
+    nodes: int
+    end_s: float | None = None
+    occupied: list[Occupied] = field(default_factory=list)
     reserved_from_s: float = math.inf
     left_over: int = 0
 
-    @classmethod
-    def of(cls, allocation: Allocation, now_s: float, margin_s: float) -> _Room:
-        """Return the allocation as it is before anything is placed."""
-        return cls(
-            allocation=allocation,
-            now_s=now_s,
-            usable_until_s=math.inf if allocation.end_s is None else allocation.end_s - margin_s,
-            free=allocation.nodes - sum(held.nodes for held in allocation.occupied),
-            ends=sorted(allocation.occupied, key=_EXPECTED_END),
-        )
+    @property
+    def free(self) -> int:
+        """The nodes that nothing runs on; below 0 if occupied nodes went down."""
+        return self.nodes - sum(held.nodes for held in self.occupied)
 
+    @property
+    def usable_until_s(self) -> float:
+        """When the last probe must have ended."""
+        return math.inf if self.end_s is None else self.end_s - MARGIN_S
+
+    @property
     def order(self) -> tuple[float, int, str]:
-        """Return the sort key of several that fit: the first to end, then the fullest, to keep large holes whole."""
-        return self.usable_until_s, self.free, self.allocation.allocation_id
+        """Sort key of several that fit: the first to end, then the fullest, to keep large holes whole."""
+        return self.usable_until_s, self.free, self.name
 
-    def takes(self, probe: Waiting) -> bool:
+    def takes(self, probe: Waiting, now_s: float) -> bool:
         """Return whether the probe can start now, end in time, and not delay what is reserved."""
-        end_s = self.now_s + probe.expected_s
+        end_s = now_s + probe.expected_s
         if probe.nodes > self.free or end_s > self.usable_until_s:
             return False
         return end_s <= self.reserved_from_s or probe.nodes <= self.left_over
 
-    def occupy(self, probe: Waiting) -> None:
+    def occupy(self, probe: Waiting, now_s: float) -> None:
         """Give the probe its nodes; one that outlasts the start of the reservation uses up what that leaves over."""
-        end_s = self.now_s + probe.expected_s
-        self.free -= probe.nodes
+        end_s = now_s + probe.expected_s
         if end_s > self.reserved_from_s:
             self.left_over -= probe.nodes
-        insort(self.ends, Occupied(nodes=probe.nodes, expected_end_s=end_s), key=_EXPECTED_END)
+        insort(self.occupied, Occupied(end_s, probe.nodes))
 
-    def enough_free_s(self, probe: Waiting) -> float:
-        """Return when enough nodes are expected to be free; infinity if never, or too late for it to end in time.
+    def first_enough(self, probe: Waiting, now_s: float) -> tuple[float, int]:
+        """Return when enough nodes are expected to be free, infinity if never or too late, and how many are free then.
 
-        It is in the past if that was expected and has not happened. A reservation then stays in the allocation that has
-        kept the probe waiting longest, instead of moving back and forth while others overrun.
+        The time is in the past if that was expected and has not happened. A reservation then stays in the allocation
+        that has kept the probe waiting longest, instead of moving back and forth while others overrun.
         """
-        enough_s, free = self._first_enough(probe)
-        start_s = max(enough_s, self.now_s)
-        is_in_time = free >= probe.nodes and start_s + probe.expected_s <= self.usable_until_s
-        return enough_s if is_in_time else math.inf
-
-    def reserve(self, probe: Waiting) -> None:
-        """Keep nodes for the probe from its earliest start on.
-
-        It waits for the first to end that together give enough, and what is left over is counted from those alone: of
-        several probes that overrun their expected end, none may be relied on to release nodes for others.
-        """
-        enough_s, free_then = self._first_enough(probe)
-        self.reserved_from_s = max(self.now_s, enough_s)
-        self.left_over = free_then - probe.nodes
-
-    def _first_enough(self, probe: Waiting) -> tuple[float, int]:
-        """Return the expected end of the last that the probe must wait for, and the nodes that are free by then."""
-        enough_s, free = self.now_s, self.free
-        for held in self.ends:
+        enough_s, free = now_s, self.free
+        for held in sorted(self.occupied):
             if free >= probe.nodes:
                 break
             enough_s, free = held.expected_end_s, free + held.nodes
-        return enough_s, free
+        is_in_time = max(enough_s, now_s) + probe.expected_s <= self.usable_until_s
+        return enough_s if free >= probe.nodes and is_in_time else math.inf, free
+
+    def holds(self, probe: Waiting, now_s: float) -> bool:
+        """Return whether the probe can start here at the latest when all that runs has ended."""
+        return math.isfinite(self.first_enough(probe, now_s)[0])
+
+
+def place(waiting: Iterable[Waiting], rooms: Sequence[Room], now_s: float) -> dict[str, str]:
+    """Return the room for each probe to start now, by token; `waiting` is in the order of arrival."""
+    rooms = [replace(room, occupied=sorted(room.occupied)) for room in rooms]
+    placed: dict[str, str] = {}
+    reserved = False
+    for probe in waiting:
+        room = min((room for room in rooms if room.takes(probe, now_s)), key=lambda room: room.order, default=None)
+        if room is not None:
+            room.occupy(probe, now_s)
+            placed[probe.token] = room.name
+            continue
+        holding = [room for room in rooms if room.holds(probe, now_s)]
+        if holding and not reserved:
+            room = min(holding, key=lambda room: (room.first_enough(probe, now_s)[0], room.order))
+            # What is left over is counted without those that end later: of several probes that overrun their expected
+            # end, none may be relied on to release nodes for others.
+            enough_s, free = room.first_enough(probe, now_s)
+            room.reserved_from_s, room.left_over, reserved = max(now_s, enough_s), free - probe.nodes, True
+    return placed

@@ -27,6 +27,8 @@ LAST_FILES_S = 6.0
 """How long a network file system may take to show what a node wrote last."""
 VERDICT_S = 12.0
 """How long the batch system may take to report why it has ended a step."""
+SILENCE_S = 60.0
+"""By default: how long a probe's nodes go on without a heartbeat of the driver."""
 LONGER_SHARE = 1.5
 """Assumed: a probe takes at most this many times the longest before it."""
 _PLAIN_PATH = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
@@ -48,17 +50,17 @@ class StepWatch(RankWatch):
 
     @property
     def seconds(self) -> float:
-        """Return the time since the step began on its nodes; 0 before."""
+        """Time since the step began on its nodes; 0 before."""
         return 0.0 if self._first_report_s is None else time.monotonic() - self._first_report_s
 
     @property
     def kernel_oom_kills(self) -> int:
-        """Return how many processes the kernels of the step's nodes killed for memory meanwhile."""
+        """Processes that the kernels of the step's nodes killed for memory meanwhile."""
         return sum(report.oom_kills for report in self._reports.values())
 
     @property
     def is_cut(self) -> bool:  # type: ignore[override]
-        """Return whether the machine was taken away during the probe."""
+        """Whether the machine was taken away during the probe."""
         return self.lost is not None and (self._interrupted is not None or self.placed.allocation.ended_s is not None)
 
     @property
@@ -104,7 +106,6 @@ class StepWatch(RankWatch):
             self.begin()
 
     def _find_loss(self) -> None:
-        """Set `lost` if the ranks can no longer report what happened to them."""
         placed, now = self.placed, time.monotonic()
         if self._interrupted is None and (self.have_all_ended or not placed.is_over):
             if self.began_s is None and now - self._placed_s > START_TIMEOUT_S:
@@ -136,10 +137,6 @@ class DispatchedProbe(RankedProbes[StepWatch]):
     _poll_s = POLL_S
 
     def __init__(self, setup: ProbeSetup, source: NodeSource) -> None:
-        """Request no nodes before there is an order.
-
-        Raises `InvalidInput` for a run folder whose name Parsl could not pass on to a batch system.
-        """
         super().__init__(setup)
         self.measures_here = source.held is not None  # the driver may be on one of its own job's nodes
         folder = setup.work_folder.resolve() / "dispatch" / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
@@ -152,17 +149,13 @@ class DispatchedProbe(RankedProbes[StepWatch]):
         self._longest_s: float | None = None
 
     def _poll(self, timeout_s: float) -> None:
-        """Place probes. Raises `NodesUnavailable` if allocations are refused, or queued longer than is allowed."""
         time.sleep(timeout_s)
         waiting = [
-            Waiting(token=token, nodes=self._nodes(order), expected_s=self._expected_s, arrival=arrival)
-            for arrival, (token, (order, _)) in enumerate(self._waiting.items())
+            Waiting(token, nodes_used(order.recipe, self._setup.problem), self._expected_s)
+            for token, (order, _) in self._waiting.items()
         ]
         for token, allocation in self._pool.place(waiting, time.monotonic()).items():
             self._begin(self._waiting.pop(token)[0], allocation)
-
-    def _nodes(self, order: ProbeOrder) -> int:
-        return nodes_used(order.recipe, self._setup.problem)
 
     @property
     def _expected_s(self) -> float:
@@ -171,16 +164,16 @@ class DispatchedProbe(RankedProbes[StepWatch]):
         return deadline_s if self._longest_s is None else min(deadline_s, LONGER_SHARE * self._longest_s)
 
     def _begin(self, order: ProbeOrder, allocation: HeldAllocation) -> None:
-        setup, settings, nodes = self._setup, self._setup.dispatch, self._nodes(order)
+        setup, settings = self._setup, self._setup.dispatch
+        nodes = nodes_used(order.recipe, setup.problem)
         write_job(order, probe_job(setup, order.recipe, order.run_folder, self.tokens), setup)
         StepFolder(order.run_folder).prepare(nodes)
         scratch = disk_folder(setup, order.recipe, order.run_folder)
         environment = rank_environment(setup)
         if nodes > 1:
             environment.pop("GLOO_SOCKET_IFNAME", None)  # the loopback connects only this node's ranks
-        if settings.network_interface is not None:
-            names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-            environment |= dict.fromkeys(names, settings.network_interface)
+        if (interface := settings.network_interface) is not None:
+            environment |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
         step = Step(
             token=order.token,
             run_folder=str(order.run_folder.resolve()),
@@ -191,7 +184,7 @@ class DispatchedProbe(RankedProbes[StepWatch]):
             environment=environment,
             deadline_s=setup.probe.deadline_s + START_TIMEOUT_S,
             lifeline=str(self._lifeline),
-            silence_s=settings.silence_s,
+            silence_s=settings.lifeline_s or SILENCE_S,
             scratch=None if scratch is None else str(scratch),
         ).write()
         expected_end_s = time.monotonic() + self._expected_s

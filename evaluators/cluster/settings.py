@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 from frontrunner.evaluators.cluster.environment import Allocation, allocation
 from frontrunner.spaces.cluster import Cluster
@@ -16,46 +17,64 @@ from frontrunner.spaces.errors import InvalidInput, bad_value, require_above_zer
 BACKENDS = ("local", "allocation", "parsl")
 """This machine alone; the nodes of the job that the driver runs in; allocations requested from a batch system."""
 
-LAUNCHERS = ("srun", "mpiexec", "mpirun", "flux", "none")
-"""Programs that start one process per node: Slurm's; MPICH's Hydra and Cray PALS; Open MPI's; Flux's; none for one
-node. See `batch.launch_command`."""
-
+LAUNCHERS: dict[str, str] = {
+    # Overlap: the driver may itself run in a step of the job. The agents of a failed step end by themselves.
+    "srun": "srun --nodes {count} --ntasks {count} --ntasks-per-node 1 --nodelist {hosts} "
+    "--overlap --cpu-bind=none --mpi=none --kill-on-bad-exit=1",
+    "mpiexec": "mpiexec -n {count} -ppn 1 -hosts {hosts}",  # of MPICH's Hydra and of Cray PALS
+    "mpirun": "mpirun -np {count} --map-by ppr:1:node --bind-to none --host {hosts}",  # of Open MPI
+    "flux": "flux run -N {count} -n {count} --requires=hosts:{hosts} -o cpu-affinity=off",
+    "none": "",  # for one node
+}
+"""How each launcher starts one process per node. None binds it to a part of its node, which all ranks share."""
 SCHEDULER_LAUNCHERS = {"slurm": "srun", "pbs": "mpiexec", "lsf": "mpirun", "flux": "flux"}
-"""Default launcher of each batch system."""
 
-SCHEDULERS = ("slurm", "pbs", "lsf")
-"""Batch systems that allocations can be requested from."""
 
+class BatchSystem(NamedTuple):
+    """How nodes are requested: Parsl's provider, what begins a line of options, and the keys of a request.
+
+    `request` has Parsl's names for the keys of [dispatch] that this batch system understands.
+    """
+
+    provider: str
+    option_prefix: str
+    request: dict[str, str]
+
+
+SCHEDULERS = {
+    "slurm": BatchSystem(
+        "SlurmProvider",
+        "#SBATCH",
+        {"account": "account", "queue": "partition", "qos": "qos", "constraint": "constraint"}
+        | {"scheduler_options": "scheduler_options", "processors_per_node": "cores_per_node"},
+    ),
+    "pbs": BatchSystem(
+        "PBSProProvider",
+        "#PBS",
+        {"account": "account", "queue": "queue", "scheduler_options": "scheduler_options"}
+        | {"select_options": "select_options", "processors_per_node": "cpus_per_node"},
+    ),
+    "lsf": BatchSystem(
+        "LSFProvider", "#BSUB", {"account": "project", "queue": "queue", "scheduler_options": "scheduler_options"}
+    ),
+}
 UNSUITED_SCHEDULERS = {
     "flux": 'Parsl has no MPI executor over Flux: start within a Flux job, with backend = "allocation"',
     "kubernetes": "Parsl's MPI executor reads its nodes from a batch system, and pods have none",
 }
-REQUEST_KEYS = {
-    "slurm": ("account", "queue", "qos", "constraint", "scheduler_options", "processors_per_node"),
-    "pbs": ("account", "queue", "scheduler_options", "select_options", "processors_per_node"),
-    "lsf": ("account", "queue", "scheduler_options"),
-}
-"""Keys of a request for nodes that each batch system understands."""
-OPTION_PREFIXES = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB"}
 
 SPARE_WALLTIME_S = 120.0
 """What an allocation lasts beyond a probe's deadline: starting workers and ranks, and what packing leaves over."""
-
 THIS_MACHINE = "this-machine"
 """Scheduler of an allocation that is this machine alone, without any job."""
 
-_REQUEST_KEYS = tuple(dict.fromkeys(key for keys in REQUEST_KEYS.values() for key in keys))
-_PARSL_KEYS = (
-    *("scheduler", *_REQUEST_KEYS, "walltime", "nodes_per_allocation", "allocations", "queue_limit_minutes"),
-    "driver_address",
-)
+_REQUEST_KEYS = {key for system in SCHEDULERS.values() for key in system.request}
 _STEP_KEYS = ("launcher", "launcher_options", "worker_init", "network_interface", "lifeline_s")
+"""All others but the backend itself are for `parsl` alone."""
 _WORDS = ("account", "queue", "qos", "constraint", "select_options", "driver_address", "network_interface")
-_LINES = ("scheduler_options", "launcher_options", "worker_init")
 _LEAST = {"nodes_per_allocation": 1, "allocations": 1, "processors_per_node": 1, "lifeline_s": 10}
 _WALLTIME = re.compile(r"(\d{1,3}):([0-5]\d):00")
 """Whole minutes: Slurm and LSF count in them."""
-
 _WORD = re.compile(r"[\w@%+=:,./&|*\[\]()-]+", re.ASCII)
 """Words that reach a submit script or a command line of a batch system: no blank, quote, `;`, `$` or newline."""
 
@@ -113,68 +132,56 @@ class DispatchSettings:
         for key, known in (("backend", BACKENDS), ("launcher", LAUNCHERS)):
             if getattr(self, key) is not None:
                 require_one_of("dispatch", key, getattr(self, key), known)
-        for key in filter(self._is_given, (*_PARSL_KEYS, *_STEP_KEYS)):  # none is ignored
-            if self.backend != "parsl" and key in _PARSL_KEYS:
-                raise self._bad(key, 'no such key unless dispatch.backend = "parsl"')
+        given = {key: value for key, value in vars(self).items() if value not in (None, ()) and key != "backend"}
+        for key, value in given.items():  # none is ignored
+            if self.backend != "parsl" and key not in _STEP_KEYS:
+                raise bad_value(f"dispatch.{key}", value, 'no such key unless dispatch.backend = "parsl"')
             if self.backend == "local":
-                raise self._bad(key, 'no such key with dispatch.backend = "local"')
-        self._check_text()
-        for key in filter(self._is_given, _LEAST):
-            require_at_least("dispatch", _LEAST[key], **{key: getattr(self, key)})
-        require_above_zero("dispatch.queue_limit_minutes", self.queue_limit_minutes, "minutes above 0, or no entry")
+                raise bad_value(f"dispatch.{key}", value, 'no such key with dispatch.backend = "local"')
+            _check_value(key, value)
         if self.backend == "parsl":
-            self._check_request()
+            self._check_request(given)
 
-    def _check_text(self) -> None:
-        for key in filter(self._is_given, _WORDS):
-            if not _WORD.fullmatch(getattr(self, key)):
-                raise self._bad(key, "one word, without blanks, quotes or signs of a shell")
-        for key in _LINES:
-            if not all(line.strip() and line.isprintable() for line in getattr(self, key)):
-                raise self._bad(key, "a list of lines of printable text, none of them empty")
-
-    def _is_given(self, key: str) -> bool:
-        return getattr(self, key) not in (None, ())
-
-    def _bad(self, key: str, expected: str) -> InvalidInput:
-        return bad_value(f"dispatch.{key}", getattr(self, key), expected)
-
-    def _check_request(self) -> None:
-        """Check what Parsl needs to request nodes from a batch system."""
+    def _check_request(self, given: Mapping[str, Any]) -> None:
         if self.scheduler is None:
-            raise self._bad("scheduler", f"one of {', '.join(SCHEDULERS)}")
+            raise bad_value("dispatch.scheduler", None, f"one of {', '.join(SCHEDULERS)}")
         if self.scheduler in UNSUITED_SCHEDULERS:
             raise InvalidInput(f'dispatch.scheduler = "{self.scheduler}": {UNSUITED_SCHEDULERS[self.scheduler]}')
         require_one_of("dispatch", "scheduler", self.scheduler, SCHEDULERS)
         if self.walltime_s < 60:
-            raise self._bad("walltime", '"HH:MM:00", whole minutes: how long to hold nodes')
-        known = REQUEST_KEYS[self.scheduler]
-        for key in _REQUEST_KEYS:
-            if self._is_given(key) and key not in known:
-                raise self._bad(key, f"a key for {self.scheduler}: {', '.join(known)}")
-        prefix = OPTION_PREFIXES[self.scheduler]
+            expected = '"HH:MM:00", whole minutes: how long to hold nodes'
+            raise bad_value("dispatch.walltime", self.walltime, expected)
+        _, prefix, known = SCHEDULERS[self.scheduler]
+        for key in given.keys() & (_REQUEST_KEYS - known.keys()):
+            raise bad_value(f"dispatch.{key}", given[key], f"a key for {self.scheduler}: {', '.join(known)}")
         for line in self.scheduler_options:
             if not line.startswith(f"{prefix} "):
                 raise bad_value("dispatch.scheduler_options", line, f"lines that begin with {prefix}")
 
     @property
     def walltime_s(self) -> float:
-        """Return `walltime` in seconds; 0 if missing or invalid."""
+        """`walltime` in seconds; 0 if missing or invalid."""
         found = _WALLTIME.fullmatch(self.walltime or "")
         return 0.0 if found is None else 3600.0 * int(found[1]) + 60.0 * int(found[2])
 
-    @property
-    def silence_s(self) -> float:
-        """Return how long a probe's nodes go on without a heartbeat of the driver: `lifeline_s`, by default 60 s."""
-        return 60.0 if self.lifeline_s is None else self.lifeline_s
+
+def _check_value(key: str, value: Any) -> None:
+    if key in _WORDS and not _WORD.fullmatch(value):
+        raise bad_value(f"dispatch.{key}", value, "one word, without blanks, quotes or signs of a shell")
+    if isinstance(value, tuple) and not all(line.strip() and line.isprintable() for line in value):
+        raise bad_value(f"dispatch.{key}", value, "a list of lines of printable text, none of them empty")
+    if key in _LEAST:
+        require_at_least("dispatch", _LEAST[key], **{key: value})
+    if key == "queue_limit_minutes":
+        require_above_zero("dispatch.queue_limit_minutes", value, "minutes above 0, or no entry")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSource:
     """How nodes are obtained: up to `allocations` at a time, of `nodes` each.
 
-    `held` is the job that the driver runs in, with `seconds_left` if that is known; None where allocations of
-    `walltime_s` are requested from a batch system. `launcher` starts a process on each node of a step.
+    `held` is the job that the driver runs in, with `seconds_left` if that is known; None where allocations are
+    requested from a batch system. `launcher` starts a process on each node of a step.
     """
 
     scheduler: str
@@ -183,7 +190,6 @@ class NodeSource:
     launcher: str
     settings: DispatchSettings
     held: Allocation | None = None
-    walltime_s: float = 0.0
     seconds_left: float | None = None
 
 
@@ -222,7 +228,6 @@ def node_source(
         allocations=settings.allocations or 1,
         launcher=settings.launcher or SCHEDULER_LAUNCHERS[scheduler],
         settings=settings,
-        walltime_s=settings.walltime_s,
     )
 
 

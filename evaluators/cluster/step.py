@@ -40,8 +40,8 @@ CLOCK_SKEW_S = 3600.0
 class Step:
     """The agents' order: `ranks_per_node` ranks per node, the last node what is left of `world_size`.
 
-    `lifeline` is the driver's heartbeat file; ranks end when it has not changed for `silence_s`. Their driver lets them
-    run for `deadline_s`. `scratch` is a folder on a node's own disk to be removed in the end.
+    Ranks end when the driver's heartbeat file `lifeline` has not changed for `silence_s`; `scratch` is a folder on a
+    node's own disk to be removed in the end.
     """
 
     token: str
@@ -82,7 +82,7 @@ class NodeReport:
     """State of the ranks of one node.
 
     `statuses` maps each rank that has ended to its exit code, or minus its signal; `killed` holds those that the agent
-    ended itself. `interrupted` is the signal by which somebody ended the agent, `trouble` what kept it from its work.
+    ended itself. `interrupted` is the signal that ended the agent, `trouble` what kept it from its work.
     """
 
     node: int
@@ -106,9 +106,8 @@ class StepFolder:
 
     def prepare(self, nodes: int) -> None:
         """Create the files that are waited for, empty."""
-        reports = [self.path / f"node-{node}.json" for node in range(nodes)]
-        for file in (self._cancel, self.path / MEETING, *reports):
-            file.touch()
+        for name in (CANCEL, MEETING, *(f"node-{node}.json" for node in range(nodes))):
+            (self.path / name).touch()
 
     def cancel(self) -> None:
         """Have every node end its ranks."""
@@ -138,8 +137,9 @@ class StepFolder:
         except (OSError, ValueError, TypeError):
             return None
 
-    def reports(self, step: Step | None) -> list[NodeReport | None]:
-        """Return the last report of each of a step's nodes."""
+    def reports(self) -> list[NodeReport | None]:
+        """Return the last report of each of the step's nodes; empty where there is no step."""
+        step = self.step()
         return [self.report(node) for node in range(step.nodes if step else 0)]
 
     def step(self) -> Step | None:
@@ -151,18 +151,13 @@ class StepFolder:
 
 def was_interrupted(folder: Path) -> bool:
     """Return whether a signal has ended an agent of a folder's step, as when a batch system takes its nodes away."""
-    files = StepFolder(folder)
-    return any(report is not None and report.interrupted is not None for report in files.reports(files.step()))
+    return any(report is not None and report.interrupted is not None for report in StepFolder(folder).reports())
 
 
 class OrphanedSteps:
-    """Steps whose driver is gone: their ranks may use their nodes until they miss the driver's heartbeat.
-
-    A probe next to them would be measured on devices, memory and a network that it shares. Each is cancelled.
-    """
+    """Steps whose driver is gone, which are cancelled: their ranks would share devices and network with new probes."""
 
     def __init__(self, folders: Iterable[Path]) -> None:
-        """Cancel the steps of run folders without an outcome."""
         self._began_s = time.monotonic()
         self._steps: list[tuple[StepFolder, Step]] = []
         for folder in map(StepFolder, folders):
@@ -180,7 +175,7 @@ class OrphanedSteps:
             (folder, step)
             for folder, step in self._steps
             if waited_s < step.silence_s + ORPHAN_END_S
-            and not all(report is not None and report.ended for report in folder.reports(step))
+            and not all(report is not None and report.ended for report in folder.reports())
         ]
         return not self._steps
 
@@ -188,9 +183,8 @@ class OrphanedSteps:
 class Heartbeat:
     """The driver's sign of life to nodes that no pipe connects to it: a file that keeps changing.
 
-    Clocks of two machines differ, and so do their views of a file's age. The driver therefore writes a counter, and a
-    `HeartbeatMonitor` measures by its own monotonic clock for how long it has seen the same number. A thread of its own
-    writes it: a driver that is busy choosing is alive.
+    Clocks of two machines differ, and so do their views of a file's age: the driver writes a counter, and a
+    `HeartbeatMonitor` measures by its own clock for how long it has seen the same number.
     """
 
     def __init__(self, file: Path) -> None:

@@ -52,20 +52,13 @@ def written_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 
 def builtin_text() -> str:
-    """Return text that comes with every Python: the language reference, then sources of the standard library.
-
-    Documents are joined by NUL characters, in an order that is the same on every run of one Python version.
-    """
+    """Return text that comes with every Python, the same on every run of one version; NUL separates its documents."""
     topics = [topic for _, topic in sorted(pydoc_data.topics.topics.items())]
     return "\0".join([*topics, *(inspect.getsource(import_module(name)) for name in _MODULES)])
 
 
 def write_token_file(text: str | bytes, path: Path) -> int:
-    """Write `text` as a uint16 token file and return its number of tokens.
-
-    NUL characters end a document, as the end of the text does. The file appears at `path` whole or not at all. Raises
-    ValueError for an empty text.
-    """
+    """Write `text`, whose documents NUL separates, as a uint16 token file and return its number of tokens."""
     raw = text.encode("utf-8") if isinstance(text, str) else text
     if not raw:
         raise ValueError(f"no text to write to {path}")
@@ -104,11 +97,7 @@ class Batch:
 
 
 class TokenFile:
-    """A token file, split into a part for training and its last 5 % for evaluation.
-
-    The file is mapped, not read: only the pages that batches touch are ever resident. Raises ValueError where it is too
-    short to hold a sequence in each part.
-    """
+    """A token file, split into a part for training and its last 5 % for evaluation; mapped into memory, not read."""
 
     def __init__(self, path: Path, *, dtype: str, sequence_length: int, seed: int) -> None:
         self._tokens = np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")

@@ -42,10 +42,7 @@ _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", Non
 
 
 class Replicas:
-    """One model (or pipeline stage), what the optimizer trains of it, and when its gradients are reduced: here never.
-
-    `forward` is what micro-batches are run through in training.
-    """
+    """One model or pipeline stage, what the optimizer trains of it, and when its gradients are reduced: here never."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -85,14 +82,12 @@ class DdpReplicas(Replicas):
 
 
 class MasterWeights(Replicas):
-    """The one copy of a model on one rank, which computes in less than fp32: its fp32 weights are kept here.
+    """fp32 weights of a model that one rank has alone, and that computes in less.
 
-    FSDP2 does so for sharded and replicated models. On one rank its hooks and copies would be most of the trainer's
-    cost.
+    FSDP2 has them for sharded and replicated models; on one rank its hooks would be most of the trainer's cost.
     """
 
     def __init__(self, model: nn.Module, precision: Precision) -> None:
-        """Take over the weights of the materialized `model`."""
         super().__init__(model)
         self._named = [(name, nn.Parameter(weight.detach())) for name, weight in model.named_parameters()]
         model.to(COMPUTE_TYPES[precision])
@@ -150,18 +145,16 @@ class FsdpReplicas(Replicas):
 
 
 class LeveledReplicas(FsdpReplicas):
-    """A model sharded by levels: parameters, gradients and optimizer states over ever larger groups of replicas.
+    """A model sharded by levels (arXiv 2501.04266): p neighboring replicas share parameters, g gradients, o optimizer
+    states.
 
-    The degrees (p, g, o) are those of arXiv 2501.04266: parameters over p neighboring replicas, gradients over g,
-    optimizer states over all o. FSDP2 runs the innermost level as ZeRO-3 over p replicas. The other two are here, and
-    docs/decisions/0008-three-levels-on-fsdp2.md says what moves when.
-
-    Between micro-batches a rank holds a p-th of the parameters in the type they are computed in and a g-th of the
-    gradients in fp32; the masters, which the optimizer updates, are an o-th of the parameters in fp32.
+    FSDP2 runs the innermost level as ZeRO-3 over p replicas; docs/decisions/0008-three-levels-on-fsdp2.md says what the
+    other two move when. Between micro-batches a rank holds a p-th of the parameters in the type they are computed in
+    and a g-th of the gradients in fp32; the masters, which the optimizer updates, are an o-th of the parameters in
+    fp32.
     """
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
-        """Make the masters, without values, for the materialized `model`: a unit for each FSDP2 module in it."""
         super().__init__(model, "levels", layout)
         levels = cast("DeviceMesh", layout.levels)["tensor", "parameters", "gradients", "optimizer"]
         left = dict(model.named_parameters())
@@ -191,14 +184,9 @@ class LeveledReplicas(FsdpReplicas):
 
 
 class LeveledUnit:
-    """The parameters that FSDP2 gathers and reduces together, and the levels beyond FSDP2's."""
+    """The parameters of one FSDP2 module that no nested one has, and the levels beyond FSDP2's."""
 
     def __init__(self, module: FSDPModule, parameters: Mapping[str, nn.Parameter], levels: DeviceMesh) -> None:
-        """Take over the gradients of `module`'s own materialized `parameters`, given with their names in the model.
-
-        `module` is what `fully_shard` was called on, over the dimension "parameters" of `levels`, which are [tensor,
-        parameters, gradients, optimizer]; `parameters` are those that no nested FSDP2 module has.
-        """
         # At a rank's first step DTensor weighs up every placement of an operator's tensors on every dimension. Over
         # four dimensions that takes seconds, over three a tenth of them: those of one rank are left out.
         names = levels.mesh_dim_names or ()
@@ -229,14 +217,12 @@ class LeveledUnit:
         torch._foreach_copy_(parameters, self._gradient_cut.all_gather(self._master_cut.all_gather(parts)))
 
     def _take_reduced(self, reduced: Tensor) -> None:
-        """Keep what FSDP2 has reduced over p replicas: one buffer for all gradients, in fp32."""
         self._reduced = reduced
         if reduced.device.type != "cpu":
             # The buffer is another stream's, and is not held until the end of the backward pass as FSDP2 would.
             reduced.record_stream(torch.get_device_module(reduced.device).current_stream(reduced.device))
 
     def _take_gradient(self, _: Tensor) -> None:
-        """Reduce further, once FSDP2 has handed out all gradients."""
         parameters = self._parameters.values()
         handed_out = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
         if len(handed_out) < len(parameters):
@@ -279,7 +265,6 @@ class Cut:
     """
 
     def __init__(self, shapes: Sequence[torch.Size], mesh: DeviceMesh) -> None:
-        """Cut tensors of `shapes`, the same on all ranks of the 1-D `mesh`; `parts` are those of this rank's parts."""
         self._shapes = list(shapes)
         self._group = mesh.get_group()
         self._ranks, index = mesh.size(), mesh.get_local_rank()
@@ -291,7 +276,7 @@ class Cut:
             self.parts.append(torch.Size((max(0, min(shape[0] - index * rows, rows)), *shape[1:])))
 
     def reduce_scatter(self, wholes: Sequence[Tensor]) -> list[Tensor]:
-        """Return this rank's parts of the sums over the group of tensors of the shapes that are cut."""
+        """Return this rank's parts of the sums over the group of `wholes`."""
         if self._ranks == 1:
             return list(wholes)
         rows = [

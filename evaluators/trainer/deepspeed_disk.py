@@ -1,12 +1,12 @@
 """Offload to a disk by DeepSpeed (ZeRO-Infinity, arXiv 2104.07857): its settings, its operator, the machine's limits.
 
-Parameters and the optimizer's weights, states and gradients are files; a part of them at a time is in buffers of
-page-locked memory. What is smaller than 1 MiB on a rank stays in the host's memory (DeepSpeed's MIN_AIO_BYTES).
+Parameters and the optimizer's weights, states and gradients are files; a part of them at a time is in page-locked
+memory. What is smaller than 1 MiB on a rank stays in the host's memory (DeepSpeed's MIN_AIO_BYTES).
 
-DeepSpeed compiles its async_io operator, which reads and writes the files, at first use, in every rank, behind a lock
-file that a killed rank leaves for good. Here it is compiled once, by this module as a program before any rank starts,
-into a folder that is there whole or not at all; ranks load what they find. An operator that was built with DeepSpeed
-(DS_BUILD_AIO=1) is DeepSpeed's to load. Importing this module imports neither deepspeed nor torch.
+DeepSpeed compiles its async_io operator at first use, in every rank, behind a lock file that a killed rank leaves for
+good. Here this module as a program compiles it once before any rank starts, into a folder that is there whole or not at
+all. One built with DeepSpeed (DS_BUILD_AIO=1) is DeepSpeed's to load. Importing this module imports neither deepspeed
+nor torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import shutil
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from frontrunner.evaluators.trainer.job import Disk, Job
 
@@ -37,12 +37,11 @@ _OPTIMIZER_BUFFERS = 4
 _PARAMETER_BUFFERS = 5
 """DeepSpeed's default: parameters of one module, and those whose release is under way."""
 _CAP_IPC_LOCK = 14
-"""Bit of the capability to lock any amount of memory (linux/capability.h)."""
 
 
 def check_disk(job: Job) -> None:
     """Raise ValueError where this machine cannot offload to a disk: no operator, no room, or no memory to lock."""
-    disk = _disk(job)
+    disk = cast("Disk", job.disk)  # or the recipe is illegal
     if not is_installed() and not is_built(job.device):
         raise ValueError(
             "offload nvme needs DeepSpeed's async_io operator, which is not built here; it is compiled when a campaign "
@@ -63,7 +62,7 @@ def check_disk(job: Job) -> None:
 
 def disk_settings(job: Job) -> dict[str, Any]:
     """Return the part of DeepSpeed's `zero_optimization` that puts parameters and the optimizer on the disk."""
-    common = {"device": "nvme", "nvme_path": _disk(job).folder, "pin_memory": job.device != "cpu"}
+    common = {"device": "nvme", "nvme_path": cast("Disk", job.disk).folder, "pin_memory": job.device != "cpu"}
     return {
         "sub_group_size": _group(job),
         # Its reading ahead counts a parameter twice that is used twice in a row, as under full recompute, and asserts.
@@ -78,8 +77,7 @@ def disk_settings(job: Job) -> dict[str, Any]:
 def check_written(job: Job) -> None:
     """Raise RuntimeError where the job's disk ran full: the operator counts a write as done that has written nothing.
 
-    It is not an OSError, which would be taken for the run folder's full disk and blame no recipe. Files are as large as
-    they get once a step was made; after that their blocks are only written again.
+    It is not an OSError, which would be taken for the run folder's full disk and blame no recipe.
     """
     if job.disk is None:
         return
@@ -93,7 +91,7 @@ def check_written(job: Job) -> None:
 def tensors_on_disk(optimizer: Any) -> dict[int, Tensor]:
     """Return what DeepSpeed's ZeRO-3 optimizer has moved to files, by the id of the tensor in its place.
 
-    Each is a view of its file: reading it reads the disk, and what is written to it DeepSpeed reads back.
+    Each is a view of its file: what is written to it DeepSpeed reads back.
     """
     import torch
 
@@ -106,29 +104,19 @@ def tensors_on_disk(optimizer: Any) -> dict[int, Tensor]:
     return found
 
 
-def _disk(job: Job) -> Disk:
-    if job.disk is None:
-        raise ValueError("offload nvme needs a folder on a disk, and the job names none")
-    return job.disk
-
-
 def _group(job: Job) -> int:
     """Elements of one rank's optimizer that are in memory at a time: its share of a layer."""
     return max(LEAST_GROUP, job.model.matmul_parameters_per_layer // job.recipe.data_parallel)
 
 
 def _largest_share(job: Job) -> int:
-    """Elements of a rank's part of the largest parameter."""
     model = job.model
     rows = max(model.padded_vocabulary, model.ffn_hidden, model.hidden, job.sequence_length)
     return -(-rows * model.hidden // job.recipe.data_parallel)
 
 
 def _locked_bytes(job: Job) -> int:
-    """Page-locked memory of a rank, at the most.
-
-    The optimizer's buffers hold fp32; one group of whole parameters is written through a buffer of its own.
-    """
+    """Bound the page-locked memory of a rank: the optimizer's buffers in fp32, and one group of whole parameters."""
     largest_group = _group(job) + _largest_share(job)
     width = 4 if job.precision == "fp32" else 2
     parameters = _PARAMETER_BUFFERS * _largest_share(job) + job.recipe.data_parallel * largest_group
@@ -136,7 +124,6 @@ def _locked_bytes(job: Job) -> int:
 
 
 def _lockable_bytes() -> int | None:
-    """Return what this process may lock; None without a limit."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     capabilities = int(_line(Path("/proc/self/status"), "CapEff:").removeprefix("CapEff:").strip() or "0", 16)
     return None if limit == resource.RLIM_INFINITY or capabilities >> _CAP_IPC_LOCK & 1 else limit
@@ -147,10 +134,7 @@ def _gib(size: int) -> str:
 
 
 def built_folder(device: str) -> Path:
-    """Return the folder of operators compiled for this kind of processor, Python, torch, DeepSpeed and torch device.
-
-    DeepSpeed compiles for the very processor that it runs on.
-    """
+    """Return the folder of operators compiled for this processor, Python, torch, DeepSpeed and torch device."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     features = _line(Path("/proc/cpuinfo"), "flags", "Features")
     processor = f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:8]}"
@@ -179,7 +163,7 @@ def is_built(device: str) -> bool:
 
 
 def load_operators(device: str) -> None:
-    """Have DeepSpeed use the operators that were compiled before, in this process; installed ones need nothing."""
+    """Have DeepSpeed use the operators compiled before; installed ones need nothing."""
     if is_installed():
         return
     from deepspeed.ops.op_builder import AsyncIOBuilder, PinMemoryBuilder
@@ -197,16 +181,11 @@ def load_operators(device: str) -> None:
         builder().load(verbose=False)  # makes the first's symbols visible to the second
 
 
-def build() -> None:
-    """Compile the operators into TORCH_EXTENSIONS_DIR, for the accelerator that DS_ACCELERATOR names: minutes."""
-    from deepspeed.ops.op_builder import AsyncIOBuilder
-
-    AsyncIOBuilder().load(verbose=True)
-
-
 def _library(folder: Path, name: str) -> Path:
     return folder / name / f"{name}.so"
 
 
-if __name__ == "__main__":
-    build()
+if __name__ == "__main__":  # compiles into TORCH_EXTENSIONS_DIR, for the accelerator that DS_ACCELERATOR names
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    AsyncIOBuilder().load(verbose=True)

@@ -39,11 +39,7 @@ _AUTOMATIC_TENSOR_PARALLEL = {
 
 
 def zero_stage(job: Job) -> int:
-    """Return the ZeRO stage of the recipe's sharding degrees.
-
-    Over one replica there is nothing to shard: the stage is the one that has what the job needs, offload or fp32 sums
-    of bf16 gradients.
-    """
+    """Return the ZeRO stage of the recipe's sharding degrees; over one replica the one that has what the job needs."""
     recipe = job.recipe
     if recipe.data_parallel > 1:
         return SHARDING_NAMES.index(recipe.sharding_name)
@@ -101,12 +97,15 @@ def _zero(job: Job, parameters: int) -> dict[str, Any]:
 
 
 def make_stepper(job: Job, layout: Layout, data: TokenFile, device: torch.device) -> "DeepSpeedStepper":
-    """Import deepspeed so that it takes the job's device and compiles nothing on a CPU; return this rank's steps."""
+    """Import deepspeed for the job's device, compiling nothing on a CPU; return this rank's steps."""
     os.environ.setdefault("DS_ACCELERATOR", job.device)
     # What its launcher would have set; deepspeed reads them even where the process group exists already.
-    os.environ.setdefault("RANK", str(dist.get_rank()))
-    os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))
-    os.environ.setdefault("WORLD_SIZE", str(dist.get_world_size()))
+    for name, value in (
+        ("RANK", dist.get_rank()),
+        ("LOCAL_RANK", dist.get_rank()),
+        ("WORLD_SIZE", dist.get_world_size()),
+    ):
+        os.environ.setdefault(name, str(value))
     operators = import_module("deepspeed.ops")
     if job.device == "cpu":
         # Its shared-memory collectives would be compiled at the first use of the process group, for 23 s and more.
@@ -140,10 +139,7 @@ class DeepSpeedStepper(Stepper):
 
     @abstractmethod
     def _train(self, batch: Batch) -> Tensor:
-        """Do one optimizer step on the batch of the rank's replica, the same on all its ranks.
-
-        Returns a loss, that before the step, whose mean over all ranks is that of the global batch.
-        """
+        """Do one optimizer step on the replica's batch; the mean of the losses over all ranks is the global batch's."""
 
     @abstractmethod
     def _evaluate(self, batch: Batch) -> Tensor:
@@ -189,9 +185,8 @@ class DeepSpeedStepper(Stepper):
     def restore(self, load: Callable[[dict[str, Tensor]], None]) -> None:
         """See Stepper.
 
-        The weights that the model computes with are copies of those that the optimizer updates, made at the end of
-        each step. So values are loaded, copied by a step of rate 0, and loaded again, since that step has changed the
-        optimizer's states; a first step of rate 0 makes those states.
+        The weights that the model computes with are copies of those that the optimizer updates, made at the end of each
+        step: values are loaded, copied by a step of rate 0, and loaded again, since it changed the optimizer's states.
         """
         for _ in range(2):
             set_learning_rate(self.optimizer, 0.0)

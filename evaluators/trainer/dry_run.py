@@ -1,11 +1,10 @@
 """Dry run of one rank: its real training step over fake tensors, its memory and FLOPs.
 
-`python -P -m frontrunner.evaluators.trainer.dry_run RANK MICRO_BATCHES`, a job on stdin, the trace on stdout. It builds
-the engine which probes train with, over a fake process group of the recipe's full size: tensors have shapes and no
-data, collectives return at once. A ledger sees each operator through a mode of torch's dispatcher.
+`python -P -m frontrunner.evaluators.trainer.dry_run RANK MICRO_BATCHES`, a job on stdin, the trace on stdout. The
+engine which probes train with runs over a fake process group of the recipe's full size: tensors have no data,
+collectives return at once. A ledger sees each operator through a mode of torch's dispatcher.
 
-What is changed in torch is made for 2.13, and stays for the life of the process, which traces one rank and ends: a
-second trace would find process groups of the first in DTensor's caches.
+What is changed in torch is made for 2.13, and stays for the life of the process, which traces one rank and ends.
 """
 
 from __future__ import annotations
@@ -95,8 +94,6 @@ class _Run:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """Storage: its current size in bytes, and what is known of its purpose."""
-
     made_in: _Run | None
     category: Category | None
     size: int = 0
@@ -205,7 +202,6 @@ def flops(operator: Any, arguments: tuple[Any, ...], options: dict[str, Any], ou
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
-    """Return the FLOPs of the two matrix products of attention's forward pass."""
     return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]
 
 
@@ -219,7 +215,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._purpose: Category | Literal["nothing"] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator; see TorchDispatchMode."""
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a wrapper, as a DTensor is: what it does locally comes here by itself
         options = kwargs or {}
@@ -358,9 +353,9 @@ def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:  # noqa
 
 
 def trace(job: Job, *, rank: int, micro_batches: int) -> dict[str, Any]:
-    """Trace a step of `rank`, of `micro_batches` instead of all, and return its memory and FLOPs as plain JSON.
+    """Trace a step of `rank`, of `micro_batches` instead of all.
 
-    `memory_bytes` is what lives at the peak of the step, by category; `flops` those of all micro-batches, by phase.
+    Return what lives at the step's peak by category, and the FLOPs of all micro-batches by phase, as plain JSON.
     """
     start = time.monotonic()
     check_job(job, world_size=job.recipe.devices)
@@ -403,19 +398,12 @@ class _FakeTokens:
         self._used = recipe.micro_batch_seqs * micro_batches
 
     def training_batch(self, _step: int, **_: Any) -> Batch:
-        """Return the sequences that are traced, of a batch that holds all."""
         with self._watch.purpose(Category.ACTIVATIONS):
             inputs, targets = (torch.empty(self._whole, dtype=torch.int64)[: self._used] for _ in range(2))
         return Batch(inputs=inputs, targets=targets)
 
 
-def main() -> None:
-    """Trace one rank and print the result as one line of JSON."""
-    rank, micro_batches = (int(argument) for argument in sys.argv[1:])
-    torch.set_num_threads(1)
-    seen = trace(Job.from_json(sys.stdin.read()), rank=rank, micro_batches=micro_batches)
-    sys.stdout.write(json.dumps(seen) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    seen = trace(Job.from_json(sys.stdin.read()), rank=int(sys.argv[1]), micro_batches=int(sys.argv[2]))
+    sys.stdout.write(json.dumps(seen) + "\n")

@@ -48,8 +48,7 @@ _LATE_IMPORTS = {
 def preload(engines: Sequence[str] = ("torch",)) -> None:
     """Import every heavy module that a rank of these engines uses, so that a fork server pays for it once.
 
-    Starts no thread and no process group, and touches no accelerator; for DeepSpeed, where DS_ACCELERATOR names one, so
-    that it need not look.
+    Starts no thread and no process group, and touches no accelerator.
     """
     for engine in dict.fromkeys(("torch", *engines)):
         for name in _LATE_IMPORTS[engine]:
@@ -59,11 +58,10 @@ def preload(engines: Sequence[str] = ("torch",)) -> None:
 
 
 def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_rank: int) -> None:
-    """Be rank `rank` of the job from start to end.
+    """Be rank `rank` of the job from start to end; return once the job is done.
 
-    Returns once the job is done. Where the rank fails it writes `rank-N.error.json`, prints the traceback to stderr
-    and ends the process with status 1 at once: waiting for peers, as an orderly exit does, could take until their
-    collectives time out.
+    A rank that fails writes `rank-N.error.json` and ends its process with status 1 at once: an orderly exit would wait
+    for peers until their collectives time out.
     """
     folder, start, phases = Path(job.run_folder), time.monotonic(), ["starting"]
     error_path = folder / f"rank-{rank}.error.json"
@@ -99,12 +97,11 @@ def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_ra
 
 
 def _prepare_process(job: Job, local_rank: int) -> torch.device:
+    device = torch.device("cpu") if job.device == "cpu" else torch.device(job.device, local_rank)
     if job.device == "cpu":
-        device = torch.device("cpu")
         use_one_thread_per_group()
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     else:
-        device = torch.device(job.device, local_rank)
         torch.accelerator.set_device_index(local_rank)
     if job.memory_limit_bytes_per_rank is not None:
         limit_memory(device, job.memory_limit_bytes_per_rank)

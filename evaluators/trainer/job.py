@@ -1,8 +1,7 @@
 """The job file: everything that the ranks of one training run need to know, as frozen values.
 
-A job travels as JSON from the process that starts the ranks to each rank. Reading is strict: an unknown key, a missing
-key or a value of another type raises ValueError with the key's full name, so a job written by another version is
-refused. Only a key with a default may be missing. Importing this module imports neither torch nor numpy.
+Reading is strict: an unknown key, a missing key or a value of another type raises ValueError with the key's full name.
+Importing this module imports neither torch nor numpy.
 """
 
 import dataclasses
@@ -63,11 +62,10 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """When a probe ends before it has taken all its steps; see `step_time_stats.py`.
+    """When a probe ends before it has taken all its steps.
 
-    It ends once at least `min_measured_steps` give the step time to `precision`, half the width of its 95 % interval
-    over the median, lie clearly above `best_step_time_s`, the best recipe's at the same number of tokens per step, or
-    vary so much that the steps left would not make it known. With those measured, no step is begun that would end later
+    At least `min_measured_steps` are measured; `ending` of `step_time_stats.py` takes `precision` and
+    `best_step_time_s`, the best recipe's at the same number of tokens per step. No step is begun that would end later
     than `stop_after_s` after the rank's start.
     """
 
@@ -79,10 +77,7 @@ class Adaptive:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """How long a probe trains: warm-up steps are run and timed apart, measured steps count.
-
-    An adaptive probe takes at most that many, and decides by their times how many of them are warm-up.
-    """
+    """Steps of a probe: warm-up, timed apart, and measured; an adaptive one takes at most that many."""
 
     warm_up_steps: int
     measured_steps: int
@@ -91,11 +86,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Profiling after a probe's measured steps.
-
-    `traced_steps` are run under torch's profiler, after one more that warms it up; `sampled_steps` under pyinstrument,
-    0 for none.
-    """
+    """Steps after a probe's, under torch's profiler (one more warms it up) and under pyinstrument (0 for none)."""
 
     traced_steps: int
     sampled_steps: int
@@ -151,7 +142,7 @@ class Job:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Parse the job file at `path`; raises as `from_json` does, and OSError where it cannot be read."""
+        """Parse the job file at `path`; see `from_json`."""
         return cls.from_json(path.read_text(encoding="utf-8"))
 
     def to_json(self) -> str:
@@ -167,8 +158,7 @@ class Job:
 def check_job(job: Job, *, world_size: int) -> None:
     """Raise ValueError, with the numbers, where the job asks for what its engine or this machine cannot do correctly.
 
-    Of the cluster legality is shown what it looks at. A CPU is a fair stand-in for a device with memory of its own: its
-    copies are real.
+    The cluster has what legality looks at. A CPU stands in for a device with memory of its own: its copies are real.
     """
     recipe, batch = job.recipe, job.recipe.global_batch_seqs
     if recipe.devices != world_size:

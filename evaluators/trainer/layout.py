@@ -24,17 +24,14 @@ _LEVELS = ("pipeline", "tensor", "parameters", "gradients", "optimizer")
 class ContextRanks:
     """Context parallelism: the ranks of one replica each hold S / c neighboring positions of its sequences.
 
-    Everything but attention looks at one position at a time and runs on the slice. For attention an all-to-all gives
-    each rank whole sequences of a share of the heads, and another brings the outcome back to the slices, as in
-    DeepSpeed-Ulysses (arXiv 2309.14509). Query, key and value travel in one message, so a layer has two all-to-alls
-    forward and two backward; with fewer key-value heads than ranks each head is sent to several.
+    Everything but attention looks at one position at a time. For attention an all-to-all gives each rank whole
+    sequences of a share of the heads, and another brings the outcome back, as in DeepSpeed-Ulysses (arXiv 2309.14509).
+    Query, key and value travel in one message; with fewer key-value heads than ranks each head is sent to several.
 
-    Shapes below: B sequences, S tokens of a whole sequence, c context ranks, H heads of this tensor-parallel rank, d
-    the head's width.
+    Shapes: B sequences, S tokens of a whole sequence, c context ranks, H heads of this tensor-parallel rank of width d.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        """Take the ranks of the 1-D `mesh`, in the order of their positions."""
         self._group = mesh.get_group()
         self._number = int(mesh.get_local_rank())
         self._size = mesh.size()
@@ -45,10 +42,7 @@ class ContextRanks:
         return slice(self._number * held, (self._number + 1) * held)
 
     def whole_sequences(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return this rank's heads over all positions: [B, S / c, H, d] each -> [B, S, max(H, c) / c, d] each.
-
-        The ranks must divide the query's heads, and divide or be a multiple of those of key and value.
-        """
+        """Return this rank's heads over all positions: [B, S / c, H, d] each -> [B, S, max(H, c) / c, d] each."""
         parts = [self._by_heads(heads) for heads in (query, key, value)]
         received = self._exchange(torch.cat(parts, dim=3))
         whole = received.transpose(0, 1).flatten(1, 2)  # part i holds the positions of rank i
@@ -161,8 +155,7 @@ def make_layout(recipe: Recipe, *, device_type: str) -> Layout:
 def rank_grid(recipe: Recipe, copies: tuple[int, ...]) -> Tensor:
     """Return the ranks as an array [pipeline, *copies, tensor], numbered as the recipe's rank order says.
 
-    `copies` are the sizes by which the copies of the model are cut, outermost first; together they are all of them.
-    By default tensor-parallel ranks are neighbors, so that their heavy traffic stays on the fastest links.
+    `copies` are the sizes by which the copies of the model are cut, outermost first.
     """
     sizes = {"pp": (recipe.pipeline_parallel,), "dp": copies, "tp": (recipe.tensor_parallel,)}
     outermost_first = recipe.rank_order.split("-")[::-1]

@@ -1,13 +1,11 @@
 """A pre-norm GPT, whole or one pipeline stage of it, in plain torch modules, and its first weights.
 
-The same class is the full model and, given fewer layers, one stage of it. Names of parameters are those of the whole
-model in both cases (`blocks.7.attention.query.weight`), so that seeding and checkpoints do not depend on the stages.
-Positions are rotary (arXiv 2104.09864) or learned. Shapes below: B sequences, S tokens, H heads, D hidden width, V
-vocabulary.
+Names of parameters are those of the whole model in both cases (`blocks.7.attention.query.weight`), so that seeding and
+checkpoints do not depend on the stages. Shapes below: B sequences, S tokens, H heads, D hidden width, V vocabulary.
 
 First weights are the same under every parallel form: each parameter is drawn from a generator seeded by the job's seed
-and the parameter's name in the whole model, and a rank keeps its shard of the draw. GPT-2's rule: normal with deviation
-0.02, the projections that add to the residual stream scaled by 1 / sqrt(2 * layers); norms start at 1.
+and its name, and a rank keeps its shard of the draw. GPT-2's rule: normal with deviation 0.02, the projections that add
+to the residual stream scaled by 1 / sqrt(2 * layers); norms start at 1.
 """
 
 import hashlib
@@ -55,7 +53,7 @@ def recomputed(function: Callable[..., Tensor], *inputs: Tensor, **options: Any)
 
 
 def _recomputing(recompute: str) -> Callable[[Transform, Tensor], Tensor] | None:
-    """Return how a block is to be run so that it keeps only what `recompute` says; None keeps everything."""
+    """Return how to run a block so that it keeps only what `recompute` says; None keeps everything."""
     if recompute != "selective":
         return None if recompute == "none" else recomputed
     packets = [getattr(getattr(torch.ops, space), name, None) for space, name in _KEPT_BY_SELECTIVE_RECOMPUTE]
@@ -64,10 +62,9 @@ def _recomputing(recompute: str) -> Callable[[Transform, Tensor], Tensor] | None
 
 
 def activations_on_host(parameters: Iterable[nn.Parameter]) -> saved_tensors_hooks:
-    """Return where a forward pass must run so that what it keeps for the backward pass lies in the host's memory.
+    """Return the context of a forward pass whose saved activations lie in the host's memory.
 
-    The `parameters` that the forward pass uses, and views of them, stay where they are: they need no second copy.
-    Under FSDP2 they must be the gathered ones, as they are inside a module's forward.
+    The `parameters` that it uses, and views of them, stay where they are; under FSDP2 they must be the gathered ones.
     """
 
     def storage(tensor: Tensor) -> int:
@@ -100,7 +97,7 @@ def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 class RotaryTable:
     """Cosines and sines of rotary position embedding (arXiv 2104.09864), shared by the blocks of a stage.
 
-    Not a module: the table follows from the shape alone, so no wrapper should shard, cast or store it.
+    Not a module, so that no wrapper shards, casts or stores it.
     """
 
     def __init__(self, *, sequence_length: int, head_width: int) -> None:
@@ -126,11 +123,7 @@ class RotaryTable:
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped key-value heads.
-
-    The number of heads is read off the projections' widths, so that the same code serves a tensor-parallel rank,
-    which holds some of the heads. Given a slice of the positions, as `context` has it, it attends over whole sequences.
-    """
+    """Causal self-attention with grouped key-value heads, of which a tensor-parallel rank holds some."""
 
     def __init__(self, shape: Model, rotary: RotaryTable | None, context: ContextRanks | None) -> None:
         super().__init__()
@@ -189,7 +182,7 @@ class Block(nn.Module):
         self._recomputing = _recomputing(recipe.recompute)
         self._on_host = recipe.activation_offload
         self._tiles = recipe.feed_forward_tiles
-        self._run: Transform = self._keep_as_told
+        self._run: Transform = self._run_recomputing
         self.attention_norm = make_norm(shape)
         self.attention = Attention(shape, rotary, context)
         self.feed_forward_norm = make_norm(shape)
@@ -205,9 +198,9 @@ class Block(nn.Module):
     def compile_with(self, compiled: Callable[[Transform], Transform]) -> None:
         """Run the block as `compiled` makes it from now on."""
         # What is to be computed again is compiled with the rest: around a compiled function torch's checkpoint fails.
-        self._run = compiled(self._keep_as_told)
+        self._run = compiled(self._run_recomputing)
 
-    def _keep_as_told(self, x: Tensor) -> Tensor:
+    def _run_recomputing(self, x: Tensor) -> Tensor:
         if self._recomputing is not None and torch.is_grad_enabled():
             return self._recomputing(self._transform, x)
         return self._transform(x)
@@ -231,7 +224,7 @@ def make_norm(shape: Model) -> nn.Module:
 
 
 class Embedding(nn.Module):
-    """Token embedding, plus learned positions where the model has them; the tokens given start at `first_position`."""
+    """Token embedding, plus learned positions where the model has them, from `first_position` on."""
 
     def __init__(self, shape: Model, *, sequence_length: int, first_position: int) -> None:
         super().__init__()
@@ -264,11 +257,9 @@ class TiedHead(nn.Module):
 
 
 class Gpt(nn.Module):
-    """The blocks `layers`, with the embedding before them where `first` and the norm and head after them where `last`.
+    """The blocks `layers`, with the embedding before the first layer and the norm and head after the last.
 
-    Of the `recipe` it follows what says how a model of one shape runs: in pieces, and with what kept for the backward
-    pass. `context` are the ranks that share the sequences; None where the model is given whole ones. Raises ValueError
-    for tied embeddings in one of several stages.
+    `context` are the ranks that share the sequences; None where the model is given whole ones.
     """
 
     def __init__(
@@ -307,10 +298,9 @@ class Gpt(nn.Module):
             cast("Block", block).compile_with(compiled)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Token ids [B, S], or the previous stage's [B, S, D] -> [B, S, D], or logits [B, S, V] where last.
+        """Token ids [B, S], or the previous stage's [B, S, D] -> [B, S, D], or logits [B, S, V] in the last stage.
 
-        Given `targets`, token ids [B, S], the last stage computes its loss in pieces instead: a scalar, see
-        `mean_cross_entropy`.
+        Given `targets`, token ids [B, S], the last stage computes its loss in pieces instead, a scalar.
         """
         if self.embedding is not None:
             x = self.embedding(x)

@@ -22,9 +22,7 @@ COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.fl
 """In what type each precision computes and passes activations between stages; master weights are fp32 in all."""
 FIRST_FACTOR = 2.0**16
 STEPS_BEFORE_GROWTH = 2000
-"""As in torch.amp.GradScaler."""
 ADAM_EPSILON = 1e-8
-"""The default of torch.optim.AdamW."""
 PART_ELEMENTS = 2**22
 """How many elements' states `NarrowStateOptimizer` widens at a time: 16 MiB for each state in fp32."""
 
@@ -88,10 +86,8 @@ def settle(parameters: Sequence[nn.Parameter]) -> None:
 def squared_norm_share(parameters: Sequence[nn.Parameter], *, holders: int) -> Tensor:
     """Return this rank's share of the squared global norm: summed over all ranks, the shares give the whole.
 
-    Args:
-        parameters: with settled gradients.
-        holders: the ranks that hold the same pipeline stage, copies * tensor_parallel. A parameter that is
-            cut into n distinct shards is held holders / n times, and each holder counts that fraction of it.
+    `holders` are the ranks that hold the same pipeline stage, copies * tensor_parallel. A parameter that is cut into n
+    distinct shards is held holders / n times, and each holder counts that fraction of it.
     """
     # A few kernels for all parameters together: one and more a parameter would leave an accelerator waiting.
     gradients: dict[int, list[Tensor]] = {}
@@ -139,17 +135,13 @@ def build_optimizer(
     groups = [{"params": group} for group in by_mesh.values()]
     if state == "bf16":
         return NarrowStateOptimizer(groups, options)
+    common: dict[str, Any] = {"lr": options.learning_rate, "weight_decay": options.weight_decay}
     if options.name == "sgd":
-        return torch.optim.SGD(
-            groups, lr=options.learning_rate, momentum=options.momentum, weight_decay=options.weight_decay
-        )
-    betas = (options.beta1, options.beta2)
+        return torch.optim.SGD(groups, momentum=options.momentum, **common)
     # One pass over each weight instead of one for each of the update's operations, which is all that an accelerator's
     # time there depends on. None is torch's own choice.
     fused = all(local(parameter).device.type != "cpu" for parameter in parameters) or None
-    return torch.optim.AdamW(
-        groups, lr=options.learning_rate, betas=betas, weight_decay=options.weight_decay, fused=fused
-    )
+    return torch.optim.AdamW(groups, betas=(options.beta1, options.beta2), fused=fused, **common)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
@@ -171,10 +163,9 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 class NarrowStateOptimizer(torch.optim.Optimizer):
-    """AdamW or SGD with momentum whose states are kept in bf16, half of fp32's bytes; a step computes in fp32.
+    """AdamW or SGD with momentum whose states are kept in bf16; a step computes in fp32.
 
-    The states of a few parameters at a time are widened, so that a step needs no second copy of them all. The update
-    is torch's own, but for the rounding of what is kept.
+    The states of a few parameters at a time are widened, and torch's own update is run on them.
     """
 
     def __init__(self, groups: list[dict[str, Any]], options: job.Optimizer) -> None:
@@ -184,7 +175,7 @@ class NarrowStateOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002 - torch's signature
-        """Update every parameter that has a gradient; a closure is not taken."""
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             for parameters in _parts([parameter for parameter in group["params"] if parameter.grad is not None]):
                 self._update(parameters, group["lr"])
@@ -209,7 +200,6 @@ class NarrowStateOptimizer(torch.optim.Optimizer):
             torch._foreach_copy_(target, source)
 
     def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Return the parameter's states, zero before its first step."""
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)

@@ -42,8 +42,8 @@ class ReplicatedStage(PipelineStage):
     """A stage whose replicas reduce gradients as its `Replicas` say, at each backward pass.
 
     torch's own stage turns the reduction off for every backward pass and reduces once after the last, for every
-    sharding: ZeRO-2 and ZeRO-3 would be ZeRO-1 in disguise, with whole gradients on every rank. Here the FSDP2 hooks
-    run as they do without pipelining. Only for schedules that compute each backward pass in one piece.
+    sharding: ZeRO-2 and ZeRO-3 would be ZeRO-1 in disguise. Only for schedules that compute each backward pass in one
+    piece.
     """
 
     def __init__(self, replicas: Replicas, **options: Any) -> None:
@@ -66,8 +66,7 @@ def build_schedule(
 ) -> PipelineScheduleSingle | PipelineScheduleMulti:
     """Return the recipe's schedule over this rank's stages, by number, in ascending order.
 
-    The loss function must already divide by the number of micro-batches: the schedule scales no gradient. Raises
-    ValueError where torch's schedule refuses the number of micro-batches or stages.
+    The loss function must already divide by the number of micro-batches.
     """
     recipe = layout.recipe
     stages: list[PipelineStage] = []

@@ -15,23 +15,21 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from frontrunner.evaluators.trainer.job import WAIT_RANGE, Adaptive, Probe, Profile
+from frontrunner.evaluators.trainer.job import WAIT_RANGE, Probe, Profile
 from frontrunner.evaluators.trainer.run import RunContext, finite_or_none
 from frontrunner.evaluators.trainer.step_time_stats import ending, settled
 from frontrunner.evaluators.trainer.torch_engine import compiled_graphs
 
 SAMPLING_INTERVAL_S = 0.001
 LEAST_SHARE = 0.02
-"""Of the sampled time: functions that took less are left out of the tree."""
 _DEVICE_ACTIVITIES = {"cuda": [ProfilerActivity.CUDA], "xpu": [ProfilerActivity.XPU]}
 
 
 def run_probe(context: RunContext, probe: Probe) -> int:
-    """Step until measured, or until a loss is not finite, and write `result.json` on rank 0; the steps done.
+    """Step until measured, or until a loss is not finite, and write `result.json` on rank 0; return the steps done.
 
-    A step that overflowed in fp16 changed no weight, and one in which a rank compiled something is slower than those
-    that follow: their times are not among the measured ones. Where every measured step overflowed the status is
-    "not-finite". Raises RuntimeError where something was compiled in every measured step.
+    Steps that overflowed in fp16, which changed no weight, or in which a rank compiled something are not measured.
+    Raises RuntimeError where that leaves none because all compiled; where all overflowed the status is "not-finite".
     """
     run = _Probe(context, probe)
     is_finite = run.step_until_known()
@@ -61,10 +59,7 @@ def run_probe(context: RunContext, probe: Probe) -> int:
 
 
 class _Probe:
-    """The steps run so far, numbered from 1, which of them are warm-up, and whether another is needed.
-
-    `ended` says why no more were needed; "limit" where an adaptive probe took all it may.
-    """
+    """The steps run so far, numbered from 1. `ended` says why no more were needed; "limit" where all were taken."""
 
     def __init__(self, context: RunContext, probe: Probe) -> None:
         self._context = context
@@ -76,7 +71,6 @@ class _Probe:
         self.overflowed: list[int] = []
 
     def step_until_known(self) -> bool:
-        """Run steps while they stay finite, until enough was seen or all are done; whether all were finite."""
         most, compiles = self._probe.warm_up_steps + self._probe.measured_steps, self._context.job.recipe.compile
         for number in range(1, most + 1):
             graphs = compiled_graphs() if compiles else 0
@@ -94,7 +88,6 @@ class _Probe:
         return True
 
     def warm_up_and_measured(self) -> tuple[int, list[float]]:
-        """Return how many of the first steps are warm-up, and the times of the measured ones."""
         least, adaptive = self._probe.warm_up_steps, self._probe.adaptive
         usable = self._usable()
         times = [self.times_s[number - 1] for number in usable]
@@ -112,32 +105,23 @@ class _Probe:
         return [number for number in steps if number not in self.overflowed and number not in self.compiled]
 
     def _has_seen_enough(self) -> bool:
-        """Return whether the probe ends here, on every rank alike.
-
-        Rank 0 decides by its own clock, and informs the others between two steps, so that no step's time holds it.
-        """
+        """Return whether the probe ends here: rank 0 decides, between two steps, so that no step's time holds it."""
         adaptive = self._probe.adaptive
         # All ranks know these counts: there is nothing to agree on before.
         if adaptive is None or len(self._usable()) < adaptive.min_measured_steps:
             return False
-        return self._on_any_rank(self._context.rank == 0 and self._is_enough(adaptive))
-
-    def _is_enough(self, adaptive: Adaptive) -> bool:
         _, times = self.warm_up_and_measured()
-        if len(times) < adaptive.min_measured_steps:
-            return False
-        found = ending(
-            times,
-            precision=adaptive.precision,
-            best_step_time_s=adaptive.best_step_time_s,
-            most=self._probe.measured_steps,
-        )
-        self.ended = found or self.ended
-        spent_s = self._context.build_time_s + sum(self.times_s)
-        return found is not None or spent_s + times[-1] > adaptive.stop_after_s
+        is_enough = False
+        if self._context.rank == 0 and len(times) >= adaptive.min_measured_steps:
+            precision, best_s, most = adaptive.precision, adaptive.best_step_time_s, self._probe.measured_steps
+            found = ending(times, precision=precision, best_step_time_s=best_s, most=most)
+            self.ended = found or self.ended
+            spent_s = self._context.build_time_s + sum(self.times_s)
+            is_enough = found is not None or spent_s + times[-1] > adaptive.stop_after_s
+        return self._on_any_rank(is_enough)
 
     def _on_any_rank(self, happened: bool) -> bool:  # noqa: FBT001
-        flag = torch.tensor([happened], dtype=torch.int32, device=self._context.device)
+        flag = torch.tensor([happened], dtype=torch.int32, device=self._context.stepper.device)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag.item())
 
@@ -145,8 +129,7 @@ class _Probe:
 def run_profile(context: RunContext, wanted: Profile, *, steps_done: int) -> None:
     """Run the profiled steps, after the `steps_done` of the probe, and write their files.
 
-    One more step is traced first, and its events dropped: it pays for the profiler's own start. Raises ImportError
-    where steps are to be sampled and pyinstrument is not installed.
+    One more step is traced first, and its events dropped: it pays for the profiler's own start.
     """
     numbers, files = count(steps_done + 1), context.folder / f"rank-{context.rank}"
     if wanted.sampled_steps:
@@ -162,7 +145,7 @@ def run_profile(context: RunContext, wanted: Profile, *, steps_done: int) -> Non
     with (
         _recorded_waits(),
         profile(
-            activities=[ProfilerActivity.CPU, *_DEVICE_ACTIVITIES.get(context.device.type, [])],
+            activities=[ProfilerActivity.CPU, *_DEVICE_ACTIVITIES.get(context.stepper.device.type, [])],
             schedule=schedule(wait=0, warmup=1, active=wanted.traced_steps, repeat=1),
             on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(files.with_suffix(".trace.json.gz"))),
         ) as profiler,
@@ -175,11 +158,7 @@ def run_profile(context: RunContext, wanted: Profile, *, steps_done: int) -> Non
 
 @contextmanager
 def _recorded_waits() -> Iterator[None]:
-    """Give each wait for a collective from Python a range in the trace.
-
-    torch records what is in flight but not who waits for it: without this a host at work during a transfer would look
-    as if it waited.
-    """
+    """Give each wait for a collective from Python a range in the trace, which else shows no one who waits."""
     plain = dist.Work.wait
 
     def wait(work: dist.Work, *arguments: Any, **options: Any) -> Any:

@@ -1,8 +1,8 @@
 """How the ranks of a job find each other, and how each learns its place in its node.
 
-Rank 0 opens a store on a port that the system picks, and only then writes where it is, into a file in the run folder
-that all nodes see; the others wait for that file. So no port is chosen before it is used, and none is taken in between.
-Importing this module registers the scheme `frontrunner-rendezvous://` in torch; its path is the folder.
+Rank 0 opens a store on a port that the system picks, and only then writes where it is into a file in the run folder;
+the others wait for that file. So no port is chosen before it is used. Importing this module registers the scheme
+`frontrunner-rendezvous://` in torch; its path is the folder.
 """
 
 import fcntl
@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlparse
@@ -36,7 +37,6 @@ def rendezvous_url(folder: Path) -> str:
 
 
 def _rendezvous(url: str, timeout: timedelta = default_pg_timeout, **_: object) -> Iterator[tuple[Store, int, int]]:
-    """Yield the store, this rank and the world size, as torch's handlers do."""
     parts = urlparse(url)
     query = parse_qs(parts.query)
     rank, world_size = int(query["rank"][0]), int(query["world_size"][0])
@@ -51,7 +51,6 @@ def _rendezvous(url: str, timeout: timedelta = default_pg_timeout, **_: object) 
 
 
 def _join(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
-    """Connect another rank to the first of rank 0's addresses that responds."""
     end_s = time.monotonic() + timeout.total_seconds()
     poll_s = POLL_S / 16
     # Empty until rank 0 has written it: a network file system may cache for a minute that a file is missing.
@@ -60,9 +59,8 @@ def _join(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
             raise TimeoutError(f"rank 0 did not open the rendezvous within {timeout}")
         time.sleep(poll_s)
         poll_s = min(POLL_S, 2 * poll_s)
-    found = json.loads(written)
+    found, complaints = json.loads(written), []
     port = int(found["port"])
-    complaints = []
     for host in found["hosts"]:
         try:
             socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
@@ -79,11 +77,9 @@ def _own_hosts(interface: str | None) -> list[str]:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             request = struct.pack("256s", interface.encode()[:15])
             return [socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])]
-    name = socket.gethostname()
-    try:
+    name, found = socket.gethostname(), list[str]()
+    with suppress(OSError):
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)]
-    except OSError:
-        found = []
     # The name first: where hosts have several networks it is the one that the site means. The loopback last, for ranks
     # of a host whose name nothing resolves.
     addresses = [address for address in found if not address.startswith("127.")]
@@ -96,11 +92,10 @@ register_rendezvous_handler(SCHEME, _rendezvous)  # type: ignore[no-untyped-call
 class OneThreadGloo(dist.ProcessGroupGloo):
     """A gloo group with a single thread for its collectives.
 
-    torch's gloo backend gives each group two threads, and after a collective each of them writes the collective's name
-    into one string of the group, without a lock (`ProcessGroupGloo::runLoop`, torch 2.11 to 2.13). Names of more than
-    15 letters, as a reduce-scatter's, lie on the heap: two that end at the same time free the same memory twice, and
-    the rank dies of SIGABRT or SIGSEGV. Sequence parallelism under an interleaved schedule met that once in some 150
-    probes. Sends and receives do not use these threads.
+    torch gives each gloo group two threads, and after a collective each of them writes the collective's name into one
+    string of the group, without a lock (`ProcessGroupGloo::runLoop`, torch 2.11 to 2.13): names of more than 15 letters
+    lie on the heap, and two that end at the same time free the same memory twice. Sequence parallelism under an
+    interleaved schedule met that once in some 150 probes.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
@@ -112,10 +107,7 @@ class OneThreadGloo(dist.ProcessGroupGloo):
 
 
 def use_one_thread_per_group() -> None:
-    """Have every gloo group that this process makes from here on be a `OneThreadGloo`.
-
-    torch hands its users' options to other backends but not to gloo: its name for the class is replaced.
-    """
+    """Replace torch's gloo class in this process: torch hands options to other backends but not to gloo."""
     distributed_c10d.ProcessGroupGloo = OneThreadGloo  # type: ignore[misc]
 
 
@@ -123,8 +115,8 @@ def set_local_rank_env(local_rank: int, local_world_size: int) -> None:
     """Set a rank's place within its node where collective libraries and engines read it, before the first group.
 
     oneCCL takes it from an MPI launcher unless CCL_PROCESS_LAUNCHER is "none", and from CCL_LOCAL_RANK and
-    CCL_LOCAL_SIZE then. torch sets these three itself, but not where it finds variables of an MPI launcher
-    (ProcessGroupXCCL.cpp, `with_mpirun`), which our ranks always inherit: mpiexec started what forked them.
+    CCL_LOCAL_SIZE then. torch sets these itself, but not where it finds variables of an MPI launcher
+    (ProcessGroupXCCL.cpp, `with_mpirun`), which our ranks always inherit.
     """
     rank, size = str(local_rank), str(local_world_size)
     os.environ |= {"LOCAL_RANK": rank, "CCL_LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "CCL_LOCAL_SIZE": size}

@@ -28,30 +28,21 @@ _STATUS = Path("/proc/self/status")
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write `document`, whole or not at all.
-
-    Raises ValueError for a number that is not finite: JSON has no word for it, write null instead.
-    """
+    """Write `document`, whole or not at all; raise ValueError for a number that is not finite."""
     with written_whole(path) as file:
         json.dump(document, file, indent=1, allow_nan=False)
 
 
 def leave(status: int) -> NoReturn:
-    """End this process, whose work is on disk.
-
-    An orderly exit would tear down the interpreter under threads of torch's own, which at times ends a finished rank
-    with an abort.
-    """
+    """End this process at once: tearing down the interpreter under torch's threads at times ends a finished rank with
+    an abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 class ProgressLog(AbstractContextManager["ProgressLog"]):
-    """`progress.jsonl`: one event per line, on disk for other processes to read as soon as it is written.
-
-    Ranks other than 0 pass None and write nothing.
-    """
+    """`progress.jsonl`: one event per line, on disk as soon as it is written; ranks other than 0 pass None."""
 
     def __init__(self, path: Path | None, *, append: bool) -> None:
         self._file = path.open("a" if append else "w", encoding="utf-8") if path is not None else None
@@ -71,8 +62,8 @@ class ProgressLog(AbstractContextManager["ProgressLog"]):
 class StepOutcome:
     """Mean loss over the global batch; global gradient norm before clipping, where the job clips.
 
-    `overflowed`: a gradient passed fp16's range, so that the step changed no weight; it has no norm then.
-    `loss_scale`: the factor of the next step's loss, where losses are scaled.
+    `overflowed`: a gradient passed fp16's range, so that the step changed no weight. `loss_scale`: the factor of the
+    next step's loss, where losses are scaled.
     """
 
     loss: float
@@ -129,9 +120,8 @@ class Stepper(ABC):
     def read_batch(self, draw: Callable[..., Batch], number: int) -> Batch:
         """Return the positions that this rank holds of its replica's sequences, on its device."""
         with record_function(DATA_RANGE):
-            batch = draw(
-                number, sequences=self.layout.replica_sequences, global_batch_seqs=self.recipe.global_batch_seqs
-            )
+            ours, size = self.layout.replica_sequences, self.recipe.global_batch_seqs
+            batch = draw(number, sequences=ours, global_batch_seqs=size)
             if self.layout.context is not None:
                 batch = batch.at(self.layout.context.positions(self.job.sequence_length))
             return batch.to(self.device)
@@ -152,11 +142,6 @@ class RunContext:
     stepper: Stepper
     log: ProgressLog
     build_time_s: float
-
-    @property
-    def device(self) -> torch.device:
-        """The rank's device."""
-        return self.stepper.device
 
     @property
     def folder(self) -> Path:
@@ -188,7 +173,7 @@ class RunContext:
     def write_result(self, status: str, **values: Any) -> None:
         """Write `result.json` on rank 0. Every rank must call it."""
         result = {"version": RESULT_VERSION, "status": status, **values, "build_time_s": self.build_time_s}
-        result |= describe_memory(self.device) | describe_software(self.device)
+        result |= describe_memory(self.stepper.device) | describe_software(self.stepper.device)
         if self.rank == 0:
             write_json(self.folder / "result.json", result)
 
@@ -206,49 +191,32 @@ def describe_software(device: torch.device) -> dict[str, Any]:
 
 
 def describe_memory(device: torch.device) -> dict[str, list[int] | None]:
-    """Return a result's keys about the peak memory of all ranks, in rank order; None where it is not known."""
-    own = peak_memory(device)
-    row = torch.tensor([-1 if size is None else size for size in own.values()], dtype=torch.int64, device=device)
-    rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, row)
-    keys = ("peak_memory_bytes", "peak_reserved_bytes", "device_used_bytes")
-    columns = zip(*(row.tolist() for row in rows), strict=True)
-    return {key: None if -1 in sizes else list(sizes) for key, sizes in zip(keys, columns, strict=True)}
+    """Return a result's keys about the peak memory of all ranks, in rank order; None where it is not known.
 
-
-def peak_memory(device: torch.device) -> dict[str, int | None]:
-    """Return this rank's peak so far.
-
-    On a CPU `allocated_bytes` is the peak resident size of the process, the others None. On an accelerator it is what
-    torch's allocator had handed out, `reserved_bytes` what it held, and `device_used_bytes` what the whole device had
-    in use at the end, libraries and other processes included.
+    On a CPU `peak_memory_bytes` is the peak resident size of the process. On an accelerator it is what torch's
+    allocator had handed out, `peak_reserved_bytes` what it held, and `device_used_bytes` what the whole device had in
+    use at the end, libraries and other processes included.
     """
     if device.type == "cpu":
-        if _STATUS.exists():
-            resident = _process_bytes()["VmHWM"]
-        else:
-            resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"allocated_bytes": resident, "reserved_bytes": None, "device_used_bytes": None}
-    module = torch.get_device_module(device)
-    free, total = module.mem_get_info(device)
-    return {
-        "allocated_bytes": module.max_memory_allocated(device),
-        "reserved_bytes": module.max_memory_reserved(device),
-        "device_used_bytes": total - free,
-    }
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        own = {"peak_memory_bytes": _process_bytes()["VmHWM"] if _STATUS.exists() else peak}
+    else:
+        module = torch.get_device_module(device)
+        free, total = module.mem_get_info(device)
+        own = {"peak_memory_bytes": module.max_memory_allocated(device)}
+        own |= {"peak_reserved_bytes": module.max_memory_reserved(device), "device_used_bytes": total - free}
+    row = torch.tensor(list(own.values()), dtype=torch.int64, device=device)
+    rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, row)
+    known = dict(zip(own, torch.stack(rows, dim=1).tolist(), strict=True))
+    return {key: known.get(key) for key in ("peak_memory_bytes", "peak_reserved_bytes", "device_used_bytes")}
 
 
 def limit_memory(device: torch.device, limit_bytes: int) -> None:
-    """Make allocations fail that would take this rank above `limit_bytes`.
+    """Make allocations fail that would take this rank above `limit_bytes`; a MemoryError where it is above already.
 
-    On a CPU the kernel enforces it (RLIMIT_DATA bounds the process's private writable memory, and what else it
-    has resident is taken off), so that resident size never passes the limit; on CUDA torch's allocator does.
-    Raises MemoryError where the process already uses more, and ValueError for a device that is neither a CPU nor CUDA.
+    RLIMIT_DATA bounds a process's private writable memory; what else it has resident is taken off.
     """
-    if device.type == "cuda":
-        _, total = torch.cuda.mem_get_info(device)
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
-        return
     if device.type != "cpu":
         raise ValueError(f"a memory limit cannot be enforced on device {device.type!r}")
     held = _process_bytes()
@@ -263,7 +231,7 @@ def limit_memory(device: torch.device, limit_bytes: int) -> None:
 
 
 def as_memory_error(error: Exception) -> Exception:
-    """Return a MemoryError for a thread that could not start, where a limit is in force; any other error as it is.
+    """Return a MemoryError for a thread that could not start under a memory limit; any other error as it is.
 
     A thread's stack counts against the limit, and the kernel then reports "try again", which names no memory.
     """
@@ -274,7 +242,6 @@ def as_memory_error(error: Exception) -> Exception:
 
 
 def _process_bytes() -> dict[str, int]:
-    """Return the sizes in /proc/self/status, in bytes."""
     lines = (line.split() for line in _STATUS.read_text(encoding="ascii").splitlines() if line.endswith(" kB"))
     return {name.rstrip(":"): int(kib) * 1024 for name, kib, _ in lines}
 

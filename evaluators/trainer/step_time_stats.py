@@ -1,7 +1,4 @@
-"""When a step time is known well enough: which first steps are still warm-up, and what the others say.
-
-Pure functions of step times in seconds, in the order of the steps. This module imports the standard library alone.
-"""
+"""When a step time is known well enough: which first steps are still warm-up, and what the others say."""
 
 import math
 import statistics
@@ -13,9 +10,7 @@ Ending = Literal["known", "slower", "noisy"]
 CLEARLY = 0.05
 """Assumed: by how much of the best step time an interval must lie above it. Machines drift between two probes."""
 LEAST_TO_DESPAIR = 5
-"""Steps from which it is judged whether those that are left can make a step time known."""
 LEAST_AFTER_FIRST = 2
-"""Steps after the first that are needed to judge it."""
 
 _TWO_SIDED_T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -86,10 +81,9 @@ def half_width_after(times: Sequence[float], count: int) -> float:
 
 
 def ending(times: Sequence[float], *, precision: float, best_step_time_s: float | None, most: int) -> Ending | None:
-    """Why measuring can end, at the latest after `most` steps; None to go on.
+    """Return why measuring can end, at the latest after `most` steps; None to go on.
 
-    The step time is known to `precision`, or is clearly above the best, or the steps vary so much that it would not be
-    known after `most` either.
+    The step time is known to `precision`, is clearly above the best, or varies so much that it would not be known then.
     """
     if relative_half_width(times) <= precision:
         return "known"
@@ -101,12 +95,10 @@ def ending(times: Sequence[float], *, precision: float, best_step_time_s: float 
 
 
 def _t(quantiles: tuple[float, ...], freedom: int) -> float:
-    """Return the quantile for these degrees of freedom; above the table its last, which is a little too large."""
     return quantiles[min(freedom, len(quantiles)) - 1]
 
 
 def _median_place(count: int) -> int:
-    """Return the k of `interval`; 0 where there are too few steps."""
     below, place = 0, 0
     while 2 * (below + math.comb(count, place)) <= 0.05 * 2**count:
         below += math.comb(count, place)

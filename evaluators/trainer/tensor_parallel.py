@@ -5,11 +5,10 @@ columns, the matrices after them by rows, embedding and head by the vocabulary. 
 activations between the parts of a block are whole on every rank; with it (arXiv 2205.05198) each rank holds S / t
 neighboring positions there.
 
-Weights are DTensors, so that sharding over replicas, checkpoints and the gradient norm know what each rank holds. All
-that lies before the last norm computes on plain tensors: for each operator on DTensors the host takes several times as
-long as for a plain one, and a step of small kernels waits for it (docs/measurements.md has the figures). Last norm and
-head, which run once per micro-batch, are torch's DTensor plans; logits stay split over the vocabulary, and the loss is
-computed under `loss_parallel`.
+Weights are DTensors, so that sharding, checkpoints and the gradient norm know what each rank holds. All that lies
+before the last norm computes on plain tensors: an operator on DTensors takes the host several times as long
+(docs/measurements.md). Last norm and head are torch's DTensor plans; logits stay split over the vocabulary, and the
+loss is computed under `loss_parallel`.
 
 Shapes below: B sequences, S tokens, D hidden width, t tensor-parallel ranks.
 """
@@ -39,7 +38,6 @@ class TensorRanks:
     """The ranks that share a layer."""
 
     def __init__(self, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
-        """Take the ranks of the 1-D `mesh`."""
         self.mesh = mesh
         self.size = mesh.size()
         self.number = int(mesh.get_local_rank())
@@ -55,7 +53,6 @@ class TensorRanks:
         return exchanged(x, self._summed, self._whole)
 
     def _whole(self, x: Tensor) -> Tensor:
-        """Return what a part works on: all positions, [B, S or S / t, D] -> [B, S, D]."""
         if not self._sequence_parallel:
             return x.view_as(x)
         operator = torch.ops._c10d_functional.all_gather_into_tensor
@@ -63,7 +60,6 @@ class TensorRanks:
         return torch.unflatten(parts, 0, (self.size, -1)).transpose(0, 1).flatten(1, 2)
 
     def _summed(self, x: Tensor) -> Tensor:
-        """Return the sum over the ranks, whole or this rank's positions: [B, S, D] -> [B, S or S / t, D]."""
         if not self._sequence_parallel:
             return _waited(torch.ops._c10d_functional.all_reduce(x.contiguous(), "sum", self._group_name))
         parts = torch.unflatten(x, 1, (self.size, -1)).transpose(0, 1).flatten(0, 1).contiguous()
@@ -133,8 +129,8 @@ class SplitEmbedding(OnLocalWeight):
 class ReplicatedHeads(OnLocalWeight):
     """A key or value projection for more tensor-parallel ranks than key-value heads.
 
-    Every rank keeps the whole weight and computes the one head that its query heads use. Each rank's gradients, of
-    the weight and of the input, are therefore parts of a sum over the ranks.
+    Every rank keeps the whole weight and computes the one head that its query heads use, so that each rank's gradients,
+    of the weight and of the input, are parts of a sum over the ranks.
     """
 
     def __init__(self, whole: nn.Module, ranks: TensorRanks, head_rows: slice) -> None:
@@ -194,7 +190,6 @@ def split_blocks(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_paralle
 
 
 def _split(name: str, whole: nn.Linear, shape: Model, ranks: TensorRanks) -> OnLocalWeight:
-    """Return this rank's part of one of the linear layers of a block."""
     if name in ("output", "down"):
         return SummedLinear(whole, ranks, Shard(1))
     if name in ("key", "value") and shape.kv_heads < ranks.size:

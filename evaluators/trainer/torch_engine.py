@@ -40,7 +40,7 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 def compiled(function: Callable[..., Tensor], device_type: str) -> Callable[..., Tensor]:
-    """`function`, compiled at its first call for each kind of input; what cannot be compiled whole raises then."""
+    """Return `function`, compiled whole, or it raises, at its first call for each kind of input."""
     if device_type == "cpu":
         from torch._inductor import config
 
@@ -62,16 +62,10 @@ def micro_batch_loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def _build_part(job: Job, layout: Layout, layers: range, device: torch.device) -> Replicas:
-    """Build, materialize and initialize one stage of the model, as this rank holds it."""
     recipe = job.recipe
     with torch.device("meta"):
-        module = Gpt(
-            job.model,
-            sequence_length=job.sequence_length,
-            layers=layers,
-            recipe=recipe,
-            context=layout.context,
-        )
+        length = job.sequence_length
+        module = Gpt(job.model, sequence_length=length, layers=layers, recipe=recipe, context=layout.context)
     if recipe.tensor_parallel > 1:
         apply_tensor_parallel(module, job.model, layout.mesh["tensor"], sequence_parallel=recipe.sequence_parallel)
     part = spread(module, layout, job.precision, device)
@@ -108,8 +102,7 @@ class TorchStepper(Stepper):
     def _forward_backward(self, batch: Batch) -> Tensor:
         """Accumulate gradients of the batch's mean loss, averaged over the copies of the model.
 
-        Batches are those of the rank's replica, or a context rank's slice of them. Returns the loss where the last
-        layer is, 0 elsewhere.
+        Return the loss where the last layer is, 0 elsewhere.
         """
 
     @abstractmethod
@@ -212,7 +205,6 @@ class WholeStepper(TorchStepper):
         return torch.stack([self._loss(part.model, one, micro_batch_loss) for one in micro_batches]).sum()
 
     def _loss(self, forward: nn.Module, micro_batch: Batch, loss_of: LossFunction) -> Tensor:
-        """Return the micro-batch's part of the batch's mean loss."""
         output = forward(micro_batch.inputs, **self._for_chunks(micro_batch))
         return loss_of(output, micro_batch.targets) / self.recipe.accumulation
 
@@ -243,7 +235,6 @@ class PipelineStepper(TorchStepper):
         return self.scale.unscaled(torch.stack(losses).sum().detach())
 
     def _forward(self, batch: Batch) -> Tensor:
-        """See TorchStepper. The micro-batches go through the stages one after another, outside the schedule."""
         total = torch.zeros((), device=self.device)
         for micro_batch in batch.split(self.recipe.micro_batch_seqs):
             for stage, part in self._parts.items():

@@ -9,6 +9,8 @@ import math
 import re
 import shutil
 from collections import deque
+from contextlib import closing, nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,9 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from frontrunner.evaluators.trainer.data import written_whole
 from frontrunner.evaluators.trainer.job import Train
 from frontrunner.evaluators.trainer.optimizer import set_learning_rate
-from frontrunner.evaluators.trainer.run import RunContext, finite_or_none, write_json
+from frontrunner.evaluators.trainer.run import RunContext, finite_or_none
 
 COLUMNS = ("step", "loss", "learning_rate", "gradient_norm", "step_time_s", "tokens_per_s", "evaluation_loss")
 _REPORTED_STEP_TIMES = 200
@@ -29,10 +30,7 @@ _COMPLETE = re.compile(r"step-(\d{8,})")
 
 
 class CsvMetrics:
-    """`metrics.csv`, with a header. A row has the keys of COLUMNS; None is a value that this step does not have.
-
-    Rows of steps after `resumed_step`, left by a run that was killed, are dropped.
-    """
+    """`metrics.csv` with the COLUMNS, without rows of steps after `resumed_step` that a killed run has left."""
 
     def __init__(self, folder: Path, *, resumed_step: int) -> None:
         path = folder / "metrics.csv"
@@ -41,15 +39,13 @@ class CsvMetrics:
             with path.open(newline="", encoding="utf-8") as file:
                 whole = (row for row in csv.DictReader(file) if None not in row.values())  # the last may be cut off
                 kept = [row for row in whole if row["step"].isdigit() and int(row["step"]) <= resumed_step]
-        with written_whole(path) as whole_file:
-            writer = csv.DictWriter(whole_file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(kept)
-        self._file = path.open("a", newline="", encoding="utf-8")
+        self._file = path.open("w", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, COLUMNS)
+        self._writer.writeheader()
+        self._writer.writerows(kept)
 
     def write(self, row: dict[str, float | None]) -> None:
-        """Store one step's row; it is on its way to disk when this returns."""
+        """Store one step's row; None is a value that this step does not have."""
         self._writer.writerow(row)
         self._file.flush()
 
@@ -86,10 +82,9 @@ METRICS: dict[str, type[CsvMetrics] | type[TensorBoardMetrics]] = {"csv": CsvMet
 class Checkpoints:
     """Checkpoints by torch.distributed.checkpoint: complete or not there, the newest few kept.
 
-    Every rank of the job must make the same calls. A checkpoint is written to a hidden folder and renamed once every
-    rank has finished, so each `step-NNNNNNNN` folder is complete whenever the run was killed. The torch engine stores
-    tensors under their names in the whole model, not by rank, so its checkpoint can be loaded under another parallel
-    form; the DeepSpeed engine's only under its own.
+    A checkpoint is written to a hidden folder and renamed once every rank has finished. The torch engine stores tensors
+    under their names in the whole model, so its checkpoint can be loaded under another parallel form; the DeepSpeed
+    engine's only under its own.
     """
 
     def __init__(self, context: RunContext, *, keep: int) -> None:
@@ -104,30 +99,27 @@ class Checkpoints:
     def save(self, step: int) -> None:
         """Store weights and optimizer states as they are after `step`; drop checkpoints beyond those to keep."""
         target, is_first = self.path_of(step), self._context.rank == 0
-        partial = self._folder / f".{target.name}.partial"
+        unfinished = target.with_name(f".{target.name}.partial")
         if is_first:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
         self._wait_for_all()
-        save(self._context.stepper.state(), checkpoint_id=partial)
+        save(self._context.stepper.state(), checkpoint_id=unfinished)
         self._wait_for_all()
         if is_first:
             shutil.rmtree(target, ignore_errors=True)
-            partial.rename(target)
-            write_json(self._folder / "latest.json", {"step": step, "folder": target.name})
+            unfinished.rename(target)
             for old in self._complete_steps()[: -self._keep]:
                 shutil.rmtree(self.path_of(old))
 
     def load_latest(self) -> int:
         """Restore the newest complete checkpoint, and return its step; 0 where there is none."""
         steps = self._complete_steps() if self._context.rank == 0 else []
-        newest = torch.tensor([steps[-1] if steps else 0], device=self._context.device)
+        newest = torch.tensor([0, *steps][-1:], device=self._context.stepper.device)
         # Rank 0 decides: on a shared file system another rank may not see the newest folder yet.
         dist.broadcast(newest, src=0)
-        step = int(newest.item())
-        if step > 0:
-            folder = self.path_of(step)
-            self._context.stepper.restore(lambda state: load(state, checkpoint_id=folder))
+        if step := int(newest.item()):
+            self._context.stepper.restore(partial(load, checkpoint_id=self.path_of(step)))
         return step
 
     def _complete_steps(self) -> list[int]:
@@ -135,14 +127,11 @@ class Checkpoints:
         return sorted(int(match.group(1)) for match in found if match)
 
     def _wait_for_all(self) -> None:
-        dist.all_reduce(torch.zeros(1, device=self._context.device))
+        dist.all_reduce(torch.zeros(1, device=self._context.stepper.device))
 
 
 def learning_rate_at(step: int, *, peak: float, train: Train) -> float:
-    """Return the rate of `step` (from 1): linear up to `peak` over the warm-up, then half a cosine down.
-
-    Step `train.steps` has exactly peak * final_learning_rate_fraction.
-    """
+    """Return the rate of `step` (from 1): linear up to `peak` over the warm-up, then half a cosine down."""
     if step <= train.warm_up_steps:
         return peak * step / train.warm_up_steps
     progress = (step - train.warm_up_steps) / max(1, train.steps - train.warm_up_steps)
@@ -154,7 +143,6 @@ def run_training(context: RunContext, train: Train) -> None:
     """Train from the newest checkpoint to `train.steps` and write `result.json` on rank 0.
 
     The status is "trained", or "not-finite" as soon as a loss is not. Evaluations are those since this start, by step.
-    Raises ValueError where TensorBoard is wanted and not installed.
     """
     checkpoints = Checkpoints(context, keep=train.keep_checkpoints)
     resumed_step = final_step = checkpoints.load_latest()
@@ -169,7 +157,7 @@ def run_training(context: RunContext, train: Train) -> None:
         """Return whether what is done every so many steps (0: never) and after the last is due now."""
         return every > 0 and (final_step % every == 0 or final_step == train.steps)
 
-    try:
+    with closing(metrics) if metrics is not None else nullcontext():
         for final_step in range(resumed_step + 1, train.steps + 1):
             rate = learning_rate_at(final_step, peak=context.job.optimizer.learning_rate, train=train)
             set_learning_rate(context.stepper.optimizer, rate)
@@ -191,9 +179,6 @@ def run_training(context: RunContext, train: Train) -> None:
             if is_due(train.checkpoint_every_steps):
                 checkpoints.save(final_step)
                 context.log.write("checkpoint", step=final_step)
-    finally:
-        if metrics is not None:
-            metrics.close()
     checkpoint = checkpoints.path_of(final_step)
     context.write_result(
         status,

@@ -15,8 +15,6 @@ from support.campaigns import command, environment, tiny, write_toml
 from support.postgresql import Server
 from support.services import bearer, browser, settings, tokens_of
 
-pytestmark = pytest.mark.alone
-
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "planted0aws0wJalrXUtnFEMI",
     "HF_TOKEN": "planted0hf0abcdefghijklmnop",

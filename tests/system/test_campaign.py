@@ -14,8 +14,6 @@ from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from support.campaigns import Table, frontrunner, spec_of, tiny, write_toml
 from support.terminals import run_on_terminal
 
-pytestmark = pytest.mark.alone
-
 FEW: Table = {"tensor_parallel": [1, 2], "pipeline_parallel": [1], "micro_batch_seqs": [4]}
 """Two legal recipes: two replicas, and a model cut in two."""
 

@@ -25,8 +25,6 @@ from support.campaigns import (
     write_toml,
 )
 
-pytestmark = pytest.mark.alone
-
 HIDE_PYINSTRUMENT = 'import sys\nsys.modules["pyinstrument"] = None\n'
 
 

@@ -31,8 +31,6 @@ from support.campaigns import (
     write_toml,
 )
 
-pytestmark = pytest.mark.alone
-
 STEPS = 120
 OPTIONS = ("--anyway", "--checkpoint-every", "10", "--evaluate-every", "40", "--steps", str(STEPS))
 

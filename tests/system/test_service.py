@@ -25,8 +25,6 @@ from frontrunner.spaces.errors import InvalidInput, NotFound, ServiceUnreachable
 from support.campaigns import spec_of, tiny, write_toml
 from support.services import BODY, Served, filled, served, settings, tokens_of, wait_for
 
-pytestmark = pytest.mark.alone
-
 LONG = BODY | {
     "name": "long",
     "model": {"layers": 48, "hidden": 6144, "heads": 48, "vocabulary": 51200},

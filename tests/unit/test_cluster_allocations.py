@@ -18,7 +18,7 @@ from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource
 from frontrunner.evaluators.protocol import NodesUnavailable
 
 SETTINGS = DispatchSettings(backend="parsl", scheduler="slurm", walltime="01:00:00", queue_limit_minutes=1.0)
-SOURCE = NodeSource(scheduler="slurm", nodes=2, allocations=2, launcher="srun", settings=SETTINGS, walltime_s=3600.0)
+SOURCE = NodeSource(scheduler="slurm", nodes=2, allocations=2, launcher="srun", settings=SETTINGS)
 
 
 class Imagined:
@@ -26,7 +26,7 @@ class Imagined:
 
     def __init__(self, source: NodeSource, name: str, folder: Path) -> None:
         self.name, self.nodes, self.job_id = name, source.nodes, "7"
-        self.queued_s: float | None = 0.0
+        self.queued_s = 0.0
         self.ready_s: float | None = None
         self.ended_s: float | None = None
         self.end_s: float | None = None
@@ -70,10 +70,7 @@ def pool(tmp_path: Path, asked: list[Imagined]) -> Iterator[Pool]:
 
 
 def waiting(*nodes: int, expected_s: float = 60.0) -> list[Waiting]:
-    return [
-        Waiting(token=f"{place}", nodes=count, expected_s=expected_s, arrival=place)
-        for place, count in enumerate(nodes)
-    ]
+    return [Waiting(f"{place}", count, expected_s) for place, count in enumerate(nodes)]
 
 
 def placed(pool: Pool, probes: list[Waiting], now_s: float = 5.0) -> dict[str, Any]:
@@ -193,7 +190,7 @@ def test_nodes_that_nothing_waits_for_any_more_are_not_asked_for(pool: Pool, ask
 
 def test_a_held_job_is_not_replaced(tmp_path: Path, asked: list[Imagined]) -> None:
     job = Allocation(scheduler="slurm", job_id="12", nodes=("n1", "n2"))
-    held = Pool(replace(SOURCE, held=job, walltime_s=0.0, allocations=1), tmp_path / "held")
+    held = Pool(replace(SOURCE, held=job, allocations=1), tmp_path / "held")
     placed(held, waiting(1))
     asked[0].begin(end_s=40.0)
     with pytest.raises(NodesUnavailable, match="too little is left of the job's time"):

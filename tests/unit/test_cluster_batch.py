@@ -132,4 +132,4 @@ def test_settings_are_kept_with_the_campaign() -> None:
     keys, _ = REQUESTS["slurm"]
     source = source_of("slurm", keys)
     assert isinstance(source.settings, DispatchSettings)
-    assert (source.launcher, source.walltime_s, source.nodes, source.allocations) == ("srun", 5400.0, 4, 1)
+    assert (source.launcher, source.settings.walltime_s, source.nodes, source.allocations) == ("srun", 5400.0, 4, 1)

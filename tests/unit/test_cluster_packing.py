@@ -9,115 +9,103 @@ from collections.abc import Sequence
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from frontrunner.evaluators.cluster.packing import (
-    Allocation,
-    Occupied,
-    Placement,
-    Waiting,
-    place,
-    that_no_allocation_holds,
-)
-
-MARGIN_S = 5.0
+from frontrunner.evaluators.cluster.packing import MARGIN_S, Occupied, Room, Waiting, place
 
 
-def free_nodes(room: Allocation) -> int:
+def free_nodes(room: Room) -> int:
     return max(0, room.nodes - sum(held.nodes for held in room.occupied))
 
 
-def probe(token: str, nodes: int, expected_s: float = 10.0, arrival: int = 0) -> Waiting:
-    return Waiting(token=token, nodes=nodes, expected_s=expected_s, arrival=arrival)
+def probe(token: str, nodes: int, expected_s: float = 10.0) -> Waiting:
+    return Waiting(token, nodes, expected_s)
 
 
-def started(waiting: Sequence[Waiting], *allocations: Allocation, now_s: float = 0.0) -> dict[str, str]:
-    placements = place(waiting, allocations, now_s, margin_s=MARGIN_S)
-    return {placement.token: placement.allocation_id for placement in placements}
+def started(waiting: Sequence[Waiting], *rooms: Room, now_s: float = 0.0) -> dict[str, str]:
+    return place(waiting, rooms, now_s)
 
 
 def held(nodes: int, expected_end_s: float) -> Occupied:
-    return Occupied(nodes=nodes, expected_end_s=expected_end_s)
+    return Occupied(expected_end_s, nodes)
 
 
 def test_probes_of_different_sizes_share_an_allocation() -> None:
-    four = Allocation(allocation_id="a", nodes=4)
-    assert started([probe("x", 1), probe("y", 2, arrival=1), probe("z", 1, arrival=2)], four) == dict.fromkeys(
-        "xyz", "a"
-    )
+    four = Room(name="a", nodes=4)
+    assert started([probe("x", 1), probe("y", 2), probe("z", 1)], four) == dict.fromkeys("xyz", "a")
 
 
 def test_the_line_is_served_in_the_order_of_arrival() -> None:
-    one = Allocation(allocation_id="a", nodes=1)
-    assert started([probe("late", 1, arrival=7), probe("early", 1, arrival=3)], one) == {"early": "a"}
+    one = Room(name="a", nodes=1)
+    assert started([probe("early", 1), probe("late", 1)], one) == {"early": "a"}
 
 
 def test_an_allocation_near_its_end_gets_only_what_ends_before_the_margin() -> None:
-    ending = Allocation(allocation_id="a", nodes=2, end_s=20.0)
-    assert started([probe("long", 1, 15.1), probe("short", 1, 15.0, arrival=1)], ending) == {"short": "a"}
+    ending = Room(name="a", nodes=2, end_s=15.0 + MARGIN_S)
+    assert started([probe("long", 1, 15.1), probe("short", 1, 15.0)], ending) == {"short": "a"}
 
 
 def test_the_allocation_that_ends_first_is_used_up_first() -> None:
-    ending, lasting = Allocation(allocation_id="z", nodes=2, end_s=60.0), Allocation(allocation_id="a", nodes=2)
+    ending, lasting = Room(name="z", nodes=2, end_s=60.0), Room(name="a", nodes=2)
     assert started([probe("x", 1)], lasting, ending) == {"x": "z"}
 
 
 def test_small_probes_leave_large_holes_whole() -> None:
     full, empty = (
-        Allocation(allocation_id="z", nodes=4, occupied=(held(3, 9.0),)),
-        Allocation(allocation_id="a", nodes=4),
+        Room(name="z", nodes=4, occupied=[held(3, 9.0)]),
+        Room(name="a", nodes=4),
     )
     assert started([probe("x", 1)], empty, full) == {"x": "z"}
 
 
 def test_a_large_probe_is_passed_only_by_what_does_not_delay_it() -> None:
-    busy = Allocation(allocation_id="a", nodes=8, occupied=(held(4, 30.0),))
+    busy = Room(name="a", nodes=8, occupied=[held(4, 30.0)])
     line = [
-        probe("large", 7, arrival=0),
-        probe("too-long", 2, 31.0, arrival=1),
-        probe("short", 3, 30.0, arrival=2),
-        probe("left-over", 1, 500.0, arrival=3),
-        probe("one-too-many", 1, 500.0, arrival=4),
+        probe("large", 7),
+        probe("too-long", 2, 31.0),
+        probe("short", 3, 30.0),
+        probe("left-over", 1, 500.0),
+        probe("one-too-many", 1, 500.0),
     ]
     assert started(line, busy) == {"short": "a", "left-over": "a"}
 
 
 def test_other_allocations_are_not_reserved() -> None:
-    reserved = Allocation(allocation_id="a", nodes=8, occupied=(held(7, 30.0),))
-    small = Allocation(allocation_id="b", nodes=1)
-    assert started([probe("large", 8), probe("small", 1, 500.0, arrival=1)], reserved, small) == {"small": "b"}
+    reserved = Room(name="a", nodes=8, occupied=[held(7, 30.0)])
+    small = Room(name="b", nodes=1)
+    assert started([probe("large", 8), probe("small", 1, 500.0)], reserved, small) == {"small": "b"}
 
 
 def test_a_probe_that_no_allocation_holds_keeps_nobody_waiting() -> None:
-    four = Allocation(allocation_id="a", nodes=4, end_s=100.0)
-    too_wide, too_long, fine = probe("wide", 5), probe("long", 1, 99.0, arrival=1), probe("fine", 4, arrival=2)
+    four = Room(name="a", nodes=4, end_s=100.0)
+    too_wide, too_long, fine = probe("wide", 5), probe("long", 1, 99.0), probe("fine", 4)
     assert started([too_wide, too_long, fine], four) == {"fine": "a"}
-    assert that_no_allocation_holds([too_wide, too_long, fine], [four], 0.0, margin_s=MARGIN_S) == (too_wide, too_long)
+    assert [four.holds(one, 0.0) for one in (too_wide, too_long, fine)] == [False, False, True]
 
 
 def test_nodes_that_went_down_are_not_counted_on() -> None:
-    shrunk = Allocation(allocation_id="a", nodes=3, occupied=(held(4, 10.0),))
+    shrunk = Room(name="a", nodes=3, occupied=[held(4, 10.0)])
     assert started([probe("x", 1)], shrunk) == {}
-    assert that_no_allocation_holds([probe("y", 4)], [shrunk], 0.0) == (probe("y", 4),)
+    assert not shrunk.holds(probe("y", 4), 0.0)
 
 
 def test_an_overrun_does_not_hand_the_reservation_to_another_allocation() -> None:
     """Both overrun; the one that was due first keeps the large probe, and only the other takes small ones."""
-    first = Allocation(allocation_id="b", nodes=4, occupied=(held(2, 10.0),))
-    second = Allocation(allocation_id="a", nodes=4, occupied=(held(3, 20.0),))
-    line = [probe("large", 4), *(probe(f"small-{n}", 1, arrival=1 + n) for n in range(4))]
+    first = Room(name="b", nodes=4, occupied=[held(2, 10.0)])
+    second = Room(name="a", nodes=4, occupied=[held(3, 20.0)])
+    line = [probe("large", 4), *(probe(f"small-{n}", 1) for n in range(4))]
     assert started(line, first, second, now_s=30.0) == {"small-0": "a"}
 
 
 sizes = st.integers(1, 6)
 lengths = st.floats(0.5, 100.0)
 lines = st.lists(st.tuples(sizes, lengths), max_size=25).map(
-    lambda found: [probe(str(n), nodes, seconds, n) for n, (nodes, seconds) in enumerate(found)]
+    lambda found: [probe(str(n), nodes, seconds) for n, (nodes, seconds) in enumerate(found)]
 )
-occupations = st.lists(st.builds(held, st.integers(1, 3), st.floats(-20.0, 80.0)), max_size=3).map(tuple)
+occupations = st.lists(st.builds(held, st.integers(1, 3), st.floats(-20.0, 80.0)), max_size=3)
 rooms = st.lists(
     st.tuples(st.integers(1, 8), st.none() | st.floats(-10.0, 150.0), occupations), min_size=1, max_size=4
 ).map(
     lambda found: [
-        Allocation(allocation_id=str(n), nodes=nodes, end_s=end_s, occupied=occupied)
+        Room(name=str(n), nodes=nodes, end_s=end_s, occupied=occupied)
         for n, (nodes, end_s, occupied) in enumerate(found)
     ]
 )
@@ -125,33 +113,27 @@ rooms = st.lists(
 
 @settings(max_examples=60)
 @given(lines, rooms)
-def test_never_more_nodes_than_are_free_and_never_past_the_end(line: list[Waiting], rooms: list[Allocation]) -> None:
-    placements = place(line, rooms, 0.0, margin_s=MARGIN_S)
-    by_token = {waiting.token: waiting for waiting in line}
-    assert len({placement.token for placement in placements}) == len(placements)
+def test_never_more_nodes_than_are_free_and_never_past_the_end(line: list[Waiting], rooms: list[Room]) -> None:
+    placed = place(line, rooms, 0.0)
     for room in rooms:
-        here = [placement for placement in placements if placement.allocation_id == room.allocation_id]
-        assert sum(placement.nodes for placement in here) <= free_nodes(room)
-        for placement in here:
-            assert placement.nodes == by_token[placement.token].nodes
-            assert room.end_s is None or by_token[placement.token].expected_s + MARGIN_S <= room.end_s
-    assert placements == place(list(reversed(line)), rooms, 0.0, margin_s=MARGIN_S)
+        here = [waiting for waiting in line if placed.get(waiting.token) == room.name]
+        assert sum(waiting.nodes for waiting in here) <= free_nodes(room)
+        assert room.end_s is None or all(waiting.expected_s + MARGIN_S <= room.end_s for waiting in here)
 
 
 @settings(max_examples=60)
 @given(lines, rooms)
-def test_the_first_that_some_allocation_holds_starts_if_it_can(line: list[Waiting], rooms: list[Allocation]) -> None:
-    placements = {placement.token for placement in place(line, rooms, 0.0, margin_s=MARGIN_S)}
-    hopeless = that_no_allocation_holds(line, rooms, 0.0, margin_s=MARGIN_S)
-    first = next((waiting for waiting in line if waiting not in hopeless), None)
+def test_the_first_that_some_allocation_holds_starts_if_it_can(line: list[Waiting], rooms: list[Room]) -> None:
+    placed = place(line, rooms, 0.0)
+    first = next((waiting for waiting in line if any(room.holds(waiting, 0.0) for room in rooms)), None)
     if first is None:
-        assert not placements
+        assert not placed
         return
     fits_now = any(
         first.nodes <= free_nodes(room) and (room.end_s is None or first.expected_s + MARGIN_S <= room.end_s)
         for room in rooms
     )
-    assert (first.token in placements) == fits_now
+    assert (first.token in placed) == fits_now
 
 
 class Machine:
@@ -162,21 +144,20 @@ class Machine:
         self.running: list[tuple[float, str, int, float, str]] = []
         self.now_s = 0.0
 
-    def allocations(self) -> list[Allocation]:
+    def allocations(self) -> list[Room]:
         return [
-            Allocation(
-                allocation_id=str(number),
+            Room(
+                name=str(number),
                 nodes=size,
-                occupied=tuple(
+                occupied=[
                     held(nodes, expected_s) for _, where, nodes, expected_s, _ in self.running if where == str(number)
-                ),
+                ],
             )
             for number, size in enumerate(self.sizes)
         ]
 
-    def start(self, placement: Placement, expected_s: float, actual_s: float) -> None:
-        now_s = self.now_s
-        entry = (now_s + actual_s, placement.allocation_id, placement.nodes, now_s + expected_s, placement.token)
+    def start(self, probe: Waiting, where: str, actual_s: float) -> None:
+        entry = (self.now_s + actual_s, where, probe.nodes, self.now_s + probe.expected_s, probe.token)
         heapq.heappush(self.running, entry)
 
     def step(self) -> None:
@@ -198,16 +179,15 @@ def test_a_large_probe_starts_although_small_ones_never_stop_coming(
     """
     machine, count = Machine(sizes), len(small)
     longest_s = max(expected_s * max(1.0, factor) for _, expected_s, factor in small)
-    line = {str(n): probe(str(n), *small[n % count][:2], arrival=n) for n in range(count)}
+    line = {str(n): probe(str(n), *small[n % count][:2]) for n in range(count)}
     for step in itertools.count():
         assert machine.now_s <= 3 * count * 2 * longest_s, f"the large probe still waits at {machine.now_s:.0f} s"
-        for placement in place(list(line.values()), machine.allocations(), machine.now_s):
-            if placement.token == "large":
+        for token, where in place(line.values(), machine.allocations(), machine.now_s).items():
+            if token == "large":
                 return
-            nth = int(placement.token)
-            machine.start(placement, small[nth % count][1], small[nth % count][1] * small[nth % count][2])
-            del line[placement.token]
-            line[f"{nth + count}"] = probe(f"{nth + count}", *small[nth % count][:2], arrival=nth + count)
+            nth = int(token)
+            machine.start(line.pop(token), where, small[nth % count][1] * small[nth % count][2])
+            line[f"{nth + count}"] = probe(f"{nth + count}", *small[nth % count][:2])
         if step == 3:
-            line["large"] = probe("large", max(sizes), 50.0, arrival=3 * count)
+            line["large"] = probe("large", max(sizes), 50.0)
         machine.step()
