@@ -1,7 +1,8 @@
 """What campaigns may leave behind on a machine that other people use as well: processes, ports, files, shared memory.
 
 Whatever a driver starts is ours, however it hides: this process becomes the parent of those whose own parent has ended
-(`PR_SET_CHILD_SUBREAPER`). Their temporary files go to a folder of their own. Sockets are known by their inodes.
+(`PR_SET_CHILD_SUBREAPER`). Their temporary files go to a folder of their own. Sockets and shared memory are ours if one
+of our processes was seen to hold them.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Surroundings:
         self._temporary, self._grace_s = temporary, grace_s
         self._before = dict[str, str | None]()
         self._sockets = dict[int, str]()
+        self._shared_memory = set[Path]()
         self._ended_drivers = dict[str, float]()
         self._outlived = dict[int, str]()
 
@@ -58,7 +60,6 @@ class Surroundings:
         _be_reaper(wanted=True)
         self._before = {"TMPDIR": os.environ.get("TMPDIR"), "tempdir": tempfile.tempdir}
         os.environ["TMPDIR"] = tempfile.tempdir = str(self._temporary)
-        self._shared_memory_before = _names(SHARED_MEMORY)
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -74,13 +75,14 @@ class Surroundings:
         self._ended_drivers[str(pid)] = time.monotonic()
 
     def look(self, drivers: set[int]) -> None:
-        """Note the sockets of our processes, and which of these have outlived their driver for too long."""
+        """Note what our processes hold, and which of them have outlived their driver for too long."""
         ours = list(descendants())
         reap(ours, spare=drivers)
         open_sockets = _waiting_sockets()
         for process in ours:
             for inode in _socket_inodes(process.pid) & open_sockets.keys():
                 self._sockets[inode] = open_sockets[inode]
+            self._shared_memory |= _held_shared_memory(process.pid)
             ended_s = self._ended_drivers.get(_driver_of(process))
             if ended_s is not None and time.monotonic() - ended_s > self._grace_s:
                 self._outlived[process.pid] = _describe(process)
@@ -98,7 +100,7 @@ class Surroundings:
             processes=tuple(processes.values()),
             ports=tuple(ports),
             files=self._files(),
-            shared_memory=tuple(self._new_shared_memory()),
+            shared_memory=tuple(self._shared_memory_left()),
         )
         self._clear()
         return left
@@ -106,16 +108,13 @@ class Surroundings:
     def _has_more(self) -> bool:
         reap(ours := list(descendants()), spare=set())
         sockets = self._sockets.keys() & _waiting_sockets().keys()
-        return bool(ours or sockets or self._files() or list(self._new_shared_memory()))
+        return bool(ours or sockets or self._files() or self._shared_memory_left())
 
     def _files(self) -> tuple[str, ...]:
         return tuple(sorted(name for name in _names(self._temporary) if not name.startswith(CACHES)))
 
-    def _new_shared_memory(self) -> Iterator[str]:
-        """Names that were not there before and that no process of anybody else holds."""
-        for name in sorted(_names(SHARED_MEMORY) - self._shared_memory_before):
-            if not _is_held(SHARED_MEMORY / name):
-                yield name
+    def _shared_memory_left(self) -> list[str]:
+        return sorted(path.name for path in self._shared_memory if path.exists())
 
     def _clear(self) -> None:
         for process in descendants():
@@ -123,8 +122,8 @@ class Surroundings:
                 process.kill()
         for path in self._temporary.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        self._shared_memory_before = _names(SHARED_MEMORY)
         self._sockets.clear()
+        self._shared_memory.clear()
         self._outlived.clear()
 
 
@@ -195,14 +194,10 @@ def _links(folder: Path) -> list[str]:
     return found
 
 
-def _is_held(path: Path) -> bool:
-    """Whether any process of the machine has the file open or mapped."""
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        if str(path) in _links(folder / "fd"):
-            return True
-        with contextlib.suppress(OSError):
-            if f" {path}\n" in (folder / "maps").read_text():
-                return True
-    return False
+def _held_shared_memory(pid: int) -> set[Path]:
+    """The files of shared memory that a process has open or mapped."""
+    names = _links(Path(f"/proc/{pid}/fd"))
+    with contextlib.suppress(OSError):
+        names += [line.partition("/")[2] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    paths = (Path("/", name) for name in names)
+    return {path for path in paths if path.parent == SHARED_MEMORY}

@@ -22,10 +22,7 @@ QUEUED = "waiting for nodes"
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOrder:
-    """One attempt at a recipe, with its token and the folder for its files.
-
-    `best_tokens_per_s` is the campaign's best so far: a probe may end once its recipe is clearly slower.
-    """
+    """One attempt at a recipe; a probe may end once it is clearly slower than the campaign's `best_tokens_per_s`."""
 
     token: str
     recipe: Recipe
@@ -59,11 +56,7 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Phase of an order, and the steps it has finished of the most it will run.
-
-    The phase is `QUEUED` as long as it has no nodes: no time is charged then. `node_seconds` is what it has spent, if
-    the evaluator knows that better than by the time since it got its nodes.
-    """
+    """Phase and steps of an order; in phase `QUEUED`, without nodes, no time is charged."""
 
     phase: str
     steps_done: int
@@ -78,9 +71,8 @@ class NodesUnavailable(FrontrunnerError):
 class Evaluator(ABC):
     """Turns recipes into outcomes. Used by one thread.
 
-    An outcome is on disk in its order's run folder before `finished` returns it, and every order that was started ends
-    in exactly one outcome: from `finished`, or after a crash of the driver from `harvest`. `measures_here` is whether
-    it may measure on devices of the driver's host.
+    An outcome is on disk in its order's run folder before `finished` returns it; every order that was started ends in
+    exactly one outcome, from `finished` or, after a crash of the driver, from `harvest`.
     """
 
     measures_here = True
@@ -93,7 +85,7 @@ class Evaluator(ABC):
     def finished(self, timeout_s: float) -> list[Finished]:
         """Return the orders that have ended since the last call, waiting up to `timeout_s` for the first.
 
-        Raises `NodesUnavailable` if those under way have nothing to run on, now and for some time to come.
+        Raises `NodesUnavailable` if those under way have nothing to run on for some time to come.
         """
 
     def progress(self, token: str) -> Progress | None:  # noqa: ARG002

@@ -30,7 +30,6 @@ EVALUATORS: dict[str, str] = {
     "table": "frontrunner.evaluators.tables.lookup:TableLookup",
     "command": COMMAND,
 }
-"""Import paths of the built-in evaluators."""
 GROUP = "frontrunner.evaluators"
 
 
@@ -76,10 +75,7 @@ def require_evaluator(name: str) -> None:
 
 
 def commands_of(name: str, settings: CommandSettings) -> MakeCommand | None:
-    """Return the function that makes an evaluator's commands; None for evaluators that run none.
-
-    Raises `InvalidInput` for settings of [command] that make none, and for an unusable plug-in.
-    """
+    """Return the function that makes an evaluator's commands; None for those that run none; raises `InvalidInput`."""
     if name == "command":
         from frontrunner.evaluators.external.trainers import configured
 
@@ -105,7 +101,6 @@ def _plug_in(name: str) -> EntryPoint:
 
 
 def _load(name: str) -> Any:
-    """Return the object of a plug-in; raise `InvalidInput` if it is unknown, cannot be imported or called."""
     one = _plug_in(name)
     what = f"evaluator = {name!r}: the plug-in {one.value}"
     try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import glob
 import os
-import re
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,11 +19,8 @@ from frontrunner.results.redaction import redact
 from frontrunner.spaces.errors import NotFound, StoreUnusable, bad_value
 
 EXPECTED = "a path, or a URL such as sqlite:///path/to/store.db or postgresql+psycopg://user@host/database"
-KEY_PASSWORD = "sslpassword"  # noqa: S105 - the name of libpq's parameter
 BACKUP_MARK = ".backup-"
-BACKUP_TIME = re.compile(r"\d{8}T\d{6}Z")
 OVERRIDE = "FRONTRUNNER_NETWORK_STORE"
-"""Environment variable that, set to 1, allows SQLite stores on network file systems."""
 NETWORK_TYPES = frozenset(
     {
         *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "panfs", "wekafs"),
@@ -31,33 +28,21 @@ NETWORK_TYPES = frozenset(
         *("fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.rclone"),
     }
 )
-"""Types of file systems whose files several hosts share."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreAddress:
-    """Parsed address; `path` is the absolute path of the SQLite file, None for another database.
-
-    The password is in `url.password`, wherever it was written.
-    """
+    """Parsed address; `path` is the absolute path of the SQLite file, None for another database."""
 
     url: URL
     path: Path | None
 
     def __str__(self) -> str:
-        """Return the file's path, or the URL with its password, and that of its key, hidden."""
-        if self.path is not None:
-            return str(self.path)
-        shown = self.url
-        if KEY_PASSWORD in shown.query:
-            shown = shown.update_query_dict({KEY_PASSWORD: "***"})
-        return shown.render_as_string(hide_password=True)
+        """Return the file's path, or the URL with its passwords hidden."""
+        return str(self.path or redact([self.url.render_as_string(hide_password=True)])[0])
 
     def connect_sqlite(self, *, mode: str, immutable: bool, timeout_s: float = 0.0) -> sqlite3.Connection:
-        """Connect to the file; `mode` is ro or rwc. Transactions are begun by statements, not by the driver.
-
-        `immutable` promises SQLite that there is no writer, so that it needs no other file in the folder.
-        """
+        """Connect to the file, with `mode` ro or rwc; `immutable` promises SQLite that there is no writer."""
         uri = f"file:{quote(str(self.path))}?mode={mode}" + ("&immutable=1" if immutable else "")
         return sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
 
@@ -68,10 +53,7 @@ class StoreAddress:
 
 
 def parse_address(text: str) -> StoreAddress:
-    """Read `sqlite:///path`, a bare path, or a PostgreSQL URL; `InvalidInput` for anything else.
-
-    `?password=` is moved to where it is hidden; libpq prefers it to a password before the host.
-    """
+    """Read `sqlite:///path`, a bare path, or a PostgreSQL URL; `InvalidInput` for anything else."""
     if "\x00" in text or not text.strip():
         raise bad_value("store.url", text, EXPECTED)
     try:
@@ -86,10 +68,6 @@ def parse_address(text: str) -> StoreAddress:
         raise bad_value("store.url", redact([text])[0], EXPECTED)
     if "+" not in url.drivername:
         url = url.set(drivername="postgresql+psycopg")
-    given = url.query.get("password")
-    if given is not None:
-        password = given if isinstance(given, str) else given[-1]
-        url = url.difference_update_query(["password"]).set(password=password)
     return StoreAddress(url=url, path=None)
 
 
@@ -99,14 +77,9 @@ def backup_beside(path: Path, now: datetime) -> Path:
 
 
 def newest_backup(path: Path) -> Path | None:
-    """Return the newest backup in the store's folder; None where there is none, or the folder cannot be listed."""
-    prefix = path.name + BACKUP_MARK
-    try:
-        names = [entry.name for entry in path.parent.iterdir() if entry.name.startswith(prefix)]
-    except PermissionError:
-        return None
-    newest = max((name for name in names if BACKUP_TIME.fullmatch(name.removeprefix(prefix))), default=None)
-    return None if newest is None else path.with_name(newest)
+    """Return the newest backup in the store's folder; None where there is none."""
+    time = "[0-9]" * 8 + "T" + "[0-9]" * 6 + "Z"
+    return max(path.parent.glob(f"{glob.escape(path.name)}{BACKUP_MARK}{time}"), default=None)
 
 
 def damaged(address: StoreAddress, finding: str) -> StoreUnusable:
@@ -123,8 +96,7 @@ def damaged(address: StoreAddress, finding: str) -> StoreUnusable:
 def check_file(address: StoreAddress, path: Path, *, create: bool) -> None:
     """Refuse a path that cannot be an SQLite store, before SQLite opens it to write.
 
-    Raises `NotFound` where the file (or, to create it, its folder) is missing, and `StoreUnusable` for anything but an
-    SQLite file. An empty file may become a store, unless it was one: a log or a backup lies in its folder.
+    An empty file may become a store, unless it was one: a log or a backup lies in its folder.
     """
     try:
         exists = path.exists()
@@ -139,20 +111,19 @@ def check_file(address: StoreAddress, path: Path, *, create: bool) -> None:
     if not path.is_file():
         raise StoreUnusable(f"{path} is not a file, so it cannot be a store")
     was_a_store = address.has_log or newest_backup(path) is not None
-    if not path.stat().st_size:  # after looking for a log: another process may just be creating the store
-        if was_a_store:
-            raise damaged(address, "it is empty")
-    elif not _is_sqlite(address):
-        if was_a_store:
-            raise damaged(address, "it does not begin as an SQLite file does")
+    size = path.stat().st_size  # after looking for a log: another process may just be creating the store
+    is_sqlite = size > 0 and _is_sqlite(address)
+    if was_a_store and not is_sqlite:
+        raise damaged(address, "it does not begin as an SQLite file does" if size else "it is empty")
+    if size and not is_sqlite:
         raise StoreUnusable(f"{path} is not an SQLite file, so it cannot be a store", hint="name another file")
 
 
 def _is_sqlite(address: StoreAddress) -> bool:
     """Return whether SQLite knows the file's first page; other errors are left to whatever opens it.
 
-    Not read by a descriptor of our own: closing it would drop the locks of a store that is open in this process (by
-    POSIX), and other processes would delete its log.
+    Not read by a descriptor of our own: closing it would drop this process's locks on the store (POSIX), and other
+    processes would delete its log.
     """
     try:
         with closing(address.connect_sqlite(mode="ro", immutable=True)) as connection:
@@ -163,10 +134,7 @@ def _is_sqlite(address: StoreAddress) -> bool:
 
 
 def refuse_network(path: Path) -> None:
-    """Raise `StoreUnusable` for a path on a network file system, unless `OVERRIDE` allows it.
-
-    SQLite loses stores there when two hosts open one.
-    """
+    """Raise `StoreUnusable` for a path on a network file system, unless `OVERRIDE` allows it."""
     kind = file_system_of(path)
     if kind not in NETWORK_TYPES or os.environ.get(OVERRIDE) == "1":
         return
@@ -178,7 +146,7 @@ def refuse_network(path: Path) -> None:
 
 
 def file_system_of(path: Path) -> str | None:
-    """Return the type of the file system that holds a path, or would; None where the machine does not state it."""
+    """Return the type of the file system that holds a path, or would; None where it is unknown."""
     real = path.resolve()
     holding = [one for one in psutil.disk_partitions(all=True) if real.is_relative_to(one.mountpoint)]
     # A later mount at one point hides the earlier.

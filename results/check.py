@@ -53,7 +53,7 @@ RULES = {
     "recipes have their ids": "a trial's id is that of its recipe in its campaign's problem",
     "standings pool": "a measurement's rate is that of its steps, and a standing pools its trial's measurements",
 }
-"""Rules that are checked by a function each, and what they say."""
+"""Rules that are checked by a function each."""
 SQL_RULES = {
     "one outcome per attempt": (
         "a measured attempt has a measurement, a failed or lost one a failure of that kind, a running one neither",
@@ -122,11 +122,10 @@ SQL_RULES = {
              AND ABS(c.node_seconds_spent - COALESCE(s.total, 0)) > 1e-6 * (1 + COALESCE(s.total, 0))""",
     ),
 }
-"""Rules about several tables: what they say, and the query for the rows that break them."""
+"""Rules about several tables, each with the query for the rows that break it."""
+# What a store of a later version breaks without being damaged: always, and in a later revision, which may allow more.
 NO_FAULTS = frozenset({"known revision", "documents are known"})
-"""Rules that a store of a later version breaks without being damaged."""
 MAY_GROW = frozenset({"the tables", "constraints", "rows are read"})
-"""Rules that are not faults in a store of a later revision, which may allow more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +145,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Result of checking a store: the numbers of rules, campaigns and attempts checked, and what is wrong."""
+    """Result of checking a store: what was checked, and what is wrong."""
 
     store: str
     rules: int
@@ -169,8 +168,10 @@ def check(connection: Connection, *, store: str) -> Check:
     is_one = len(stated) == 1 and len(stated[0]) == 4 and stated[0].isdigit()
     revision = stated[0] if is_one else FIRST_REVISION
     missing = list(_missing(connection, tables))
+    is_sqlite = connection.dialect.name == "sqlite"
+    said = connection.exec_driver_sql("PRAGMA integrity_check(100)").scalars().all() if is_sqlite else []
     broken: dict[str, Rows] = {
-        "the file": _damage(connection),
+        "the file": [{"campaign": None, "said": str(line)} for line in said if line != "ok"],
         "one revision": [] if is_one else [{"campaign": None, "stated": ", ".join(sorted(stated)) or "none"}],
         "known revision": [{"campaign": None, "stated": revision}] if revision > REVISION else [],
         "the tables": [row for row in missing if revision >= REVISION or "column" in row],
@@ -183,26 +184,20 @@ def check(connection: Connection, *, store: str) -> Check:
         connection.execute(select(func.count()).select_from(table)).scalar_one() if table.__tablename__ in tables else 0
         for table in (CampaignRow, AttemptRow)
     )
-    findings = []
-    for rule, rows in broken.items():
-        is_fault = rule not in NO_FAULTS and not (revision > REVISION and rule in MAY_GROW)
-        finding = Finding(
+    odd = NO_FAULTS | (MAY_GROW if revision > REVISION else frozenset())
+    findings = tuple(
+        Finding(
             rule=rule,
             says=RULES[rule] if rule in RULES else SQL_RULES[rule][0],
-            is_fault=is_fault,
-            odd_as=None if is_fault else "as of a later version",
+            is_fault=rule not in odd,
+            odd_as="as of a later version" if rule in odd else None,
             count=len(rows),
             rows=tuple(rows[:SHOWN_ROWS]),
         )
-        findings += [finding] if rows else []
-    return Check(store=store, rules=len(broken), campaigns=campaigns, attempts=attempts, findings=tuple(findings))
-
-
-def _damage(connection: Connection) -> Rows:
-    if connection.dialect.name != "sqlite":
-        return []
-    lines = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA integrity_check(100)")]
-    return [{"campaign": None, "said": line} for line in lines if line != "ok"]
+        for rule, rows in broken.items()
+        if rows
+    )
+    return Check(store=store, rules=len(broken), campaigns=campaigns, attempts=attempts, findings=findings)
 
 
 def _missing(connection: Connection, tables: frozenset[str]) -> Iterator[dict[str, Any]]:
@@ -253,7 +248,7 @@ def _of_rows(connection: Connection) -> dict[str, Rows]:
 def _misattributed(connection: Connection) -> Iterator[dict[str, Any]]:
     """Yield the trials whose recipe, in their campaign's problem, has another id than theirs.
 
-    Campaigns whose specification states no problem, or one of a later version, are passed over.
+    Campaigns whose specification states no problem, or one of a later version, are left out.
     """
     problems: dict[int, Problem] = {}
     for campaign, spec in connection.execute(select(CampaignRow.id, CampaignRow.spec_json)):
@@ -276,10 +271,7 @@ def _misattributed(connection: Connection) -> Iterator[dict[str, Any]]:
 
 
 def _contradictions(connection: Connection) -> Iterator[dict[str, Any]]:
-    """Yield the measurements whose rate is not that of their steps, and the standings that do not pool theirs.
-
-    Of an even number of steps either middle one will do for the rate.
-    """
+    """Yield the measurements whose rate is not that of their steps, and the standings that do not pool theirs."""
     standings = {row.trial_id: row for row in connection.execute(select(StandingRow))}
     query = (
         select(MeasurementRow, AttemptRow.trial_id, AttemptRow.campaign_id)
@@ -295,19 +287,19 @@ def _contradictions(connection: Connection) -> Iterator[dict[str, Any]]:
         except DamagedCell:
             continue  # which is another rule's
         for row, one in zip(of_trial, measured, strict=True):
+            # Of an even number of steps either middle one will do.
             least = one.tokens_per_step / statistics.median_high(one.step_times_s) * (1 - RATE_TOLERANCE)
             most = one.tokens_per_step / statistics.median_low(one.step_times_s) * (1 + RATE_TOLERANCE)
             if not least <= one.tokens_per_s <= most:
-                expected = one.tokens_per_step / one.step_time_s_median
-                held = {"column": "tokens_per_s", "held": one.tokens_per_s, "should_be": expected}
-                yield about | {"attempt": row.attempt_id} | held
+                values = {"held": one.tokens_per_s, "should_be": one.tokens_per_step / one.step_time_s_median}
+                yield about | {"attempt": row.attempt_id, "column": "tokens_per_s"} | values
         wanted = asdict(pool(measured))
-        for column, value in asdict(stored).items() if stored is not None else ():
+        for column, held in asdict(stored).items() if stored is not None else ():
+            expected = wanted[column]
             # A spread is a difference of near numbers, and so as exact as those.
             exact_to = TOLERANCE if column == "step_time_spread" else 0.0
-            if None in (value, wanted[column]):
-                is_same = value is wanted[column]
-            else:
-                is_same = math.isclose(value, wanted[column], rel_tol=TOLERANCE, abs_tol=exact_to)
-            if not is_same:
-                yield about | {"column": column, "held": value, "should_be": wanted[column]}
+            is_close = None not in (held, expected) and math.isclose(
+                held, expected, rel_tol=TOLERANCE, abs_tol=exact_to
+            )
+            if not is_close and held is not expected:
+                yield about | {"column": column, "held": held, "should_be": expected}

@@ -1,12 +1,11 @@
 """Connections and transactions of a store's database, and the tables in it: SQLite or PostgreSQL.
 
 SQLite runs with a write-ahead log, so that readers never wait for the writer; with synchronous FULL, so that a power
-cut loses nothing acknowledged; and with `BEGIN IMMEDIATE` for each write, since a transaction that first reads and then
-writes fails at once when two do it together, whatever the busy timeout.
+cut loses nothing acknowledged; and with `BEGIN IMMEDIATE` for each write, since a transaction that reads first and then
+writes fails at once when two do it together.
 
-In PostgreSQL a write runs at READ COMMITTED and locks rows: a driver's begins by updating its campaign's row under its
-lease's epoch. Everything else it writes belongs to that campaign, so other drivers are not waited for. SERIALIZABLE
-would promise the same, at the price of transactions that fail at their commit. Reads run at REPEATABLE READ.
+In PostgreSQL a write runs at READ COMMITTED and begins by updating its campaign's row under its lease's epoch; all else
+that it writes belongs to that campaign. Reads run at REPEATABLE READ.
 
 A store has a revision, which counts every change of its tables, and a schema version, which counts those that an
 earlier frontrunner could not work with. Missing revisions are made when a store is opened for writing.
@@ -24,19 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    Engine,
-    NullPool,
-    QueuePool,
-    create_engine,
-    delete,
-    event,
-    insert,
-    inspect,
-    select,
-    text,
-)
+from sqlalchemy import Connection, Engine, NullPool, QueuePool, create_engine, delete, event, insert, inspect, select
+from sqlalchemy import text as sql
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, OperationalError
 
 from frontrunner.results.address import StoreAddress, check_file, damaged, parse_address, refuse_network
@@ -44,7 +32,6 @@ from frontrunner.results.records import Clock, timestamp, utc_now
 from frontrunner.results.rows import DamagedCell, cell, unreadable_rows
 from frontrunner.results.schema import (
     FIRST_REVISION,
-    OLDEST_READABLE_SCHEMA,
     REVISION,
     REVISIONS,
     SCHEMA_VERSION,
@@ -56,16 +43,15 @@ from frontrunner.spaces.errors import StoreUnusable, bad_value
 
 SWITCH_RETRY_S = 0.02
 RECONNECT_S = 120.0
-"""How long a write waits for a database server that was reachable before: a restart with recovery takes less."""
+"""How long a write waits for a database server that was reachable before."""
 RECONNECT_PAUSE_S = 0.25
 WHOLE_STORE = 0x66726F6E74
-"""Number of the advisory lock that a write of the whole store holds in PostgreSQL."""
+"""Number of PostgreSQL's advisory lock for a write of the whole store."""
 WRITES = "frontrunner_writes"
-"""Execution option that marks a connection whose transaction will write."""
 READING = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 WRITING = {"isolation_level": "READ COMMITTED"}
 STALLED_WRITER_S = 30
-"""After how long without a statement PostgreSQL ends the transaction of a client that was paused or cut off."""
+"""After this time without a statement PostgreSQL ends the transaction of a client that was paused or cut off."""
 CONNECTION: dict[str, Any] = {
     "application_name": "frontrunner",
     "connect_timeout": 10,
@@ -75,25 +61,28 @@ CONNECTION: dict[str, Any] = {
     "keepalives_count": 3,
 }
 SERVER_IS_GONE = ("57P01", "57P02", "57P03", "25P03", "08")
-"""PostgreSQL's codes of a server that ends or starts, of a session that it ended, and of a broken connection."""
-NO_ROOM_FOR_LOG = ("SQLITE_IOERR_SHM", "SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE_READONLY")
-"""SQLite's errors where it cannot create the file that readers share a log by."""
+"""PostgreSQL's codes of a server that ends or starts, an ended session, and a broken connection."""
 DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 DAMAGED_WORDS = ("no such table", "no such column", "malformed JSON")
 LOCKED = "{store}: another program held the write lock for more than {timeout:g} s"
-FULL = "{store} cannot be written ({said}); what was stored before is safe"
-FREE_SPACE = "free some space, then run the command again; for a campaign that it stopped: frontrunner resume"
-NOT_OPENED = "{store} cannot be opened: {said}"
-REACH = "check host, port, user and database, and that the server runs"
 ERRORS: dict[tuple[str, ...], tuple[str, str]] = {
     ("SQLITE_BUSY",): (LOCKED, "close the program that has the file open"),
     ("55P03",): (LOCKED, "end the session that holds it: see pg_stat_activity"),
-    ("SQLITE_FULL", "SQLITE_IOERR", "53"): (FULL, FREE_SPACE),
-    ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM"): (NOT_OPENED, "check the permissions of file and folder"),
+    ("SQLITE_FULL", "SQLITE_IOERR", "53"): (
+        "{store} cannot be written ({said}); what was stored before is safe",
+        "free some space, then run the command again; for a campaign that it stopped: frontrunner resume",
+    ),
+    ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM"): (
+        "{store} cannot be opened: {said}",
+        "check the permissions of file and folder",
+    ),
     ("25006", "42501"): ("{store} cannot be written: {said}", "use a role that may write to this database"),
-    ("unreachable",): ("{store} cannot be reached: {said}", REACH),
+    ("unreachable",): (
+        "{store} cannot be reached: {said}",
+        "check host, port, user and database, and that the server runs",
+    ),
 }
-"""Beginnings of SQLite's and PostgreSQL's error codes, the message about them, and the hint."""
+"""Beginnings of SQLite's and PostgreSQL's error codes, the message, and the hint."""
 
 
 class ConnectionLost(StoreUnusable):
@@ -118,7 +107,7 @@ class Database:
 
     @property
     def is_server(self) -> bool:
-        """Whether connections lead over a network, and may break while the database goes on."""
+        """Whether connections may break while the database goes on."""
         return self.address.path is None
 
     def now(self, connection: Connection | None = None) -> datetime:
@@ -126,16 +115,16 @@ class Database:
         if self._clock is not None or not self.is_server:
             return (self._clock or utc_now)()
         with self.read() if connection is None else nullcontext(connection) as reading:
-            found: datetime = reading.execute(text("SELECT clock_timestamp()")).scalar_one()
+            found: datetime = reading.execute(sql("SELECT clock_timestamp()")).scalar_one()
             return found.astimezone(UTC)
 
     def close(self) -> None:
-        """Close every connection. SQLite then folds the log into the file, unless others still use it."""
+        """Close every connection; SQLite then folds the log into the file, unless others still use it."""
         self._engine.dispose()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Make every `read` of this thread until the end one transaction, which sees one state."""
+        """Make every `read` of this thread until the end one transaction."""
         with self.read() as connection:
             outer, self._held.connection = self._connection_held(), connection
             try:
@@ -146,8 +135,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """Open a transaction that sees one state of the store throughout."""
-        held = self._connection_held()
-        if held is not None:
+        if (held := self._connection_held()) is not None:
             yield held
             return
         path = self.address.path if self.read_only and not self.address.has_log else None
@@ -163,8 +151,7 @@ class Database:
     def write(self, *, whole_store: bool = False) -> Iterator[Connection]:
         """Open a transaction that commits at the end.
 
-        One that writes more than one campaign's rows sets `whole_store`, and then waits for others that did. In SQLite
-        every write waits for all others.
+        One that writes more than one campaign's rows sets `whole_store`, and then waits for others that did.
         """
         if self.read_only:
             raise StoreUnusable(f"{self.address} was opened read-only")
@@ -172,15 +159,12 @@ class Database:
             marked = connection.execution_options(**(WRITING if self.is_server else {WRITES: True}))
             with marked.begin():
                 if whole_store and self.is_server:
-                    marked.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": WHOLE_STORE})
+                    marked.execute(sql("SELECT pg_advisory_xact_lock(:number)"), {"number": WHOLE_STORE})
                 yield marked
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """Turn the database's errors into `StoreUnusable`; violated constraints are our own bugs and stay.
-
-        `read` and `write` do so by themselves. Within a transaction of another database, this names this one.
-        """
+        """Turn the database's errors into `StoreUnusable`; violated constraints are our own bugs and stay."""
         try:
             yield
         except DamagedCell as error:
@@ -191,7 +175,6 @@ class Database:
             raise self._unusable(error) from error
 
     def _connection_held(self) -> Connection | None:
-        """Return the transaction of `reading`, where this thread is within it."""
         found: Connection | None = getattr(self._held, "connection", None)
         return found
 
@@ -216,12 +199,6 @@ class Database:
                 return ConnectionLost(f"{self.address}: the connection broke: {said}", hint=hint)
         else:
             code = getattr(cause, "sqlite_errorname", "")
-            if self.read_only and self.address.has_log and code.startswith(NO_ROOM_FOR_LOG):
-                return StoreUnusable(
-                    f"{self.address} cannot be read: a log lies beside it, which needs one more file there ({said})",
-                    hint=f"copy {self.address} and {self.address}-wal to a folder that has room and may be written to,"
-                    " and read them there",
-                )
             if code.startswith(DAMAGED) or said.startswith(DAMAGED_WORDS):
                 return damaged(self.address, said)
         for codes, (message, hint) in ERRORS.items():
@@ -231,9 +208,9 @@ class Database:
         return StoreUnusable(f"{self.address}: {said}")
 
     def use_log(self) -> None:
-        """Switch an SQLite file that is known to be ours to a write-ahead log, which it then keeps.
+        """Switch an SQLite file to a write-ahead log, which it then keeps.
 
-        SQLite does not apply the busy timeout to the switch, so this waits for other programs itself.
+        SQLite does not apply the busy timeout to the switch, so this waits itself.
         """
         give_up = time.monotonic() + self._busy_timeout_s
         with self.translated(), closing(self._engine.raw_connection()) as connection:
@@ -258,7 +235,6 @@ class Database:
 
 
 def _sqlite_engine(address: StoreAddress, *, read_only: bool, busy_timeout_s: float) -> Engine:
-    """Return connections to the file; no file is touched before the first."""
 
     def connect() -> sqlite3.Connection:
         # Reading a log needs files beside the store; without a log they would be made for nothing.
@@ -284,14 +260,16 @@ def _sqlite_engine(address: StoreAddress, *, read_only: bool, busy_timeout_s: fl
 
 
 def _server_engine(address: StoreAddress, *, lock_timeout_s: float) -> Engine:
-    """Return connections to the server, made when they are needed; each is tested before it is used again.
-
-    Raises `InvalidInput` where the driver that the URL names is not installed.
-    """
     # A connection that breaks is reported or replaced by us; the pool would print its traceback as well.
     logging.getLogger("sqlalchemy.pool").addHandler(logging.NullHandler())
+    settings = {
+        "lock_timeout": int(lock_timeout_s * 1000),
+        "idle_in_transaction_session_timeout": STALLED_WRITER_S * 1000,
+        "synchronous_commit": "on",  # a server may acknowledge by default before it has written
+    }
+    options = " ".join([str(address.url.query.get("options", "")), *(f"-c {key}={settings[key]}" for key in settings)])
     try:
-        engine = create_engine(address.url, connect_args=CONNECTION, pool_pre_ping=True)
+        return create_engine(address.url, connect_args=CONNECTION | {"options": options}, pool_pre_ping=True)
     except (NoSuchModuleError, ModuleNotFoundError, ArgumentError) as error:
         raise bad_value(
             "store.url",
@@ -300,25 +278,9 @@ def _server_engine(address: StoreAddress, *, lock_timeout_s: float) -> Engine:
             hint=f"{error}; run: pip install 'frontrunner[postgresql]', or use sqlite:///path",
         ) from error
 
-    @event.listens_for(engine, "connect")
-    def settle(connection: Any, _record: object) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute(f"SET lock_timeout = {int(lock_timeout_s * 1000)}")
-            cursor.execute(f"SET idle_in_transaction_session_timeout = {STALLED_WRITER_S * 1000}")
-            # A server may be configured to acknowledge before it has written; an acknowledged outcome is on disk.
-            cursor.execute(
-                "SELECT set_config('synchronous_commit', 'on', false)"
-                " WHERE current_setting('synchronous_commit') = 'off'"
-            )
-        connection.commit()
-
-    return engine
-
 
 def _file_state(path: Path) -> tuple[int, int]:
-    """Return (bytes, time of the last change in ns), by which a reader that was promised no writer finds one."""
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns
+    return path.stat().st_size, path.stat().st_mtime_ns
 
 
 def open_database(url: str, *, create: bool, read_only: bool, clock: Clock | None, busy_timeout_s: float) -> Database:
@@ -332,7 +294,7 @@ def open_database(url: str, *, create: bool, read_only: bool, clock: Clock | Non
     try:
         if read_only:
             with database.read() as connection:
-                _refuse_other_versions(connection, address, oldest=OLDEST_READABLE_SCHEMA)
+                _refuse_other_versions(connection, address)
         else:
             _prepare(database, create=create)
     except BaseException:
@@ -348,7 +310,7 @@ def _prepare(database: Database, *, create: bool) -> None:
     with database.read() as connection:
         is_empty = create and not inspect(connection).get_table_names()
         if not is_empty:
-            _refuse_other_versions(connection, database.address, oldest=SCHEMA_VERSION)
+            _refuse_other_versions(connection, database.address)
         is_older = revision_of(connection) < REVISION
     if is_empty or is_older:
         with database.write(whole_store=True) as connection:
@@ -383,20 +345,13 @@ def _make_tables(connection: Connection, now: str) -> None:
         connection.execute(insert(StoreRow).values(id=1, schema_version=SCHEMA_VERSION, created_at=now))
 
 
-def _refuse_other_versions(connection: Connection, address: StoreAddress, *, oldest: int) -> None:
-    """Raise `StoreUnusable` for what is not a store, and for schema versions before `oldest` or after this one."""
-    if not inspect(connection).has_table(StoreRow.__tablename__):
+def _refuse_other_versions(connection: Connection, address: StoreAddress) -> None:
+    """Raise `StoreUnusable` for what is not a store, and for other schema versions."""
+    is_store = inspect(connection).has_table(StoreRow.__tablename__)
+    row = connection.execute(select(StoreRow.id, StoreRow.schema_version)).first() if is_store else None
+    if row is None:
         raise StoreUnusable(f"{address} holds no frontrunner store", hint="name another file")
-    rows = connection.execute(select(StoreRow.id, StoreRow.schema_version)).all()
-    if len(rows) != 1:
-        raise StoreUnusable(
-            f"{address} has {len(rows)} rows about itself, where a store has one",
-            hint="restore a backup: frontrunner store copy BACKUP NEW.db",
-        )
-    version = cell(StoreRow.schema_version, rows[0].schema_version, rows[0].id)
-    if not oldest <= version <= SCHEMA_VERSION:
-        is_older = version < SCHEMA_VERSION
-        raise StoreUnusable(
-            f"{address} has schema {version}, this version needs {SCHEMA_VERSION}",
-            hint=f"run: frontrunner store upgrade --store {address}" if is_older else "upgrade frontrunner",
-        )
+    version = cell(StoreRow.schema_version, row.schema_version, row.id)
+    if version != SCHEMA_VERSION:
+        message = f"{address} has schema {version}, this version needs {SCHEMA_VERSION}"
+        raise StoreUnusable(message, hint="upgrade frontrunner")

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 SHARDED = ("parameters", "gradients", "optimizer")
 DERIVED = dict.fromkeys(sorted({"data_parallel", "global_batch_seqs", *(f"sharding_{s}" for s in SHARDED)}), "int64")
-"""Columns that follow from a recipe's degrees and sharding."""
 POOLED = {one.name: "Int64" if str(one.type) == "int" else "float64" for one in fields(RecipeStats)[1:]}
-"""Columns of the figures that a recipe's measurements are pooled to."""
 COLUMN_TYPES: dict[str, str] = {
     "campaign": "string",
     "figures": "string",
@@ -84,7 +82,7 @@ def plain_columns(table: pd.DataFrame) -> dict[str, list[Any]]:
 
 
 def from_columns(columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
-    """Return the table that `plain_columns` took apart; raises `ValueError` for columns of another kind of table."""
+    """Return the table that `plain_columns` took apart; raises `ValueError` for columns of another table."""
     import pandas as pd
 
     if list(columns) != list(COLUMN_TYPES):
@@ -96,11 +94,7 @@ def from_columns(columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
 
 
 def write_frame(table: pd.DataFrame, path: Path) -> None:
-    """Write the table as .csv or .parquet, whole or not at all.
-
-    Raises `InvalidInput` for another suffix, for a place that cannot be written to, or for .parquet where pyarrow is
-    not installed, and `NotFound` where the folder is missing.
-    """
+    """Write the table as .csv or .parquet, whole or not at all."""
     if path.suffix not in (".csv", ".parquet"):
         raise bad_value("dataframe.out", str(path), "a name that ends with .csv or .parquet")
     with written_whole(path) as unfinished:

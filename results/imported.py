@@ -1,7 +1,7 @@
 """Outcomes that others measured, kept as campaigns of their own: one per problem of an imported table.
 
-Such a campaign was never driven. Its state is `finished`, its strategy `imported`, and so are its figures, so that no
-view shows them as measurements of this store's own campaigns. Rows of one recipe are attempts of one trial.
+Such a campaign's state is `finished`, its strategy and its figures `imported`. Rows of one recipe are attempts of one
+trial.
 """
 
 from __future__ import annotations
@@ -46,10 +46,9 @@ class ImportedCampaign:
 def add_imported(
     store: Store, campaigns: Sequence[ImportedCampaign], *, about: Mapping[str, str | int], preview: bool = False
 ) -> tuple[ImportedCampaign, ...]:
-    """Store imported rows that are not stored yet, all of them or, on an error, none; a preview writes nothing.
+    """Store imported rows that are not stored yet, all or, on an error, none; return them under the campaigns' names.
 
-    `about` becomes an event of each campaign: the file and what became of its rows. Returns what was stored, under the
-    names that the campaigns were given.
+    `about` becomes an event of each campaign: the file and what became of its rows. A preview writes nothing.
     """
     now, kept = timestamp(store.now()), []
     with store.database.read() if preview else store.database.write(whole_store=True) as connection:
@@ -66,7 +65,6 @@ def add_imported(
 
 
 def _known(connection: Connection) -> set[tuple[str, str]]:
-    """Return the identity of every row that was imported before."""
     imported = AttemptRow.campaign_id.in_(select(CampaignRow.id).where(CampaignRow.strategy == IMPORTED))
     return {_identity(one.trial.recipe_id, one.outcome) for one in finished_attempts(connection, imported)}
 
@@ -106,7 +104,7 @@ def _add_campaign(
 def _add_trial(
     connection: Connection, campaign_id: int, number: int, rows: Sequence[ImportedOutcome], *, now: str
 ) -> None:
-    """Add one recipe with its rows: measured where any row was, since a repeat ran what another could not."""
+    """Add one recipe with its rows: measured where any row was."""
     # The last attempt of a trial decides, so measurements come after failures.
     in_order = sorted(rows, key=lambda row: isinstance(row.outcome, Measurement))
     is_measured = isinstance(in_order[-1].outcome, Measurement)

@@ -1,51 +1,25 @@
 """Leases: which driver may write to a campaign.
 
-A campaign counts the leases it has given out in its `epoch`; a driver writes only while its lease's epoch is the
-current one (`frontrunner.results.writer`), so that one that was paused, or believed dead, is fenced.
+A campaign counts the leases it has given out in its `epoch`; a driver writes only under the current one
+(`frontrunner.results.writer`), so that one that was paused, or believed dead, is fenced.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, select
 
 from frontrunner.results.database import Database
-from frontrunner.results.process_identity import Liveness, ProcessId, liveness, process_id, this_host
+from frontrunner.results.process_identity import Liveness, ProcessId, liveness, this_host
 from frontrunner.results.records import Lease, timestamp
 from frontrunner.results.rows import cell, has_table
 from frontrunner.results.schema import CampaignRow, HolderRow
-from frontrunner.spaces.errors import AlreadyDriven, NotFound
+from frontrunner.spaces.errors import AlreadyDriven
 
 RELEASED = dict.fromkeys(("driver_host", "driver_pid", "driven_since", "lease_until"))
-"""Columns of a campaign whose lease nobody holds."""
-
-
-def acquire(database: Database, campaign_id: int, *, take_over: bool, **holder: Any) -> Lease:
-    """Give out the next lease to a `holder` (host, pid and duration_s); see `Store.acquire_lease`."""
-    with database.write() as connection:
-        query = select(CampaignRow).where(CampaignRow.id == campaign_id)
-        row = connection.execute(query.with_for_update()).first()  # SQLite, whose write lock is held, ignores this
-        if row is None:
-            raise NotFound(f"there is no campaign with id {campaign_id}")
-        if is_held(database, connection, row) and not take_over:
-            raise AlreadyDriven(
-                f"campaign {row.name} is driven by {row.driver_host}:{row.driver_pid} since {row.driven_since}",
-                hint=f"wait for it, or take its place: frontrunner resume {row.name} --take-over",
-            )
-        lease = Lease(campaign_id=row.id, campaign_name=row.name, epoch=row.epoch + 1, **holder)
-        now = database.now(connection)
-        columns = {"driver_host": lease.host, "driver_pid": lease.pid, "lease_until": until(lease, now)}
-        times = dict.fromkeys(("driven_since", "updated_at"), timestamp(now))
-        given = update(CampaignRow).where(CampaignRow.id == row.id)
-        connection.execute(given.values(epoch=lease.epoch, **columns, **times))
-        identity = process_id(lease.host, lease.pid)
-        if identity is not None:
-            connection.execute(insert(HolderRow).values(campaign_id=row.id, epoch=lease.epoch, **asdict(identity)))
-    return lease
 
 
 def until(lease: Lease, now: datetime) -> str:
@@ -56,8 +30,8 @@ def until(lease: Lease, now: datetime) -> str:
 def is_held(database: Database, connection: Connection, row: Any) -> bool:
     """Return whether a campaign's lease has time left, and its holder is not known to be dead.
 
-    An SQLite store's time is this host's, which may jump: there a driver that certainly runs holds its lease whatever
-    the clock says, unless it is this very process.
+    An SQLite store's time is this host's, which may jump: there a driver that certainly runs holds its lease
+    whatever the clock says, unless it is this very process.
     """
     if row.lease_until is None:
         return False

@@ -1,8 +1,4 @@
-"""The outcome of a probe: a measurement, or a failure with its kind.
-
-A closed set of failure kinds, each with a policy, decides what happens next: whether the recipe is reported to
-the strategy as infeasible, and how often the probe is tried again.
-"""
+"""The outcome of a probe: a measurement, or a failure of a kind whose policy decides what happens next."""
 
 from __future__ import annotations
 
@@ -13,9 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 STABLE_SPREAD = 0.05
-"""Relative spread of step times above which a measurement is called noisy."""
+"""Relative spread of step times above which a measurement is noisy."""
 LARGEST = 2**63 - 1
-"""Largest integer that a column of the store holds."""
+RATES = ("tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device")
 
 
 class FailureKind(StrEnum):
@@ -35,8 +31,8 @@ class FailureKind(StrEnum):
 class FailurePolicy:
     """Policy for a kind of failure.
 
-    `max_attempts` counts the first try. `counts_against_recipe` is False where the machine, not the recipe,
-    was at fault: such attempts do not teach the strategy.
+    `max_attempts` counts the first try. Where the machine, not the recipe, was at fault, `counts_against_recipe` is
+    False: such attempts do not teach the strategy.
     """
 
     max_attempts: int
@@ -62,16 +58,11 @@ POLICIES: dict[FailureKind, FailurePolicy] = {
 class ProbeEnding(StrEnum):
     """Why a probe measured no further step."""
 
-    KNOWN = "known"
-    """Its step time was known to the precision that the campaign requires."""
-    SLOWER = "slower"
-    """It was clearly slower than the campaign's best recipe; its figures are rough."""
-    NOISY = "noisy"
-    """Its steps varied so much that those left to a probe would not have made its time known."""
-    LIMIT = "limit"
-    """It had taken all the steps, or nearly all the time, that a probe may take."""
-    FIXED = "fixed"
-    """Its steps were counted beforehand."""
+    KNOWN = "known"  # to the precision that the campaign requires
+    SLOWER = "slower"  # clearly, than the campaign's best recipe; its figures are rough
+    NOISY = "noisy"  # so much that the steps left would not have made its time known
+    LIMIT = "limit"  # of steps or time
+    FIXED = "fixed"  # number of steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +70,10 @@ class Measurement:
     """Measurement of one probe, warm-up excluded.
 
     Rates follow from the median step. TFLOPS are 1e12 floating-point operations per second and device; model FLOPs
-    leave recompute out, hardware FLOPs count it (formulas in `frontrunner.spaces.model`). `mfu` is model FLOPs over the
-    device's peak, None without a stated peak. `peak_memory_bytes` has one entry per rank: the allocator's peak on
-    accelerators, the resident set's on CPU; of tables and logs of others one in all, 0 if not stated. `losses` has one
-    entry per step, warm-up included. `ended` is None where it is not known.
+    leave recompute out, hardware FLOPs count it (formulas in `frontrunner.spaces.model`). `mfu` is model FLOPs over
+    the device's peak, None without a stated peak. `peak_memory_bytes` has one entry per rank: the allocator's peak
+    on accelerators, the resident set's on CPU; imported ones have one in all, 0 if not stated. `losses` has one
+    entry per step, warm-up included.
     """
 
     step_times_s: tuple[float, ...]
@@ -112,16 +103,13 @@ class Measurement:
 
     @property
     def peak_memory_bytes_max_rank(self) -> int:
-        """The peak of the rank that needs most."""
+        """Peak memory of the fullest rank."""
         return max(self.peak_memory_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a probe has no measurement: its kind, one sentence, and where to read on.
-
-    `log_tail` holds the last lines of the log of the rank that failed first; `log_path` its file.
-    """
+    """Why a probe has no measurement; `log_tail` ends the log, in `log_path`, of the rank that failed first."""
 
     kind: FailureKind
     message: str
@@ -141,7 +129,7 @@ Outcome = Measurement | Failure
 def implausibility(
     measurement: Measurement, peak_flops_per_device: float | None, *, memory_is_known: bool = True
 ) -> str | None:
-    """Return why the numbers cannot be true, None if they can; `memory_is_known` False leaves memory out."""
+    """Return why the numbers cannot be true, None if they can."""
     if not measurement.step_times_s or not all(math.isfinite(t) and t > 0 for t in measurement.step_times_s):
         return f"step times {list(measurement.step_times_s)} s are not all positive"
     if memory_is_known and (not measurement.peak_memory_bytes or min(measurement.peak_memory_bytes) <= 0):
@@ -156,8 +144,8 @@ def implausibility(
 class RecipeStats:
     """A recipe's measurements in one campaign, pooled over its `repeats`.
 
-    Times and rates are medians of the repeats' own values; the spread is the standard deviation of all
-    measured steps over that median; memory is the most that any rank took in any repeat.
+    Times and rates are medians of the repeats' own values; the spread is the standard deviation of all measured
+    steps over that median; memory is the most of any rank in any repeat.
     """
 
     repeats: int
@@ -176,7 +164,7 @@ class RecipeStats:
 
 
 def pool(measurements: Sequence[Measurement]) -> RecipeStats:
-    """Pool one or more measurements of one recipe; see `RecipeStats` for the formulas."""
+    """Pool one or more measurements of one recipe."""
     steps = [time for measurement in measurements for time in measurement.step_times_s]
     median = statistics.median(m.step_time_s_median for m in measurements)
     utilizations = [m.mfu for m in measurements if m.mfu is not None and math.isfinite(m.mfu)]
@@ -184,9 +172,7 @@ def pool(measurements: Sequence[Measurement]) -> RecipeStats:
         repeats=len(measurements),
         step_time_s_median=median,
         step_time_spread=statistics.stdev(steps) / median if len(steps) > 1 else 0.0,
-        tokens_per_s=statistics.median(m.tokens_per_s for m in measurements),
-        model_tflops_per_device=statistics.median(m.model_tflops_per_device for m in measurements),
-        hardware_tflops_per_device=statistics.median(m.hardware_tflops_per_device for m in measurements),
+        **{name: statistics.median(getattr(m, name) for m in measurements) for name in RATES},
         mfu=statistics.median(utilizations) if utilizations else None,
         peak_memory_bytes_max_rank=max(m.peak_memory_bytes_max_rank for m in measurements),
     )
@@ -194,15 +180,14 @@ def pool(measurements: Sequence[Measurement]) -> RecipeStats:
 
 def refuse_unrankable(outcome: Outcome) -> None:
     """Raise ValueError where a number that the store ranks or charges by is missing or not finite."""
-    values = [("node_seconds", outcome.node_seconds)]
+    names: tuple[str, ...] = ("node_seconds",)
     if isinstance(outcome, Measurement):
-        if not outcome.peak_memory_bytes or not outcome.step_times_s or min(outcome.step_times_s) <= 0:
+        if not (outcome.peak_memory_bytes and outcome.step_times_s and min(outcome.step_times_s) > 0):
             raise ValueError(f"expected positive step times and the memory of at least one rank, not {outcome}")
-        values += [("step_times_s", time) for time in outcome.step_times_s]
-        rates = ("tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device")
-        values += [(name, getattr(outcome, name)) for name in rates]
-    for name, value in values:
-        if not math.isfinite(value):
+        names += ("step_times_s", *RATES)
+    for name in names:
+        value = getattr(outcome, name)
+        if not all(map(math.isfinite, value if isinstance(value, tuple) else (value,))):
             raise ValueError(f"{name} = {value!r}: expected a finite number")
 
 

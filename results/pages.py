@@ -1,12 +1,12 @@
 """Queries of campaigns, ranked recipes, trials and attempts, a page at a time or all of a campaign's.
 
-Pages are counted from 1. A page beyond the last is empty; `total` is the number of items on all pages.
+Pages are counted from 1. A page after the last is empty; `total` is the number of items on all pages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, and_, func, select
@@ -26,7 +26,7 @@ from frontrunner.results.ranking import (
     rank,
 )
 from frontrunner.results.records import AttemptOutcome, Campaign, CampaignSummary, Probed, Trial
-from frontrunner.results.rows import cell, finished_attempts, outcomes_by_attempt, read_attempts, value_of
+from frontrunner.results.rows import attempts_by_trial, cell, finished_attempts, read_attempts, value_of
 from frontrunner.results.schema import AttemptRow, CampaignRow, StandingRow, TrialRow
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
@@ -47,10 +47,7 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOutcome:
-    """A trial with the outcome of its last attempt, None before the first has ended.
-
-    `outcome_number` counts a campaign's final outcomes from 1, as they were recorded; None until there is one.
-    """
+    """A trial with the outcome of its last attempt; `outcome_number` counts a campaign's final outcomes from 1."""
 
     trial: Trial
     outcome_number: int | None
@@ -59,11 +56,8 @@ class TrialOutcome:
 
 
 CampaignPage = Page[CampaignSummary]
-"""Campaigns, the newest first."""
 RecipePage = Page[RankedRecipe]
-"""Measured recipes of one campaign; their ranks are those among all of its recipes."""
 TrialPage = Page[TrialOutcome]
-"""Trials of one campaign, in the order in which they were proposed, or the last first."""
 
 
 def campaign_page(store: Store, *, page: int = 1, page_size: int = 50) -> CampaignPage:
@@ -73,11 +67,6 @@ def campaign_page(store: Store, *, page: int = 1, page_size: int = 50) -> Campai
         total = connection.execute(select(func.count()).select_from(CampaignRow)).scalar_one()
         items = store.summaries(connection, connection.execute(query).scalars().all())
         return CampaignPage(items=tuple(items), total=total)
-
-
-def any_campaign(store: Store) -> str | None:
-    """Return the name of any campaign, None where there is none: the cheapest query that reads the tables."""
-    return next(iter(newest_names(store, 1)), None)
 
 
 def newest_names(store: Store, limit: int) -> list[str]:
@@ -97,10 +86,7 @@ def recipe_page(  # noqa: PLR0913 - the parameters of a query, each by its name
     page: int = 1,
     page_size: int = 50,
 ) -> RecipePage:
-    """Return one page of a campaign's measured recipes that pass the filters, best first.
-
-    Raises `InvalidInput` for an unknown filter.
-    """
+    """Return one page of a campaign's measured recipes that pass the filters, best first, with ranks among all."""
     check_filters(filters or {})
     check_page(page, page_size)
     most_bytes = None if max_memory_gb is None else max_memory_gb * BYTES_PER_GB
@@ -155,20 +141,13 @@ def outcomes_after(store: Store, campaign_id: int, after: int, limit: int) -> tu
 
 
 def _with_outcomes(connection: Connection, rows: Sequence[Any]) -> tuple[TrialOutcome, ...]:
-    last = (
-        select(func.max(AttemptRow.id).label("id"), AttemptRow.trial_id, func.count().label("attempts"))
-        .where(AttemptRow.trial_id.in_([row.id for row in rows]))
-        .group_by(AttemptRow.trial_id)
-    )
-    tries = {row.trial_id: row for row in connection.execute(last)}
-    attempts = select(AttemptRow.id).where(AttemptRow.id.in_([row.id for row in tries.values()]))
-    outcomes = outcomes_by_attempt(connection, attempts)
+    tries = attempts_by_trial(connection, AttemptRow.trial_id.in_([row.id for row in rows]))
     return tuple(
         TrialOutcome(
             trial=value_of(Trial, row),
             outcome_number=row.outcome_number,
-            attempts=tries[row.id].attempts if row.id in tries else 0,
-            outcome=outcomes.get(tries[row.id].id) if row.id in tries else None,
+            attempts=len(tries.get(row.id, ())),
+            outcome=tries[row.id][-1].outcome if row.id in tries else None,
         )
         for row in rows
     )
@@ -181,7 +160,7 @@ def check_page(page: int, page_size: int) -> None:
 
 
 def cut(query: SelectT, page: int, page_size: int) -> SelectT:
-    """Return the query for one page; raises as `check_page` does."""
+    """Return the query for one page."""
     check_page(page, page_size)
     return query.limit(page_size).offset((page - 1) * page_size)
 
@@ -196,7 +175,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedRecipe:
-    """A recipe that both campaigns measured. `speed_ratio` is the second's tokens/s over the first's."""
+    """A recipe that both campaigns measured."""
 
     recipe_id: str
     recipe: Recipe
@@ -211,10 +190,7 @@ class SharedRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Both campaigns, and a page of the `total` recipes that both measured, the first campaign's fastest first.
-
-    A recipe's id holds its problem, so that campaigns of different problems share none.
-    """
+    """Both campaigns, and a page of the `total` recipes that both measured, the first campaign's fastest first."""
 
     first: Side
     second: Side
@@ -223,7 +199,7 @@ class Comparison:
 
 
 def compare(store: Store, first: str, second: str, *, page: int = 1, page_size: int = 50) -> Comparison:
-    """Compare two named campaigns; raises `NotFound` where there is no such campaign."""
+    """Compare two named campaigns."""
     one, its_trial, other = StandingRow, aliased(TrialRow), aliased(StandingRow)
     with store.database.reading(), store.read(first) as (connection, left), store.read(second) as (_, right):
         query = (  # by way of the other's trial, which has an index by campaign and recipe
@@ -269,7 +245,7 @@ def probed(store: Store, campaign: Campaign | str | None) -> list[Probed]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialHistory:
-    """A trial and its attempts in the order of their start; the outcome of a running one is None."""
+    """A trial and its attempts in the order of their start."""
 
     trial: Trial
     attempts: tuple[AttemptOutcome, ...]
@@ -278,8 +254,5 @@ class TrialHistory:
 def trial_histories(store: Store, campaign_id: int) -> list[TrialHistory]:
     """Return every trial of the campaign with its attempts, by number."""
     with store.database.reading(), store.database.read() as connection:
-        found = {trial.id: TrialHistory(trial=trial, attempts=()) for trial in store.trials(campaign_id)}
-        for one in read_attempts(connection, AttemptRow.campaign_id == campaign_id):
-            history = found[one.trial.id]
-            found[one.trial.id] = replace(history, attempts=(*history.attempts, one))
-        return list(found.values())
+        tries = attempts_by_trial(connection, AttemptRow.campaign_id == campaign_id)
+        return [TrialHistory(trial=one, attempts=tuple(tries.get(one.id, ()))) for one in store.trials(campaign_id)]

@@ -1,7 +1,7 @@
 """Predictions and outlooks in a campaign's events.
 
 A prediction is a recipe's expected rate, from probes on fewer nodes. An outlook is what a strategy expects of further
-probes. Both are events: they are never among the measurements, and no ranking contains one.
+probes. No ranking contains either.
 """
 
 from __future__ import annotations
@@ -21,20 +21,17 @@ from frontrunner.results.store import Store
 from frontrunner.spaces.recipe import Recipe
 
 PREDICTION = "prediction"
-"""Kind of a prediction's event; its data are the fields of `Predicted`, the recipe as JSON, without later results."""
+# Keys of a campaign's problem summary: the campaign that it is predicted from, and how that differs.
 SMALL_CAMPAIGN, SMALL_SCALE = "small_campaign", "small_scale"
-"""Keys of a campaign's problem summary: the campaign on fewer nodes that it is predicted from, and how that differs."""
 FIGURES = ("tokens_per_s", "low", "high", "chance")
 OUTLOOK = "outlook"
-"""Kind of an outlook's event. Its data: the fields of `Outlook`, and `measured`, the recipes measured by then."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """A recipe's expected tokens/s at the campaign's scale, the ends of its 95 % interval, and its chance to run.
+    """A recipe's expected tokens/s at the campaign's scale, its 95 % interval, and its chance to run.
 
-    `confirmed` pools what was measured of it at that scale since, None where nothing was; `failed` says that it was
-    tried there and failed.
+    `confirmed` pools its measurements at that scale since; `failed` says that it was tried there and failed.
     """
 
     recipe_id: str
@@ -54,11 +51,7 @@ class Predicted:
 
 @dataclass(frozen=True, kw_only=True)
 class SmallScale:
-    """A campaign that is predicted from another on fewer nodes.
-
-    `small` is that other one, `scale` says how it differs and `small_measured` counts its measured recipes;
-    `predicted` are the best recipes of this one, best first.
-    """
+    """A campaign that is predicted from another, `small`, on fewer nodes; `scale` says how that differs."""
 
     campaign: str
     nodes: int
@@ -75,7 +68,7 @@ class SmallScale:
 
     @property
     def mean_error(self) -> float | None:
-        """The mean of |predicted / measured - 1| over the confirmed ones; None where there is none."""
+        """Mean of |predicted / measured - 1| over the confirmed ones; None where there is none."""
         errors = [abs(one.error) for one in self.predicted if one.error is not None]
         return sum(errors) / len(errors) if errors else None
 
@@ -87,7 +80,7 @@ def prediction_data(predicted: Predicted) -> dict[str, str | float]:
 
 
 def small_scale(store: Store, campaign: Campaign) -> SmallScale | None:
-    """Return the predictions of a campaign from one on fewer nodes; None where it is not predicted from another."""
+    """Return the predictions of a campaign from one on fewer nodes; None where there are none."""
     small = campaign.problem_summary.get(SMALL_CAMPAIGN)
     if small is None:
         return None
@@ -128,21 +121,18 @@ def predicted_ids(store: Store) -> tuple[str, ...]:
 
 
 def _predictions(connection: Connection, campaign_id: int) -> tuple[Predicted, ...]:
-    """Return a campaign's predictions in the order in which they were made, with what was measured since."""
     events = values(connection, Event, EventRow.campaign_id == campaign_id, EventRow.kind == PREDICTION)
-    found = [_prediction(event) for event in events]
-    if not found:
-        return ()
     standings = select(StandingRow).where(StandingRow.campaign_id == campaign_id)
     measured = {row.recipe_id: value_of(RecipeStats, row) for row in connection.execute(standings)}
     tried = select(TrialRow.recipe_id).where(TrialRow.campaign_id == campaign_id, TrialRow.state == TrialState.FAILED)
     failed = set(connection.execute(tried).scalars())
-    return tuple(replace(one, confirmed=measured.get(one.recipe_id), failed=one.recipe_id in failed) for one in found)
+    return tuple(
+        replace(one, confirmed=measured.get(one.recipe_id), failed=one.recipe_id in failed)
+        for one in map(_prediction, events)
+    )
 
 
 def _prediction(event: Event) -> Predicted:
-    """Read what `prediction_data` wrote."""
-
     def read() -> Predicted:
         data: Mapping[str, Any] = event.data
         figures: dict[str, Any] = {name: float(data[name] or 0.0) for name in FIGURES}
@@ -155,10 +145,7 @@ def _prediction(event: Event) -> Predicted:
 def newest_outlooks(connection: Connection, campaign_id: int, count: int) -> list[Event]:
     """Return the newest `count` outlook events of a campaign, oldest first."""
     mine = (EventRow.campaign_id == campaign_id, EventRow.kind == OUTLOOK)
-    events = values(connection, Event, *mine, order=EventRow.id.desc(), limit=count)
-    for event in events:
-        outlook_of(event)  # which refuses a damaged one, with its place
-    return events[::-1]
+    return values(connection, Event, *mine, order=EventRow.id.desc(), limit=count)[::-1]
 
 
 def outlook_of(event: Event) -> tuple[Outlook, int]:

@@ -2,68 +2,50 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
-
-from sqlalchemy import select
 
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Campaign, Event, Probed
-from frontrunner.results.rows import DamagedCell, cell, finished_attempts, interpreted, values
-from frontrunner.results.schema import AttemptRow, EventRow, LaterVersion, ProvenanceRow, TrialRow
+from frontrunner.results.rows import DamagedCell, finished_attempts, interpreted, provenance_by_attempt, values
+from frontrunner.results.schema import AttemptRow, EventRow, TrialRow
 from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.spaces.recipe import Recipe
 
 REUSED = "reused"
-"""The event of a trial whose outcome is an earlier campaign's; its data names the `trial` by its number."""
+"""Event of a trial whose outcome is an earlier campaign's; its data names the `trial` by its number."""
 CUT = "cut"
-"""The event of an attempt whose nodes were taken away, or not had yet; its data names the `trial` by its number."""
-Ran = tuple[Provenance | None, str | None]
-"""What an attempt ran with, None where it was not recorded, and what of that record cannot be read."""
+"""Event of an attempt whose nodes were taken away, or not there yet; its data names the `trial` by its number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PriorResult:
-    """One recipe of a campaign with its final outcome: its measurements, the oldest first, or one failure.
-
-    `provenance` is what its newest attempt ran with, None where it was not recorded; `finished_at` when that ended.
-    `damage` states what of that record cannot be read: the outcome itself can.
-    """
+    """One recipe of a campaign with its final outcome: its measurements, the oldest first, or one failure."""
 
     recipe_id: str
     recipe: Recipe
     trial_number: int
     outcomes: tuple[Measurement, ...] | Failure
     provenance: Provenance | None
-    damage: str | None
     finished_at: str
     run_folder: str
 
 
 def campaign_results(store: Store, campaign_id: int) -> list[PriorResult]:
     """Return the recipes of a campaign with a final outcome, without those reused from an earlier campaign."""
-    mine = AttemptRow.campaign_id == campaign_id
-    reused = reused_trials(store, campaign_id)
-    ran: dict[int | None, Ran] = {None: (None, None)}
-    with store.database.read() as connection:
-        for row in connection.execute(select(ProvenanceRow).where(ProvenanceRow.campaign_id == campaign_id)):
-            try:
-                ran[row.id] = cell(ProvenanceRow.provenance_json, row.provenance_json, row.id), None
-            except (DamagedCell, LaterVersion) as error:
-                ran[row.id] = None, error.finding
-        provenance_ids = select(AttemptRow.id, AttemptRow.provenance_id).where(mine)
-        ran_with = {row.id: ran.get(row.provenance_id, (None, None)) for row in connection.execute(provenance_ids)}
-        by_trial: dict[int, list[Probed]] = {}
+    mine, by_trial = AttemptRow.campaign_id == campaign_id, defaultdict[int, list[Probed]](list)
+    with store.database.reading(), store.database.read() as connection:
+        reused = reused_trials(store, campaign_id)
+        ran_with = provenance_by_attempt(connection, mine)
         for one in finished_attempts(connection, mine, AttemptRow.state != AttemptState.LOST):
             if one.trial.state in (TrialState.MEASURED, TrialState.FAILED) and one.trial.number not in reused:
-                by_trial.setdefault(one.trial.number, []).append(one)
-        return [_prior_result(attempts, ran_with) for _, attempts in sorted(by_trial.items())]
+                by_trial[one.trial.number].append(one)
+    return [_prior_result(attempts, ran_with) for _, attempts in sorted(by_trial.items())]
 
 
-def _prior_result(attempts: list[Probed], ran_with: dict[int, Ran]) -> PriorResult:
-    """Combine a trial's attempts, the oldest first."""
+def _prior_result(attempts: list[Probed], ran_with: dict[int, Provenance]) -> PriorResult:
     last = attempts[-1]
     trial = last.trial
     measured = tuple(one.outcome for one in attempts if isinstance(one.outcome, Measurement))
@@ -71,14 +53,12 @@ def _prior_result(attempts: list[Probed], ran_with: dict[int, Ran]) -> PriorResu
     has_failed = bool(failed) and trial.state is TrialState.FAILED
     if not (measured or has_failed):
         raise DamagedCell(TrialRow, trial.id, "state", f"it is {trial.state}, and no such outcome is stored")
-    provenance, damage = ran_with[last.attempt.id]
     return PriorResult(
         recipe_id=trial.recipe_id,
         recipe=trial.recipe,
         trial_number=trial.number,
         outcomes=failed[-1] if has_failed else measured,
-        provenance=provenance,
-        damage=damage,
+        provenance=ran_with.get(last.attempt.id),
         finished_at=last.attempt.finished_at or "",
         run_folder=last.attempt.run_folder,
     )
@@ -105,8 +85,5 @@ def _trial_number(event: Event) -> int:
 
 
 def probes_made(store: Store, campaign: Campaign) -> int:
-    """Count the outcomes that are charged to a budget of probes: all but those reused from earlier campaigns.
-
-    `campaign` is as it was read; what was recorded since is not counted.
-    """
+    """Count the outcomes that are charged to a budget of probes: all but those reused from earlier campaigns."""
     return max(0, campaign.outcomes - len(reused_trials(store, campaign.id)))

@@ -1,7 +1,7 @@
 """Identity and liveness of processes and machines.
 
-A process id is valid on one machine only, and is reused. What identifies a process for certain is the boot of the
-machine that it runs on and its start time since that boot. Neither changes when a clock is set.
+A process id is valid on one machine only, and is reused. What identifies a process is the boot of its machine and its
+start time since that boot, neither of which changes when a clock is set.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import socket
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 PID_NAMESPACE = Path("/proc/self/ns/pid")
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
-"""Inode of the namespace that a machine starts with (PROC_PID_INIT_INO of Linux)."""
+"""Inode of a machine's first namespace (PROC_PID_INIT_INO of Linux)."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ENDED_STATES = frozenset("ZXx")
-"""States of a process that has ended but was not waited for yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,7 @@ class ProcessId:
     started_ticks: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessStat:
+class ProcessStat(NamedTuple):
     """State letter of a process and its start in clock ticks since the boot, as in proc(5)."""
 
     state: str
@@ -47,16 +46,9 @@ class Liveness(Enum):
 
 
 def this_host() -> str:
-    """Return the name under which process ids of this process are valid: the host's or the container's.
-
-    Processes that share a host's name but not its ids are in another pid namespace, whose number is appended.
-    """
-    try:
-        inode = PID_NAMESPACE.stat().st_ino
-    except OSError:  # not Linux, or no /proc
-        inode = FIRST_PID_NAMESPACE
-    name = socket.gethostname()
-    return name if inode == FIRST_PID_NAMESPACE else f"{name}#{inode}"
+    """Return the name under which process ids of this process are valid: the host's, or the container's."""
+    name, namespace = socket.gethostname(), pid_namespace()
+    return name if namespace in (0, FIRST_PID_NAMESPACE) else f"{name}#{namespace}"
 
 
 def machine_id() -> str:
@@ -68,10 +60,7 @@ def machine_id() -> str:
 
 
 def pid_namespace(pid: int | None = None) -> int:
-    """Return the namespace number of a process (default: this one); 0 where the system has none.
-
-    Raises `OSError` for a process that has ended or belongs to another user.
-    """
+    """Return a process's namespace number, 0 where the system has none; `OSError` for one that has ended."""
     file = PID_NAMESPACE if pid is None else Path(f"/proc/{pid}/ns/pid")
     return file.stat().st_ino if PID_NAMESPACE.parent.exists() else 0
 
@@ -95,7 +84,7 @@ def proc_is_ours() -> bool:
 def process_stat(pid: int) -> ProcessStat:
     """Read a process's entry in /proc; raises `OSError` where there is none."""
     after_the_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    return ProcessStat(state=after_the_name[0], started_ticks=int(after_the_name[19]))  # fields 3 and 22 of proc(5)
+    return ProcessStat(after_the_name[0], int(after_the_name[19]))  # fields 3 and 22
 
 
 def process_id(host: str, pid: int) -> ProcessId | None:
@@ -117,8 +106,8 @@ def is_on_this_host(host: str, identity: ProcessId | None) -> bool:
 def liveness(host: str, pid: int, identity: ProcessId | None, *, is_one_machine: bool) -> Liveness:
     """Return whether a process runs, from its host's name, its pid and, where known, its identity.
 
-    `is_one_machine` states that no other machine can be meant. A process of another boot id then ran before this boot,
-    so it is dead where its pid is free. Otherwise it may run on another machine of the same name.
+    `is_one_machine` states that no other machine can be meant: a process of another boot is then dead where its pid
+    is free. Otherwise it may run on another machine of the same name.
     """
     if host != this_host():
         return Liveness.UNKNOWN
@@ -146,8 +135,6 @@ def _is_hidden(pid: int) -> bool:
     """Return whether a process runs that /proc does not show, as other users' processes under hidepid."""
     try:
         os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except (ProcessLookupError, OverflowError):
-        return False
+    except (OSError, OverflowError) as error:
+        return isinstance(error, PermissionError)
     return False  # it is this user's, so it would be shown: it has just begun, or is a thread

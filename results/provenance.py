@@ -16,27 +16,20 @@ from pathlib import Path
 from frontrunner.results.redaction import redact
 
 PACKAGES = ("frontrunner", "torch", "deephyper", "optuna", "deepspeed", "numpy", "sqlalchemy")
-"""Distributions whose versions can change a measurement or a choice."""
 GPU_DRIVER_FILES = {
     "nvidia-driver": "proc/driver/nvidia/version",
     "amdgpu-driver": "sys/module/amdgpu/version",
     "i915-driver": "sys/module/i915/version",
     "xe-driver": "sys/module/xe/version",
 }
-"""Files in which the kernel states a GPU driver's version. NVIDIA's holds more: the version is the first number with
-dots, as in `NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15`."""
+"""Files in which the kernel states a GPU driver's version: the first number with dots."""
 DOTTED = re.compile(r"\b\d+\.\d[\d.]*")
 GIT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Environment of one run of a driver.
-
-    `versions` are those of Python, of the installed `PACKAGES` and of the loaded GPU drivers. `git_revision` is the
-    commit of the checkout that the driver was started in, None outside of one; `git_dirty` whether it had changes.
-    `command_line` has values that look like secrets redacted.
-    """
+    """Environment of one run of a driver: where it was started, with what versions and (redacted) command line."""
 
     versions: Mapping[str, str]
     host: str

@@ -25,7 +25,7 @@ BYTES_PER_GB = 1e9
 
 
 class RankBy(StrEnum):
-    """Figure that recipes are ordered by: more is better for the first two, less for the others."""
+    """Figure that recipes are ordered by."""
 
     TOKENS = "tokens"
     TFLOPS = "tflops"
@@ -42,7 +42,7 @@ ORDERED_COLUMNS: dict[RankBy, InstrumentedAttribute[Any]] = {
 MORE_IS_BETTER = frozenset({RankBy.TOKENS, RankBy.TFLOPS})
 
 Filters = Mapping[str, int | str]
-"""Fields of a recipe, `data_parallel` or `sharding`, by its common name, with the value that each must have."""
+"""Fields of a recipe, `data_parallel` or `sharding`, with the value that each must have."""
 FILTERS = (
     *(one.name for one in DIMENSIONS.values() if one.kind in ("count", "flag", "choice")),
     "data_parallel",
@@ -52,7 +52,7 @@ FILTERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RankedRecipe(Displayed):
-    """One recipe with its rank, from 1. `gap_percent` is how much worse it is than the first; 0 for the first."""
+    """One recipe with its rank, from 1; `gap_percent` is how much worse it is than the first."""
 
     rank: int
     recipe_id: str
@@ -93,18 +93,19 @@ def best(
         return rank(connection, found, *fits, by=RankBy(by), top=top)
 
 
-def rank(
+def rank(  # noqa: PLR0913 - the parameters of a query, each by its name
     connection: Connection,
     campaign: Campaign,
     *wanted: ColumnElement[bool],
     by: RankBy = RankBy.TOKENS,
     top: int | None = None,
+    offset: int = 0,
     ranks: Iterable[int] | None = None,
     better: float | None = None,
 ) -> list[RankedRecipe]:
     """Rank the recipes that meet the conditions within a transaction.
 
-    Their `ranks` are by default from 1, and the best figure, which gaps are to, is the first one's.
+    Their `ranks` are by default from 1, and gaps are to `better`, by default the first one's figure.
     """
     query = (
         select(StandingRow, TrialRow.recipe_json, TrialRow.number)
@@ -112,6 +113,7 @@ def rank(
         .where(StandingRow.campaign_id == campaign.id, *wanted)
         .order_by(*ordering(by))
         .limit(top)
+        .offset(offset)
     )
     found = []
     for place, row in zip(ranks or itertools.count(1), connection.execute(query).all(), strict=False):
@@ -134,11 +136,11 @@ def rank(
 def pareto(
     store: Store, campaign: Campaign | str | None, *, least_tokens_per_s: float | None = None
 ) -> list[RankedRecipe]:
-    """Return the front of tokens/s (more is better) against the peak memory of the neediest rank (less is better).
+    """Return the front of tokens/s (more is better) against the peak memory of the fullest rank (less is better).
 
-    Fastest first, so that memory falls along the list. Of recipes equal in both, the one with the smallest
-    recipe id is returned. With `least_tokens_per_s`, slower recipes are left out beforehand. A window over the index
-    finds the front of 100,000 recipes in 50 ms; reading them for `spaces.pareto` alone takes several times as long.
+    Fastest first. Of recipes equal in both, the one with the smallest recipe id is returned. `least_tokens_per_s`
+    leaves slower recipes out beforehand. A window over the index finds the front of 100,000 recipes in 50 ms;
+    reading them for `spaces.pareto` takes several times as long.
     """
     memory = StandingRow.peak_memory_bytes_max_rank
     with store.read(campaign) as (connection, found):
@@ -160,10 +162,7 @@ def ordering(by: RankBy) -> tuple[ColumnElement[Any], ...]:
 
 
 def gap_percent(figure: float, better: float, *, by: RankBy = RankBy.TOKENS) -> float:
-    """Return by how many percent `figure` is worse than `better`: below it where more is better, else above it.
-
-    Where `better` is 0, as memory that a table does not state, there is no gap.
-    """
+    """Return by how many percent `figure` is worse than `better`; 0 where that is 0, as memory that is not stated."""
     if not better:
         return 0.0
     return 100.0 * ((better - figure) if by in MORE_IS_BETTER else (figure - better)) / better

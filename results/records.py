@@ -17,14 +17,13 @@ from frontrunner.spaces.recipe import Recipe
 
 EventData = Mapping[str, str | int | float | None]
 Figures = Literal["measured", "simulated", "imported"]
-"""Where a campaign's numbers come from: real training, a rehearsal's rough formulas, or a table of others' training."""
+"""Where a campaign's numbers come from: training, a rehearsal's rough formulas, or a table of others."""
 
 IMPORTED = "imported"
-"""The strategy, the evaluator and the figures of a campaign that holds the rows of a table."""
 
 
 CUT_OFF = "cut off"
-"""State shown for a campaign that is running by its row and has no live driver: it waits to be resumed."""
+"""State shown for a campaign that is running by its row and has no live driver."""
 
 
 def state_in_words(state: CampaignState, *, is_driven: bool) -> str:
@@ -34,10 +33,9 @@ def state_in_words(state: CampaignState, *, is_driven: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign(Displayed):
-    """One search. `driver` is host:pid of the lease's holder, None where there is no lease.
+    """One search. `driver` is host:pid of the lease's holder.
 
-    `problem_summary` describes the problem for people, as the campaign's creator stated it; `outcomes` counts
-    what ended, measured or failed: each trial once, and once more for each repeat.
+    `problem_summary` is for people; `outcomes` counts each trial that ended, and once more for each repeat.
     """
 
     id: int
@@ -65,10 +63,7 @@ class Campaign(Displayed):
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignSummary:
-    """One line of the list of campaigns. `probes` counts the trials in each state, zeros included.
-
-    `is_driven` says whether the lease's holder is thought to run.
-    """
+    """One line of the list of campaigns; `probes` counts the trials in each state, zeros included."""
 
     id: int
     name: str
@@ -121,7 +116,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptOutcome:
-    """An attempt with its trial and what came of it; None while it runs."""
+    """An attempt with its trial and its outcome, None while it runs."""
 
     trial: Trial
     attempt: Attempt
@@ -159,7 +154,6 @@ class Lease:
 
 
 Clock = Callable[[], datetime]
-"""Returns the time with its zone."""
 
 
 def utc_now() -> datetime:
@@ -168,10 +162,7 @@ def utc_now() -> datetime:
 
 
 def timestamp(moment: datetime) -> str:
-    """ISO 8601 in UTC with offset and microseconds: text of one width, so that it sorts by time.
-
-    Raises ValueError for a time without a zone, which could be any hour.
-    """
+    """Return ISO 8601 in UTC with offset and microseconds: text of one width, so that it sorts by time."""
     if moment.tzinfo is None:
         raise ValueError(f"{moment!r} has no time zone")
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
@@ -179,13 +170,12 @@ def timestamp(moment: datetime) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What a strategy expects of going on, in shares of the best measured tokens/s.
+    """What a strategy expects of further probes, in shares of the best measured tokens/s.
 
     `expected_improvement` is the mean gain of the most promising next probe. `gap` is the estimated distance to the
-    best recipe of the whole legal space, at least 0, and `gap_at_most` its 95th percentile: 1 for twice the tokens/s.
-
-    Where `of_front`, several objectives are sought and the three are shares of what the measured front is worth: the
-    best tokens/s within an allowance of memory and nodes, as a mean over all allowances.
+    best recipe of the whole legal space, at least 0, and `gap_at_most` its 95th percentile. Where `of_front`, they
+    are shares of what the measured front is worth: the best tokens/s within an allowance of memory and nodes, as a
+    mean over all allowances.
     """
 
     expected_improvement: float
@@ -195,7 +185,7 @@ class Outlook:
 
     @property
     def share_below(self) -> float:
-        """`gap` as a share of the whole space's best, as a ranking's gap is one of its best: gap / (1 + gap)."""
+        """`gap` as a share of the whole space's best: gap / (1 + gap)."""
         return 1 - 1 / (1 + self.gap)
 
     @property

@@ -12,10 +12,10 @@ SECRET_WORDS = re.compile(
     r"|(?<!(?:bos|cls|eos|pad|sep|unk)[-_.])token(?:[-_.]?\d+)?$|(?-i:(?:^|_)TOKEN_)",
     re.IGNORECASE,
 )
-"""Of names of secrets. Trainers count tokens too: `--train-tokens` and `--token-dispatcher-type` name none."""
+"""Names of secrets. Trainers count tokens too: `--train-tokens` and `--token-dispatcher-type` are none."""
 PATH_NAME = re.compile(r"[-_.](?:path|file|dir|sock)$", re.IGNORECASE)
 ASSIGNED = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++)(?:=|:\s+|(?P<space>\s+)(?=[^\s-]))")
-"""A name and what parts it from its value: of an option, white space does too."""
+"""A name and what separates it from its value."""
 VALUE = re.compile(r"""(?:"(?:\\.?|[^"\\])*(?:"|$)|'[^']*(?:'|$)|[^\s,;&'"])*""", re.DOTALL)
 """A value among others, as a shell or a list quotes and ends it."""
 AUTHORIZATION = re.compile(
@@ -25,18 +25,17 @@ URL_PASSWORD = re.compile(r"(?P<before>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*+://[^\s
 QUERY_PASSWORD = re.compile(r"(?P<before>[?&](?:ssl)?password=)[^&#\s]+", re.IGNORECASE)
 TOKEN_SHAPES = re.compile(r"^(hf_|ghp_|gho_|glpat-|github_pat_|sk-|xox[abp]-|AKIA|eyJ)[A-Za-z0-9_.-]{8,}$")
 MAYBE_PATHS = ("CREDENTIALS", "_PWD")
-"""Ends of names whose value may be a path, as of GOOGLE_APPLICATION_CREDENTIALS."""
 SHORTEST = 8
 """Characters of a value that is looked for in text; shorter ones are words of any log."""
 
 
 def names_a_secret(name: str) -> bool:
-    """Whether an option or a variable of this name holds a secret itself, rather than the path of one."""
+    """Return whether an option or a variable of this name holds a secret itself, rather than the path of one."""
     return SECRET_WORDS.search(name) is not None and not PATH_NAME.search(name)
 
 
 def redact(arguments: Sequence[str]) -> tuple[str, ...]:
-    """The arguments, with values of secret-looking names, passwords in URLs and known token shapes replaced."""
+    """Return the arguments with secrets replaced: values of secret names, passwords in URLs and known token shapes."""
     shown: list[str] = []
     hide_next = False
     for argument in arguments:
@@ -49,7 +48,7 @@ def redact(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def _without_assigned(argument: str) -> str:
-    """Each value of a secret's name replaced: to the argument's end where it begins with the name, which is no list."""
+    """Replace each value of a secret's name, to the argument's end where that begins with the name."""
     shown, read = "", 0
     for found in ASSIGNED.finditer(argument):
         is_secret = names_a_secret(found["name"]) and (found["space"] is None or found["name"].startswith("-"))
@@ -64,19 +63,18 @@ def _without_assigned(argument: str) -> str:
 
 
 def _without_passwords(argument: str) -> str:
-    """A URL's password, before its host or among its parameters, and what a header authorizes by, replaced."""
     for pattern in (URL_PASSWORD, QUERY_PASSWORD, AUTHORIZATION):
         argument = pattern.sub(rf"\g<before>{REDACTED}", argument)
     return argument
 
 
 def looks_secret(name: str, value: str) -> bool:
-    """Whether a variable, by its name or the form of its value, holds a secret."""
+    """Return whether a variable, by its name or the form of its value, holds a secret."""
     return bool(_is_named_so(name, value) or TOKEN_SHAPES.match(value) or URL_PASSWORD.search(value))
 
 
 def without_secrets(text: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The text with the values of this environment's secrets, and passwords in URLs, replaced."""
+    """Return the text with the values of this environment's secrets, and passwords in URLs, replaced."""
     found = {
         value
         for name, value in environment.items()
@@ -88,6 +86,6 @@ def without_secrets(text: str, environment: Mapping[str, str] = os.environ) -> s
 
 
 def _is_named_so(name: str, value: str) -> bool:
-    """Whether the name says secret; those in `MAYBE_PATHS` also name files, and a secret itself may begin with "/"."""
+    """Return whether the name says secret; one in `MAYBE_PATHS` whose value is a path does not."""
     name = name.upper()
     return names_a_secret(name) and not (name.endswith(MAYBE_PATHS) and value.startswith(("/", "~")))

@@ -18,14 +18,8 @@ from sqlalchemy import Column, ColumnElement, Connection, Select, func, inspect,
 from sqlalchemy.orm import InstrumentedAttribute
 from typing_extensions import TypedDict
 
-from frontrunner.results.outcome import (
-    Failure,
-    Measurement,
-    Outcome,
-    ProbeEnding,
-    RecipeStats,
-    refuse_unrankable,
-)
+from frontrunner.results.outcome import Failure, Measurement, Outcome, ProbeEnding, RecipeStats, refuse_unrankable
+from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Attempt, AttemptOutcome, Campaign, Event, Probed, Trial
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.schema import (
@@ -37,6 +31,7 @@ from frontrunner.results.schema import (
     FailureRow,
     LaterVersion,
     MeasurementRow,
+    ProvenanceRow,
     StandingRow,
     TrialRow,
 )
@@ -57,13 +52,12 @@ TABLES: dict[type, type[Base]] = {
     Failure: FailureRow,
     RecipeStats: StandingRow,
 }
-"""The table that holds values of each kind; their fields are its columns."""
+"""The table of each kind of value; their fields are its columns."""
 SHOULD_BE = "Input should be "
-"""How pydantic begins what it expected."""
 
 
 class DamagedCell(StoreUnusable):
-    """A cell that cannot be what was stored. `Database` adds the store and its newest backup."""
+    """A cell that cannot be what was stored; `Database` adds the store and its newest backup."""
 
     def __init__(self, table: type[Base], row_id: object, column: str, why: str) -> None:
         self.finding = f"{table.__tablename__} row {row_id}, {column}: {why}"
@@ -74,10 +68,7 @@ class DamagedCell(StoreUnusable):
 
 
 def columns_of(table: type[Base], row: Any) -> Columns:
-    """Return the checked columns of a row that has all of the table's, with JSON and enums read.
-
-    Raises `DamagedCell`, and `LaterVersion` for a document of a later version.
-    """
+    """Return the checked columns of a row, with JSON and enums read; raises `DamagedCell` and `LaterVersion`."""
     found = row._mapping
     return _read(table, found[_columns(table)[0].name], _adapter(table), dict(found))
 
@@ -107,7 +98,7 @@ def _read(table: type[Base], row_id: object, adapter: TypeAdapter[Columns], foun
 
 
 def _explained(error: ValidationError) -> tuple[str, str]:
-    """Return the column that pydantic complains about first, and what it holds and should hold."""
+    """Return the column that pydantic complains about first, and what is wrong with it."""
     first = error.errors(include_url=False)[0]
     column, *inside = map(str, first["loc"])
     raised = first.get("ctx", {}).get("error")
@@ -125,13 +116,12 @@ def _explained(error: ValidationError) -> tuple[str, str]:
 
 @cache
 def _columns(table: type[Base]) -> list[Column[Any]]:
-    """Return the table's columns, of which the first is the key."""
     return list(table.metadata.tables[table.__tablename__].columns)
 
 
 @cache
 def _adapter(table: type[Base], name: str | None = None) -> TypeAdapter[Columns]:
-    """Return the strict reader of a table's rows, or of one column; others in the row are left out."""
+    """Return the strict reader of a table's rows, or of one column."""
     types = {}
     for column in _columns(table):
         if name in (None, column.name):
@@ -144,7 +134,6 @@ def _adapter(table: type[Base], name: str | None = None) -> TypeAdapter[Columns]
 
 @cache
 def _sources(kind: Any) -> tuple[tuple[str, str], ...]:
-    """Return (field, column) for the fields of a value that are columns of its table."""
     names = [column.name for column in _columns(TABLES[kind])]
     of_field = {name.removesuffix("_json"): name for name in names} | {name: name for name in names}
     of_field["problem_summary"] = "problem_json"
@@ -174,10 +163,9 @@ def values(
 
 
 def outcome_to_columns(outcome: Outcome) -> Columns:
-    """Return the columns of `MeasurementRow` or `FailureRow`. Losses and side figures that are not finite become NULL.
+    """Return the columns of `MeasurementRow` or `FailureRow`; side figures that are not finite become NULL.
 
-    Raises ValueError where a number that recipes are ranked or charged by is missing or not finite: such numbers are
-    an implausible measurement, which is stored as a failure.
+    Raises ValueError where a number that recipes are ranked or charged by is missing or not finite.
     """
     refuse_unrankable(outcome)
     return {column: _stored(getattr(outcome, name)) for name, column in _sources(cast(Any, type(outcome)))}
@@ -211,8 +199,7 @@ def has_table(connection: Connection, table: type[Base]) -> bool:
     return bool(connection.info[remembered])
 
 
-def outcomes_by_attempt(connection: Connection, attempts: Select[int]) -> dict[int, Outcome]:
-    """Return the outcomes of the attempts whose ids a query selects; running and lost attempts may have none."""
+def _outcomes(connection: Connection, attempts: Select[int]) -> dict[int, Outcome]:
     found: dict[int, Outcome] = {}
     endings: dict[int, ProbeEnding] = {}
     if has_table(connection, EndingRow):
@@ -235,7 +222,7 @@ def read_attempts(
     mine = AttemptRow.id.in_(ids)
     of_trials = TrialRow.id.in_(select(AttemptRow.trial_id).where(mine))
     trials = {trial.id: trial for trial in values(connection, Trial, of_trials)}
-    outcomes = outcomes_by_attempt(connection, ids)
+    outcomes = _outcomes(connection, ids)
     found = []
     for row in connection.execute(select(AttemptRow).where(mine).order_by(AttemptRow.id)):
         if row.trial_id not in trials:
@@ -243,6 +230,14 @@ def read_attempts(
             raise DamagedCell(AttemptRow, row.id, "trial_id", why)
         one = AttemptOutcome(trial=trials[row.trial_id], attempt=value_of(Attempt, row), outcome=outcomes.get(row.id))
         found.append(one)
+    return found
+
+
+def attempts_by_trial(connection: Connection, *wanted: ColumnElement[bool]) -> dict[int, list[AttemptOutcome]]:
+    """Return the attempts that meet the conditions by their trials' ids, oldest first."""
+    found: dict[int, list[AttemptOutcome]] = {}
+    for one in read_attempts(connection, *wanted):
+        found.setdefault(one.trial.id, []).append(one)
     return found
 
 
@@ -254,6 +249,16 @@ def finished_attempts(connection: Connection, *wanted: ColumnElement[bool]) -> l
             raise DamagedCell(AttemptRow, one.attempt.id, "state", "it has ended, and no outcome of it is stored")
         found.append(Probed(trial=one.trial, attempt=one.attempt, outcome=one.outcome))
     return sorted(found, key=lambda one: (one.attempt.finished_at or "", one.attempt.id))
+
+
+def provenance_by_attempt(connection: Connection, *wanted: ColumnElement[bool]) -> dict[int, Provenance]:
+    """Return what the attempts that meet the conditions ran with, where it was recorded."""
+    query = select(AttemptRow.id, AttemptRow.provenance_id, ProvenanceRow.provenance_json)
+    joined = query.join(ProvenanceRow, ProvenanceRow.id == AttemptRow.provenance_id).where(*wanted)
+    return {
+        row.id: cell(ProvenanceRow.provenance_json, row.provenance_json, row.provenance_id)
+        for row in connection.execute(joined)
+    }
 
 
 def trials_by_state(connection: Connection, campaign_ids: Sequence[int]) -> dict[int, dict[TrialState, int]]:

@@ -1,16 +1,15 @@
 """Tables of the store, schema version 1, revision 0004, and what their columns hold.
 
-Timestamps are ISO 8601 text in UTC with offset, JSON columns are text without NaN, and states are guarded by
-CHECK constraints made from enums. `frontrunner.results.rows` checks the columns by their types, and reads the rows.
+Timestamps are ISO 8601 text in UTC with offset, JSON columns are text without NaN, and states are guarded by CHECK
+constraints made from enums. `frontrunner.results.rows` reads the rows, and checks them by these types.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import typing
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cache, lru_cache, partial
@@ -42,17 +41,14 @@ from frontrunner.spaces.recipe import Recipe, current_names, stored_recipe
 SCHEMA_VERSION = 1
 """Incremented by a change that earlier versions of frontrunner cannot work with."""
 REVISION = "0004"
-"""Incremented by every change; `frontrunner.results.database` makes the changes that a store lacks."""
+"""Incremented by every change, which `frontrunner.results.database` then makes."""
 FIRST_REVISION = "0001"
-OLDEST_READABLE_SCHEMA = 1
-"""Oldest schema version of which this version can read every table that it knows."""
 LATER_TABLES = frozenset({"endings", "holders"})
-"""Tables added after the first revision: a store of an earlier version that is opened read-only may lack them."""
+"""Tables added after the first revision, which a store opened read-only may lack."""
 
 
 T = TypeVar("T")
 RECIPES_KEPT = 8192
-"""Size of the cache of recipes by their text: about 1 KiB each."""
 
 
 class LaterVersion(StoreUnusable):
@@ -70,35 +66,30 @@ def recipe_to_json(recipe: Recipe) -> str:
 
 @lru_cache(maxsize=RECIPES_KEPT)
 def recipe_from_json(text: str) -> Recipe:
-    """Read what `recipe_to_json` wrote; raises ValueError for other text, and `LaterVersion`."""
+    """Read what `recipe_to_json` wrote; raises ValueError and `LaterVersion`."""
     return document(Recipe, text, names=current_names)
 
 
 def document(kind: type[T], text: str, *, names: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> T:
     """Read a dataclass from its JSON text, strictly; fields with a default may be missing.
 
-    `names` replaces keys of earlier versions. Raises ValueError for other text, and `LaterVersion` where it has all
-    fields and others as well.
+    `names` replaces keys of earlier versions. Raises ValueError, and `LaterVersion` for fields that are not ours.
     """
     table = names(_TABLE.validate_json(text, strict=True))
-    _refuse_unknown(kind, table)
     found: T = _adapter(cast(Any, kind)).validate_json(json.dumps(table), strict=True)
+    _refuse_unknown(table, found)
     return found
 
 
-def _refuse_unknown(kind: type, found: object) -> None:
-    if not isinstance(found, Mapping):
-        return
-    names = {field.name for field in fields(kind)}
-    unknown = [name for name in found if name not in names]
-    if unknown and names <= found.keys():
-        raise LaterVersion(f"this version does not know {', '.join(map(shown, unknown[:3]))}")
-    if unknown:
-        raise ValueError(f"{shown(unknown[0])} is not known")
-    is_nested = any(isinstance(value, Mapping) for value in found.values())
-    for name, hint in typing.get_type_hints(kind).items() if is_nested else ():
-        if is_dataclass(hint) and isinstance(hint, type):
-            _refuse_unknown(hint, found.get(name))
+def _refuse_unknown(table: Mapping[str, Any], found: object) -> None:
+    known = vars(found)
+    for name, value in table.items():
+        if name not in known and known.keys() <= table.keys():
+            raise LaterVersion(f"this version does not know {shown(name)}")
+        if name not in known:
+            raise ValueError(f"{shown(name)} is not known")
+        if is_dataclass(known[name]):
+            _refuse_unknown(value, known[name])
 
 
 @cache
@@ -139,10 +130,8 @@ Time = Annotated[str, holds(Annotated[str, AfterValidator(_time)])]
 Count = Annotated[int, holds(_Size)]
 BigCount = Annotated[int, holds(_Size, BigInteger)]
 Ordinal = Annotated[int, holds(Annotated[int, Field(ge=1, le=LARGEST)])]
-"""Of what is counted from 1."""
 Figure = Annotated[float, holds(_NotNegative)]
 Rate = Annotated[float, holds(_AboveZero)]
-"""Of figures that others are divided by."""
 SideFigure = Annotated[float, holds(Annotated[_NotNegative | None, _NAN_IF_NULL])]
 """Stored as NULL where it is not finite."""
 TableText = Annotated[str, holds(Annotated[str, AfterValidator(_checked_table)])]
@@ -166,7 +155,7 @@ class Base(DeclarativeBase):
 
 
 REVISIONS = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
-"""The table with the revision of the others, named as by Alembic, which made the revisions of earlier versions."""
+"""The table with the revision of the others, named as by Alembic, which earlier versions used."""
 
 
 class StoreRow(Base):
@@ -183,8 +172,8 @@ class StoreRow(Base):
 class CampaignRow(Base):
     """One search, with the lease of the driver that may write to it.
 
-    `epoch` counts the leases given out: a driver writes only while it is still the one its lease was given
-    under. `outcomes` counts the final outcomes, and numbers them.
+    `epoch` counts the leases given out: a driver writes only under the current one. `outcomes` counts the final
+    outcomes, and numbers them.
     """
 
     __tablename__ = "campaigns"
@@ -215,10 +204,7 @@ class CampaignRow(Base):
 
 
 class HolderRow(Base):
-    """The process to which a campaign's lease of one epoch was given, as `process_identity.ProcessId` names it.
-
-    Leases of earlier versions, and of machines without such an identity, have no such row.
-    """
+    """The process to which a campaign's lease of one epoch was given; leases of earlier versions have no such row."""
 
     __tablename__ = "holders"
 
@@ -304,7 +290,7 @@ class MeasurementRow(Base):
 
 
 class EndingRow(Base):
-    """Why one attempt measured no further step; attempts of the first stores of schema 1 have no such row."""
+    """Why one attempt measured no further step; attempts of the first stores have no such row."""
 
     __tablename__ = "endings"
     __table_args__ = (checked("ended", ProbeEnding),)
@@ -330,8 +316,8 @@ class FailureRow(Base):
 class StandingRow(Base):
     """A recipe's measurements in one campaign, pooled: what the rankings read.
 
-    It repeats what the measurements say, so that ordering 100,000 of them is a walk along an index. It is
-    rewritten in the transaction that adds a measurement, and removed when the trial ends as failed.
+    It repeats what the measurements say, so that ordering 100,000 of them is a walk along an index. It is rewritten
+    in the transaction that adds a measurement, and removed when the trial ends as failed.
     """
 
     __tablename__ = "standings"
@@ -363,7 +349,7 @@ class StandingRow(Base):
 
 
 class EventRow(Base):
-    """Something worth telling that happened in a campaign; ids rise in the order of recording."""
+    """Something that happened in a campaign; ids rise in the order of recording."""
 
     __tablename__ = "events"
     __table_args__ = (Index("events_by_campaign", "campaign_id", "id"),)

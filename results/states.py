@@ -1,7 +1,4 @@
-"""The states of campaigns, trials and attempts, and which may follow which.
-
-The schema's CHECK constraints are made from these enums, and the writer refuses a change that is not listed.
-"""
+"""The states of campaigns, trials and attempts, and which may follow which."""
 
 from __future__ import annotations
 

@@ -1,35 +1,49 @@
-"""Status of a campaign, and its failures."""
+"""Status of a campaign, its failures, the drivers that leases name, and what is known about one recipe."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from frontrunner.notebook import Displayed
-from frontrunner.results.lease import is_held
-from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.lease import holder_identity, is_held
+from frontrunner.results.outcome import Failure, FailureKind, Outcome, RecipeStats
 from frontrunner.results.predictions import OUTLOOK, PREDICTION, newest_outlooks
-from frontrunner.results.ranking import RankedRecipe, rank
-from frontrunner.results.records import Campaign, Event, Trial, state_in_words
-from frontrunner.results.rows import cell, trials_by_state, value_of, values
-from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, TrialRow
+from frontrunner.results.process_identity import boot_id, is_on_this_host
+from frontrunner.results.provenance import Provenance
+from frontrunner.results.ranking import RankedRecipe, gap_percent, rank
+from frontrunner.results.records import Attempt, Campaign, Event, Trial, state_in_words
+from frontrunner.results.rows import (
+    DamagedCell,
+    attempts_by_trial,
+    cell,
+    provenance_by_attempt,
+    read_attempts,
+    trials_by_state,
+    values,
+)
+from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, StandingRow, TrialRow
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
+from frontrunner.spaces.errors import NotFound, bad_value
+from frontrunner.spaces.recipe import Recipe
 
 LAST_EVENTS = 10
+MIN_PREFIX = 4
+MOST_CANDIDATES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Status(Displayed):
     """A campaign at one moment.
 
-    `trials` counts trials by state, zeros included; `failures` counts failed and lost attempts by kind.
-    `driver_is_live` says whether the lease's holder is thought to run: a campaign that is `running` without
-    one was cut off and waits to be resumed. `outlook` is the newest estimate of what is left to gain
-    (`frontrunner.results.predictions`), None where the strategy makes none. `last_events` are the newest others, oldest
-    first.
+    `trials` and `failures` count trials by state and failed attempts by kind. `driver_is_live` is False for a
+    campaign that was cut off. `outlook` is the newest estimate of what is left to gain
+    (`frontrunner.results.predictions`); `last_events` are the newest others, oldest first.
     """
 
     campaign: Campaign
@@ -42,8 +56,26 @@ class Status(Displayed):
 
     @property
     def state_in_words(self) -> str:
-        """The campaign's state, or `frontrunner.results.records.CUT_OFF`."""
+        """The campaign's state, or `CUT_OFF`."""
         return state_in_words(self.campaign.state, is_driven=self.driver_is_live)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActiveDriver:
+    """Holder of a campaign's lease.
+
+    `is_here`: its process id is one of this host. Where `is_certain`, a live one that is here is the process itself,
+    not one that was given its id later.
+    """
+
+    campaign: str
+    host: str
+    pid: int
+    since: str
+    is_here: bool
+    is_certain: bool
+    is_live: bool
+    heartbeat_age_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,48 +120,185 @@ def _failures_by_kind(connection: Connection, campaign_id: int) -> Mapping[Failu
     return {cell(FailureRow.kind, row.kind, row.first): row.attempts for row in counted}
 
 
+def active_drivers(store: Store) -> list[ActiveDriver]:
+    """Return the holders of all leases that were not released, by campaign, the newest first."""
+    query = select(CampaignRow).where(CampaignRow.lease_until.is_not(None)).order_by(CampaignRow.id.desc())
+    found = []
+    with store.database.read() as connection:
+        now = store.database.now(connection)
+        for row in connection.execute(query).all():
+            identity = holder_identity(connection, row)
+            written_at = datetime.fromisoformat(cell(CampaignRow.updated_at, row.updated_at, row.id))
+            driver = ActiveDriver(
+                campaign=row.name,
+                host=row.driver_host,
+                pid=row.driver_pid,
+                since=row.driven_since,
+                is_here=is_on_this_host(row.driver_host, identity),
+                is_certain=identity is not None and boot_id() is not None,
+                is_live=is_held(store.database, connection, row),
+                heartbeat_age_s=max(0.0, (now - written_at).total_seconds()),
+            )
+            found.append(driver)
+    return found
+
+
+def version_of(store: Store, campaign: str) -> tuple[str, bool]:
+    """Return text that changes with every write of a campaign's drivers, and whether one holds the campaign."""
+    with store.read(campaign) as (connection, found):
+        row = connection.execute(select(CampaignRow).where(CampaignRow.id == found.id)).one()
+        return f"{found.updated_at} {found.epoch} {found.outcomes}", is_held(store.database, connection, row)
+
+
 def failures(
     store: Store, campaign: Campaign | str | None, *, limit: int | None = None, offset: int = 0
 ) -> list[FailedTrial]:
     """Return the campaign's failed trials in the order of recording: up to `limit`, after `offset` others."""
     with store.read(campaign) as (connection, found):
-        failed = (TrialRow.campaign_id == found.id, TrialRow.state == TrialState.FAILED)
-        tries = (
-            select(AttemptRow.trial_id, func.max(AttemptRow.id).label("last"), func.count().label("attempts"))
-            .where(AttemptRow.trial_id.in_(select(TrialRow.id).where(*failed)))
-            .group_by(AttemptRow.trial_id)
-            .subquery()
-        )
-        query = (
-            select(TrialRow, FailureRow, AttemptRow.run_folder, tries.c.attempts)
-            .join(tries, tries.c.trial_id == TrialRow.id)
-            .join(AttemptRow, AttemptRow.id == tries.c.last)
-            .join(FailureRow, FailureRow.attempt_id == tries.c.last)
-            .where(*failed)
+        failed = (
+            select(TrialRow.id)
+            .where(TrialRow.campaign_id == found.id, TrialRow.state == TrialState.FAILED)
             .order_by(TrialRow.outcome_number)
             .limit(limit)
             .offset(offset)
         )
-        return [
-            FailedTrial(
-                trial=value_of(Trial, row),
-                failure=value_of(Failure, row),
-                attempts=row.attempts,
-                run_folder=row.run_folder,
-            )
-            for row in connection.execute(query)
-        ]
+        tries = attempts_by_trial(connection, AttemptRow.trial_id.in_(failed))
+        listed = [tries[trial_id] for trial_id in connection.execute(failed).scalars() if trial_id in tries]
+    return [
+        FailedTrial(trial=last.trial, failure=last.outcome, attempts=len(of_trial), run_folder=last.attempt.run_folder)
+        for of_trial in listed
+        if isinstance((last := of_trial[-1]).outcome, Failure)
+    ]
 
 
 def last_failure(store: Store, campaign: str | None, trial_number: int) -> Failure | None:
     """Return the newest failure among a trial's attempts; None where there is no failure or no such trial."""
     with store.read(campaign) as (connection, found):
-        query = (
-            select(FailureRow)
-            .join(AttemptRow, AttemptRow.id == FailureRow.attempt_id)
-            .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
-            .where(TrialRow.campaign_id == found.id, TrialRow.number == trial_number)
-            .order_by(AttemptRow.id.desc())
-        )
-        row = connection.execute(query.limit(1)).first()
-        return None if row is None else value_of(Failure, row)
+        trial = select(TrialRow.id).where(TrialRow.campaign_id == found.id, TrialRow.number == trial_number)
+        tries = read_attempts(connection, AttemptRow.trial_id.in_(trial))
+    return next((one.outcome for one in reversed(tries) if isinstance(one.outcome, Failure)), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainedAttempt:
+    """One attempt, its outcome (None while it runs), and what its driver ran with."""
+
+    attempt: Attempt
+    outcome: Outcome | None
+    provenance: Provenance | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbor:
+    """The recipe ranked next above or below.
+
+    `gap_percent` is how much slower the slower of the two is; `within_spread` that this is no more than the larger
+    of their spreads, so that another measurement could turn the order round.
+    """
+
+    recipe_id: str
+    recipe: Recipe
+    tokens_per_s: float
+    gap_percent: float
+    within_spread: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Appearance:
+    """The recipe in one campaign. It ranks by tokens/s as `rank` of `ranked_recipes`, None where it does not."""
+
+    campaign: Campaign
+    trial: Trial
+    attempts: tuple[ExplainedAttempt, ...]
+    standing: RecipeStats | None
+    rank: int | None
+    ranked_recipes: int
+    above: Neighbor | None
+    below: Neighbor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation(Displayed):
+    """A recipe and its appearances, the newest campaign first."""
+
+    recipe_id: str
+    recipe: Recipe
+    appearances: tuple[Appearance, ...]
+
+
+def explain(store: Store, recipe_id: str) -> Explanation:
+    """Return what the store holds about the recipe with this id, or with a unique prefix of it.
+
+    Raises `InvalidInput` for a short prefix, and `NotFound`, naming candidates, where no recipe or more than one
+    begins so.
+    """
+    prefix = recipe_id.strip().lower()
+    if len(prefix) < MIN_PREFIX:
+        raise bad_value("recipe id", prefix, f"at least the first {MIN_PREFIX} characters of one")
+    with store.database.read() as connection:
+        full_id = _complete_id(connection, prefix)
+        trials = values(connection, Trial, TrialRow.recipe_id == full_id, order=TrialRow.campaign_id.desc())
+        appearances = tuple(_appearance(connection, trial) for trial in trials)
+    return Explanation(recipe_id=full_id, recipe=appearances[0].trial.recipe, appearances=appearances)
+
+
+def _complete_id(connection: Connection, prefix: str) -> str:
+    alike = select(TrialRow.recipe_id).where(_begins(prefix)).distinct()
+    found = connection.execute(alike.order_by(TrialRow.recipe_id).limit(MOST_CANDIDATES)).scalars().all()
+    if len(found) == 1 or prefix in found:
+        return prefix if prefix in found else found[0]
+    if found:
+        raise NotFound(f"more than one recipe id begins with {prefix!r}", hint=f"one of: {', '.join(found)}")
+    # Only ids that begin alike are compared: comparing 100,000 takes seconds.
+    alike = select(TrialRow.recipe_id).where(_begins(prefix[:2])).distinct()
+    close = difflib.get_close_matches(prefix, connection.execute(alike.limit(1000)).scalars(), n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "list the measured ones: frontrunner best"
+    raise NotFound(f"no recipe id begins with {prefix!r}", hint=hint)
+
+
+def _begins(prefix: str) -> ColumnElement[bool]:
+    """Return the condition that a recipe id has this prefix; SQLite uses the index for the bounds, but not for LIKE."""
+    recipe_id = TrialRow.recipe_id  # "z" comes after every hexadecimal digit in the order of any database
+    return and_(recipe_id >= prefix, recipe_id < prefix + "z", recipe_id.startswith(prefix, autoescape=True))
+
+
+def _appearance(connection: Connection, trial: Trial) -> Appearance:
+    campaigns = values(connection, Campaign, CampaignRow.id == trial.campaign_id)
+    if not campaigns:
+        raise DamagedCell(TrialRow, trial.id, "campaign_id", f"there is no campaign {trial.campaign_id}")
+    mine = AttemptRow.trial_id == trial.id
+    ran_with = provenance_by_attempt(connection, mine)
+    ranked = select(func.count()).select_from(StandingRow).where(StandingRow.campaign_id == trial.campaign_id)
+    row = connection.execute(select(StandingRow).where(StandingRow.trial_id == trial.id)).first()
+    place, near = None, []
+    if row is not None:
+        speed, name = StandingRow.tokens_per_s, StandingRow.recipe_id
+        # In this form the index by speed is walked.
+        faster = and_(speed >= row.tokens_per_s, or_(speed > row.tokens_per_s, name < row.recipe_id))
+        place = connection.execute(ranked.where(faster)).scalar_one() + 1
+        near = rank(connection, campaigns[0], top=2 if place == 1 else 3, offset=max(0, place - 2))
+    at = next((index for index, one in enumerate(near) if one.trial_number == trial.number), 0)
+    return Appearance(
+        campaign=campaigns[0],
+        trial=trial,
+        attempts=tuple(
+            ExplainedAttempt(attempt=one.attempt, outcome=one.outcome, provenance=ran_with.get(one.attempt.id))
+            for one in read_attempts(connection, mine)
+        ),
+        standing=near[at].standing if near else None,
+        rank=place,
+        ranked_recipes=connection.execute(ranked).scalar_one(),
+        above=_neighbor(near[at - 1], near[at - 1], near[at]) if at else None,
+        below=_neighbor(near[at + 1], near[at], near[at + 1]) if near[at + 1 :] else None,
+    )
+
+
+def _neighbor(other: RankedRecipe, faster: RankedRecipe, slower: RankedRecipe) -> Neighbor:
+    gap = gap_percent(slower.standing.tokens_per_s, faster.standing.tokens_per_s)
+    return Neighbor(
+        recipe_id=other.recipe_id,
+        recipe=other.recipe,
+        tokens_per_s=other.standing.tokens_per_s,
+        gap_percent=gap,
+        within_spread=gap <= 100.0 * max(faster.standing.step_time_spread, slower.standing.step_time_spread),
+    )

@@ -1,7 +1,7 @@
 """The store: opening it, creating campaigns, and reading.
 
-One process writes to a campaign at a time: the driver that holds its lease, through the `CampaignWriter`
-that `Store.drive` gives out. Everything else here reads, from any number of processes.
+One process writes to a campaign at a time: the driver that holds its lease, through the `CampaignWriter` of
+`Store.drive`. Everything else here reads, from any number of processes.
 """
 
 from __future__ import annotations
@@ -9,24 +9,26 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from datetime import datetime
 from types import TracebackType
 from typing import Self
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, func, insert, select, update
 
 from frontrunner.results.address import damaged
 from frontrunner.results.database import Database, open_database
-from frontrunner.results.lease import acquire, is_held
+from frontrunner.results.lease import is_held, until
 from frontrunner.results.outcome import Measurement, Outcome
+from frontrunner.results.process_identity import process_id
 from frontrunner.results.records import Attempt, Campaign, CampaignSummary, Clock, Event, Lease, Trial, timestamp
 from frontrunner.results.rows import DamagedCell, cell, finished_attempts, trials_by_state, value_of, values
-from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, StandingRow, TrialRow
+from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, HolderRow, StandingRow, TrialRow
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import (
+    AlreadyDriven,
     InvalidInput,
     NotFound,
     StoreUnusable,
@@ -37,7 +39,6 @@ from frontrunner.spaces.recipe import Recipe
 
 SUMMARIZED = {field.name for field in fields(CampaignSummary)} - {"probes", "best_tokens_per_s", "is_driven"}
 BUSY_TIMEOUT_S = 90.0
-"""A program that holds an SQLite store's lock for a minute, as to copy it, is waited for."""
 
 
 def open_store(
@@ -50,14 +51,10 @@ def open_store(
 ) -> Store:
     """Open the store at a path or URL, creating it where `create` is set and nothing is there.
 
-    `clock` is by default that of the machine that holds the database. `busy_timeout_s` is how long to wait for another
-    program's write lock. A read-only store changes no file, except that reading beside a live driver uses the files
-    that SQLite keeps for it. Other stores of an earlier revision are upgraded.
-
-    Raises:
-        InvalidInput: the URL cannot be read.
-        NotFound: there is no store, and none is to be created.
-        StoreUnusable: what lies there is not a store, is damaged, or has another schema version. It is left as it is.
+    `busy_timeout_s` is how long to wait for another program's write lock. A read-only store changes no file, except
+    that reading while a driver writes uses the files that SQLite keeps for it. Other stores of an earlier revision
+    are upgraded. Raises `StoreUnusable` for what is not a store, is damaged, or has another schema version; it is
+    left as it is.
     """
     return Store(open_database(url, create=create, read_only=read_only, clock=clock, busy_timeout_s=busy_timeout_s))
 
@@ -70,7 +67,7 @@ class Store:
 
     @property
     def url(self) -> str:
-        """Return the file's path, or the URL with its password hidden."""
+        """The file's path, or the URL with its password hidden."""
         return str(self.database.address)
 
     def now(self) -> datetime:
@@ -98,10 +95,7 @@ class Store:
     def create_campaign(
         self, *, name: str, spec_json: str, legal_recipes: int, problem_summary: Mapping[str, object]
     ) -> Campaign:
-        """Add a campaign in state `created`. Its strategy is read from the spec's `search.strategy`.
-
-        Raises `InvalidInput` for a name that is taken or not of the form [a-z0-9][a-z0-9._-]{0,63}.
-        """
+        """Add a campaign in state `created`; raises `InvalidInput` for a name that is taken or not a name."""
         require_campaign_name("campaign.name", name)
         with self.database.write(whole_store=True) as connection:
             now = timestamp(self.database.now(connection))
@@ -124,10 +118,7 @@ class Store:
 
     @contextmanager
     def read(self, campaign: Campaign | str | None) -> Iterator[tuple[Connection, Campaign]]:
-        """Open a transaction that reads a campaign, and look that up as it is now; None is the one created last.
-
-        Raises `NotFound`, naming the nearest, where there is none.
-        """
+        """Open a transaction that reads a campaign as it is now (None: the one created last); raises `NotFound`."""
         name = campaign.name if isinstance(campaign, Campaign) else campaign
         query = select(CampaignRow).order_by(CampaignRow.id.desc()).limit(1)
         with self.database.read() as connection:
@@ -178,8 +169,7 @@ class Store:
     def final_outcomes(self, campaign_id: int) -> list[tuple[Recipe, Outcome]]:
         """Return all measurements, and the failures that ended a trial, in the order in which they ended.
 
-        A recipe that was measured again is there as often. Lost attempts say nothing about their recipe, and failures
-        that were followed by another attempt nothing final.
+        A recipe that was measured again is there as often. Lost attempts are left out.
         """
         with self.database.read() as connection:
             found = finished_attempts(connection, AttemptRow.campaign_id == campaign_id)
@@ -207,10 +197,28 @@ class Store:
     ) -> Lease:
         """Become the campaign's one driver; a previous holder is fenced: its next write is refused.
 
-        A lease is free when it was released, when its holder ran on this host and is gone, or when its time is over
-        (`lease.is_held`). Raises `AlreadyDriven` where another holds it, unless `take_over` is set.
+        Raises `AlreadyDriven` where another driver holds the lease (`lease.is_held`), unless `take_over` is
+        set.
         """
-        return acquire(self.database, campaign_id, take_over=take_over, host=host, pid=pid, duration_s=duration_s)
+        with self.database.write() as connection:
+            query = select(CampaignRow).where(CampaignRow.id == campaign_id)
+            row = connection.execute(query.with_for_update()).one()  # SQLite, whose write lock is held, ignores this
+            if is_held(self.database, connection, row) and not take_over:
+                raise AlreadyDriven(
+                    f"campaign {row.name} is driven by {row.driver_host}:{row.driver_pid} since {row.driven_since}",
+                    hint=f"wait for it, or take its place: frontrunner resume {row.name} --take-over",
+                )
+            epoch, now = row.epoch + 1, self.database.now(connection)
+            lease = Lease(
+                campaign_id=row.id, campaign_name=row.name, epoch=epoch, host=host, pid=pid, duration_s=duration_s
+            )
+            columns = {"driver_host": host, "driver_pid": pid, "lease_until": until(lease, now), "epoch": epoch}
+            times = dict.fromkeys(("driven_since", "updated_at"), timestamp(now))
+            connection.execute(update(CampaignRow).where(CampaignRow.id == row.id).values(**columns, **times))
+            identity = process_id(host, pid)
+            if identity is not None:
+                connection.execute(insert(HolderRow).values(campaign_id=row.id, epoch=epoch, **asdict(identity)))
+        return lease
 
     def drive(self, lease: Lease) -> CampaignWriter:
         """Return the write side of the lease's campaign. Used by one thread."""

@@ -1,9 +1,8 @@
 """Backups of a store, copies of campaigns into another one, and archives: one campaign as one portable file.
 
-An archive is a file of JSON lines. The first is the header, each after it holds one row of a table, and the last counts
-the rows. Each carries the SHA-256 of its content after the hash of the line before, so that a changed, missing, doubled
-or added line is found. An archive is read into a store of its own first, which is checked as any store is; its campaign
-is then copied to the target in one transaction.
+An archive is a file of JSON lines: a header, the rows of the tables, and a count. Each line carries the SHA-256 of its
+content after the hash of the line before, so that a changed, missing, doubled or added line is found. An archive is
+read into a store of its own first, which is checked as any store is; its campaign is then copied to the target.
 """
 
 from __future__ import annotations
@@ -28,11 +27,10 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from frontrunner.results.address import backup_beside, parse_address
 from frontrunner.results.check import check
-from frontrunner.results.database import Database
 from frontrunner.results.lease import RELEASED, refuse_driven
 from frontrunner.results.records import timestamp
 from frontrunner.results.rows import Columns, storable
-from frontrunner.results.schema import REVISION, AttemptRow, Base, CampaignRow, EventRow
+from frontrunner.results.schema import REVISION, AttemptRow, Base, CampaignRow, EventRow, HolderRow, StoreRow
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.spaces.document import canonical_json
@@ -49,42 +47,28 @@ from frontrunner.spaces.errors import (
 FORMAT = "frontrunner-archive"
 VERSION = 1
 HEADER, END = "header", "end"
-MAX_LINE_BYTES = 16 * 2**20
-"""No row is as long: the longest holds a log's tail."""
 BATCH = 500
-HOLDERS = "holders"
-TABLES = (
-    *("campaigns", "provenance", "trials", "attempts", "measurements"),
-    *("endings", "failures", "standings", "events", HOLDERS),
-)
+HOLDERS = HolderRow.__tablename__
+TABLES = [table.name for table in Base.metadata.sorted_tables if table.name != StoreRow.__tablename__]
 """A campaign's tables, each after those that it refers to. An archive has no holders of leases."""
-REFERENCES = {
-    "campaign_id": "campaigns",
-    "trial_id": "trials",
-    "attempt_id": "attempts",
-    "provenance_id": "provenance",
-}
-"""Columns that hold another table's key, and that table."""
 UNARCHIVED = "unarchived"
 """Event of a campaign that came from an archive; its data name the file and its hash."""
-ATTEMPTS_BEFORE = "attempts"
-"""Its datum that counts the attempts which came with the archive: the campaign's first ones."""
 NOT_HERE = "its driver ended elsewhere"
-"""Why a campaign is stopped that was archived as running: its driver works with another store."""
+"""Why a campaign is stopped that was archived as running."""
 WRONG_TYPE = "42804"
 """PostgreSQL's code for a value of another type than its column's, as a file of SQLite may hold."""
 OF_THE_COPY = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC", "SQLITE_CANTOPEN", "SQLITE_READONLY")
-"""Prefixes of SQLite's errors that are about the file written to."""
+"""Prefixes of SQLite's errors about the file written to."""
 
 Line = tuple[int, str, Columns]
-"""A verified line of an archive: its number, the table it is of, and its content."""
+"""Number, table and content of a verified line."""
 CheckSpec = Callable[[str], object]
-"""Reads a campaign's specification; raises `InvalidInput` where this version cannot."""
+"""Reads a campaign's specification; raises where this version cannot."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copied:
-    """Result of a copy: the number of campaigns, and of rows in each table."""
+    """Result of a copy."""
 
     source: str
     target: str
@@ -104,17 +88,14 @@ class Archived:
 
 @dataclass(frozen=True, kw_only=True)
 class Unarchived(Archived):
-    """Result of adding an archive to a store, under the name that the campaign has there."""
+    """Result of adding an archive to a store."""
 
     store: str
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield the path of a new file in the same folder that becomes `path` at the end; nothing is left on an error.
-
-    Raises `NotFound` where the folder is missing, and `InvalidInput` where it cannot be written to.
-    """
+    """Yield the path of a new file in the same folder that becomes `path` at the end; nothing is left on an error."""
     folder = path.absolute().parent
     if not folder.is_dir():
         raise NotFound(f"there is no folder {folder} to write {path.name} to", hint="create it first")
@@ -127,7 +108,6 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def _flush(path: Path) -> None:
-    """Write a file or a folder through to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -138,49 +118,44 @@ def _flush(path: Path) -> None:
 def backup(store: Store, target: Path | None) -> Path:
     """Write what the store holds now, as a store in an SQLite file: `target`, or a new one named after the store.
 
-    Drivers may go on meanwhile. Raises `InvalidInput` where the target exists or cannot be written, `NotFound` where
-    its folder is missing, and `StoreUnusable` where the store cannot be read.
+    Drivers may go on meanwhile.
     """
     path = store.database.address.path or Path(f"{store.database.address.url.database or 'store'}.db")
     target = (target or backup_beside(path, store.now())).absolute()
     if target.exists():
         raise InvalidInput(f"{target} exists already", hint="name another file")
-    with written_whole(target) as unfinished:
+    with written_whole(target) as unfinished, store.database.read() as reading:
         if store.database.is_server:
             with tempfile.TemporaryDirectory() as folder:
-                made = f"{folder}/store.db"
-                with store.database.read() as reading:
-                    _copy_all(store, reading, made)
-                shutil.copyfile(made, unfinished)
+                _copy_all(store, reading, f"{folder}/store.db")
+                shutil.copyfile(f"{folder}/store.db", unfinished)
         else:
-            _copy_pages(store.database, unfinished)
+            _copy_pages(store.url, reading, unfinished)
             shutil.copymode(path, unfinished)
     return target
 
 
-def _copy_pages(database: Database, target: Path) -> None:
+def _copy_pages(store: str, connection: Connection, target: Path) -> None:
     """Copy one state of the file, its log included; a driver that writes meanwhile does not wait."""
-    with database.read() as connection:
-        source: Any = connection.connection.driver_connection
-        try:
-            with closing(sqlite3.connect(target)) as made:
-                source.backup(made)
-                made.execute("PRAGMA journal_mode = DELETE")  # the copy is one file, without a log
-                finding = made.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        except sqlite3.Error as error:
-            if not getattr(error, "sqlite_errorname", "").startswith(OF_THE_COPY):
-                raise
+    source: Any = connection.connection.driver_connection
+    try:
+        with closing(sqlite3.connect(target)) as made:
+            source.backup(made)
+            made.execute("PRAGMA journal_mode = DELETE")  # the copy is one file, without a log
+            finding = made.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    except sqlite3.Error as error:
+        if error.sqlite_errorname.startswith(OF_THE_COPY):
             raise OSError(str(error)) from error  # or the store would be blamed, which was only read
+        raise
     if finding != "ok":
-        raise StoreUnusable(f"the backup of {database.address} is damaged: {finding}", hint="frontrunner store check")
+        raise StoreUnusable(f"the backup of {store} is damaged: {finding}", hint="frontrunner store check")
 
 
 def copy(source: Store, target: str) -> Copied:
     """Copy every campaign of a store into one that holds none yet, in one transaction.
 
-    Raises `AlreadyDriven` while a driver holds a campaign, since a driver of the copy would end its probes,
-    `InvalidInput` where the target holds campaigns, and `StoreUnusable` for a source with rows that no store can hold.
-    A copy that fails leaves no file.
+    Raises `AlreadyDriven` while a driver holds a campaign, since a driver of the copy would end its probes. A copy
+    that fails leaves no file.
     """
     path = parse_address(target).path
     is_new = path is not None and not path.exists()
@@ -215,9 +190,10 @@ def _copy_campaign(
     new_ids: dict[str, dict[Any, int]] = {table: {} for table in TABLES}
     counts: Counter[str] = Counter()
     for table, batch in _rows_of(source, reading, campaign_id):
+        refers = {key.parent.name: new_ids[key.column.table.name] for key in table.foreign_keys}
+        own = changes if table.name == "campaigns" else {}
         values = [
-            {key: new_ids[REFERENCES[key]].get(value) if key in REFERENCES else value for key, value in row.items()}
-            | (changes if table.name == "campaigns" else {})
+            {key: refers[key].get(value) if key in refers else value for key, value in row.items()} | own
             for row in batch
         ]
         old = [row.pop("id", None) for row in values]
@@ -275,11 +251,7 @@ class Chain:
 
 
 def archive(store: Store, campaign: str | None, path: Path) -> Archived:
-    """Write the campaign (None: the newest) to a new file, whole or not at all.
-
-    Raises `AlreadyDriven` while a driver holds the campaign, `InvalidInput` where the file exists or cannot be written,
-    and `NotFound` where its folder, or the campaign, is missing.
-    """
+    """Write the campaign (None: the newest) to a new file, whole or not at all."""
     if path.exists():
         raise InvalidInput(f"{path} exists already", hint="name another file")
     chain, rows = Chain(), 0
@@ -304,18 +276,13 @@ def archive(store: Store, campaign: str | None, path: Path) -> Archived:
 
 
 def read_lines(path: Path, chain: Chain) -> Iterator[Line]:
-    """Yield the lines of an archive, the header first and the end last, each verified before it is handed out.
-
-    Raises `NotFound` where there is no file, and `InvalidInput` where it cannot be read, and, naming the line, for the
-    first that is not as written.
-    """
+    """Yield the lines of an archive, the header first and the end last, each verified before it is handed out."""
     if not path.is_file():
         raise NotFound(f"there is no archive at {path}")
     number, kind = 0, ""
     try:
         with path.open("rb") as file:
-            while raw := file.readline(MAX_LINE_BYTES + 1):
-                number += 1
+            for number, raw in enumerate(file, start=1):
                 if kind == END:
                     raise _broken(path, number, "it comes after the end of the archive")
                 kind, content = _verified(path, number, raw, chain)
@@ -329,8 +296,6 @@ def read_lines(path: Path, chain: Chain) -> Iterator[Line]:
 
 
 def _verified(path: Path, number: int, raw: bytes, chain: Chain) -> tuple[str, Columns]:
-    if len(raw) > MAX_LINE_BYTES:
-        raise _broken(path, number, f"it is longer than {MAX_LINE_BYTES:,} bytes")
     if not raw.endswith(b"\n"):
         raise _broken(path, number, "it is cut short")
     try:
@@ -351,22 +316,18 @@ def _broken(path: Path, number: int, why: str) -> InvalidInput:
 
 
 def unarchive(path: Path, target: str, *, name: str | None, check_spec: CheckSpec) -> Unarchived:
-    """Read an archive into a temporary store, check that, and add its campaign to the store `target`.
-
-    The campaign is added as `name` or under its own. Raises `NotFound` where there is no file, `InvalidInput` for one
-    that is damaged, cut short, not an archive, or not of a campaign that a driver could have written, and where the
-    name is taken, and `StoreUnusable` for an archive of a later version. Nothing is written then.
-    """
+    """Read an archive into a temporary store, check that, and add its campaign to the store `target`, or nothing."""
     chain = Chain()
     with tempfile.TemporaryDirectory() as folder, open_store(f"{folder}/archive.db") as archived:
         with archived.database.write() as connection:
             _fill(connection, path, read_lines(path, chain))
-        with archived.read(None) as (reading, found):
+        with archived.database.reading(), archived.database.read() as reading:
             for finding in check(reading, store=str(path)).findings:
                 row = ", ".join(f"{key} {shown(value)}" for key, value in finding.rows[0].items() if key != "campaign")
                 why = f"{finding.count} rows break that {finding.says}: {row}"
                 message = f"{path} does not hold a campaign that a driver wrote: {why}"
                 raise InvalidInput(message, hint="nothing was written")
+            found = archived.campaign(None)
             try:
                 check_spec(found.spec_json)
             except FrontrunnerError as error:
@@ -382,7 +343,7 @@ def unarchive(path: Path, target: str, *, name: str | None, check_spec: CheckSpe
                     message = f"campaign {wanted!r} exists already in {store.url}"
                     raise InvalidInput(message, hint="give another with --name")
                 campaign_id, counts = _copy_campaign(archived, reading, found.id, connection, **changes)
-                data = {"file": path.name, "sha256": chain.sha256, ATTEMPTS_BEFORE: counts["attempts"]}
+                data = {"file": path.name, "sha256": chain.sha256, "attempts": counts["attempts"]}
                 event = {"campaign_id": campaign_id, "kind": UNARCHIVED, "data_json": canonical_json(data)}
                 connection.execute(insert(EventRow).values(at=timestamp(store.database.now(connection)), **event))
     rows, sha256 = counts.total(), chain.sha256
@@ -390,7 +351,6 @@ def unarchive(path: Path, target: str, *, name: str | None, check_spec: CheckSpe
 
 
 def _fill(connection: Connection, path: Path, lines: Iterator[Line]) -> None:
-    """Insert the rows of an archive into an empty store."""
     _, _, header = next(lines)
     if header.get("format") != FORMAT:
         raise _broken(path, 1, "this is not a frontrunner archive")
@@ -413,11 +373,12 @@ def _fill(connection: Connection, path: Path, lines: Iterator[Line]) -> None:
 
 
 def _insert_lines(connection: Connection, path: Path, table: Table, lines: list[tuple[int, Columns]]) -> None:
+    missing = dict.fromkeys(table.columns.keys())  # as in an archive of an earlier revision
     for number, content in lines:
-        if set(content) != set(table.columns.keys()):
+        if not content.keys() <= missing.keys():
             raise _broken(path, number, f"its columns are not those of {table.name}")
     try:
-        connection.execute(insert(table), [content for _, content in lines])
+        connection.execute(insert(table), [missing | content for _, content in lines])
     except (DBAPIError, ValueError, OverflowError) as error:
         why = _first_line(error) if isinstance(error, DBAPIError) else str(error)
         last = f"to {lines[-1][0]} " if len(lines) > 1 else ""

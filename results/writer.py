@@ -1,8 +1,8 @@
 """Write side of a campaign, held by one driver at a time.
 
 Every transaction of a driver begins by updating the campaign's row under its lease's epoch, so that a driver that was
-paused, or believed dead, is refused with `AlreadyDriven` instead of writing next to its successor. The time that it
-writes there also shows, after a connection broke at the commit, whether the server had committed.
+paused, or believed dead, is refused with `AlreadyDriven`. The time that it writes there also shows, after a connection
+broke at the commit, whether the server had committed.
 """
 
 from __future__ import annotations
@@ -71,9 +71,8 @@ class CampaignWriter:
     def atomically(self, work: Callable[[], T]) -> T:
         """Make the calls of `work` one transaction: all of them are written, or, on an exception, none.
 
-        Where the connection to a database server breaks, `work` is called again, until `RECONNECT_S` have passed; so
-        it should do nothing but call this writer. What it writes is written once. Raises `AlreadyDriven` once the lease
-        was taken over or released, and `ConnectionLost` where the server does not come back.
+        Where the connection to a database server breaks, `work` is called again, until `RECONNECT_S` have
+        passed; so it should do nothing but call this writer. What it writes is written once.
         """
         if self._shared is not None:
             return work()
@@ -102,7 +101,8 @@ class CampaignWriter:
     def _under_lease(self, connection: Connection) -> Iterator[None]:
         """Update the campaign's row, and have the methods write by this connection.
 
-        Raises `AlreadyDriven`, and so undoes the transaction, where the lease is not the campaign's current one.
+        Raises `AlreadyDriven`, and so undoes the transaction, where the lease is not the campaign's current
+        one.
         """
         self._now = self._database.now(connection)
         lease, mine = self._lease, CampaignRow.id == self._lease.campaign_id
@@ -135,7 +135,6 @@ class CampaignWriter:
 
     @property
     def _connection(self) -> Connection:
-        """The connection of the current transaction."""
         if self._shared is None:
             raise RuntimeError("a write of the campaign outside of a transaction")
         return self._shared
@@ -204,13 +203,11 @@ class CampaignWriter:
 
     @atomic
     def finish_attempt(self, attempt: Attempt, outcome: Outcome, *, retry: bool) -> None:
-        """Record the outcome of an attempt and charge its node-seconds to the campaign.
+        """Record the outcome of an attempt and charge its node-seconds to the campaign; a second call changes nothing.
 
-        With `retry` the trial is queued again, else its outcome is final. A second call for the same attempt
-        changes nothing. Raises ValueError for a measurement with numbers that cannot be ranked.
-
-        A failure that does not count against the recipe leaves a trial that was measured before as measured. One that
-        does makes it failed: a recipe that fits or survives only now and then is not to be recommended.
+        With `retry` the trial is queued again, else its outcome is final. A failure that does not count against
+        the recipe leaves a trial that was measured before as measured. One that does makes it failed: a recipe
+        that fits or survives only now and then is not to be recommended.
         """
         connection, trial_id = self._connection, attempt.trial_id
         is_lost = isinstance(outcome, Failure) and outcome.kind is FailureKind.LOST
@@ -250,7 +247,7 @@ class CampaignWriter:
 
     @atomic
     def add_driver_seconds(self, seconds: float) -> None:
-        """Charge the driver's own time to the campaign; the sum goes over all its runs."""
+        """Charge the driver's own time to the campaign."""
         if not seconds >= 0 or math.isinf(seconds):
             raise ValueError(f"seconds = {seconds!r}: expected a finite number of at least 0")
         self._change_campaign(driver_seconds=CampaignRow.driver_seconds + seconds)
@@ -266,7 +263,6 @@ class CampaignWriter:
         self._provenance_id = self._connection.execute(made.returning(ProvenanceRow.id)).scalar_one()
 
     def _change_campaign(self, **changes: object) -> Any:
-        """Apply the changes to the campaign's row, and return it."""
         change = update(CampaignRow).where(CampaignRow.id == self._lease.campaign_id).values(**changes)
         return self._connection.execute(change.returning(CampaignRow)).one()
 
@@ -281,7 +277,7 @@ class CampaignWriter:
 
 
 def insert_outcome(connection: Connection, attempt_id: int, outcome: Outcome) -> None:
-    """Store the outcome of an attempt; raises ValueError for one with numbers that cannot be ranked."""
+    """Store the outcome of an attempt."""
     made = insert(TABLES[type(outcome)])
     connection.execute(made.values(attempt_id=attempt_id, **outcome_to_columns(outcome)))
     if isinstance(outcome, Measurement) and outcome.ended is not None:
@@ -289,7 +285,7 @@ def insert_outcome(connection: Connection, attempt_id: int, outcome: Outcome) ->
 
 
 def rewrite_stats(connection: Connection, trial_id: int) -> None:
-    """Pool all measurements of a trial, of which it has at least one, and store the result."""
+    """Pool all measurements of a trial and store the result."""
     trial = connection.execute(select(TrialRow.campaign_id, TrialRow.recipe_id).where(TrialRow.id == trial_id)).one()
     attempts = select(AttemptRow.id).where(AttemptRow.trial_id == trial_id)
     stats = pool(values(connection, Measurement, MeasurementRow.attempt_id.in_(attempts)))

@@ -52,10 +52,7 @@ class RetryPolicy:
         self.alike: list[Failure] = []
 
     def deserves_retry(self, attempt: Attempt, outcome: Outcome, *, is_cut: bool = False) -> bool:
-        """Return whether another attempt follows; failures before a measurement are forgotten.
-
-        An attempt that `is_cut` lost its nodes: that says nothing of the recipe and does not count.
-        """
+        """Return whether another attempt follows; one that `is_cut`, losing its nodes, does not count."""
         trial = attempt.trial_id
         if isinstance(outcome, Measurement):
             for kind in FailureKind:
@@ -84,11 +81,7 @@ class RetryPolicy:
 
 @dataclass(kw_only=True)
 class RunningAttempt:
-    """An attempt under way; `started_s` is by the monotonic clock, `nodes` how many it occupies.
-
-    `held_since_s` is when it got its nodes, None while it waits for them, for which nothing is charged. An evaluator
-    that does not report waiting has given them at once.
-    """
+    """An attempt under way; `held_since_s` is when it got its `nodes`, None while it waits, free of charge."""
 
     trial: Trial
     attempt: Attempt
@@ -202,7 +195,12 @@ class CampaignSession:
         cuts = cuts_by_trial(self._store, self._campaign.id)
         self.retries.cuts_of_trial.update({trial.id: cuts[trial.number] for trial in trials.values()})
         left_open = self._store.open_attempts(self._campaign.id)
-        self._end_old_ranks([Path(attempt.run_folder) for attempt in left_open])
+        # What earlier drivers' attempts still run has to end first: the devices are needed, and the outcomes.
+        orphans = Orphans(self._fenced) if self.evaluator.measures_here else None
+        steps = OrphanedSteps([Path(attempt.run_folder) for attempt in left_open])
+        while not ((orphans is None or orphans.have_ended()) and steps.have_ended()):
+            time.sleep(LOOK_S)
+            self.keep()
         for attempt in left_open:
             trial, folder = trials[attempt.trial_id], Path(attempt.run_folder)
             found = self.evaluator.harvest(ProbeOrder(token=folder.name, recipe=trial.recipe, run_folder=folder))
@@ -215,20 +213,13 @@ class CampaignSession:
             self._store_outcome(attempt, trial, outcome, is_cut=is_lost and was_interrupted(folder))
             self.notice("harvested" if found else "lost", **_about(trial))
 
-    def _end_old_ranks(self, folders: list[Path]) -> None:
-        """End what earlier drivers' attempts still run on nodes, and wait: the devices are needed, and the outcomes."""
-        orphans = Orphans(self._fenced) if self.evaluator.measures_here else None
-        left = OrphanedSteps(folders)
-        while not ((orphans is None or orphans.have_ended()) and left.have_ended()):
-            time.sleep(LOOK_S)
-            self.keep()
-
     def start(self, chosen: Trial | Recipe) -> None:
         """Start one probe: of a waiting trial, a new recipe, or a measured one again."""
         trial, folder, attempt = self.writer.atomically(lambda: self._begin_attempt(chosen))
-        order = ProbeOrder(
-            token=folder.name, recipe=trial.recipe, run_folder=folder, best_tokens_per_s=self._speed_to_beat()
-        )
+        # With several objectives a slower recipe may be the best in others.
+        best = self.view.best if self._spec.search.objectives == TOKENS_ALONE else None
+        to_beat = None if best is None else best.tokens_per_s
+        order = ProbeOrder(token=folder.name, recipe=trial.recipe, run_folder=folder, best_tokens_per_s=to_beat)
         self.running[order.token] = RunningAttempt(
             trial=trial,
             attempt=attempt,
@@ -240,7 +231,6 @@ class CampaignSession:
         self.listener.probe_began(self.view, trial.number, trial.recipe)
 
     def _begin_attempt(self, chosen: Trial | Recipe) -> tuple[Trial, Path, Attempt]:
-        """Queue the trial where it is not yet, and begin its next attempt in a new folder."""
         if isinstance(chosen, Trial):
             trial = chosen
         else:
@@ -250,11 +240,6 @@ class CampaignSession:
                 trial = self.writer.repeat(trial)
         folder = _new_folder(self._spec.run_folder, trial)
         return trial, folder, self.writer.start_attempt(trial, run_folder=str(folder))
-
-    def _speed_to_beat(self) -> float | None:
-        """Return the best tokens/s so far; None with several objectives: a slower recipe may be the best in others."""
-        best = self.view.best if self._spec.search.objectives == TOKENS_ALONE else None
-        return None if best is None else best.tokens_per_s
 
     def reuse(self, recipe: Recipe, result: ReusableResult) -> Trial:
         """Store an earlier campaign's result as the outcome of a new recipe; it takes nothing of the budget."""
@@ -276,7 +261,6 @@ class CampaignSession:
         return ended.trial, self._store_outcome(ended.attempt, ended.trial, finished.outcome, is_cut=finished.is_cut)
 
     def _store_outcome(self, attempt: Attempt, trial: Trial, outcome: Outcome, *, is_cut: bool) -> bool:
-        """Store an outcome; return whether the trial is queued for another attempt."""
         will_retry = self.retries.deserves_retry(attempt, outcome, is_cut=is_cut)
         self.writer.finish_attempt(attempt, outcome, retry=will_retry)
         if is_cut:
@@ -313,7 +297,6 @@ def fenced_here(holder: str | None, folder: Path) -> Fenced | None:
 
 
 def _about(trial: Trial) -> dict[str, str | int]:
-    """Return the event data that identify a trial."""
     return {"trial": trial.number, "recipe": trial.recipe.describe()}
 
 

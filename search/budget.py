@@ -21,8 +21,7 @@ LEAST_MEASURED = 3
 IN_A_ROW = 2
 """Assumed: outcomes in a row after which little must be expected; one forecast may be a fluke of the last outcome."""
 STOPPING = "stopping"
-"""Event of a driver that was asked to stop: `leaves` is the state in which it will leave the campaign,
-`probes_to_finish` the probes that it lets finish first."""
+"""Event of a driver that was asked to stop, with the state that it `leaves` and `probes_to_finish`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +76,7 @@ class Spent:
 class BudgetTracker:
     """A campaign's budget, and what its present driver adds to what earlier ones have spent.
 
-    `probes` counts outcomes, and `node_seconds` those of ended attempts; the driver raises both. A driver that finds
-    too little of a hard budget of minutes to begin and end a probe only stores what others left, free of charge.
+    A driver that finds too little of a hard budget of minutes only stores what others left, free of charge.
     """
 
     def __init__(
@@ -134,7 +132,6 @@ class BudgetTracker:
         return self._budget.hard and self._passed_when_cut(running) is not None
 
     def _passed_when_cut(self, running: Collection[RunningAttempt], *, nodes: int = 0) -> Limit | None:
-        """Return the limit that is passed when these probes, and one more on `nodes`, have been ended."""
         spent = self.spent(running)
         held = nodes + sum(attempt.nodes for attempt in running)
         ended = replace(
@@ -167,7 +164,6 @@ class StopRule:
 
 
 def _in_words(outlook: Outlook) -> tuple[str, str]:
-    """Describe the expected gain, and the distance of the best recipe, or the front, to that of the whole space."""
     gain, below, at_most = map(
         _percent, (outlook.expected_improvement, outlook.share_below, outlook.share_below_at_most)
     )
@@ -193,6 +189,5 @@ def unused(limits: Iterable[Limit]) -> str:
 
 
 def _percent(share: float) -> str:
-    """Write a share with two digits: 0.04 %, 3.2 %, 12 %."""
     value = 100 * share
     return f"{value:.2g} %" if value < 10 else f"{value:.0f} %"

@@ -15,14 +15,10 @@ if TYPE_CHECKING:
     from frontrunner.results.store import Store
 
 FIGURES = {"simulated": "simulated", "imported": "imported", "table": "imported"}
-"""Origin of the numbers of evaluators that do not measure here."""
 
 
 def runnable(spec: CampaignSpec) -> Survey:
-    """Return the survey of a campaign that can run on this machine; raises `InvalidInput` or `NothingLegal` otherwise.
-
-    With `search.probe_nodes` only its campaign on that many nodes has to run here.
-    """
+    """Return the survey of a campaign that can run here; raises `InvalidInput` or `NothingLegal` otherwise."""
     surveyed = spec.survey()
     if not surveyed.recipes:
         raise nothing_legal(surveyed)

@@ -1,7 +1,6 @@
 """The driver: runs one campaign from its first probe, or from wherever it was left, to its end.
 
-It is the campaign's only writer. Each outcome is on disk in its run folder before it is in the store, and in
-the store before the strategy learns of it; so the driver after one that was killed at any moment can go on.
+Its only writer: each outcome is on disk before it is in the store, and in the store before the strategy learns of it.
 """
 
 from __future__ import annotations
@@ -34,16 +33,11 @@ TICK_S = 0.25
 PAUSED_BY_REQUEST = "paused by request"
 
 Ending = tuple[CampaignState, str]
-"""The state in which a driver leaves its campaign, and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion(Displayed):
-    """How a driver left its campaign, with `measured` recipes.
-
-    `last_failure` is set where failures paused it, `outlook` where the strategy predicts what is left to gain.
-    `limits` are the budget's, `objectives` the search's; `trainer` is `CampaignSpec.trainer`.
-    """
+    """How a driver left its campaign; `last_failure` is set where failures paused it."""
 
     state: CampaignState
     reason: str
@@ -97,10 +91,9 @@ class Driver:
         self._wants_pause = False
 
     def run(self, *, take_over: bool = False) -> Conclusion:
-        """Drive until the budget is used up, little or nothing is left to gain, failures pause it, or it is stopped.
+        """Drive until the budget is used up, little is left to gain, failures pause it, or it is stopped.
 
-        Raises `AlreadyDriven` where another live driver holds the campaign or has taken it over, and
-        `FrontrunnerError` where the evaluator or a disk fails; the campaign can be resumed after each.
+        Raises `AlreadyDriven`, or `FrontrunnerError` where the evaluator or a disk fails; the campaign can be resumed.
         """
         self._session = session = CampaignSession(
             self._store, self._campaign, self._spec, self._survey, self._listener, take_over=take_over
@@ -132,7 +125,6 @@ class Driver:
         )
 
     def _drive(self) -> Ending:
-        """Go on from what is stored; without nodes, or room on a disk, the campaign is paused."""
         try:
             self._session.settle_earlier()
             self._restore()
@@ -162,7 +154,11 @@ class Driver:
                 return ending
             for finished in session.evaluator.finished(TICK_S):
                 self._conclude(finished)
-            self._announce_stop()
+            leaves = CampaignState.PAUSED if self._wants_pause else CampaignState.STOPPED
+            if self._wants_stop and self._announced is not leaves:
+                self._announced = leaves
+                probes = 0 if self._wants_kill else len(running)
+                session.notice(STOPPING, leaves=leaves.value, probes_to_finish=probes)
             session.keep()
             session.refresh_view()
             self._listener.ticked(session.view)
@@ -200,16 +196,7 @@ class Driver:
         reused = reused_trials(store, campaign.id)
         self._has_measured = any(trial.state is TrialState.MEASURED and trial.number not in reused for trial in trials)
 
-    def _announce_stop(self) -> None:
-        """Write an event for each state in which the campaign is to be left, with the probes that may finish before."""
-        leaves = CampaignState.PAUSED if self._wants_pause else CampaignState.STOPPED
-        if self._wants_stop and self._announced is not leaves:
-            self._announced = leaves
-            probes = 0 if self._wants_kill else len(self._session.running)
-            self._session.notice(STOPPING, leaves=leaves.value, probes_to_finish=probes)
-
     def _start_what_fits(self) -> Ending | None:
-        """Start probes while there is room; return the ending if nothing more is to be started."""
         session, running = self._session, self._session.running
         while (ending := self._why_end(running.values())) is None and len(running) < self._spec.search.parallel_probes:
             if (full := why_disk_full(self._spec.run_folder)) is not None:
@@ -250,7 +237,6 @@ class Driver:
                 self._conclude(finished)
 
     def _reuse(self, recipe: Recipe) -> bool:
-        """Take an earlier campaign's result as the outcome of a new recipe, where there is one."""
         result = self._prior.reusable.get(recipe_id(self._spec.problem, recipe))
         if result is None:
             return False
@@ -260,7 +246,6 @@ class Driver:
         return True
 
     def _conclude(self, finished: Finished) -> None:
-        """Store an outcome, then tell the strategy; or queue the trial for another attempt."""
         session, view, outcome = self._session, self._session.view, finished.outcome
         trial, will_retry = session.conclude(finished)
         ended = _ended(trial, outcome, will_retry=will_retry)
@@ -277,7 +262,6 @@ class Driver:
         self._listener.probe_ended(view, ended)
 
     def _learn(self, recipe: Recipe, outcome: Outcome) -> None:
-        """Tell the strategy an outcome, and store the outlook where it has one."""
         self._proposals.tell(recipe, outcome)
         view = self._session.view
         view.outlook = self._proposals.outlook()
@@ -287,7 +271,6 @@ class Driver:
 
 
 OnDriver = Callable[[Driver], None]
-"""Called with the driver before it starts, so that a signal handler may stop it."""
 
 
 def run_campaign(  # noqa: PLR0913 - of a store, how it is driven and watched

@@ -46,10 +46,10 @@ class RunningProbe:
 
 @dataclass(kw_only=True)
 class View:
-    """A campaign as its driver sees it; the driver keeps it up to date, listeners only read it.
+    """A campaign as its driver sees it, kept up to date for listeners.
 
-    `measured` counts recipes. One that was measured several times counts with its median measurement, the slower of
-    two in the middle; one that failed after a measurement does not count.
+    A recipe that was measured several times counts with its median measurement, the slower of two in the middle; one
+    that failed after a measurement does not count.
     """
 
     name: str
@@ -86,7 +86,6 @@ class View:
         self.measured = len(known)
 
     def _find_best(self) -> None:
-        """Search all recipes again, as only a repeat requires."""
         medians = [repeats[(len(repeats) - 1) // 2] for repeats in self._measurements.values()]
         self.best = max(medians, key=lambda one: one.tokens_per_s, default=None)
 

@@ -1,9 +1,7 @@
 """Export of a campaign as an Optuna study, for optuna-dashboard and Optuna's own plots.
 
-A trial of the study is identified by its user attribute `frontrunner_trial`. It is added once it has ended, since
-Optuna changes no finished trial: its value is the first measurement, without later repeats. The study's own best may
-therefore be a lucky one; its user attribute `best` is the campaign's, repeats pooled, and `figures` their origin.
-frontrunner never reads a study.
+A trial is added once it has ended, with its first measurement; the study's user attribute `best` is the campaign's,
+repeats pooled. frontrunner never reads a study.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ SCORES: dict[str, Score] = {
     ),
     "nodes": ("nodes", "minimize", lambda recipe, _, problem: float(nodes_used(recipe, problem))),
 }
-"""For each objective of a campaign the metric's name, Optuna's direction, and the value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +117,7 @@ def _study(campaign: Campaign, scores: Sequence[Score], storage_url: str) -> opt
 
 
 def _choices(spec: CampaignSpec, histories: Sequence[TrialHistory]) -> dict[str, tuple[Any, ...]]:
-    """Return the values in which a campaign's recipes can differ, by dimension, the same at every export.
-
-    An imported table has fixed rows in place of a space: there it is the values that occur.
-    """
+    """Return the values in which recipes can differ, by dimension: the space's, or those in an imported table."""
     found = spec.space.dimensions(spec.problem.cluster)
     if len(found["sharding"]) > 1:  # a name may stand for the same degrees as a simpler one, by which the recipe goes
         found["sharding"] = tuple(dict.fromkeys((*SHARDING_NAMES, *found["sharding"])))
@@ -171,5 +165,4 @@ def _frozen(
 
 
 def _local(timestamp: str) -> datetime:
-    """Return the time as Optuna keeps it: local, without an offset."""
     return datetime.fromisoformat(timestamp).astimezone().replace(tzinfo=None)

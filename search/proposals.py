@@ -1,7 +1,6 @@
-"""The queue of next recipes: trials that wait for another attempt, repeats, then the strategy's proposals.
+"""Queue of next recipes: trials that wait for another attempt, repeats, then the strategy's proposals.
 
-A strategy is a library behind a contract (tests/contract/test_strategies.py). One that raises is replaced by random
-order, so that the campaign goes on.
+A strategy that raises is replaced by random order, so that the campaign goes on.
 """
 
 from __future__ import annotations
@@ -20,10 +19,8 @@ from frontrunner.spaces.space import Survey
 
 FALLBACK = "random"
 MOST_MEASUREMENTS = 5
-"""Measurements of one recipe, at most, whatever a strategy wants."""
 
 Notice = Callable[..., None]
-"""Called as notice(kind, **data)."""
 
 
 class Proposals:
@@ -38,7 +35,6 @@ class Proposals:
         notice: Notice,
         evidence: Sequence[Evidence] = (),
     ) -> None:
-        """Make the strategy, let it remember the evidence, and tell it what was stored."""
         self._survey, self._search, self._notice, self._evidence = survey, search, notice, evidence
         self._heard = list(told)
         self._stored: dict[Recipe, Outcome] = {}
@@ -112,22 +108,18 @@ class Proposals:
         if baseline is not None and not self._was_proposed(baseline):
             self._handed_out.add(baseline)
             return baseline
-        while True:
-            proposed = self._call("ask", 1)
-            if proposed is None:
-                continue  # it raised, and was replaced
-            recipe: Recipe | None = next(iter(proposed), None)
-            if recipe is None or not self._was_proposed(recipe):
-                break
-        if recipe is not None:
-            self._handed_out.add(recipe)
-        return recipe
+        # None where the strategy raised and was replaced; a recipe that was proposed before is passed over.
+        while (proposed := self._call("ask", 1)) is None or len(proposed):
+            if proposed and not self._was_proposed(proposed[0]):
+                recipe: Recipe = proposed[0]
+                self._handed_out.add(recipe)
+                return recipe
+        return None
 
     def _was_proposed(self, recipe: Recipe) -> bool:
         return recipe in self._stored or recipe in self._handed_out
 
     def _call(self, method: str, *arguments: object) -> Any:
-        """Call the strategy; return None where it raises, and replace it."""
         try:
             return getattr(self._strategy, method)(*arguments)
         except Exception as error:
@@ -143,7 +135,6 @@ class Proposals:
         self._strategy = self._made(FALLBACK)
 
     def _made(self, name: str) -> Strategy:
-        """Make a strategy, let a forecaster remember, then tell it the stored outcomes of legal recipes in order."""
         sought = TOKENS_ALONE if self._is_fallback else self._search.objectives
         try:
             strategy = make_strategy(name, self._survey, self._search.seed, sought)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 TOKENS_ALONE = ("tokens",)
 SEEK_MORE: Mapping[str, tuple[str, ...]] = {"guided": OBJECTIVES, "optuna-nsga2": ("tokens", "memory")}
-"""The strategies that can search for several objectives, and for which."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +32,7 @@ class Told:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """An outcome that was known before the campaign began, of its own problem or of a neighbor.
-
-    `origin` says in words where it comes from, as `campaign laptop` or `sweep.csv`.
-    """
+    """An outcome that was known before the campaign began; `origin` is words, as `campaign laptop` or `sweep.csv`."""
 
     problem: Problem
     recipe: Recipe
@@ -47,12 +43,9 @@ class Evidence:
 class Strategy(Protocol):
     """Chooses the next recipe. Used by one thread.
 
-    A strategy proposes each legal recipe at most once and never one that it was told. It holds no durable
-    state: after a restart a new one is made from the same survey and seed and told the stored outcomes in
-    their order.
-
-    A recipe that was measured again is told again: each further `Told` of it is one more outcome, to be averaged
-    with the others or ignored. A failure after a measurement means that the recipe cannot be relied on.
+    A strategy proposes each legal recipe at most once and never one that it was told. It holds no durable state: after
+    a restart a new one is told the stored outcomes in order. A recipe that was measured again is told again; a failure
+    after a measurement means that it cannot be relied on.
     """
 
     def ask(self, count: int) -> list[Recipe]:
@@ -73,11 +66,7 @@ class Forecaster(Strategy, Protocol):
         """Return the expected gain from further probes; None before the first measurement."""
 
     def worth_repeating(self) -> Recipe | None:
-        """Return a measured recipe that is worth measuring again before a new one, or None.
-
-        Called before each probe. The driver follows unless such a measurement is under way, the recipe has five, or the
-        machine lost it each time it was tried.
-        """
+        """Return a measured recipe that is worth measuring again before a new one, or None."""
 
     def forecasts(self, count: int) -> list[Predicted]:
         """Predict the `count` recipes of the highest expected tokens/s; none before the first outcome."""
@@ -95,7 +84,6 @@ STRATEGIES: dict[str, str] = {
     "optuna-nsga2": "frontrunner.search.strategies.optuna:nsga2",
     "deephyper": "frontrunner.search.strategies.deephyper:DeepHyperStrategy",
 }
-"""Strategy factories by name, as import paths: a library is imported only where it is used."""
 
 
 def make_strategy(name: str, survey: Survey, seed: int, objectives: tuple[str, ...] = TOKENS_ALONE) -> Strategy:

@@ -1,10 +1,7 @@
 """Two-stage campaigns (`search.probe_nodes`): probe on few nodes, predict the whole cluster, confirm the best there.
 
-The small campaign is an ordinary one with a problem of its own: fewer nodes, and with them proportionally fewer
-replicas and a smaller global batch, so that a recipe keeps its degrees, micro-batch and accumulation. Where that leaves
-too few recipes that fit, the model has fewer layers of the same shape: a pipeline of fewer stages then does the same
-work per stage. Its outcomes predict the large campaign's recipes, and that ranking is stored before anything is run
-there; then a few probes confirm it, where budget and machines allow.
+The small campaign has proportionally fewer replicas and a smaller batch, so that a recipe keeps its degrees; where too
+few recipes fit, its model has fewer layers. The predicted ranking is stored before anything runs on all nodes.
 """
 
 from __future__ import annotations
@@ -15,14 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, cast
 
-from frontrunner.results import status
-from frontrunner.results.predictions import (
-    PREDICTION,
-    SMALL_CAMPAIGN,
-    SMALL_SCALE,
-    prediction_data,
-    small_scale,
-)
+from frontrunner.results import predictions, status
 from frontrunner.results.prior_results import reused_trials
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import Campaign
@@ -47,15 +37,12 @@ SHARE = 0.5
 FEW = 5
 """Assumed: recipes that must be expected to fit the small problem, if the large one has as many, to learn from."""
 MOST_PREDICTED = 10
-"""Recipes of a predicted ranking, at most."""
 
 
 def small_spec(spec: CampaignSpec, *, confirmable: bool = True) -> CampaignSpec:
-    """Return the campaign on `search.probe_nodes` nodes.
+    """Return the campaign on `search.probe_nodes` nodes; raises `InvalidInput` where no model leaves recipes that fit.
 
-    Where confirmations are wanted and possible, its budget is the whole one's without their probes, and `SHARE` of the
-    time and the node-hours; what it does not use is left for the confirmations. Raises `InvalidInput` where no model
-    of fewer layers leaves recipes that fit.
+    Where confirmations are possible, it leaves their probes and all but `SHARE` of time and node-hours.
     """
     nodes, kept, budget = spec.search.probe_nodes, spec.search.confirm_probes, spec.budget
     if nodes is None:
@@ -102,10 +89,7 @@ def scale_in_words(small: Problem, large: Problem) -> str:
 
 
 def _small_problem(spec: CampaignSpec, small: CampaignSpec, nodes: int) -> Problem:
-    """Return the problem of the most layers that leaves enough recipes that are expected to fit.
-
-    A table has the whole model only, at the batches that were measured.
-    """
+    """Return the problem of the most layers that leaves enough recipes expected to fit; a table's is whole."""
     layers = spec.problem.model.layers
     if spec.evaluator == "table":
         from frontrunner.evaluators.tables.lookup import nearest_batch
@@ -127,11 +111,7 @@ def _small_problem(spec: CampaignSpec, small: CampaignSpec, nodes: int) -> Probl
 
 
 def _scaled(problem: Problem, nodes: int, layers: int) -> Problem:
-    """Scale the problem to `nodes` and `layers`.
-
-    A replica of fewer layers takes proportionally fewer devices, which leaves more replicas: the batch is the whole
-    one's times nodes / all nodes * all layers / layers, at least one sequence and at most the whole one's.
-    """
+    """Scale the problem; a replica of fewer layers takes proportionally fewer devices, which leaves more replicas."""
     model, batch = problem.model, problem.global_batch
     share = min(1.0, nodes / problem.cluster.nodes * model.layers / layers)
     ends = {key: max(1, round(value * share)) for key, value in asdict(batch).items()}
@@ -146,7 +126,6 @@ def _scaled(problem: Problem, nodes: int, layers: int) -> Problem:
 
 
 def _fitting(survey: Survey) -> int:
-    """Count the recipes that the analytic model expects to fit."""
     if not survey.recipes:
         return 0
     from frontrunner.search.guided.prior import prior_of  # numpy, which a campaign file's checks do without
@@ -162,7 +141,8 @@ def create_pair(store: Store, spec: CampaignSpec, survey: Survey) -> Campaign:
     small = small_spec(spec, confirmable=why_not_here(spec) is None)
     small = replace(small, name=free_name(store, small.name))
     create(store, small, len(small.survey().recipes))
-    more = {SMALL_CAMPAIGN: small.name, SMALL_SCALE: scale_in_words(small.problem, spec.problem)}
+    scale = scale_in_words(small.problem, spec.problem)
+    more = {predictions.SMALL_CAMPAIGN: small.name, predictions.SMALL_SCALE: scale}
     return create(store, replace(spec, confirms=small.name), legal, more | {"nodes": spec.problem.cluster.nodes})
 
 
@@ -213,7 +193,7 @@ def run_pair(
 
 def _predict(store: Store, record: Campaign, spec: CampaignSpec, survey: Survey, *, take_over: bool) -> None:
     """Store the predicted ranking, once: what is predicted after a confirmation would not be a prediction of it."""
-    known = small_scale(store, record)
+    known = predictions.small_scale(store, record)
     if known is not None and known.predicted:
         return
     strategy = cast("Forecaster", make_strategy(spec.search.strategy, survey, spec.search.seed))
@@ -221,7 +201,7 @@ def _predict(store: Store, record: Campaign, spec: CampaignSpec, survey: Survey,
     ranking = strategy.forecasts(MOST_PREDICTED)
     with _writing(store, record, take_over=take_over) as writer:
         for one in ranking:
-            writer.event(PREDICTION, **prediction_data(one))
+            writer.event(predictions.PREDICTION, **predictions.prediction_data(one))
         writer.release(CampaignState.STOPPED, reason="predicted, and not confirmed yet")
 
 
@@ -235,5 +215,4 @@ def _writing(store: Store, campaign: Campaign, *, take_over: bool) -> Iterator[C
 
 
 def _measured(store: Store, record: Campaign) -> int:
-    """Count the recipes that a campaign has measured."""
     return status.status(store, record).trials.get(TrialState.MEASURED, 0)

@@ -1,9 +1,8 @@
 """Warm starts: what a new campaign can use of earlier campaigns of its store and of imported tables.
 
-Its strategy learns from evidence: outcomes of the same device and precision, torch and driver, and of the same model,
-one of close shape, or one that was measured on the same cluster. A result of the same recipe and environment is reused
-in place of a probe. The rest is left out and counted by its reason: numbers of different machines or software are never
-mixed.
+Its strategy learns from evidence: outcomes of the same device, precision, torch and driver, and of a model of close
+shape or the same cluster. A result of the same recipe and environment replaces a probe. The rest is counted by its
+reason: numbers of different machines or software are never mixed.
 """
 
 from __future__ import annotations
@@ -33,14 +32,11 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
 CLOSE_PARAMETERS, CLOSE_HIDDEN = 4.0, 2.0
-"""Largest ratios of parameters and hidden sizes between models of close shape, which also have equally many matrices
-in their feed-forward parts. Assumed: the shapes of matrix products, and with them their rates, change slowly."""
+"""Largest ratios between models of close shape, whose matrix products have like rates; assumed."""
 OTHER_DRIVER = "of another driver version"
 MOST_EVIDENCE = 200
-"""Outcomes that are passed on, the nearest problems' first. A Gaussian process takes the cube of their number at each
-ask; with this many an ask takes less than half a second."""
+"""Nearest problems' outcomes that are passed on; a Gaussian process takes the cube of their number."""
 MOST_ORIGINS = 4
-"""Named in an event."""
 RECENT = timedelta(days=7)
 """Older measurements are repeated: clocks, firmware and network load change without a version. Assumed."""
 CHOOSING = frozenset({"deephyper", "optuna", "sqlalchemy"})
@@ -78,18 +74,13 @@ class ReusableResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PriorResults:
-    """What is known when a campaign begins.
-
-    `evidence` is for its strategy, the nearest problems' first. `left_out` counts outcomes by the reason for which they
-    are not used. `reusable` are results by recipe id that need no probe.
-    """
+    """What is known when a campaign begins: `evidence`, nearest first, `left_out` by reason, `reusable` by id."""
 
     evidence: tuple[Evidence, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
     reusable: Mapping[str, ReusableResult] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        """Return whether anything was found, to be used or not."""
         return bool(self.evidence or self.left_out or self.reusable)
 
     def counts(self, *, used: bool) -> dict[str, str | int]:
@@ -125,9 +116,6 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
         is_small_self = one.campaign.name == spec.confirms  # made of the same file, for this
         why_none = None if is_small_self else _why_no_evidence(one, spec)
         for known in campaign_results(store, one.campaign.id):
-            if known.damage is not None:
-                left_out[f"of a record that cannot be read: {known.damage}"] += 1
-                continue
             if (outcome := _reusable_outcome(known, one.spec, spec, here, store.now())) is not None:
                 reusable[recipe_id(spec.problem, known.recipe)] = ReusableResult(  # the newest campaign's counts
                     outcome=replace(outcome, node_seconds=0.0),
@@ -153,11 +141,9 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
 def _reusable_outcome(
     known: PriorResult, there: CampaignSpec, spec: CampaignSpec, here: Provenance, now: datetime
 ) -> Outcome | None:
-    """Return an earlier campaign's result for use in a campaign of `spec`; None where a probe is needed.
+    """Return an earlier result for use in place of a probe: same environment and conditions, recent and not noisy.
 
-    It was measured in the same environment, in the last `RECENT` days, with the same optimizer, as many probes at a
-    time and the same disk where it offloads to one, and the steps of all its repeats together are not noisy. Of
-    failures only out of memory is reused, which is no accident. Its MFU is that under the peak that `spec` states.
+    Of failures only out of memory is reused. The MFU is that under the peak that `spec` states.
     """
     then, recipe = known.provenance, known.recipe
     is_alike = (
@@ -188,14 +174,12 @@ def _environment(there: Provenance) -> tuple[object, ...]:
 
 
 def _conditions(spec: CampaignSpec, recipe: Recipe) -> tuple[object, ...]:
-    """Return the campaign's settings, beyond a recipe's identity, that a probe's times depend on."""
     disk = spec.problem.cluster.nvme_path if recipe.offload == "nvme" else None
     steps = tuple(getattr(spec.dispatch, key) for key in AFFECTS_STEPS)
     return spec.probe.optimizer, spec.search.parallel_probes, disk, steps
 
 
 def _why_no_evidence(earlier: Earlier, spec: CampaignSpec) -> str | None:
-    """Return why nothing of an earlier campaign is evidence for one of `spec`, or None."""
     there, ours, figures = earlier.spec.problem, spec.problem, earlier.campaign.figures
     same_cluster = figures != "imported" and there.cluster.name == ours.cluster.name
     reasons = {
@@ -220,7 +204,6 @@ def is_close(one: Model, other: Model) -> bool:
 
 
 def _why_not(known: PriorResult, earlier: Earlier, spec: CampaignSpec, here: Provenance) -> str | None:
-    """Return why one recipe of a usable campaign is not evidence, or None."""
     if earlier.campaign.figures == "measured":
         different = _other_software(known.provenance, here)
         # A pair's first campaign may run on a machine of its own: its evidence is what the second is for.
@@ -246,7 +229,6 @@ def _other_software(there: Provenance | None, here: Provenance) -> str | None:
 
 
 def _device(problem: Problem) -> object:
-    """Return the device by its preset's name, where there is one, and its backend."""
     name = problem.cluster.device
     return (known_device(name) or {}).get("device", name.lower()), problem.cluster.backend
 
@@ -267,7 +249,6 @@ def distance(one: Problem, other: Problem) -> float:
 
 
 def _ratio(one: float, other: float) -> float:
-    """Return the larger over the smaller."""
     return max(one, other) / min(one, other)
 
 

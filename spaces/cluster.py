@@ -20,8 +20,6 @@ MOST_TFLOPS, MOST_MEMORY_GIB, MOST_GB_PER_S = 1e5, 1e5, 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class _ByPrecision:
-    """A figure above 0 by precision; None where unknown."""
-
     fp32: float | None = None
     bf16: float | None = None
     fp16: float | None = None
@@ -29,20 +27,17 @@ class _ByPrecision:
 
 @dataclass(frozen=True, kw_only=True)
 class PeakTflops(_ByPrecision):
-    """A device's highest arithmetic rate by precision, TFLOP/s, dense; None where the device has no such rate."""
+    """A device's highest arithmetic rate by precision, TFLOP/s, dense."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulTflops(_ByPrecision):
-    """The rate of a device's fastest measured matrix product by precision, TFLOP/s; None where none was measured."""
+    """The rate of a device's fastest measured matrix product by precision, TFLOP/s."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedError(_ByPrecision):
-    """Mean error of estimated step times by precision, a share, on measured rows of this cluster that were held back.
-
-    None where no step times of the precision are available.
-    """
+    """Mean error of estimated step times by precision, a share, on rows of this cluster that were held back."""
 
 
 _RATE, _SHARE = "a rate above 0 in TFLOP/s, or no entry", "a share above 0, or no entry"
@@ -57,8 +52,8 @@ _FIGURES = (
 class Links:
     """Bandwidths in GB/s (1e9 bytes), one direction, of each level of the machine; None where unknown.
 
-    `pair` joins two devices of one package, `node` is one device's share of the link to the others of its
-    node, a node has `nics_per_node` network ports of `nic` each, and `host` joins a device with its node's memory.
+    `pair` joins two devices of one package, `node` is one device's share of the link to the others of its node, a
+    node has `nics_per_node` network ports of `nic` each, and `host` joins a device with its node's memory.
     """
 
     pair_gb_per_s: float | None = None

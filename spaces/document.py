@@ -19,9 +19,8 @@ ID_LENGTH = 12
 def identity(problem: Problem, recipe: Recipe) -> dict[str, Any]:
     """Return what makes two recipes the same: the model's shape, the devices, the batch's form and every choice.
 
-    Names, measured rates and memory sizes stay out, so that renaming a model or calibrating a cluster keeps
-    the identity of what was measured before. Fields at their default stay out too, so that a later version
-    may add a field without changing the identity of older recipes.
+    Names, measured rates and memory sizes stay out, so that calibrating a cluster keeps the identity of what was
+    measured. Fields at their default stay out too, so that a later version may add a field.
     """
     return {
         "version": DOCUMENT_VERSION,
@@ -34,7 +33,6 @@ def identity(problem: Problem, recipe: Recipe) -> dict[str, Any]:
 
 
 def _off_default(value: Any) -> dict[str, Any]:
-    """Return a dataclass's fields that differ from their default, nested ones included."""
     kept: dict[str, Any] = {}
     for f in fields(value):
         item = getattr(value, f.name)
@@ -57,8 +55,7 @@ def recipe_id(problem: Problem, recipe: Recipe) -> str:
 def read_plain(kind: Any, value: Any, name: str) -> Any:
     """Return a value of plain JSON as the annotated type `kind`, strictly; `name` is the key's full name.
 
-    Ranks of a probe use it, which do not load pydantic. Raises ValueError where a key is unknown or missing, or a value
-    is not of its type. Only a key with a default may be missing.
+    Ranks of a probe use it, which do not load pydantic. Raises ValueError naming the key.
     """
     arms, origin = typing.get_args(kind), typing.get_origin(kind)
     if origin is types.UnionType:

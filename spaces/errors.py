@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class FrontrunnerError(Exception):
-    """What happened, with the numbers; `hint` is the one next step, printed on a line of its own."""
+    """What happened, with the numbers; `hint` is the one next step."""
 
     exit_code = 1
 
@@ -66,7 +66,7 @@ class NothingLegal(FrontrunnerError):
 
 
 def bad_value(key: str, value: object, expected: str, *, hint: str | None = None) -> InvalidInput:
-    """Return the standard message for a value that cannot be used: its key, the value, and what was expected."""
+    """Return the standard error for a value that cannot be used: its key, the value, and what was expected."""
     given = f"{key} is missing" if value is None else f"{key} = {shown(value)}"
     return InvalidInput(f"{given}: expected {expected}", hint=hint)
 
@@ -88,10 +88,7 @@ def require_at_least(owner: str, minimum: float, **values: float) -> None:
 
 
 def require_above_zero(key: str, value: float | None, expected: str, *, most: float = math.inf) -> None:
-    """Raise `InvalidInput` unless `value` is a finite number above 0 and at most `most`, or None.
-
-    What is above `most` is taken for a figure in another unit.
-    """
+    """Raise `InvalidInput` unless `value` is a finite number above 0 and at most `most`, or None."""
     if value is None or 0 < value <= min(most, sys.float_info.max):
         return
     raise bad_value(key, value, f"at most {most:,.0f}: is it in another unit?" if value > most else expected)
@@ -105,7 +102,6 @@ def require_one_of(owner: str, key: str, value: str, known: Iterable[str]) -> No
 
 
 CAMPAIGN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-"""Names of campaigns are typed in a shell and name a folder, so they are short and plain."""
 MOST_NAME_CHARACTERS = 64
 FALLBACK_NAME = "campaign"
 
@@ -140,7 +136,6 @@ def writing(path: Path) -> Iterator[None]:
 
 
 MOST_CHARACTERS = 80
-"""Longer values are cut; a message is one line that a person reads."""
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
@@ -170,7 +165,6 @@ def _written(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    r"""Return text in double quotes; what would move the cursor or hide becomes an escape, as \n or \u001b."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
     return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped) + '"'
 

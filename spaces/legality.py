@@ -1,9 +1,9 @@
 """Which recipes are legal for a problem, and why the others are not.
 
-A search checks every point of a space, so a refusal is a value. Rules are in the order in which a person would check
-them; the first that refuses gives the reason. Those of one engine were found by running every combination against one
-process on torch 2.13 and DeepSpeed 0.19.8; `tests/system/test_numerics*.py` run the legal ones. Reasons that begin
-with "wrong" name combinations that run at full speed with other weights than one process would have.
+A search checks every point of a space, so a refusal is a value; the first rule that refuses gives the reason. Rules of
+one engine were found by running every combination against one process on torch 2.13 and DeepSpeed 0.19.8;
+`tests/system/test_numerics*.py` run the legal ones. Reasons that begin with "wrong" name combinations that run at full
+speed with other weights than one process would have.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class Reason:
 
 
 Rules = Callable[[Recipe, Problem], Iterator[Reason]]
-"""Yields why a recipe is illegal, in the order of the rules."""
 
 
 def why_illegal(recipe: Recipe, problem: Problem) -> Reason | None:
@@ -43,10 +42,7 @@ def why_illegal(recipe: Recipe, problem: Problem) -> Reason | None:
 
 
 def why_no_frame(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Return the first reason that lies in degrees, devices, schedule and batch alone.
-
-    A space looks once for all points that share these.
-    """
+    """Return the first reason in degrees, devices, schedule and batch alone: one for all points that share these."""
     return next(_frame(recipe, problem), None)
 
 
@@ -281,7 +277,7 @@ ENGINE_RULES: dict[str, tuple[Rules, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A remark about a legal recipe that its reader should know."""
+    """A remark about a legal recipe."""
 
     code: str
     text: str

@@ -20,8 +20,8 @@ WORDS = {
 class Model:
     """A pre-norm decoder-only transformer.
 
-    The embedding and the head have `padded_vocabulary` rows, so that the mathematics is the same for every
-    tensor-parallel degree. Where positions are rotary, `max_positions` only states the trained range.
+    Embedding and head have `padded_vocabulary` rows, so that the mathematics is the same for every tensor-parallel
+    degree. Where positions are rotary, `max_positions` only states the trained range.
     """
 
     name: str
@@ -103,11 +103,10 @@ class Model:
         return layers + embedding + positions + norm_width
 
     def layer_flops_per_token(self, sequence_length: int) -> float:
-        """Forward FLOPs of one layer for one token: 2 a matrix parameter, plus 4 * sequence_length * hidden.
+        """Forward FLOPs of one layer for one token: 2 per matrix parameter, plus 4 * sequence_length * hidden.
 
-        The second term is the attention's two products (scores, and scores times values) over the whole
-        sequence: as in PaLM (arXiv 2204.02311, appendix B) and Megatron-LM (arXiv 2104.04473, section 5.1),
-        the causal mask is not credited.
+        The second term is the attention's two products over the whole sequence: as in PaLM (arXiv 2204.02311,
+        appendix B) and Megatron-LM (arXiv 2104.04473, section 5.1), the causal mask is not credited.
         """
         return 2.0 * self.matmul_parameters_per_layer + 4.0 * sequence_length * self.hidden
 
@@ -128,9 +127,9 @@ class Model:
     ) -> float:
         """FLOPs that the devices execute: `model_flops_per_token`, plus what is computed a second time.
 
-        That is one more forward of every layer for recompute "full" ("selective" keeps every matrix product's and
-        attention's output and repeats none of them), of every feed-forward part where it is tiled, and of the head
-        where the loss is chunked. A tiled feed-forward part under full recompute runs forward three times.
+        That is one more forward of every layer for recompute "full" ("selective" repeats no matrix product or
+        attention), of every feed-forward part where it is tiled, and of the head where the loss is chunked. A
+        tiled feed-forward part under full recompute runs forward three times.
         """
         again = 0.0
         if recompute == "full":

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 OBJECTIVES = ("tokens", "memory", "nodes")
-"""What a front and a search can weigh: the most tokens/s, the most headroom of the fullest rank, the fewest nodes."""
+"""What a front and a search can weigh."""
 
 
 def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
     """Return the indices, rising, of the points that no other point dominates; larger is better in each coordinate.
 
-    A point dominates another if it is at least as good in every coordinate and better in one. Of equal points the
-    first is returned. Takes O(n log n) for two coordinates.
+    Of equal points the first is returned. Takes O(n log n) for two coordinates.
     """
     front: list[int] = []
     # From the largest down, no point is dominated by one after it; in two coordinates only the last kept can dominate.

@@ -41,7 +41,7 @@ def device_names() -> tuple[str, ...]:
 
 
 def model_preset(name: object) -> Table:
-    """Return the fields of [model] for a preset, its source left out; raises `InvalidInput` for an unknown name."""
+    """Return the fields of [model] for a preset; raises `InvalidInput` for an unknown name."""
     table = _entry("models", "model.preset", name)
     del table["source"]
     return {"name": name, **table}
@@ -59,7 +59,7 @@ def device_preset(name: str) -> Table:
 
 
 def known_device(reported_name: str) -> Table | None:
-    """Return the device of a driver's name for it, or of its key in devices.toml; None for any other.
+    """Return the device of a driver's name for it, or of its key in devices.toml.
 
     All words of its `matches` occur in the name, and none of its `unless`: boards of one chip differ in rate.
     """

@@ -1,8 +1,8 @@
 """The recipe: one complete configuration, and the declaration of each of its dimensions.
 
-A dimension is declared once, as a field of `Recipe` with the metadata of a `Dimension`. Spaces, checks, data frame
-columns, labels, HTTP filters, the strategies' features, JSON schemas and the table in the docs derive from
-`DIMENSIONS`. Ranks of a probe import this module: it needs nothing but the standard library.
+A dimension is declared once, as a field of `Recipe`; spaces, checks, data frame columns, labels, HTTP filters, the
+strategies' features, JSON schemas and the table in the docs derive from `DIMENSIONS`. Ranks of a probe import this
+module: it needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def _over_copies(degrees: Degrees | Recipe) -> bool:
 class Dimension:
     """One dimension of a recipe: everything about it that is not legality, cost or implementation.
 
-    `neutral` is the recipe's default, which a choice takes where `matters` says that it makes no difference (None
-    where it always matters); `default` are a space's values. `label` heads axes and columns. `word` is a format of
-    `name` and `value`, or a function of the recipe, by which views name a value that is not neutral. `stored` is the
-    key in stored recipes and in the hash of their ids. A one-hot dimension has no order among its values.
+    `neutral` is the recipe's default, which a choice takes unless it `matters` (None where it always does);
+    `default` are a space's values. `label` heads axes and columns; `word` is how views name a value that is not
+    neutral. `stored` is the key in stored recipes and in the hash of their ids. A one-hot dimension has no order
+    among its values.
     """
 
     name: str = ""
@@ -130,7 +130,6 @@ def _flag(description: str, **more: Any) -> Any:
 
 
 def _choice(values: tuple[str, ...], description: str, **more: Any) -> Any:
-    """Declare words to choose from, of which the first is neutral."""
     return _declare("choice", description, values[0], values=values, **more)
 
 
@@ -138,8 +137,8 @@ def _choice(values: tuple[str, ...], description: str, **more: Any) -> Any:
 class Recipe(Displayed):
     """How one model is cut over the devices and how one optimizer step is run; the fields say what each is.
 
-    `layers_per_stage` holds the layers of each stage along the model; empty is as even as possible, the first stages
-    taking the remainder. The order of the first eight fields is the order in which spaces enumerate and judge them.
+    `layers_per_stage` holds the layers of each stage along the model; empty is as even as possible, the first
+    stages taking the remainder. Spaces enumerate and judge the first eight fields in this order.
     """
 
     tensor_parallel: int = _count(
@@ -262,13 +261,13 @@ class Recipe(Displayed):
     def copies(self) -> int:
         """data_parallel * context_parallel: the ranks that hold the same part of the model.
 
-        Each of a replica's context ranks holds a copy. Gradients are averaged over all copies, and sharding spreads
-        parameters, gradients and optimizer states over them.
+        Gradients are averaged over all copies, and sharding spreads parameters, gradients and optimizer states
+        over them.
         """
         return self.data_parallel * self.context_parallel
 
     def copies_in_words(self) -> str:
-        """Return the number of copies in words: `4 replicas`, or `8 copies (4 replicas x 2 context ranks)`."""
+        """Return the number of copies: `4 replicas`, or `8 copies (4 replicas x 2 context ranks)`."""
         replicas = f"{self.data_parallel} replicas"
         if self.context_parallel == 1:
             return replicas
@@ -351,7 +350,7 @@ def _declared() -> dict[str, Dimension]:
 
 
 DIMENSIONS: Mapping[str, Dimension] = _declared()
-"""The dimensions by the name that spaces, files and commands have for them, in the order of `Recipe`'s fields."""
+"""The dimensions by the name that spaces, files and commands have for them."""
 COUNTS = tuple(one.field for one in DIMENSIONS.values() if one.kind == "count")
 CHOICES = {one.field: one.values for one in DIMENSIONS.values() if one.kind == "choice"}
 _counts_of, _choices_of = attrgetter(*COUNTS), attrgetter(*CHOICES)  # quick, since a survey makes a million recipes
@@ -362,7 +361,7 @@ STORED_NAMES = {name: stored for stored, name in EARLIER_NAMES.items()}
 
 
 def current_names(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table of a recipe's or space's values with today's names for keys of earlier versions."""
+    """Return a table of values with today's names for keys of earlier versions."""
     return {key if (now := EARLIER_NAMES.get(key, key)) in table else now: value for key, value in table.items()}
 
 
@@ -372,7 +371,7 @@ def stored_recipe(recipe: Recipe) -> dict[str, Any]:
 
 
 def reading_earlier_names(source: Any, handler: Any) -> Any:
-    """Return pydantic's schema of a dataclass whose fields are dimensions, reading keys of earlier versions as well."""
+    """Return pydantic's schema of a dataclass of dimensions, reading keys of earlier versions as well."""
     schema = handler(source)
     arguments = handler.resolve_ref_schema(schema)["schema"]
     while "fields" not in arguments:  # wrapped by the check of __post_init__

@@ -16,12 +16,11 @@ THREE_LEVEL = re.compile(f"3-level-{_DEGREE}/{_DEGREE}(?:/{_DEGREE})?", re.ASCII
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """Over how many copies of the model the parameters, the gradients and the optimizer's states are each spread.
+    """Over how many copies of the model (`Recipe.copies`) parameters, gradients and optimizer states are each spread.
 
-    The copies are the replicas, or the replicas times their context ranks: see `Recipe.copies`. Degrees divide one
-    another and the number N of copies: (1,1,1) is plain data parallelism, (1,1,N) ZeRO-1, (1,N,N) ZeRO-2, (N,N,N)
-    ZeRO-3 / FSDP, (k,k,k) hybrid sharding (arXiv 1910.02054, 2304.11277), (2,8,N) the three-level partitioning for
-    Frontier (arXiv 2501.04266).
+    Degrees divide one another and the number N of copies: (1,1,1) is plain data parallelism, (1,1,N) ZeRO-1,
+    (1,N,N) ZeRO-2, (N,N,N) ZeRO-3 / FSDP, (k,k,k) hybrid sharding (arXiv 1910.02054, 2304.11277), (2,8,N) the
+    three-level partitioning for Frontier (arXiv 2501.04266).
     """
 
     parameters: int = 1
@@ -32,8 +31,8 @@ class Sharding:
     def named(cls, name: str, copies: int) -> Self:
         """Return the degrees of a name over the copies: none, zero-1, zero-2, zero-3, hybrid-K, 3-level-P/G.
 
-        hybrid-K spreads all three over K copies; 3-level-P/G parameters over P, gradients over G and optimizer states
-        over all, or 3-level-P/G/O over O. With one copy every name gives (1,1,1).
+        hybrid-K spreads all three over K copies; 3-level-P/G parameters over P, gradients over G and optimizer
+        states over all, or 3-level-P/G/O over O. With one copy every name gives (1,1,1).
         """
         n = copies
         hybrid = HYBRID.fullmatch(name)
@@ -73,4 +72,3 @@ class Sharding:
 
 
 UNSHARDED = Sharding()
-"""Plain data parallelism: every copy holds everything."""

@@ -18,16 +18,15 @@ from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.stages import balanced_layers, even_layers
 
 Point = tuple[Choice, ...]
-"""One value for each dimension, in the order of `Space.dimensions`."""
+"""One value for each dimension, in order."""
 
 DEGREES = tuple(one.name for one in DIMENSIONS.values() if one.group == "degrees" and one.name != "devices")
 """The dimensions whose product is the devices of one replica."""
 FRAME = tuple(
     one.name for one in DIMENSIONS.values() if one.group in ("degrees", "batch", "pipeline") and one.kind != "layers"
 )
-"""The first dimensions, which `legality.why_no_frame` judges independently of the others."""
+"""The first dimensions, which `legality.why_no_frame` judges."""
 MAX_POINTS = 2_000_000
-"""Above this a space is refused rather than enumerated one point at a time."""
 
 _PLAIN = tuple(  # read here once, since a survey makes a million recipes
     (one.field, one.name, one.type, one.matters, one.neutral)
@@ -93,8 +92,8 @@ _Choices: Any = make_dataclass(
 class Space(_Choices):  # type: ignore[misc]
     """The choices for each of `DIMENSIONS`, as fields of its name.
 
-    An empty `accumulation` means that it follows from the fixed global batch, an empty `devices` all of the
-    cluster's. Values keep the order in which they were given: it is the order in which `exhaustive` tries them.
+    An empty `accumulation` follows from the fixed global batch; an empty `devices` is all of the cluster's.
+    `exhaustive` tries values in the order in which they were given.
     """
 
     def __post_init__(self) -> None:
@@ -126,8 +125,8 @@ class Space(_Choices):  # type: ignore[misc]
     def survey(self, problem: Problem) -> Survey:
         """Look at every point: keep the legal recipes, count the others by reason.
 
-        Raises `InvalidInput` if accumulation is to follow from a global batch that is a range, or if the
-        space has more than `MAX_POINTS` points.
+        Raises `InvalidInput` for more than `MAX_POINTS` points, and where accumulation is to follow from a
+        range of global batches.
         """
         if not self.accumulation and not problem.global_batch.is_fixed:
             expected = f"values to choose from, since problem.global_batch is the range {problem.global_batch}"
@@ -150,9 +149,8 @@ class Space(_Choices):  # type: ignore[misc]
 class Survey:
     """A space looked at in full for one problem.
 
-    `legal` maps one point to each legal recipe. Points that differ only where it makes no difference (a
-    schedule without a pipeline, a sharding over one replica) give the same recipe: the first represents all,
-    the others are counted as `repeats`.
+    `legal` maps one point to each legal recipe. Of points that give the same recipe the first represents all; the
+    others are counted as `repeats`.
     """
 
     problem: Problem
@@ -166,12 +164,12 @@ class Survey:
 
     @property
     def points(self) -> int:
-        """All combinations of the choices, legal or not: the product of the dimensions' sizes."""
+        """All combinations of the choices, legal or not."""
         return math.prod(map(len, self.dimensions.values()))
 
     @property
     def sizes(self) -> str:
-        """How many values each dimension with a choice has, for people: `tensor_parallel 3, sharding 4`."""
+        """How many values each dimension with a choice has: `tensor_parallel 3, sharding 4`."""
         return ", ".join(f"{name} {len(values)}" for name, values in self.dimensions.items() if len(values) > 1)
 
     @cached_property
@@ -187,7 +185,8 @@ class Survey:
     def look_at_frame(self, frame: Point, rest: Sequence[Point]) -> None:
         """Look at the points that begin with `frame` and go on with each of `rest`.
 
-        They are refused at once where the frame is, and counted as an earlier frame's were if its recipes are the same.
+        They are refused at once where the frame is, and counted as an earlier frame's were if its recipes are
+        the same.
         """
         first = self._recipe_at(frame + rest[0])
         if isinstance(first, Recipe):
@@ -207,7 +206,6 @@ class Survey:
         self.repeats += len(rest) - sum(refused.values())
 
     def _look_at(self, point: Point) -> None:
-        """Count one point, of a frame that nothing refuses, as legal, repeated, or refused with its reason."""
         found = self._recipe_at(point)
         if found in self._seen:
             self.repeats += 1

@@ -1,7 +1,7 @@
 """Which layers each pipeline stage holds: as even as possible, or balanced with what first and last stage do besides.
 
-Stages are numbered along the model. A looped placement gives pipeline rank r the stages r, r + pp, r + 2 pp, ...; a
-V-shaped one gives it r and 2 pp - 1 - r.
+A looped placement gives pipeline rank r the stages r, r + pp, r + 2 pp, ...; a V-shaped one gives it r and 2 pp - 1 -
+r.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def even_layers(layers: int, stages: int) -> tuple[int, ...]:
 def balanced_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
     """Return how many layers each stage holds so that the busiest pipeline rank has as little to do as possible.
 
-    A rank's work are the FLOPs of a micro-batch, recompute included, of its layers and of the head. Ties are broken by
-    the busiest stage, then by the most parameters of a rank, embedding and head included. Layers cost the same, so that
-    giving each in turn to the least busy is optimal. There must be at least one layer per stage.
+    A rank's work are the FLOPs of a micro-batch, recompute included, of its layers and of the head. Ties are broken
+    by the busiest stage, then by the most parameters of a rank. Layers cost the same, so that giving each in turn
+    to the least busy is optimal.
     """
     model = problem.model
     # FLOPs of a token in a step, what is computed a second time included.

@@ -19,10 +19,9 @@ C = TypeVar("C", bound="Config")
 Table = Mapping[str, Any]
 
 LARGEST_NUMBER = 2**31 - 1
-"""For any key: random generators take it as a seed, and SQLite holds the product of two, as in tokens per step."""
+"""For any key: random generators take it as a seed, and SQLite holds the product of two."""
 DEEPEST_TABLE = 8
-OF_NO_TYPE = [None]
-"""JSON for a date or time: a value that no key accepts."""
+OF_NO_TYPE = [None]  # JSON for a date or time: a value that no key accepts
 UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 A_TABLE = "a table of keys and values"
 EXPECTED = {
@@ -33,7 +32,6 @@ EXPECTED = {
     "tuple_type": "a list",
     **dict.fromkeys(("dataclass_type", "dict_type", "mapping_type", "model_type", "model_attributes_type"), A_TABLE),
 }
-"""Type of a pydantic error -> what a message says was expected."""
 
 
 class Config(BaseModel):

@@ -1,10 +1,8 @@
-"""How far to trust the formulas, and measurements that are faster than they can explain.
+"""Expected error of the formulas, and measurements that are faster than they can explain.
 
-A probe is compared with what its recipe needs at least: the formulas without what codes, hosts and libraries differ in.
-Hosts take no time, kernels start at once and are fused, attention runs at the rate of other products, which fill their
-tiles, messages have no latency, gradients are narrow and overlap with computation as far as it lasts. The shares of
-bandwidths stay as fitted, hence the margin of `FASTER_THAN_NEEDED`. A step that is faster has few reasons, and most are
-mistakes: fewer micro-batches than the recipe states, a smaller model, a clock that does not wait for the device.
+A probe is compared with the least that its recipe needs: the formulas with hosts, latencies, kernel starts and tile
+losses at zero and gradients fully overlapped. A faster step is mostly a mistake: fewer micro-batches than stated, a
+smaller model, a clock that does not wait for the device.
 """
 
 from __future__ import annotations
@@ -22,10 +20,8 @@ from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 EXPECTED_ERROR = 0.15
 """Mean error of step time on tables of A100 measurements that the constants were not fitted to (docs/planning.md)."""
 VALIDATED_DEVICES = frozenset({"a100-40gb", "a100-80gb"})
-"""The devices of `EXPECTED_ERROR`, in 16 bits."""
 UNKNOWN_HARDWARE_ERROR = 0.5
-"""Stated for other devices, for fp32, for choices that are not validated, and where the cluster omits a figure that the
-estimate needs: a guess. On tables that nothing was fitted to the mean error was 9 to 63 %."""
+"""Of whatever is not validated: a guess; on tables that nothing was fitted to it was 9 to 63 %."""
 
 VALIDATED = (
     "tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulation", "devices", "virtual_stages",
@@ -36,13 +32,11 @@ VALIDATED_SCHEDULES = ("none", "1f1b", "interleaved-1f1b")
 _UNVALIDATED = tuple((one.name, one.field, one.neutral) for one in DIMENSIONS.values() if one.name not in VALIDATED)
 
 FASTER_THAN_NEEDED = 1 + 2 * EXPECTED_ERROR
-"""A step this many times as fast as the recipe needs at least is rejected. Of 1,673 published steps on A100 and H100
-the closest was 1.07 times as fast (docs/measurements.md); noise makes steps slower, not faster."""
+"""A step this many times as fast as needed is rejected; of 1,673 published steps none was above 1.07."""
 LOSSES = (
     "tile_waves", "reduction_depth", "kernel_s", "node_latency_s", "network_latency_s", "ring_node_hop_s",
     "ring_network_hop_s",
 )  # fmt: skip
-"""The efficiencies that cost nothing at best."""
 
 OTHER_HARDWARE = "the formulas' constants were validated on A100 in 16 bits only"
 HOST_UNLIMITED = "the host's memory limits no recipe that offloads: a cluster file does not state its size"
@@ -57,9 +51,8 @@ MEASURED_TOGETHER = (
 class Trust:
     """How far to trust estimates of one problem.
 
-    `assumed` are the keys of the cluster that were not given and are replaced by a common value; `expected_error` is
-    the share by which a step time is off on average, unless an estimate states its own. `remarks` list what else the
-    formulas do not know.
+    `assumed` are cluster keys that were not given and take a common value; `expected_error` is the mean error of step
+    times, as a share; `remarks` list what else the formulas do not know.
     """
 
     assumed: tuple[str, ...]
@@ -104,11 +97,7 @@ def is_validated(problem: Problem) -> bool:
 
 
 def assumed(problem: Problem) -> tuple[str, ...]:
-    """Return the keys of the cluster that are replaced by a common value.
-
-    An error of the cluster's own was measured with whatever the file omits, except for the network: it may have been
-    measured on one node.
-    """
+    """Return the cluster's keys that take a common value; only the network's beside a measured error of its own."""
     keys = assumptions(problem.cluster, problem.precision)
     return keys if own_error(problem) is None else tuple(key for key in keys if key.startswith("links.nic"))
 
@@ -133,11 +122,9 @@ def expected_error(problem: Problem, recipe: Recipe | None = None) -> float:
 
 
 def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | None:
-    """Return why a median step of `step_time_s` cannot be true, or None.
+    """Return why a median step of `step_time_s` cannot be true; None also where the formulas cannot decide.
 
-    None wherever the formulas cannot decide: on a CPU, whose ranks share its cores, in fp32, where the cluster omits a
-    figure or states constants of its own, which are means and no bounds, and for choices that no measurement has
-    validated.
+    Those are CPUs, fp32, clusters that omit a figure or state constants of their own, and unvalidated choices.
     """
     cluster = problem.cluster
     blind = cluster.backend == "cpu" or problem.precision == "fp32" or bool(cluster.efficiencies)

@@ -32,7 +32,7 @@ class ParallelLayout:
     """One layout on `devices`: its recommended recipe, and how many legal ones there are.
 
     The recipe is the fastest that leaves `MARGIN` of the memory free, else the fastest that fits, else the smallest;
-    `choices` single it out in a space. Where there is none, `reason` is why. `about` is what the layout does.
+    `choices` single it out in a space, or `reason` is why there is none.
     """
 
     name: str
@@ -104,8 +104,8 @@ class Tiling:
 class Advice:
     """The recommendation, with the estimates behind it.
 
-    `one_node` is empty where the cluster is one node. `chosen` is the recommended layout, None where nothing fits;
-    `choices` name its recipe within the campaign's space, and `lacking` are those that the space does not list.
+    `one_node` is empty on one node; `chosen` is None where nothing fits. `choices` name its recipe within the
+    campaign's space; `lacking` are those that the space does not list.
     """
 
     problem: Problem
@@ -126,10 +126,7 @@ class Advice:
 
 
 def advise(space: Space, problem: Problem) -> Advice:
-    """Estimate each layout on one device, on one node and on the whole cluster, and choose.
-
-    The layouts are tried whatever `space` lists: it only decides how the recipe is named in its file.
-    """
+    """Estimate every layout on one device, one node and the whole cluster, and choose; `space` names the recipe."""
     cluster, own = problem.cluster, space.dimensions(problem.cluster)
     alone = layouts(problem, 1)
     node = layouts(problem, cluster.devices_per_node) if cluster.nodes > 1 and cluster.devices_per_node > 1 else ()

@@ -25,10 +25,7 @@ from frontrunner.spaces.recipe import V_SHAPED_SCHEDULES, Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineRank:
-    """One rank of a pipeline: what it holds of the model besides its layers, and its share of the work.
-
-    `busy_s` is how long it computes, or communicates within its layers, per step.
-    """
+    """One rank of a pipeline: what it holds besides its layers, and the seconds per step that it is busy."""
 
     holds: str
     layers: int
@@ -57,10 +54,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown(Displayed):
-    """An estimate with its context; `measured` is None where no store holds a measurement.
-
-    `ranks` are those of the pipeline that differ: with the embedding, the fullest between, with the head.
-    """
+    """An estimate with its context; `ranks` are those of the pipeline that differ: embedding, fullest between, head."""
 
     problem: Problem
     estimate: Estimate

@@ -9,8 +9,7 @@ from frontrunner.evaluators.analytic.memory import boundary_bytes, layer_activat
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
 
 LEAST_EXPOSED = 0.05
-"""Share of the traffic between replicas, and with the host, that no computation hides: nothing runs during its first
-and last message."""
+"""Share of traffic that no computation hides: nothing runs during the first and last message."""
 
 
 def ring_s(
@@ -18,9 +17,8 @@ def ring_s(
 ) -> Rows:
     """Return the time of a ring collective in groups of `group` ranks that are `stride` ranks apart; 0 for one rank.
 
-    `message_bytes` is the size of the whole result, of all `messages` that it is cut into; `passes` is 2 for an
-    all-reduce, 1 for a reduce-scatter or an all-gather. A ring moves passes (g - 1) / g of the message over each link.
-    Between nodes, the groups that meet in a node share its network ports. Each message takes the latency once.
+    A ring moves passes (g - 1) / g of `message_bytes` over each link; `passes` is 2 for an all-reduce, else 1. Groups
+    that meet in a node share its network ports; each of `messages` takes the latency once.
     """
     per_node, groups_per_node = _in_nodes(machine, group, stride)
     crosses = group > per_node
@@ -33,7 +31,6 @@ def ring_s(
 
 
 def _in_nodes(machine: Machine, group: Rows, stride: Rows) -> tuple[Rows, Rows]:
-    """Return the ranks of a group that share a node, and the groups that meet in a node."""
     width = machine.devices_per_node
     per_node = np.clip(width / stride, 1, group)
     return per_node, np.minimum(width, group * stride) / per_node
@@ -42,8 +39,7 @@ def _in_nodes(machine: Machine, group: Rows, stride: Rows) -> tuple[Rows, Rows]:
 def _latency_s(machine: Machine, group: Rows, per_node: Rows, crosses: Flags, passes: float) -> Rows:
     """Return the latency of one collective: of passes (g - 1) hops, or of twice a tree's depth where that is less.
 
-    Collective libraries change from ring to tree for all-reduces only. A reduce-scatter or all-gather has one hop per
-    rank, most of them inside nodes, and takes at least that (github.com/NVIDIA/nccl, issues 1473 and 1594).
+    Only all-reduces have trees; the others take one hop per rank (github.com/NVIDIA/nccl, issues 1473 and 1594).
     """
     eff = machine.efficiencies
     hops = np.minimum(group - 1, 2 * np.log2(np.maximum(group, 1)))
@@ -58,8 +54,7 @@ def _latency_s(machine: Machine, group: Rows, per_node: Rows, crosses: Flags, pa
 def all_to_all_s(machine: Machine, message_bytes: Rows, *, group: Rows, stride: Rows) -> Rows:
     """Return the time in which each of `group` ranks, `stride` apart, sends an equal part of its message to each.
 
-    What stays in the node takes the node's links and what leaves it the ports, at the same time; all groups that meet
-    in a node do so at once.
+    Links inside nodes and ports between them are busy at once, and shared by all groups that meet in a node.
     """
     per_node, groups_per_node = _in_nodes(machine, group, stride)
     inside = message_bytes * (per_node - 1) / group / machine.node_bytes_per_s
@@ -80,10 +75,9 @@ def point_to_point_s(machine: Machine, message_bytes: Rows, stride: Rows) -> Row
 
 
 def tensor_reduce_s(machine: Machine, work: Workload) -> Rows:
-    """Return the time of one all-reduce over the tensor-parallel ranks.
+    """Return the time of one all-reduce over the tensor-parallel ranks, one per block and pass.
 
-    One follows each block forward and precedes it backward. Under sequence parallelism a reduce-scatter and an
-    all-gather replace it: the same bytes (arXiv 2205.05198).
+    A reduce-scatter and an all-gather move the same bytes under sequence parallelism (arXiv 2205.05198).
     """
     message = work.tokens * work.hidden * work.bytes_per_value
     return ring_s(machine, message, group=work.tensor_parallel, stride=work.strides["tp"], passes=2)
@@ -98,9 +92,8 @@ def pipeline_transfer_s(machine: Machine, work: Workload) -> Rows:
 def exchanges_s(machine: Machine, work: Workload) -> Rows:
     """Return the time of one layer's all-to-alls around attention per micro-batch; 0 without context parallelism.
 
-    Query, key and value go in one message and the result in another, both again backward, and forward once more under
-    full recompute; selective recompute keeps what was received (arXiv 2309.14509, decision 9). Context ranks are
-    neighbors of each other's tensor-parallel ranks.
+    One message holds query, key and value, another the result; both go again backward, and forward once more under full
+    recompute (arXiv 2309.14509, decision 9).
     """
     if not (work.sequence_ranks > 1).any():
         return np.zeros(1)
@@ -167,10 +160,8 @@ def host_transfer_s(
 ) -> Rows:
     """Return the time per step that a rank of `layers` layers and `parameters` parameters waits for the host's link.
 
-    `passes` are its forward and backward time per micro-batch. What layers keep is sent and fetched by the stream that
-    computes (trainer/host_memory.py): nothing hides it. Parameters are fetched for each use ahead of it, and gradients
-    leave when they are reduced; a share of the computation hides both, as it hides collectives. No measurement has
-    validated these times.
+    `passes` are forward and backward time per micro-batch. Activations travel in the stream that computes, unhidden;
+    parameters and gradients overlap as collectives do. No measurement has validated these times.
     """
     if not work.uses_host:
         return np.zeros(1)

@@ -33,9 +33,8 @@ class Passes(Parts):
 def matmul_s(machine: Machine, m: Rows, n: Rows, k: Rows, bytes_per_value: Rows) -> Rows:
     """Return the time of [m, k] x [k, n].
 
-    2 m n k FLOPs at the reached rate, slowed by the last wave of tiles, which is not full, and by short sums; or the
-    time to read and write the matrices, whichever is longer; and the start of the kernel. A product of less than a
-    wave loses no more than one of a whole wave: libraries cut it into smaller tiles, or its sum into parts.
+    2 m n k FLOPs at the reached rate, slowed by the last wave of tiles (at most one wave's loss) and by short sums; or
+    the time to move the matrices, whichever is longer; and the start of the kernel.
     """
     eff = machine.efficiencies
     waves = np.maximum(m * n / (TILE * TILE * machine.compute_units), 1.0)
@@ -101,10 +100,7 @@ def _attention(machine: Machine, work: Workload) -> Passes:
 
 
 def _elementwise(machine: Machine, work: Workload) -> Passes:
-    """Return norms, residual sums, rotation and activation: values moved over bandwidth, twice as many backward.
-
-    Compiled, rotation and activation are one kernel each, and half as many kernels start (assumed).
-    """
+    """Return norms, residuals, rotation and activation over bandwidth; compiled, half the kernels start (assumed)."""
     eff, software = machine.efficiencies, machine.software
     between = (11.0 if software.dropout else 10.0) * work.hidden / work.sequence_shards
     apart = 1.0 if software.fused_kernels else np.where(work.compile, 1.0, 2.0)
@@ -119,9 +115,8 @@ def _elementwise(machine: Machine, work: Workload) -> Passes:
 def head(machine: Machine, work: Workload) -> Passes:
     """Return the output projection and the loss; in pieces, both run forward once more.
 
-    In fp32, logits are converted, their maximum, exponentials and sum taken, and backward the softmax less one.
-    Compiled in one piece, the loss reads the logits twice and writes their gradient. Where they are not sharded, those
-    of the whole vocabulary are gathered.
+    The loss converts logits to fp32; compiled in one piece it reads them twice and writes their gradient. Where they
+    are not sharded, those of the whole vocabulary are gathered.
     """
     share = work.vocabulary / (work.tensor_parallel if machine.software.splits_tables else 1.0)
     projection = linear(machine, work.tokens, work.hidden, share, work.bytes_per_value)
@@ -146,8 +141,7 @@ def embedding(machine: Machine, work: Workload) -> Passes:
 def optimizer_s(machine: Machine, work: Workload, parameters: Rows) -> Rows:
     """Return the time of AdamW over a rank's share of `parameters`, on the device or on the host's processors.
 
-    The gradient is read for the norm, scaled, and read; parameter and two states are read and written in their types,
-    and the parameter is written in the precision of the computation. A node's ranks share the host's processors.
+    The gradient is moved four times, parameter and two states are read and written. A node's ranks share the host.
     """
     states = 2 * 2 * work.bytes_per_optimizer_state + 2 * 4.0
     moved = 4 * machine.gradient_bytes(work.bytes_per_value) + states + np.where(work.bytes_per_value < 4, 2.0, 0.0)

@@ -34,10 +34,8 @@ WORTH_NAMING = 0.1
 class Estimate:
     """The formulas' results for one recipe.
 
-    `step_parts_s` adds up to `step_time_s`, `memory_parts_bytes` to `peak_memory_bytes`: the fullest rank's. `limit`
-    is the largest part of the step that is not computing, or "compute", or "memory" where the recipe does not fit.
-    `host_memory_bytes_per_rank` is what offloading keeps in the host's memory. `unjudged` are the choices whose
-    formulas no measurement has validated; `expected_error` is the share by which the step time is off on average.
+    Parts add up to `step_time_s` and `peak_memory_bytes` (the fullest rank's). `limit` is the largest part that is not
+    computing, or "compute", or "memory" where it does not fit; `unjudged` are choices whose formulas are not validated.
     """
 
     recipe_id: str
@@ -58,10 +56,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EstimateTable(Sequence[Estimate]):
-    """Estimates of one problem's recipes as columns, one row per recipe; a row becomes an `Estimate` when looked at.
-
-    The parts of the steps are in seconds and those of the memory in bytes.
-    """
+    """Estimates of one problem's recipes as columns; a row becomes an `Estimate` when looked at."""
 
     recipes: tuple[Recipe, ...]
     problem: Problem
@@ -136,11 +131,9 @@ def _total(parts: Mapping[str, Rows]) -> Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownPlan:
-    """A plan as programs get it: without the estimates of all its recipes.
+    """A plan for programs: `fitting` of the `legal` recipes fit; `estimates` are the fastest, `front` the Pareto front.
 
-    `fitting` of the `legal` recipes fit; `estimates` are the fastest of these, as many as requested, and `front`
-    those that no other beats in both speed and memory, both fastest first. `not_modelled` counts the legal recipes
-    that the formulas leave out, by reason. For `assumed`, `expected_error` and `remarks` see `Trust`.
+    `not_modelled` counts legal recipes that the formulas leave out, by reason; for the rest see `Trust`.
     """
 
     legal: int
@@ -195,11 +188,9 @@ class Plan:
             fitting=self.table.fitting,
             not_modelled=self.not_modelled,
             memory_limit_bytes=self.memory_limit_bytes,
-            assumed=self.trust.assumed,
-            expected_error=self.trust.expected_error,
-            remarks=self.trust.remarks,
             estimates=self.fastest(top),
             front=self.front,
+            **vars(self.trust),
         )
 
 
@@ -237,10 +228,7 @@ def estimate_many(recipes: Sequence[Recipe], problem: Problem) -> EstimateTable:
 def blocks(
     recipes: Sequence[Recipe], problem: Problem, software: Software | None = None
 ) -> Iterator[tuple[npt.NDArray[np.intp], Machine, Workload]]:
-    """Yield places in `recipes` with their machine and workload, one engine and at most `ROWS_AT_ONCE` at a time.
-
-    `software` is the training code where it is not the project's own engines.
-    """
+    """Yield places in `recipes` with their machine and workload, one engine and at most `ROWS_AT_ONCE` at a time."""
     for engine, code in ENGINES.items():
         machine = Machine.of(problem.cluster, problem.precision, software or code)
         own = np.array([place for place, recipe in enumerate(recipes) if recipe.engine == engine], dtype=np.intp)
@@ -252,8 +240,7 @@ def blocks(
 def why_none(survey: Survey, found: Plan) -> str | None:
     """Return why no recipe of a space is legal, known to the formulas, or small enough; None where one fits.
 
-    Of the refusals the commonest is named; that schedules and virtual stages do not go together counts last, since
-    every space with both refuses half of them for it.
+    The commonest refusal is named, schedule against virtual stages last: any space with both has half its points there.
     """
     if not found.legal:
         _, count, example = min(survey.refused_by_count(), key=lambda refusal: refusal[0] == "virtual-stages")

@@ -22,13 +22,11 @@ from frontrunner.spaces.recipe import Recipe
 
 Bounds = Mapping[str, tuple[float, float]]
 PULL = 0.03
-"""What a whole range away from the start costs, against a root mean square error; assumed. Constants that the rows
-cannot distinguish stay where they were."""
+"""Cost of a whole range away from the start, against a root mean square error; assumed."""
 OUTLIER = 0.05
 """From about this share on errors count less than squared; assumed."""
 TOLERANCE = 1e-4
 MOST_STEPS = 60
-"""Of the solver; errors hardly change after some twenty."""
 FEWEST_ROWS = 5
 """A constant that changes fewer rows' times stays as it is, and fewer rows in all are not fitted to."""
 FELT = 0.02
@@ -37,7 +35,6 @@ AT_END = 1e-3
 """Of the bounds' width: a constant so close to one of them is at it."""
 FOLDS = 5
 FEWEST_PROBLEMS = 3
-"""From this number of problems on whole problems are held back, below that every fifth row."""
 
 
 def least_squares(
@@ -45,8 +42,7 @@ def least_squares(
 ) -> dict[str, float]:
     """Return the constants with the least errors, each pulled to where it starts; outliers count little.
 
-    `log_errors` returns the logarithms of predicted over measured times under some constants, each divided by the root
-    of the rows that share its weight. The constants of `start` are fitted.
+    `log_errors` returns log(predicted / measured) under some constants, over the root of the number of rows.
     """
     from scipy.optimize import least_squares as solve
 
@@ -164,8 +160,7 @@ class Constant:
 class StepFit:
     """Constants fitted to all rows, and mean errors of step time, as shares, on rows while they were held back.
 
-    `error_before` is that of the constants that the cluster had before, on the same rows; `by_problem` is whether
-    whole problems were held back, in `folds` parts.
+    `error_before` is that of the cluster's earlier constants; `by_problem` is whether whole problems were held back.
     """
 
     constants: tuple[Constant, ...]
@@ -242,6 +237,5 @@ def _fit(measured: Samples, chosen: Flags) -> tuple[dict[str, float], dict[str, 
 
 
 def _start(measured: Samples) -> dict[str, float]:
-    """Return the constants as the first sample's cluster has them."""
     stated = measured.samples[0].cluster.efficiencies
     return {name: stated.get(name, shipped(name)) for name in BOUNDS}

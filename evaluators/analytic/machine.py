@@ -19,18 +19,11 @@ from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 class Efficiencies:
     """What hardware and its libraries lose, as shares of what is stated or measured, and as seconds.
 
-    All values but the last two are fitted, to five published tables of step times on A100 (docs/measurements.md names
-    them, with the error on a table that was left out).
-
-    `matmul` is the share of the device's fastest matrix product that large ones reach next to other work. `tile_waves`
-    is the part of a wave of tiles that is idle at a product's end; `reduction_depth` the length of the summed
-    dimension that costs as much again as the sum. `memory` is the share of the stated memory bandwidth that
-    streaming reaches, `elementwise` and `scores` how often the values between matrix products, and the attention's
-    scores, are really read and written against the least. The `fused_attention` rates are shares of `matmul`'s.
-    `kernel_s` is what starting a kernel costs the device. `node_links` and `network_links` are shares of stated
-    bandwidths that collectives reach, the latencies those of a hop. `ring_node_hop_s` and `ring_network_hop_s` are what
-    each further hop takes in rings of many ranks, inside a node and between nodes: NCCL's own figures for its "simple"
-    protocol over NVLink and a network, by which it chooses algorithms (src/graph/tuning.cc, `hwLat`).
+    Fitted, but for the last two, to five published tables of step times on A100 (docs/measurements.md). `matmul` is the
+    share of the fastest matrix product, `memory`, `node_links` and `network_links` of stated bandwidths; `tile_waves`
+    the idle part of a wave of tiles, `reduction_depth` the length of a sum that costs as much again; `elementwise` and
+    `scores` how often values are moved against the least; `fused_attention` rates are shares of `matmul`'s; latencies
+    are those of a hop. The ring hops are NCCL's own figures for its "simple" protocol (src/graph/tuning.cc, `hwLat`).
     """
 
     matmul: float = fitted(1.0, 0.3, 1.0)
@@ -55,20 +48,16 @@ FITTED = Efficiencies()
 BOUNDS: Mapping[str, tuple[float, float]] = {
     one.name: one.metadata["bounds"] for one in (*fields(Efficiencies), *fields(Software)) if "bounds" in one.metadata
 }
-"""The range in which a fit searches each constant."""
 SOFTWARE_CONSTANTS = tuple(one.name for one in fields(Software) if one.name in BOUNDS)
-"""The constants of `Software` that are shares or times, and not read off its source."""
 EFFICIENCY_NAMES = (*(field.name for field in fields(Efficiencies)), *SOFTWARE_CONSTANTS)
 """The keys of `cluster.efficiencies`: constants that were fitted or measured on a cluster replace those that ship."""
 
 ATTENTION_SCALES = {"h100-80gb": 0.35 / 0.73, "h200-141gb": 0.35 / 0.73}
-"""What the common fused attention kernel, FlashAttention-2, reaches of a device's peak, against A100, on which the
-shares above were fitted: at best 73 % there (arXiv 2307.08691) and 35 % on H100 (arXiv 2407.08608); 1 elsewhere."""
+"""What FlashAttention-2 reaches of a device's peak against A100: 35 % (arXiv 2407.08608) over 73 % (2307.08691)."""
 
 RUNTIME_BYTES = {"cpu": 0.26 * 2**30}
 OTHER_RUNTIME_BYTES = 2.0**30
-"""What a rank holds before its model: on CPU Python and torch as measured (README), else device context, collective
-library and kernels, assumed."""
+"""Python and torch, as measured on CPU; else device context, collective library and kernels, assumed."""
 
 ASSUMED_COMPUTE_UNITS = {"cpu": 1}
 OTHER_COMPUTE_UNITS = 108
@@ -78,8 +67,7 @@ ASSUMED_MEMORY_BYTES_PER_S = 1e12
 ASSUMED_NODE_BYTES_PER_S = 50e9
 ASSUMED_NIC_BYTES_PER_S = 12.5e9
 ASSUMED_HOST_BYTES_PER_S = 25e9
-"""Replace what a cluster file omits; an estimate that needs one of them is marked as uncertain. The host's link is
-PCIe 4 x 16's 31.5 GB/s less a fifth."""
+"""Replace what a cluster file omits, which marks an estimate as uncertain; the last is PCIe 4 x 16 less a fifth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +89,7 @@ class Machine:
 
     @classmethod
     def of(cls, cluster: Cluster, precision: str, software: Software, efficiencies: Efficiencies = FITTED) -> Machine:
-        """Return the machine of a cluster file, with the constants that it states and assumptions for what it omits.
-
-        Raises `InvalidInput` for a constant that is unknown or impossible.
-        """
+        """Return the machine of a cluster; raises `InvalidInput` for a constant that is unknown or impossible."""
         check_efficiencies(cluster.efficiencies)
         own: dict[str, Any] = dict(cluster.efficiencies)
         software = replace(software, **{name: own.pop(name) for name in SOFTWARE_CONSTANTS if name in own})

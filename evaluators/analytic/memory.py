@@ -15,11 +15,10 @@ WORKING_SHARE = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class PeakMemory(Parts):
-    """Bytes on the fullest rank by what they hold; `total` is their sum.
+    """Bytes on the fullest rank by what they hold.
 
-    `parameters` are those of the computation, `optimizer` the optimizer's states and the fp32 parameters next to lower
-    precision, `working` what a layer needs while it runs or runs again, `runtime` device context, libraries and what
-    the allocator loses.
+    `optimizer` includes fp32 parameters next to lower precision, `working` is what a layer needs while it runs,
+    `runtime` device context, libraries and what the allocator loses.
     """
 
     parameters: Rows
@@ -48,9 +47,8 @@ def peak_memory(machine: Machine, work: Workload) -> PeakMemory:
 def memory_of_ranks(machine: Machine, work: Workload) -> tuple[PeakMemory, PeakMemory, PeakMemory]:
     """Return the ranks with the embedding, after it (with the layers of the fullest between) and with the head.
 
-    The rank at depth r of p holds p - r micro-batches in flight under 1F1B (arXiv 2104.04473, section 2.2.1), and all
-    of them under GPipe; with v virtual stages the first holds (p - 1) / v more. Without a pipeline the first is the
-    only one; of two ranks there is none between, and where the first holds the head none that holds it alone.
+    The rank at depth r of p holds p - r micro-batches under 1F1B (arXiv 2104.04473, section 2.2.1), all of them under
+    GPipe; with v virtual stages the first holds (p - 1) / v more.
     """
     ahead = micro_batches_ahead(work)
     behind = np.where(work.keeps_all, ahead, np.minimum(work.accumulation, 1 + _looped(work)))
@@ -108,10 +106,7 @@ def _rank(
 
 
 def _computed_with(machine: Machine, work: Workload, count: Rows) -> Rows:
-    """Return the bytes of parameters in the computation's type, of a rank that holds `count` before sharding.
-
-    Where parameters are sharded as far as the optimizer's states, those may be their only copy but for gathered layers.
-    """
+    """Return the bytes of parameters in the computation's type, of a rank that holds `count` before sharding."""
     gathered = machine.software.gathered_layers * work.layer_share
     p, o = work.sharding_parameters, work.sharding_optimizer
     shards = np.where((o > p) | (not machine.software.shards_only_masters), count / p, 0.0)
@@ -161,12 +156,9 @@ def boundary_bytes(work: Workload) -> Rows:
 def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     """Return the bytes that one layer holds of a micro-batch while it runs, and what it keeps until its backward pass.
 
-    As in arXiv 2205.05198, section 4.1: what lies between the blocks (their inputs, the norms' outputs, dropout masks)
-    is split by sequence parallelism alone, what lies inside them by tensor parallelism; attention that is not fused
-    keeps its scores. Kernels that are not fused keep rotated queries and keys, and the activation's output, as well.
-    Full recompute keeps a layer's input. Selective recompute that keeps products keeps their outputs too; those of the
-    blocks' last products are as wide as the model on every tensor-parallel rank, since they are yet to be added up.
-    Under context parallelism attention's outcome is kept before and after it is exchanged.
+    As in arXiv 2205.05198, section 4.1: sequence parallelism splits what lies between the blocks, tensor parallelism
+    what lies inside. Selective recompute that keeps products keeps their outputs; those of the blocks' last products
+    are as wide as the model on every tensor-parallel rank. Context parallelism keeps attention's outcome twice.
     """
     ways, size, software = work.tensor_parallel, work.bytes_per_value, machine.software
     shards = work.sequence_shards

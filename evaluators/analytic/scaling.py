@@ -14,28 +14,26 @@ from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.space import DEGREES, Space
 
 MOST_COUNTS = 32
-"""Node counts of one table; each is a space to survey."""
 
 BOUNDING = (*DEGREES, "micro_batch_seqs")
-"""The dimensions whose largest value may bound what a larger machine can do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingRow:
     """One number of nodes: the fastest recipe that fits, or the reason why there is none.
 
-    `efficiency` is tokens/s per device over that of the smallest count with a recipe. `global_batch` is None where the
-    batch of this count is not a whole number of sequences.
+    `efficiency` is tokens/s per device over that of the smallest count with a recipe; `global_batch` is None where it
+    would not be whole.
     """
 
     nodes: int
     devices: int
     global_batch: GlobalBatch | None
-    legal: int
-    fitting: int
-    best: Estimate | None
-    reason: str | None
-    efficiency: float | None
+    legal: int = 0
+    fitting: int = 0
+    best: Estimate | None = None
+    reason: str | None = None
+    efficiency: float | None = None
 
     @property
     def tokens_per_s_per_device(self) -> float | None:
@@ -59,10 +57,9 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """Strong scaling keeps the problem's global batch; weak scaling keeps the batch per node of its cluster.
+    """Strong scaling keeps the problem's global batch; weak scaling keeps the batch per node.
 
-    `bounds` are degrees and micro-batches that a longer list in the space might take further. `devices_ignored` is
-    whether the space names devices, which each count replaces by its own.
+    `bounds` are dimensions that a longer list might take further; each count replaces the space's devices.
     """
 
     strong: tuple[ScalingRow, ...]
@@ -94,10 +91,7 @@ def check_counts(nodes: Sequence[int], devices_per_node: int) -> tuple[int, ...]
 
 
 def scaling(space: Space, problem: Problem, nodes: Sequence[int]) -> Scaling:
-    """Return strong and weak scaling over these node counts, in rising order.
-
-    Raises `InvalidInput` for counts that cannot be used and for a space that cannot be surveyed.
-    """
+    """Return strong and weak scaling over these node counts, in rising order; raises `InvalidInput`."""
     counts = check_counts(nodes, problem.cluster.devices_per_node)
     judge = functools.cache(functools.partial(_row, space.with_choices(devices=()), problem))
     strong = _with_efficiency([judge(count, problem.global_batch) for count in counts])
@@ -122,10 +116,7 @@ def weak_batch(problem: Problem, nodes: int) -> GlobalBatch | None:
 
 def _row(space: Space, problem: Problem, nodes: int, batch: GlobalBatch | None) -> ScalingRow:
     cluster = replace(problem.cluster, nodes=nodes)
-    row = ScalingRow(
-        nodes=nodes, devices=cluster.devices, global_batch=batch, legal=0, fitting=0, best=None, reason=None,
-        efficiency=None,
-    )  # fmt: skip
+    row = ScalingRow(nodes=nodes, devices=cluster.devices, global_batch=batch)
     if batch is None:
         share = f"{problem.global_batch} sequences x {nodes} / {problem.cluster.nodes} nodes"
         return replace(row, reason=f"{share} is not a whole number of sequences")
@@ -136,7 +127,6 @@ def _row(space: Space, problem: Problem, nodes: int, batch: GlobalBatch | None) 
 
 
 def _with_efficiency(rows: Sequence[ScalingRow]) -> tuple[ScalingRow, ...]:
-    """Return the rows relative to the first that has a recipe."""
     rates = [rate for row in rows if (rate := row.tokens_per_s_per_device) is not None]
     return tuple(
         row if (rate := row.tokens_per_s_per_device) is None else replace(row, efficiency=rate / rates[0])
@@ -145,7 +135,6 @@ def _with_efficiency(rows: Sequence[ScalingRow]) -> tuple[ScalingRow, ...]:
 
 
 def _bounds(space: Space, rows: Sequence[ScalingRow]) -> tuple[Bound, ...]:
-    """Return the dimensions whose largest value is the best on some count."""
     found: list[Bound] = []
     for dimension in BOUNDING:
         largest = max(getattr(space, dimension))

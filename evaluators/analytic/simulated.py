@@ -1,8 +1,7 @@
 """A simulated evaluator: instant outcomes from a rough cost formula, for rehearsals and tests of the driver.
 
-Its step times come from a roofline of the cluster's stated peak with a pipeline bubble and a charge for splitting
-layers; recipes whose states and activations exceed the device's memory fail as out of memory. Outcomes are a pure
-function of recipe, problem and seed.
+A roofline of the stated peak with a pipeline bubble and a charge for splitting layers; a pure function of recipe,
+problem and seed.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ from frontrunner.spaces.recipe import Recipe
 FALLBACK_PEAK_FLOPS = 1e14
 BEST_EFFICIENCY = 0.45
 SPLIT_CHARGE = 0.08
-"""Share of a step lost each time the ranks that share a layer's work on one sequence double."""
 BYTES_PER_PARAMETER = (4, 4, 8)
-"""Parameters, gradients and AdamW's two states in fp32."""
 ACTIVATION_BYTES_PER_TOKEN_AND_HIDDEN = 34
 """A layer's activations for each token and hidden unit in 16 bits (arXiv 2205.05198, equation 1, first term)."""
 
@@ -84,5 +81,4 @@ def _memory_bytes(recipe: Recipe, problem: Problem) -> int:
 
 
 def _ranks_of_a_layer(recipe: Recipe) -> int:
-    """Return how many ranks share a layer's work on one sequence."""
     return recipe.devices // (recipe.pipeline_parallel * recipe.data_parallel)

@@ -27,10 +27,9 @@ COMPILED_HOST_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime(Parts):
-    """Seconds of one optimizer step by what the slowest pipeline rank spends them on; `total` is their sum.
+    """Seconds of one optimizer step by what the slowest pipeline rank spends them on.
 
-    `bubble` is the time that rank waits for others, `data_parallel` and `host_transfer` what it waits for other
-    replicas' and for the host's data beyond what computation hides.
+    `bubble` is its wait for other ranks; `data_parallel` and `host_transfer` are waits beyond what computation hides.
     """
 
     compute: Rows
@@ -45,7 +44,6 @@ class StepTime(Parts):
 
 
 TRAFFIC = ("tensor_parallel", "context_parallel", "pipeline_transfer", "data_parallel")
-"""The parts of a step that wait for other devices' data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +58,7 @@ class _Layer(Parts):
 
 
 def step_time(machine: Machine, work: Workload) -> StepTime:
-    """Return the step time of each recipe.
-
-    Each of m micro-batches takes the slowest pipeline rank its own time; the rest is the bubble.
-    """
+    """Return the step time of each recipe: micro-batches at the slowest rank's pace, and the bubble."""
     layer = _layer(machine, work)
     head_s, embedding_s = compute.head(machine, work).total, compute.embedding(machine, work).total
     first, between, last = _of_ranks(work, layer, head_s, embedding_s)
@@ -121,7 +116,6 @@ def _left_of_bubble(work: Workload, layer: _Layer) -> Rows:
 
 
 def _layer(machine: Machine, work: Workload) -> _Layer:
-    """Return one layer; a pass takes as long as the device computes and communicates, or the host issues it."""
     passes = compute.layer(machine, work)
     reduces = tensor_reduce_s(machine, work)
     software = machine.software
@@ -153,10 +147,7 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
 def bubble_s(work: Workload, *, slowest: Rows, through: Rows, left: Rows | float = 1.0) -> Rows:
     """Return the time that the slowest rank waits; a micro-batch takes it `slowest`, and all ranks in turn `through`.
 
-    Before its first and after its last micro-batch the others have one each: through - slowest. Exact for 1F1B and
-    GPipe over equal ranks and for 1F1B where the last rank is slowest, too long by a part of the first rank's forward
-    passes where that is; virtual stages divide it (arXiv 2104.04473, section 2.2). `left` is the share that is left
-    where the backward pass is split.
+    Virtual stages divide it (arXiv 2104.04473, section 2.2); `left` is the share left where the backward pass is split.
     """
     return np.where(work.pipeline_parallel > 1, (through - slowest) * left / work.virtual_stages, 0.0)
 

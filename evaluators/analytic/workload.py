@@ -45,15 +45,12 @@ def _no() -> Flags:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Arrays of equal length, or of length 1 where all rows agree. Degrees, counts and widths are whole numbers.
+    """Arrays of equal length, or of length 1 where all rows agree; columns with a default are in neutral position.
 
-    `fused_attention` keeps no scores; `bytes_per_optimizer_state` is the size of one of AdamW's two states per
-    parameter. `layers_first` and `layers_last` are the layers of the pipeline ranks that hold the embedding and the
-    head, `layers_middle` those of the fullest rank between; `head_on_first` marks that one rank holds both ends, as in
-    V-shaped schedules. `split_backward` schedules run the gradients of weights separately, in what would be bubble.
-    `keeps_all` schedules run all forward passes before the first backward pass (GPipe). `compile`d layers run as few
-    fused kernels. `dual_pipeline` is DualPipeV. `rank_order` is an index into `RANK_ORDERS`. Columns with a default
-    are options in their neutral position.
+    `layers_first` and `layers_last` are the layers of the pipeline ranks with the embedding and the head,
+    `layers_middle` of the fullest between; `head_on_first` marks one rank with both. `split_backward` schedules run the
+    gradients of weights separately, `keeps_all` ones (GPipe) all forward passes first. `rank_order` is an index into
+    `RANK_ORDERS`.
     """
 
     layers: Rows
@@ -192,7 +189,6 @@ _FROM_RECIPE: Mapping[str, Callable[[Recipe], float]] = {
     "bytes_per_optimizer_state": lambda recipe: 2 if recipe.optimizer_state == "bf16" else 4,
     "rank_order": lambda recipe: RANK_ORDERS.index(recipe.rank_order),
 }
-"""Columns that are not the number or flag of the same name of the recipe."""
 
 
 def _layers_of_ends(recipe: Recipe, layers: int) -> tuple[int, int, int]:

@@ -69,16 +69,11 @@ DEEPSPEED_KEYS = {
 }
 MOST_BYTES = 1_000_000
 ANYWHERE = Path("run")
-"""Placeholder for the run folder while commands are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandRequest:
-    """Request for the command of a recipe, which is measured for at most `probe.most_steps` steps.
-
-    Files of the command are written to `run_folder`, which exists by the time it runs. The command starts in
-    `campaign_folder`.
-    """
+    """Request for the command of a recipe, which starts in `campaign_folder` and writes its files to `run_folder`."""
 
     problem: Problem
     recipe: Recipe
@@ -90,12 +85,7 @@ class CommandRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One run of a trainer.
-
-    `arguments` is the program and its arguments, as a list and never as a shell's line; `files` are written to the run
-    folder first, by name; `environment` is added to what the campaign passes. `log_patterns` are searched in each line
-    of the log (`logs.Pattern`).
-    """
+    """One run of a trainer: an argument list, `files` for the run folder, additional environment, log patterns."""
 
     arguments: tuple[str, ...]
     log_patterns: tuple[str, ...]
@@ -104,7 +94,6 @@ class Command:
 
 
 MakeCommand = Callable[[CommandRequest], Command | Reason]
-"""Returns the command of a recipe, or the reason why the trainer cannot run it."""
 
 
 def request_of(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> CommandRequest:
@@ -126,11 +115,7 @@ def environment_of(command: Command, request: CommandRequest, settings: CommandS
 
 
 def field_values(request: CommandRequest) -> dict[str, str]:
-    """Return every field that a template may name, as text.
-
-    Booleans are `true` and `false`, what is not set is empty. `zero_stage` is 0 to 3, and empty for shardings that have
-    no stage; `layers_per_stage` is a list with commas, or empty; `steps` the most that a probe takes.
-    """
+    """Return every field that a template may name, as text; what is not set is empty."""
     recipe, problem, probe = request.recipe, request.problem, request.probe
     values: dict[str, object] = {name: getattr(problem.model, name) for name in MODEL_FIELDS}
     values |= {name: getattr(recipe, name) for name in RECIPE_FIELDS}
@@ -154,13 +139,8 @@ def field_values(request: CommandRequest) -> dict[str, str]:
         "campaign_folder": request.campaign_folder,
         "python": sys.executable,
     }
-    return {name: _text(value) for name, value in values.items()}
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "" if value is None else str(value)
+    words = {None: "", True: "true", False: "false"}
+    return {n: words[v] if v is None or isinstance(v, bool) else str(v) for n, v in values.items()}
 
 
 def filled(arguments: Sequence[str], values: Mapping[str, str], spliced: Sequence[str] = ()) -> tuple[str, ...]:
@@ -243,9 +223,9 @@ def why_disagreeing(statements: Iterable[Statement], recipe: Recipe, problem: Pr
 
 
 def expressible(survey: Survey, setup: ProbeSetup, make: MakeCommand) -> Survey:
-    """Return the survey without the recipes that the trainer cannot run, which count as refused with its reason.
+    """Return the survey without the recipes that the trainer cannot run, which count as refused.
 
-    Raises `InvalidInput` if two recipes make the same command: one of them would be measured under the other's name.
+    Raises `InvalidInput` if two recipes make the same command: one would be measured under the other's name.
     """
     refusals, examples = Counter(survey.refusals), dict(survey.examples)
     legal, seen = {}, dict[object, Recipe]()
@@ -287,11 +267,7 @@ def check_program(setup: ProbeSetup, make: MakeCommand, recipe: Recipe) -> None:
 
 
 def check_version(distribution: str, version: str, command: Command, path: str) -> None:
-    """Raise `InvalidInput` if the command's Python environment has another version than the arguments are for.
-
-    Find the environment by a program of its bin folder among the arguments, such as torchrun, and read what is
-    installed from its metadata. Without metadata, as in a checkout, nothing is known.
-    """
+    """Raise `InvalidInput` if the Python environment of a program in the command has another version of the trainer."""
     programs = (shutil.which(argument, path=path) for argument in command.arguments if "=" not in argument)
     for program in filter(None, programs):
         folders = [str(one) for one in Path(program).parent.parent.glob("lib/python3*/site-packages")]

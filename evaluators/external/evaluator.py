@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from frontrunner.evaluators.external import CommandSettings
+from frontrunner.evaluators.external import CommandSettings, logs
 from frontrunner.evaluators.external.command import (
     Command,
     MakeCommand,
@@ -20,16 +20,6 @@ from frontrunner.evaluators.external.command import (
     request_of,
     stated_before,
     why_disagreeing,
-)
-from frontrunner.evaluators.external.logs import (
-    LogReader,
-    TimedStep,
-    Verdict,
-    measured,
-    patterns_of,
-    timed,
-    verdict,
-    why_inconsistent,
 )
 from frontrunner.evaluators.external.supervisor import ENDED, GRACE_S, KILL_S, LOG, NOT_STARTED, ORDER
 from frontrunner.evaluators.external.trainers import configured
@@ -44,17 +34,14 @@ from frontrunner.results.outcome import Failure, FailureKind, Outcome, ProbeEndi
 from frontrunner.spaces.legality import Reason
 
 RUN_TAG = "FRONTRUNNER_RUN"
-"""Environment variable with the run folder, on every process of a command."""
 SUPERVISOR = "frontrunner.evaluators.external.supervisor"
 SUPERVISOR_GRACE_S = GRACE_S + KILL_S + 5.0
-"""What a supervisor may take to end its command."""
 TAIL_LINES = 400
 TAIL_BYTES = 262_144
 """Searched for signs: launchers write pages after the line that matters."""
 EXCEPTION = re.compile(r"^(?:\[[\w.-]+\]:?\s*|[\w.-]+:\s+)?(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))(?:: (.*))?$")
 """The last line of a traceback, after the rank that launchers put before it."""
 USAGE = re.compile(r"^(?:\[[\w.-]+\]:?\s*|[\w.-]+:\s+)?\S+: error: (.*)$")
-"""argparse's message about arguments that it rejects."""
 REFUSALS = ("AssertionError", "ValueError", "NotImplementedError")
 """Raised by trainers, before the first step, for configurations that they reject."""
 RANK_KILLED = re.compile(r"exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\)|Exited with exit code 137|signal 9 \(Killed\)")
@@ -108,16 +95,12 @@ class CommandEvaluator(WatchedProbes["CommandRun"]):
 
 
 class CommandRun(Watch):
-    """Starts a command and follows it.
-
-    `is_measured` is True if the command was ended because its step time was known.
-    """
+    """Starts a command and follows it; `is_measured` once its step time is known."""
 
     def __init__(self, order: ProbeOrder, setup: ProbeSetup, command: Command) -> None:
-        """Start the command that `write_run` has written to the order's run folder."""
         super().__init__(order, setup)
         self.is_measured = False
-        self.log = LogReader(order.run_folder, patterns_of(command.log_patterns))
+        self.log = logs.LogReader(order.run_folder, logs.patterns_of(command.log_patterns))
         self._end_requested_s: float | None = None
         self._took_s: float | None = None
         self.begin()
@@ -138,9 +121,9 @@ class CommandRun(Watch):
         return super().seconds if self._took_s is None else self._took_s
 
     @property
-    def steps(self) -> list[TimedStep]:
+    def steps(self) -> list[logs.TimedStep]:
         """Return the steps logged so far, with their times."""
-        return timed(self.log.steps, self.order.recipe, self.setup.problem)
+        return logs.timed(self.log.steps, self.order.recipe, self.setup.problem)
 
     @property
     def progress(self) -> Progress:
@@ -187,10 +170,10 @@ class CommandRun(Watch):
         self._supervisor.wait()
         kill_tagged(RUN_TAG, str(self.order.run_folder))
 
-    def _verdict(self) -> Verdict:
+    def _verdict(self) -> logs.Verdict:
         best = self.order.best_tokens_per_s
         best_step_time_s = tokens_per_step(self.order.recipe, self.setup.problem) / best if best else None
-        return verdict(self.steps, self.setup.probe, best_step_time_s=best_step_time_s, spent_s=self.seconds)
+        return logs.verdict(self.steps, self.setup.probe, best_step_time_s=best_step_time_s, spent_s=self.seconds)
 
     def outcome(self) -> Outcome:
         """Return the measurement that follows from the log, or why there is none."""
@@ -204,7 +187,7 @@ class CommandRun(Watch):
         failed = self.overdue is not None or end is None or (end["status"] != 0 and not self.is_measured)
         doubt = why_disagreeing(self.log.statements, recipe, problem)
         if not failed or not steps:
-            doubt = doubt or why_inconsistent(steps, recipe, problem)
+            doubt = doubt or logs.why_inconsistent(steps, recipe, problem)
         if doubt is not None and steps:
             return self._failure(FailureKind.IMPLAUSIBLE, doubt)
         unfinite = next((step.logged.number for step in steps if not step.is_finite), None)
@@ -215,7 +198,7 @@ class CommandRun(Watch):
         found, warm_up = self._verdict(), self.setup.probe.warm_up_steps
         if not found.times_s:
             overflowed = sum(step.logged.skipped_steps for step in steps)
-            if overflowed and not measured(steps, warm_up):
+            if overflowed and not logs.measured(steps, warm_up):
                 message = f"gradients overflowed in {overflowed} of {len(steps)} steps, and in every measured one"
                 return self._failure(FailureKind.NOT_FINITE, message)
             message = f"the log reports {len(steps)} steps, and {warm_up} are warm-up: see [command]"
@@ -239,7 +222,6 @@ class CommandRun(Watch):
         return Failure(kind=kind, message=message, node_seconds=self.node_seconds)
 
     def _why_failed(self, end: dict[str, Any] | None) -> tuple[FailureKind, str]:
-        """Return the kind of a failure from the log's end and the exit status, by the rules of our own probes."""
         lines = tail(self.order.run_folder / LOG, TAIL_LINES, TAIL_BYTES).splitlines()
         text = "\n".join(line.partition(" ")[2] for line in lines)  # without times of arrival
         phase, status = "stepping" if self.steps else "starting", -9 if end is None else end["status"]
@@ -268,10 +250,7 @@ class CommandRun(Watch):
 
 
 def exceptions(text: str, phase: str) -> tuple[RankError, ...]:
-    """Return the first exception in the log that ended a process, if any.
-
-    Before the first step an assertion is a refusal like a ValueError, and so is an error about arguments.
-    """
+    """Return the first exception in the log that ended a process; before the first step a refusal is a ValueError."""
     for line in text.splitlines():
         usage = USAGE.match(line.strip())
         if usage is not None and phase == "starting":
@@ -296,11 +275,7 @@ def read_end(run_folder: Path) -> dict[str, Any] | None:
 
 
 def write_run(run_folder: Path, command: Command, environment: Mapping[str, str], settings: CommandSettings) -> None:
-    """Write the command's files and the supervisor's order.
-
-    Of the driver's variables it holds only the names: their values may be secrets. The command is tagged as the
-    driver's, since its ranks may outlive a supervisor that is killed.
-    """
+    """Write the command's files and the supervisor's order, which holds only the names of the driver's variables."""
     run_folder.mkdir(parents=True, exist_ok=True)
     for name, text in command.files.items():
         write_text(run_folder / Path(name).name, text)

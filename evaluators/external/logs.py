@@ -1,8 +1,4 @@
-"""A trainer's log as steps, peaks and statements, found by regular expressions and read while it grows; step times.
-
-The names of a pattern's groups give the figure and its unit: see `GROUPS`. Of the steps' times `verdict` tells which
-are warm-up and whether there are enough, `why_inconsistent` what contradicts itself.
-"""
+"""Figures of a trainer's log, found by regular expressions and read while it grows; step times and their verdict."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from frontrunner.evaluators.external.supervisor import LOG
 from frontrunner.evaluators.probe import ProbeSettings
@@ -40,7 +37,6 @@ STATEMENTS = (
 """Statements of a trainer about its configuration, which must be the recipe's and the problem's."""
 GROUPS = ("step", "loss", *TIMES, *PEAKS, *RATES, *COUNTS, *STATEMENTS)
 STEP_GROUPS = frozenset(("step", *TIMES, *RATES))
-"""A line with one of these reports a finished step."""
 
 MAX_FIGURE = 2.0**62
 """No step, time or memory is larger; a database holds it as an integer."""
@@ -51,13 +47,11 @@ NUMBER = re.compile(
     re.ASCII,
 )
 MAX_SEARCHED_CHARACTERS = 4000
-"""Of a line; a longer one is not meant for people to read."""
 COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 MAX_LINE_BYTES = 8_000
 """Of a line that are decoded: twice what patterns search, since color codes are removed first."""
 RATE_TOLERANCE = 0.1
-"""How far a rate in the log may differ from the one that follows from tokens and step time: trainers round, and may
-exclude the reading of data or the optimizer."""
+"""A rate in the log may differ by this from tokens over step time: trainers round, and leave out some work."""
 SLOWER_PACE = 2.0
 """A time between two lines, by our clock, of this many times the log's step time is not believed."""
 TIMING_SLACK_S = 2.0
@@ -92,19 +86,13 @@ class Pattern:
         return not STEP_GROUPS.isdisjoint(self.expression.groupindex)
 
     def found(self, line: str) -> dict[str, float] | None:
-        """Return the figures of one line, in the units of their names; None if the pattern does not match.
-
-        Skip a group that holds no number, or one above `MAX_FIGURE`; a loss may be any number.
-        """
+        """Return the figures of one line, without groups that hold no number; None if the pattern does not match."""
         match = self.expression.search(line[:MAX_SEARCHED_CHARACTERS])
         if match is None:
             return None
         numbers = {name: number(text) for name, text in match.groupdict().items() if text is not None}
-        return {
-            name: value
-            for name, value in numbers.items()
-            if value is not None and (name == "loss" or abs(value) <= MAX_FIGURE)  # False for NaN
-        }
+        known = ((name, value) for name, value in numbers.items() if value is not None)
+        return {name: value for name, value in known if name == "loss" or abs(value) <= MAX_FIGURE}  # False for NaN
 
 
 def patterns_of(texts: Iterable[str]) -> tuple[Pattern, ...]:
@@ -133,10 +121,9 @@ def in_base_units(figures: Mapping[str, float], units: Mapping[str, float]) -> I
 
 @dataclass(kw_only=True)
 class LoggedStep:
-    """Figures of one logged step, or means over the steps since the one logged before.
+    """Figures of one logged step, or means over the steps since the one before; of repeated lines the first counts.
 
-    `number` is the trainer's; `arrival_s` is when the line arrived, since the trainer was started. `rates` are by their
-    group's name. Of lines that repeat a number, as ranks do, the first counts.
+    `number` is the trainer's; `arrival_s` is since the trainer was started.
     """
 
     number: int
@@ -158,8 +145,7 @@ class LoggedStep:
             setattr(self, name, max(getattr(self, name), int(figures.get(name, 0))))
 
 
-@dataclass(frozen=True)
-class Statement:
+class Statement(NamedTuple):
     """A source's statement about the configuration: a figure of `STATEMENTS`, its value, and the source's text."""
 
     figure: str
@@ -211,10 +197,7 @@ class LogReader:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedStep:
-    """One logged step with its time, the mean of the steps that it `covers`; `before` is the number of earlier steps.
-
-    `is_claimed` is True if the log states the time.
-    """
+    """One logged step with its time, the mean of those that it `covers`; `is_claimed` if the log states the time."""
 
     logged: LoggedStep
     time_s: float | None
@@ -229,8 +212,7 @@ class TimedStep:
         return not self.logged.nan_steps and (loss is None or abs(loss) < float("inf"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The measured step times, in seconds, without warm-up; `ended` if no more are needed."""
 
     times_s: tuple[float, ...]
@@ -238,11 +220,9 @@ class Verdict:
 
 
 def timed(steps: Sequence[LoggedStep], recipe: Recipe, problem: Problem) -> list[TimedStep]:
-    """Return the logged steps with their times.
+    """Return the logged steps with their times: the log's own, else from its rate, else between two lines by our clock.
 
-    A time is the log's own; else it follows from the log's rate and the recipe's tokens; else it is the time between
-    two lines by our clock, divided by the steps between them. If a trainer logs every k-th step a time is the mean of
-    k. A step 0 without a time, as of a progress bar, is where the clock starts.
+    A step 0 without a time, as of a progress bar, is where the clock starts.
     """
     found: list[TimedStep] = []
     done = 0
@@ -280,7 +260,7 @@ def verdict(
     times = measured(steps, settings.warm_up_steps)
     if not settings.is_adaptive:
         enough = len(times) >= (settings.measured_steps or 1)
-        return Verdict(times_s=tuple(times[: settings.measured_steps]), ended=ProbeEnding.FIXED if enough else None)
+        return Verdict(tuple(times[: settings.measured_steps]), ProbeEnding.FIXED if enough else None)
     most_dropped = max(0, settings.most_steps // 2 - settings.warm_up_steps)
     times = settled(times, most_dropped=most_dropped, tolerance=settings.precision / 2)
     most = settings.most_steps - settings.warm_up_steps
@@ -290,14 +270,11 @@ def verdict(
         late = spent_s + times[-1] > DEADLINE_SHARE * settings.deadline_s
         limit = ProbeEnding.LIMIT if late or len(times) >= most else None
         ended = limit if found is None else ProbeEnding(found)
-    return Verdict(times_s=tuple(times), ended=ended)
+    return Verdict(tuple(times), ended)
 
 
 def why_inconsistent(steps: Sequence[TimedStep], recipe: Recipe, problem: Problem) -> str | None:
-    """Return why the log's times cannot be true, with both values; None if nothing contradicts them.
-
-    Compare the log's rate with the one that follows from its step time, and its step times with our own clock.
-    """
+    """Return why the log's rates or times contradict each other or our clock, with both values, or None."""
     tokens = tokens_per_step(recipe, problem)
     pairs = [
         (rate, tokens / step.logged.time_s)
@@ -307,10 +284,8 @@ def why_inconsistent(steps: Sequence[TimedStep], recipe: Recipe, problem: Proble
     if pairs:
         stated, ours = (statistics.median(values) for values in zip(*pairs, strict=True))
         if abs(stated / ours - 1) > RATE_TOLERANCE:
-            return (
-                f"the log says {stated:.6g} tokens/s, and its step time gives {ours:.6g} tokens/s with the recipe's "
-                f"{tokens} tokens per step"
-            )
+            theirs = f"the log says {stated:.6g} tokens/s, and its step time gives {ours:.6g} tokens/s"
+            return f"{theirs} with the recipe's {tokens} tokens per step"
     claimed = [(step, step.time_s) for step in steps if step.is_claimed and step.time_s is not None]
     if len(claimed) < 2:
         return None

@@ -39,9 +39,7 @@ DRAIN_S = 1.0
 """How long output is still read after the command has ended, from processes that it left behind."""
 KILL_S = 10.0
 MAX_LINE_BYTES = 2**20
-"""A longer line counts as several."""
 NOT_STARTED = 127
-"""Status of a command that could not be started, as a shell reports it."""
 
 
 class Log:

@@ -49,7 +49,6 @@ MEGATRON_ARGUMENTS = (
     r"using world size: .*tensor-model-parallel size: (?P<tensor_parallel>\d+)",
     r"using world size: .*pipeline-model-parallel size: (?P<pipeline_parallel>\d+)",
 )
-"""Arguments that Megatron-LM prints before it trains."""
 
 DEEPSPEED_CONFIG = (
     r"\bprint\]\s+train_micro_batch_size_per_gpu\s+\.*\s*(?P<micro_batch_seqs>\d+)\s*$",
@@ -108,7 +107,6 @@ LOG_PATTERNS: dict[str, tuple[str, ...]] = {
     "nanotron": NANOTRON,
     "accelerate": TRANSFORMERS,
 }
-"""Log patterns of each trainer, by the name of its export format."""
 
 _MEGATRON_STEPS = ("--train-iters", "{steps}", "--log-interval", "1", "--eval-iters", "0")
 STEPS: dict[str, tuple[str, ...]] = {
@@ -120,7 +118,6 @@ STEPS: dict[str, tuple[str, ...]] = {
     "nanotron": (),
     "accelerate": ("--max_steps", "{steps}", "--logging_steps", "1", "--save_strategy", "no"),
 }
-"""Options for the number of steps and one log line per step, which an export leaves to the user."""
 
 
 def configured(settings: CommandSettings) -> MakeCommand:

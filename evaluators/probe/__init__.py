@@ -45,18 +45,15 @@ class ProbeSettings:
         if self.measured_steps is not None:
             require_at_least("probe", 1, measured_steps=self.measured_steps)
         require_at_least("probe", 2, min_measured_steps=self.min_measured_steps)
-        self._check_max_steps()
+        least = self.warm_up_steps + self.min_measured_steps
+        if self.is_adaptive and self.max_steps < least:
+            expected = f"at least probe.warm_up_steps + probe.min_measured_steps = {least}"
+            raise bad_value("probe.max_steps", self.max_steps, expected)
         if not 0 < self.precision < 1:
             raise bad_value("probe.precision", self.precision, "a share above 0 and below 1, as 0.03 for 3 %")
         require_one_of("probe", "optimizer", self.optimizer, OPTIMIZERS)
         for key in ("deadline_s", "step_deadline_s", "learning_rate"):
             require_above_zero(f"probe.{key}", getattr(self, key), "a number above 0")
-
-    def _check_max_steps(self) -> None:
-        least = self.warm_up_steps + self.min_measured_steps
-        if self.is_adaptive and self.max_steps < least:
-            expected = f"at least probe.warm_up_steps + probe.min_measured_steps = {least}"
-            raise bad_value("probe.max_steps", self.max_steps, expected)
 
     @property
     def is_adaptive(self) -> bool:

@@ -43,12 +43,8 @@ class RankError:
 class Evidence:
     """All that is known about a probe whose ranks have ended without a result.
 
-    `statuses` maps rank to exit code, or minus the signal that ended it. `overdue` is the deadline that passed and its
-    kind, HUNG or TOO_SLOW, where we killed the ranks for it. `killed_by_us` are the ranks that we killed: because of a
-    deadline, or to clean up after another rank had failed. `kernel_oom_kills` counts the processes that the kernel's
-    out-of-memory killer ended meanwhile, where the system reports it. `lost` is what ended and took ranks along, where
-    it is known: a fork server, a node, an allocation. `disk_full` is set if the disk of the run folder is: ranks that
-    cannot write to it end without being able to report why.
+    `statuses` maps rank to exit code, or minus the signal. `overdue` is the deadline that passed; `killed_by_us` are
+    ranks that we killed for it, or to clean up. `lost` is what ended and took ranks along: a fork server, a node.
     """
 
     statuses: dict[int, int]
@@ -85,14 +81,12 @@ class Verdict:
 def classify(evidence: Evidence) -> Verdict:
     """Return the kind of a failure and the rank to blame.
 
-    Memory comes first: one rank that could not allocate makes its peers fail in ways that look like
-    crashes of the network. A rank's own error outweighs its peers' complaints about a lost connection.
+    Memory comes first: its peers then fail as if the network had. A rank's own error outweighs peers' complaints.
     """
     return next(_verdicts(evidence), Verdict(FailureKind.LOST, "the ranks ended without a result or an error"))
 
 
 def _verdicts(evidence: Evidence) -> Iterator[Verdict]:
-    """Yield what can be said, the most telling first."""
     yield from _out_of_memory(evidence)
     if evidence.overdue is not None:
         yield Verdict(*evidence.overdue)

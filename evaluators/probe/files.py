@@ -18,7 +18,6 @@ DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """A full disk, an exhausted quota, and a limit on file size (`RLIMIT_FSIZE`)."""
 
 DISK_FULL_SIGNS = tuple(os.strerror(number) for number in DISK_FULL_ERRORS)
-"""The system's wording of these errors, as found in a rank's message."""
 
 
 def write_json(path: Path, value: object) -> None:
@@ -32,10 +31,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file durably and atomically: after a crash it is the old file or the whole new one.
-
-    Leave no temporary file if the disk is full.
-    """
+    """Write a file durably and atomically; leave no temporary file if the disk is full."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
@@ -98,10 +94,7 @@ def tail(path: Path, lines: int = 15, max_bytes: int = 16_384) -> str:
 
 
 def why_disk_full(folder: Path) -> str | None:
-    """Return why nothing more should be started in a folder, which need not exist yet, or None.
-
-    An exhausted quota does not show here; writing then fails with an error that `is_disk_full` recognizes.
-    """
+    """Return why nothing more should be started in a folder, which need not exist yet, or None."""
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     disk = shutil.disk_usage(existing)
     if disk.free >= MIN_FREE_BYTES or disk.total == 0:  # some file systems report nothing

@@ -27,20 +27,12 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from frontrunner.evaluators.probe import processes
 from frontrunner.evaluators.probe.files import tail
-from frontrunner.evaluators.probe.processes import (
-    die_with_parent,
-    driver_tags,
-    kill_group,
-    kill_rank,
-    outlive_parent,
-    start_child,
-)
 from frontrunner.spaces.errors import FrontrunnerError
 
 PROGRAM = "frontrunner.evaluators.probe.fork_server"
 START_FAILED = 120
-"""Exit status of a rank that could not even read its job."""
 START_TIMEOUT_S = 120.0
 REPLY_TIMEOUT_S = 60.0
 """How long a server that is ready may take to fork a probe's ranks; one that was stopped never does."""
@@ -77,13 +69,13 @@ class ForkClient:
         self._log = log
         self._pipe, theirs = Pipe()
         with theirs, log.open("ab") as output:
-            self._process = start_child(
+            self._process = processes.start_child(
                 [sys.executable, "-P", "-m", PROGRAM, str(theirs.fileno()), *engines],
                 parent_death=signal.SIGKILL,  # while it imports and reads no messages
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **environment, **driver_tags(log.parent)},
+                env={**os.environ, **environment, **processes.driver_tags(log.parent)},
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # signals of the terminal are for the driver to handle
             )
@@ -94,10 +86,7 @@ class ForkClient:
     def start(
         self, token: str, *, job: Path, world_size: int, ranks: range | None = None, scratch: Path | None = None
     ) -> None:
-        """Request ranks of a probe, by default all; return at once, and the server forks them when it is ready.
-
-        `scratch` is a folder that the server removes if this process ends before the ranks do.
-        """
+        """Request ranks, by default all; the server removes `scratch` if this process ends before the ranks do."""
         ranks = range(world_size) if ranks is None else ranks
         request = {"start": token, "job": str(job), "world_size": world_size, "ranks": [ranks.start, len(ranks)]}
         request["scratch"] = None if scratch is None else str(scratch)
@@ -106,14 +95,17 @@ class ForkClient:
             self._pipe.send_bytes(json.dumps(request).encode())
 
     def reports(self, timeout_s: float) -> list[Report]:
-        """Return what the server has reported, waiting up to `timeout_s` for a first report.
+        """Return what the server has reported, waiting up to `timeout_s`; kill a server that does not reply.
 
-        Kill a server that does not reply; it is reported as lost by the next call. Raises `FrontrunnerError` if the
-        server exited by itself before it was ready, or is not ready in time.
+        Raises `FrontrunnerError` if the server exited by itself before it was ready, or is not ready in time.
         """
         found: list[Report] = []
         while self._pipe.poll(timeout_s):
-            message, timeout_s = self._message(), 0.0
+            timeout_s = 0.0
+            try:
+                message = json.loads(self._pipe.recv_bytes())
+            except (EOFError, ConnectionResetError):
+                message = {"lost": self._process.wait()}
             if "exited" in message:
                 found.append(RankExited(message["exited"], message["rank"], message["status"]))
             elif "started" in message:
@@ -132,12 +124,6 @@ class ForkClient:
         if self._is_ready and any(now - sent > REPLY_TIMEOUT_S for sent in self._sent_s.values()):
             self._process.kill()
         return found
-
-    def _message(self) -> dict[str, Any]:
-        try:
-            return dict(json.loads(self._pipe.recv_bytes()))
-        except (EOFError, ConnectionResetError):
-            return {"lost": self._process.wait()}
 
     def _never_ready(self, what: str) -> FrontrunnerError:
         output = tail(self._log, 1) or "no output"
@@ -179,7 +165,7 @@ class ForkServer:
                     is_open = False
             self._reap()
         for pid in self.ranks:
-            kill_rank(pid)
+            processes.kill_rank(pid)
         for pid, (token, _) in self.ranks.items():
             if token in self.scratch:  # which they may still write to
                 os.waitpid(pid, 0)
@@ -204,7 +190,7 @@ class ForkServer:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is None:
                 return
-            kill_group(ended.si_pid)  # before it is reaped: until then its id is not reused
+            processes.kill_group(ended.si_pid)  # before it is reaped: until then its id is not reused
             pid, status = os.waitpid(ended.si_pid, 0)
             token, rank = self.ranks.pop(pid)
             self._report({"exited": token, "rank": rank, "status": os.waitstatus_to_exitcode(status)})
@@ -214,10 +200,9 @@ class ForkServer:
             self._pipe.send_bytes(json.dumps(message).encode())
 
     def _become_rank(self, request: dict[str, Any], rank: int) -> NoReturn:
-        """Run one rank in the forked child; never returns."""
         status = START_FAILED
         try:
-            die_with_parent(self.pid, signal.SIGKILL)
+            processes.die_with_parent(self.pid, signal.SIGKILL)
             os.setsid()  # a group of its own, so that whatever it starts can be killed with it
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -265,7 +250,7 @@ def main() -> None:
     from frontrunner.evaluators.trainer.entry import preload
 
     preload(sys.argv[2:])
-    outlive_parent()  # the end of the pipe is noticed from here on
+    processes.outlive_parent()  # the end of the pipe is noticed from here on
     ForkServer(Connection(int(sys.argv[1]))).serve()
     os._exit(0)  # an orderly shutdown of torch takes a second, and nothing is left to do
 

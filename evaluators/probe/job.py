@@ -92,10 +92,7 @@ def probe_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpu
 def profile_job(
     setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpus, *, steps: int, samples_host: bool
 ) -> dict[str, Any]:
-    """Return the job of a probe that goes on to trace `steps` steps, and to sample as many on the host.
-
-    It has no memory limit: the profiler's own records would count against the recipe's.
-    """
+    """Return the job of a probe that goes on to trace `steps` steps; without a memory limit, as profilers need some."""
     profile = {"traced_steps": steps, "sampled_steps": steps if samples_host else 0}
     job = probe_job(setup, recipe, run_folder, tokens)
     return job | {"profile": profile, "memory_limit_bytes_per_rank": None}
@@ -109,11 +106,7 @@ def dry_run_job(problem: Problem, probe: ProbeSettings, recipe: Recipe) -> dict[
 
 
 def disk_folder(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> Path | None:
-    """Return the private folder for what a run offloads to a disk; None where its recipe offloads nothing there.
-
-    The ranks create it. Whoever started them removes it when they have ended, and the fork server does if its driver
-    ends first.
-    """
+    """Return the private folder for what a run offloads to a disk, or None; whoever starts the ranks removes it."""
     root = setup.problem.cluster.nvme_path
     if recipe.offload != "nvme" or root is None:
         return None
@@ -123,8 +116,8 @@ def disk_folder(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> Path | N
 def disk_table(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> dict[str, Any] | None:
     """Return the folder and the most that all ranks together write there.
 
-    That is parameters x (4 (2 + states of the optimizer) + bytes per parameter as computed): weights, gradients and
-    states of the optimizer in fp32. Embedding and head are whole on each tensor-parallel rank, as AutoTP has them.
+    Parameters x (4 (2 + states of the optimizer) + bytes per parameter as computed), with embedding and head whole on
+    each tensor-parallel rank, as AutoTP has them.
     """
     folder = disk_folder(setup, recipe, run_folder)
     if folder is None:
@@ -138,15 +131,13 @@ def disk_table(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> dict[str,
 
 
 def corpus(data: DataSettings, work_folder: Path, problem: Problem) -> Corpus:
-    """Return the token file of a campaign, created in `work_folder` where the data is text.
+    """Return the token file of a campaign, created in `work_folder` from text, one token per byte.
 
-    Use a `.bin` file as it is: uint16, or uint32 where the model's vocabulary needs it. Read any other file as bytes,
-    one token per byte. Raises `InvalidInput` if a token is outside the model's vocabulary, or if there are too few
-    tokens for the sequence length.
+    Raises `InvalidInput` for tokens outside the model's vocabulary, or too few of them.
     """
     check_data(data, problem)
-    if _is_tokens(data):
-        return _token_file(data, problem)
+    if (tokens := _token_file(data, problem)) is not None:
+        return tokens
     text = builtin_text() if data.path is None else Path(data.path).read_bytes()
     name = f"builtin-{platform.python_version()}"
     if isinstance(text, bytes):
@@ -161,8 +152,8 @@ def check_data(data: DataSettings, problem: Problem) -> None:
     """Raise what `corpus` raises for unusable data; write nothing."""
     vocabulary = problem.model.vocabulary
     try:
-        if _is_tokens(data):
-            count = _checked_tokens(_token_file(data, problem), vocabulary)
+        if (tokens := _token_file(data, problem)) is not None:
+            count = _checked_tokens(tokens, vocabulary)
         elif vocabulary < BYTE_VOCABULARY:
             expected = f"at least {BYTE_VOCABULARY}: text is read as one token per byte"
             raise bad_value("model.vocabulary", vocabulary, expected)
@@ -178,12 +169,11 @@ def check_data(data: DataSettings, problem: Problem) -> None:
         raise bad_value("data.path", data.path, f"{expected} has {count:,}")
 
 
-def _is_tokens(data: DataSettings) -> bool:
-    return data.path is not None and data.path.endswith(".bin")
-
-
-def _token_file(data: DataSettings, problem: Problem) -> Corpus:
-    return Corpus(Path(data.path or ""), "uint16" if problem.model.vocabulary <= UINT16_VOCABULARY else "uint32")
+def _token_file(data: DataSettings, problem: Problem) -> Corpus | None:
+    """Return the user's file of tokens; None where the data is text."""
+    if data.path is None or not data.path.endswith(".bin"):
+        return None
+    return Corpus(Path(data.path), "uint16" if problem.model.vocabulary <= UINT16_VOCABULARY else "uint32")
 
 
 def _size_bytes(path: Path) -> int:
@@ -192,7 +182,6 @@ def _size_bytes(path: Path) -> int:
 
 
 def _checked_tokens(file: Corpus, vocabulary: int) -> int:
-    """Return how many tokens a file has; raise `InvalidInput` for parts of tokens, and for those out of range."""
     size_bytes, width = _size_bytes(file.path), np.dtype(file.dtype).itemsize
     if size_bytes % width:
         expected = f"tokens of {width} bytes each; the file has {size_bytes:,} bytes"

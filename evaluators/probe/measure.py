@@ -35,9 +35,7 @@ def hardware_flops_per_token(recipe: Recipe, problem: Problem) -> float:
 def rates(recipe: Recipe, problem: Problem, step_time_s: float) -> dict[str, float | None]:
     """Return tokens_per_s, model_tflops_per_device, hardware_tflops_per_device and mfu for a step of `step_time_s`.
 
-    tokens/s = tokens per step / step time; TFLOPS per device = tokens/s * FLOPs per token / devices / 1e12, with the
-    FLOPs of `Model.model_flops_per_token` and `Model.hardware_flops_per_token`; MFU = model FLOPs over the device's
-    peak at the problem's precision.
+    TFLOPS per device = tokens/s * FLOPs per token / devices / 1e12; MFU = model FLOPs over the device's peak.
     """
     model, length = problem.model, problem.sequence_length
     tokens_per_s = tokens_per_step(recipe, problem) / step_time_s
@@ -70,15 +68,16 @@ def measured_steps(recipe: Recipe, problem: Problem, step_times_s: tuple[float, 
 def measurement(
     result: Mapping[str, Any], recipe: Recipe, problem: Problem, node_seconds: float, *, memory_is_known: bool = True
 ) -> Measurement | Failure:
-    """Return the outcome of a probe that ran to its end, from its `result.json`.
+    """Return the outcome that follows from a `result.json`: a measurement, or a NOT_FINITE or IMPLAUSIBLE failure.
 
-    `memory_is_known` is False where a trainer's log states no peak: its peak is then the one entry 0. The outcome is a
-    `Failure` of kind NOT_FINITE where the loss was not finite, and IMPLAUSIBLE where the numbers cannot be true: above
-    the device's peak, or faster than the formulas can explain. Raises KeyError, TypeError or ValueError for a file that
-    is not a result.
+    A trainer's log may state no peak (`memory_is_known`). Raises KeyError, TypeError or ValueError for a damaged file.
     """
     if result["status"] == "not-finite":
-        return Failure(kind=FailureKind.NOT_FINITE, message=_why_not_finite(result), node_seconds=node_seconds)
+        losses, overflowed = result["losses"], result.get("overflowed_steps", [])
+        message = f"gradients overflowed fp16 in {len(overflowed)} of {len(losses)} steps, and in every measured one"
+        if losses[-1] is None or not overflowed:
+            message = f"the loss was not finite at step {len(losses)}"
+        return Failure(kind=FailureKind.NOT_FINITE, message=message, node_seconds=node_seconds)
     times = tuple(float(t) for t in result["step_times_s"])
     median = statistics.median(times)
     if not (math.isfinite(median) and median > 0):
@@ -96,20 +95,11 @@ def measurement(
         first_step_time_s=float(result["first_step_time_s"]),
         ended=ProbeEnding(result["ended"]) if "ended" in result else None,
     )
-    from frontrunner.evaluators.analytic.accuracy_bounds import (
-        why_too_fast,  # numpy, which counting alone does not need
-    )
+    # numpy, which counting alone does not need
+    from frontrunner.evaluators.analytic.accuracy_bounds import why_too_fast
 
     peak_flops = problem.cluster.peak_flops(problem.precision)
     doubt = implausibility(measured, peak_flops, memory_is_known=memory_is_known)
-    doubt = doubt or why_too_fast(recipe, problem, median)
-    if doubt is not None:
+    if (doubt := doubt or why_too_fast(recipe, problem, median)) is not None:
         return Failure(kind=FailureKind.IMPLAUSIBLE, message=doubt, node_seconds=node_seconds)
     return measured
-
-
-def _why_not_finite(result: Mapping[str, Any]) -> str:
-    losses, overflowed = result["losses"], result.get("overflowed_steps", [])
-    if losses[-1] is None or not overflowed:
-        return f"the loss was not finite at step {len(losses)}"
-    return f"gradients overflowed fp16 in {len(overflowed)} of {len(losses)} steps, and in every measured one"

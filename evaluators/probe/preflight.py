@@ -43,11 +43,7 @@ BUILD_TOOLS = "install what DeepSpeed compiles it with; on Debian: apt-get insta
 def prepare_here(
     problem: Problem, dispatch: DispatchSettings, *, engines: Sequence[str], offloads: Sequence[str]
 ) -> None:
-    """Raise `InvalidInput` if probes of these engines and offloads cannot run here.
-
-    `dispatch` may send them to other nodes, which cannot be checked yet. Compiling the operator for offload to a disk
-    takes minutes, the first time.
-    """
+    """Raise `InvalidInput` if probes of these engines and offloads cannot run here; may compile async_io."""
     cluster, is_here = problem.cluster, node_source(dispatch, problem.cluster) is None
     if is_here and cluster.backend != "cpu":  # a CPU cluster's devices are processes
         here = detect()
@@ -67,8 +63,7 @@ def prepare_recipe_here(
 ) -> tuple[str, ...]:
     """Return how this machine differs from the one that a stored recipe was measured on, and prepare it.
 
-    Raises `InvalidInput` for any difference, unless `anyway`; if the recipe needs several nodes and is not only
-    launched from here; and if its engine is not installed.
+    Raises `InvalidInput` for a difference, unless `anyway`, for several nodes, unless launched, and without its engine.
     """
     differences = _differences(measured, recipe, detect(), one_node=doing != "launch")
     if differences and not anyway:
@@ -88,7 +83,6 @@ def prepare_recipe_here(
 
 
 def _differences(measured: Cluster, recipe: Recipe, here: Mapping[str, Any], *, one_node: bool) -> tuple[str, ...]:
-    """Return how this machine, the only node or one of several, differs from the measured one."""
     found = []
     if here["backend"] != measured.backend:
         found.append(f"backend {measured.backend} there, {here['backend']} here")
@@ -106,11 +100,7 @@ def _refuse_missing_engines(engines: Sequence[str]) -> None:
 
 
 def prepare_disk(cluster: Cluster, offloads: Sequence[str]) -> None:
-    """Make sure that offload `nvme`, if it is among `offloads`, can run here.
-
-    Without `cluster.nvme_path` such recipes are illegal, and nothing is checked. Raises `InvalidInput` for an unusable
-    folder and where the operator cannot be compiled, with the remedy.
-    """
+    """Raise `InvalidInput` if offload `nvme`, where it is possible and among `offloads`, cannot run here."""
     if "nvme" not in offloads or cluster.nvme_path is None:
         return
     try:  # what the operator does: write past the system's cache
@@ -130,7 +120,6 @@ def prepare_disk(cluster: Cluster, offloads: Sequence[str]) -> None:
 
 
 def _missing_tool() -> str | None:
-    """Return which of the tools that compile the operator is not installed, or None."""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         return f"there is no C++ compiler ({compiler})"
@@ -147,10 +136,7 @@ def _search_path() -> str:
 
 
 def _build(device: str) -> None:
-    """Compile the operator into a temporary folder, which is then renamed: no half-built one is ever found.
-
-    The lock makes other processes of this user wait; it ends with the process that holds it.
-    """
+    """Compile the operator into a temporary folder, which is then renamed, once at a time per user."""
     folder = built_folder(device)
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.with_name(f"{folder.name}.log")

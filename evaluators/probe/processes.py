@@ -25,7 +25,6 @@ import psutil
 from frontrunner.results.process_identity import machine_id, pid_namespace, proc_is_ours, process_stat
 
 DRIVER_TAG = "FRONTRUNNER_DRIVER"
-"""Environment variable with the process id of the driver that a process works for."""
 HOST_TAG = "FRONTRUNNER_DRIVER_HOST"
 """The driver's host: environments travel to other nodes, where process ids mean other processes."""
 FOLDER_TAG = "FRONTRUNNER_DRIVER_FOLDER"
@@ -41,7 +40,6 @@ KILL_GRACE_S = 15.0
 GRACE_S = 5.0
 """How long orphans may take to end by themselves: a fork server cleans up first."""
 END_S = 20.0
-"""How long they may take to end after they were killed."""
 
 
 def start_child(
@@ -159,9 +157,8 @@ class Fenced:
 class Orphans:
     """The processes of drivers that are gone, of any campaign, and of one that has lost its campaign.
 
-    Ranks die with their fork server, and it with its driver. That fails where the server was stopped when its driver
-    was killed, or where a rank waits in the kernel for a device or a disk: such a rank still holds its device, and
-    whatever is measured next to it is wrong. Call `have_ended` until it returns True.
+    A stopped fork server, or a rank that waits in the kernel, outlives its driver and still holds its device. Call
+    `have_ended` until it returns True.
     """
 
     def __init__(self, fenced: Fenced | None = None) -> None:
@@ -184,10 +181,7 @@ class Orphans:
 
 
 def find_orphans(fenced: Fenced | None = None) -> Iterator[psutil.Process]:
-    """Yield processes of this user that carry the tag of a driver of this host that is gone, or is fenced.
-
-    Leave processes of other process namespaces alone: there, their driver's id is another process's.
-    """
+    """Yield processes of this user and process namespace that carry the tag of a driver that is gone, or is fenced."""
     for process, environment in _own_processes() if sys.platform != "linux" or proc_is_ours() else ():
         with contextlib.suppress(psutil.Error, OSError):
             driver = environment.get(DRIVER_TAG, "")
@@ -213,7 +207,6 @@ def cannot_be_ended(processes: Sequence[psutil.Process]) -> Exception:
 
 
 def _own_processes() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
-    """Yield the processes of this user, without this one, and their environments."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # gone, or another user's
             if process.pid != os.getpid() and process.uids().real == os.getuid():

@@ -12,8 +12,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,20 +35,16 @@ COLLECTIVE_TIMEOUT_S = 1800.0
 POLL_S = 0.2
 STOP_GRACE_S = 20.0
 REPLAY_TAG = "FRONTRUNNER_REPLAY"
-"""Environment variable with the replay's folder: torchrun gives each rank a session of its own, so that only this
-finds the ranks of a torchrun that was killed."""
+"""Finds the ranks of a torchrun that was killed: it gives each rank a session of its own."""
 
 OnStep = Callable[[Mapping[str, Any]], None]
-"""Called with each line of progress.jsonl: an event, its step, loss and time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:
-    """How a replay trains.
+    """How a replay trains: a warm-up, then a cosine to `final_learning_rate_fraction` of the learning rate.
 
-    The learning rate rises over `warm_up_steps`, then falls along a cosine to `final_learning_rate_fraction` of it.
-    `checkpoint_every_steps` None is a tenth of the run, at least 10 steps. A replay that is `launched` is only prepared
-    here: the user's own launcher starts it, on each of its nodes.
+    `checkpoint_every_steps` None is a tenth of the run, at least 10. A `launched` replay is only prepared here.
     """
 
     steps: int
@@ -76,17 +72,13 @@ class ReplaySettings:
     def train_table(self) -> dict[str, Any]:
         """Return the job's `train`."""
         own = ("folder", "learning_rate", "launched")
-        table = {key: value for key, value in asdict(self).items() if key not in own}
-        return table | {"checkpoint_every_steps": self.checkpoint_every_steps or max(10, self.steps // 10)}
+        table = asdict(self) | {"checkpoint_every_steps": self.checkpoint_every_steps or max(10, self.steps // 10)}
+        return {key: value for key, value in table.items() if key not in own}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayPlan:
-    """A replay ready to run.
-
-    `differences` are those between this machine and the one that the recipe was measured on. `measured_tokens_per_s` is
-    None where no probe measured the recipe.
-    """
+    """A replay ready to run; `differences` are those of this machine from the one measured."""
 
     recipe_id: str
     recipe: Recipe
@@ -112,11 +104,7 @@ class ReplayPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayResult:
-    """A finished replay, with its throughput and the probe's.
-
-    `tokens_per_s` is that of the median step of this run; None where an earlier run had done every step.
-    `measured_tokens_per_s` is None where no probe measured the recipe.
-    """
+    """A finished replay; its `tokens_per_s` is that of the median step, None if no step was left to run."""
 
     recipe_id: str
     folder: Path
@@ -145,8 +133,7 @@ def plan(
 ) -> ReplayPlan:
     """Plan a replay; write nothing but the token file, if it does not exist yet.
 
-    Raises `InvalidInput` if this machine differs from the one measured, unless `anyway`; if the recipe needs several
-    nodes, unless `settings.launched`; and if its engine is not installed.
+    Raises `InvalidInput` if this machine differs, unless `anyway`, or for several nodes, unless `settings.launched`.
     """
     cluster = setup.problem.cluster
     doing: Doing = "launch" if settings.launched else "replay"
@@ -188,21 +175,24 @@ def prepare(chosen: ReplayPlan) -> None:
     earlier = read_json(job_path) or {}
     changed = sorted(key for key in earlier if earlier[key] != chosen.job.get(key) and key != "train")
     if changed:
-        raise InvalidInput(
-            f"{chosen.folder} holds a run that differs in {', '.join(changed)}",
-            hint="choose another folder with --folder",
-        )
+        found = f"{chosen.folder} holds a run that differs in {', '.join(changed)}"
+        raise InvalidInput(found, hint="choose another folder with --folder")
     write_json(job_path, dict(chosen.job))
 
 
 def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
     """Run a replay to its end, going on from the newest checkpoint in its folder.
 
-    Raises `InvalidInput` if the folder holds another run or one that is under way, and `FrontrunnerError` with the
-    log's end if the run fails; its checkpoints stay, and the same call goes on from them.
+    Raises `InvalidInput` if the folder holds another or a running replay, `FrontrunnerError` with the log's end if it
+    fails.
     """
     prepare(chosen)
-    with _locked(chosen.folder):
+    with (chosen.folder / ".lock").open("w") as lock:  # held until this process ends, however it does
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            hint = "wait for it, or choose another folder with --folder"
+            raise InvalidInput(f"a replay is running in {chosen.folder}", hint=hint) from None
         _remove_leftovers(chosen)
         (chosen.folder / "result.json").unlink(missing_ok=True)
         provenance = asdict(collect(str(chosen.job["device"])))
@@ -225,19 +215,6 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
         final_loss=result.get("final_loss"),
         evaluation_losses=dict(result.get("evaluation_losses", [])),
     )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; the system releases it when the process ends, however it ends."""
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidInput(
-                f"a replay is running in {folder}", hint="wait for it, or choose another folder with --folder"
-            ) from None
-        yield
 
 
 def _remove_leftovers(chosen: ReplayPlan) -> None:

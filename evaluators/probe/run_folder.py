@@ -33,7 +33,6 @@ UNFINISHED = re.compile(r"\..+\.json\.\d+")
 CANCEL = "cancel"
 """A flag next to those files, where ranks are on other nodes."""
 MEETING = "meeting.json"
-"""As in `evaluators/trainer/rendezvous.py`."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +65,7 @@ class RunFolder:
         return found if isinstance(named, str) and Path(named).absolute() == self.path.absolute() else None
 
     def busy_seconds(self) -> float:
-        """Return wall seconds from the order to the newest file: the time of an attempt whose driver died.
-
-        It includes a wait for the fork server to warm up, and not the flag by which a later driver ends ranks. 0 where
-        the folder holds no order.
-        """
+        """Return wall seconds from the order to the newest file, the time of an attempt whose driver died."""
         written = [path.stat().st_mtime for path in self.path.glob("*") if path.is_file() and path.name != CANCEL]
         return max(0.0, max(written) - self.job.stat().st_mtime) if self.job.exists() else 0.0
 
@@ -105,8 +100,7 @@ class RunFolder:
             found = self._own("outcome.json")
             if found is None:
                 return None
-            adapter = _adapter(found["kind"] == "failure")
-            outcome: Outcome = adapter.validate_json(json.dumps(found["outcome"]), strict=True)
+            outcome: Outcome = _adapter(found["kind"]).validate_json(json.dumps(found["outcome"]), strict=True)
             refuse_unstorable(outcome)
         except (ValueError, KeyError, TypeError):
             return None
@@ -114,10 +108,10 @@ class RunFolder:
 
 
 @functools.cache
-def _adapter(is_failure: bool) -> TypeAdapter[Any]:  # noqa: FBT001
+def _adapter(kind: str) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter  # an agent on a node does not need it
 
-    return TypeAdapter(Failure if is_failure else Measurement)
+    return TypeAdapter(Failure if kind == "failure" else Measurement)
 
 
 class StepCounter:

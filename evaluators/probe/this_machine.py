@@ -21,7 +21,6 @@ ACCELERATOR_NODES = ("/dev/nvidia0", "/dev/kfd", "/dev/dri", "/dev/dxg")
 CPU_MEMORY_SHARE = 0.8
 """Share of the memory that is free now that the ranks of a probe may use together."""
 MIN_MEMORY_GIB = 0.01
-"""The smallest share that is not rounded to 0."""
 
 _TORCH_PROGRAM = """
 import json, torch
@@ -36,11 +35,7 @@ print(json.dumps(found))
 
 
 def detect() -> dict[str, Any]:
-    """Return the fields of [cluster] for this machine as one node, without unknown rates.
-
-    On a machine without accelerators a device is a process on its cores: `devices_per_node` is then the number of
-    cores, which may be overridden, and `memory_gib_per_device` an equal share of the free memory.
-    """
+    """Return the fields of [cluster] for this machine as one node, without unknown rates; on CPU a device is a core."""
     if not any(Path(node).exists() for node in ACCELERATOR_NODES):
         return processors()
     # In a child process, so that this one never holds a device.
@@ -76,10 +71,7 @@ def processors() -> dict[str, Any]:
 
 
 def share_processors(table: dict[str, Any], devices_per_node: int) -> dict[str, Any]:
-    """Return a detected CPU table for another number of devices, which share memory and peak.
-
-    Raises `InvalidInput` if they would have less than 0.01 GiB each.
-    """
+    """Return a detected CPU table for another number of devices; raises `InvalidInput` below 0.01 GiB each."""
     factor = table["devices_per_node"] / devices_per_node
     memory_gib = table["memory_gib_per_device"] * factor
     if memory_gib < MIN_MEMORY_GIB:
@@ -99,9 +91,7 @@ def cpu_name() -> str:
 def peak_tflops(cores: int, clock_mhz: float, fields: dict[str, str]) -> float | None:
     """Return cores * clock * single-precision operations per cycle, in TFLOP/s, from the entries of /proc/cpuinfo.
 
-    64 operations per cycle with AVX-512 and 32 with AVX2 and FMA (two fused multiply-adds on every lane): the most that
-    current x86 cores do; 16 for other x86. An upper bound, as a peak should be; None where the clock is unknown, and
-    for other architectures, whose entries do not state how wide their units are.
+    64 per cycle with AVX-512, 32 with AVX2 and FMA, 16 for other x86: an upper bound. None where it is unknown.
     """
     if not clock_mhz > 0 or "flags" not in fields:
         return None
@@ -118,7 +108,6 @@ def cpu_fields(cpuinfo: str) -> dict[str, str]:
 
 
 def _clock_mhz() -> float:
-    """Return the highest clock that the system reports, in MHz; 0 if unknown."""
     try:
         clock = psutil.cpu_freq()
     except (NotImplementedError, OSError):  # what psutil raises where the kernel has no such file
@@ -127,6 +116,5 @@ def _clock_mhz() -> float:
 
 
 def _cpuinfo() -> str:
-    """Return /proc/cpuinfo; empty on systems without it."""
     path = Path("/proc/cpuinfo")
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

@@ -21,7 +21,6 @@ from frontrunner.results.outcome import Outcome
 from frontrunner.spaces.recipe import Recipe
 
 MakeJob = Callable[[ProbeSetup, Recipe, Path, Corpus], dict[str, Any]]
-"""From setup, recipe, run folder and token file to the job of the ranks."""
 
 STUCK_S = 60.0
 """How long a probe waits for killed ranks of another that do not end; the campaign is paused then."""
@@ -31,7 +30,6 @@ class TrainingProbe(RankedProbes[RankWatch]):
     """The `Evaluator` that trains on this machine: the ranks of each probe are forked from one warm server."""
 
     def __init__(self, setup: ProbeSetup, make_job: MakeJob = probe_job) -> None:
-        """Start the fork server, which warms up meanwhile."""
         super().__init__(setup)
         self._make_job = make_job
         self._stuck: list[psutil.Process] = []
@@ -47,7 +45,6 @@ class TrainingProbe(RankedProbes[RankWatch]):
         self._start_waiting()
 
     def _start_waiting(self) -> None:
-        """Start the orders that wait; raise `NodesUnavailable` if one has waited for `STUCK_S`."""
         self._stuck = running(self._stuck)
         if self._stuck:
             if any(time.monotonic() - since_s > STUCK_S for _, since_s in self._waiting.values()):
@@ -62,7 +59,6 @@ class TrainingProbe(RankedProbes[RankWatch]):
         self._waiting.clear()
 
     def _poll(self, timeout_s: float) -> None:
-        """Hear the fork server. Raises `FrontrunnerError` if it cannot be started."""
         self._start_waiting()
         for report in self._server.reports(timeout_s):
             if isinstance(report, ServerLost):
@@ -104,10 +100,7 @@ class TrainingProbe(RankedProbes[RankWatch]):
 
 
 def rank_environment(setup: ProbeSetup) -> dict[str, str]:
-    """Return the environment of ranks on one machine: one thread each, and on CPU the loopback interface.
-
-    DeepSpeed gets the name of its accelerator, so that the fork server need not touch one to find it.
-    """
+    """Return the environment of ranks on one machine; with DS_ACCELERATOR the fork server need not touch a device."""
     environment = {"OMP_NUM_THREADS": "1"}
     if "deepspeed" in setup.engines:
         environment["DS_ACCELERATOR"] = TORCH_DEVICES[setup.problem.cluster.backend]

@@ -19,10 +19,7 @@ from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outco
 
 
 class Watch(ABC):
-    """One probe in flight, by a monotonic clock.
-
-    `overdue` is the deadline that passed; `lost` is what ended and took the ranks along, which `lost_log` explains.
-    """
+    """One probe in flight; `overdue` is the deadline that passed, `lost` what ended and took the ranks along."""
 
     is_cut = False
     """Whether the machine was taken away during the probe."""
@@ -128,7 +125,6 @@ class RankedProbes(WatchedProbes[AnyWatch]):
     """Base of evaluators that train by our own ranks; orders wait in it until they can start."""
 
     def __init__(self, setup: ProbeSetup) -> None:
-        """Create the token file if it does not exist yet."""
         super().__init__(setup)
         self.tokens: Corpus = corpus(setup.data, setup.work_folder, setup.problem)
         self._waiting: dict[str, tuple[ProbeOrder, float]] = {}  # and since when
@@ -153,11 +149,7 @@ class RankedProbes(WatchedProbes[AnyWatch]):
 
 
 class RankWatch(Watch):
-    """Follows the ranks of a probe on this machine.
-
-    `statuses` maps each rank that has ended to its exit code, or minus its signal; `killed` holds the ranks that were
-    killed on purpose.
-    """
+    """Follows the ranks of a probe on this machine; `killed` holds those that were killed on purpose."""
 
     def __init__(self, order: ProbeOrder, setup: ProbeSetup) -> None:
         super().__init__(order, setup)
@@ -282,10 +274,9 @@ def with_log(failure: Failure, log: Path) -> Failure:
 
 
 def written(folder: RunFolder, outcome: Outcome) -> Outcome:
-    """Write the outcome down where there is room for it; a crash where there is none is not the recipe's fault.
+    """Write the outcome down where there is room for it; a crash on a full disk is not the recipe's fault.
 
-    On a full disk nothing is lost without the file: a measurement follows from `result.json`, which exists, and a
-    failure that its driver does not live to store belongs to a lost attempt.
+    Nothing is lost without the file: a measurement follows from `result.json`, a failure belongs to a lost attempt.
     """
     try:
         folder.write_outcome(outcome)

@@ -1,7 +1,6 @@
-"""An evaluator that looks outcomes up in a table of measured configurations, to evaluate any strategy on it.
+"""Evaluator that looks outcomes up in a table of measured configurations, to evaluate any strategy on it.
 
-A recipe of the campaign's space that is in no row is illegal: `rows_only` takes it out of the survey, so that it costs
-no probe. Where rows repeat, the fastest counts.
+A recipe that is in no row is illegal (`rows_only`) and costs no probe. Where rows repeat, the fastest counts.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from frontrunner.spaces.space import Survey
 NOT_IN_TABLE = "not-in-table"
 NO_ROW = "the table has no row of the recipe"
 MOST_NAMED = 5
-"""Problems that a message names, at most."""
 
 
 class TableLookup(ImmediateEvaluator):
@@ -49,10 +47,7 @@ def rows_only(survey: Survey, settings: TableSettings) -> Survey:
 
 
 def chosen_problem(settings: TableSettings, problem: Problem) -> TableProblem:
-    """Return the table's problem with the campaign's layers, hidden size, sequence, batch and devices used.
-
-    Raises `InvalidInput` where there is no table, none of its problems fits, or several do and none is named.
-    """
+    """Return the table's problem with the campaign's model size, sequence, batch and devices; raises `InvalidInput`."""
     held = _problems(settings)
     fitting = {found.name: found for found in held if _fits(found, problem, problem.global_batch)}
     if settings.problem is not None and settings.problem not in fitting:
@@ -67,11 +62,7 @@ def chosen_problem(settings: TableSettings, problem: Problem) -> TableProblem:
 
 
 def nearest_batch(settings: TableSettings, problem: Problem) -> GlobalBatch:
-    """Return the batch at which the table has the problem that is nearest to the problem's own, by their ratio.
-
-    A table need not hold the batch that is a smaller cluster's share. Raises
-    `InvalidInput` where it has no batch of the model on as many devices.
-    """
+    """Return the batch of the table that is nearest to the problem's by ratio; raises `InvalidInput`."""
     held = _problems(settings)
     batches = [one.problem.global_batch for one in held if _fits(one, problem)]
     if not batches:
@@ -106,6 +97,5 @@ def _none_fits(settings: TableSettings, problem: Problem, held: Sequence[TablePr
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return the first names, and how many others there are."""
     rest = f", and {len(names) - MOST_NAMED} others" if len(names) > MOST_NAMED else ""
     return ", ".join(map(repr, names[:MOST_NAMED])) + rest or "none"

@@ -10,20 +10,9 @@ from typing import NamedTuple
 
 from frontrunner.evaluators.analytic.accuracy_bounds import why_too_fast
 from frontrunner.evaluators.probe.measure import rates
+from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.rows import TableProblem, TableRow, is_elsewhere, problems_of
-from frontrunner.evaluators.tables.schema import (
-    COLUMNS,
-    EMPTY,
-    NOT_READ,
-    NUMBERS,
-    UNITS,
-    CsvTable,
-    LeftOut,
-    Refusals,
-    Row,
-    read_csv,
-    row_of,
-)
+from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.results.outcome import Measurement
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, shown_key
@@ -32,16 +21,13 @@ from frontrunner.spaces.recipe import Recipe
 NEEDED = (("gpus",), ("seq",), ("mbs",), ("gbs", "gas"), ("hidden", "n_params_b"), ("step_time_s", "status"))
 """Columns without which no row becomes a recipe with an outcome; of several any one is enough."""
 DISAGREEING = 0.25
-"""Repeats of one recipe whose slowest takes longer than the fastest by more than this share disagree. Assumed: repeats
-on one machine agree within 1.5 %, on a busy network within some 10 %."""
+"""Share of time by which repeats disagree. Assumed: repeats on a busy network agree within some 10 %."""
 LOWEST_MFU = 0.001
-"""Below it for every row the unit is doubted. Assumed: the slowest measured training known here reaches several times
-as much, and milliseconds read as seconds give at most 0.1 %."""
+"""Below it for every row the unit is doubted. Assumed: milliseconds read as seconds give at most 0.1 %."""
 LIKELY_SHARE = (0.005, 1.0)
 """Of the peak, or of the memory: between these a table's highest row is expected in its right unit. Assumed."""
 MOST_MEMORIES = 20.0
-"""A peak of more than this number of devices' memory is in another unit: of GiB, GB, MiB and bytes the nearest two that
-are mistaken for one another differ by 1,000."""
+"""A peak of more devices' memory is in another unit: those that are mistaken differ by 1,000."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,19 +68,18 @@ class Reading:
     sha256: str
     rows: int
     problems: tuple[TableProblem, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[schema.LeftOut, ...]
     disagreeing: tuple[Repeats, ...]
 
 
 def read(path: Path, form: TableForm, cluster: Cluster | None = None) -> Reading:
-    """Read a table of measured configurations.
+    """Read a table of measured configurations, on `cluster` where rows name no hardware or its own.
 
-    On `cluster`, where one is given, are the rows that name no hardware or its own. Raises `NotFound` where there is no
-    such file, and `InvalidInput` for one that is not a table, for columns that are unknown or missing, and for units
-    that cannot be right.
+    Raises `NotFound`, or `InvalidInput` for a file that is not a table, unknown or missing columns, and units that
+    cannot be right.
     """
     sources = _sources(form)
-    table, left_out = read_csv(path), Refusals()
+    table, left_out = schema.read_csv(path), Refusals()
     if not table.cells:
         raise InvalidInput(f"{path} has no rows under its header")
     rows = _rows(table, form, sources, "" if cluster is None else cluster.device, left_out)
@@ -114,20 +99,20 @@ def read(path: Path, form: TableForm, cluster: Cluster | None = None) -> Reading
 
 
 def _sources(form: TableForm) -> dict[str, Source]:
-    """Return the table's columns by their name in the schema; raises `InvalidInput` for what cannot be meant."""
     found: dict[str, Source] = {}
     for flag, name, value in [
         *(("--column", *item) for item in form.columns.items()),
         *(("--set", *item) for item in form.constants.items()),
     ]:
         text = f"{name}={value}"
-        if name not in COLUMNS:
-            raise bad_value(flag, text, "a column of the table form before the =", hint=did_you_mean(name, COLUMNS))
+        if name not in schema.COLUMNS:
+            hint = did_you_mean(name, schema.COLUMNS)
+            raise bad_value(flag, text, "a column of the table form before the =", hint=hint)
         if name in found:
             raise InvalidInput(f"column {name} is given twice: expected one --column or --set for it")
         if flag == "--column":
             theirs, colon, unit = value.rpartition(":")  # a colon may be part of their name
-            units = UNITS.get(name, {})
+            units = schema.UNITS.get(name, {})
             if colon and units and unit not in units:
                 raise bad_value(flag, text, f"a unit of {', '.join(units)}", hint=did_you_mean(unit, units))
             found[name] = Source(theirs, unit) if colon and units else Source(value)
@@ -135,9 +120,8 @@ def _sources(form: TableForm) -> dict[str, Source]:
 
 
 def _rows(
-    table: CsvTable, form: TableForm, sources: Mapping[str, Source], default_hardware: str, left_out: Refusals
+    table: schema.CsvTable, form: TableForm, sources: Mapping[str, Source], default_hardware: str, left_out: Refusals
 ) -> list[Row]:
-    """Return the rows whose cells can be used, in the schema's units."""
     places = _places(table.columns, form, sources)
     names = {*places, *form.constants}
     for wanted in NEEDED:
@@ -150,11 +134,11 @@ def _rows(
     rows = []
     for number, cells in enumerate(table.cells):
         given = {name: cells[place] for name, place in places.items()} | dict(form.constants)
-        row = row_of(number, given)
+        row = schema.row_of(number, given)
         row.hardware = row.hardware or default_hardware
         for name, source in sources.items():
             if source.unit:
-                setattr(row, name, getattr(row, name) * UNITS[name][source.unit])
+                setattr(row, name, getattr(row, name) * schema.UNITS[name][source.unit])
         if reason := _why_unusable(row, given):
             left_out.add(reason, row.number)
         else:
@@ -164,9 +148,9 @@ def _rows(
 
 def _why_unusable(row: Row, given: Mapping[str, str]) -> str | None:
     """Return why nothing can be learned from a row, or None: a step in fp8 says nothing of one in bf16."""
-    for name in NUMBERS:
+    for name in schema.NUMBERS:
         value = getattr(row, name)
-        if math.isnan(value) and given.get(name, "").strip() not in EMPTY:
+        if math.isnan(value) and given.get(name, "").strip() not in schema.EMPTY:
             return f"{name} is not a number"
         if value < 0:
             return f"{name} is negative"
@@ -178,7 +162,6 @@ def _why_unusable(row: Row, given: Mapping[str, str]) -> str | None:
 
 
 def _places(theirs: Sequence[str], form: TableForm, sources: Mapping[str, Source]) -> dict[str, int]:
-    """Return the place in the table of each column of the schema that is read."""
     for name, source in sources.items():
         if source.theirs not in theirs:
             hint = did_you_mean(source.theirs, theirs)
@@ -188,7 +171,7 @@ def _places(theirs: Sequence[str], form: TableForm, sources: Mapping[str, Source
             raise bad_value("--ignore", ignored, "a column of the table", hint=did_you_mean(ignored, theirs))
     taken = {*(source.theirs for source in sources.values()), *form.ignore, *sources}
     own = [name for name in theirs if name not in taken]
-    if unknown := [name for name in own if name not in COLUMNS]:
+    if unknown := [name for name in own if name not in schema.COLUMNS]:
         first, shown = shown_key(unknown[0]), ", ".join(map(shown_key, unknown[:6]))
         more = f" and {len(unknown) - 6} more" if len(unknown) > 6 else ""
         raise InvalidInput(
@@ -198,7 +181,7 @@ def _places(theirs: Sequence[str], form: TableForm, sources: Mapping[str, Source
     if twice := next((name for name in own if name in form.constants), None):
         raise InvalidInput(f"--set {twice}: the table has a column {twice}", hint=f"add --ignore {twice}")
     found = {name: name for name in own} | {name: source.theirs for name, source in sources.items()}
-    return {name: theirs.index(their) for name, their in found.items() if name not in NOT_READ}
+    return {name: theirs.index(their) for name, their in found.items() if name not in schema.NOT_READ}
 
 
 def _on_cluster(cluster: Cluster, problems: Sequence[TableProblem], left_out: Refusals) -> Iterator[TableProblem]:
@@ -227,7 +210,6 @@ def _peak_share(measured: Measurement, table: TableProblem) -> float:
 
 
 def _refuse_wrong_units(problems: Sequence[TableProblem], sources: Mapping[str, Source]) -> None:
-    """Raise `InvalidInput`, naming the flag that corrects it, where step times or peaks are in another unit."""
     measured = [(row.outcome, of) for of in problems for row in of.rows if isinstance(row.outcome, Measurement)]
     shares = [share for one, of in measured if (share := _peak_share(one, of))]
     above = sum(share > 1 for share in shares)
@@ -252,7 +234,7 @@ def _wrong_unit(
 ) -> InvalidInput:
     """Return the refusal of a unit, with the first other in which the highest share of peak or memory is likely."""
     theirs, given = sources.get(name, Source(name))
-    units = UNITS[name]
+    units = schema.UNITS[name]
     assumed, flag = given or next(iter(units)), f"--column {name}={theirs}:"
     hint = f"say its unit: {flag}UNIT, of {', '.join(units)}"
     for unit, size in units.items():
@@ -267,7 +249,6 @@ def _wrong_unit(
 
 
 def _believed(table: TableProblem, left_out: Refusals) -> TableProblem:
-    """Return the problem without rows that cannot be true and rows that repeat another exactly."""
     kept, seen = [], set[tuple[Recipe, object]]()
     for row in table.rows:
         one = row.outcome

@@ -1,9 +1,7 @@
 """Rows of a table of measured configurations as clusters, problems, recipes and outcomes.
 
-A search can do without what the formulas need: a row needs devices, a micro-batch, a batch and the model's size. A
-problem is the rows of one model, sequence length, global batch, hardware and number of devices, and of one attention
-kernel and precision, since a recipe names neither. A row that cannot become a recipe is left out and counted with the
-reason.
+A problem is the rows of one model, sequence length, global batch, hardware and number of devices, attention kernel and
+precision. A row that cannot become a recipe is left out and counted with the reason.
 """
 
 from __future__ import annotations
@@ -19,20 +17,8 @@ from typing import Any
 from frontrunner.evaluators.analytic import software
 from frontrunner.evaluators.analytic.software import Software
 from frontrunner.evaluators.probe.measure import measured_steps, nodes_used
-from frontrunner.evaluators.tables.schema import (
-    BATCH_TOLERANCE,
-    GPT2_VOCABULARY,
-    MACHINE_NUMBERS,
-    OF_RECIPES,
-    SWIGLU_WIDTH,
-    Refusals,
-    Row,
-    complete,
-    over,
-    read_csv,
-    rows_of,
-    why_impossible,
-)
+from frontrunner.evaluators.tables import schema
+from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, refuse_unstorable
 from frontrunner.spaces.cluster import PRECISIONS, Cluster, Links, PeakTflops
 from frontrunner.spaces.model import Model
@@ -52,7 +38,6 @@ PRESETS = {
 }
 """A word of the hardware column, in lower case -> its cluster preset; the first that matches."""
 OTHER_BOARDS = re.compile(r"pcie|\bnvl\b")
-"""Boards of the same chips with other rates, for which there is no preset."""
 MEMORY = re.compile(r"(?<!\d)(\d{1,9}) ?gi?b", re.IGNORECASE)
 """The memory that a device's name states; the look behind keeps a search through thousands of digits short."""
 SAME_MEMORY = 0.02
@@ -67,7 +52,6 @@ ASSUMED_MEMORY_GIB = 80.0
 """Of a device that is neither known nor described: assumed, and wrong for many; failures show what fits."""
 
 PROBLEM_COLUMNS = ("model", "seq", "gbs", "hardware", "gpus", "attention_kernel", "precision")
-"""What the rows of one problem have in common."""
 FAILURES = {
     FailureKind.OUT_OF_MEMORY: ("oom", "out of memory", "out-of-memory", "out_of_memory"),
     FailureKind.CRASHED: ("fail", "failed", "failure", "error", "crash", "crashed"),
@@ -77,10 +61,8 @@ FAILURES = {
 }
 """Why a row has no measurement, and its words for that in the status column, in lower case."""
 HIDDEN_PER_LAYER = 128
-"""Hidden size over layers of GPT-3 175B (arXiv 2005.14165) and of Llama 7B (arXiv 2302.13971): assumed of a model of
-which only the parameters are known."""
+"""Of GPT-3 175B (arXiv 2005.14165) and Llama 7B (arXiv 2302.13971), as is `HEAD_WIDTH`."""
 HEAD_WIDTH = 128
-"""Of the same models."""
 LONG_SEQUENCE = 8192
 """From here on attention that is not named is taken to be fused: its scores would not fit."""
 
@@ -123,7 +105,7 @@ class TableProblems:
 def read_problems(path: Path) -> TableProblems:
     """Read every problem of a table, of however few rows; raises as `read_csv` does."""
     left_out = Refusals()
-    problems = problems_of(rows_of(read_csv(path)), left_out)
+    problems = problems_of(schema.rows_of(schema.read_csv(path)), left_out)
     return TableProblems(name=path.stem, problems=tuple(problems), left_out=left_out.counts)
 
 
@@ -132,9 +114,9 @@ def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         row.fill(tp=1.0, pp=1.0)  # degrees that the table does not name are 1
-        complete(row)
-        row.fill(mbs=over(row.gbs, row.dp * row.gas))
-        row.fill(gas=over(row.gbs, row.mbs * row.dp), vocab=GPT2_VOCABULARY)
+        schema.complete(row)
+        row.fill(mbs=schema.over(row.gbs, row.dp * row.gas))
+        row.fill(gas=schema.over(row.gbs, row.mbs * row.dp), vocab=schema.GPT2_VOCABULARY)
         groups.setdefault(tuple(str(getattr(row, column)) for column in PROBLEM_COLUMNS), []).append(row)
     found = [(made, group[0]) for group in groups.values() if (made := _problem(group, left_out))]
     alike = Counter(one.name for one, _ in found)
@@ -146,10 +128,7 @@ def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:
 
 
 def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
-    """Return the problem of rows that share `PROBLEM_COLUMNS`, or None where no row can become a recipe.
-
-    It is that of the first row which states one; the others may lack a shape.
-    """
+    """Return the problem of rows that share `PROBLEM_COLUMNS`, as its first complete row states it, or None."""
     problem, first, reason = None, rows[0], ""
     for row in rows:
         try:
@@ -172,7 +151,6 @@ def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
 
 
 def _problem_of(row: Row) -> Problem:
-    """Return the problem of a row; raises ValueError where the row does not state it."""
     sequence, batch = _count(row, "seq"), _count(row, "gbs")
     return Problem(
         sequence_length=sequence,
@@ -189,7 +167,7 @@ def model_of(row: Row) -> Model:
     heads = int(row.heads) if _is_count(row.heads) and hidden % int(row.heads) == 0 else max(1, hidden // HEAD_WIDTH)
     kv_heads = int(row.kv_heads) if _is_count(row.kv_heads) else heads
     gpt = row.two_matrices
-    width = row.ffn_hidden if _is_count(row.ffn_hidden) else (4 if gpt else SWIGLU_WIDTH) * hidden
+    width = row.ffn_hidden if _is_count(row.ffn_hidden) else (4 if gpt else schema.SWIGLU_WIDTH) * hidden
     return Model(
         name=row.model or "unnamed",
         layers=layers,
@@ -208,10 +186,7 @@ def model_of(row: Row) -> Model:
 
 
 def _shape(row: Row) -> tuple[int, int]:
-    """Return layers and hidden size: stated, or those of a model of common proportions with as many parameters.
-
-    Its parameters are 12 layers hidden^2 (arXiv 2104.04473, equation 2, without the embedding).
-    """
+    """Return layers and hidden size: stated, or of 12 layers hidden^2 parameters (arXiv 2104.04473, equation 2)."""
     missing = [name for name in ("layers", "hidden") if not _is_count(getattr(row, name))]
     if not missing:
         return int(row.layers), int(row.hidden)
@@ -248,8 +223,8 @@ def recipe_of(row: Row, layers: int) -> Recipe:
         row.vpp = 1.0
     row.fill(vpp=1.0)
     devices, replicas = _count(row, "gpus"), _count(row, "dp")
-    counts: dict[str, Any] = {name: _count(row, column) for name, column in OF_RECIPES.items()}
-    if impossible := why_impossible(row, layers):
+    counts: dict[str, Any] = {name: _count(row, column) for name, column in schema.OF_RECIPES.items()}
+    if impossible := schema.why_impossible(row, layers):
         raise ValueError(impossible)
     return Recipe(
         devices=devices,
@@ -262,10 +237,7 @@ def recipe_of(row: Row, layers: int) -> Recipe:
 
 
 def outcome_of(row: Row, recipe: Recipe, problem: Problem) -> Outcome:
-    """Return the outcome that a row states for its recipe; a peak that it does not state is 0.
-
-    Raises ValueError for a row that states none, or an impossible one.
-    """
+    """Return the outcome that a row states (a missing peak is 0); raises ValueError for none or an impossible one."""
     for kind, words in FAILURES.items():
         if row.status in words:
             return Failure(kind=kind, message=f"the table says {row.status}")
@@ -299,11 +271,10 @@ def _is_count(value: float) -> bool:
 
 
 def _count(row: Row, name: str) -> int:
-    """Return a whole number of at least 1; raises ValueError for anything else."""
     value: float = getattr(row, name)
     if math.isnan(value):
         raise ValueError(f"no {name}")
-    if not _is_count(value) or abs(value - round(value)) > BATCH_TOLERANCE * value:
+    if not _is_count(value) or abs(value - round(value)) > schema.BATCH_TOLERANCE * value:
         raise ValueError(f"{name} is not a whole number of at least 1")
     return round(value)
 
@@ -334,7 +305,7 @@ def machine_of(row: Row) -> Cluster:
     if stated and abs(float(stated[1]) / figures["memory_gib_per_device"] - 1) > SAME_MEMORY:
         figures |= _OTHER_SIZES.get((str(figures["device"]), stated[1]), {})
         figures["memory_gib_per_device"] = float(stated[1])
-    own = {name: value for name in MACHINE_NUMBERS if _is_given(value := getattr(row, name))}
+    own = {name: value for name in schema.MACHINE_NUMBERS if _is_given(value := getattr(row, name))}
     links = figures["links"] | {name: own.pop(name) for name in LINKS if name in own}
     peaks = {row.precision or "bf16": own.pop("peak_tflops")} if "peak_tflops" in own else figures["peak_tflops"]
     counts = {key: int(own.pop(name)) for name, key in COUNTED.items() if name in own}

@@ -11,6 +11,7 @@ import math
 import re
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -32,7 +33,6 @@ MACHINE_NUMBERS = (
 OF_RECIPES = {name: DIMENSIONS[name].label.lower() for name in DEGREES} | {
     "virtual_stages": "vpp", "micro_batch_seqs": "mbs", "accumulation": "gas",
 }  # fmt: skip
-"""The counts of a recipe that have a column of their own."""
 NOT_READ = ("tflops_per_gpu", "mfu")
 """Columns that follow from others, and that sources count differently; they are accepted and not read."""
 UNITS: Mapping[str, Mapping[str, float]] = {
@@ -47,7 +47,6 @@ SPELLINGS: Mapping[str, Mapping[str, str]] = {
     "status": dict.fromkeys(("success", "succeeded", "done", "completed", "finished", "measured"), "ok"),
     "seq_parallel": {"true": "1", "false": "0", "yes": "1", "no": "0"},
 }
-"""Other words, in lower case, for those of the schema."""
 EMPTY = frozenset(
     ("", "#N/A", "#N/A N/A", "#NA", "<NA>", "N/A", "n/a", "NA", "NULL", "null", "NaN", "nan", "-NaN", "-nan", "None")
 )
@@ -55,8 +54,7 @@ EMPTY = frozenset(
 GPT2_VOCABULARY = 51200
 """GPT-2's 50,257 tokens padded to a multiple of 1,024, for rows of GPT models that omit the vocabulary."""
 GPT_NAMES = re.compile("gpt|megatron|turing|mpt|opt-|bloom")
-"""Models with GELU and a feed-forward part of two matrices, by the start of their names. So are others that are four
-times as wide there and have no grouped heads."""
+"""Models with GELU and two matrices, by name; others are those four times as wide without grouped heads."""
 SWIGLU_WIDTH = 8 / 3
 """Of a feed-forward part of three matrices whose width is not stated, in hidden sizes (arXiv 2002.05202)."""
 LIKELY_VOCABULARY = (16_000, 300_000)
@@ -70,7 +68,6 @@ NUMBERS = (
 )  # fmt: skip
 WORDS = ("status", "attention_kernel", "recompute", "source", "table", "hardware", "model", "precision", "note")
 COLUMNS = (*NUMBERS, *WORDS, *NOT_READ)
-"""Every column of the schema; docs/warm-starts.md says what each holds."""
 
 
 class Row(SimpleNamespace):
@@ -185,15 +182,12 @@ def row_of(place: int, cells: Mapping[str, str]) -> Row:
         if name in SPELLINGS:
             word = text.lower().removeprefix("amp_")
             text = SPELLINGS[name].get(word, word)
-        setattr(found, name, _number(text) if name in NUMBERS else text)
+        if name not in NUMBERS:
+            setattr(found, name, text)
+            continue
+        with suppress(ValueError):
+            setattr(found, name, float(text))
     return found
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return NAN
 
 
 def rows_of(table: CsvTable) -> list[Row]:

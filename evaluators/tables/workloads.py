@@ -1,8 +1,4 @@
-"""Rows of tables as the analytic model's arrays, for fits and for judging the model.
-
-A row that lacks what the formulas need, or cannot be true, or names hardware without a preset and states no peak, is
-refused with the reason.
-"""
+"""Rows of tables as the analytic model's arrays, for fits and for judging the model; others are refused by reason."""
 
 from __future__ import annotations
 
@@ -20,19 +16,9 @@ import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.fit import Sample, Samples
 from frontrunner.evaluators.analytic.workload import BYTES_PER_VALUE, Workload, ends
+from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.rows import MEMORY, is_elsewhere, is_fused, machine_of, preset_of, software_of
-from frontrunner.evaluators.tables.schema import (
-    BATCH_TOLERANCE,
-    MACHINE_NUMBERS,
-    NEEDED,
-    OF_RECIPES,
-    Refusals,
-    Row,
-    complete,
-    read_csv,
-    rows_of,
-    why_impossible,
-)
+from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
 from frontrunner.spaces.stages import even_layers
 
@@ -54,7 +40,8 @@ class Table:
         """The places of rows of one machine, precision and training code, and what the formulas take of them."""
         groups: dict[tuple[object, ...], list[int]] = {}
         for place, row in enumerate(self.rows):
-            machine = [str(getattr(row, name)) for name in MACHINE_NUMBERS]  # as text, since NaN differs from itself
+            # As text, since NaN differs from itself.
+            machine = [str(getattr(row, name)) for name in schema.MACHINE_NUMBERS]
             groups.setdefault((row.hardware, *machine, row.precision, software_of(row).name), []).append(place)
         return tuple((np.array(places), self._sample([self.rows[p] for p in places])) for places in groups.values())
 
@@ -75,7 +62,7 @@ class Table:
 def read(path: Path, default_cluster: Cluster | None = None) -> Table:
     """Read a table; rows whose hardware has no preset are of `default_cluster`, or refused. Raises as `read_csv`."""
     left_out, rows = Refusals(), []
-    for row in map(complete, rows_of(read_csv(path))):
+    for row in map(schema.complete, schema.rows_of(schema.read_csv(path))):
         if reason := why_not_modeled(row, default_cluster):
             left_out.add(reason, row.number)
         else:
@@ -85,10 +72,11 @@ def read(path: Path, default_cluster: Cluster | None = None) -> Table:
 
 def why_not_modeled(row: Row, default_cluster: Cluster | None) -> str | None:
     """Return why the model cannot estimate a completed row, or None."""
-    missing = [name for name in NEEDED if math.isnan(getattr(row, name))]
+    missing = [name for name in schema.NEEDED if math.isnan(getattr(row, name))]
     if missing:
         return f"no {', '.join(missing)}"
-    low = [name for name in (*NEEDED, "cp", "vpp", "kv_heads", "gbs") if getattr(row, name) < 1 - BATCH_TOLERANCE]
+    counts, least = (*schema.NEEDED, "cp", "vpp", "kv_heads", "gbs"), 1 - schema.BATCH_TOLERANCE
+    low = [name for name in counts if getattr(row, name) < least]
     if low:
         return f"{', '.join(low)} below 1"
     if row.precision not in ("", *PRECISIONS):
@@ -98,11 +86,10 @@ def why_not_modeled(row: Row, default_cluster: Cluster | None) -> str | None:
     if row.status not in ("ok", "oom"):
         return f"status {row.status or 'unknown'}"
     has_machine = default_cluster is not None and preset_of(row.hardware) is None
-    return why_impossible(row, row.layers) or (None if has_machine else _why_unknown(row))
+    return schema.why_impossible(row, row.layers) or (None if has_machine else _why_unknown(row))
 
 
 def _why_unknown(row: Row) -> str | None:
-    """Return why nothing is known of a row's machine, or None."""
     name = row.hardware or "unnamed hardware"
     if preset_of(row.hardware) is None:
         if math.isnan(row.peak_tflops):
@@ -111,7 +98,7 @@ def _why_unknown(row: Row) -> str | None:
             return f"no memory size for {name}"
     if math.isnan(row.peak_tflops) and machine_of(row).peak_flops(row.precision or "bf16") is None:
         return f"no peak in {row.precision or 'bf16'} for {row.hardware}"
-    impossible = [key for key in MACHINE_NUMBERS if (value := getattr(row, key)) <= 0 or math.isinf(value)]
+    impossible = [key for key in schema.MACHINE_NUMBERS if (value := getattr(row, key)) <= 0 or math.isinf(value)]
     return f"{', '.join(impossible)} not above 0" if impossible else None
 
 
@@ -133,7 +120,7 @@ def workload(rows: Sequence[Row], precision: str, *, balances_head: bool = False
         for n, p, cost in shapes
     ]
     first, middle, last = np.array(held, dtype=np.float64).reshape(-1, 3).T
-    counts: dict[str, Any] = {name: column(own) for name, own in OF_RECIPES.items()}
+    counts: dict[str, Any] = {name: column(own) for name, own in schema.OF_RECIPES.items()}
     return Workload(
         layers=column("layers"),
         hidden=hidden,
@@ -164,10 +151,9 @@ def workload(rows: Sequence[Row], precision: str, *, balances_head: bool = False
 
 
 def balanced_layers(layers: int, ranks: int, head: float) -> list[int]:
-    """Split layers over ranks together with a head that costs as much as `head` layers.
+    """Split layers over ranks together with a head that costs as much as `head` layers (nanotron's `build_model`).
 
-    As nanotron's `build_model` does (models/base.py): a rank takes blocks until their sum, from the first block of the
-    model on, passes its share of the whole.
+    A rank takes blocks until the sum so far passes its share of the whole.
     """
     share, rank, held = (layers + head) / ranks, 0, [0] * ranks
     for layer in range(1, layers + 1):
@@ -178,10 +164,7 @@ def balanced_layers(layers: int, ranks: int, head: float) -> list[int]:
 
 
 def samples_of_tables(tables: Sequence[Table], cluster: Cluster | None) -> Samples:
-    """Return the timed rows of tables; on `cluster`, or else on the machine that they state.
-
-    Rows that name the hardware of another preset than the cluster's are refused.
-    """
+    """Return the timed rows of tables, on `cluster` or else on the machine that they state."""
     refused: Counter[str] = Counter()
     found: list[Sample] = []
     for table in tables:

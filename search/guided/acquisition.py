@@ -1,10 +1,8 @@
 """What a probe is expected to add to the front of tokens/s against memory and nodes.
 
-The worth is the hypervolume that the front dominates: the best speed within an allowance of memory (a share of a
-device's) and of nodes, as a mean over all allowances. Memory is allowed evenly from nothing to `REFERENCE` of a device,
-nodes as the space's recipes use them. A row's memory and nodes are taken as known and its speed as normal, so that the
-expected improvement is exact: a sum over the steps of the front. With tokens/s alone there is one allowance and the
-worth is the best speed.
+The worth is the hypervolume that the front dominates: the best speed within an allowance of memory (up to `REFERENCE`
+of a device) and of nodes, as a mean over all allowances. Only speed is uncertain (normal), so that the expected
+improvement is exact: a sum over the steps of the front.
 """
 
 from __future__ import annotations
@@ -21,8 +19,7 @@ from frontrunner.spaces.pareto import pareto_front
 Rows = npt.NDArray[np.float64]
 
 REFERENCE = 1.1
-"""Assumed, as usual for reference points: a tenth beyond the worst, or the fastest recipe of a full device would add
-nothing (Ishibuchi et al., How to specify a reference point in hypervolume calculation, 2018)."""
+"""Assumed: a tenth beyond the worst, as usual for reference points (Ishibuchi et al., 2018)."""
 DOUBT = 0.3
 """How far a front is lowered, as a logarithm, when choosing which rows to look at; assumed."""
 
@@ -55,16 +52,12 @@ class Allowances:
     """The allowances of a campaign's objectives."""
 
     def __init__(self, objectives: Sequence[str], nodes: Rows) -> None:
-        """`nodes` are those of the space's recipes, a row each."""
         self.are_several = len(objectives) > 1
         self._memory_counts, self._nodes_count = "memory" in objectives, "nodes" in objectives
         self.levels = np.unique(nodes) if self._nodes_count and len(nodes) else np.zeros(1)
 
     def demands(self, log_fill: Rows, nodes: Rows) -> Rows:
-        """Return the demands of rows that fill exp(log_fill) of a device's memory, at most all of it: two columns.
-
-        They are memory, as a share of the most that may be allowed, and nodes; zeros where they are no objective.
-        """
+        """Return two columns: memory, as a share of the most allowed, and nodes; zeros where no objective."""
         memory = np.exp(np.minimum(log_fill, 0.0)) / REFERENCE
         return np.column_stack([memory * self._memory_counts, nodes * self._nodes_count])
 
@@ -96,10 +89,7 @@ class Front:
     def __init__(
         self, allowances: Allowances, log_speeds: Rows, demands: Rows, untried: frozenset[float] = frozenset()
     ) -> None:
-        """`log_speeds` are logarithms of tokens/s; there is at least one.
-
-        For rows of a node count in `untried` the front is taken to hold nothing there, whatever fewer nodes reach.
-        """
+        """`log_speeds` are of tokens/s, at least one; at node counts in `untried` the front is taken as empty."""
         self._allowances, self._log_speeds, self._demands, self._untried = allowances, log_speeds, demands, untried
         highest = float(log_speeds.max())
         above = allowances.worth(log_speeds[:, None] - highest, demands)[0]
@@ -129,10 +119,8 @@ class Front:
         return found
 
     def _steps(self, demands: Rows) -> Iterator[tuple[Rows, float]]:
-        """Yield the allowances of one best speed: their share of all, as far as each row is within, and its logarithm.
-
-        At each count of nodes, memory rises along the front from one best speed to the next.
-        """
+        """Yield the allowances between two steps of the front, as shares within each row's reach, and the best
+        speed."""
         levels = self._allowances.levels
         for level in levels.tolist():
             is_untried = level in self._untried

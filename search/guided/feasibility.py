@@ -1,11 +1,8 @@
 """The chance that a recipe runs, learned from the prior's memory, measured peaks and failures.
 
-A recipe needs the predicted memory times a factor that is the same for similar recipes: its logarithm is linear in the
-shares of what the memory holds and in the recipe's degrees, with coefficients that are 0 until outcomes say otherwise.
-A measured peak tells the factor. A recipe that ran out of memory, or ran without a stated peak, tells on which side of
-a device's memory it lies: a probit regression, fitted by its largest posterior (Laplace's approximation; Bishop,
-Pattern Recognition and Machine Learning, 2006, section 4.5). What fails for other reasons is taken to be one of memory
-as far as its predicted memory says so, and otherwise a warning about recipes like it.
+The log of needed over predicted memory is linear in memory shares and degrees. A measured peak gives it; whether a
+recipe ran gives its side of the limit: a probit regression by Laplace's approximation (Bishop, 2006, section 4.5).
+Other failures are blamed on memory as far as the prediction says so, else they warn about neighbors.
 """
 
 from __future__ import annotations
@@ -26,23 +23,18 @@ Rows = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 
 OFFSET = 0.12
-"""Standard deviation of the factor of all recipes, as a logarithm: predicted peaks are off by 7 to 12 % on most tables
-(docs/measurements.md)."""
+"""Standard deviation of the log factor of all recipes: peaks are off by 7 to 12 % (docs/measurements.md)."""
 PER_SHARE = 0.3
-"""Of a part of the memory, where it is all of it."""
 PER_STEP = 0.03
-"""Of a doubling of a degree, or another choice."""
 MARGIN, MARGIN_SPREAD = 0.08, 0.08
 """By how much a device must be larger than a peak that allocators report, and the standard deviation of that."""
 WIDER = {(1.0, 1.0): 0.9, (4.0, 1.0): 0.05, (1.0, 16.0): 0.05}
-"""What offset and margin are multiplied by -> its chance before any trial: formulas that are badly wrong, and a limit
-that is not the stated one, as where others hold memory."""
+"""Factors of offset and margin -> chance before any trial: bad formulas, and memory that others hold."""
 PEAK_SCATTER, SCATTER = 0.06, 0.08
 """What cannot be learned of peaks, and of the limit."""
 CRASHES = 0.1
 """The share of recipes that fail for reasons other than memory, before any does."""
 LOCAL_STEPS = 0.8
-"""How many doublings away a failure warns."""
 DOMINATED = 1e-3
 """What is left of the chance of a recipe that needs as much memory as one that ran out of it: it is tried last."""
 
@@ -124,7 +116,6 @@ class FeasibilityModel:
         return found
 
     def _blame(self, trial: Trial) -> float:
-        """Return the chance that a failure was one of memory."""
         if trial.out_of_memory:
             return 1.0
         lacks = 1 - float(self.fits(np.array([trial.row]))[0])
@@ -132,8 +123,6 @@ class FeasibilityModel:
 
 
 class _Likelihood:
-    """The likelihood of trials under a regression's weights."""
-
     def __init__(self, trials: Sequence[Trial], inputs: Rows, fill: Rows, scales: Rows) -> None:
         rows = [trial.row for trial in trials]
         self._inputs, self._fill = inputs[rows] * scales, fill[rows] + MARGIN

@@ -19,7 +19,6 @@ Rows = npt.NDArray[np.float64]
 
 _PLAIN = [one for one in DIMENSIONS.values() if not one.is_one_hot and one.kind != "sharding"]
 COUNTS = (*(one.name for one in _PLAIN if one.kind == "count"), "data_parallel")
-"""Taken as logarithms to the base 2."""
 PLACES = tuple(one for one in _PLAIN if one.kind != "count")
 """Flags and choices, a step apart where their values are neighbors."""
 ONE_HOT = tuple((one, value) for one in DIMENSIONS.values() if one.is_one_hot for value in one.values[1:])
@@ -48,12 +47,10 @@ def _others(recipe: Recipe) -> list[float]:
 
 
 MORE = ("micro_batch_seqs",)
-"""More of it needs more memory."""
 LESS = (
     *SHARDINGS, "recompute", "sequence_parallel", "loss_chunks", "feed_forward_tiles", "optimizer_state",
     "activation_offload", "offload",
 )  # fmt: skip
-"""Less of it needs more memory."""
 _MORE, _LESS = ([NAMES.index(name) for name in names] for names in (MORE, LESS))
 _ACCUMULATION = NAMES.index("accumulation")
 _BATCH = [NAMES.index("micro_batch_seqs"), _ACCUMULATION]
@@ -63,10 +60,8 @@ _SAME = [place for place, name in enumerate(NAMES) if name not in (*MORE, *LESS,
 def needs_as_much(rows: Rows, failed: Rows) -> npt.NDArray[np.bool_]:
     """Of rows of `features`, return those that need at least the memory of the one row `failed`.
 
-    They are cut over the devices as it is, by the same schedule, and hold no fewer sequences at once: a rank holds as
-    many micro-batches as its depth or all there are, so that larger micro-batches that are as many sequences in all
-    never need less. A single micro-batch may, where the failed recipe has several: its activations are going when
-    gradients come, while later ones are held beside the gradients of those before.
+    They are cut over the devices as it is and hold no fewer sequences at once. A single micro-batch may need less than
+    several: its activations go when gradients come.
     """
     same = (rows[:, _SAME] == failed[_SAME]).all(axis=1)
     more = (rows[:, _MORE] >= failed[_MORE]).all(axis=1) & (rows[:, _LESS] <= failed[_LESS]).all(axis=1)
@@ -83,11 +78,10 @@ MEMORY_PARTS = tuple(field.name for field in fields(PeakMemory) if field.name !=
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prior:
-    """Predictions of recipes, one row each.
+    """Predictions of recipes, one row each; unknown rows hold the medians of the others.
 
-    `log_speed` is the natural logarithm of tokens/s, `step_shares` a step's parts over the whole (one column for each
-    of `STEP_PARTS`), `log_fill` the logarithm of peak memory over a device's memory, `memory_shares` the same for
-    `MEMORY_PARTS`, `step_time_s` seconds. Rows of which the formulas know nothing hold the medians of the others.
+    Logarithms are natural: of tokens/s, and of peak memory over a device's (`log_fill`); shares are by `STEP_PARTS` and
+    `MEMORY_PARTS`.
     """
 
     log_speed: Rows
@@ -134,10 +128,7 @@ def _filled(parts: Rows, known: npt.NDArray[np.bool_]) -> Rows:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CandidateTable(Prior):
-    """One row per recipe: the legal ones of the campaign first, in their order, then remembered ones of any problem.
-
-    `problem` numbers the problem of each row, 0 is the campaign's own.
-    """
+    """One row per recipe: the campaign's legal ones first, then remembered ones; `problem` 0 is the campaign's own."""
 
     features: Rows
     problem: npt.NDArray[np.intp]

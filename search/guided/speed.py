@@ -1,13 +1,8 @@
 """The correction of predicted speeds: a Gaussian process on the logarithm of measured over predicted.
 
-Its mean is the prior: without measurements the ratio is 1 everywhere. What it can learn is, in sum: a factor common to
-all recipes; how far the formulas over- or underrate each part of a step (linear in the parts' shares, which is a refit
-of the model's efficiencies to first order); a factor for each doubling of a degree; how far differences in predicted
-speed are to be believed (linear in the predicted logarithm); and whatever else neighboring recipes have in common.
-Remembered recipes of another problem have a factor of their own.
-
-The scales were set on four published tables at once (decision 15); searches differ little within a factor of 2 of
-each.
+Its mean is the prior. It sums a factor common to all recipes; errors linear in the parts' shares of a step; a factor
+per doubling of a degree; a slope in the predicted logarithm; and what neighbors have in common. Other problems have a
+factor of their own. The scales were set on four published tables at once (decision 15).
 """
 
 from __future__ import annotations
@@ -32,24 +27,20 @@ Places = npt.NDArray[np.intp]
 COMMON = 3.0
 """Standard deviation of the factor of all recipes, as a logarithm; wide, since no order hangs on it."""
 PER_SHARE = 0.3
-"""Of a step's part, where it is the whole step."""
 PER_STEP = 0.045
-"""Of a doubling of a degree, or another choice."""
 PER_LOG_SPEED = 0.3
 """Of what a predicted difference in speed is worth, from 1."""
 LOCAL, LOCAL_STEPS = 0.12, 1.0
 """Of what neighbors have in common, and how many doublings away they are neighbors."""
 OTHER_PROBLEM = 0.3
-"""Of the factor of another problem against this one's; not multiplied by an amplitude, since what is learned within one
-problem says little of the next (decision 22)."""
+"""Of the factor of another problem against this one's; without an amplitude (decision 22)."""
 FAR, APART = 1e4, 1e-6
 AMPLITUDES = {0.5: 0.25, 1.0: 0.4, 2.0: 0.25, 4.0: 0.1}
 """What all of these but the factors of problems are multiplied by -> its chance before any measurement."""
 OF_OTHER_DEVICES = {0.5: 0.1, 1.0: 0.35, 2.0: 0.35, 4.0: 0.2}
 """As AMPLITUDES, where no measurement has validated the formulas."""
 OF_SHARED_PROCESSORS = {2.0: 0.6, 4.0: 0.4}
-"""As AMPLITUDES, on a CPU that was not calibrated: that ranks share its cores is not in the formulas. On 150 measured
-recipes of `examples/laptop.toml` smaller ones end the search at four fifths of the best, sure that little is left."""
+"""As AMPLITUDES, on a CPU that was not calibrated, whose ranks share its cores."""
 NOISES = {0.01: 0.25, 0.03: 0.4, 0.1: 0.2, 0.4: 0.15}
 """Standard deviation of a measured logarithm about what can be learned -> its chance before any measurement."""
 MOST_OBSERVATIONS = 250
@@ -76,7 +67,6 @@ class SpeedModel:
     """Predicts the logarithm of tokens/s of a table's rows from the prior and the observations."""
 
     def __init__(self, table: CandidateTable, amplitudes: Mapping[float, float] = AMPLITUDES) -> None:
-        """`amplitudes` are the chances of how wrong the predictions are: see `amplitudes_of`."""
         self._amplitudes = amplitudes
         self._log_speed, self._problem = table.log_speed, table.problem
         self._inputs, self._lengths, is_problem = _inputs(table)
@@ -139,10 +129,7 @@ class SpeedModel:
         return found
 
     def predict(self, rows: Places) -> tuple[Rows, Rows]:
-        """Predict mean and standard deviation of these rows, without a measurement's noise.
-
-        Before any observation the deviation is that of differences between recipes alone, not of the common factor.
-        """
+        """Predict mean and standard deviation, without a measurement's noise; at first without the common factor."""
         if self._process is None:
             near = np.hypot(np.linalg.norm(self._inputs[rows], axis=1), LOCAL)
             return self._log_speed[rows], near
@@ -158,10 +145,7 @@ class SpeedModel:
 
 
 def _inputs(table: CandidateTable) -> tuple[Rows, Rows, npt.NDArray[np.bool_]]:
-    """The process's inputs, scaled so that each has a coefficient of about 1, and their lengths for neighbors.
-
-    Last, which of them only separate problems.
-    """
+    """Return inputs scaled for coefficients of about 1, their lengths for neighbors, and which separate problems."""
     own = table.problem == 0
     steps = table.features - middle(table.features[own])
     speeds = np.array(table.log_speed)

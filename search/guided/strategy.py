@@ -40,12 +40,9 @@ DRAWS, DRAWN = 256, 500
 SAME_PROBLEM_SPREAD, OTHER_PROBLEM_SPREAD = 0.05, 0.1
 """Noise of remembered measurements besides a measurement's own; assumed."""
 MOST_REPEATS = 3
-"""Measurements of one recipe, at most."""
 STEPS_OF_A_PROBE = 7
-"""Warm-up and measured steps; assumed of probes that take 5 to 15, as they ship. A strategy does not see a campaign's
-own."""
+"""Assumed; a strategy does not see a campaign's own settings."""
 START_S = 30.0
-"""Seconds of a probe besides its steps; assumed."""
 NORMAL_95 = 1.96
 """Half the width of a normal distribution's middle 95 %, in standard deviations."""
 MEDIAN_OVER_MEAN = 1.25
@@ -54,11 +51,7 @@ MEDIAN_OVER_MEAN = 1.25
 
 @dataclass(kw_only=True)
 class Observations:
-    """Outcomes by row.
-
-    `log_speeds` holds the logarithms of tokens/s of the campaign's own measurements, of rows that never failed since.
-    `log_peaks` holds the highest measured peak of such a row over a device's memory, as a logarithm, where known.
-    """
+    """Outcomes by row; `log_speeds` and `log_peaks` are the campaign's own, of rows that never failed since."""
 
     memory_bytes: int
     log_speeds: dict[int, list[float]] = field(default_factory=dict)
@@ -148,10 +141,7 @@ class Guided:
             self._seen.learn(row, piece.outcome, table, spread=spread, memory_bytes=memory)
 
     def ask(self, count: int) -> list[Recipe]:
-        """Return up to `count` legal recipes that were neither proposed nor told; empty when none is left.
-
-        Those whose outcome is not known yet are taken to run as fast as expected while the next is chosen.
-        """
+        """Return up to `count` legal recipes; pending ones are taken to run as fast as expected meanwhile."""
         chosen: list[Recipe] = []
         while len(chosen) < count and self._candidates.open_count:
             row = self._choose()
@@ -161,10 +151,7 @@ class Guided:
         return chosen
 
     def tell(self, told: Told) -> None:
-        """Learn of an outcome. A recipe that is not of the surveyed space teaches nothing.
-
-        What was remembered of the recipe is forgotten: it may be the same measurement, which must not count twice.
-        """
+        """Learn of an outcome; what was remembered of the recipe is forgotten, as it may be the same measurement."""
         row = self._candidates.row(told.recipe)
         if row is None:
             return
@@ -221,10 +208,7 @@ class Guided:
         ]
 
     def worth_repeating(self) -> Recipe | None:
-        """Return the less measured of the two best, where confusing them costs more than a probe is expected to gain.
-
-        None with several objectives, which have no single best.
-        """
+        """Return the less measured of the two best, where confusing them costs more than a probe should gain."""
         if self._allowances.are_several:
             return None
         measured = sorted(self._seen.log_speeds.items(), key=lambda item: -statistics.fmean(item[1]))[:2]
@@ -254,7 +238,6 @@ class Guided:
             self._speed.update([*self._seen.observations, *guesses])
 
     def _measured(self) -> tuple[Rows, Rows]:
-        """Return the mean log speed of each row that this campaign measured, and what it needs."""
         measured, peaks = self._seen.log_speeds, self._seen.log_peaks
         rows = np.fromiter(measured, dtype=np.intp)
         speeds = np.fromiter((statistics.fmean(values) for values in measured.values()), dtype=np.float64)
@@ -282,7 +265,6 @@ class Guided:
         return self._allowances.untried(self._nodes[[*rows, *self._pending]])
 
     def _promising(self, rows: Places, front: Front | None) -> Places:
-        """Select at most `LOOKED_AT` of the rows."""
         if len(rows) <= LOOKED_AT:
             return rows
         worth, demands = self._speed.linear_mean()[rows], self._demands(rows)

@@ -136,8 +136,7 @@ class Candidates:
 class Learner(ABC):
     """Implements the contract of `Strategy`; a subclass chooses among open rows and learns from outcomes.
 
-    Failures are withheld from the subclass until the first measurement: what a failed recipe is worth can
-    only be said in comparison, and until then the subclass chooses at random anyway.
+    Failures are withheld from it until the first measurement: their worth can only be said in comparison.
     """
 
     def __init__(self, survey: Survey, seed: int) -> None:

@@ -19,8 +19,7 @@ from frontrunner.spaces.recipe import Choice
 from frontrunner.spaces.space import Survey
 
 MEASUREMENTS_BEFORE_MODEL = 8
-"""Measurements of recipes chosen at random before the model chooses. DeepHyper's default is twice the
-dimensions plus one, half of a small campaign."""
+"""Random measurements before the model chooses; DeepHyper's default is half of a small campaign."""
 
 ACQUISITION = {
     "max_total_failures": -1,  # else the 100th failure raises
@@ -30,20 +29,15 @@ ACQUISITION = {
     "filter_duplicated": False,  # the samples differ, and a forgotten recipe may come again
     "outliers_iqr_factor": math.inf,  # clipping also logs, and sets up the root logger
 }
-"""How DeepHyper treats outcomes and samples before it ranks the open recipes."""
 
 UNUSED = Path(__file__).parent
-"""DeepHyper needs a folder and writes nothing to it for ask and tell. This one exists: a temporary one would be left
-behind by a driver that is killed."""
+"""DeepHyper needs an existing folder, and writes nothing to it for ask and tell."""
 
 Configuration = dict[str, Choice]
 
 
 class DeepHyperStrategy(Learner):
-    """Chooses by upper confidence bounds on the logarithm of tokens/s.
-
-    The model is fitted when a recipe is asked for, once for all the outcomes told since the last time.
-    """
+    """Chooses by upper confidence bounds on the logarithm of tokens/s; fitted once per ask."""
 
     def __init__(self, survey: Survey, seed: int) -> None:
         super().__init__(survey, seed)

@@ -1,9 +1,8 @@
 """Strategies with Optuna's samplers: TPE, a Gaussian process, and NSGA-II.
 
-The study is in memory. It holds the told outcomes as complete trials and the open proposals as running ones, which
-the samplers avoid; telling the stored outcomes again rebuilds it. A sampler does not know which points are illegal or
-taken: it draws again, and after some draws the nearest open recipe is used. Points drawn in vain are marked as failed,
-which Optuna's samplers ignore: legality is known exactly and need not be modeled.
+The study is in memory and rebuilt by telling. A sampler does not know which points are illegal or taken: it draws
+again, and after some draws the nearest open recipe is used. Points drawn in vain are marked as failed, which samplers
+ignore.
 """
 
 from __future__ import annotations
@@ -46,10 +45,7 @@ class OptunaStrategy(Learner):
         directions: tuple[Direction, ...] = ("maximize",),
         draws: int = 8,
     ) -> None:
-        """`scores` has one for each of Optuna's `directions`; `draws` are those before a stand-in.
-
-        More draws keep closer to the sampler's distribution; they are worth their time where a draw is cheap.
-        """
+        """`scores` has one per Optuna `directions`; `draws` are those before the nearest open recipe is used."""
         super().__init__(survey, seed)
         self._scores, self._directions, self._draws = scores, directions, draws
         self._distributions: dict[str, BaseDistribution] = {
@@ -140,10 +136,7 @@ def gp(survey: Survey, seed: int) -> OptunaStrategy:
 
 
 def nsga2(survey: Survey, seed: int, objectives: Sequence[str] = TOKENS_ALONE) -> OptunaStrategy:
-    """The genetic algorithm NSGA-II, for the front of high model TFLOPS a device and low peak memory.
-
-    Where the objectives are tokens and memory, tokens/s takes the place of TFLOPS.
-    """
+    """NSGA-II, for the front of high model TFLOPS per device, or tokens/s as an objective, and low peak memory."""
     rate = "tokens_per_s" if "memory" in objectives else "model_tflops_per_device"
 
     def scores(measured: Measurement) -> tuple[float, ...]:

@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from frontrunner.results.active_drivers import active_drivers
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.provenance import collect
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
-from frontrunner.results.status import status
+from frontrunner.results.status import active_drivers, status
 from frontrunner.results.store import Store
 from frontrunner.results.writer import CampaignWriter
-from frontrunner.spaces.errors import AlreadyDriven, NotFound
+from frontrunner.spaces.errors import AlreadyDriven
 from support.store_contract import (
     FOREIGN_HOST,
     RECIPE,
@@ -91,10 +90,6 @@ class TestLeases(StoreContract):
     def test_campaigns_are_leased_one_by_one(self, store: Store, writer: CampaignWriter) -> None:
         lease_elsewhere(store, create(store, "second"), pid=2)
         writer.event("undisturbed")
-
-    def test_there_is_no_lease_without_a_campaign(self, store: Store) -> None:
-        with pytest.raises(NotFound):
-            store.acquire_lease(99, host="h", pid=1)
 
 
 class TestHolders(StoreContract):

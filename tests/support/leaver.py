@@ -1,6 +1,6 @@
 """A program that starts another, which leaves things behind, and prints what `benchmarks/chaos_leftovers.py` finds.
 
-python leaver.py TEMPORARY_FOLDER [process] [port] [file] [memory]
+python leaver.py TEMPORARY_FOLDER [process] [file] [memory] [others]
 """
 
 import json
@@ -19,15 +19,16 @@ GRACE_S = 0.5
 
 def leave(what: list[str], ready: Path) -> None:
     """Be the other program: a child of it goes on where a process is to be left."""
+    held = None
     sockets = [socket.create_server(("127.0.0.1", 0))]
     if "file" in what:
         tempfile.mkstemp(prefix="left-")
     if "memory" in what:
-        (SHARED_MEMORY / f"left-{os.getpid()}").touch()
+        held = (SHARED_MEMORY / f"left-{os.getpid()}").open("w")
     if "process" not in what or os.fork() == 0:
         ready.touch()
         time.sleep(600)
-    del sockets
+    del sockets, held
     os._exit(0)
 
 
@@ -44,6 +45,8 @@ def main() -> None:
         if "process" not in what:
             os.kill(pid, 9)
         os.waitpid(pid, 0)
+        if "others" in what:  # of a program that is not ours
+            (SHARED_MEMORY / f"left-{pid}").touch()
         left = surroundings.left()
         again = surroundings.left()
     for path in SHARED_MEMORY.glob(f"left-{pid}"):

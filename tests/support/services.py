@@ -16,9 +16,9 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from frontrunner.remote import RemoteStore
-from frontrunner.results.active_drivers import active_drivers
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
+from frontrunner.results.status import active_drivers
 from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
 from frontrunner.server.auth import Tokens, read_tokens

@@ -14,13 +14,13 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
 
 from frontrunner.maintenance import upgrade_store
-from frontrunner.results.active_drivers import active_drivers
 from frontrunner.results.check import check
 from frontrunner.results.database import Database, revision_of
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.ranking import best
 from frontrunner.results.schema import FIRST_REVISION, REVISION, SCHEMA_VERSION, Base
+from frontrunner.results.status import active_drivers
 from frontrunner.results.store import Store, open_store
 from frontrunner.spaces.errors import StoreUnusable
 from support.store_contract import KINDS, begin, measurement

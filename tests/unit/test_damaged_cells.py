@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.results import active_drivers, pages, ranking, status
-from frontrunner.results.explain import explain
+from frontrunner.results import pages, ranking, status
 from frontrunner.results.frames import frame
 from frontrunner.results.predictions import (
     OUTLOOK,
@@ -25,6 +24,7 @@ from frontrunner.results.predictions import (
 from frontrunner.results.prior_results import CUT, campaign_results, probes_made
 from frontrunner.results.rows import DamagedCell
 from frontrunner.results.states import CampaignState
+from frontrunner.results.status import explain
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.errors import StoreUnusable
@@ -58,7 +58,7 @@ QUESTIONS: dict[str, Callable[[Store], object]] = {
     "trials": lambda store: (pages.trial_page(store, "kept"), pages.outcomes_after(store, 1, 0, 50)),
     "compare": lambda store: pages.compare(store, "kept", "kept"),
     "known": lambda store: (campaign_results(store, 1), probes_made(store, store.campaign("kept"))),
-    "drivers": lambda store: (active_drivers.active_drivers(store), active_drivers.version_of(store, "kept")),
+    "drivers": lambda store: (status.active_drivers(store), status.version_of(store, "kept")),
     "predictions": lambda store: (predicted_ids(store), small_scale(store, store.campaign("kept"))),
     "outlooks": outlooks,
     "specification": lambda store: stored_spec(store.campaign("kept")),
@@ -203,13 +203,6 @@ def test_a_constraint_that_no_longer_holds_is_refused_by_its_row_before_a_driver
     with damaged(sound, "trials", "state", "'queueb'"), pytest.raises(StoreUnusable) as refused:
         open_store(str(sound))
     assert 'trials row 1, state: it holds "queueb", expected ' in refused.value.message
-
-
-def test_what_another_campaign_ran_with_is_left_out_where_it_cannot_be_read(store: Store, sound: Path) -> None:
-    with damaged(sound, "provenance", "provenance_json", "'{}'"):
-        known = campaign_results(store, 1)
-    assert [recipe.provenance for recipe in known] == [None] * 3
-    assert all(str(recipe.damage).startswith("provenance row 1, provenance_json: ") for recipe in known)
 
 
 def test_a_store_whose_version_is_no_number_is_damaged(sound: Path) -> None:

@@ -80,11 +80,9 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(url: st
 
 @pytest.mark.parametrize("query", ["password=hush", "user=me&password=hush", "sslpassword=hush", "sslmode=require"])
 def test_a_password_is_hidden_wherever_the_url_has_it(query: str) -> None:
-    address = parse_address(f"postgresql://me:hush@db/x?{query}")
-    assert "hush" not in str(address)
-    assert address.url.password == "hush"
-    assert "password" not in address.url.query
-    assert parse_address("postgresql://me@db/x?password=a%40b").url.password == "a@b"
+    shown = str(parse_address(f"postgresql://me:hush@db/x?{query}"))
+    assert "hush" not in shown
+    assert "@db/x" in shown
 
 
 def test_the_tables_can_be_made_in_postgresql() -> None:
@@ -173,41 +171,21 @@ def test_a_file_that_lies_beside_a_backup_is_none(tmp_path: Path) -> None:
     assert backup_beside(path, datetime(2026, 3, 1, 12, tzinfo=UTC)) == newest
 
 
-def test_a_log_that_cannot_be_read_where_it_lies_says_what_to_copy(tmp_path: Path) -> None:
-    path = make(tmp_path / "store.db", "kept")
-    writing = sqlite3.connect(path)
-    writing.execute("UPDATE campaigns SET state_reason = 'in the log'")
-    writing.commit()
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for name in ("store.db", "store.db-wal"):  # as a writer leaves them that was killed
-        (copy / name).write_bytes((tmp_path / name).read_bytes())
-    writing.close()
-    (copy / "store.db-shm").symlink_to("none/none")  # SQLite can make no such file, as on a full or read-only disk
-    with pytest.raises(StoreUnusable, match="a log lies beside it") as refused:
-        open_store(str(copy / "store.db"), read_only=True)
-    assert f"copy {copy / 'store.db'} and {copy / 'store.db-wal'} to a folder" in str(refused.value.hint)
-    (copy / "store.db-shm").unlink()
-    with open_store(str(copy / "store.db"), read_only=True) as store:
-        assert store.campaign(None).state_reason == "in the log"
-
-
-@pytest.mark.parametrize(("version", "hint"), [(0, "frontrunner store upgrade"), (2, "upgrade frontrunner")])
-def test_another_schema_version_is_refused_with_both_numbers(tmp_path: Path, version: int, hint: str) -> None:
+@pytest.mark.parametrize("version", [0, 2])
+def test_another_schema_version_is_refused_with_both_numbers(tmp_path: Path, version: int) -> None:
     path = make(tmp_path / "store.db")
     sqlite_file(path, f"UPDATE store SET schema_version = {version}")
     for read_only in (False, True):
         with pytest.raises(StoreUnusable, match=f"schema {version}, this version needs 1") as refused:
             open_store(str(path), read_only=read_only)
-        assert str(refused.value.hint).endswith(hint) or hint in str(refused.value.hint)
+        assert refused.value.hint == "upgrade frontrunner"
 
 
-@pytest.mark.parametrize("statement", ["DELETE FROM store", "INSERT INTO store SELECT 2, 1, created_at FROM store"])
-def test_a_store_without_its_one_row_is_refused(tmp_path: Path, statement: str) -> None:
+def test_a_store_without_its_one_row_is_refused(tmp_path: Path) -> None:
     path = make(tmp_path / "store.db", "kept")
-    sqlite_file(path, "PRAGMA ignore_check_constraints = ON", statement)
+    sqlite_file(path, "DELETE FROM store")
     for read_only in (False, True):
-        with pytest.raises(StoreUnusable, match=r"has \d rows about itself|CHECK constraint failed in store"):
+        with pytest.raises(StoreUnusable, match="holds no frontrunner store"):
             open_store(str(path), read_only=read_only)
 
 
