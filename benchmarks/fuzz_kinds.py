@@ -28,7 +28,7 @@ from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.evaluators.tables.rows import read_problems
 from frontrunner.evaluators.tables.workloads import read as read_workloads
 from frontrunner.evaluators.tables.workloads import samples_of_tables
-from frontrunner.exchange import import_config
+from frontrunner.exchange import import_config, import_table
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
 from frontrunner.results.rows import outcome_to_columns
 from frontrunner.search.spec import CampaignSpec
@@ -37,7 +37,6 @@ from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe, Sharding
 from frontrunner.spaces.validation import dump_json, load_json
-from frontrunner.table_import import import_table
 
 ROOT = Path(__file__).parents[1]
 CAMPAIGN_TOML = b"""\

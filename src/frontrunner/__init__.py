@@ -1,7 +1,6 @@
 """frontrunner finds the fastest way to train a given transformer on given machines.
 
-The functions below mirror the commands; they are loaded when first used, so that a rank of a probe, which
-imports this package on its way to the trainer, loads nothing else.
+The functions below mirror the commands. They are loaded when first used: ranks of probes import this package too.
 """
 
 from __future__ import annotations
@@ -10,106 +9,71 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from frontrunner.api import (
-        best,
-        campaigns,
-        dataframe,
-        explain,
-        export,
-        failures,
-        front,
-        launch,
-        pareto,
-        plot,
-        predictions,
-        report,
-        resume,
-        show,
-        status,
-        survey,
-    )
-    from frontrunner.exchange import import_config, mirror
-    from frontrunner.machine import calibrate, call_ranks, doctor, fit_campaign, fit_tables
-    from frontrunner.maintenance import (
-        archive,
-        backup_store,
-        check_store,
-        copy_store,
-        prunable,
-        prune_store,
-        unarchive,
-        upgrade_store,
-    )
-    from frontrunner.planning import advise, plan, scaling
-    from frontrunner.recipe_actions import dryrun, plan_dryrun, plan_profile, plan_replay, profile, replay
-    from frontrunner.remote import connect
-    from frontrunner.table_import import TableForm, import_table
+    from frontrunner.api import best as best
+    from frontrunner.api import campaigns as campaigns
+    from frontrunner.api import dataframe as dataframe
+    from frontrunner.api import explain as explain
+    from frontrunner.api import export as export
+    from frontrunner.api import failures as failures
+    from frontrunner.api import front as front
+    from frontrunner.api import launch as launch
+    from frontrunner.api import pareto as pareto
+    from frontrunner.api import plot as plot
+    from frontrunner.api import predictions as predictions
+    from frontrunner.api import report as report
+    from frontrunner.api import resume as resume
+    from frontrunner.api import show as show
+    from frontrunner.api import status as status
+    from frontrunner.api import survey as survey
+    from frontrunner.evaluators.tables.reading import TableForm as TableForm
+    from frontrunner.exchange import import_config as import_config
+    from frontrunner.exchange import import_table as import_table
+    from frontrunner.exchange import mirror as mirror
+    from frontrunner.machine import calibrate as calibrate
+    from frontrunner.machine import call_ranks as call_ranks
+    from frontrunner.machine import doctor as doctor
+    from frontrunner.machine import fit_campaign as fit_campaign
+    from frontrunner.machine import fit_tables as fit_tables
+    from frontrunner.maintenance import archive as archive
+    from frontrunner.maintenance import backup_store as backup_store
+    from frontrunner.maintenance import check_store as check_store
+    from frontrunner.maintenance import copy_store as copy_store
+    from frontrunner.maintenance import prunable as prunable
+    from frontrunner.maintenance import prune_store as prune_store
+    from frontrunner.maintenance import unarchive as unarchive
+    from frontrunner.maintenance import upgrade_store as upgrade_store
+    from frontrunner.planning import advise as advise
+    from frontrunner.planning import plan as plan
+    from frontrunner.planning import scaling as scaling
+    from frontrunner.recipe_actions import dryrun as dryrun
+    from frontrunner.recipe_actions import plan_dryrun as plan_dryrun
+    from frontrunner.recipe_actions import plan_profile as plan_profile
+    from frontrunner.recipe_actions import plan_replay as plan_replay
+    from frontrunner.recipe_actions import profile as profile
+    from frontrunner.recipe_actions import replay as replay
+    from frontrunner.remote import connect as connect
 
 __version__ = "0.1.0"
-__all__ = [
-    "TableForm",
-    "advise",
-    "archive",
-    "backup_store",
-    "best",
-    "calibrate",
-    "call_ranks",
-    "campaigns",
-    "check_store",
-    "connect",
-    "copy_store",
-    "dataframe",
-    "doctor",
-    "dryrun",
-    "explain",
-    "export",
-    "failures",
-    "fit_campaign",
-    "fit_tables",
-    "front",
-    "import_config",
-    "import_table",
-    "launch",
-    "mirror",
-    "pareto",
-    "plan",
-    "plan_dryrun",
-    "plan_profile",
-    "plan_replay",
-    "plot",
-    "predictions",
-    "profile",
-    "prunable",
-    "prune_store",
-    "replay",
-    "report",
-    "resume",
-    "scaling",
-    "show",
-    "status",
-    "survey",
-    "unarchive",
-    "upgrade_store",
-]
 _MODULES = {
-    "exchange": ("import_config", "mirror"),
-    "machine": ("calibrate", "call_ranks", "doctor", "fit_campaign", "fit_tables"),
-    "maintenance": (
-        *("archive", "backup_store", "check_store", "copy_store"),
-        *("prunable", "prune_store", "unarchive", "upgrade_store"),
+    "api": (
+        "best campaigns dataframe explain export failures front launch pareto plot predictions "
+        "report resume show status survey"
     ),
-    "planning": ("advise", "plan", "scaling"),
-    "recipe_actions": ("dryrun", "plan_dryrun", "plan_profile", "plan_replay", "profile", "replay"),
-    "remote": ("connect",),
-    "table_import": ("TableForm", "import_table"),
+    "exchange": "TableForm import_config import_table mirror",
+    "machine": "calibrate call_ranks doctor fit_campaign fit_tables",
+    "maintenance": "archive backup_store check_store copy_store prunable prune_store unarchive upgrade_store",
+    "planning": "advise plan scaling",
+    "recipe_actions": "dryrun plan_dryrun plan_profile plan_replay profile replay",
+    "remote": "connect",
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-"""Name -> module of what is not in `frontrunner.api`."""
+"""Module -> what is loaded from it."""
+__all__ = sorted(" ".join(_MODULES.values()).split())  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module(f"frontrunner.{_MODULE_OF.get(name, 'api')}"), name)
+    for module, names in _MODULES.items():
+        if name in names.split():
+            return getattr(import_module(f"frontrunner.{module}"), name)
     raise AttributeError(f"module 'frontrunner' has no attribute {name!r}")
 
 

@@ -1,13 +1,6 @@
-"""The Python API of campaigns: run them, and query a store by the methods of `frontrunner.store.LocalStore`.
+"""Python API of campaigns: run them, and query a store by the methods of `frontrunner.store.LocalStore`.
 
-    import frontrunner
-
-    conclusion = frontrunner.launch("examples/laptop.toml")
-    winner = frontrunner.best(top=1)[0]
-    frontrunner.replay(winner.recipe_id, steps=200)
-
-`store` is a URL or a path everywhere; None means the environment's FRONTRUNNER_STORE, else `frontrunner.db`
-in the working directory. `campaign` is a name; None means the newest.
+`store` is a URL or path (None: $FRONTRUNNER_STORE, else `frontrunner.db`), `campaign` a name (None: the newest).
 """
 
 from __future__ import annotations
@@ -34,6 +27,7 @@ from frontrunner.store import LocalStore, as_function, opened
 if TYPE_CHECKING:
     from frontrunner.search.driver import Conclusion, OnDriver
     from frontrunner.search.listener import Listener
+    from frontrunner.search.spec import CampaignSpec
 
 
 def survey(campaign_file: str | Path) -> Survey:
@@ -50,14 +44,13 @@ def launch(
     listener: Listener | None = None,
     on_driver: OnDriver | None = None,
 ) -> Conclusion:
-    """Run a new campaign, given as a file or as its content, to its end and return how it ended.
-
-    Raises `InvalidInput` for a campaign that cannot be used and `NothingLegal` for a space without a legal
-    recipe; nothing is written then.
-    """
+    """Run a new campaign, given as a file or its content, to its end; one that cannot be used leaves nothing behind."""
     from frontrunner.search.driver import run_campaign
 
-    file = _campaign_file(campaign)
+    if isinstance(campaign, CampaignSpec):
+        file = CampaignFile(spec=campaign, store=StoreSettings(), named=True)
+    else:
+        file = campaign if isinstance(campaign, CampaignFile) else read_campaign_file(Path(campaign))
     spec = file.spec if name is None else replace(file.spec, name=name)
     require_campaign_name("name", spec.name)
     surveyed = runnable(spec)
@@ -72,14 +65,6 @@ def launch(
             return run_pair(found, create_pair(found, spec, surveyed), listener=listener, on_driver=on_driver)
         record = create(found, spec, len(surveyed.recipes))
         return run_campaign(found, record, spec, survey=surveyed, listener=listener, on_driver=on_driver)
-
-
-def _campaign_file(campaign: str | Path | CampaignSpec | CampaignFile) -> CampaignFile:
-    if isinstance(campaign, CampaignFile):
-        return campaign
-    if isinstance(campaign, CampaignSpec):
-        return CampaignFile(spec=campaign, store=StoreSettings(), named=True)
-    return read_campaign_file(Path(campaign))
 
 
 def resume(

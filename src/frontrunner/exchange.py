@@ -1,34 +1,45 @@
-"""Exchange with other tools: export recipes, import configurations, and export campaigns as Optuna studies."""
+"""Exchange with other tools: export and import recipes, import measured tables, export campaigns as Optuna studies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frontrunner.config.campaign import read_campaign_file
+from frontrunner.config.campaign import named_cluster, read_campaign_file
 from frontrunner.config.recipe_file import FIGURES, Measured, Origin, RecipeFile, Training, read, to_text
+from frontrunner.config.settings import shown_store, store_url
 from frontrunner.config.toml_file import holds, read_text
 from frontrunner.evaluators.export.reading import Given
 from frontrunner.evaluators.export.tools import SCHEDULERS, TOOLS, batch_script, tool_named
+from frontrunner.evaluators.tables.reading import Reading, Repeats, TableForm
+from frontrunner.evaluators.tables.reading import read as read_table
+from frontrunner.evaluators.tables.rows import TableProblem
+from frontrunner.evaluators.tables.schema import LeftOut
 from frontrunner.recipe_actions import names_a_file, refuse_file_of_others
-from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.results.imported import ImportedCampaign, ImportedOutcome, add_imported
+from frontrunner.results.outcome import Failure
+from frontrunner.results.records import IMPORTED
+from frontrunner.search.campaign_setup import problem_summary, stored_spec
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import recipe_id
-from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.errors import InvalidInput, bad_value, campaign_name_from, did_you_mean, require_campaign_name
 from frontrunner.spaces.legality import why_illegal
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, Recipe
+from frontrunner.spaces.space import Space
+from frontrunner.spaces.validation import dump_json
 from frontrunner.store import LocalStore, opened
 from frontrunner.text import thousands
 
 if TYPE_CHECKING:
-    from frontrunner.results.explain import Appearance, Explanation
+    from frontrunner.results.status import Appearance, Explanation
     from frontrunner.search.optuna_export import Mirrored
     from frontrunner.search.spec import CampaignSpec
 
 RECIPE_FILE = "recipe"
 TARGETS = (*TOOLS, *SCHEDULERS, RECIPE_FILE)
-"""What `export` writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +88,7 @@ def provenance(file: RecipeFile) -> tuple[str, ...]:
 
 
 def recipe_file(explanation: Explanation) -> RecipeFile:
-    """Return a stored recipe as a recipe file, with the newest figures that our own trainer measured.
-
-    Without any, those of other trainers, then simulated and imported ones.
-    """
+    """Return a stored recipe as a file, with its newest figures: of our trainer, else of others, else not measured."""
 
     def place(found: Appearance) -> tuple[int, bool]:
         figures = len(FIGURES) if found.standing is None else FIGURES.index(found.campaign.figures)
@@ -119,11 +127,7 @@ def _file(
 def import_config(
     path: str | Path, *, tool: str, campaign: str | Path, stated: Mapping[str, object] | None = None
 ) -> ImportedRecipe:
-    """Read a launch configuration of another tool as a recipe of the campaign file's problem.
-
-    `stated` gives choices that the configuration leaves out, such as `{"micro_batch_seqs": 2, "devices": 16}`. Raises
-    `NotFound` for a missing file, and `InvalidInput` for an invalid recipe, or one of another problem.
-    """
+    """Read another tool's configuration as a recipe of the campaign file's problem; `stated` gives more choices."""
     spec = read_campaign_file(Path(campaign)).spec
     path = Path(path)
 
@@ -138,10 +142,8 @@ def import_config(
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
     reason, identity = why_illegal(recipe, spec.problem), recipe_id(spec.problem, recipe)
-    if reason is not None:
-        return ImportedRecipe(recipe_id=identity, recipe=recipe, illegal=str(reason), file=None)
-    file = _file(spec, recipe, identity, None, {})
-    return ImportedRecipe(recipe_id=identity, recipe=recipe, illegal=None, file=file)
+    file = None if reason else _file(spec, recipe, identity, None, {})
+    return ImportedRecipe(recipe_id=identity, recipe=recipe, illegal=str(reason) if reason else None, file=file)
 
 
 def mirror(campaign: str | None = None, *, storage: str, store: str | None = None) -> Mirrored:
@@ -151,3 +153,122 @@ def mirror(campaign: str | None = None, *, storage: str, store: str | None = Non
     with opened(store) as found:
         record = found.campaign(campaign)
         return mirror_campaign(found, record, stored_spec(record), storage)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedProblem:
+    """The stored rows of one problem: `rows` of `recipes`, of which `failed` rows are failures.
+
+    `campaign` is the campaign that holds them; in a preview the name that it would get.
+    """
+
+    campaign: str
+    problem: Mapping[str, object]
+    rows: int
+    recipes: int
+    failed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """Result of an import. `known_rows` are those that the store had before; a preview writes nothing."""
+
+    file: str
+    store: str
+    is_preview: bool
+    rows: int
+    known_rows: int
+    problems: tuple[ImportedProblem, ...]
+    left_out: tuple[LeftOut, ...]
+    disagreeing: tuple[Repeats, ...]
+
+    @property
+    def taken_rows(self) -> int:
+        """Number of rows that became outcomes."""
+        return sum(problem.rows for problem in self.problems)
+
+
+def import_table(
+    table: str | Path,
+    *,
+    form: TableForm | None = None,
+    cluster: str | Cluster | None = None,
+    name: str | None = None,
+    store: str | None = None,
+    preview: bool = False,
+) -> Import:
+    """Read a table of measured configurations into the store, as one campaign per problem.
+
+    Rows without hardware were measured on `cluster` (a preset, a cluster file's path, or a value). Campaigns are named
+    `name`, by default after the file, with the problem where there are several. Rows that the store has are skipped.
+
+    Raises `NotFound` and `InvalidInput` for an unusable table, or one without a usable row; nothing is written then.
+    """
+    if name is not None:
+        require_campaign_name("--name", name)
+    machine = named_cluster(cluster) if isinstance(cluster, str) else cluster
+    try:
+        found = read_table(Path(table), form or TableForm(), machine)
+    except InvalidInput as error:
+        named = error.message if str(table) in error.message else f"{table}: {error.message}"
+        raise InvalidInput(named, hint=error.hint) from None
+    campaigns = [_campaign(problem, found, name) for problem in found.problems]
+    if not campaigns:
+        reasons = "; ".join(f"{left.rows} x {left.reason}" for left in found.left_out[:4])
+        raise InvalidInput(f"none of the {found.rows} rows of {found.file} can be used: {reasons}"[:350])
+    new, url = campaigns, store_url(store)
+    if not preview or "://" in url or Path(url).exists():
+        about: dict[str, str | int] = {"file": found.file, "sha256": found.sha256, "rows": found.rows}
+        about |= {f"left out: {left.reason}": left.rows for left in found.left_out}
+        with opened(url, create=not preview) as target:
+            new = list(add_imported(target, campaigns, about=about, preview=preview))
+    return Import(
+        file=found.file,
+        store=shown_store(url),
+        is_preview=preview,
+        rows=found.rows,
+        known_rows=sum(len(one.outcomes) for one in campaigns) - sum(len(one.outcomes) for one in new),
+        problems=tuple(
+            ImportedProblem(
+                campaign=campaign.name,
+                problem=campaign.problem_summary,
+                rows=len(campaign.outcomes),
+                recipes=len({row.recipe_id for row in campaign.outcomes}),
+                failed=sum(isinstance(row.outcome, Failure) for row in campaign.outcomes),
+            )
+            for campaign in new
+        ),
+        left_out=found.left_out,
+        disagreeing=found.disagreeing,
+    )
+
+
+def _campaign(table: TableProblem, found: Reading, given: str | None) -> ImportedCampaign:
+    """Return a problem's campaign, with the given name or the file's, and the problem where there are several."""
+    problem, recipes = table.problem, [row.recipe for row in table.rows]
+    name = given or campaign_name_from(Path(found.file).stem)
+    if len(found.problems) > 1:
+        apart = f"{recipes[0].devices}x-s{problem.sequence_length}-b{problem.global_batch}"
+        name = campaign_name_from(f"{name}-{problem.model.name}-{apart}")
+    spec = CampaignSpec(name=name, problem=problem, space=_space(recipes), evaluator=IMPORTED)
+    return ImportedCampaign(
+        name=name,
+        spec_json=dump_json(spec),
+        problem_summary=problem_summary(spec) | {"devices": recipes[0].devices},
+        outcomes=tuple(
+            ImportedOutcome(
+                recipe_id=recipe_id(problem, row.recipe),
+                recipe=row.recipe,
+                outcome=row.outcome,
+                origin=f"{found.file} row {row.number + 1}",
+            )
+            for row in table.rows
+        ),
+    )
+
+
+def _space(recipes: Sequence[Recipe]) -> Space:
+    """Return the space of the rows' choices."""
+    found = {one.name: {one.of(recipe) for recipe in recipes} for one in DIMENSIONS.values()}
+    found["schedule"].discard("none")
+    return Space(**{name: tuple(sorted(values)) for name, values in found.items() if values})

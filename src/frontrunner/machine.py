@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 from frontrunner.config.campaign import named_cluster, parse_cluster, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
@@ -46,9 +46,8 @@ def calibrate(
 ) -> Calibration | None:
     """Measure this machine, or the allocation whose launcher started this process, into a cluster file.
 
-    `cluster` (a preset's name, a cluster file's path, or a value; by default this machine as detected) provides what is
-    not measured. `device` is torch's name of the device type. In an allocation every process calls this; rank 0 writes,
-    and the others return None. Raises `InvalidInput` for what cannot be measured here.
+    `cluster` (a preset, a cluster file, or a value; default: as detected) provides what is not measured. In an
+    allocation every process calls this; rank 0 writes, and the others return None.
     """
     from frontrunner.evaluators.diagnostics.calibration import calibration, measure, write_measured
     from frontrunner.evaluators.diagnostics.ranks import Place, allocated
@@ -74,14 +73,10 @@ def calibrate(
 def fit_tables(
     tables: Sequence[str | Path], *, out: str | Path | None = None, cluster: str | Cluster | None = None
 ) -> StepFit:
-    """Fit the analytic model's constants to tables of measured step times, and test them on held-out rows.
-
-    `out` is the cluster file to write: `cluster` with the constants, or the preset of the rows' hardware. Raises
-    `InvalidInput` for an invalid table and for too few rows.
-    """
+    """Fit the analytic model's constants to tables of step times, for `cluster` or the preset of the rows' hardware."""
     from frontrunner.evaluators.tables.workloads import read, samples_of_tables
 
-    path, base = _writable(out), _cluster(cluster)
+    path, base = _writable(out) if out is not None else None, _cluster(cluster)
     measured = samples_of_tables([read(Path(table), base) for table in tables], base)
     if path is not None and base is None:
         devices = {sample.cluster.device: sample.cluster for sample in measured.samples}
@@ -99,15 +94,12 @@ def fit_campaign(
     out: str | Path | None = None,
     cluster: str | Cluster | None = None,
 ) -> StepFit:
-    """Fit the analytic model's constants to a campaign's measurements; see `fit_tables`.
-
-    `cluster` replaces the campaign's own, for example a cluster file with this machine's figures.
-    """
+    """Fit the analytic model's constants to a campaign's measurements, for `cluster` or the campaign's own."""
     from frontrunner.evaluators.analytic.fit import samples_of_outcomes
     from frontrunner.search.campaign_setup import stored_spec
     from frontrunner.store import opened
 
-    path = _writable(out)
+    path = _writable(out) if out is not None else None
     with opened(store) as found:
         record = found.campaign(campaign)
         outcomes = found.final_outcomes(record.id)
@@ -142,14 +134,7 @@ def _cluster(cluster: str | Cluster | None) -> Cluster | None:
     return named_cluster(cluster) if isinstance(cluster, str) else cluster
 
 
-@overload
-def _writable(out: str | Path) -> Path: ...
-@overload
-def _writable(out: str | Path | None) -> Path | None: ...
-def _writable(out: str | Path | None) -> Path | None:
-    """Return the path of a cluster file; raise `InvalidInput` where it cannot be written."""
-    if out is None:
-        return None
+def _writable(out: str | Path) -> Path:
     path = Path(out)
     if path.is_dir() or not path.name:
         raise bad_value("--out", str(out), "a file, not a folder")
@@ -181,7 +166,6 @@ def _base(cluster: str | Cluster | None, ranks_per_node: int | None, device: str
 
 
 def _refuse_elsewhere(backend: str, where: Place) -> None:
-    """Raise `InvalidInput` for devices that this machine does not have; those of a CPU cluster are processes."""
     if backend == "cpu":
         return
     here = this_job()
@@ -200,10 +184,7 @@ def _check_limits(flag: str, seconds: float, ranks: int | None) -> None:
 
 
 def doctor(campaign: str | Path | None = None, *, store: str | None = None) -> tuple[Check, ...]:
-    """Check this machine, job and installation, and with a campaign file what that needs.
-
-    `store` overrides the file's. Raises `InvalidInput` or `NotFound` for an unusable file.
-    """
+    """Check this machine, job and installation, and what a campaign file needs; `store` overrides the file's."""
     from frontrunner.evaluators.diagnostics.doctor.machine import examine
 
     return examine(_needs(campaign, store))
@@ -218,9 +199,8 @@ def call_ranks(
 ) -> TestResult | None:
     """Run all-reduces on real ranks: bandwidth by size, and ranks that fail or lag.
 
-    The ranks are started here (default: one per device), or are those of the launcher that started this process: then
-    every process calls this, rank 0 gets the result, and the others None. `deadline_s` is how long a rank may take to
-    join or to make progress. Raises `InvalidInput` for what this machine cannot do.
+    In an allocation every process calls this; rank 0 gets the result, and the others None. `deadline_s` is how long a
+    rank may take to join or to make progress.
     """
     from frontrunner.evaluators.diagnostics.doctor.collective_test import run_collective_test
     from frontrunner.evaluators.diagnostics.ranks import Place, allocated

@@ -46,10 +46,7 @@ def backup_store(file: str | Path | None = None, *, store: str | None = None) ->
 
 
 def upgrade_store(store: str | None = None) -> Upgraded:
-    """Upgrade a store of an earlier version, after a backup next to it.
-
-    Raises `AlreadyDriven` while a driver holds one of its campaigns, and `StoreUnusable` for a later version's.
-    """
+    """Upgrade a store of an earlier version, after a backup next to it; refused while a driver holds a campaign."""
     from frontrunner.results.database import revision_of
     from frontrunner.results.lease import refuse_driven
     from frontrunner.results.schema import REVISION
@@ -68,10 +65,7 @@ def upgrade_store(store: str | None = None) -> Upgraded:
 
 
 def copy_store(source: str, target: str) -> Copied:
-    """Copy every campaign of a store into a new one, which may be in another kind of database.
-
-    A copy that fails leaves no file behind.
-    """
+    """Copy every campaign of a store into a new one; a copy that fails leaves no file behind."""
     from frontrunner.results.transfer import copy
 
     with opened(source) as reading:
@@ -104,10 +98,7 @@ def archive(campaign: str | None, file: str | Path, *, store: str | None = None)
 
 
 def unarchive(file: str | Path, *, name: str | None = None, store: str | None = None) -> Unarchived:
-    """Add the campaign of an archive to the store, as `name` or under its own.
-
-    Raises `InvalidInput` for a file that is damaged or not an archive; nothing is written then.
-    """
+    """Add the campaign of an archive to the store, as `name` or under its own; a damaged file leaves nothing behind."""
     from frontrunner.results import transfer
 
     if name is not None:

@@ -6,16 +6,16 @@ from importlib import import_module
 
 PRINTERS = {
     "Breakdown": "plan.print_breakdown",
-    "Campaign": "campaigns.print_campaign",
-    "CampaignList": "campaigns.print_campaigns",
-    "Conclusion": "campaigns.print_conclusion",
-    "Explanation": "ranking.print_explanation",
-    "FailureList": "campaigns.print_failures",
-    "Front": "ranking.print_front",
-    "RankedRecipe": "ranking.print_ranking",
-    "Ranking": "ranking.print_ranking",
-    "Recipe": "ranking.print_recipe",
-    "Status": "campaigns.print_status",
+    "Campaign": "results.print_campaign",
+    "CampaignList": "results.print_campaigns",
+    "Conclusion": "results.print_conclusion",
+    "Explanation": "results.print_explanation",
+    "FailureList": "results.print_failures",
+    "Front": "results.print_front",
+    "RankedRecipe": "results.print_ranking",
+    "Ranking": "results.print_ranking",
+    "Recipe": "results.print_recipe",
+    "Status": "results.print_status",
 }
 """The function of `frontrunner.views` that prints a value, by its class."""
 

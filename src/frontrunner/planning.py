@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 def plan(campaign_file: str | Path) -> Plan:
-    """Estimate every legal recipe of a campaign file; nothing is run.
-
-    Raises `InvalidInput` for an invalid file and `NothingLegal` for a space without a legal recipe.
-    """
+    """Estimate every legal recipe of a campaign file; nothing is run."""
     return plan_of(read_campaign_file(Path(campaign_file)).spec)
 
 
@@ -35,10 +32,7 @@ def plan_of(spec: CampaignSpec) -> Plan:
 
 
 def scaling(campaign_file: str | Path, nodes: Sequence[int]) -> Scaling:
-    """Return the best recipe of a campaign file's space on each of these node counts, by strong and weak scaling.
-
-    Raises `InvalidInput` for an invalid file or count.
-    """
+    """Return the best recipe of a campaign file's space on each of these node counts, by strong and weak scaling."""
     from frontrunner.evaluators.analytic import scaling as answers
 
     spec = read_campaign_file(Path(campaign_file)).spec
@@ -46,10 +40,7 @@ def scaling(campaign_file: str | Path, nodes: Sequence[int]) -> Scaling:
 
 
 def advise(campaign_file: str | Path) -> Advice:
-    """Recommend a starting configuration for a campaign file's problem, on one device, one node, and the cluster.
-
-    Raises `InvalidInput` for an invalid file.
-    """
+    """Recommend a starting configuration for a campaign file's problem, on one device, one node, and the cluster."""
     from frontrunner.evaluators.analytic import advice
 
     spec = read_campaign_file(Path(campaign_file)).spec

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.diagnostics.dryrun import DryRun, DryRunPlan
     from frontrunner.evaluators.diagnostics.profile import ProfilePlan, ProfileReport, ProfileSettings
     from frontrunner.evaluators.probe.replay import ReplayPlan, ReplayResult, ReplaySettings
-    from frontrunner.results.explain import Explanation
+    from frontrunner.results.status import Explanation
 
 
 LEAST_DIGITS = 4
@@ -50,10 +50,7 @@ def find_recipe(
 
 
 def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
-    """Return the one legal recipe of the campaign's space with these values, which need not be among the space's own.
-
-    Raises `InvalidInput` for an unknown dimension or value and for several recipes, and `NothingLegal` for none.
-    """
+    """Return the one legal recipe of the campaign's space with these values, which the space itself need not list."""
     choices = current_names(choices)
     for key in choices:
         if key not in keys_of("space"):
@@ -75,10 +72,7 @@ def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
 
 
 def recipe_by_id(spec: CampaignSpec, beginning: str) -> Recipe:
-    """Return the legal recipe of the campaign's space whose id has this prefix.
-
-    Raises `InvalidInput` for fewer than `LEAST_DIGITS` characters, and `NotFound` unless exactly one recipe matches.
-    """
+    """Return the legal recipe of the campaign's space whose id has this prefix."""
     wanted = beginning.strip().lower()
     if len(wanted) < LEAST_DIGITS:
         raise bad_value("recipe id", beginning, f"at least the first {LEAST_DIGITS} characters of one")
@@ -151,12 +145,7 @@ def dryrun(
     rank: int | None = None,
     store: str | None = None,
 ) -> DryRun:
-    """Trace a recipe's real training step without a device: peak memory by category, and FLOPs.
-
-    `recipe` is a stored id, or with a `campaign` file an id or choices such as `{"tensor_parallel": 8}` that leave one
-    legal recipe. `rank` None traces the ranks that may need most memory. Raises `InvalidInput` for a recipe that cannot
-    be traced.
-    """
+    """Trace the step of a recipe, named as for `explain`, on `rank` or on those that may need most memory."""
     from frontrunner.evaluators.diagnostics.dryrun import run
 
     return run(plan_dryrun(recipe, campaign=campaign, rank=rank, store=store))
@@ -192,11 +181,7 @@ def plan_profile(
 def profile(
     recipe_id: str, *, settings: ProfileSettings | None = None, store: str | None = None, anyway: bool = False
 ) -> ProfileReport:
-    """Run a probe of a stored recipe, trace its last steps, and return where their time went.
-
-    Raises `InvalidInput` for a recipe of a simulated campaign, and if this machine differs from the one that the recipe
-    was measured on, unless `anyway`.
-    """
+    """Run a probe of a stored recipe, trace its last steps, and return where their time went."""
     from frontrunner.evaluators.diagnostics.profile import run
 
     return run(plan_profile(recipe_id, settings, store=store, anyway=anyway))
@@ -205,11 +190,7 @@ def profile(
 def plan_replay(
     recipe_id: str, settings: ReplaySettings, *, store: str | None = None, anyway: bool = False
 ) -> ReplayPlan:
-    """Return what a replay would run, checked against this machine; see `replay`.
-
-    It is compared with the recipe's newest measurement, never with a simulated figure. With `settings.launched` a
-    recipe of several nodes is planned too.
-    """
+    """Return what a replay would run, checked against this machine; it is compared with the newest measurement."""
     from frontrunner.config.recipe_file import read
     from frontrunner.evaluators.probe import DataSettings, ProbeSettings
     from frontrunner.evaluators.probe.replay import plan
@@ -261,10 +242,7 @@ def replay(
     anyway: bool = False,
     settings: ReplaySettings | None = None,
 ) -> ReplayResult:
-    """Train for `steps` steps with a stored recipe or a recipe file, from the newest checkpoint.
-
-    Raises `InvalidInput` if this machine differs from the one that the recipe was measured on, unless `anyway`.
-    """
+    """Train with a stored recipe or a recipe file, from the newest checkpoint; `anyway` permits other hardware."""
     from frontrunner.evaluators.probe.replay import ReplaySettings as Settings
     from frontrunner.evaluators.probe.replay import run
 
@@ -273,10 +251,6 @@ def replay(
 
 
 def _refuse_recipe_of_others(explanation: Explanation) -> None:
-    """Raise `InvalidInput` for a recipe that only imported tables know, or that only other trainers have run.
-
-    Tables do not say how to train it here, and frontrunner's own trainer cannot repeat what another has done.
-    """
     if all(appearance.campaign.figures == "imported" for appearance in explanation.appearances):
         raise _of_a_table(explanation.recipe_id, ", which learns from the table")
     specs = [stored_spec(appearance.campaign) for appearance in explanation.appearances]

@@ -1,10 +1,4 @@
-"""Client of a service on this or another machine: the questions of a local store, and actions on campaigns.
-
-import frontrunner
-
-team = frontrunner.connect("https://tune.example.org")
-print(team.best("frontier-22b", top=3))
-"""
+"""Client of a service on this or another machine: the questions of a local store, and actions on campaigns."""
 
 # ruff: noqa: D102 - methods without a docstring are those of `frontrunner.store.LocalStore`
 
@@ -24,14 +18,13 @@ import httpx2
 from pydantic import TypeAdapter, ValidationError
 
 from frontrunner.config.toml_file import Table, read_toml
-from frontrunner.events import StreamEvent
 from frontrunner.results.pages import CampaignPage, RecipePage
 from frontrunner.results.records import CampaignList
 from frontrunner.results.status import FailedTrial, FailureList
 from frontrunner.server.auth import TOKEN_VARIABLE, default_token_file, read_tokens
+from frontrunner.server.drivers import Replay
 from frontrunner.server.errors import from_table
-from frontrunner.server.questions import API, QUESTIONS, FrameAnswer, Question
-from frontrunner.server.replays import Replay
+from frontrunner.server.requests import API, QUESTIONS, FrameAnswer, Question
 from frontrunner.server.settings import is_loopback
 from frontrunner.spaces.errors import (
     FrontrunnerError,
@@ -48,14 +41,14 @@ from frontrunner.spaces.errors import (
 from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.spaces.validation import OF_NO_TYPE
 from frontrunner.standings import Front, OnFront
-from frontrunner.store import LOG_BYTES, LocalStore
+from frontrunner.store import LOG_BYTES, LocalStore, StreamEvent
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from frontrunner.evaluators.analytic.breakdown import Breakdown
     from frontrunner.evaluators.analytic.estimates import ShownPlan
-    from frontrunner.reporting import NotDrawn
+    from frontrunner.views.report import NotDrawn
 
     Questions = LocalStore
     """Base of `RemoteStore` for type checkers only: the methods that `QUESTIONS` adds have these signatures."""
@@ -64,13 +57,11 @@ else:
 
 T = TypeVar("T")
 CampaignSource = str | Path | Mapping[str, Any]
-"""A campaign file's path, or its content."""
 PAGE = 200
 TIMEOUT_S = 150.0
 """A launch may compile before the service responds; everything else takes milliseconds."""
 STREAM_TIMEOUT_S = 60.0
 PLAIN_HTTP_VARIABLE = "FRONTRUNNER_PLAIN_HTTP"
-"""Environment variable that, set to 1, lets tokens go unencrypted to other machines."""
 NOT_FINITE = ("losses", "build_time_s", "first_step_time_s")
 """Figures of a measurement that JSON carries as null where they were not finite."""
 ONE_VERSION = "use the same version of frontrunner for client and service"
@@ -79,9 +70,7 @@ ONE_VERSION = "use the same version of frontrunner for client and service"
 def connect(url: str, *, token: str | None = None) -> RemoteStore:
     """Return a client of the service at `url`; nothing is sent yet.
 
-    `token` None means $FRONTRUNNER_TOKEN, else, for a service on this machine, the operator's token in this user's
-    token file. Raises `InvalidInput` for an invalid address, or one that the token would reach unencrypted over a
-    network, and `NotFound` without a token.
+    `token` None means $FRONTRUNNER_TOKEN, else, for a service on this machine, the operator's in the token file.
     """
     try:
         parts = urlsplit(url)
@@ -91,27 +80,24 @@ def connect(url: str, *, token: str | None = None) -> RemoteStore:
     if not is_valid or not parts.hostname:
         raise bad_value("--server", url, "http://HOST:PORT, or https://HOST")
     is_here = is_loopback(parts.hostname)
-    token = token or os.environ.get(TOKEN_VARIABLE) or _token_of_file(url, is_here=is_here)
+    token = token or os.environ.get(TOKEN_VARIABLE)
+    if not token:
+        reason = "this user's token file is for this machine only"
+        try:
+            token = read_tokens(default_token_file()).operator if is_here else ""
+        except NotFound as error:
+            reason = error.message
+        if not token:
+            raise NotFound(
+                f"no token for {url}: {TOKEN_VARIABLE} is not set, and {reason}",
+                hint=f"ask the operator of the service for a token, and set {TOKEN_VARIABLE}",
+            )
     if not (is_here or parts.scheme == "https" or os.environ.get(PLAIN_HTTP_VARIABLE) == "1"):
         raise InvalidInput(
             f"--server {url} is neither https nor this machine: the token would cross the network unencrypted",
             hint=f"use https or a tunnel (ssh -L), or, on a network that you trust, set {PLAIN_HTTP_VARIABLE}=1",
         )
     return RemoteStore(url, token)
-
-
-def _token_of_file(url: str, *, is_here: bool) -> str:
-    """Return the operator's token, which is sent to services of this machine only."""
-    reason = "this user's token file is for this machine only"
-    try:
-        if is_here:
-            return read_tokens(default_token_file()).operator
-    except NotFound as error:
-        reason = error.message
-    raise NotFound(
-        f"no token for {url}: {TOKEN_VARIABLE} is not set, and {reason}",
-        hint=f"ask the operator of the service for a token, and set {TOKEN_VARIABLE}",
-    )
 
 
 class RemoteStore(Questions):
@@ -138,18 +124,8 @@ class RemoteStore(Questions):
     def front(self, campaign: str | None = None, *, objectives: Sequence[str] = OBJECTIVES) -> Front:
         return Front(self._get(list[OnFront], self._of(campaign, "/front"), objective=list(objectives)))
 
-    def recipes(
-        self,
-        campaign: str | None = None,
-        *,
-        by: str = "tokens",
-        max_memory_gb: float | None = None,
-        page: int = 1,
-        page_size: int = 50,
-        **filters: Any,
-    ) -> RecipePage:
-        asked = {"by": by, "max_memory_gb": max_memory_gb, "page": page, "page_size": page_size}
-        return self._get(RecipePage, self._of(campaign, "/recipes"), **asked, **filters)
+    def recipes(self, campaign: str | None = None, **asked: Any) -> RecipePage:
+        return self._get(RecipePage, self._of(campaign, "/recipes"), **asked)
 
     def log(self, campaign: str | None, trial_number: int, *, most_bytes: int = LOG_BYTES) -> str:
         path = self._of(campaign, f"/trials/{int(trial_number)}/log")
@@ -190,7 +166,7 @@ class RemoteStore(Questions):
 
     def report(self, campaign: str | None = None, *, out: str | Path | None = None) -> Path:
         from frontrunner.evaluators.probe.files import write_bytes
-        from frontrunner.reporting import report_place
+        from frontrunner.views.report import report_place
 
         path = self._of(campaign)
         place = report_place(out, path.rpartition("/")[2])
@@ -199,47 +175,32 @@ class RemoteStore(Questions):
             write_bytes(place, page)
         return place
 
-    def plot(
-        self,
-        campaign: str | None = None,
-        *,
-        out: str | Path,
-        figure: str | None = None,
-        format: str | None = None,  # noqa: A002 - the option's name
-    ) -> tuple[list[Path], list[NotDrawn]]:
-        from frontrunner.reporting import not_drawn, picture_place
-        from frontrunner.views.charts.data import Missing
+    def plot(self, campaign: str | None = None, **wanted: Any) -> tuple[list[Path], list[NotDrawn]]:
+        from frontrunner.views.charts.marks import Missing
+        from frontrunner.views.report import not_drawn, save_pictures
 
-        place = picture_place(out, figure, format)
         path = self._of(campaign, "/figures/")
 
-        def picture(name: str) -> bytes | Missing:
+        def picture(name: str, kind: str) -> bytes | Missing:
             try:
-                return self._send("GET", path + name, params={"format": place.kind}).content
+                return self._send("GET", path + name, params={"format": kind}).content
             except NothingLegal as error:
                 return Missing(reason=error.message.removeprefix(not_drawn(name)))
 
-        return place.save(picture)
+        return save_pictures(picture, **wanted)
 
     def registered(self) -> dict[str, dict[str, str]]:
         """Return what a launch may name: kind (site, trainer, data, table) -> name -> description."""
         return self._get(dict[str, dict[str, str]], "/registered")
 
     def plan(self, campaign: CampaignSource, *, top: int = 10) -> ShownPlan:
-        """Return the estimates of a campaign's `top` fastest recipes; nothing is run or stored.
-
-        Raises `InvalidInput` for an invalid campaign and `NothingLegal` for a space without a legal recipe.
-        """
+        """Return the estimates of a campaign's `top` fastest recipes; nothing is run or stored."""
         from frontrunner.evaluators.analytic.estimates import ShownPlan
 
         return self._submit(ShownPlan, "/plan", campaign, {"top": top})
 
     def launch(self, campaign: CampaignSource, *, name: str | None = None) -> str:
-        """Start a campaign on the service's machine and return its name.
-
-        A file without a `name` gives its own, with a number where that is taken. Raises `InvalidInput` for an invalid
-        campaign; nothing is stored then.
-        """
+        """Start a campaign on the service's machine and return its name: `name`, the file's, or one that is free."""
         if name is None and not isinstance(campaign, Mapping) and "name" not in _table(campaign):
             taken = {known.name for known in self.campaigns()}
             name = free_among(taken, campaign_name_from(Path(campaign).stem))
@@ -263,11 +224,9 @@ class RemoteStore(Questions):
         self._post(dict[str, Any], self._of(campaign, "/cancel"))
 
     def replay(self, recipe_id: str, *, steps: int, anyway: bool = False, **settings: float) -> Replay:
-        """Start a full training run of a recipe on the service's machine, from its newest checkpoint.
+        """Start a full training run of a recipe on the service's machine, and return when it has begun.
 
-        `settings` are `learning_rate`, `warm_up_steps`, `evaluate_every` and `checkpoint_every`. Returns when the run
-        has begun; `watch_replay` reports its progress. Raises `InvalidInput` if the service's machine differs from the
-        one that the recipe was measured on, unless `anyway`.
+        `settings` are `learning_rate`, `warm_up_steps`, `evaluate_every` and `checkpoint_every`.
         """
         body = {"recipe_id": recipe_id.strip().lower(), "steps": steps, "anyway": anyway, **settings}
         return self._post(Replay, "/replays", body)
@@ -294,7 +253,6 @@ class RemoteStore(Questions):
         return f"/campaigns/{_path_part(campaign)}{rest}"
 
     def _submit(self, kind: type[T], path: str, campaign: CampaignSource, more: Table) -> T:
-        """Send a campaign; an error about a file names its path, as it does locally."""
         try:
             return self._post(kind, path, {**_table(campaign), **more})
         except InvalidInput as error:
@@ -312,7 +270,6 @@ class RemoteStore(Questions):
         return self._read(kind, self._send("POST", path, content=text.encode(), headers=headers))
 
     def _send(self, method: str, path: str, **options: Any) -> httpx2.Response:
-        """Return the response to a request; raise the service's error, or `ServiceUnreachable`."""
         with self._reached():
             response = self._client.request(method, self.url + API + path, **{"headers": self._headers, **options})
         if response.status_code >= 300:
@@ -350,7 +307,6 @@ class RemoteStore(Questions):
 
 
 def _method(question: Question) -> Callable[..., Any]:
-    """Return the method of `RemoteStore` that sends a question."""
     signature = inspect.signature(question.local)
 
     @wraps(question.local)
@@ -373,10 +329,11 @@ def _method(question: Question) -> Callable[..., Any]:
 
 for _question in QUESTIONS:
     setattr(RemoteStore, _question.method, _method(_question))
+for _name in ("plot", "recipes"):
+    vars(getattr(RemoteStore, _name))["__wrapped__"] = getattr(LocalStore, _name)  # whose arguments they take
 
 
 def _pages(ask: Callable[[dict[str, int]], Sequence[T]]) -> list[T]:
-    """Return the items of all pages."""
     found: list[T] = []
     while True:
         more = ask({"page": len(found) // PAGE + 1, "page_size": PAGE})
@@ -386,14 +343,12 @@ def _pages(ask: Callable[[dict[str, int]], Sequence[T]]) -> list[T]:
 
 
 def _path_part(name: str) -> str:
-    """Return a name as one part of a path; raise `InvalidInput` for one that would be none, or several."""
     if name in ("", ".", "..") or "/" in name:
         raise InvalidInput(f"{name!r} names no campaign and no recipe")
     return quote(name, safe="")
 
 
 def _table(campaign: CampaignSource) -> Table:
-    """Return the content of a campaign file."""
     if isinstance(campaign, Mapping):
         return dict(campaign)
     if isinstance(campaign, str | Path):

@@ -20,14 +20,12 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PAUSE_SIGNAL = signal.SIGUSR1
 CANCEL_SIGNAL = signal.SIGUSR2
 INTERRUPTED = 130
-"""The exit code of an interrupted command, which is 128 and SIGINT."""
 
 
 class DriverSignals:
     """Passes signals on to drivers. Called with a driver, it lets signals stop that one from then on.
 
-    Signals to one driver hold for the next: one that arrives between the two campaigns of a pair is not lost. Handlers
-    only set flags: the driver reports by itself that it is stopping.
+    Signals to one driver hold for the next: one that arrives between the two campaigns of a pair is not lost.
     """
 
     def __init__(self) -> None:
@@ -55,7 +53,6 @@ class DriverSignals:
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Pass all signals so far on to the driver, in order; repeating one changes nothing."""
         driver, has_stopped = self._driver, False
         assert driver is not None  # noqa: S101 - no signal is handled before there is one
         for number in tuple(self._received):

@@ -1,8 +1,6 @@
-"""Questions to a store of campaigns.
+"""Questions to a store of campaigns; `LocalStore` and `frontrunner.remote.RemoteStore` have the same methods.
 
-`LocalStore` reads a database, `frontrunner.remote.RemoteStore` queries a service; both have the same methods with the
-same results. The functions of `frontrunner`, the command line and the service's routes call them. In every method
-`campaign` is a name, and None the newest campaign; `recipe_id` is an id or a unique prefix of one.
+In each `campaign` is a name, and None the newest campaign; `recipe_id` is an id or a unique prefix of one.
 """
 
 from __future__ import annotations
@@ -12,32 +10,33 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from functools import wraps
+from dataclasses import dataclass
+from functools import cache, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from frontrunner.config.settings import DEFAULT_STORE, store_url
-from frontrunner.events import POLL_S, Follower, StreamEvent, parse_cursor
-from frontrunner.results import explain, pages, predictions, ranking, status
-from frontrunner.results.explain import Explanation
-from frontrunner.results.pages import Comparison, RecipePage, TrialPage
+from frontrunner.results import pages, predictions, ranking, status
+from frontrunner.results.pages import Comparison, RecipePage, TrialPage, outcomes_after
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import RankBy, Ranking
 from frontrunner.results.records import CampaignList
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.states import TrialState
-from frontrunner.results.status import ActiveDriver, FailureList, Status
+from frontrunner.results.status import ActiveDriver, Explanation, FailureList, Status
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.campaign_setup import stored_spec
-from frontrunner.spaces.errors import FrontrunnerError, NotFound
+from frontrunner.spaces.errors import FrontrunnerError, NotFound, bad_value
 from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.standings import Baseline, Front, baseline_of, checked_objectives, front
+from frontrunner.text import as_plain
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from frontrunner.evaluators.analytic.breakdown import Breakdown
-    from frontrunner.reporting import NotDrawn
+    from frontrunner.views.charts.marks import Missing
+    from frontrunner.views.report import NotDrawn
 
 T = TypeVar("T")
 
@@ -46,10 +45,9 @@ LOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\.log")
 
 
 @contextmanager
-def opened(store: str | None, *, create: bool = False, from_file: str | None = None) -> Iterator[Store]:
+def opened(store: str | None, *, create: bool = False) -> Iterator[Store]:
     """Open the store at a path or URL, read-only unless `create` is set, and close it at the end."""
-
-    with open_store(store_url(store, from_file=from_file), create=create, read_only=not create) as found:
+    with open_store(store_url(store), create=create, read_only=not create) as found:
         yield found
 
 
@@ -106,11 +104,7 @@ class LocalStore:
             return Ranking(ranking.pareto(store, campaign))
 
     def front(self, campaign: str | None = None, *, objectives: Sequence[str] = OBJECTIVES) -> Front:
-        """Return the recipes that no other beats in all objectives at once, fastest first.
-
-        Objectives are two or more of tokens (tokens/s), memory (free memory of the fullest device) and nodes (fewer is
-        better). Raises `InvalidInput` for others.
-        """
+        """Return the recipes that no other beats in all objectives: of tokens, memory (free) and nodes (fewer)."""
         wanted = checked_objectives(objectives)
         with self.opened() as store:
             record = store.campaign(campaign)
@@ -155,8 +149,6 @@ class LocalStore:
         """Return the end of the log of a failed trial's last attempt; where it is gone, what the store kept.
 
         `most_bytes` 0 means what the store kept: the driver, which knows the trainer's secrets, removed them from that.
-        From the file only the secrets in this process's own environment are removed. Raises `NotFound` where the trial
-        has not failed or left no log.
         """
         with self.opened() as store:
             record = store.campaign(campaign)
@@ -185,7 +177,7 @@ class LocalStore:
     def show(self, recipe_id: str) -> Explanation:
         """Return everything that the store knows of a recipe, and why it ranks where it does."""
         with self.opened() as store:
-            return explain.explain(store, recipe_id)
+            return status.explain(store, recipe_id)
 
     def explain(self, recipe: str | Mapping[str, object], *, campaign: str | Path | None = None) -> Breakdown:
         """Break a recipe's estimated step time and memory down, with its newest measurement.
@@ -230,7 +222,7 @@ class LocalStore:
         """
         with self.opened() as store:
             alike = [known for known in predictions.predicted_ids(store) if known.startswith(recipe_id.strip().lower())]
-            if len(alike) != 1 or len(recipe_id) < explain.MIN_PREFIX:
+            if len(alike) != 1 or len(recipe_id) < status.MIN_PREFIX:
                 raise NotFound(f"{len(alike) or 'no'} predicted recipe ids begin with {recipe_id!r}")
             return predictions.scales_that_predict(store, alike[0])
 
@@ -242,14 +234,10 @@ class LocalStore:
             return frame(store, campaign)
 
     def report(self, campaign: str | None = None, *, out: str | Path | None = None) -> Path:
-        """Write a campaign as one self-contained HTML page (default: CAMPAIGN.html) and return its path.
-
-        Raises `InvalidInput` for a name that does not end with .html, a file that cannot be written or a missing
-        package, and `NotFound` for a missing folder.
-        """
-        from frontrunner import reporting
+        """Write a campaign as one self-contained HTML page (default: CAMPAIGN.html) and return its path."""
         from frontrunner.evaluators.probe.files import write_text
         from frontrunner.spaces.errors import writing
+        from frontrunner.views import report as reporting
         from frontrunner.views.charts.render import require_installed
         from frontrunner.views.report import Elsewhere
 
@@ -275,18 +263,20 @@ class LocalStore:
     ) -> tuple[list[Path], list[NotDrawn]]:
         """Write a campaign's figures as PNG or SVG; return the files, and the figures that could not be drawn.
 
-        `out` is a file named x.png or x.svg for one `figure`, or a folder for one or all of them in `format` (default:
-        svg). Raises `InvalidInput` for a name or format that cannot be written or a missing package, and
-        `NothingLegal` where the one figure cannot be drawn.
+        `out` is a file named x.png or x.svg for one `figure`, or a folder for one or all of them in `format`.
         """
-        from frontrunner import reporting
-        from frontrunner.views.charts.render import require_installed
 
-        place = reporting.picture_place(out, figure, format)
-        require_installed()
-        with self.opened() as store:
-            found = reporting.reported(store, campaign)
-        return place.save(lambda name: reporting.figure(found, name, place.kind))
+        from frontrunner.views import report as reporting
+
+        @cache
+        def found() -> reporting.Reported:
+            with self.opened() as store:
+                return reporting.reported(store, campaign)
+
+        def draw(name: str, kind: str) -> bytes | Missing:
+            return reporting.figure(found(), name, kind)
+
+        return reporting.save_pictures(draw, out=out, figure=figure, format=format)
 
 
 def as_function(method: Callable[..., T]) -> Callable[..., T]:
@@ -315,3 +305,63 @@ def read_end(root: Path, path: Path, *, most_bytes: int) -> str | None:
             return file.read(most_bytes).decode("utf-8", errors="replace")
     except OSError:
         return None
+
+
+POLL_S = 1.0
+BATCH = 200
+STATE_FIELDS = ("name", "state", "state_reason", "outcomes", "node_seconds_spent", "driver_seconds", "driver")
+CURSOR = re.compile(r"(\d{1,18})-(\d{1,18})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamEvent:
+    """One event of a campaign: `event` (its history), `outcome` (a trial's final outcome) or `state`."""
+
+    id: str
+    kind: str
+    data: Mapping[str, Any]
+
+
+class Cursor(NamedTuple):
+    """The highest event id, and the highest number of an outcome, that a reader has seen."""
+
+    event: int = 0
+    outcome: int = 0
+
+
+def parse_cursor(text: str | None) -> Cursor:
+    """Return the cursor of an event id; the beginning without one. Raises `InvalidInput` for anything else."""
+    found = CURSOR.fullmatch(text or "0-0")
+    if found is None:
+        raise bad_value("Last-Event-ID", text, "the id of an event of this stream, as in 12-5")
+    return Cursor(int(found[1]), int(found[2]))
+
+
+class Follower:
+    """One reader's position in a campaign."""
+
+    def __init__(self, store: Store, name: str, cursor: Cursor, batch: int = BATCH) -> None:
+        self._store, self._name, self._cursor, self._batch = store, name, cursor, batch
+        self._updated_at = ""
+        self._state: Mapping[str, Any] = {}
+
+    def poll(self) -> tuple[list[StreamEvent], bool]:
+        """Return the new events, at most a batch of each kind, and whether more may be waiting."""
+        campaign = self._store.campaign(self._name)
+        if campaign.updated_at == self._updated_at:
+            return [], False
+        events = self._store.events(campaign.id, self._cursor.event, self._batch)
+        outcomes = outcomes_after(self._store, campaign.id, self._cursor.outcome, self._batch)
+        found = [self._seen("event", event, event=event.id) for event in events]
+        found += [self._seen("outcome", outcome, outcome=outcome.outcome_number) for outcome in outcomes]
+        if self._batch in (len(events), len(outcomes)):
+            return found, True
+        state = {name: getattr(campaign, name) for name in STATE_FIELDS}
+        if state != self._state:
+            found.append(self._seen("state", state))
+        self._updated_at, self._state = campaign.updated_at, state
+        return found, False
+
+    def _seen(self, kind: str, value: object, **place: Any) -> StreamEvent:
+        self._cursor = self._cursor._replace(**place)
+        return StreamEvent(id="{}-{}".format(*self._cursor), kind=kind, data=as_plain(value))

@@ -1,10 +1,15 @@
-"""Formats of numbers, and outside text made safe to print."""
+"""Numbers and values as text and as JSON, and outside text made safe to print."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import textwrap
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
 
 LEAST_NODE_HOURS = 0.01
 """Below it, node time is shown in node-seconds."""
@@ -110,3 +115,37 @@ def minute(moment: str) -> str:
 def latency(value: float) -> str:
     """Return a duration that may be very short: 8.1 us below a millisecond, above it as `seconds`."""
     return f"{1e6 * value:.3g} us" if value < 0.9995e-3 else seconds(value)
+
+
+def to_json(value: object, *, indent: int | None = None) -> str:
+    """A value of ours as JSON text; numbers that JSON cannot hold become null."""
+    return json.dumps(as_plain(value), indent=indent, allow_nan=False)
+
+
+def as_plain(value: Any) -> Any:
+    """Dataclasses, with their derived properties, enums and tuples as plain JSON values."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(as_plain(key)): as_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [as_plain(item) for item in value]
+    shown = _shown(type(value))
+    return str(value) if shown is None else {name: as_plain(getattr(value, name)) for name in shown}
+
+
+def _shown(kind: type) -> tuple[str, ...] | None:
+    """The public fields of a dataclass, then its public properties; None for any other type."""
+    if kind not in _SHOWN and is_dataclass(kind):
+        own = tuple(f.name for f in fields(kind) if not f.name.startswith("_"))
+        derived = (name for name, member in vars(kind).items() if isinstance(member, property) and name[0] != "_")
+        _SHOWN[kind] = own + tuple(name for name in derived if name not in own)
+    return _SHOWN.get(kind)
+
+
+_SHOWN: dict[type, tuple[str, ...]] = {}
+"""What `_shown` has found, since answers hold hundreds of values of few types."""

@@ -8,7 +8,7 @@ from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store
 from frontrunner.results.writer import CampaignWriter
-from frontrunner.server.questions import RecipeQuestion
+from frontrunner.server.requests import RecipeQuestion
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from support.store_contract import StoreContract, measurement

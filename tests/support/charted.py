@@ -15,7 +15,7 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.validation import dump_json
-from frontrunner.views.charts.data import Collected, collect
+from frontrunner.views.charts.marks import Collected, collect
 from support.campaigns import spec_of, tiny
 
 NODE_SECONDS = 36.0

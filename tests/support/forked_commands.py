@@ -15,10 +15,10 @@ from frontrunner.cli.main import main
 
 PRELOADED = (
     "frontrunner.cli.options",
-    "frontrunner.cli.campaign",
+    "frontrunner.cli.run",
     "frontrunner.cli.query",
     "frontrunner.views.live",
-    "frontrunner.views.ranking",
+    "frontrunner.views.results",
     "frontrunner.search.driver",
     "sqlalchemy.dialects.sqlite",
 )

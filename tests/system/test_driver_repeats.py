@@ -21,7 +21,7 @@ from frontrunner.results.status import status
 from frontrunner.search.proposals import MOST_MEASUREMENTS
 from frontrunner.search.strategy import STRATEGIES, Outlook
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.views.campaigns import print_status
+from frontrunner.views.results import print_status
 from support.campaigns import environment, spec_of, tiny
 from support.doubles import register
 from support.drivers import LEGAL, Campaigns, Recorder, failure

@@ -17,7 +17,7 @@ from frontrunner.results.store import Store
 from frontrunner.search.driver import Driver
 from frontrunner.search.warm_start import PriorResults, ReusableResult
 from frontrunner.spaces.document import recipe_id
-from frontrunner.views.charts.data import collect
+from frontrunner.views.charts.marks import collect
 from frontrunner.views.report import facts_of
 from support.campaigns import frontrunner, spec_of, tiny, write_toml
 from support.drivers import LEGAL, Campaigns, Recorder

@@ -25,10 +25,10 @@ from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
 from frontrunner.evaluators.probe.watch import harvest
 from frontrunner.evaluators.tables.rows import read_problems
 from frontrunner.evaluators.tables.schema import read_csv
+from frontrunner.exchange import import_table
 from frontrunner.machine import fit_tables
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.table_import import import_table
 from support.campaigns import environment, order, setup_of, tiny_recipe
 from support.formats import problem
 from support.tables import row, write_table

@@ -19,7 +19,6 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.standings import checked_objectives, front
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import history, node_hours
-from frontrunner.views.charts.data import Chart, Collected, Missing, knobs
 from frontrunner.views.charts.knobs import (
     FEWEST_RECIPES,
     curve,
@@ -31,7 +30,7 @@ from frontrunner.views.charts.knobs import (
     shap_effects,
 )
 from frontrunner.views.charts.landscape import MOST_LINES, feasibility, parallel_coordinates, speed_memory
-from frontrunner.views.charts.marks import OUTCOMES
+from frontrunner.views.charts.marks import OUTCOMES, Chart, Collected, Missing, knobs
 from frontrunner.views.charts.render import fitted
 from support.charted import GIB, failed, measured, recorded, spec
 

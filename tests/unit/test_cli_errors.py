@@ -63,7 +63,7 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "no configuration": (
         ["import-config", "c.toml", "--from", "nemo", "--campaign", "c.toml", "--out", "r.json"],
         2,
-        "c.toml: not usable YAML: expected a mapping",
+        "c.toml: not usable YAML: expected a table of keys and values",
     ),
     "nothing legal": (["launch", "illegal.toml"], 7, "none of the space's 2 points is legal: 2 x global-batch"),
     "unknown store command": (["store", "chekc"], 2, r"no command 'store chekc'\nhint: did you mean 'check'\?"),

@@ -12,7 +12,7 @@ from frontrunner.results.ranking import RankedRecipe
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.views.columns import CHOICES, COLUMNS, Column, briefly, figures_in_words, used
-from frontrunner.views.ranking import print_ranking
+from frontrunner.views.results import print_ranking
 from frontrunner.views.terminal import recorded
 
 RECIPE = Recipe(
@@ -77,3 +77,11 @@ def test_figures_in_words_leave_out_what_is_unknown() -> None:
     assert found["step, ± 8 %"] == "1.25 s"
     assert "MFU" not in found
     assert briefly(STANDING) == "123,456 tok/s, 1.25 s/step, ± 8 %, 40.00 GiB"
+
+
+def test_a_piped_table_is_as_wide_as_the_environment_states(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    print_ranking([ROW])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 101

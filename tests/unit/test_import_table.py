@@ -9,8 +9,8 @@ import pytest
 
 import frontrunner as api
 from frontrunner import TableForm
+from frontrunner.exchange import Import
 from frontrunner.spaces.errors import InvalidInput, NotFound
-from frontrunner.table_import import Import
 from support.imports import ROWS, row, write_table
 
 

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from frontrunner.config.settings import run_root
 from frontrunner.evaluators.probe.files import write_json
 from frontrunner.server.app import create_app
-from frontrunner.server.replays import STARTED, Replay, Replays, recording_end
+from frontrunner.server.drivers import STARTED, Replay, Replays, recording_end
 from frontrunner.server.requests import ReplayBody
 from frontrunner.spaces.errors import FrontrunnerError
 from support.page_stores import page_store

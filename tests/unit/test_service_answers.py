@@ -14,8 +14,6 @@ from fastapi.testclient import TestClient
 
 from frontrunner import api
 from frontrunner.config.campaign import keys_of
-from frontrunner.events import Cursor, Follower, parse_cursor
-from frontrunner.plain_json import as_plain
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
@@ -24,7 +22,8 @@ from frontrunner.server.requests import FORBIDDEN_KEYS, SECTIONS
 from frontrunner.server.service import response_of
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.validation import dump_json
-from frontrunner.store import read_end
+from frontrunner.store import Cursor, Follower, parse_cursor, read_end
+from frontrunner.text import as_plain
 from support.campaigns import spec_of, tiny
 from support.rankings import measurement, record, start
 from support.services import BODY, bearer, browser, filled, settings, tokens_of

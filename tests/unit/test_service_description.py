@@ -16,9 +16,9 @@ from fastapi.testclient import TestClient
 
 from frontrunner.config.campaign import SECTIONS, parse_campaign, section_schema
 from frontrunner.server.app import create_app
-from frontrunner.server.registered import register
 from frontrunner.server.requests import FORBIDDEN_KEYS, LAPTOP
 from frontrunner.server.requests import SECTIONS as WIRED
+from frontrunner.server.settings import register
 from frontrunner.spaces.errors import InvalidInput
 from support.page_stores import page_store
 from support.services import ORIGIN, bearer, settings, tokens_of

@@ -13,9 +13,8 @@ from fastapi.testclient import TestClient
 
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.server.app import create_app
-from frontrunner.server.registered import AROUND, Registered, register
 from frontrunner.server.requests import CampaignBody, campaign_table, parsed
-from frontrunner.server.settings import ServiceSettings
+from frontrunner.server.settings import AROUND, Registered, ServiceSettings, register
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from support.campaigns import tiny
 from support.services import ORIGIN, bearer, settings, tokens_of

@@ -107,8 +107,11 @@ def sleeper() -> subprocess.Popen[bytes]:
 
 
 def test_only_a_frontrunner_that_was_there_at_the_time_is_ours(sleeper: subprocess.Popen[bytes]) -> None:
-    named = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "-m", CHILD])
+    program = "import time; print(flush=True); time.sleep(60)"
+    named = subprocess.Popen([sys.executable, "-c", program, "-m", CHILD], stdout=subprocess.PIPE)
     try:
+        assert named.stdout is not None
+        assert named.stdout.readline()  # before exec has ended, its command line may still be empty
         now = datetime.now(UTC)
         assert our_process(named.pid, since=now.isoformat()) is not None
         assert our_process(named.pid, since=(now - timedelta(hours=1)).isoformat()) is None  # its id was used before
@@ -117,7 +120,7 @@ def test_only_a_frontrunner_that_was_there_at_the_time_is_ours(sleeper: subproce
     finally:
         for process in (named, sleeper):
             process.kill()
-            process.wait()
+            process.communicate()
 
 
 def test_a_process_that_is_no_driver_is_not_signalled(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.cli.campaign import _raise_unless_done
+from frontrunner.cli.run import _raise_unless_done
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.status import failures, status
 from frontrunner.results.store import open_store
 from frontrunner.search.driver import Conclusion
 from frontrunner.spaces.errors import CampaignFailed
-from frontrunner.views.campaigns import print_campaigns, print_status
+from frontrunner.views.results import print_campaigns, print_status
 from support.page_stores import page_store
 from support.rankings import measurement, record, start
 

@@ -12,7 +12,7 @@ from frontrunner.search.budget import IN_A_ROW, LEAST_MEASURED, Limit, StopRule,
 from frontrunner.search.listener import View
 from frontrunner.search.strategy import Outlook
 from frontrunner.views.live import panel
-from frontrunner.views.ranking import print_outlook
+from frontrunner.views.results import print_outlook
 
 LITTLE = Outlook(expected_improvement=0.0042, gap=0.0, gap_at_most=0.12)
 MUCH = replace(LITTLE, expected_improvement=0.01)

@@ -14,12 +14,12 @@ from frontrunner.cli.main import frontrunner as frontrunner_command
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.registry import make_evaluator
-from frontrunner.reporting import reported
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.store import open_store
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.space import Survey
+from frontrunner.views.report import reported
 from support.campaigns import order, write_toml
 from support.tables import row, write_table
 

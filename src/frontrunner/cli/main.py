@@ -12,13 +12,13 @@ from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
-        "launch": ("campaign:launch", "Run a campaign file, and print its ranking."),
-        "resume": ("campaign:resume", "Continue a campaign where it stopped."),
-        "replay": ("replay:replay", "Train with a measured recipe: the full run."),
+        "launch": ("run:launch", "Run a campaign file, and print its ranking."),
+        "resume": ("run:resume", "Continue a campaign where it stopped."),
+        "replay": ("run:replay", "Train with a measured recipe: the full run."),
         "profile": ("diagnostics:profile", "Profile a recipe's training step."),
         "dryrun": ("plan:dryrun", "Trace a recipe's memory and FLOPs without a device."),
-        "serve": ("serve:serve", "Serve the store to browsers and other machines."),
-        "space": ("campaign:space", "Count legal and illegal recipes in a space, with reasons."),
+        "serve": ("run:serve", "Serve the store to browsers and other machines."),
+        "space": ("run:space", "Count legal and illegal recipes in a space, with reasons."),
     },
     "Estimate": {
         "plan": ("plan:plan", "Estimate a campaign file's recipes, without a device."),
@@ -28,12 +28,12 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "doctor": ("diagnostics:doctor", "Check machine, job and installation; test real ranks."),
     },
     "Maintain and exchange": {
-        "import": ("exchange:import_", "Import a table of measured runs, to learn from."),
-        "export": ("exchange:export", "Export a recipe as another tool's configuration."),
-        "import-config": ("exchange:import_config", "Read another tool's configuration as a recipe."),
-        "store": ("store:store", "Check, back up, upgrade, copy and prune stores."),
-        "archive": ("store:archive", "Write a campaign as one portable file."),
-        "unarchive": ("store:unarchive", "Add an archived campaign to the store."),
+        "import": ("maintain:import_", "Import a table of measured runs, to learn from."),
+        "export": ("maintain:export", "Export a recipe as another tool's configuration."),
+        "import-config": ("maintain:import_config", "Read another tool's configuration as a recipe."),
+        "store": ("maintain:store", "Check, back up, upgrade, copy and prune stores."),
+        "archive": ("maintain:archive", "Write a campaign as one portable file."),
+        "unarchive": ("maintain:unarchive", "Add an archived campaign to the store."),
     },
     "Query": {
         "best": ("query:best", "Print the ranking of a campaign's recipes."),
@@ -95,7 +95,9 @@ def frontrunner() -> None:
 def main() -> None:
     """Run the command line; a user's mistake ends with one message and its exit code, never a traceback."""
     try:
-        _refuse_broken_text(sys.argv[1:])
+        for argument in sys.argv[1:]:  # invalid UTF-8 arrives as lone surrogates, which no store or terminal accepts
+            if any("\ud800" <= character <= "\udfff" for character in argument):
+                raise InvalidInput(f"argument {argument!a} is not valid UTF-8")
         frontrunner(standalone_mode=False, prog_name="frontrunner")
     except FrontrunnerError as error:
         _print_error(error.message, error.hint)
@@ -116,13 +118,6 @@ def main() -> None:
     except OSError as error:
         _print_error(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), None)
         sys.exit(1)
-
-
-def _refuse_broken_text(arguments: list[str]) -> None:
-    """Refuse invalid UTF-8, which arrives as lone surrogates that neither SQLite nor a terminal accepts."""
-    for argument in arguments:
-        if any("\ud800" <= character <= "\udfff" for character in argument):
-            raise InvalidInput(f"argument {argument!a} is not valid UTF-8")
 
 
 def _print_error(message: str, hint: str | None) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from frontrunner.plain_json import to_json
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
+from frontrunner.text import to_json
 
 if TYPE_CHECKING:
     from frontrunner.remote import RemoteStore

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from frontrunner import planning
-from frontrunner.cli.options import (
-    FILE,
-    backend_options,
-    json_option,
-    print_json,
-    prints,
-    recipe_from,
-    show,
-    store_option,
-)
+from frontrunner.cli import options as opt
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, writing
 from frontrunner.views.diagnostics import print_dryrun
 from frontrunner.views.plan import as_document, print_advice, print_breakdown, print_plan, print_scaling
@@ -30,14 +21,14 @@ if TYPE_CHECKING:
 
 TOP = 10
 recipe_argument = click.argument("recipe", nargs=-1, metavar="RECIPE_ID | CHOICE=VALUE...")
-file_option = click.option("--campaign", type=FILE, metavar="FILE", help="The recipe is one of this campaign file.")
+file_option = click.option("--campaign", type=opt.FILE, metavar="FILE", help="The recipe is one of this campaign file.")
 
 
 @click.command()
-@click.argument("file", type=FILE)
+@click.argument("file", type=opt.FILE)
 @click.option("--top", type=click.IntRange(1, 1_000_000), help=f"How many recipes [default: {TOP}].")
 @click.option("--nodes", metavar="N,N,...", help="Strong and weak scaling over these numbers of nodes instead.")
-@json_option
+@opt.json_option
 def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> None:
     """Estimate every legal recipe of campaign FILE, and print the fastest that fit. Nothing is run.
 
@@ -49,11 +40,18 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
     if nodes is not None:
         if top is not None:
             raise InvalidInput("--top is for the ranking; with --nodes one recipe per count is printed")
-        _scaling(file, nodes, as_json=as_json)
+        for part in nodes.split(","):
+            if not re.fullmatch(r"\s*[0-9]{1,9}\s*", part):
+                expected = f"whole numbers with commas between, as in 16,32,64, not {part.strip()!r}"
+                raise bad_value("--nodes", nodes, expected)
+        scaled = planning.scaling(file, [int(part) for part in nodes.split(",")])
+        opt.show(scaled, print_scaling, as_json=as_json)
+        if not scaled.has_recipe:
+            raise NothingLegal("no recipe is estimated to fit on any of these numbers of nodes")
         return
     found = planning.plan(file)
     shown = found.shown(TOP if top is None else top)
-    show(shown, lambda shown: print_plan(shown, file=str(file)), as_json=as_json)
+    opt.show(shown, lambda shown: print_plan(shown, file=str(file)), as_json=as_json)
     if found.legal == sum(found.not_modelled.values()):
         raise NothingLegal(
             f"none of the {found.legal:,} legal recipes can be estimated: the model does not cover "
@@ -67,24 +65,12 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
         )
 
 
-def _scaling(file: Path, nodes: str, *, as_json: bool) -> None:
-    for part in nodes.split(","):
-        if not re.fullmatch(r"\s*[0-9]{1,9}\s*", part):
-            raise bad_value(
-                "--nodes", nodes, f"whole numbers with commas between, as in 16,32,64, not {part.strip()!r}"
-            )
-    found = planning.scaling(file, [int(part) for part in nodes.split(",")])
-    show(found, print_scaling, as_json=as_json)
-    if not found.has_recipe:
-        raise NothingLegal("no recipe is estimated to fit on any of these numbers of nodes")
-
-
 @click.command()
 @recipe_argument
 @file_option
-@click.option("--svg", type=FILE, metavar="FILE", help="Write the picture as one SVG file.")
-@backend_options
-@prints(print_breakdown)
+@click.option("--svg", type=opt.FILE, metavar="FILE", help="Write the picture as one SVG file.")
+@opt.backend_options
+@opt.prints(print_breakdown)
 def explain(recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, backend: Backend) -> Breakdown:
     """Break down a recipe's estimated step time and memory, as a table and a picture.
 
@@ -96,7 +82,7 @@ def explain(recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, ba
       frontrunner explain 3f9c01d2ab4e --svg 3f9c.svg
       frontrunner explain --campaign a.toml sharding=zero-1 recompute=none
     """
-    found = backend.explain(recipe_from(recipe, campaign), campaign=campaign)
+    found = backend.explain(opt.recipe_from(recipe, campaign), campaign=campaign)
     if svg is not None:
         from frontrunner.evaluators.probe.files import write_bytes
         from frontrunner.views.charts.recipe import breakdown
@@ -110,8 +96,8 @@ def explain(recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, ba
 
 
 @click.command()
-@click.argument("file", type=FILE)
-@json_option
+@click.argument("file", type=opt.FILE)
+@opt.json_option
 def advise(file: Path, *, as_json: bool) -> None:
     """Recommend a starting configuration for the model and the machines of campaign FILE.
 
@@ -125,7 +111,7 @@ def advise(file: Path, *, as_json: bool) -> None:
     """
     found = planning.advise(file)
     if as_json:
-        print_json(as_document(found, str(file)))
+        opt.print_json(as_document(found, str(file)))
     else:
         print_advice(found, str(file))
     if found.chosen is None:
@@ -136,8 +122,8 @@ def advise(file: Path, *, as_json: bool) -> None:
 @recipe_argument
 @file_option
 @click.option("--rank", type=int, help="The rank to trace [default: those that may need most memory].")
-@store_option
-@prints(print_dryrun)
+@opt.store_option
+@opt.prints(print_dryrun)
 def dryrun(recipe: tuple[str, ...], campaign: Path | None, rank: int | None, store: str | None) -> DryRun:
     """Trace a recipe's real training step, and print its peak memory by category and its FLOPs.
 
@@ -152,7 +138,7 @@ def dryrun(recipe: tuple[str, ...], campaign: Path | None, rank: int | None, sto
     from frontrunner.evaluators.diagnostics.dryrun import run
     from frontrunner.recipe_actions import plan_dryrun
 
-    planned = plan_dryrun(recipe_from(recipe, campaign), campaign=campaign, rank=rank, store=store)
+    planned = plan_dryrun(opt.recipe_from(recipe, campaign), campaign=campaign, rank=rank, store=store)
     ranks = " and ".join(map(str, planned.ranks))
     click.echo(f"tracing {planned.recipe_id}, rank {ranks} of {planned.recipe.devices}", err=True)
     return run(planned)

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 import click
 
 from frontrunner.cli.options import FILE, backend_options, campaign_argument, json_option, print_json, prints, show
-from frontrunner.plain_json import as_plain
 from frontrunner.spaces.errors import NotFound, NothingLegal
-from frontrunner.views.campaigns import print_campaigns, print_failures, print_status
-from frontrunner.views.ranking import (
+from frontrunner.text import as_plain
+from frontrunner.views.results import (
+    print_campaigns,
     print_explanation,
+    print_failures,
     print_front,
     print_prediction,
     print_predictions,
     print_ranking,
+    print_status,
     scale_lines,
 )
 

@@ -1,9 +1,4 @@
-"""Reference of docs/commands.md, generated from the commands.
-
-    python -m frontrunner.cli.reference docs/commands.md
-
-replaces what follows the marker `<!-- commands -->` of the page, up to `<!-- end of commands -->`.
-"""
+"""Generate the reference of docs/commands.md: python -m frontrunner.cli.reference docs/commands.md."""
 
 from __future__ import annotations
 
@@ -18,7 +13,6 @@ import click
 from frontrunner.cli.main import SECTIONS, frontrunner
 
 COMMON = ("store", "server", "as_json")
-"""Options that the page explains once."""
 MARKED = re.compile(r"(<!-- commands -->\n).*?(<!-- end of commands -->)", re.DOTALL)
 
 
@@ -37,7 +31,6 @@ def reference() -> str:
 
 
 def _described(name: str, command: click.Command) -> Iterator[str]:
-    """Yield a command's usage, help text and options."""
     context = click.Context(command, info_name=name)
     usage = " ".join([name, *(word for word in command.collect_usage_pieces(context) if word != "[OPTIONS]")])
     text = inspect.cleandoc(command.help or "").partition("\b")[0].strip()

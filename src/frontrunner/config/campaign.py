@@ -56,7 +56,6 @@ _NAME_SCHEMA = {"type": "string", "pattern": f"^{CAMPAIGN_NAME.pattern}$"}
 
 
 def _base(info: ValidationInfo) -> Path:
-    """Return the folder from which relative paths are taken."""
     base: Path = (info.context or {}).get("base", Path())
     return base
 
@@ -71,7 +70,6 @@ def _preset(names: tuple[str, ...]) -> Schema:
 
 
 def _fill_model(given: Table, _: Path) -> Table:
-    """Fill in a preset, and what follows from other keys."""
     preset = model_preset(given["preset"]) if "preset" in given else {"name": "custom"}
     merged = preset | {key: value for key, value in given.items() if key != "preset"}
     if isinstance(merged.get("heads"), int):
@@ -88,7 +86,6 @@ def _model_schema(schema: Schema) -> None:
 
 
 def _fill_cluster(given: Table, base: Path) -> Table:
-    """Fill in a cluster file, a preset or a known device; a relative `file` is taken from `base`."""
     table = dict(given)
     if "file" in table:
         return _over_file(table, base)
@@ -108,7 +105,6 @@ def _fill_cluster(given: Table, base: Path) -> Table:
 
 
 def _over_file(table: Table, base: Path) -> Table:
-    """Merge the section's own keys over those of the cluster file that it names."""
     name = table.pop("file")
     if not isinstance(name, str) or not name:
         raise bad_value("cluster.file", name, "the path of a cluster file")
@@ -147,7 +143,6 @@ def _cluster_schema(schema: Schema) -> None:
 
 
 def _batch_range(given: Any) -> Any:
-    """Read sequences per step: a number, or [minimum, maximum]."""
     ends = given if isinstance(given, list) and len(given) == 2 else [given, given]
     if not all(isinstance(end, int) and not isinstance(end, bool) for end in ends):
         raise bad_value("problem.global_batch", given, "a whole number of sequences, or [minimum, maximum]")
@@ -162,7 +157,6 @@ def _fill_space(given: Table, _: Path) -> Table:
 
 
 def _space_schema(schema: Schema) -> None:
-    """Each dimension takes a list of values, or one of them."""
     for name, dimension in schema["properties"].items():
         stated, more = DIMENSIONS[name], {"default": dimension.pop("default")}
         dimension["items"] |= {"enum": list(stated.values)} if stated.values else {}
@@ -171,7 +165,6 @@ def _space_schema(schema: Schema) -> None:
 
 
 def _fill_search(given: Table, base: Path) -> Table:
-    """Read the recipe file that `baseline` names."""
     table = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     if (name := table.get("baseline")) is not None:
         if not isinstance(name, str) or not name:
@@ -189,7 +182,6 @@ def _search_schema(schema: Schema) -> None:
 
 
 def _located(section: str) -> AfterValidator:
-    """Return the validator of a section whose `path` has to be a file's."""
 
     def locate(settings: Any, info: ValidationInfo) -> Any:
         if settings.path is None:
@@ -204,7 +196,6 @@ def _located(section: str) -> AfterValidator:
 
 
 def _locate_command(command: CommandSettings, info: ValidationInfo) -> CommandSettings:
-    """Refuse secrets, which the store would keep, and resolve the folder."""
     for name, value in command.environment.items():
         if looks_secret(name, value):
             raise InvalidInput(

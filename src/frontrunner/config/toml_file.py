@@ -19,12 +19,10 @@ _LONG_KEY = re.compile(rf"""(?<![\w.'"-])(?:(?>[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*
 
 
 def read_text(path: Path, what: str, hint: str | None = None, *, most_bytes: int = MAX_FILE_BYTES) -> str:
-    """Return the file's text; `what` names its kind ("campaign file"), `hint` says where to get one.
-
-    Raises `NotFound` for a missing file and `InvalidInput` for one that is not usable text.
-    """
+    """Return the text of a file that messages call `what`; `hint` says where to get one."""
     if not holds(path.is_file):
-        raise NotFound(f"no {what} at {path}: {why_no_file(path)}", hint=hint)
+        why = "it is a device, a pipe or a socket" if holds(path.exists) else "there is no such file"
+        raise NotFound(f"no {what} at {path}: {'it is a folder' if holds(path.is_dir) else why}", hint=hint)
     try:
         with path.open("rb") as file:
             content = file.read(most_bytes + 1)
@@ -41,13 +39,6 @@ def read_text(path: Path, what: str, hint: str | None = None, *, most_bytes: int
 def read_toml(path: Path, what: str, hint: str) -> Table:
     """Return the content of a TOML file, read as by `read_text`."""
     return parse_toml(read_text(path, what, hint), str(path))
-
-
-def why_no_file(path: Path) -> str:
-    """Describe what is at a path that is not a file."""
-    if holds(path.is_dir):
-        return "it is a folder"
-    return "it is a device, a pipe or a socket" if holds(path.exists) else "there is no such file"
 
 
 def parse_toml(text: str, name: str) -> Table:

@@ -31,9 +31,7 @@ from frontrunner.server.auth import SESSION_S
 from frontrunner.server.errors import Forbidden
 from frontrunner.server.middleware import COOKIE, middleware
 from frontrunner.server.pages import campaigns, planning, recipes, rendering
-from frontrunner.server.questions import API
-from frontrunner.server.registered import KINDS
-from frontrunner.server.requests import ErrorAnswer
+from frontrunner.server.requests import API, ErrorAnswer
 from frontrunner.server.service import (
     CachedRoute,
     Service,
@@ -43,7 +41,7 @@ from frontrunner.server.service import (
     from_validation,
     response_of,
 )
-from frontrunner.server.settings import ServiceSettings
+from frontrunner.server.settings import KINDS, ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError
 
 BACKLOG = 128
@@ -70,7 +68,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": text, "content": {"application/json": {"example": ERROR}}}
     for status, text in (("4XX", "Refused"), ("5XX", "Not possible now"))
 }
-"""Responses of every route that are errors."""
 LOGGED_IN = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>frontrunner</title>
 <meta http-equiv="refresh" content="0; url=/"></head><body><p><a href="/">Continue</a></p></body></html>
@@ -137,7 +134,6 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
 
 
 def _describe(app: FastAPI, service: Service) -> None:
-    """Add tokens and registered names to FastAPI's OpenAPI document; it is made when it is first requested."""
     describe_routes = app.openapi
 
     @cache
@@ -167,11 +163,7 @@ def health(service: ServiceOf) -> Response:
 
 @outside.get("/login")
 def login(service: ServiceOf, code: Annotated[str, Query(max_length=128)] = "") -> Response:
-    """Turn a one-time code into a cookie.
-
-    The response is a page that continues by itself: after a redirect from another site, browsers would not send the
-    cookie.
-    """
+    """Turn a one-time code into a cookie; a page continues, as browsers would not send the cookie after a redirect."""
     role = service.links.spend(code)
     if role is None:
         raise Forbidden("this link was used already, or has expired", hint="`frontrunner serve` prints a new one")

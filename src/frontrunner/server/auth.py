@@ -1,8 +1,4 @@
-"""Tokens of operator and reader, their file, browser sessions and one-time login links.
-
-A token is 32 random bytes. The operator's may launch and stop, the reader's only read. The file is readable by its
-owner only; tokens are compared in constant time and never appear in a URL.
-"""
+"""Tokens of operator and reader, their file, browser sessions and one-time login links."""
 
 from __future__ import annotations
 
@@ -128,11 +124,7 @@ def make_tokens(path: Path) -> Tokens:
 
 
 def read_tokens(path: Path) -> Tokens:
-    """Return the tokens of a file that only its owner can read.
-
-    Raises `NotFound` for a missing file, and `InvalidInput` for a link, another user's file, one that others may read,
-    or one with other content.
-    """
+    """Return the tokens of a file that only its owner can read; raise for any other."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

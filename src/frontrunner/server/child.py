@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> int:
 def _replay(body: dict[str, Any], listener: Reporting) -> None:
     from frontrunner.evaluators.probe.replay import ReplaySettings, run
     from frontrunner.recipe_actions import plan_replay
-    from frontrunner.server.replays import STARTED, recording_end, started_now
+    from frontrunner.server.drivers import STARTED, recording_end, started_now
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the ranks first, as Ctrl-C does
     anyway, root = body.pop("anyway"), Path(body.pop("root"))

@@ -1,17 +1,22 @@
-"""Processes that outlive the service: start them, and signal drivers of campaigns to pause, stop or cancel."""
+"""Processes that outlive the service: drivers of campaigns, and replays. Start, watch and stop them."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import select
+import signal
+import statistics
 import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from signal import SIGTERM, Signals
@@ -20,16 +25,19 @@ from typing import IO, Any, Literal, cast
 import psutil
 
 from frontrunner.config.settings import STORE_VARIABLE, run_root
+from frontrunner.evaluators.probe.files import read_json, write_json
 from frontrunner.evaluators.probe.processes import kill_group
 from frontrunner.results.process_identity import this_host
-from frontrunner.results.records import utc_now
+from frontrunner.results.records import timestamp, utc_now
+from frontrunner.results.redaction import without_secrets
 from frontrunner.results.status import ActiveDriver, active_drivers
 from frontrunner.results.store import Store
 from frontrunner.server.auth import TOKEN_VARIABLE
 from frontrunner.server.errors import Conflict, TooMany, from_table
 from frontrunner.server.settings import ServiceSettings
-from frontrunner.spaces.errors import FrontrunnerError
+from frontrunner.spaces.errors import FrontrunnerError, NotFound
 from frontrunner.stop_signals import CANCEL_SIGNAL, PAUSE_SIGNAL
+from frontrunner.store import read_end
 
 CHILD = "frontrunner.server.child"
 OUR_MODULES = frozenset({"frontrunner", "frontrunner.cli", CHILD})
@@ -47,10 +55,7 @@ class Starter:
         self._children: list[subprocess.Popen[bytes]] = []
 
     def start(self, arguments: Sequence[str], body: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """Start a child and return its report, with its `pid`; its later output goes to a log.
-
-        Raises the error that the child reports, and `FrontrunnerError` where it reports nothing in time.
-        """
+        """Start a child; return its report, with its `pid`, or raise the reported error. Later output goes to a log."""
         self.running_pids()
         self._log_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = self._log_folder / f"{arguments[0]}-{uuid.uuid4().hex}.log"
@@ -91,8 +96,7 @@ class Starter:
 def our_process(pid: int, *, since: str | None) -> psutil.Process | None:
     """Return the process with this id if it is a `frontrunner` of this user that began before `since` (ISO 8601).
 
-    Return None for a later one, whose id was reused, and for any other program. `since` None means that the id is known
-    not to have been reused.
+    `since` None means that the id is known not to have been reused.
     """
     try:
         process = psutil.Process(pid)
@@ -137,10 +141,7 @@ class Drivers:
             return self._starter.start(["resume", name])
 
     def tell(self, campaign: str, word: Word) -> dict[str, Any]:
-        """Signal a campaign's driver to pause, stop or cancel.
-
-        Raises `Conflict` where no driver runs, or it is not a `frontrunner` process on this host.
-        """
+        """Signal a campaign's driver to pause, stop or cancel; raise `Conflict` where none can be reached."""
         name = self._store.campaign(campaign).name
         seen = self._holder(name)
         if seen is None:
@@ -167,8 +168,160 @@ class Drivers:
         return next((seen for seen in active_drivers(self._store) if seen.campaign == name and seen.is_live), None)
 
     def _require_room(self) -> None:
-        """Raise `TooMany` where no more drivers may run; called with the lock held."""
         running = {(seen.host, seen.pid) for seen in active_drivers(self._store) if seen.is_live}
         running |= {(this_host(), pid) for pid in self._starter.running_pids()}
         if len(running) >= self._most:
             raise TooMany(f"{len(running)} campaigns are running: at most {self._most} may", hint="stop one, or wait")
+
+
+STARTED = "service.json"
+MOST_PROGRESS_BYTES = 65_536
+LAST_EVENTS = 100
+RATED_STEPS = 20
+CHECKPOINT = re.compile(r"step-(\d{8,})")
+
+
+class ReplayState(StrEnum):
+    """State of a replay. Starting an unfinished one again continues from its newest checkpoint."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"  # by a person
+    FAILED = "failed"  # `Replay.why` is the reason
+    CUT_OFF = "cut off"  # its process was killed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """One replay. `last_events` are the newest lines of its progress, oldest first; `log_tail` the end of its log.
+
+    `step_time_s` is the median of the newest `RATED_STEPS` steps, `tokens_per_s` the rate at that, `evaluation_loss`
+    the one after `evaluation_step`; all are None before the first, and losses where they were not finite.
+    `checkpoint_step` is the step of the newest complete checkpoint, 0 where there is none.
+    """
+
+    recipe_id: str
+    state: ReplayState
+    why: str
+    pid: int | None
+    steps: int
+    step: int
+    loss: float | None
+    step_time_s: float | None
+    tokens_per_s: float | None
+    evaluation_step: int | None
+    evaluation_loss: float | None
+    checkpoint_step: int
+    last_events: tuple[Mapping[str, Any], ...]
+    log_tail: str
+
+
+def started_now(steps: int) -> dict[str, object]:
+    """Return what a replay's process records of itself."""
+    return {"pid": os.getpid(), "since": timestamp(utc_now()), "steps": steps}
+
+
+@contextmanager
+def recording_end(path: Path, started: Mapping[str, object]) -> Iterator[None]:
+    """Record in a replay's file that it was stopped, or why it failed."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        write_json(path, {**started, "ended": ReplayState.STOPPED.value})
+    except Exception as error:
+        why = error.message if isinstance(error, FrontrunnerError) else f"{type(error).__name__}: {error}"
+        write_json(path, {**started, "ended": ReplayState.FAILED.value, "why": why.partition("\n")[0].rstrip(":")})
+        raise
+
+
+class Replays:
+    """The replays of one service, in the store's run folder."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self._limits = settings.limits
+        self._root = run_root(settings.store) / "replays"
+        self._starter = Starter(settings)
+        self._starting = threading.Lock()
+
+    def start(self, body: Mapping[str, object]) -> Replay:
+        """Start a replay, from the newest checkpoint of an earlier one."""
+        with self._starting:
+            running = [replay for replay in self.all() if replay.state is ReplayState.RUNNING]
+            if len(running) >= self._limits.running_replays:
+                raise TooMany(f"{len(running)} replays are running: at most {self._limits.running_replays} may")
+            if any(replay.recipe_id.startswith(str(body["recipe_id"])) for replay in running):
+                raise Conflict(f"a replay of recipe {body['recipe_id']} is running")
+            report = self._starter.start(["replay"], {**body, "root": str(self._root)})
+        return self.one(report["recipe_id"])
+
+    def all(self) -> list[Replay]:
+        """Return every replay that a service has started, by recipe id."""
+        return [self.one(path.parent.name) for path in sorted(self._root.glob(f"*/{STARTED}"))]
+
+    def one(self, recipe_id: str) -> Replay:
+        """Return one replay, by its recipe's whole id; raise `NotFound` where the service has started none."""
+        self._starter.running_pids()
+        folder, started = self._root / recipe_id, self._started(recipe_id)
+        events = _last_events(folder / "progress.jsonl")
+        steps = [event for event in events if event.get("event") == "step"]
+        step: Mapping[str, Any] = steps[-1] if steps else {}
+        evaluated: Mapping[str, Any] = next((one for one in reversed(events) if one.get("event") == "evaluation"), {})
+        step_time_s = statistics.median(one["time_s"] for one in steps[-RATED_STEPS:]) if steps else None
+        process = None if "ended" in started else our_process(started["pid"], since=started["since"])
+        if "ended" in started:
+            state = ReplayState(started["ended"])
+        elif process is not None and process.status() != psutil.STATUS_ZOMBIE:
+            state = ReplayState.RUNNING
+        else:
+            state = ReplayState.FINISHED if (folder / "result.json").exists() else ReplayState.CUT_OFF
+        log = read_end(self._root, folder / "replay.log", most_bytes=self._limits.log_bytes)
+        return Replay(
+            recipe_id=recipe_id,
+            state=state,
+            why=without_secrets(str(started.get("why", ""))),
+            pid=started["pid"] if state is ReplayState.RUNNING else None,
+            steps=started["steps"],
+            step=step.get("step", 0),
+            loss=step.get("loss"),
+            step_time_s=step_time_s,
+            tokens_per_s=step["tokens"] / step_time_s if step_time_s else None,
+            evaluation_step=evaluated.get("step"),
+            evaluation_loss=evaluated.get("loss"),
+            checkpoint_step=self.checkpoint_step(recipe_id),
+            last_events=tuple(events),
+            log_tail=without_secrets(log or ""),
+        )
+
+    def _started(self, recipe_id: str) -> dict[str, Any]:
+        found = read_json(self._root / recipe_id / STARTED) if recipe_id.isalnum() else None
+        if not isinstance(found, dict):
+            raise NotFound(f"no replay of recipe {recipe_id} was started by this service")
+        return found
+
+    def checkpoint_step(self, recipe_id: str) -> int:
+        """Return the step of a recipe's newest complete checkpoint, perhaps of `frontrunner replay`; 0 without one."""
+        names = (path.name for path in self._root.glob(f"{recipe_id}/checkpoints/step-*"))
+        return max((int(found[1]) for name in names if (found := CHECKPOINT.fullmatch(name))), default=0)
+
+    def stop(self, recipe_id: str) -> Replay:
+        """End a replay's ranks; its checkpoints stay. Raises `Conflict` unless it is running."""
+        found = self.one(recipe_id)
+        process = our_process(found.pid, since=self._started(recipe_id)["since"]) if found.pid else None
+        if process is None:
+            raise Conflict(f"the replay of recipe {recipe_id} is not running")
+        process.send_signal(signal.SIGTERM)
+        return found
+
+
+def _last_events(path: Path) -> list[dict[str, Any]]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - MOST_PROGRESS_BYTES))
+            lines = file.read().splitlines()[-LAST_EVENTS:]
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        with suppress(ValueError):  # truncated, by where reading began or by a kill
+            found.append(json.loads(line))
+    return [event for event in found if isinstance(event, dict)]

@@ -1,9 +1,4 @@
-"""Errors of the service, their HTTP status, and their JSON form.
-
-Forbidden    403   the sender's role does not permit this
-Conflict     409   the request does not fit the state of the campaign or replay
-TooMany      429   a limit of the service is reached
-"""
+"""Errors of the service, their HTTP status, and their JSON form."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Checks that every request passes before a route sees it: size, host, rate, origin, token.
-
-Clients that are slow below HTTP are left to the reverse proxy in front (docs/service.md).
-"""
+"""Checks that every request passes before a route sees it: size, host, rate, origin, token."""
 
 from __future__ import annotations
 
@@ -26,9 +23,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing; all others, known or not, must come from our own pages or from a program."""
 COOKIE = "frontrunner_session"
 OPEN_PATHS = frozenset({"/healthz", "/login"})
-"""Paths that need no token: the health check, and the link that logs a browser in."""
 CLOSE = {"connection": "close"}
-"""Header of a refusal whose request may have a body that was not read."""
 MOST_ADDRESSES = 4096
 SECURITY_HEADERS = {
     "content-security-policy": (
@@ -43,7 +38,6 @@ SECURITY_HEADERS = {
 }
 
 Check = Callable[[Scope], Response | None]
-"""Returns the refusal of a request, None for one that may pass."""
 
 
 def middleware(settings: ServiceSettings, tokens: Tokens) -> list[Middleware]:
@@ -64,7 +58,7 @@ class SecurityHeaders:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and its response with the headers."""
+        """Add the headers to the response."""
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -84,7 +78,7 @@ class Checks:
         self._too_long = f"a body has at most {most_bytes:,} bytes"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, counting its body, or send the first refusal."""
+        """Pass the request on, or send the first refusal."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -127,7 +121,7 @@ class RateLimit:
         return 0.0 if left >= 1.0 else (1.0 - left) / self._per_s
 
     def __call__(self, scope: Scope) -> Response | None:
-        """Refuse with 429 and a Retry-After in whole seconds."""
+        """Refuse with 429."""
         wait_s = self.wait_s((scope.get("client") or ("",))[0])
         if wait_s <= 0:
             return None
@@ -162,7 +156,7 @@ class Authentication:
         self._tokens = tokens
 
     def __call__(self, scope: Scope) -> Response | None:
-        """Refuse with 401 a request without a valid token; the others carry their role from here on."""
+        """Refuse with 401; other requests carry their role from here on."""
         if scope["path"] in OPEN_PATHS:
             return None
         role = self._role(Headers(scope=scope))

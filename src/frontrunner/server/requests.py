@@ -1,41 +1,35 @@
-"""Request bodies, and the campaign that a launch or plan request describes.
-
-No field is a path, a command, an address or a template: what a client may choose is named, counted or measured.
-"""
+"""Requests to the service: questions to the store, bodies, and the campaign that a launch or plan describes."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    ModelWrapValidatorHandler,
-    ValidationError,
-    WithJsonSchema,
-    create_model,
-    model_validator,
-)
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from frontrunner.config.campaign import CampaignFile, CampaignName, parse_campaign, section_schema
 from frontrunner.config.toml_file import Table
-from frontrunner.results.explain import Explanation
-from frontrunner.results.records import Campaign
+from frontrunner.results.pages import Comparison, TrialPage
+from frontrunner.results.predictions import SmallScale
+from frontrunner.results.ranking import FILTERS, RankBy, RankedRecipe, Ranking
 from frontrunner.results.redaction import REDACTED, redact
-from frontrunner.results.status import Status
-from frontrunner.server.registered import EVALUATOR_OF, KINDS, Registered
+from frontrunner.results.states import TrialState
+from frontrunner.results.status import ActiveDriver, Appearance, Explanation, Status
+from frontrunner.server.settings import EVALUATOR_OF, KINDS, Registered
 from frontrunner.spaces.errors import FALLBACK_NAME, InvalidInput, bad_value, shown, shown_key
+from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.spaces.validation import invalid_input, refuse_unusable_values
+from frontrunner.standings import Baseline
+from frontrunner.store import LocalStore
 
 logger = logging.getLogger("frontrunner.server")
 T = TypeVar("T")
@@ -53,13 +47,10 @@ TAKEN_INSTEAD = {
 }
 """Section of a campaign file -> what a body has instead."""
 SECTIONS = ("model", "cluster", "problem", "space", "search", "budget", "probe")
-"""The sections that `CampaignBody` takes."""
 FORBIDDEN_KEYS = {"cluster": ("file", "nvme_path"), "search": ("baseline",)}
-"""Keys of a campaign file that name a file or a folder, in the sections that `CampaignBody` takes."""
 ABOUT = {"trainer": "command", "data": "data.", "table": "table."}
 """Kind of a registered name -> first words of messages about its content, which may name a path or command."""
 HIDDEN_LINES = ("worker_init", "scheduler_options", "launcher_options")
-"""Keys of [dispatch] with lines for shells and batch systems, which no response carries."""
 LAPTOP: Section = {
     "name": "first-try",
     "evaluator": "simulated",
@@ -78,7 +69,7 @@ class Body(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def in_our_words(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def in_our_words(cls, given: Any, handler: pydantic.ModelWrapValidatorHandler[Self]) -> Self:
         """Raise `InvalidInput` in place of pydantic's errors."""
         try:
             return handler(given)
@@ -86,14 +77,13 @@ class Body(BaseModel):
             raise invalid_input(error.errors(), given, cls) from None
 
 
-def _described(name: str) -> WithJsonSchema:
-    """Return the JSON Schema of a section, which is validated with what the registered names add to it."""
+def _described(name: str) -> pydantic.WithJsonSchema:
     schema = section_schema(name)
     keys = {key: value for key, value in schema["properties"].items() if key not in FORBIDDEN_KEYS.get(name, ())}
     schema = {"title": f"{name.capitalize()}Section", **schema, "properties": keys}
     if name == "cluster":  # a registered site may provide all that is needed
         del schema["anyOf"]
-    return WithJsonSchema(schema)
+    return pydantic.WithJsonSchema(schema)
 
 
 class CampaignBody(Body):
@@ -196,15 +186,11 @@ class LinkAnswer(BaseModel):
 
 
 _KIND_FIELDS: Any = dict.fromkeys(KINDS, dict[str, str])
-RegisteredAnswer: Any = create_model("RegisteredAnswer", **_KIND_FIELDS)
-"""The names that a launch may use, each with a short description."""
+RegisteredAnswer: Any = pydantic.create_model("RegisteredAnswer", **_KIND_FIELDS)
 
 
 def campaign_table(body: CampaignBody, known: Registered) -> Table:
-    """Return a body as the content of a campaign file, with the sections of its registered names.
-
-    Raises `InvalidInput` for a key that names a file, an unknown name, and names that do not fit the rest.
-    """
+    """Return a body as the content of a campaign file, with the sections of its registered names."""
     table: Table = {name: dict(section) for name in SECTIONS if (section := getattr(body, name))}
     for section, keys in FORBIDDEN_KEYS.items():
         for key in keys:
@@ -218,7 +204,6 @@ def campaign_table(body: CampaignBody, known: Registered) -> Table:
 
 
 def _evaluator(body: CampaignBody, known: Registered) -> str:
-    """Return the evaluator that the body names, or that its registered names need."""
     named = {EVALUATOR_OF[kind]: kind for kind in EVALUATOR_OF if getattr(body, kind) is not None}
     if len(named) > 1:
         raise bad_value("table", body.table, f"no entry together with trainer = {shown(body.trainer)}")
@@ -257,8 +242,7 @@ def parsed(table: Table) -> CampaignFile:
 def campaign_from(body: CampaignBody, known: Registered, *, most_points: int) -> Iterator[CampaignFile]:
     """Pass the campaign of a body; raise `InvalidInput` for a space of more than `most_points` points.
 
-    An error in what a registered name stands for, here or by what is done with the campaign, is reported by that name
-    only, since a file may be gone and the message would contain its path or command; the service's log has the details.
+    An error in what a registered name stands for is reported by the name only, since it may contain a path or command.
     """
     try:
         file = parsed(campaign_table(body, known))
@@ -290,17 +274,12 @@ def _by_name(kind: str, name: str, known: Registered, error: InvalidInput) -> In
 
 def redacted(found: T) -> T:
     """Return a status or an explanation without the secrets that commands and nodes were given; others as they are."""
-    if isinstance(found, Status):
-        return replace(found, campaign=_redacted_campaign(found.campaign))
     if isinstance(found, Explanation):
-        appearances = (replace(one, campaign=_redacted_campaign(one.campaign)) for one in found.appearances)
-        return replace(found, appearances=tuple(appearances))
+        return replace(found, appearances=tuple(map(redacted, found.appearances)))
+    if isinstance(found, Status | Appearance):
+        campaign = replace(found.campaign, spec_json=_redacted_spec(found.campaign.spec_json))
+        return replace(found, campaign=campaign)
     return found
-
-
-def _redacted_campaign(campaign: Campaign) -> Campaign:
-    """Return a campaign whose specification can be read, but not run where its command or nodes need a secret."""
-    return replace(campaign, spec_json=_redacted_spec(campaign.spec_json))
 
 
 @lru_cache(maxsize=256)
@@ -313,3 +292,93 @@ def _redacted_spec(spec_json: str) -> str:
         command["arguments"] = list(redact(command["arguments"]))
     dispatch.update({key: () for key in HIDDEN_LINES if dispatch.get(key)})
     return spec_json if spec == json.loads(spec_json) else json.dumps(spec)
+
+
+API = "/api/v1"
+MOST_RANKED = 1000
+Page = Annotated[int, Field(ge=1, le=1_000_000, description="The page, from 1.")]
+PageSize = Annotated[int, Field(ge=1, le=200, description="Items per page.")]
+MaxMemory = Annotated[float | None, Field(gt=0, le=1e9, description="Largest peak memory of a rank, in GB.")]
+PAGED: dict[str, Any] = {"page": Page, "page_size": PageSize}
+SIDE: Any = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One method of `LocalStore` over HTTP. `result` is the type of its JSON document; text is sent as it is.
+
+    `query` has the types of its parameters but the campaign or recipe, which is part of the path; `as_none` what a
+    client sends for None; `make` turns what was received into what the method returns.
+    """
+
+    method: str
+    tag: str
+    path: str
+    result: Any
+    query: Mapping[str, Any] = field(default_factory=dict)
+    as_none: Mapping[str, Any] = field(default_factory=dict)
+    make: Callable[[Any], Any] | None = None
+
+    @property
+    def local(self) -> Callable[..., Any]:
+        """The method."""
+        method: Callable[..., Any] = getattr(LocalStore, self.method)
+        return method
+
+    def parameter(self, name: str) -> inspect.Parameter:
+        """Return a query parameter with the default of the method's."""
+        return (
+            inspect.signature(self.local)
+            .parameters[name]
+            .replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=self.query[name])
+        )
+
+
+QUESTIONS = (
+    Question("drivers", "campaigns", "/drivers", list[ActiveDriver]),
+    Question("compare", "campaigns", "/compare", Comparison, {"first": SIDE, "second": SIDE, **PAGED}),
+    Question("status", "campaigns", "/campaigns/{name}", Status),
+    Question("trials", "campaigns", "/campaigns/{name}/trials", TrialPage, {"state": TrialState | None, **PAGED}),
+    Question(
+        "best",
+        "recipes",
+        "/campaigns/{name}/best",
+        list[RankedRecipe],
+        {"top": Annotated[int, Field(ge=1, le=MOST_RANKED)], "by": RankBy, "max_memory_gb": MaxMemory},
+        as_none={"top": MOST_RANKED},
+        make=Ranking,
+    ),
+    Question("pareto", "recipes", "/campaigns/{name}/pareto", list[RankedRecipe], make=Ranking),
+    Question("show", "recipes", "/recipes/{recipe_id}", Explanation),
+    Question("export", "recipes", "/recipes/{recipe_id}/export", str, {"to": str}),
+    Question("predictions_of", "recipes", "/recipes/{recipe_id}/predictions", list[SmallScale], make=tuple),
+    Question("predictions", "reports", "/campaigns/{name}/predictions", SmallScale | None),
+    Question("baseline", "reports", "/campaigns/{name}/baseline", Baseline | None),
+)
+COUNT: Any = Annotated[int | None, Field(ge=1, le=1_000_000)]
+
+
+def _filter_type(name: str) -> Any:
+    if name not in DIMENSIONS:  # data_parallel, which is derived
+        return COUNT
+    dimension = DIMENSIONS[name]
+    words = Literal[*dimension.values] | None if dimension.values else Annotated[str | None, Field(max_length=64)]
+    return {"count": COUNT, "flag": bool | None}.get(dimension.kind, words)
+
+
+_FILTERS: dict[str, Any] = {name: (_filter_type(name), None) for name in FILTERS}
+RecipeQuestion: Any = pydantic.create_model(
+    "RecipeQuestion",
+    __base__=Body,
+    by=(RankBy, RankBy.TOKENS),
+    max_memory_gb=(MaxMemory, None),
+    page=(Page, 1),
+    page_size=(PageSize, 50),
+    **_FILTERS,
+)
+
+
+class FrameAnswer(BaseModel):
+    """The columns of a table, all of one length; null where a cell is missing, times in ISO 8601."""
+
+    columns: dict[str, list[JsonValue]]

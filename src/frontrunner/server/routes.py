@@ -12,24 +12,24 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from frontrunner.evaluators.analytic.estimates import ShownPlan
-from frontrunner.events import POLL_S, Follower, parse_cursor
-from frontrunner.plain_json import to_json
 from frontrunner.planning import plan_of
-from frontrunner.reporting import figure as draw_figure
-from frontrunner.reporting import not_drawn, report_text
 from frontrunner.results import frames
 from frontrunner.results.pages import CampaignPage, RecipePage, campaign_page
 from frontrunner.results.status import FailedTrial, failures
 from frontrunner.server.auth import Role
-from frontrunner.server.drivers import Word
+from frontrunner.server.drivers import Replay, Word
 from frontrunner.server.errors import TooMany
-from frontrunner.server.questions import QUESTIONS, FrameAnswer, Page, PageSize, Question, RecipeQuestion
-from frontrunner.server.replays import Replay
 from frontrunner.server.requests import (
+    QUESTIONS,
     CampaignBody,
+    FrameAnswer,
     LaunchAnswer,
     LinkAnswer,
+    Page,
+    PageSize,
     PlanBody,
+    Question,
+    RecipeQuestion,
     RegisteredAnswer,
     ReplayBody,
     SignalAnswer,
@@ -40,17 +40,18 @@ from frontrunner.server.requests import (
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, answer
 from frontrunner.spaces.errors import CAMPAIGN_NAME, InvalidInput, NothingLegal
 from frontrunner.standings import OnFront
-from frontrunner.store import LOG_BYTES
+from frontrunner.store import LOG_BYTES, POLL_S, Follower, parse_cursor
+from frontrunner.text import to_json
 from frontrunner.views.charts import FIGURES
-from frontrunner.views.charts.data import Missing
-from frontrunner.views.report import Elsewhere
+from frontrunner.views.charts.marks import Missing
+from frontrunner.views.report import Elsewhere, not_drawn, report_text
+from frontrunner.views.report import figure as draw_figure
 
 api = APIRouter(route_class=CachedRoute)
 uncached = APIRouter()
 """Routes whose responses change while nothing is written, and those that write nothing."""
 
 QUIET_POLLS = 15
-"""After this many polls without news a comment keeps proxies from closing the connection."""
 MEDIA = {"svg": "image/svg+xml", "png": "image/png"}
 TEXT = "text/plain; charset=utf-8"
 
@@ -62,13 +63,11 @@ SUBJECTS = {"name": CampaignName, "recipe_id": RecipeId}
 
 
 def _content(*kinds: str) -> Any:
-    """Describe a response that is not JSON."""
     content = {kind: {"schema": {"type": "string"}} for kind in kinds}
     return {"response_class": Response, "responses": {200: {"content": content}}}
 
 
 def _add(question: Question) -> None:
-    """Add the route of a question, which calls the method of `LocalStore`."""
     subjects = [name for name in SUBJECTS if f"{{{name}}}" in question.path]
 
     def route(service: Service, **given: Any) -> Response:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import html
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import anyio
@@ -20,22 +20,20 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
-from frontrunner.plain_json import to_json
-from frontrunner.reporting import Reported, reported
 from frontrunner.results.store import open_store
 from frontrunner.server.auth import ROLE, LoginLinks, Role, make_tokens
-from frontrunner.server.drivers import Drivers
+from frontrunner.server.drivers import Drivers, Replays
 from frontrunner.server.errors import STATUS_OF, Forbidden
-from frontrunner.server.replays import Replays
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.validation import invalid_input
 from frontrunner.store import LocalStore
+from frontrunner.text import to_json
+from frontrunner.views.report import Reported, reported
 
 T = TypeVar("T")
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 SLOW_THREADS = 2
-"""How many launches and plans are worked on at a time."""
 REPORT_TTL_S = 10.0
 """How long what was read for a report serves its figures too: a client asks for each of them by itself."""
 MOST_REPORTED = 2
@@ -47,14 +45,12 @@ PAGE = """<!doctype html>
 """
 """For senders without a token, who may not load the style sheet either, and for fragments of a page."""
 PLACES = ("body", "query", "path", "header")
-"""First part of a validation error's location: where in the request the value is."""
 
 
 class Service:
     """One running service over one store, which is created if missing."""
 
     def __init__(self, settings: ServiceSettings) -> None:
-        """Open the store; raise as `open_store` and `make_tokens` do."""
         limits = settings.limits
         self.settings = settings
         self.tokens, self.links = make_tokens(settings.token_file), LoginLinks()
@@ -125,14 +121,12 @@ class CachedRoute(APIRoute):
 
 async def the_service(request: Request) -> Service:
     """Return the service that a request is sent to."""
-    service: Service = request.app.state.service
-    return service
+    return cast("Service", request.app.state.service)
 
 
 async def the_role(request: Request) -> Role:
     """Return the role of the request's token."""
-    role: Role = request.scope[ROLE]
-    return role
+    return Role(request.scope[ROLE])
 
 
 async def operator(request: Request) -> None:
@@ -147,10 +141,7 @@ OPERATOR = [Depends(operator)]
 
 
 def answer(value: object, *, status: int = 200) -> Response:
-    """Return a value as a JSON response.
-
-    FastAPI's own serialization would validate each value again, and leave out derived figures.
-    """
+    """Return a value as a JSON response; FastAPI's own serialization would leave out derived figures."""
     return Response(to_json(value), status_code=status, media_type="application/json")
 
 

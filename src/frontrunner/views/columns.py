@@ -1,8 +1,4 @@
-"""Columns of tables of recipes, declared once.
-
-The terminal, the pages, notebooks and reports loop over these tuples. A new figure is one entry of `FIGURES`; it then
-shows in the ranking, the front, a recipe's page, the comparison and the plan alike.
-"""
+"""Columns of tables of recipes, declared once for the terminal, the pages, notebooks and reports."""
 
 from __future__ import annotations
 
@@ -20,8 +16,8 @@ from frontrunner.text import gib, minute, node_time, percent, plain, seconds, th
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.estimates import Estimate
-    from frontrunner.results.explain import Appearance, ExplainedAttempt, Neighbor
     from frontrunner.results.pages import TrialOutcome
+    from frontrunner.results.status import Appearance, ExplainedAttempt, Neighbor
 
 Row = TypeVar("Row")
 Other = TypeVar("Other")
@@ -30,7 +26,6 @@ ORIGINS = {
     "simulated": "Simulated: these figures come from rough formulas; nothing was trained.",
     "imported": "Imported: these figures come from a table of others' training; nothing was trained here.",
 }
-"""Notice for figures that the campaign did not measure, by `Campaign.figures`."""
 ENDINGS = {
     ProbeEnding.KNOWN: "ended when its step time was known well enough",
     ProbeEnding.SLOWER: "ended early, clearly slower than the best: its figures are rough",
@@ -38,7 +33,6 @@ ENDINGS = {
     ProbeEnding.LIMIT: "ended at its limit of steps or time",
     ProbeEnding.FIXED: "ended after the requested number of steps",
 }
-"""Why a probe ended where it did."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,6 @@ class Column(Generic[Row]):
 
 
 def _figure(*names: str) -> Callable[[Any], Any]:
-    """Read the first of these attributes: estimates name some figures otherwise than measurements do."""
     return lambda figures: next((getattr(figures, name) for name in names if hasattr(figures, name)), None)
 
 
@@ -99,7 +92,6 @@ CHOICES: tuple[Column[Recipe], ...] = (
     words("sharding", "sharding", lambda recipe: recipe.sharding_name if recipe.copies > 1 else None),
     words("options", "options", lambda recipe: ", ".join(recipe.options()) or None, drop=3, least=12),
 )  # fmt: skip
-"""A recipe's choices."""
 
 FIGURES: tuple[Column[Any], ...] = (
     Column("tokens_per_s", "tokens/s", _figure("tokens_per_s"), thousands, brief="{} tok/s"),
@@ -129,7 +121,6 @@ COLUMNS: tuple[Column[RankedRecipe], ...] = (
     Column("gap_percent", "gap", attrgetter("gap_percent"), "{:.1f} %".format, drop=4, about="to the first"),
     *_MEASURED[1:],
 )
-"""The ranking."""
 
 
 PARTS = {
@@ -158,7 +149,6 @@ ESTIMATES: tuple[Column[Any], ...] = (
     Column("rank", "#", itemgetter(0), drop=5),
     *(column.of(itemgetter(1)) for column in (*RECIPE, *FIGURES, LIMIT)),
 )
-"""Numbered estimates."""
 
 
 def used(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[Column[Row]]:
@@ -193,10 +183,6 @@ def against(neighbor: Neighbor, place: str) -> str:
     return f"{neighbor.gap_percent:.1f} % {'faster' if place == 'above' else 'slower'}{doubt}"
 
 
-def _measured_here(summary: CampaignSummary) -> float | None:
-    return None if summary.figures == IMPORTED else summary.node_seconds_spent
-
-
 CAMPAIGNS: tuple[Column[CampaignSummary], ...] = (
     words("name", "campaign", attrgetter("name")),
     words("state", "state", attrgetter("state_in_words")),
@@ -204,12 +190,17 @@ CAMPAIGNS: tuple[Column[CampaignSummary], ...] = (
     Column("measured", "measured", lambda row: row.probes[TrialState.MEASURED], "{:,}".format, drop=1),
     Column("failed", "failed", lambda row: row.probes[TrialState.FAILED], "{:,}".format, drop=2),
     Column("legal_recipes", "legal recipes", attrgetter("legal_recipes"), "{:,}".format, drop=6),
-    Column("node_seconds_spent", "spent", _measured_here, node_time, drop=4),
+    Column(
+        "node_seconds_spent",
+        "spent",
+        lambda row: None if row.figures == IMPORTED else row.node_seconds_spent,
+        node_time,
+        drop=4,
+    ),
     words("strategy", "strategy", attrgetter("strategy"), drop=5),
     words("figures", "figures", attrgetter("figures"), drop=1, about="where the figures come from"),
     words("created_at", "created, UTC", attrgetter("created_at"), minute, drop=3),
 )
-"""The list of campaigns."""
 
 
 def why(outcome: Outcome | None) -> str | None:
@@ -240,7 +231,6 @@ TRIALS: tuple[Column[TrialOutcome], ...] = (
     Column("attempts", "tries", attrgetter("attempts")),
     words("why", "why", lambda row: why(row.outcome)),
 )
-"""Trials of a campaign."""
 
 ATTEMPTS: tuple[Column[tuple[Appearance, ExplainedAttempt]], ...] = (
     words("campaign", "campaign", lambda row: row[0].campaign.name),
@@ -250,4 +240,3 @@ ATTEMPTS: tuple[Column[tuple[Appearance, ExplainedAttempt]], ...] = (
     words("why", "why", lambda row: why(row[1].outcome)),
     words("host", "on", lambda row: row[1].provenance and row[1].provenance.host),
 )
-"""Attempts at one recipe."""

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import dropwhile
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,20 +15,19 @@ from rich.text import Text
 
 from frontrunner.spaces.cluster import PRECISIONS
 from frontrunner.text import counted, fit_verdict, gib, latency, percent, plain, seconds, size, thousands, wrapped
-from frontrunner.views.terminal import Terminal, console, ruled_table
+from frontrunner.views.terminal import console, ruled_table
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.fit import StepFit
-    from frontrunner.evaluators.diagnostics.calibration import Calibration, Line
+    from frontrunner.evaluators.diagnostics.calibration import Calibration
     from frontrunner.evaluators.diagnostics.doctor.check import Check
     from frontrunner.evaluators.diagnostics.doctor.collective_test import Bandwidth
-    from frontrunner.evaluators.diagnostics.dryrun import DryRun, TracedRank
+    from frontrunner.evaluators.diagnostics.dryrun import DryRun
     from frontrunner.evaluators.diagnostics.profile import ProfileReport
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold red"}
 WIDEST = 120
 INDENT = 11
-"""Columns before a check's finding: two, the longest status, two."""
 NOISY = 0.3
 """Relative error of a line above which its figures are marked: timings that other work disturbed, or no line."""
 LEAST_SHARE = 0.0005
@@ -61,13 +61,33 @@ def print_doctor(checks: Sequence[Check], rows: Sequence[Bandwidth]) -> None:
     out.say(", ".join(summary), style="bold")
 
 
+_LINKS = {"pair": "pair of devices", "node": "node", "nic": "network port", "host": "host memory"}
+
+
 def print_calibration(found: Calibration, out_file: Path) -> None:
     """Print the measured figures of a cluster, then a row per collective."""
     out, cluster = console(), found.cluster
     out.say(f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device}", style="bold")
-    out.print(_calibrated(found))
+    tables = {
+        **{f"matmul_tflops.{name}": (f"matrix products, {name}", "TFLOP/s") for name in PRECISIONS},
+        "memory_gb_per_s": ("memory", "GB/s"),
+        **{f"links.{link}_gb_per_s": (title, "GB/s") for link, title in _LINKS.items()},
+    }
+    table = ruled_table(None, "per device, all at work", ("", "right"), "", ("measured as", "fold"))
+    for key, (title, unit) in tables.items():
+        value = attrgetter(key)(cluster)
+        if key in found.notes and value is not None:
+            table.add_row(title, thousands(value), unit, found.notes[key])
+    out.print(table)
     if found.lines:
-        out.print(_collectives(found.lines))
+        numbers = ((head, "right") for head in ("ranks", "latency", "GB/s", "sizes", "off by"))
+        table = ruled_table("time = latency + bytes over a link / bandwidth", "collective", "level", *numbers)
+        for line in found.lines:
+            rate = "-" if line.bytes_per_s is None else thousands(line.bytes_per_s / 1e9)
+            off = percent(line.residual, 0) + (" !" if line.residual > NOISY else "")
+            figures = (str(line.ranks), latency(line.latency_s), rate, str(line.points), off)
+            table.add_row(line.collective, line.level, *figures)
+        out.print(table)
     if any(line.residual > NOISY for line in found.lines):
         out.say(f"! timings lie more than {percent(NOISY, 0)} off the line: other work, or no line", style="dim")
     for warning in (*(f"not written: {missing}" for missing in found.untold), *filter(None, [found.busy])):
@@ -76,40 +96,6 @@ def print_calibration(found: Calibration, out_file: Path) -> None:
         lacking = "measurements were left out for lack of time; raise --seconds to include them"
         out.say(f"{found.left_out} {lacking}", style="dim")
     out.say(f"written: {out_file}", whole=True)
-
-
-def _calibrated(found: Calibration) -> Table:
-    cluster, links = found.cluster, found.cluster.links
-    rows = [
-        (f"matrix products, {name}", f"matmul_tflops.{name}", getattr(cluster.matmul_tflops, name), "TFLOP/s")
-        for name in PRECISIONS
-    ]
-    rows.append(("memory", "memory_gb_per_s", cluster.memory_gb_per_s, "GB/s"))
-    rows += [
-        (title, f"links.{key}", getattr(links, key), "GB/s")
-        for title, key in (
-            ("pair of devices", "pair_gb_per_s"),
-            ("node", "node_gb_per_s"),
-            ("network port", "nic_gb_per_s"),
-            ("host memory", "host_gb_per_s"),
-        )
-    ]
-    table = ruled_table(None, "per device, all at work", ("", "right"), "", ("measured as", "fold"))
-    for title, key, value, unit in rows:
-        if key in found.notes and value is not None:
-            table.add_row(title, thousands(value), unit, found.notes[key])
-    return table
-
-
-def _collectives(lines: Sequence[Line]) -> Table:
-    numbers = ((head, "right") for head in ("ranks", "latency", "GB/s", "sizes", "off by"))
-    table = ruled_table("time = latency + bytes over a link / bandwidth", "collective", "level", *numbers)
-    for line in lines:
-        rate = "-" if line.bytes_per_s is None else thousands(line.bytes_per_s / 1e9)
-        off = percent(line.residual, 0) + (" !" if line.residual > NOISY else "")
-        figures = (str(line.ranks), latency(line.latency_s), rate, str(line.points), off)
-        table.add_row(line.collective, line.level, *figures)
-    return table
 
 
 def print_fit(found: StepFit, out_file: Path) -> None:
@@ -146,14 +132,18 @@ _FLOPS = {
     "recomputed": "recomputed_flops",
     "hardware: all": "hardware_flops_per_step",
 }
-"""Rows of a dry run's FLOPs: title -> attribute of a traced rank."""
 
 
 def print_dryrun(found: DryRun) -> None:
     """Print a dry run: memory at the peak by category, whether it fits, and the FLOPs."""
     out = console()
+    stages = found.recipe.pipeline_parallel
     out.say((found.recipe_id, "bold"), f"  {found.recipe.describe()}")
-    heads = ((_rank_heading(rank, found), "right") for rank in found.ranks)
+    heads = []
+    for rank in found.ranks:
+        worst = ", worst" if rank is found.worst and len(found.ranks) > 1 else ""
+        place = f"\npipeline {rank.pipeline_rank + 1} of {stages}, {rank.layers} layers" if stages > 1 else ""
+        heads.append((f"rank {rank.rank}{worst}{place}", "right"))
     table = ruled_table(None, "memory at the peak, GiB", *heads)
     for category in found.worst.memory_bytes:
         sizes = [rank.memory_bytes[category] for rank in found.ranks]
@@ -172,15 +162,7 @@ def print_dryrun(found: DryRun) -> None:
     out.say(f"traced in {seconds(found.wall_time_s)}")
 
 
-def _rank_heading(rank: TracedRank, found: DryRun) -> str:
-    worst = ", worst" if rank is found.worst and len(found.ranks) > 1 else ""
-    stages = found.recipe.pipeline_parallel
-    place = f"\npipeline {rank.pipeline_rank + 1} of {stages}, {rank.layers} layers" if stages > 1 else ""
-    return f"rank {rank.rank}{worst}{place}"
-
-
 def _counted_over(found: DryRun) -> str:
-    """Return what was traced of the step, and why that is enough."""
     traced, all_of_them = found.micro_batches, found.recipe.accumulation
     if found.extrapolated:
         return (
@@ -212,7 +194,14 @@ def print_profile(report: ProfileReport) -> None:
         f"same run ({report.tracing_slowdown:.2f} times){probed}"
     )
     if report.host_trees:
-        _print_tree(out, report)
+        path = report.host_trees[report.slowest_rank]
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = list(dropwhile(lambda line: not line[0].isdigit(), lines))  # its banner
+        out.say(f"\nPython on rank {report.slowest_rank}, by pyinstrument:", style="bold")
+        for line in lines[:MOST_TREE_LINES]:
+            out.print(Text(plain(BINDING.sub("", line))), overflow="ellipsis", no_wrap=True)
+        if len(lines) > MOST_TREE_LINES:
+            out.say(f"... {len(lines) - MOST_TREE_LINES} more lines in {path}", whole=True)
     ranks = f"all {len(report.ranks)} ranks" if len(report.ranks) > 1 else "the rank"
     out.say(f"trace of {ranks}, for Perfetto: {report.joined_trace}", whole=True)
 
@@ -249,15 +238,3 @@ def _parts(report: ProfileReport) -> Table:
 def _milliseconds(time_s: float) -> str:
     """Return one digit after the point throughout, so that a column adds up."""
     return f"{1000 * time_s:,.1f} ms"
-
-
-def _print_tree(out: Terminal, report: ProfileReport) -> None:
-    """Print the tree of the slowest rank."""
-    path = report.host_trees[report.slowest_rank]
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    lines = list(dropwhile(lambda line: not line[0].isdigit(), lines))  # its banner
-    out.say(f"\nPython on rank {report.slowest_rank}, by pyinstrument:", style="bold")
-    for line in lines[:MOST_TREE_LINES]:
-        out.print(Text(plain(BINDING.sub("", line))), overflow="ellipsis", no_wrap=True)
-    if len(lines) > MOST_TREE_LINES:
-        out.say(f"... {len(lines) - MOST_TREE_LINES} more lines in {path}", whole=True)

@@ -16,7 +16,6 @@ from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
 from frontrunner.search.listener import LAST_OUTCOMES, Ended, Listener, RunningProbe, View
-from frontrunner.search.strategy import Outlook
 from frontrunner.text import percent, plain, seconds
 from frontrunner.views.columns import briefly
 
@@ -25,7 +24,6 @@ BAR_WIDTH = 30
 NUMBERS_WIDTH = 51
 """Most columns for the numbers of a measurement; a recipe's text gets the rest of the line."""
 MOST_RUNNING = 6
-"""Running probes that are shown one by one."""
 EventData = Mapping[str, str | int | float | None]
 
 
@@ -130,10 +128,7 @@ def _write(line: str) -> None:
 
 
 def panel(view: View, *, width: int, rows: int = 0) -> Group:
-    """Return budget, counts, best so far, what runs, and the last outcomes, in lines that never wrap.
-
-    With `rows` the panel is padded to a steady height, with as many lines of running probes.
-    """
+    """Return the panel in lines that never wrap; with `rows` it has a steady height, with as many running probes."""
     shown = [*view.last, *([view.best] if view.best else [])]
     longest = max((len(_named(ended)) for ended in shown), default=0)
     room = max(12, min(longest, width - LABEL_WIDTH - NUMBERS_WIDTH))  # one for all, so that numbers are aligned
@@ -148,15 +143,28 @@ def panel(view: View, *, width: int, rows: int = 0) -> Group:
     ]
     failed = "".join(f", {count} {kind}" for kind, count in view.failures.items())
     best = Text(f"nothing {view.figures} yet") if view.best is None else _outcome(view.best, room, style="bold green")
+    outlook = []
+    if (found := view.outlook) is not None:
+        shares = (found.expected_improvement, found.share_below, found.share_below_at_most)
+        gain, below, most = map(percent, shares)
+        what = "front" if found.of_front else "best"
+        outlook = [Text(f"next probe +{gain}; {what} {below} (at most {most}) below the space's")]
     parts: list[tuple[str, list[Text]]] = [
         *((limit.name, [_limit(limit)]) for limit in view.limits),
         ("outcomes", [Text(f"{view.measured} {view.figures}{failed}")]),
         ("best", [best]),
-        ("outlook", [] if view.outlook is None else [Text(_outlook(view.outlook))]),
+        ("outlook", outlook),
         ("running", running + [Text()] * (rows - len(running))),
         ("last", last + [Text()] * (LAST_OUTCOMES - len(last) if rows else 0)),
     ]
-    lines = [_head(view, width)]
+    head = Text(view.name, style="bold")
+    head.append(f"  {view.strategy} over {view.legal_recipes:,} legal recipes", style="not bold")
+    if view.figures != "measured":
+        head.append(f", {view.figures}", style="not bold yellow")
+    if view.seconds_left is not None and view.seconds_left >= 1:
+        left = f"about {seconds(round(view.seconds_left))} left"
+        head.append(left.rjust(max(2 + len(left), min(width, 100) - head.cell_len)), style="not bold")
+    lines = [head]
     for label, texts in parts:
         heads = [label, *[""] * len(texts)]
         lines += [Text.assemble((f"{head:<{LABEL_WIDTH}}", "dim"), text) for head, text in zip(heads, texts)]  # noqa: B905
@@ -165,33 +173,13 @@ def panel(view: View, *, width: int, rows: int = 0) -> Group:
     return Group(*lines)
 
 
-def _head(view: View, width: int) -> Text:
-    text = Text(view.name, style="bold")
-    text.append(f"  {view.strategy} over {view.legal_recipes:,} legal recipes", style="not bold")
-    if view.figures != "measured":
-        text.append(f", {view.figures}", style="not bold yellow")
-    if view.seconds_left is not None and view.seconds_left >= 1:
-        left = f"about {seconds(round(view.seconds_left))} left"
-        text.append(left.rjust(max(2 + len(left), min(width, 100) - text.cell_len)), style="not bold")
-    return text
-
-
 def _limit(limit: Limit) -> Text:
     done = round(BAR_WIDTH * limit.share)
     bar = (("━" * done, "green"), ("━" * (BAR_WIDTH - done), "bright_black"))
     return Text.assemble(*bar, f"  {limit.used:.3g} of {limit.allowed:.3g}")
 
 
-def _outlook(outlook: Outlook) -> str:
-    """Return what is left to gain, short enough for a narrow terminal."""
-    shares = (outlook.expected_improvement, outlook.share_below, outlook.share_below_at_most)
-    gain, below, most = (percent(share) for share in shares)
-    what = "front" if outlook.of_front else "best"
-    return f"next probe +{gain}; {what} {below} (at most {most}) below the space's"
-
-
 def _progress(probe: RunningProbe) -> str:
-    """Return what a probe does, with the time first: its width changes least."""
     elapsed = f"{probe.seconds:.0f} s"
     if probe.progress is None:
         return elapsed

@@ -6,7 +6,8 @@ import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from functools import partial
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from rich.padding import Padding
@@ -17,7 +18,7 @@ from frontrunner.evaluators.analytic.accuracy_bounds import Trust
 from frontrunner.evaluators.analytic.advice import WORTH_ITS_COMPLEXITY, Advice, ParallelLayout, speed, traffic_s
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
 from frontrunner.evaluators.analytic.estimates import Estimate, ShownPlan
-from frontrunner.evaluators.analytic.scaling import Bound, Scaling, ScalingRow
+from frontrunner.evaluators.analytic.scaling import Scaling, ScalingRow
 from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
 from frontrunner.spaces.errors import shown
 from frontrunner.text import count, counted, fit_verdict, gib, percent, plain, seconds, size, thousands, wrapped
@@ -26,7 +27,6 @@ from frontrunner.views.terminal import column_table, console, ruled_table
 
 INDENT = 3
 WIDEST_TEXT = 110
-"""Longer lines of words are hard to read."""
 
 
 def print_plan(plan: ShownPlan, *, file: str) -> None:
@@ -70,21 +70,19 @@ def print_trust(trust: Trust | ShownPlan) -> None:
         out.say(f"note: {remark}", style="dim")
 
 
-def _global_batch(row: ScalingRow) -> str | None:
-    """Return the best recipe's own, where the problem leaves a range."""
-    if row.best is not None:
-        return f"{row.best.recipe.global_batch_seqs:,}"
-    batch = row.global_batch
-    return None if batch is None else f"{batch.minimum:,}" if batch.is_fixed else str(batch)
-
-
 _BEST: dict[str, Column[ScalingRow]] = {
     column.key: column.of(attrgetter("best")) for column in (*RECIPE, *FIGURES, LIMIT)
 }
 SCALING: tuple[Column[ScalingRow], ...] = (
     Column("nodes", "nodes", attrgetter("nodes"), "{:,}".format),
     Column("devices", "devices", attrgetter("devices"), "{:,}".format, drop=6),
-    Column("global_batch", "global batch", _global_batch, drop=5),
+    Column(
+        "global_batch",
+        "global batch",
+        lambda row: row.best.recipe.global_batch_seqs if row.best else None,
+        "{:,}".format,
+        drop=5,
+    ),
     replace(_BEST["recipe_id"], title="best recipe", drop=1),
     _BEST["layout"],
     replace(_BEST["batch"], drop=7),
@@ -103,7 +101,6 @@ SCALING: tuple[Column[ScalingRow], ...] = (
     ),
     replace(_BEST["limit"], drop=9),
 )
-"""The best recipe on each number of nodes."""
 
 
 def print_scaling(found: Scaling) -> None:
@@ -121,19 +118,13 @@ def print_scaling(found: Scaling) -> None:
                 out.say(f"{counted(row.nodes, 'node')}: {row.reason}")
     out.say("\nefficiency: tokens/s per device relative to the smallest node count that has a recipe", style="dim")
     for bound in found.bounds:
-        out.say(f"note: {_bounded(bound)}", style="dim")
+        *most, last = (f"{nodes:,}" for nodes in bound.nodes)
+        nodes = f"{', '.join(most)} and {last}" if most else last
+        found_at = f"space.{bound.dimension} goes up to {bound.largest}, which is best on {nodes} nodes"
+        out.say(f"note: {found_at}: a longer list may hold something faster", style="dim")
     if found.devices_ignored:
         out.say("note: space.devices is ignored: each count uses all its devices", style="dim")
     print_trust(found.trust)
-
-
-def _bounded(bound: Bound) -> str:
-    *most, last = (f"{nodes:,}" for nodes in bound.nodes)
-    nodes = f"{', '.join(most)} and {last} nodes" if most else f"{last} nodes"
-    return (
-        f"space.{bound.dimension} goes up to {bound.largest}, which is best on {nodes}: a longer list may hold "
-        "something faster"
-    )
 
 
 def print_breakdown(found: Breakdown) -> None:
@@ -141,17 +132,20 @@ def print_breakdown(found: Breakdown) -> None:
     out = console()
     estimate, measured = found.estimate, found.measured
     out.say((estimate.recipe_id, "bold"), f"  {estimate.recipe.describe()}")
-    out.print(_figures(found))
-    with_recompute = ""
+    rows: list[tuple[str, Estimate | Measured]] = [("estimated", estimate)]
+    rows += [] if measured is None else [("measured", measured)]
+    columns = (words("origin", "", itemgetter(0)), *(column.of(itemgetter(1)) for column in FIGURES))
+    out.print(column_table(None, columns, rows, width=out.width))
     if found.hardware_tflops_per_device > 1.001 * estimate.model_tflops_per_device:
-        with_recompute = f"; {thousands(found.hardware_tflops_per_device)} with what is computed a second time"
-    out.say(f"TFLOPS: per device, of the model's own work{with_recompute}", style="dim")
+        with_recompute = thousands(found.hardware_tflops_per_device)
+        out.say(f"{with_recompute} TFLOPS/device with what is computed a second time", style="dim")
     if measured is not None:
-        verdict = "within" if abs(found.step_time_error or 0.0) <= found.trust.expected_error else "beyond"
+        errors = {"step time": found.step_time_error, "peak memory": found.peak_memory_error}
+        off = " and ".join(f"{100 * error:+.0f} % in {of}" for of, error in errors.items() if error is not None)
+        within = "within" if abs(found.step_time_error or 0.0) <= found.trust.expected_error else "beyond"
         out.say(
-            f"measured by campaign {measured.campaign} of {measured.store}: "
-            f"{counted(measured.repeats, 'measurement')}, steps spread by {percent(measured.step_time_spread)}; the "
-            f"estimate is {verdict} its expected error of {percent(found.trust.expected_error, 0)}",
+            f"measured by campaign {measured.campaign} of {measured.store}; the estimate is off by {off}, {within} its "
+            f"expected error of {percent(found.trust.expected_error, 0)}",
             style="dim",
         )
     out.say(f"limited by {limited_by(estimate)}")
@@ -166,25 +160,6 @@ def print_breakdown(found: Breakdown) -> None:
     print_trust(found.trust)
     if why_untraceable(estimate.recipe) is None:
         out.say("`frontrunner dryrun` traces the memory of the real step", style="dim")
-
-
-def _figures(found: Breakdown) -> Table:
-    """Return estimated and, where there are any, measured figures in a row each, and the error between them."""
-    estimate, measured = found.estimate, found.measured
-    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
-    table.add_column("", no_wrap=True)
-    for title in ("step", "tokens/s", "tok/s/device", "TFLOPS", "MFU", "peak GiB"):
-        table.add_column(title, justify="right", no_wrap=True, header_style="dim")
-    rows: dict[str, Estimate | Measured] = {"estimated": estimate} | ({"measured": measured} if measured else {})
-    for name, row in rows.items():
-        tflops = estimate.model_tflops_per_device * row.tokens_per_s / estimate.tokens_per_s
-        rates = map(thousands, (row.tokens_per_s, row.tokens_per_s / estimate.recipe.devices, tflops))
-        table.add_row(name, seconds(row.step_time_s), *rates, percent(row.mfu), gib(row.peak_memory_bytes))
-    if measured is not None:
-        errors = ("-" if e is None else f"{100 * e:+.0f} %" for e in (found.step_time_error, found.peak_memory_error))
-        step, memory = errors
-        table.add_row("error", step, *4 * [""], memory, style="dim")
-    return table
 
 
 def _bar(amount: float, longest: float, style: str) -> ProgressBar:
@@ -207,7 +182,6 @@ def _step_table(found: Breakdown) -> Table:
 
 
 def _memory_table(found: Breakdown) -> Table:
-    """Return a column per rank that differs; the bars are those of the fullest."""
     ranks, sizes = found.ranks, found.estimate.memory_parts_bytes
     is_split = len(ranks) > 1
     unit, name = (2**30, "GiB") if found.estimate.peak_memory_bytes >= 2**30 else (2**20, "MiB")
@@ -241,32 +215,33 @@ class Answer:
 
 def answers(advice: Advice) -> tuple[Answer, ...]:
     """Return the answers in the order in which a person would ask."""
-    cluster = advice.problem.cluster
+    cluster, copy, chosen = advice.problem.cluster, advice.one_copy, advice.chosen
     questions = {"Does it fit on one device?": advice.one_device}
     if advice.one_node:
         questions[f"On one node of {cluster.devices_per_node} devices?"] = advice.one_node
     if cluster.devices > 1:
         questions[f"On all {cluster.devices:,} devices, {counted(cluster.nodes, 'node')}?"] = advice.whole_cluster
-    found: list[Answer] = []
-    for question, layouts in questions.items():
-        sentences = (*([] if found else _one_copy(advice)), _best(layouts, advice))
-        found.append(Answer(question=question, answer=_verdict(layouts), sentences=sentences, layouts=layouts))
-    name, question = "more memory", "What then?"
-    if advice.chosen is not None:
-        name, question = advice.chosen.name, "What then, and why?"
-    return (*found, Answer(question=question, answer=name, sentences=tuple(_why(advice))))
-
-
-def _one_copy(advice: Advice) -> Iterator[str]:
-    copy = advice.one_copy
+    found, sentences = [], []
     if copy is not None:
         each = f"{copy.state_bytes / advice.problem.model.parameters:.3g} bytes per parameter"
-        yield (
+        sentences.append(
             f"One copy needs {size(copy.state_bytes)} for parameters, gradients and optimizer ({each}), and "
             f"{size(copy.activation_bytes_whole)} for the activations of a sequence, "
             f"{size(copy.activation_bytes_recomputed)} with full recompute; a device has "
-            f"{size(advice.problem.cluster.memory_bytes_per_device)}."
+            f"{size(cluster.memory_bytes_per_device)}."
         )
+    for question, layouts in questions.items():
+        sentences.append(_best(layouts, advice))
+        found.append(Answer(question=question, answer=_verdict(layouts), sentences=tuple(sentences), layouts=layouts))
+        sentences = []
+    if chosen is not None:
+        reasons = tuple(_why(advice, chosen))
+        return (*found, Answer(question="What then, and why?", answer=chosen.name, sentences=reasons))
+    if copy is not None:
+        devices = math.ceil(copy.state_bytes / cluster.memory_bytes_per_device)
+        nodes = counted(math.ceil(devices / cluster.devices_per_node), "node")
+        sentences = [f"Parameters, gradients and optimizer alone fill {devices:,} such devices, {nodes}."]
+    return (*found, Answer(question="What then?", answer="more memory", sentences=tuple(sentences)))
 
 
 def _verdict(layouts: Sequence[ParallelLayout]) -> str:
@@ -275,52 +250,30 @@ def _verdict(layouts: Sequence[ParallelLayout]) -> str:
 
 
 def _best(layouts: Sequence[ParallelLayout], advice: Advice) -> str:
-    """Return the fastest layout that fits, else the smallest recipe, else why there is none."""
     known = [layout.estimate for layout in layouts if layout.estimate is not None]
     best = max(layouts, key=speed)
     if best.fits and best.estimate is not None:
-        fitting = sum(layout.fits for layout in layouts)
-        return (
-            f"{fitting} of {len(layouts)} layouts fit. Fastest: {best.name}, {named(best.estimate)}, "
-            f"{seconds(best.estimate.step_time_s)} per step, {_peak(best.estimate, advice)}."
-        )
+        fitting = f"{sum(layout.fits for layout in layouts)} of {len(layouts)} layouts fit"
+        return f"{fitting}. Fastest: {best.name}, {_named(best.estimate)}, {_peak(best.estimate, advice)}."
     if known:
         smallest = min(known, key=attrgetter("peak_memory_bytes"))
-        return f"The smallest recipe, {named(smallest)}, needs {_peak(smallest, advice)}."
+        return f"The smallest recipe, {_named(smallest)}, needs {_peak(smallest, advice)}."
     return f"No recipe can be estimated: {layouts[0].reason}."
 
 
-def _why(advice: Advice) -> Iterator[str]:
-    """Yield what the recommended layout does and costs, and why no faster one is taken; or what is missing."""
-    chosen, found = advice.chosen, _estimate(advice)
-    if chosen is None or found is None:
-        cluster = advice.problem.cluster
-        if advice.one_copy is not None:
-            needed = math.ceil(advice.one_copy.state_bytes / cluster.memory_bytes_per_device)
-            nodes = counted(math.ceil(needed / cluster.devices_per_node), "node")
-            yield f"Parameters, gradients and optimizer alone fill {needed:,} such devices, {nodes}."
-        return
+def _why(advice: Advice, chosen: ParallelLayout) -> Iterator[str]:
     yield f"{chosen.name}: {chosen.about}."
-    if found.recipe.devices > 1:
-        waits = f"{seconds(traffic_s(found))} ({percent(traffic_s(found) / found.step_time_s)})"
-        yield (
-            f"Of {seconds(found.step_time_s)} per step it computes {seconds(found.step_parts_s['compute'])} and waits "
-            f"{waits} for other devices."
-        )
     fastest = advice.fastest
     if fastest is not None and fastest is not chosen:
-        yield (
-            f"{fastest.name} is estimated {percent(speed(fastest) / speed(chosen) - 1)} faster: at most the "
-            f"{percent(WORTH_ITS_COMPLEXITY, 0)} for which a plainer layout is kept."
-        )
+        faster, kept = percent(speed(fastest) / speed(chosen) - 1), percent(WORTH_ITS_COMPLEXITY, 0)
+        yield f"{fastest.name} is estimated {faster} faster: at most the {kept} for which a plainer layout is kept."
     if advice.tiling is not None:
         tiled, saved = advice.tiling.tiled, size(max(advice.tiling.saved_bytes, 0))
         slower = percent(advice.tiling.slower, 0)
         yield f"With {' '.join(tiled.recipe.levers)} ({tiled.recipe_id}) it frees {saved} and takes {slower} longer."
 
 
-def named(found: Estimate) -> str:
-    """Return a recipe's id and its description."""
+def _named(found: Estimate) -> str:
     return f"{found.recipe_id} ({found.recipe.describe()})"
 
 
@@ -347,7 +300,9 @@ def begin_with(advice: Advice) -> str | None:
     found = _estimate(advice)
     if found is None:
         return None
-    return f"{named(found)}: {thousands(found.tokens_per_s)} tokens/s, MFU {percent(found.mfu)}, {_peak(found, advice)}"
+    return (
+        f"{_named(found)}: {thousands(found.tokens_per_s)} tokens/s, MFU {percent(found.mfu)}, {_peak(found, advice)}"
+    )
 
 
 def commands(advice: Advice, file: str) -> dict[str, str]:
@@ -356,15 +311,13 @@ def commands(advice: Advice, file: str) -> dict[str, str]:
     if found is None:
         more = ",".join(str(advice.problem.cluster.nodes * factor) for factor in (2, 4, 8))
         return {f"frontrunner plan {quoted} --nodes {more}": "what the space gives on more nodes"}
-    choices = {key: str(value).lower() if isinstance(value, bool) else value for key, value in advice.choices.items()}
-    chosen = " ".join(["--campaign", quoted, *(f"{key}={value}" for key, value in choices.items())])
-    dryrun = {} if why_untraceable(found.recipe) else {f"frontrunner dryrun {chosen}": "trace its memory"}
+    words = (f"{key}={str(value).lower()}" for key, value in advice.choices.items())
+    chosen = " ".join(["--campaign", quoted, *words])
+    next_steps = {f"frontrunner explain {chosen}": "what its step and memory go to"}
+    if why_untraceable(found.recipe) is None:
+        next_steps[f"frontrunner dryrun {chosen}"] = "trace its memory"
     around = "the recipes around it" + (", once [space] lists it" if advice.lacking else "")
-    return {
-        f"frontrunner explain {chosen}": "what its step and memory go to",
-        **dryrun,
-        f"frontrunner plan {quoted}": around,
-    }
+    return next_steps | {f"frontrunner plan {quoted}": around}
 
 
 def additions(advice: Advice) -> tuple[str, ...]:
@@ -402,11 +355,6 @@ LAYOUTS: tuple[Column[ParallelLayout], ...] = (
     replace(RECIPE_ID.of(attrgetter("estimate")), drop=1),
     words("describe", "in short", lambda x: x.estimate.recipe.describe() if x.estimate else x.reason, drop=3, least=22),
 )  # fmt: skip
-"""Parallel layouts compared."""
-
-
-def _is_as_fast_as(best: ParallelLayout) -> Callable[[ParallelLayout], bool]:
-    return lambda layout: 0 < speed(layout) == speed(best)
 
 
 def print_advice(advice: Advice, file: str) -> None:
@@ -422,8 +370,9 @@ def print_advice(advice: Advice, file: str) -> None:
         for sentence in answer.sentences:
             say(sentence)
         if answer.layouts:
-            best = max(answer.layouts, key=speed)
-            table = column_table(None, LAYOUTS, answer.layouts, width=out.width - INDENT, bold=_is_as_fast_as(best))
+            best = max(map(speed, answer.layouts))
+            is_best = partial(lambda best, layout: 0 < speed(layout) == best, best)
+            table = column_table(None, LAYOUTS, answer.layouts, width=out.width - INDENT, bold=is_best)
             out.print(Padding(table, (0, 0, 0, INDENT), expand=False))
     out.print()
     print_trust(advice.trust)

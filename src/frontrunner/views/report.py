@@ -1,8 +1,4 @@
-"""Report of a campaign as one HTML file that needs no network and no other file.
-
-The template report.html escapes all text. The script that draws the charts is part of the page: a content security
-policy allows that script alone, by its hash, and keeps it from loading or sending anything.
-"""
+"""Report of a campaign as one HTML file that needs no network and no other file, and its figures as pictures."""
 
 from __future__ import annotations
 
@@ -12,33 +8,40 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any
 
 from frontrunner import __version__
+from frontrunner.evaluators.probe.files import write_bytes
 from frontrunner.results.outcome import Measurement, ProbeEnding
 from frontrunner.results.predictions import outlook_of
 from frontrunner.results.ranking import RankedRecipe
-from frontrunner.results.records import IMPORTED, Campaign
+from frontrunner.results.records import IMPORTED
 from frontrunner.search.budget import outlook_in_words
+from frontrunner.search.campaign_setup import stored_spec, stored_survey
 from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean, writing
 from frontrunner.text import count, counted, minute, node_time, percent, plain, seconds, thousands
 from frontrunner.views.charts import FIGURES
-from frontrunner.views.charts.data import Chart, Collected, Missing, Table
 from frontrunner.views.charts.landscape import ranking_table
-from frontrunner.views.charts.render import javascript
+from frontrunner.views.charts.marks import Chart, Collected, Missing, Table, collect
+from frontrunner.views.charts.render import FORMATS, javascript, picture, require_installed
 from frontrunner.views.columns import ORIGINS, figures_in_words
+
+if TYPE_CHECKING:
+    from frontrunner.results.store import Store
+    from frontrunner.search.spec import CampaignSpec
+    from frontrunner.spaces.space import Survey
 
 TOP = 10
 MOST_FAILURES = 200
-"""Failed recipes that are listed with their logs; the commands list all."""
 MOST_ROWS = 500
-"""Of a chart's table."""
 LONG_WORDS = 16
-"""Columns with longer text stay broad, whatever the page's width."""
 NUMBER = re.compile(r"-|[+-]?[\d.,]+(e[+-]?\d+)?( (%|s|ms))?")
 
 
@@ -95,7 +98,6 @@ def report_page(
 
 
 def _commands(best: RankedRecipe, elsewhere: Elsewhere) -> dict[str, str]:
-    """Return commands with their purposes; imported rows cannot be replayed, nor can a service replay."""
     recipe, option = best.recipe_id, elsewhere.option
     found = {}
     if best.figures != "imported" and elsewhere.server is not None:
@@ -145,6 +147,13 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
     failed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) or "none failed"
     budget = spec.budget
     limits = {"probes": budget.probes, "minutes": budget.minutes, "node-hours": budget.node_hours}
+    words = f"{collected.reused} recipes reused from earlier campaigns, " if collected.reused else ""
+    spent = (
+        f"{len(collected.attempts) - collected.reused} probes, {words}{node_time(campaign.node_seconds_spent)}, "
+        f"{seconds(campaign.driver_seconds)} of driving"
+    )
+    if campaign.figures == IMPORTED:
+        spent = "nothing here: the table's rows were measured elsewhere"
     facts = {
         "model": f"{model.name}: {count(model.parameters)} parameters, {model.layers} layers of width {model.hidden:,}",
         "problem": f"sequences of {problem.sequence_length:,} tokens, global batch {problem.global_batch}, "
@@ -155,7 +164,7 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
         "search": f"{campaign.strategy} over {campaign.legal_recipes:,} legal recipes, seed {spec.search.seed}",
         "tried": f"{len(collected.ranking)} recipes measured, {failed}",
         "budget": ", ".join(f"{value:,g} {what}" for what, value in limits.items() if value is not None) or "no limit",
-        "spent": _spent(campaign, collected),
+        "spent": spent,
         "dates": f"begun {minute(campaign.created_at)} UTC, last changed {minute(campaign.updated_at)} UTC",
     }
     if collected.outlook is not None:
@@ -163,18 +172,129 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
     return facts
 
 
-def _spent(campaign: Campaign, collected: Collected) -> str:
-    if campaign.figures == IMPORTED:
-        return "nothing here: the table's rows were measured elsewhere"
-    words = f"{collected.reused} recipes reused from earlier campaigns, " if collected.reused else ""
-    probes = f"{len(collected.attempts) - collected.reused} probes, {words}"
-    return f"{probes}{node_time(campaign.node_seconds_spent)}, {seconds(campaign.driver_seconds)} of driving"
-
-
 def _marks(table: Table) -> list[str]:
-    """Return the class of each column: numbers are aligned to the right, and long words stay broad."""
     columns = list(zip(*table.rows, strict=True)) or [()] * len(table.header)
     return [
         "number" if all(map(NUMBER.fullmatch, column)) else "words" if max(map(len, column)) > LONG_WORDS else ""
         for column in columns
     ]
+
+
+MOST_TITLE = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reported:
+    """Everything that is drawn of a campaign, and its specification."""
+
+    collected: Collected
+    spec: CampaignSpec
+    _charts: dict[str, Chart | Missing] = field(default_factory=dict)
+
+    def chart(self, name: str) -> Chart | Missing:
+        """Return one of `FIGURES`, made at most once."""
+        if name not in self._charts:
+            _, draw = FIGURES[name]
+            self._charts[name] = draw(self.collected)
+        return self._charts[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotDrawn:
+    """A figure that `plot` could not draw, and why."""
+
+    name: str
+    reason: str
+
+
+def reported(store: Store, campaign: str | None, surveys: MutableMapping[int, Survey] | None = None) -> Reported:
+    """Read what a campaign's report needs; `surveys` caches surveys of spaces by the id of their campaign."""
+    record = store.campaign(campaign)
+    spec = stored_spec(record)
+    cache = {} if surveys is None else surveys
+    if record.id not in cache:
+        cache[record.id] = stored_survey(spec)
+    return Reported(collected=collect(store, record, cache[record.id]), spec=spec)
+
+
+def report_text(found: Reported, elsewhere: Elsewhere) -> str:
+    """Return a campaign as one self-contained HTML page; raise `InvalidInput` if vl-convert is not installed."""
+    require_installed()
+    charts = {name: found.chart(name) for name in FIGURES}
+    return report_page(found.collected, found.spec, charts, elsewhere)
+
+
+def figure(found: Reported, name: str, kind: str) -> bytes | Missing:
+    """Return one figure as the content of a PNG or SVG file, or why it cannot be drawn."""
+    _require_known(name, kind)
+    require_installed()
+    chart = found.chart(name)
+    if isinstance(chart, Missing):
+        return chart
+    campaign, problem = found.collected.campaign, found.spec.problem
+    source = "" if campaign.figures == "measured" else f" ({campaign.figures})"  # comes first: long names are cut
+    title = f"{FIGURES[name][0]}{source}: {campaign.name}, {problem.model.name} on {problem.cluster.name}"
+    return picture(chart.spec, kind, title=shorten(title, MOST_TITLE))
+
+
+def save_pictures(
+    draw: Callable[[str, str], bytes | Missing],
+    *,
+    out: str | Path,
+    figure: str | None = None,
+    format: str | None = None,  # noqa: A002 - the option's name
+) -> tuple[list[Path], list[NotDrawn]]:
+    """Write each figure that `draw` makes of a name and a format; see `LocalStore.plot`."""
+    path = Path(out)
+    named = path.suffix[1:] if path.suffix[1:] in FORMATS else None
+    _require_known(figure, format)
+    if named is None and path.exists() and not path.is_dir():
+        raise bad_value("--out", str(path), "a folder, or a name that ends with .svg or .png")
+    if named is not None and figure is None:
+        raise InvalidInput(
+            f"--out {path} is one file and --figure names none",
+            hint="name one with --figure, or a folder with --out for all of them",
+        )
+    if named is not None and format not in (None, named):
+        raise bad_value("--format", format, f"{named}, as in --out {path}")
+    _require_folder(path)
+    written, absent, kind = [], [], named or format or "svg"
+    for name in FIGURES if figure is None else (figure,):
+        content, target = draw(name, kind), path if named else path / f"{name}.{kind}"
+        if not isinstance(content, Missing):
+            with writing(target):
+                target.parent.mkdir(exist_ok=True)
+                write_bytes(target, content)
+            written.append(target)
+        elif figure is None:
+            absent.append(NotDrawn(name=name, reason=content.reason))
+        else:
+            raise NothingLegal(not_drawn(name) + content.reason)
+    return written, absent
+
+
+def report_place(out: str | Path | None, campaign: str) -> Path:
+    """Return where `report` writes: `out`, else CAMPAIGN.html in the working directory."""
+    if out is not None and Path(out).suffix != ".html":
+        raise bad_value("--out", str(out), "a name that ends with .html")
+    path = Path(out if out is not None else f"{campaign}.html")
+    _require_folder(path)
+    return path
+
+
+def not_drawn(name: str) -> str:
+    """Return the beginning of the message on a figure that cannot be drawn."""
+    return f"figure {name} cannot be drawn: "
+
+
+def _require_known(name: str | None, kind: str | None) -> None:
+    if name is not None and name not in FIGURES:
+        raise bad_value("--figure", name, f"one of {', '.join(FIGURES)}", hint=did_you_mean(name, FIGURES))
+    if kind is not None and kind not in FORMATS:
+        raise bad_value("--format", kind, f"one of {', '.join(FORMATS)}")
+
+
+def _require_folder(path: Path) -> None:
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        raise NotFound(f"there is no folder {parent} to write {path.name} to", hint="create it first")

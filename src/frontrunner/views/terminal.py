@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,10 +19,8 @@ from frontrunner.views.columns import Column, used
 
 Row = TypeVar("Row")
 PIPED_WIDTH = 140
-"""Columns of a table that is not printed on a terminal."""
 GAP = 2
 PRE = "white-space: pre; overflow-x: auto; line-height: normal"
-"""Style of output in a notebook: scrolled rather than wrapped."""
 
 
 class Terminal(Console):
@@ -37,12 +36,12 @@ _RECORDING: ContextVar[Terminal | None] = ContextVar("_RECORDING", default=None)
 
 
 def console() -> Terminal:
-    """Return the console for results: stdout, as wide as the terminal."""
+    """Return the console for results: stdout, as wide as the terminal or as $COLUMNS states."""
     recording = _RECORDING.get()
     if recording is not None:
         return recording
     found = Terminal(highlight=False)
-    return found if found.is_terminal else Terminal(highlight=False, width=PIPED_WIDTH)
+    return found if found.is_terminal or "COLUMNS" in os.environ else Terminal(highlight=False, width=PIPED_WIDTH)
 
 
 @contextmanager
@@ -84,8 +83,13 @@ def column_table(
 ) -> Table:
     """Return the rows as a table of at most `width` characters, if the columns that are always kept allow it."""
     filled = used(columns, rows)
-    cells = [_cells(column, rows) for column in filled]
-    widths = [_width(column, texts) + GAP for column, texts in zip(filled, cells, strict=True)]
+    cells, widths = [], []
+    for column in filled:
+        marks = ["!" if column.is_doubtful(row) else " " for row in rows]
+        doubts = [f" {mark}" for mark in marks] if "!" in marks else [""] * len(rows)
+        cells.append([column.cell(row) + doubt for row, doubt in zip(rows, doubts, strict=True)])
+        whole = max(len(line) for text in (column.title, *cells[-1]) for line in text.split("\n"))
+        widths.append(GAP + (whole if column.least is None else min(whole, column.least)))
     kept: list[int] = []
     for place in sorted(range(len(filled)), key=lambda place: filled[place].drop):
         if not filled[place].drop or sum(widths[other] for other in (*kept, place)) <= width + 1:
@@ -99,15 +103,3 @@ def column_table(
         texts = (Text(cells[place][number]) for place in sorted(kept))
         table.add_row(*texts, style="bold" if bold(row) else None)
     return table
-
-
-def _cells(column: Column[Row], rows: Sequence[Row]) -> list[str]:
-    """Return a column's texts, with ` !` after doubtful ones and as much room after the others."""
-    marks = ["!" if column.is_doubtful(row) else " " for row in rows]
-    cells = [column.cell(row) for row in rows]
-    return [f"{cell} {mark}" for cell, mark in zip(cells, marks, strict=True)] if "!" in marks else cells
-
-
-def _width(column: Column[Row], texts: Sequence[str]) -> int:
-    whole = max(len(line) for text in (column.title, *texts) for line in text.split("\n"))
-    return whole if column.least is None else min(whole, column.least)

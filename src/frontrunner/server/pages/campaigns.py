@@ -1,7 +1,4 @@
-"""Pages of campaigns: the list, and one campaign as it goes on.
-
-A live page polls with the digests of the sections that it shows, and is sent those that changed.
-"""
+"""Pages of campaigns: the list, and one campaign as it goes on."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
-from frontrunner.plain_json import to_json
 from frontrunner.results.outcome import Failure
 from frontrunner.results.pages import campaign_page, newest_spans, trial_page
 from frontrunner.results.predictions import outlook_of
@@ -31,13 +27,14 @@ from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Word
 from frontrunner.server.pages.rendering import page, render
-from frontrunner.server.questions import Page
+from frontrunner.server.requests import Page
 from frontrunner.server.routes import CampaignName
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf
 from frontrunner.spaces.errors import bad_value
+from frontrunner.text import to_json
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import Span, timeline
-from frontrunner.views.charts.data import Missing
+from frontrunner.views.charts.marks import Missing
 from frontrunner.views.columns import CAMPAIGNS, COLUMNS, ORIGINS, TRIALS, used
 
 router = APIRouter(route_class=CachedRoute)
@@ -46,13 +43,10 @@ Digest = Annotated[str, Query(max_length=64)]
 Seen = Annotated[str, Query(max_length=400, pattern="~")]
 """What a page shows: the campaign's version, that of its charts, and the digest of each section, with ~ between."""
 SECTIONS = ("numbers", "ranking", "trials", "timeline", "failures", "events")
-"""Sections of a campaign's page, in their order on it."""
 POLL_S, POLL_DRIVEN_S = 5, 3
-"""How often a live page polls, in seconds."""
 CHARTS_AT_ONCE, CHARTS_EVERY_S = 10, 15
 """While a driver runs, each of the first outcomes redraws the charts; later ones redraw them at this interval."""
 MOST_SPANS = 160
-"""Of the timeline; more would be too thin to see."""
 SHOWN = ("history", "speed-memory", "feasibility", "sensitivity", "parallel-coordinates")
 """The report's charts that a campaign's page draws too; the others take seconds."""
 CAMPAIGNS_A_PAGE, TRIALS_A_PAGE, TOP, MOST_FAILURES = 50, 25, 10, 40
@@ -76,6 +70,9 @@ def campaign_view(store: Store, name: str) -> dict[str, Any]:
         newest = newest_spans(store, campaign.id, MOST_SPANS)
         with store.database.read() as connection:
             ranking = rank(connection, campaign, top=TOP)
+        outlook = "" if found.outlook is None else outlook_in_words(outlook_of(found.outlook)[0])
+        if campaign.state_reason.startswith(outlook.partition("; ")[0]):  # the reason of the end states it
+            outlook = ""
         front = pareto(store, campaign, least_tokens_per_s=ranking[-1].standing.tokens_per_s) if ranking else []
         older_failures = max(0, found.trials[TrialState.FAILED] - MOST_FAILURES)
         most_rows = min(TOP, campaign.legal_recipes, spec.budget.probes or TOP)
@@ -87,7 +84,7 @@ def campaign_view(store: Store, name: str) -> dict[str, Any]:
             "notice": ORIGINS.get(campaign.figures, ""),  # where the figures come from if it did not measure them
             "can_be_driven": campaign.figures != IMPORTED and not found.driver_is_live,  # a table's rows have no driver
             "ending": _ending(store, found),
-            "outlook": _outlook(found),
+            "outlook": outlook,
             "limits": spent.limits(spec.budget),
             "ranking": ranking,
             "columns": used(COLUMNS, ranking),
@@ -105,14 +102,6 @@ def _trials(store: Store, name: str, number: int) -> dict[str, Any]:
     return {"name": name, "page": number, "size": TRIALS_A_PAGE, "found": found, "trial_columns": TRIALS}
 
 
-def _outlook(found: Status) -> str:
-    """Return what is left to gain; empty if unknown, or if the reason for which the campaign ended states it."""
-    if found.outlook is None:
-        return ""
-    words = outlook_in_words(outlook_of(found.outlook)[0])
-    return "" if found.campaign.state_reason.startswith(words.partition("; ")[0]) else words
-
-
 def _ending(store: Store, found: Status) -> str:
     """Return that the current driver was asked to pause or to stop, and what it waits for."""
     request = next((event for event in reversed(found.last_events) if event.kind == STOPPING), None)
@@ -125,10 +114,7 @@ def _ending(store: Store, found: Status) -> str:
 
 
 def _timeline(store: Store, found: Status, attempts: Sequence[AttemptOutcome]) -> dict[str, Any] | None:
-    """Draw the newest attempts; running ones reach up to now, those whose driver is gone have no length.
-
-    None where none has begun, and for an imported table, whose rows have the time of the import.
-    """
+    """Draw the newest attempts; running ones reach up to now. None for none, and for an imported table."""
     if found.campaign.figures == IMPORTED:
         return None
     now = store.now() if found.driver_is_live else None
@@ -211,7 +197,6 @@ def _sections(view: Mapping[str, Any], role: Role) -> dict[str, Markup]:
 
 
 def _live(found: Status, now: str, sections: Mapping[str, Markup]) -> Markup:
-    """Return the element that polls, with what the page has seen."""
     seen = "~".join([now, charts_version(found), *map(digest, sections.values())])
     url = f"/campaigns/{found.campaign.name}/live?seen={quote(seen)}"
     return render("live.html", url=url, polls_every_s=POLL_DRIVEN_S if found.driver_is_live else POLL_S)

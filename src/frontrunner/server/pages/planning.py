@@ -17,56 +17,38 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.toml_file import Table, parse_toml
-from frontrunner.evaluators.analytic import estimates
 from frontrunner.evaluators.analytic.scaling import Scaling, scaling
-from frontrunner.search.campaign_setup import free_name, nothing_legal
+from frontrunner.planning import plan_of
+from frontrunner.search.campaign_setup import free_name
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.server.auth import Role
 from frontrunner.server.pages.rendering import macro, page, render, static_file
-from frontrunner.server.registered import KINDS
 from frontrunner.server.requests import CampaignBody, campaign_from, campaign_table, parsed
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, ServiceOf, from_validation
+from frontrunner.server.settings import KINDS
+from frontrunner.spaces import presets
 from frontrunner.spaces.cluster import MOST_DEVICES, PRECISIONS
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal
 from frontrunner.spaces.model import ACTIVATIONS, POSITIONS
-from frontrunner.spaces.presets import (
-    cluster_names,
-    cluster_preset,
-    device_names,
-    device_preset,
-    model_names,
-    model_preset,
-)
 from frontrunner.views.charts.cut import cut
 from frontrunner.views.columns import ESTIMATES, used
 
 router = APIRouter(route_class=CachedRoute)
 TOP = 12
 FACTORS = (0.25, 0.5, 1, 2, 4)
-"""Node counts of the what-if table, relative to the requested one."""
 MOST_FACTOR = 64
-"""Up to which more counts are tried if nothing fits on those."""
 MOST_STAGES, MOST_STAGE_COUNTS = 64, 8
-"""The most stages of a pipeline, and how many numbers of stages a plan tries."""
 MOST_CHARACTERS = 32
-"""Of one field: no preset's name and no number within the limits is longer."""
 MOST_CAMPAIGN_CHARACTERS = 100_000
 Name = Annotated[str, Field(max_length=64)]
 MESSAGE = re.compile(r"(?:model|cluster|problem)\.(?:links\.)?(\w+) = .*?: expected (.*)", re.DOTALL)
-"""A message about a key of a campaign file, whose last part is the field's name."""
 SECTION = re.compile(r"\b(?:model|cluster|problem)\.(?=[a-z])")
-"""Section before a key in a message, which no label of the page has."""
 NO_NAME = {"site": "this machine", "trainer": "frontrunner's own", "data": "the built-in text", "table": "none"}
-"""What a campaign has if no registered name is chosen."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One field of the form, which is the key `name` of `section` in a campaign file.
-
-    It takes a number, or one of `options`. One with a `default` has to have a value; without, an empty field counts as
-    the preset's.
-    """
+    """Form field for the key `name` of a `section`; without a `default`, an empty one counts as the preset's."""
 
     name: str
     section: str
@@ -87,7 +69,7 @@ class Group:
 
 MODEL = Group(
     "Model",
-    Entry("model", "", "preset", options=model_names(), default="frontier-22b"),
+    Entry("model", "", "preset", options=presets.model_names(), default="frontier-22b"),
     (
         Entry("layers", "model", "layers"),
         Entry("hidden", "model", "hidden size"),
@@ -102,11 +84,11 @@ MODEL = Group(
 )
 CLUSTER = Group(
     "Machine",
-    Entry("cluster", "", "preset", options=cluster_names(), default="frontier"),
+    Entry("cluster", "", "preset", options=presets.cluster_names(), default="frontier"),
     (
         Entry("nodes", "cluster", "nodes", default=16),
         Entry("devices_per_node", "cluster", "devices per node"),
-        Entry("device", "", "device", options=device_names()),
+        Entry("device", "", "device", options=presets.device_names()),
         Entry("memory_gib_per_device", "cluster", "memory", "GiB"),
         Entry("pair_gb_per_s", "links", "device pair", "GB/s"),
         Entry("node_gb_per_s", "links", "within a node", "GB/s"),
@@ -130,10 +112,7 @@ DEFAULTS = {name: entry.default for name, entry in ENTRIES.items() if entry.defa
 
 @dataclass(frozen=True, kw_only=True)
 class PlanForm:
-    """What was typed by field, the campaign that it describes, and what is wrong by field ("" for none).
-
-    `spec` is None if there is any error; `placeholders` are what counts if a field is left empty, by the presets.
-    """
+    """Fields as typed, their campaign (None with errors), errors by field, and what empty fields count as."""
 
     typed: Mapping[str, str]
     spec: CampaignSpec | None
@@ -162,9 +141,9 @@ def read_form(given: Mapping[str, str]) -> PlanForm:
 
 
 def _placeholders(typed: Mapping[str, str]) -> dict[str, str]:
-    presets = {name: typed.get(name, "") for name in ("model", "cluster")}
-    chosen = {name: text if text in ENTRIES[name].options else str(DEFAULTS[name]) for name, text in presets.items()}
-    model, cluster = model_preset(chosen["model"]), cluster_preset(chosen["cluster"])
+    named = {name: typed.get(name, "") for name in ("model", "cluster")}
+    chosen = {name: text if text in ENTRIES[name].options else str(DEFAULTS[name]) for name, text in named.items()}
+    model, cluster = presets.model_preset(chosen["model"]), presets.cluster_preset(chosen["cluster"])
     found = {"kv_heads": "as heads", "ffn_hidden": "4 x hidden", "activation": "gelu", "positions": "rotary"}
     found |= model | cluster | cluster["links"]
     found["tied_embeddings"] = "yes" if model.get("tied_embeddings") else "no"
@@ -173,7 +152,6 @@ def _placeholders(typed: Mapping[str, str]) -> dict[str, str]:
 
 
 def _value(text: str | int) -> Any:
-    """Return the number or flag that a text states, else the text, which its key then refuses."""
     for kind in (int, float):
         with suppress(ValueError):
             return kind(text if str(text).isascii() else "")
@@ -181,22 +159,19 @@ def _value(text: str | int) -> Any:
 
 
 def planned_campaign(typed: Mapping[str, str]) -> CampaignSpec:
-    """Return the campaign whose space the page plans: the usual choices, as far as model and cluster allow them.
-
-    What was typed goes over the presets; another device takes the cluster's nodes and links.
-    """
+    """Return the campaign whose space the page plans: the usual choices, with what was typed over the presets."""
     of: dict[str, Table] = {"model": {}, "cluster": {}, "links": {}, "problem": {}, "": {}}
     for name, text in (DEFAULTS | dict(typed)).items():
         of[ENTRIES[name].section][name] = _value(text)
     custom = {"name": "custom"}
-    model = {**model_preset(of[""]["model"]), **of["model"]} | (custom if of["model"] else {})
+    model = {**presets.model_preset(of[""]["model"]), **of["model"]} | (custom if of["model"] else {})
     if model.get("positions", "rotary") == "rotary":
         model.pop("max_positions", None)  # of a preset with learned ones
-    cluster = cluster_preset(of[""]["cluster"])
+    cluster = presets.cluster_preset(of[""]["cluster"])
     device = str(of[""].get("device", cluster["device"]))
     is_custom = bool(of["links"]) or len(of["cluster"]) > 1 or device != cluster["device"]
     if device != cluster["device"]:
-        cluster = {**device_preset(device), **{key: cluster[key] for key in ("devices_per_node", "links")}}
+        cluster = {**presets.device_preset(device), **{key: cluster[key] for key in ("devices_per_node", "links")}}
     cluster = {**cluster, **of["cluster"], "links": {**cluster["links"], **of["links"]}}
     table = {
         "model": model,
@@ -216,22 +191,18 @@ def planned_campaign(typed: Mapping[str, str]) -> CampaignSpec:
 
 
 def _stage_counts(layers: Any) -> list[int]:
-    """Return numbers of stages that share the layers evenly, powers of two first."""
-    even = [
-        stages for stages in range(1, MOST_STAGES + 1) if isinstance(layers, int) and layers and layers % stages == 0
-    ]
-    even.sort(key=lambda stages: (stages & (stages - 1) != 0, stages))
+    known = isinstance(layers, int) and layers != 0
+    even = [stages for stages in range(1, MOST_STAGES + 1) if known and layers % stages == 0]
+    even.sort(key=lambda stages: (stages.bit_count() > 1, stages))  # powers of two first
     return sorted(even[:MOST_STAGE_COUNTS]) or [1]
 
 
 def _answer(spec: CampaignSpec) -> Markup:
-    """Render the plan of a campaign's space, or why there is none."""
-    surveyed, problem = spec.survey(), spec.problem
-    if not surveyed.recipes:
-        return render("launch_checked.html", error=nothing_legal(surveyed))
-    plan = estimates.plan(surveyed.recipes, surveyed.problem)
-    found = _on_other_counts(spec)
-    rows = list(enumerate(plan.fastest(TOP), start=1))
+    try:
+        plan = plan_of(spec)
+    except NothingLegal as error:
+        return render("launch_checked.html", error=error)
+    found, problem, rows = _on_other_counts(spec), spec.problem, list(enumerate(plan.fastest(TOP), start=1))
     return render(
         "plan_answer.html",
         plan=plan,

@@ -12,14 +12,14 @@ from frontrunner.evaluators.analytic.breakdown import breakdown
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.exchange import TARGETS
 from frontrunner.recipe_actions import newest_measurement
-from frontrunner.results.explain import Appearance, Explanation, explain
 from frontrunner.results.outcome import Measurement
 from frontrunner.results.pages import compare, newest_names
+from frontrunner.results.status import Appearance, Explanation, explain
 from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.server.auth import Role
+from frontrunner.server.drivers import Replay, ReplayState
 from frontrunner.server.pages.rendering import page, render
-from frontrunner.server.replays import Replay, ReplayState
 from frontrunner.server.requests import ReplayBody
 from frontrunner.server.routes import RecipeId
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, message_without_store
@@ -31,10 +31,8 @@ from frontrunner.views.columns import ATTEMPTS, FIGURES, ORIGINS, Column
 
 router = APIRouter(route_class=CachedRoute)
 MOST_STRIPS = 12
-"""Measurements whose steps are drawn, the newest; the table below lists more."""
 MOST_NAMES = 200
 MORE_STEPS = 200
-"""Steps offered for a replay that was never begun, and as more of one that is finished."""
 REPLAY_STATES = {
     ReplayState.RUNNING: "Training",
     ReplayState.FINISHED: "The last replay reached its last step",
@@ -101,11 +99,6 @@ def _replayable(found: Explanation) -> list[Appearance]:
 
 
 def _replay(service: Service, role: Role, found: Explanation) -> Markup:
-    """Render the card of a recipe's replay with the form that starts one.
-
-    It is compared with the newest campaign that measured the recipe by real training. The last step to offer is that of
-    a replay that did not reach its own, else some more than the newest checkpoint.
-    """
     own = _replayable(found)
     measured = next((row for row in own if row.campaign.figures == "measured"), None)
     checkpoint_step = service.replays.checkpoint_step(found.recipe_id)
@@ -156,11 +149,7 @@ def stop_replay(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Respon
 
 
 def compare_recipes(store: Store, *recipe_ids: str) -> dict[str, Any]:
-    """Compare two recipes figure by figure and choice by choice, differences first; raises as `explain` does.
-
-    `speed_ratio` is the second's tokens/s over the first's, None if either was not measured; `same_problem` is whether
-    their figures are comparable at all.
-    """
+    """Compare two recipes figure by figure and choice by choice, differences first."""
     sides = [explain(store, recipe_id) for recipe_id in recipe_ids]
     recipes, (left, right) = [side.recipe for side in sides], map(_leading, sides)
     choices = [

@@ -15,9 +15,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from frontrunner import __version__
-from frontrunner.plain_json import to_json
 from frontrunner.spaces.errors import NotFound
-from frontrunner.text import count, gib, minute, node_time, percent, plain, seconds, size, thousands
+from frontrunner.text import count, gib, minute, node_time, percent, plain, seconds, size, thousands, to_json
 from frontrunner.views.charts.render import javascript, javascript_version
 from frontrunner.views.columns import against, figures_in_words
 
@@ -35,7 +34,6 @@ HTMX = {
         {"code": "[45]..", "swap": True, "error": True, "target": "#notice", "swapOverride": "innerHTML"},
     ],
 }
-"""Settings of htmx: it evaluates and keeps nothing, calls this service alone, and shows errors in one place."""
 FILTERS = (against, count, figures_in_words, gib, minute, node_time, percent, seconds, size, thousands)
 FILES = ("style.css", "pages.js", "htmx-2.0.11.min.js", "icon.svg")
 CHARTS = "charts.js"
@@ -50,10 +48,7 @@ def static_file(name: str) -> bytes:
 
 @cache
 def assets() -> dict[str, str]:
-    """Return the paths of the static files, which change with their content, so that browsers may keep them for ever.
-
-    The charts' script takes a second to make, so its version stands for its content.
-    """
+    """Return the paths of the static files, which change with their content: browsers may keep them for ever."""
     contents = {name: static_file(name) for name in FILES} | {CHARTS: javascript_version().encode()}
     parts = {name: (*name.rsplit(".", 1), hashlib.sha256(content).hexdigest()) for name, content in contents.items()}
     return {name: f"/static/{stem}.{digest[:12]}.{ending}" for name, (stem, ending, digest) in parts.items()}
@@ -90,7 +85,8 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_shown,
+        # Control characters of text from outside are shown; what a template has made is left alone.
+        finalize=lambda value: plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
     )
     found.filters |= {function.__name__: function for function in FILTERS} | {"json": to_json}
     found.globals |= {"assets": assets(), "version": __version__, "htmx_config": json.dumps(HTMX)}
@@ -111,8 +107,3 @@ def macro(template: str, name: str, *arguments: Any) -> Markup:
     """Return what a macro of a template makes of its arguments."""
     found: Markup = getattr(environment().get_template(template).module, name)(*arguments)
     return found
-
-
-def _shown(value: Any) -> Any:
-    """Show control characters of text from outside; what a template has made is left alone."""
-    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from frontrunner.views.charts.campaign import history, node_hours
-from frontrunner.views.charts.data import Chart, Collected, Missing
 from frontrunner.views.charts.knobs import importance, predicted, sensitivity, shap
 from frontrunner.views.charts.landscape import feasibility, parallel_coordinates, speed_memory
+from frontrunner.views.charts.marks import Chart, Collected, Missing
 
 FIGURES: dict[str, tuple[str, Callable[[Collected], Chart | Missing]]] = {
     "history": ("Best so far", history),

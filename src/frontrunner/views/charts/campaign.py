@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from frontrunner.results.outcome import Measurement
 from frontrunner.text import counted, node_time, node_unit, percent, seconds, thousands
-from frontrunner.views.charts.data import NOTHING_ENDED, Chart, Collected, Json, Missing, table
-from frontrunner.views.charts.marks import (
-    GRAY,
-    MEASURED,
-    ORANGE,
-    OUTCOMES,
-    layer,
-    looks,
-    name,
-    number,
-    outcome_colors,
-    outcome_name,
-    tooltip,
-    values,
-)
+from frontrunner.views.charts import marks as vl
+from frontrunner.views.charts.marks import Chart, Collected, Json, Missing, table
 
 LONGEST_PAUSE_S = 20.0
 """A longer stretch without a probe is cut out of the timeline."""
@@ -34,22 +21,29 @@ LONGEST_PAUSE_S = 20.0
 def history(collected: Collected) -> Chart | Missing:
     """Draw the tokens/s of every probe and the best so far, over probes and over the time of nodes."""
     if not collected.attempts:
-        return NOTHING_ENDED
+        return vl.NOTHING_ENDED
     unit, size_s = node_unit(math.fsum(ended.outcome.node_seconds for ended in collected.attempts))
     rows = _history_rows(collected, size_s)
-    hints = tooltip("probe", "recipe", "choices", "outcome", numbers={"tokens_per_s": "tokens/s"})
-    marks = looks("outcome", OUTCOMES, (row["outcome"] for row in rows), "color", "shape")
-    best = {"y": number("best", "tokens/s")}
+    final, reading = rows[-1]["best"], "No probe has measured a recipe yet."
+    if final is not None:
+        found = max((row["probe"] for row in rows if row["best"] != final), default=0)
+        reading = (
+            f"The best recipe, {thousands(final)} tokens/s, was found by probe {found + 1} of {len(rows)}, after "
+            f"{thousands(rows[found]['spent'])} of {thousands(rows[-1]['spent'])} {unit}."
+        )
+    hints = vl.tooltip("probe", "recipe", "choices", "outcome", numbers={"tokens_per_s": "tokens/s"})
+    marks = vl.looks("outcome", vl.OUTCOMES, (row["outcome"] for row in rows), "color", "shape")
+    best = {"y": vl.number("best", "tokens/s")}
     layers = [
-        layer("line", best, where="isValid(datum.best)", interpolate="step-after", color=ORANGE, strokeWidth=2.5),
-        layer("point", {"y": number("drawn", "tokens/s"), "tooltip": hints} | marks, filled=True, size=55),
+        vl.layer("line", best, where="isValid(datum.best)", interpolate="step-after", color=vl.ORANGE, strokeWidth=2.5),
+        vl.layer("point", {"y": vl.number("drawn", "tokens/s"), "tooltip": hints} | marks, filled=True, size=55),
     ]
-    axes = (number("probe", "probe"), number("spent", f"{unit} spent"))
+    axes = (vl.number("probe", "probe"), vl.number("spent", f"{unit} spent"))
     return Chart(
-        reading=_reading(rows, unit) + " The line is the best so far, with repeats of a recipe pooled; failed probes "
-        "are drawn at zero.",
+        reading=f"{reading} The line is the best so far, with repeats of a recipe pooled; failed probes are drawn at "
+        "zero.",
         spec={
-            "data": values(rows),
+            "data": {"values": rows},
             "transform": [{"calculate": "isValid(datum.tokens_per_s) ? datum.tokens_per_s : 0", "as": "drawn"}],
             "hconcat": [{"layer": layers, "encoding": {"x": axis}} for axis in axes],
             "usermeta": {"least": 420, "margin": 85},
@@ -57,8 +51,7 @@ def history(collected: Collected) -> Chart | Missing:
         table=table(
             rows,
             *((key, key) for key in ("probe", "recipe", "outcome")),
-            ("tokens/s", "tokens_per_s"),
-            ("best so far", "best"),
+            *(("tokens/s", "tokens_per_s"), ("best so far", "best")),
             (f"{unit} spent", lambda row: f"{row['spent']:.4g}"),
         ),
     )
@@ -68,90 +61,62 @@ def _history_rows(collected: Collected, size_s: float) -> list[Json]:
     """Return one row per attempt; `best` is the pooled tokens/s of the recipe that led after it."""
     measured: dict[str, list[float]] = defaultdict(list)
     standing: dict[str, float] = {}
-    best: float | None = None
     rows, spent_s = [], 0.0
     for probe, ended in enumerate(collected.attempts, start=1):
-        recipe_id, outcome = ended.trial.recipe_id, ended.outcome
+        recipe_id, outcome, tokens_per_s = ended.trial.recipe_id, ended.outcome, None
         spent_s += outcome.node_seconds
-        tokens_per_s, before = None, standing.pop(recipe_id, None)
         if isinstance(outcome, Measurement):
             tokens_per_s = outcome.tokens_per_s
             measured[recipe_id].append(tokens_per_s)
             standing[recipe_id] = statistics.median(measured[recipe_id])
-        elif before is not None and not outcome.policy.counts_against_recipe:
-            standing[recipe_id] = before
-        if before == best:  # only then may another recipe lead
-            best = max(standing.values(), default=None)
-        elif best is not None:
-            best = max(best, standing.get(recipe_id, best))
-        rows.append(
-            {
-                "probe": probe,
-                "spent": spent_s / size_s,
-                "outcome": outcome_name(outcome),
-                "tokens_per_s": tokens_per_s,
-                "best": best,
-                "recipe": recipe_id,
-                "choices": ended.trial.recipe.describe(),
-            }
-        )
+        elif outcome.policy.counts_against_recipe:
+            standing.pop(recipe_id, None)
+        row = {"probe": probe, "spent": spent_s / size_s, "outcome": vl.outcome_name(outcome)}
+        row |= {"tokens_per_s": tokens_per_s, "best": max(standing.values(), default=None)}
+        rows.append(row | {"recipe": recipe_id, "choices": ended.trial.recipe.describe()})
     return rows
-
-
-def _reading(rows: Sequence[Json], unit: str) -> str:
-    """State when the best recipe was found: at the probe since which the best has not changed."""
-    final = rows[-1]["best"]
-    if final is None:
-        return "No probe has measured a recipe yet."
-    found = max((row["probe"] for row in rows if row["best"] != final), default=0)
-    return (
-        f"The best recipe, {thousands(final)} tokens/s, was found by probe {found + 1} of {len(rows)}, after "
-        f"{thousands(rows[found]['spent'])} of {thousands(rows[-1]['spent'])} {unit}."
-    )
 
 
 def node_hours(collected: Collected) -> Chart | Missing:
     """Draw the time of nodes by outcome: measurements first, then failures, the costliest first."""
     if not collected.attempts:
-        return NOTHING_ENDED
-    attempts: Counter[str] = Counter()
-    spent: dict[str, float] = defaultdict(float)
+        return vl.NOTHING_ENDED
+    spent: dict[str, list[float]] = defaultdict(list)
     for ended in collected.attempts:
-        outcome = outcome_name(ended.outcome)
-        attempts[outcome] += 1
-        spent[outcome] += ended.outcome.node_seconds
-    total_s = math.fsum(spent.values())
+        spent[vl.outcome_name(ended.outcome)].append(ended.outcome.node_seconds)
+    total_s = math.fsum(map(math.fsum, spent.values()))
     unit, size_s = node_unit(total_s)
     rows: list[Json] = [
         {
             "outcome": outcome,
-            "attempts": attempts[outcome],
-            "spent": spent[outcome] / size_s,
-            "share": spent[outcome] / total_s if total_s else 0.0,
-            "words": f"{node_time(spent[outcome])}, {counted(attempts[outcome], 'probe')}",
+            "attempts": len(times),
+            "spent": sum(times) / size_s,
+            "share": sum(times) / total_s if total_s else 0.0,
+            "words": f"{node_time(sum(times))}, {counted(len(times), 'probe')}",
         }
-        for outcome in sorted(spent, key=lambda outcome: (outcome != MEASURED, -spent[outcome]))
+        for outcome, times in sorted(spent.items(), key=lambda item: (item[0] != vl.MEASURED, -sum(item[1])))
     ]
-    hints = tooltip("outcome", "attempts", words="spent")
-    wasted = percent((total_s - spent[MEASURED]) / total_s) if total_s else "none"
+    hints = vl.tooltip("outcome", "attempts", words="spent")
+    wasted = percent((total_s - sum(spent[vl.MEASURED])) / total_s) if total_s else "none"
+    colors = vl.outcome_colors(row["outcome"] for row in rows) | {"legend": None}
+    room = {"x": {"datum": 1.25 * max(row["spent"] for row in rows)}}  # for the text
+    place = {"y": vl.name("outcome", axis={"grid": False, "labelFontSize": 13}), "x": vl.number("spent", unit)}
     return Chart(
         reading=f"{node_time(total_s)} went to {len(collected.attempts)} attempts; {wasted} of them to attempts that "
         "failed.",
         spec={
-            "data": values(rows),
+            "data": {"values": rows},
             "height": 42 * len(rows),
-            "encoding": {"y": name("outcome", axis={"grid": False, "labelFontSize": 13}), "x": number("spent", unit)},
+            "encoding": place,
             "layer": [
-                layer("bar", {"color": outcome_colors(attempts) | {"legend": None}, "tooltip": hints}, height=26),
-                layer("text", {"text": {"field": "words"}}, align="left", dx=6),
-                layer("rule", {"x": {"datum": 1.25 * max(row["spent"] for row in rows)}}, opacity=0),  # room for text
+                vl.layer("bar", {"color": colors, "tooltip": hints}, height=26),
+                vl.layer("text", {"text": {"field": "words"}}, align="left", dx=6),
+                vl.layer("rule", room, opacity=0),
             ],
         },
         table=table(
             rows,
-            ("outcome", "outcome"),
-            ("attempts", "attempts"),
-            (unit, lambda row: f"{row['spent']:.4g}"),
+            *(("outcome", "outcome"), ("attempts", "attempts"), (unit, lambda row: f"{row['spent']:.4g}")),
             ("share", lambda row: percent(row["share"])),
         ),
     )
@@ -169,10 +134,7 @@ class Span:
 
 
 def timeline(spans: Sequence[Span]) -> Json | None:
-    """Specify a chart of when each probe ran, with probes that overlap in separate lanes; None without a span.
-
-    Long stretches in which nothing ran are cut out, and marked.
-    """
+    """Specify when each probe ran, in lanes, with pauses cut out; None without a span."""
     rows: list[Json] = []
     cuts: list[float] = []
     lanes: list[datetime] = []
@@ -195,20 +157,20 @@ def timeline(spans: Sequence[Span]) -> Json | None:
     unit, size_s = ("s", 1) if total_s < 300 else ("min", 60) if total_s < 18_000 else ("h", 3600)
     for row in rows:
         row |= {"begin": row["begin"] / size_s, "end": row["end"] / size_s}
-    x = number("begin", f"time with probes, {unit}", scale={"zero": True, "nice": False})
+    x = vl.number("begin", f"time with probes, {unit}", scale={"zero": True, "nice": False})
     bars = {
         "x": x,
         "x2": {"field": "end"},
         "y": {"field": "lane", "type": "ordinal", "axis": None},
-        "color": outcome_colors(row["outcome"] for row in rows),
-        "tooltip": tooltip("recipe", "outcome", words="probe", took="ran"),
+        "color": vl.outcome_colors(row["outcome"] for row in rows),
+        "tooltip": vl.tooltip("recipe", "outcome", words="probe", took="ran"),
     }
     pauses = [{"begin": at_s / size_s, "words": "time without probes is cut out here"} for at_s in cuts]
     cut = {"x": x, "tooltip": {"field": "words"}}
     return {
         "height": 22 * (1 + max(row["lane"] for row in rows)),
         "layer": [
-            layer("bar", bars, rows=rows, height=18, cornerRadius=2),
-            layer("rule", cut, rows=pauses, strokeDash=[3, 3], color=GRAY, strokeWidth=1.5),
+            vl.layer("bar", bars, rows=rows, height=18, cornerRadius=2),
+            vl.layer("rule", cut, rows=pauses, strokeDash=[3, 3], color=vl.GRAY, strokeWidth=1.5),
         ],
     }

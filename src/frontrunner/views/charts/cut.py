@@ -12,12 +12,11 @@ from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.stages import even_layers, rank_of_stage
 from frontrunner.text import counted
-from frontrunner.views.charts.data import Json
-from frontrunner.views.charts.marks import BLUE, GRAY, layer, name, unscaled, values
+from frontrunner.views.charts import marks as vl
+from frontrunner.views.charts.marks import Json
 
 MOST_NODES, MOST_DEVICES_PER_NODE, DEVICES_PER_ROW, MOST_PARTS = 12, 64, 4, 16
 WIDTH, HEIGHT = 66, 48
-"""Of a device, in pixels."""
 STRIP_WIDTH, STRIP_WIDEST, STRIP_HEIGHT = 566, 1148, 64
 MOST_STAGE_CHARACTERS = 6
 ROOM_FOR_WORDS, ROOM_PER_STAGE, ROOM_PER_CHARACTER = 112, 24, 7.5
@@ -124,7 +123,6 @@ def shown_nodes(recipe: Recipe, cluster: Cluster, nodes: int) -> list[int]:
 
 
 def _node_rows(recipe: Recipe, node: int, first_rank: int, devices: int) -> Iterator[Json]:
-    """Yield one row per device of a node, and one per run of neighbors in a row that share each layer."""
     found = []
     for place in range(devices):
         line, column = divmod(place, DEVICES_PER_ROW)
@@ -149,7 +147,6 @@ def _node_rows(recipe: Recipe, node: int, first_rank: int, devices: int) -> Iter
 
 
 def _device_words(recipe: Recipe, rank: int, held: dict[str, int]) -> Json:
-    """Return what is written on a device, and its hint."""
     groups, pipeline = _groups(recipe), held["PP"]
     own = [str(stage) for stage in range(recipe.stages) if rank_of_stage(recipe, stage) == pipeline]
     short = {"PP": stage_words(own), "TP": f"T{held['TP']}", "CP": f"C{held['CP']}"}
@@ -168,15 +165,14 @@ def stage_words(own: list[str]) -> str:
     return words if len(words) <= MOST_STAGE_CHARACTERS else f"S{own[0]}-{own[-1]}"
 
 
-BOX: Json = {"stroke": GRAY, "strokeWidth": 1, "color": BLUE}
+BOX: Json = {"stroke": vl.GRAY, "strokeWidth": 1, "color": vl.BLUE}
 SHADE: Json = {"field": "shade", "type": "quantitative", "scale": None}
 HINT: Json = {"field": "hint"}
 WORDS: Json = {"field": "words"}
 
 
 def _strip(recipe: Recipe, rows: list[Json]) -> Json:
-    """Specify the model as a strip: stages next to one another, cut lengthwise into tensor-parallel parts."""
-    x, y = unscaled("begin", nice=False), unscaled("part", domain=[0, 1])
+    x, y = vl.unscaled("begin", nice=False), vl.unscaled("part", domain=[0, 1])
     most = recipe.tensor_parallel if recipe.tensor_parallel <= MOST_PARTS else 1
     parts = [{"part": part / most} for part in range(1, most)]
     text = {"x": x | {"field": "middle"}, "text": WORDS, "tooltip": HINT}
@@ -184,44 +180,42 @@ def _strip(recipe: Recipe, rows: list[Json]) -> Json:
         "width": _strip_width(recipe),
         "height": STRIP_HEIGHT,
         "layer": [
-            layer("rect", {"x": x, "x2": {"field": "end"}, "fillOpacity": SHADE, "tooltip": HINT}, rows=rows, **BOX),
-            layer("rule", {"y": y}, rows=parts, strokeDash=[3, 3], color=GRAY, opacity=0.8),
-            layer("text", text, rows=rows, lineHeight=15, fontSize=12, dy=-7),
+            vl.layer("rect", {"x": x, "x2": {"field": "end"}, "fillOpacity": SHADE, "tooltip": HINT}, rows=rows, **BOX),
+            vl.layer("rule", {"y": y}, rows=parts, strokeDash=[3, 3], color=vl.GRAY, opacity=0.8),
+            vl.layer("text", text, rows=rows, lineHeight=15, fontSize=12, dy=-7),
         ],
     }
 
 
 def _nodes(rows: list[Json], devices: int) -> Json:
-    """Specify the nodes as boxes of devices."""
     across, lines = min(devices, DEVICES_PER_ROW), -(-devices // DEVICES_PER_ROW)
-    x = unscaled("begin", domain=[-0.06, across + 0.06], nice=False)
+    x = vl.unscaled("begin", domain=[-0.06, across + 0.06], nice=False)
     place = {"x": x, "x2": {"field": "end"}}
     box = BOX | {"height": HEIGHT - 8, "cornerRadius": 3}
     ring = BOX | {"height": HEIGHT - 3, "cornerRadius": 5, "strokeWidth": 2, "fillOpacity": 0}
     text = {"x": x | {"field": "middle"}, "text": WORDS}
     nodes = list(dict.fromkeys(row["node"] for row in rows))
     return {
-        "data": values(rows),
-        "facet": name("node", sort=nodes, header={"title": None, "labelAnchor": "start"}),
+        "data": {"values": rows},
+        "facet": vl.name("node", sort=nodes, header={"title": None, "labelAnchor": "start"}),
         "columns": 4,
         "spacing": 12,
         "spec": {
             "width": across * WIDTH,
             "height": lines * HEIGHT,
-            "view": {"stroke": GRAY, "cornerRadius": 4, "strokeOpacity": 0.5},
+            "view": {"stroke": vl.GRAY, "cornerRadius": 4, "strokeOpacity": 0.5},
             "encoding": {"y": {"field": "line", "type": "ordinal", "axis": None}, "tooltip": HINT},
             "layer": [
-                layer("rect", place | {"fillOpacity": SHADE}, where="datum.kind == 'device'", **box),
-                layer("rect", place, where="datum.kind == 'idle'", strokeDash=[3, 3], fillOpacity=0, **box),
-                layer("rect", place, where="datum.kind == 'group'", **ring),
-                layer("text", text, where="datum.kind != 'group'", lineHeight=14, fontSize=11, dy=-6),
+                vl.layer("rect", place | {"fillOpacity": SHADE}, where="datum.kind == 'device'", **box),
+                vl.layer("rect", place, where="datum.kind == 'idle'", strokeDash=[3, 3], fillOpacity=0, **box),
+                vl.layer("rect", place, where="datum.kind == 'group'", **ring),
+                vl.layer("text", text, where="datum.kind != 'group'", lineHeight=14, fontSize=11, dy=-6),
             ],
         },
     }
 
 
 def _reaches(recipe: Recipe, cluster: Cluster) -> Iterator[Json]:
-    """Yield one row per kind of group of several ranks: on how many nodes a group lies, and how fast the link is."""
     for label, (ranks, distance) in _groups(recipe).items():
         if ranks > 1:
             nodes = nodes_of_groups(recipe.devices, cluster.devices_per_node, ranks=ranks, stride=distance)

@@ -23,35 +23,8 @@ from frontrunner.spaces.legality import Reason, why_illegal
 from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.space import recipe_at
 from frontrunner.text import gib, percent, thousands
-from frontrunner.views.charts.data import (
-    GIB,
-    NOTHING_MEASURED,
-    Chart,
-    Collected,
-    Json,
-    Knob,
-    Missing,
-    knobs,
-    shown,
-    table,
-)
-from frontrunner.views.charts.marks import (
-    BAR,
-    BLUE,
-    CROSS,
-    GRAY,
-    ORANGE,
-    RED,
-    STAR,
-    layer,
-    looks,
-    name,
-    number,
-    palette,
-    recipe_fields,
-    tooltip,
-    values,
-)
+from frontrunner.views.charts import marks as vl
+from frontrunner.views.charts.marks import Chart, Collected, Json, Knob, Missing, knobs, shown, table
 
 if TYPE_CHECKING:
     from optuna.importance import BaseImportanceEvaluator
@@ -60,8 +33,7 @@ FEWEST_FOR_ORDER = 5
 """Assumed: with fewer recipes the agreement of two orders says nothing."""
 
 
-def estimates(recipes: Sequence[Recipe], collected: Collected) -> dict[Recipe, Estimate]:
-    """Return the estimates of those recipes that the formulas know."""
+def _estimates(recipes: Sequence[Recipe], collected: Collected) -> dict[Recipe, Estimate]:
     known = [recipe for recipe in recipes if not_modelled(recipe) is None]
     return dict(zip(known, estimate_many(known, collected.problem), strict=True)) if known else {}
 
@@ -69,17 +41,17 @@ def estimates(recipes: Sequence[Recipe], collected: Collected) -> dict[Recipe, E
 def predicted(collected: Collected) -> Chart | Missing:
     """Draw the model's speed and memory over the measured ones, with the line of a perfect model."""
     if not collected.ranking:
-        return NOTHING_MEASURED
-    found = estimates([row.recipe for row in collected.ranking], collected)
+        return vl.NOTHING_MEASURED
+    found = _estimates([row.recipe for row in collected.ranking], collected)
     if not found:
         return Missing(reason="The formulas know none of the measured recipes.")
     rows: list[Json] = [
         {
-            **recipe_fields(row),
+            **vl.recipe_fields(row),
             "tokens/s": row.standing.tokens_per_s,
             "predicted tokens/s": found[row.recipe].tokens_per_s,
-            "GiB": row.standing.peak_memory_bytes_max_rank / GIB,
-            "predicted GiB": found[row.recipe].peak_memory_bytes / GIB,
+            "GiB": row.standing.peak_memory_bytes_max_rank / vl.GIB,
+            "predicted GiB": found[row.recipe].peak_memory_bytes / vl.GIB,
         }
         for row in collected.ranking
         if row.recipe in found
@@ -89,6 +61,13 @@ def predicted(collected: Collected) -> Chart | Missing:
     speed, memory = (statistics.fmean(abs(_error(row, unit)) for row in rows) for unit in ("tokens/s", "GiB"))
     trust = trust_in(list(found), collected.problem)
     unknown = len(collected.ranking) - len(rows)
+    failed = [recipe for recipe, why in collected.final_failures.items() if why.kind is FailureKind.OUT_OF_MEMORY]
+    judged = _estimates(failed, collected).values()
+    too_large, of_those = (sum(not one.fits for one in some) for some in (judged, found.values()))
+    out_of_memory = (
+        f"Of {len(judged)} recipes that ran out of memory the model had called {too_large} too large; of {len(found)} "
+        f"that ran, {of_those}."
+    )
     return Chart(
         reading=(
             f"Over {len(rows)} measured recipes the model's tokens/s are off by {percent(speed, 0)} on average "
@@ -97,11 +76,11 @@ def predicted(collected: Collected) -> Chart | Missing:
         ),
         remarks=(
             *(f"{remark[:1].upper()}{remark[1:]}." for remark in trust.remarks),
-            *_out_of_memory_remark(collected, list(found.values())),
+            *([out_of_memory] if judged else ()),
             *([f"{unknown} measured recipes are unknown to the formulas and left out."] if unknown else ()),
         ),
         spec={
-            "data": values(rows),
+            "data": {"values": rows},
             "hconcat": [_against("tokens/s", "tokens/s", rows), _against("peak memory, GiB", "GiB", rows)],
             "usermeta": {"least": 420, "margin": 85},
         },
@@ -109,8 +88,8 @@ def predicted(collected: Collected) -> Chart | Missing:
             rows,
             *(("recipe", "recipe"), ("choices", "choices"), ("tokens/s", "tokens/s")),
             *(("predicted", "predicted tokens/s"), ("error", lambda row: f"{100 * _error(row, 'tokens/s'):+.0f} %")),
-            ("peak GiB", lambda row: gib(row["GiB"] * GIB)),
-            ("predicted", lambda row: gib(row["predicted GiB"] * GIB)),
+            ("peak GiB", lambda row: gib(row["GiB"] * vl.GIB)),
+            ("predicted", lambda row: gib(row["predicted GiB"] * vl.GIB)),
             ("error", lambda row: f"{100 * _error(row, 'GiB'):+.0f} %"),
         ),
     )
@@ -122,10 +101,7 @@ def _error(row: Json, unit: str) -> float:
 
 
 def order_agreement(guessed: Sequence[float], found: Sequence[float]) -> float | None:
-    """Return Spearman's rank correlation of predicted and measured speed.
-
-    None for fewer than `FEWEST_FOR_ORDER` recipes, and where one of the two does not vary.
-    """
+    """Return Spearman's rank correlation, None for fewer than `FEWEST_FOR_ORDER` recipes or constant values."""
     if len(found) < FEWEST_FOR_ORDER or len(set(guessed)) == 1 or len(set(found)) == 1:
         return None
     from scipy.stats import spearmanr
@@ -133,29 +109,16 @@ def order_agreement(guessed: Sequence[float], found: Sequence[float]) -> float |
     return float(spearmanr(guessed, found).statistic)
 
 
-def _out_of_memory_remark(collected: Collected, ran: Sequence[Estimate]) -> Iterator[str]:
-    """State how the memory estimates judged the recipes that ran, and those that ran out of memory."""
-    kinds = {recipe: failure.kind for recipe, failure in collected.final_failures.items()}
-    failed = [recipe for recipe, kind in kinds.items() if kind is FailureKind.OUT_OF_MEMORY]
-    judged = estimates(failed, collected).values()
-    if judged:
-        yield (
-            f"Of {len(judged)} recipes that ran out of memory the model had called "
-            f"{sum(not found.fits for found in judged)} too large; of {len(ran)} that ran, "
-            f"{sum(not found.fits for found in ran)}."
-        )
-
-
 def _against(title: str, unit: str, rows: Sequence[Json]) -> Json:
     end = max(max(row[unit], row[f"predicted {unit}"]) for row in rows)
-    hints = tooltip("recipe", "choices", numbers={unit: unit, f"predicted {unit}": f"predicted {unit}"})
+    hints = vl.tooltip("recipe", "choices", numbers={unit: unit, f"predicted {unit}": f"predicted {unit}"})
     ends = [{unit: at, f"predicted {unit}": at} for at in (0, end)]
     return {
         "title": title,
-        "encoding": {"x": number(unit, "measured"), "y": number(f"predicted {unit}", "predicted")},
+        "encoding": {"x": vl.number(unit, "measured"), "y": vl.number(f"predicted {unit}", "predicted")},
         "layer": [
-            layer("line", {}, rows=ends, strokeDash=[4, 4], strokeWidth=1.5, color=GRAY),
-            layer("point", {"tooltip": hints}, filled=True, size=55, color=BLUE),
+            vl.layer("line", {}, rows=ends, strokeDash=[4, 4], strokeWidth=1.5, color=vl.GRAY),
+            vl.layer("point", {"tooltip": hints}, filled=True, size=55, color=vl.BLUE),
         ],
     }
 
@@ -165,25 +128,21 @@ FIRST = ("tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulati
 BEST, ILLEGAL = "the best", "no legal recipe"
 HOLLOW = "transparent"
 SOURCES: dict[str, tuple[str, str, str]] = {
-    "measured": (BLUE, "circle", BLUE),
-    BEST: (ORANGE, STAR, ORANGE),
-    "estimated": (BLUE, "circle", HOLLOW),
-    "estimated not to fit": (RED, "circle", HOLLOW),
-    "failed": (RED, CROSS, RED),
-    "unknown to the model": (GRAY, "diamond", HOLLOW),
-    ILLEGAL: (GRAY, BAR, GRAY),
+    "measured": (vl.BLUE, "circle", vl.BLUE),
+    BEST: (vl.ORANGE, vl.STAR, vl.ORANGE),
+    "estimated": (vl.BLUE, "circle", HOLLOW),
+    "estimated not to fit": (vl.RED, "circle", HOLLOW),
+    "failed": (vl.RED, vl.CROSS, vl.RED),
+    "unknown to the model": (vl.GRAY, "diamond", HOLLOW),
+    ILLEGAL: (vl.GRAY, vl.BAR, vl.GRAY),
 }
 """What a point of a curve rests on: its color, its symbol, and what fills that."""
 
 
 def sensitivity(collected: Collected) -> Chart | Missing:
-    """Draw a panel per knob: tokens/s of the best recipe with that knob at each of its values.
-
-    The other knobs stay as the best recipe has them, and what follows from them moves along: data parallelism follows
-    from the devices, and accumulation from the global batch if that is fixed.
-    """
+    """Draw a panel per knob: tokens/s of the best recipe with that knob at each of its values."""
     if not collected.ranking:
-        return NOTHING_MEASURED
+        return vl.NOTHING_MEASURED
     dimensions = collected.survey.dimensions
     varied = [name for name, choices in dimensions.items() if len(choices) > 1]
     if not varied:
@@ -198,6 +157,14 @@ def sensitivity(collected: Collected) -> Chart | Missing:
     if not drawn:
         return Missing(reason="No knob can be moved alone: with one value changed, no recipe is legal.")
     fixed = {label: points for label, points in curves.items() if label not in drawn}
+    points = [point for found in drawn.values() for point in found]
+    look = vl.looks("source", SOURCES, (point["source"] for point in points), "stroke", "shape", "fill")
+    look["tooltip"] = vl.tooltip("knob", "value", "source", "note", numbers={"tokens_per_s": "tokens/s"})
+    axis = {"labelAngle": 0, "labelOverlap": True, "grid": False}
+    place = {"x": vl.name("value", sort={"field": "place"}, axis=axis), "y": vl.number("drawn", "tokens/s")}
+    header = {"title": None, "labelFontWeight": "bold", "labelFontSize": 12.5}
+    is_known = "isValid(datum.tokens_per_s)"
+    line = vl.layer("line", {}, where=is_known, strokeDash=[3, 3], strokeWidth=1.5, color=vl.GRAY)
     best, follows = collected.ranking[0], ""
     if "accumulation" not in dimensions:
         follows = " Accumulation follows from the fixed global batch and the micro-batch."
@@ -210,7 +177,18 @@ def sensitivity(collected: Collected) -> Chart | Missing:
         remarks=(f"Not drawn, since no other value is legal while the rest stays: {', '.join(fixed)}.",)
         if fixed
         else (),
-        spec=_sensitivity_spec(list(drawn), [point for points in drawn.values() for point in points]),
+        spec={
+            "data": {"values": points},
+            "facet": vl.name("knob", sort=list(drawn), header=header),
+            "columns": 4,
+            "resolve": {"scale": {"x": "independent"}},
+            "usermeta": {"panels": len(drawn), "least": 230, "margin": 52},
+            "spec": {
+                "height": 170,
+                "encoding": place,
+                "layer": [line, vl.layer("point", look, size=75, strokeWidth=1.5)],
+            },
+        },
         table=table(
             [point for points in (drawn | fixed).values() for point in points],
             *(("knob", "knob"), ("value", "value"), ("rests on", "source")),
@@ -220,15 +198,14 @@ def sensitivity(collected: Collected) -> Chart | Missing:
 
 
 def curve(knob: str, collected: Collected) -> Iterator[Json]:
-    """Yield a point for each value of the space, in their order; numbers ascend.
+    """Yield a point for each value of the space; `note` names the reason where there is no speed.
 
-    `source` is one of `SOURCES`. `tokens_per_s` is None for what failed, is illegal, or is unknown to the formulas;
-    `note` then names the reason. An estimate is the model's ratio to its own estimate of the best recipe, times the
-    measured speed of that: the ratio cancels an error of the model that all recipes share.
+    An estimate is the model's ratio to its own estimate of the best recipe, times the measured speed of that: the ratio
+    cancels an error of the model that all recipes share.
     """
     best = collected.ranking[0]
     variants = dict(_variants(knob, collected))
-    known = estimates([best.recipe, *(found for found in variants.values() if isinstance(found, Recipe))], collected)
+    known = _estimates([best.recipe, *(found for found in variants.values() if isinstance(found, Recipe))], collected)
     measured = {row.recipe: row.standing.tokens_per_s for row in collected.ranking}
     failures = collected.final_failures
     for place, (value, found) in enumerate(variants.items()):
@@ -262,28 +239,6 @@ def _variants(knob: str, collected: Collected) -> Iterator[tuple[Choice, Recipe 
             yield value, found
 
 
-def _sensitivity_spec(labels: Sequence[str], points: Sequence[Json]) -> Json:
-    look = looks("source", SOURCES, (point["source"] for point in points), "stroke", "shape", "fill")
-    look["tooltip"] = tooltip("knob", "value", "source", "note", numbers={"tokens_per_s": "tokens/s"})
-    axis = {"labelAngle": 0, "labelOverlap": True, "grid": False}
-    header = {"title": None, "labelFontWeight": "bold", "labelFontSize": 12.5}
-    return {
-        "data": values(points),
-        "facet": name("knob", sort=list(labels), header=header),
-        "columns": 4,
-        "resolve": {"scale": {"x": "independent"}},
-        "usermeta": {"panels": len(labels), "least": 230, "margin": 52},
-        "spec": {
-            "height": 170,
-            "encoding": {"x": name("value", sort={"field": "place"}, axis=axis), "y": number("drawn", "tokens/s")},
-            "layer": [
-                layer("line", {}, where="isValid(datum.tokens_per_s)", strokeDash=[3, 3], strokeWidth=1.5, color=GRAY),
-                layer("point", look, size=75, strokeWidth=1.5),
-            ],
-        },
-    }
-
-
 FEWEST_RECIPES = 20
 """Assumed: PED-ANOVA wants five recipes among the best (its documentation), a quarter of these."""
 BEST_AT_LEAST, BEST_SHARE = 5, 0.1
@@ -294,7 +249,6 @@ MOST_WEIGHED = 400
 SEED = 0
 """Of the forests: the same campaign always gives the same numbers."""
 LOW, MIDDLE, HIGH = "#2c7fb8", "#a7a3ad", "#e0533d"
-"""Colors of a knob's first to last value."""
 GOLDEN_RATIO = 0.618034
 Matrix = npt.NDArray[np.float64]
 
@@ -320,15 +274,15 @@ def importance(collected: Collected) -> Chart | Missing:
             "explains. Where they differ, a knob that moves the average does not decide which recipe is best."
         ),
         spec={
-            "data": values(rows),
+            "data": {"values": rows},
             "height": 58 * len(varied),
             "mark": {"type": "bar"},
             "encoding": {
-                "y": name("knob", axis={"grid": False, "labelFontSize": 12.5}, scale={"paddingInner": 0.35}),
-                "yOffset": name("method"),
-                "x": number("share", "share, %"),
-                "color": palette("method", {"PED-ANOVA": BLUE, "fANOVA": ORANGE}, methods),
-                "tooltip": tooltip("knob", "method", numbers={"share": "share, %"}),
+                "y": vl.name("knob", axis={"grid": False, "labelFontSize": 12.5}, scale={"paddingInner": 0.35}),
+                "yOffset": vl.name("method"),
+                "x": vl.number("share", "share, %"),
+                "color": vl.palette("method", {"PED-ANOVA": vl.BLUE, "fANOVA": vl.ORANGE}, methods),
+                "tooltip": vl.tooltip("knob", "method", numbers={"share": "share, %"}),
             },
         },
         table=table(
@@ -356,7 +310,7 @@ def shap(collected: Collected) -> Chart | Missing:
         offsets = (ranks * GOLDEN_RATIO) % 1.0 * 2 - 1  # neighbors are spread apart, always in the same way
         rows += [
             {
-                **recipe_fields(row),
+                **vl.recipe_fields(row),
                 "knob": knob.label,
                 "value": knob.word(row.recipe),
                 "effect": 100 * float(found),
@@ -373,15 +327,15 @@ def shap(collected: Collected) -> Chart | Missing:
             f"{percent(explained, 0)} of the variance of recipes held back{weak}"
         ),
         spec={
-            "data": values(rows),
+            "data": {"values": rows},
             "height": 44 * len(varied),
             "mark": {"type": "point", "filled": True, "size": 32, "opacity": 0.85},
             "encoding": {
-                "y": name("knob", axis={"labelFontSize": 12.5}),
+                "y": vl.name("knob", axis={"labelFontSize": 12.5}),
                 "yOffset": {"field": "offset", "type": "quantitative", "scale": {"domain": [-1.4, 1.4]}},
-                "x": number("effect", "effect on tokens/s, %"),
-                "color": number("shade", None, scale={"range": [LOW, MIDDLE, HIGH]}, legend=None),
-                "tooltip": tooltip("knob", "value", "recipe", "choices", numbers={"effect": "effect, %"}),
+                "x": vl.number("effect", "effect on tokens/s, %"),
+                "color": vl.number("shade", None, scale={"range": [LOW, MIDDLE, HIGH]}, legend=None),
+                "tooltip": vl.tooltip("knob", "value", "recipe", "choices", numbers={"effect": "effect, %"}),
             },
         },
         table=table(
@@ -394,12 +348,10 @@ def shap(collected: Collected) -> Chart | Missing:
 
 
 def _weighed(collected: Collected) -> Sequence[RankedRecipe]:
-    """Return the measured recipes, or an even selection from the ranking of more than `MOST_WEIGHED`."""
     return collected.ranking[:: -(-len(collected.ranking) // MOST_WEIGHED)]
 
 
 def _varied(collected: Collected) -> tuple[Knob, ...] | Missing:
-    """Return the knobs to weigh, or why they cannot be: too few measurements, or nothing varies."""
     measured = len(collected.ranking)
     if measured < FEWEST_RECIPES:
         return Missing(reason=f"Importance needs at least {FEWEST_RECIPES} measured recipes; there are {measured}.")
@@ -435,11 +387,9 @@ def shares(varied: Sequence[Knob], ranking: Sequence[RankedRecipe], best_share: 
 
 
 def shap_effects(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> tuple[Matrix, float]:
-    """Return what each knob's value adds to each recipe's speed, and how far to trust it.
+    """Return the factor on tokens/s, less 1, of each recipe's value of each knob, and the R2 on recipes held back.
 
-    A row per recipe and a column per knob: the factor on tokens/s, less 1. The forest predicts the logarithm of
-    tokens/s, in which knobs add up. The second value is the share of its variance that forests explain of recipes held
-    back (R2 over `FOLDS` folds).
+    The forest predicts the logarithm of tokens/s, in which knobs add up.
     """
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.model_selection import KFold, cross_val_predict

@@ -9,45 +9,14 @@ from operator import attrgetter
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.text import counted, gib, percent, thousands
-from frontrunner.views.charts.data import (
-    GIB,
-    NOTHING_ENDED,
-    NOTHING_MEASURED,
-    Chart,
-    Collected,
-    Json,
-    Knob,
-    Missing,
-    Table,
-    knobs,
-    shown,
-    table,
-)
-from frontrunner.views.charts.marks import (
-    BLUE,
-    GRAY,
-    ORANGE,
-    OUTCOMES,
-    SLOW,
-    layer,
-    looks,
-    name,
-    number,
-    palette,
-    recipe_fields,
-    rule,
-    tooltip,
-    unscaled,
-    values,
-)
+from frontrunner.views.charts import marks as vl
+from frontrunner.views.charts.marks import Chart, Collected, Json, Knob, Missing, Table, knobs, shown, table
 from frontrunner.views.columns import COLUMNS, used
 
 FAR = 2.0
 """A memory limit beyond this multiple of the fullest recipe's peak is a remark: drawn, it would squeeze the points."""
 APART = 0.06
-"""Least distance between two labels of the front, as a share of the axis."""
 MOST_LINES = 500
-"""Of parallel coordinates; the fastest recipes are drawn."""
 NODE_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down")
 ON_FRONT = "on the front"
 
@@ -56,7 +25,7 @@ def speed_memory(collected: Collected) -> Chart | Missing:
     """Draw every measured recipe by peak memory and tokens/s, the front joined, the device's limit marked."""
     ranking, front = collected.ranking, collected.front
     if not ranking:
-        return NOTHING_MEASURED
+        return vl.NOTHING_MEASURED
     limit = collected.problem.cluster.memory_bytes_per_device
     is_near = limit <= FAR * max(row.standing.peak_memory_bytes_max_rank for row in ranking)
     room = 1 - front[0].standing.peak_memory_bytes_max_rank / limit
@@ -72,14 +41,14 @@ def speed_memory(collected: Collected) -> Chart | Missing:
     if not is_near:
         remarks.append(f"The device's {gib(limit)} GiB lie beyond the chart.")
     groups = ["measured"] if len(counts) < 2 else [counted(count, "node") for count in counts]
-    known = {group: (NODE_SYMBOLS[at % len(NODE_SYMBOLS)], BLUE) for at, group in enumerate(groups)}
-    known[ON_FRONT] = ("circle", ORANGE)
+    known = {group: (NODE_SYMBOLS[at % len(NODE_SYMBOLS)], vl.BLUE) for at, group in enumerate(groups)}
+    known[ON_FRONT] = ("circle", vl.ORANGE)
     place = {
-        "x": number("peak", "peak memory of the fullest rank, GiB", from_zero=False),
-        "y": number("tokens_per_s", "tokens/s"),
+        "x": vl.number("peak", "peak memory of the fullest rank, GiB", from_zero=False),
+        "y": vl.number("tokens_per_s", "tokens/s"),
     }
-    look: Json = place | looks("group", known, (row["group"] for row in rows), "shape", "color")
-    look["tooltip"] = tooltip("recipe", "choices", "nodes", numbers={"tokens_per_s": "tokens/s", "peak": "peak GiB"})
+    look: Json = place | vl.looks("group", known, (row["group"] for row in rows), "shape", "color")
+    look["tooltip"] = vl.tooltip("recipe", "choices", "nodes", numbers={"tokens_per_s": "tokens/s", "peak": "peak GiB"})
     where = f"datum.group == '{ON_FRONT}'"
     return Chart(
         reading=(
@@ -91,10 +60,10 @@ def speed_memory(collected: Collected) -> Chart | Missing:
         spec={
             "height": 380,
             "layer": [
-                layer("line", place, rows=rows, where=where, color=ORANGE, strokeWidth=2),
-                layer("point", look, rows=rows, filled=True, size=70, opacity=0.9),
-                layer("text", place | {"text": {"field": "label"}}, rows=rows, where=where, dy=-11),
-                *(rule("x", limit / GIB, f"device: {gib(limit)} GiB") if is_near else ()),
+                vl.layer("line", place, rows=rows, where=where, color=vl.ORANGE, strokeWidth=2),
+                vl.layer("point", look, rows=rows, filled=True, size=70, opacity=0.9),
+                vl.layer("text", place | {"text": {"field": "label"}}, rows=rows, where=where, dy=-11),
+                *(vl.rule("x", limit / vl.GIB, f"device: {gib(limit)} GiB") if is_near else ()),
             ],
         },
         table=ranking_table(front),
@@ -114,8 +83,8 @@ def _speed_memory_rows(collected: Collected) -> list[Json]:
             group = ON_FRONT
             if last - size >= apart:
                 label, last = f"#{row.rank}", size
-        figures = {"peak": size / GIB, "tokens_per_s": row.standing.tokens_per_s}
-        rows.append(recipe_fields(row) | figures | {"group": group, "nodes": count, "label": label})
+        figures = {"peak": size / vl.GIB, "tokens_per_s": row.standing.tokens_per_s}
+        rows.append(vl.recipe_fields(row) | figures | {"group": group, "nodes": count, "label": label})
     return rows
 
 
@@ -149,7 +118,6 @@ def parallel_coordinates(collected: Collected) -> Chart | Missing:
 
 
 def _parallel_spec(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> Json:
-    """Specify the lines with a brush: a box drawn over an axis hides the lines that cross the axis outside of it."""
     lines: list[Json] = []
     ticks: list[Json] = []
 
@@ -157,7 +125,7 @@ def _parallel_spec(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> J
         """Add an axis; the fastest recipe comes last, and is drawn above the others."""
         for row, height in zip(reversed(ranking), reversed(heights), strict=True):
             speed = {"tokens_per_s": row.standing.tokens_per_s}
-            lines.append(recipe_fields(row) | speed | {"axis": axis, "height": height})
+            lines.append(vl.recipe_fields(row) | speed | {"axis": axis, "height": height})
         ticks.extend({"axis": axis, "words": text, "height": height} for text, height in words.items())
 
     for knob in varied:
@@ -165,7 +133,7 @@ def _parallel_spec(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> J
         words = {shown(value): place / last for place, value in enumerate(knob.values)}
         add(knob.label, [knob.place(row.recipe) / last for row in ranking], words)
     numbers = {
-        "peak GiB": [row.standing.peak_memory_bytes_max_rank / GIB for row in ranking],
+        "peak GiB": [row.standing.peak_memory_bytes_max_rank / vl.GIB for row in ranking],
         "tokens/s": [row.standing.tokens_per_s for row in ranking],
     }
     for label, found in numbers.items():
@@ -174,23 +142,23 @@ def _parallel_spec(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> J
         add(label, [(value - low) / room if room else 0.5 for value in found], words)
     on_axis = "isArray(brush.axis) && indexof(brush.axis, datum.axis) >= 0"
     outside = "datum.height < brush.height[0] || datum.height > brush.height[1]"
-    fastest = {"range": [SLOW, BLUE, ORANGE], "interpolate": "rgb"}
+    fastest = {"range": [vl.SLOW, vl.BLUE, vl.ORANGE], "interpolate": "rgb"}
     crossed = {
         "detail": {"field": "recipe"},
-        "color": number("tokens_per_s", None, scale=fastest, legend=None),
+        "color": vl.number("tokens_per_s", None, scale=fastest, legend=None),
         "strokeOpacity": {"condition": {"test": "datum.is_out > 0", "value": 0.06}, "value": 0.8},
-        "tooltip": tooltip("recipe", "choices", numbers={"tokens_per_s": "tokens/s"}),
+        "tooltip": vl.tooltip("recipe", "choices", numbers={"tokens_per_s": "tokens/s"}),
     }
     axis = {"orient": "top", "labelAngle": 0, "labelPadding": 12, "grid": True, "domain": False, "ticks": False}
     text = {"text": {"field": "words"}}
     return {
         "height": 340,
         "encoding": {
-            "x": name("axis", scale={"type": "point", "padding": 0.3}, axis=axis),
-            "y": unscaled("height", domain=[0, 1]),
+            "x": vl.name("axis", scale={"type": "point", "padding": 0.3}, axis=axis),
+            "y": vl.unscaled("height", domain=[0, 1]),
         },
         "layer": [
-            layer("line", crossed, rows=lines, strokeWidth=1.8, opacity=1)
+            vl.layer("line", crossed, rows=lines, strokeWidth=1.8, opacity=1)
             | {
                 "params": [{"name": "brush", "select": {"type": "interval", "encodings": ["x", "y"]}}],
                 "transform": [
@@ -198,23 +166,23 @@ def _parallel_spec(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> J
                     {"joinaggregate": [{"op": "max", "field": "outside", "as": "is_out"}], "groupby": ["recipe"]},
                 ],
             },
-            *(layer("text", text, rows=ticks, style=style, align="left", dx=5) for style in ("halo", "text")),
+            *(vl.layer("text", text, rows=ticks, style=style, align="left", dx=5) for style in ("halo", "text")),
         ],
     }
 
 
 ALL_RAN, SOME_RAN, ALL_FAILED, NOT_TRIED = "all ran", "some ran, some failed", "all failed: ", "not tried"
 CELLS = (
-    {ALL_RAN: BLUE, SOME_RAN: "#b3620a"}
-    | {f"{ALL_FAILED}{kind}": color for kind, (color, _) in OUTCOMES.items()}
-    | {NOT_TRIED: GRAY}
+    {ALL_RAN: vl.BLUE, SOME_RAN: "#b3620a"}
+    | {f"{ALL_FAILED}{kind}": color for kind, (color, _) in vl.OUTCOMES.items()}
+    | {NOT_TRIED: vl.GRAY}
 )
 
 
 def feasibility(collected: Collected) -> Chart | Missing:
     """Draw a panel per micro-batch: what ran and what failed by tensor and pipeline parallelism."""
     if not collected.ranking and not collected.final_failures:
-        return NOTHING_ENDED
+        return vl.NOTHING_ENDED
     corner = attrgetter("tensor_parallel", "pipeline_parallel", "micro_batch_seqs")
     legal: Counter[tuple[int, ...]] = Counter(map(corner, collected.survey.recipes))
     speeds: dict[tuple[int, ...], list[float]] = defaultdict(list)
@@ -245,41 +213,37 @@ def feasibility(collected: Collected) -> Chart | Missing:
         )
     tried = [row for row in rows if row["state"] != NOT_TRIED]
     lost = sum(row["state"].startswith(ALL_FAILED) for row in tried)
+    colors = vl.palette("state", CELLS, (row["state"] for row in rows))
+    is_tried = f"datum.state != '{NOT_TRIED}'"
+    panels = list(dict.fromkeys(row["panel"] for row in sorted(rows, key=lambda row: row["micro_batch"])))
     return Chart(
         reading=(
             f"Of {len(rows)} corners with a legal recipe {len(tried)} were tried; {lost or 'none'} of these failed "
             "altogether. A cell shows how many of the recipes tried there ran; an empty place has no legal one."
         ),
-        spec=_feasibility_spec(rows),
+        spec={
+            "data": {"values": rows},
+            "facet": {"field": "panel", "type": "nominal", "sort": panels, "header": {"title": None}},
+            "columns": 4,
+            "usermeta": {"panels": len(panels), "least": 37 * len({row["tp"] for row in rows}) + 46},
+            "spec": {
+                "width": {"step": 37},
+                "height": {"step": 37},
+                "encoding": {
+                    "x": {"field": "tp", "type": "ordinal", "title": "TP", "axis": {"labelAngle": 0}},
+                    "y": {"field": "pp", "type": "ordinal", "title": "PP", "sort": "descending"},
+                    "tooltip": vl.tooltip("legal", "measured", "failed", best="best tokens/s", tp="TP", pp="PP"),
+                },
+                "layer": [
+                    vl.layer("rect", {"color": colors}, where=is_tried, width=33, height=33, cornerRadius=3),
+                    vl.layer("point", {"color": colors}, where=f"!({is_tried})", filled=True, size=30),
+                    vl.layer("text", {"text": {"field": "words"}}, where=is_tried, color="white", fontSize=11),
+                ],
+            },
+        },
         table=table(
             rows,
             *(("TP", "tp"), ("PP", "pp"), ("micro-batch", "micro_batch"), ("legal recipes", "legal")),
             *(("measured", "measured"), ("failed", lambda row: row["failed"] or "0"), ("best tokens/s", "best")),
         ),
     )
-
-
-def _feasibility_spec(rows: Sequence[Json]) -> Json:
-    colors = palette("state", CELLS, (row["state"] for row in rows))
-    tried = f"datum.state != '{NOT_TRIED}'"
-    panels = list(dict.fromkeys(row["panel"] for row in sorted(rows, key=lambda row: row["micro_batch"])))
-    return {
-        "data": values(rows),
-        "facet": {"field": "panel", "type": "nominal", "sort": panels, "header": {"title": None}},
-        "columns": 4,
-        "usermeta": {"panels": len(panels), "least": 37 * len({row["tp"] for row in rows}) + 46},
-        "spec": {
-            "width": {"step": 37},
-            "height": {"step": 37},
-            "encoding": {
-                "x": {"field": "tp", "type": "ordinal", "title": "TP", "axis": {"labelAngle": 0}},
-                "y": {"field": "pp", "type": "ordinal", "title": "PP", "sort": "descending"},
-                "tooltip": tooltip("legal", "measured", "failed", best="best tokens/s", tp="TP", pp="PP"),
-            },
-            "layer": [
-                layer("rect", {"color": colors}, where=tried, width=33, height=33, cornerRadius=3),
-                layer("point", {"color": colors}, where=f"!({tried})", filled=True, size=30),
-                layer("text", {"text": {"field": "words"}}, where=tried, color="white", fontSize=11),
-            ],
-        },
-    }

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.text import counted, gib, percent, plain, seconds, size, thousands
-from frontrunner.views.charts.data import GIB, Json
-from frontrunner.views.charts.marks import GRAY, layer, name, number, palette, rule, tooltip
+from frontrunner.views.charts import marks as vl
+from frontrunner.views.charts.marks import GIB, Json
 from frontrunner.views.columns import PARTS
 
 COLORS = {
@@ -28,7 +28,6 @@ COLORS = {
     "working": "#8cc08a",
     "runtime": "#a3acb5",
 }
-"""The color of each part of a step and of a memory: the same in every chart."""
 OTHER = "#9c755f"
 ESTIMATED, MEASURED = "estimated", "measured"
 LEAST_SHARE = 0.1
@@ -70,7 +69,7 @@ def memory_bars(found: Breakdown) -> Json:
     if limit > FAR * max(sum(parts.values()) for parts in bars.values()):
         return _bars(bars, legend, _gib, title="GiB per device")
     spec = _bars(bars, legend, _gib, title="GiB per device", limit=limit)
-    spec["layer"] += rule("x", limit, f"device: {gib(found.memory_limit_bytes)} GiB")
+    spec["layer"] += vl.rule("x", limit, f"device: {gib(found.memory_limit_bytes)} GiB")
     return spec
 
 
@@ -107,20 +106,20 @@ def _bars(
                 )
                 begin += amount
     color = {
-        "condition": {"test": "datum.part == ''", "value": GRAY},
-        **palette("part", {text: COLORS.get(part, OTHER) for part, text in legend.items()}, legend.values()),
+        "condition": {"test": "datum.part == ''", "value": vl.GRAY},
+        **vl.palette("part", {text: COLORS.get(part, OTHER) for part, text in legend.items()}, legend.values()),
     }
     place: Json = {
-        "y": name("bar", axis={"grid": False, "labelFontSize": 12.5, "labelLimit": 180}),
-        "tooltip": tooltip(name="part", took="amount", share="share of the bar"),
+        "y": vl.name("bar", axis={"grid": False, "labelFontSize": 12.5, "labelLimit": 180}),
+        "tooltip": vl.tooltip(name="part", took="amount", share="share of the bar"),
     }
-    stacked = place | {"x": number("amount", title, stack=None), "x2": {"field": "end"}, "color": color}
-    text = place | {"x": number("middle", title), "text": {"field": "text"}}
+    stacked = place | {"x": vl.number("amount", title, stack=None), "x2": {"field": "end"}, "color": color}
+    text = place | {"x": vl.number("middle", title), "text": {"field": "text"}}
     return {
         "height": 46 * len(bars),
         "layer": [
-            layer("bar", stacked, rows=rows, height=30),
-            layer("text", text, rows=rows, fontSize=11.5, color="#12181f"),
+            vl.layer("bar", stacked, rows=rows, height=30),
+            vl.layer("text", text, rows=rows, fontSize=11.5, color="#12181f"),
         ],
     }
 
@@ -160,13 +159,16 @@ def step_times(measured: Sequence[tuple[str, Sequence[float]]]) -> Json | None:
     if not rows:
         return None
     medians = [{"name": named, "time": statistics.median(times)} for named, times in measured]
-    place = {"x": number("time", "seconds per step", from_zero=False), "y": name("name", axis={"labelLimit": 260})}
-    steps = place | {"tooltip": tooltip(name="measurement", numbers={"time": "step, s"})}
-    middle = place | {"tooltip": tooltip(name="measurement", numbers={"time": "median, s"})}
+    place = {
+        "x": vl.number("time", "seconds per step", from_zero=False),
+        "y": vl.name("name", axis={"labelLimit": 260}),
+    }
+    steps = place | {"tooltip": vl.tooltip(name="measurement", numbers={"time": "step, s"})}
+    middle = place | {"tooltip": vl.tooltip(name="measurement", numbers={"time": "median, s"})}
     return {
         "height": 30 * len(measured),
         "layer": [
-            layer("point", steps, rows=rows, filled=True, size=40, opacity=0.5),
-            layer("tick", middle, rows=medians, thickness=2.5, size=20, color=GRAY),
+            vl.layer("point", steps, rows=rows, filled=True, size=40, opacity=0.5),
+            vl.layer("tick", middle, rows=medians, thickness=2.5, size=20, color=vl.GRAY),
         ],
     }

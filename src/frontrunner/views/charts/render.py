@@ -12,8 +12,7 @@ from importlib.util import find_spec
 
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.text import plain
-from frontrunner.views.charts.data import Json
-from frontrunner.views.charts.marks import NUMBER
+from frontrunner.views.charts.marks import NUMBER, Json
 
 FORMATS = ("png", "svg")
 WIDTH, HEIGHT = 960, 300
@@ -76,10 +75,7 @@ def fitted(spec: Json, width: float) -> Json:
 
 
 def picture(spec: Json, kind: str, *, title: str = "") -> bytes:
-    """Return a chart as the content of an SVG or PNG file, on white, under a title of one line.
-
-    Raises `InvalidInput` if vl-convert is not installed.
-    """
+    """Return a chart as the content of an SVG or PNG file, on white, under a title of one line."""
     require_installed()
     import vl_convert
 

@@ -1,0 +1,288 @@
+"""Commands that maintain stores, and exchange recipes and measurements: store, archive, export, import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from frontrunner import maintenance
+from frontrunner.cli import options as opt
+from frontrunner.spaces.errors import NothingLegal, StoreUnusable, bad_value, writing
+from frontrunner.text import plain
+from frontrunner.views.results import print_check, print_import, print_prunable
+
+if TYPE_CHECKING:
+    from frontrunner.exchange import Import
+    from frontrunner.results.transfer import Archived, Copied, Unarchived
+
+
+@click.group(cls=opt.SuggestingGroup)
+def store() -> None:
+    """Check, back up, upgrade, copy and prune stores.
+
+    \b
+    Examples:
+      frontrunner store check
+      frontrunner store backup --store sweeps.db
+      frontrunner store copy sweeps.db postgresql+psycopg://me@host/sweeps
+    """
+
+
+@store.command(short_help="Check a store's integrity, and print what is broken.")
+@opt.store_option
+@opt.json_option
+def check(store: str | None, *, as_json: bool) -> None:
+    """Check a store's integrity, and print what is broken, with the rows.
+
+    Exit code 4 where something is broken.
+
+    \b
+    Examples:
+      frontrunner store check
+      frontrunner store check --store sweeps.db --json
+    """
+    found = maintenance.check_store(store)
+    opt.show(found, print_check, as_json=as_json)
+    if not found.is_sound:
+        broken = sum(finding.is_fault for finding in found.findings)
+        raise StoreUnusable(
+            f"{found.store}: {broken} of {found.rules} rules do not hold", hint="restore a backup, or report this"
+        )
+
+
+@store.command(short_help="Back a store up to a new file.")
+@click.argument("file", type=opt.FILE, required=False)
+@opt.store_option
+def backup(file: Path | None, store: str | None) -> None:
+    """Back the store up to FILE (default: next to it, named after the time). Drivers may keep running.
+
+    The backup is a store in an SQLite file, also that of a PostgreSQL store.
+
+    \b
+    Examples:
+      frontrunner store backup
+      frontrunner store backup /safe/place/sweeps.db --store sweeps.db
+    """
+    made = maintenance.backup_store(file, store=store)
+    click.echo(f"{made} ({made.stat().st_size:,} bytes)")
+
+
+@store.command(short_help="Upgrade an earlier version's store.")
+@opt.store_option
+def upgrade(store: str | None) -> None:
+    """Upgrade a store of an earlier frontrunner, after a backup next to it.
+
+    \b
+    Examples:
+      frontrunner store upgrade
+      frontrunner store upgrade --store sweeps.db
+    """
+    done = maintenance.upgrade_store(store)
+    if done.backup is None:
+        click.echo(f"{plain(done.store)} is up to date: revision {done.now}")
+        return
+    click.echo(f"{plain(done.store)}: revision {done.before} -> {done.now}; the backup is {done.backup}")
+
+
+@store.command(short_help="Copy every campaign into a new store.")
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@opt.prints(
+    lambda done: click.echo(
+        f"{plain(done.source)} -> {plain(done.target)}: {done.campaigns} campaigns, {sum(done.rows.values()):,} rows"
+    )
+)
+def copy(source: str, target: str) -> Copied:
+    """Copy every campaign of the store FROM into TO, a new store in the same or another kind of database.
+
+    It also restores a backup, to a new name.
+
+    \b
+    Examples:
+      frontrunner store copy sweeps.db postgresql+psycopg://me@host/sweeps
+      frontrunner store copy sweeps.db.backup-20260301T120000Z restored.db
+    """
+    return maintenance.copy_store(source, target)
+
+
+@store.command(short_help="List or remove run folders that nothing needs.")
+@click.argument("campaign", required=False)
+@click.option("--yes", is_flag=True, help="Remove them instead of only listing them.")
+@opt.store_option
+@opt.json_option
+def prune(campaign: str | None, store: str | None, *, yes: bool, as_json: bool) -> None:
+    """List or remove the run folders of CAMPAIGN (default: every finished one) that nothing needs.
+
+    Outcomes stay in the store, with the log tails of failures. Folders of outcomes that the store lacks, of replays
+    and of unfinished campaigns stay too.
+
+    \b
+    Examples:
+      frontrunner store prune
+      frontrunner store prune laptop --yes
+    """
+    found = maintenance.prune_store(campaign, store=store) if yes else maintenance.prunable(campaign, store=store)
+    if as_json:
+        opt.print_json({"removed": yes, "campaigns": found})
+    else:
+        print_prunable(found, removed=yes)
+
+
+@click.command()
+@click.argument("campaign")
+@click.argument("file", type=opt.FILE)
+@opt.store_option
+@opt.prints(
+    lambda done: click.echo(f"{done.file}: campaign {done.campaign}, {done.rows:,} rows, sha256 {done.sha256[:12]}")
+)
+def archive(campaign: str, file: Path, store: str | None) -> Archived:
+    """Write CAMPAIGN, with every outcome and event, to FILE, one portable file that `unarchive` reads elsewhere.
+
+    \b
+    Examples:
+      frontrunner archive laptop laptop.jsonl
+      frontrunner archive 22b-first 22b.jsonl --store sweeps.db
+    """
+    return maintenance.archive(campaign, file, store=store)
+
+
+@click.command()
+@click.argument("file", type=opt.FILE)
+@click.option("--name", help="The campaign's name here [default: its own].")
+@opt.store_option
+@opt.prints(lambda it: click.echo(f"{plain(it.store)}: campaign {it.campaign}, {it.rows:,} rows from {it.file}"))
+def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
+    """Add the campaign in FILE, which `archive` wrote, to the store.
+
+    A damaged or truncated file is refused with the line named, and nothing is written.
+
+    \b
+    Examples:
+      frontrunner unarchive laptop.jsonl
+      frontrunner unarchive 22b.jsonl --name 22b-frontier --store sweeps.db
+    """
+    return maintenance.unarchive(file, name=name, store=store)
+
+
+@click.command()
+@click.argument("name", metavar="RECIPE_ID|CAMPAIGN")
+@click.option("--to", required=True, metavar="TOOL", help="What to write; the tools are listed above.")
+@click.option("--out", type=opt.FILE, metavar="FILE", help="Where to write it [default: stdout].")
+@click.option("--storage", metavar="URL", help="With --to optuna: the study's database, as sqlite:///study.db.")
+@opt.store_option
+@opt.server_option
+def export(name: str, to: str, out: Path | None, storage: str | None, store: str | None, server: str | None) -> None:
+    """Export RECIPE_ID, or a recipe file, as another tool's configuration.
+
+    TOOL is megatron-lm, megatron-deepspeed, deepspeed, nemo, torchtitan, nanotron or accelerate; slurm or pbs for a
+    batch script; recipe for a recipe file, which loses nothing. What a tool cannot express is refused with the reason.
+
+    With optuna the whole CAMPAIGN becomes a study of --storage; run again, it adds new trials.
+
+    \b
+    Examples:
+      frontrunner export 3f9c01d2ab4e --to megatron-lm > recipe.sh
+      frontrunner export laptop --to optuna --storage sqlite:///study.db
+    """
+    from frontrunner.recipe_actions import names_a_file
+
+    if (to == "optuna") != (storage is not None):
+        raise bad_value("--storage", storage, "a URL with --to optuna, and with nothing else")
+    if server is not None and (storage is not None or names_a_file(name)):
+        raise bad_value("--server", server, "a RECIPE_ID with it: files and studies are exported without a service")
+    if storage is not None:
+        from frontrunner.exchange import mirror
+
+        if out is not None:
+            raise bad_value("--out", str(out), "nothing with --to optuna, which writes to --storage")
+        found = mirror(name, storage=storage, store=store)
+        waiting = f"; {found.waiting} have not ended yet" if found.waiting else ""
+        click.echo(f"study {found.study}: {found.added} trials added, {found.trials} in all{waiting}")
+        return
+    text = opt.open_backend(store, server).export(name, to=to)
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        _write(out, text)
+
+
+def _write(path: Path, text: str) -> None:
+    if not path.absolute().parent.is_dir() or path.is_dir():
+        raise bad_value("--out", str(path), "a file in a folder that exists")
+    from frontrunner.evaluators.probe.files import write_text
+
+    with writing(path):
+        write_text(path, text)
+
+
+@click.command("import-config")
+@click.argument("file", type=opt.FILE)
+@click.option("--from", "tool", required=True, metavar="TOOL", help="The tool that the configuration is for.")
+@click.option("--campaign", required=True, type=opt.FILE, metavar="FILE", help="Whose problem it is.")
+@click.option("--set", "stated", multiple=True, metavar="CHOICE=VALUE", help="A choice that the file leaves out.")
+@click.option("--out", type=opt.FILE, metavar="FILE", help="Write the recipe file there.")
+@opt.json_option
+def import_config(
+    file: Path, tool: str, campaign: Path, stated: tuple[str, ...], out: Path | None, *, as_json: bool
+) -> None:
+    """Read FILE, a launch script or configuration of another tool, as a recipe.
+
+    TOOL is megatron-lm, megatron-deepspeed, deepspeed, nemo, torchtitan, nanotron or accelerate. Scripts are read, not
+    run. A setting that no recipe has is refused by name, and so is a model that is not the campaign file's.
+
+    \b
+    Examples:
+      frontrunner import-config pretrain.sh --from megatron-lm --campaign 22b.toml
+      frontrunner import-config ds.json --from deepspeed --campaign 22b.toml
+    """
+    from frontrunner import exchange
+    from frontrunner.config.recipe_file import to_text
+
+    found = exchange.import_config(file, tool=tool, campaign=campaign, stated=opt.choices(stated))
+    if found.file is None:
+        raise NothingLegal(
+            f"{file} is the recipe {found.recipe.describe()}, which cannot be probed: {found.illegal}",
+            hint="--set engine=torch, or engine=deepspeed, reads it for the other engine",
+        )
+    if out is not None:
+        _write(out, to_text(found.file))
+    if as_json:
+        opt.print_json(found)
+        return
+    click.echo(f"recipe {found.recipe_id}: {found.recipe.describe()}")
+    if out is not None:
+        click.echo(f'written to {out}; to measure it first: [search] baseline = "{out}" in {campaign}')
+
+
+@click.command("import")
+@click.argument("table", type=opt.FILE)
+@click.option("--column", "columns", multiple=True, metavar="NAME=THEIRS[:UNIT]", help="The table's name of a column.")
+@click.option("--set", "constants", multiple=True, metavar="NAME=VALUE", help="A value of every row.")
+@click.option("--ignore", multiple=True, metavar="THEIRS", help="A column of the table to leave out.")
+@click.option("--cluster", metavar="NAME", help="Preset or cluster file of rows without hardware.")
+@click.option("--name", help="The campaigns' name [default: the file's].")
+@click.option("--preview", is_flag=True, help="Print what would be stored, and write nothing.")
+@opt.store_option
+@opt.prints(print_import)
+def import_(
+    table: Path, columns: tuple[str, ...], constants: tuple[str, ...], ignore: tuple[str, ...], **given: Any
+) -> Import:
+    """Import the measured configurations of TABLE, a CSV file, as finished campaigns, one per problem.
+
+    Later campaigns learn from them. docs/warm-starts.md has the columns' names and units; --column, --set and --ignore
+    adapt other tables. Unusable rows are counted with the reason.
+
+    \b
+    Examples:
+      frontrunner import sweep.csv --preview
+      frontrunner import runs.csv --set hardware=h100 --column step_time_s=iter:ms
+    """
+    from frontrunner.evaluators.tables.reading import TableForm
+    from frontrunner.exchange import import_table
+
+    form = TableForm(
+        columns=opt.key_values("--column", columns), constants=opt.key_values("--set", constants), ignore=ignore
+    )
+    return import_table(table, form=form, **given)

@@ -1,0 +1,308 @@
+"""Commands that run: launch, resume, space, replay, serve."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from frontrunner import api
+from frontrunner.cli.options import (
+    FILE,
+    anyway_option,
+    campaign_argument,
+    json_option,
+    print_json,
+    show,
+    store_option,
+    warn,
+)
+from frontrunner.config.settings import DEFAULT_STORE, shown_store, store_url
+from frontrunner.spaces.errors import CampaignFailed, InvalidInput, NothingLegal
+from frontrunner.stop_signals import INTERRUPTED, stopped_by_signals
+from frontrunner.store import LocalStore
+from frontrunner.text import percent, seconds, thousands
+
+if TYPE_CHECKING:
+    from frontrunner.evaluators.probe.replay import ReplayResult
+    from frontrunner.search.driver import Conclusion
+
+TOP = 10
+
+
+@click.command()
+@click.argument("file", type=FILE)
+@click.option("--name", help="The campaign's name [default: the file's `name`, else the file's own name].")
+@store_option
+@json_option
+def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) -> None:
+    """Run the campaign in FILE until its budget is used up, and print its ranking.
+
+    The first Ctrl-C lets running probes finish, the second ends them; `frontrunner resume` continues later.
+
+    \b
+    Examples:
+      frontrunner launch examples/laptop.toml
+      frontrunner launch frontier.toml --name 22b-first --store sweeps.db
+    """
+    from frontrunner.config.campaign import read_campaign_file
+    from frontrunner.views.live import make_listener
+
+    campaign = read_campaign_file(file)
+    url = store_url(store, from_file=campaign.store.url)
+    with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
+        conclusion = api.launch(campaign, store=url, name=name, listener=listener, on_driver=on_driver)
+    _finish(conclusion, listener.campaign, url, stopped=on_driver.exit_code, as_json=as_json)
+
+
+@click.command()
+@campaign_argument
+@click.option("--take-over", is_flag=True, help="Take the campaign from a driver that still holds it.")
+@store_option
+@json_option
+def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json: bool) -> None:
+    """Continue CAMPAIGN (default: the newest) after its driver was stopped, or killed at any moment.
+
+    Nothing that was measured is lost or measured again.
+
+    \b
+    Examples:
+      frontrunner resume
+      frontrunner resume laptop --take-over
+    """
+    from frontrunner.views.live import make_listener
+
+    with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
+        conclusion = api.resume(campaign, store=store, take_over=take_over, listener=listener, on_driver=on_driver)
+    _finish(conclusion, listener.campaign, store, stopped=on_driver.exit_code, as_json=as_json)
+
+
+@click.command()
+@click.argument("file", type=FILE)
+@json_option
+def space(file: Path, *, as_json: bool) -> None:
+    """Count the legal and illegal recipes of FILE's space, with the reasons.
+
+    \b
+    Examples:
+      frontrunner space examples/laptop.toml
+      frontrunner space examples/laptop.toml --json
+    """
+    surveyed = api.survey(file)
+    if as_json:
+        refused = [{"code": code, "points": n, "example": text} for code, n, text in surveyed.refused_by_count()]
+        counts = {"points": surveyed.points, "legal_recipes": len(surveyed.recipes), "repeats": surveyed.repeats}
+        print_json(counts | {"refused": refused, "dimensions": dict(surveyed.dimensions)})
+    else:
+        from frontrunner.views.results import print_survey
+
+        print_survey(surveyed)
+    if not surveyed.recipes:
+        raise NothingLegal("no recipe of this space is legal", hint="widen a dimension that the reasons name")
+
+
+def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped: int, as_json: bool) -> None:
+    """Print the ranking and the front, and raise the error of the exit code; `stopped` is that of a requested stop."""
+    from frontrunner.results.ranking import Ranking
+
+    found = LocalStore(store)
+    several = len(conclusion.objectives) > 1
+    ranking = found.best(campaign, top=TOP) if conclusion.measured else Ranking()
+    front = found.front(campaign, objectives=conclusion.objectives) if several and ranking else ()
+    scale = found.predictions(campaign)
+    if as_json:
+        document = {"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking}
+        more: dict[str, object] = {"objectives": conclusion.objectives, "front": front} if several else {}
+        more |= {} if scale is None else {"small_scale": scale}
+        print_json({**document, "outlook": conclusion.outlook, "budget": conclusion.limits, **more})
+    else:
+        from frontrunner.views import results as views
+
+        if scale is not None:
+            views.print_predictions(scale)
+        if ranking:
+            measured = " measured" if ranking[0].figures == "measured" else ""  # the table itself names other sources
+            views.print_ranking(ranking, title=f"{campaign}: {conclusion.measured} recipes{measured}")
+            if front:
+                views.print_front(front, conclusion.objectives)
+            views.print_outlook(conclusion.outlook, conclusion.limits)
+            named = None if store is None or store == store_url() else shown_store(store)
+            views.print_next_commands(
+                campaign, ranking[0], named, conclusion.objectives, replays=not conclusion.trainer
+            )
+    has_result = bool(conclusion.measured) or (scale is not None and bool(scale.predicted))
+    _raise_unless_done(conclusion, campaign, store, stopped=stopped, has_result=has_result)
+
+
+def _raise_unless_done(
+    conclusion: Conclusion, campaign: str, store: str | None, *, stopped: int, has_result: bool
+) -> None:
+    from frontrunner.results.states import CampaignState
+    from frontrunner.search.driver import PAUSED_BY_REQUEST
+
+    named = f" --store {shlex.quote(shown_store(store))}" if store and store != DEFAULT_STORE else ""
+    command = f"frontrunner resume {campaign}{named}"
+    if conclusion.state is CampaignState.STOPPED or conclusion.reason == PAUSED_BY_REQUEST:
+        click.echo(f"{conclusion.state}; continue with: {command}", err=True)
+        sys.exit(stopped)
+    if conclusion.state is CampaignState.PAUSED:
+        message, hint = f"campaign {campaign} paused: {conclusion.reason}", f"after fixing the cause, run: {command}"
+        failure = conclusion.last_failure
+        if failure is not None:
+            message = f"{message}\n{failure.message}\n{failure.log_tail}".rstrip()
+            hint = hint if failure.log_path is None else f"full log: {failure.log_path}; {hint}"
+        raise CampaignFailed(message, hint=hint)
+    if not has_result:
+        raise NothingLegal(
+            f"campaign {campaign} ended without a measured recipe: {conclusion.reason}",
+            hint=f"frontrunner failures {campaign}",
+        )
+
+
+STEPS = click.IntRange(1, 1_000_000_000)
+PRINTED_STEPS = 20
+
+
+@click.command()
+@click.argument("recipe_id")
+@click.option("--steps", type=STEPS, required=True, help="Optimizer steps of the whole run.")
+@click.option("--learning-rate", type=float, default=3e-4, show_default=True, help="The highest learning rate.")
+@click.option("--warm-up-steps", type=click.IntRange(0, STEPS.max), default=10, show_default=True)
+@click.option("--evaluate-every", "evaluation_every_steps", type=STEPS, default=50, show_default=True, metavar="STEPS")
+@click.option(
+    "--checkpoint-every", "checkpoint_every_steps", type=STEPS, metavar="STEPS", help="[default: a tenth of the run]"
+)
+@click.option("--metrics", default="csv", show_default=True, help="csv or tensorboard, in the replay's folder.")
+@click.option("--folder", type=FILE, help="Where it keeps its files [default: by recipe].")
+@anyway_option
+@click.option(
+    "--print-command",
+    "launched",
+    is_flag=True,
+    help="Write the job file, print the command that would run with it, and run nothing.",
+)
+@store_option
+@json_option
+def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **settings: Any) -> None:
+    """Train with RECIPE_ID: learning-rate schedule, evaluation, checkpoints, metrics.
+
+    RECIPE_ID is a stored recipe, or the path of a recipe file, which needs no store.
+
+    Run again after a kill, it continues from the newest checkpoint. At the end its throughput is compared with the
+    probe's.
+
+    \b
+    Examples:
+      frontrunner replay 3f9c --steps 500 --print-command
+      frontrunner replay recipe.json --steps 500
+    """
+    from frontrunner.evaluators.probe.replay import ReplaySettings, prepare, run
+    from frontrunner.recipe_actions import plan_replay
+
+    chosen = ReplaySettings(**settings)  # the options are named after its fields
+    planned = plan_replay(recipe_id, chosen, store=store, anyway=anyway)
+    if chosen.launched:
+        prepare(planned)
+        click.echo(planned.command)
+        return
+    warn(planned.differences)
+    click.echo(f"replaying {planned.recipe_id} in {planned.folder}", err=True)
+    try:
+        result = run(planned, _printer(chosen.steps))
+    except KeyboardInterrupt:
+        click.echo("stopped; the same command continues from the newest checkpoint", err=True)
+        sys.exit(INTERRUPTED)
+    show(result, _print, as_json=as_json)
+
+
+def _print(result: ReplayResult) -> None:
+    if result.tokens_per_s is None:
+        click.echo(f"step {result.final_step} was reached before; more --steps train on")
+    else:
+        compared = "no probe measured this recipe: its campaign was simulated"
+        if result.measured_tokens_per_s is not None:
+            probe, ratio = thousands(result.measured_tokens_per_s), percent(result.ratio_to_probe)
+            compared = f"the probe measured {probe} ({ratio} of it)"
+        loss = "-" if result.final_loss is None else f"{result.final_loss:.4f}"
+        click.echo(f"trained to step {result.final_step}, loss {loss}")
+        click.echo(f"throughput {thousands(result.tokens_per_s)} tokens/s; {compared}")
+    click.echo(f"metrics, checkpoints and log: {result.folder}")
+
+
+def _printer(steps: int) -> Callable[[Mapping[str, Any]], None]:
+    every = max(1, steps // PRINTED_STEPS)
+
+    def on_event(event: Mapping[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "step" and (event["step"] % every == 0 or event["step"] in (1, steps)):
+            loss = "not finite" if event["loss"] is None else f"{event['loss']:.4f}"
+            click.echo(f"step {event['step']:>6} of {steps}  loss {loss}  {seconds(event['time_s'])}", err=True)
+        elif kind not in ("step", "built"):
+            fields = {key: f"{value:.4f}" if isinstance(value, float) else value for key, value in event.items()}
+            words = (f"{key} {value}" for key, value in fields.items() if key != "event")
+            click.echo("  ".join([kind, *words]), err=True)
+
+    return on_event
+
+
+NEEDED = ("cachetools", "fastapi", "itsdangerous", "jinja2", "prometheus_client", "uvicorn")
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8787, show_default=True, help="0 takes a free one.")
+@click.option("--allow-host", "allowed_hosts", multiple=True, metavar="NAME", help="A host name that requests may use.")
+@click.option("--behind-tls", is_flag=True, help="Behind a TLS proxy: https links, secure cookies.")
+@click.option("--token-file", type=FILE, metavar="FILE", help="The file of the tokens.")
+@click.option("--max-campaigns", type=click.IntRange(1, 1000), default=4, show_default=True, help="Running at once.")
+@click.option("--site", multiple=True, metavar="NAME=FILE", help="Register the nodes of FILE for launches.")
+@click.option("--trainer", multiple=True, metavar="NAME=FILE", help="Register the command of FILE.")
+@click.option("--data", multiple=True, metavar="NAME=FILE", help="Register a training text.")
+@click.option("--table", multiple=True, metavar="NAME=FILE", help="Register measured configurations.")
+@store_option
+def serve(store: str | None, token_file: Path | None, max_campaigns: int, **given: Any) -> None:
+    """Serve the store over HTTP: launch, watch and query campaigns from a browser or another machine.
+
+    Listens on this machine only; the link that it prints logs one browser in, once. Drivers that it starts keep running
+    when it ends. A launch cannot send nodes, commands and files: it names those registered here by --site, --trainer,
+    --data and --table, each of which can be given several times.
+
+    \b
+    Examples:
+      frontrunner serve --store sweeps.db --port 9000
+      frontrunner serve --site frontier=examples/sites/frontier.toml
+    """
+    if not all(map(find_spec, NEEDED)):
+        raise InvalidInput("this needs packages that are not installed", hint="run: pip install 'frontrunner[serve]'")
+    from frontrunner.server.app import create_app, listen, run
+    from frontrunner.server.auth import Role, default_token_file
+    from frontrunner.server.settings import KINDS, Limits, ServiceSettings, is_loopback, register
+
+    registered = register({kind: given.pop(kind) for kind in KINDS})
+    settings = ServiceSettings(
+        store=store_url(store),
+        token_file=token_file or default_token_file(),
+        limits=Limits(running_campaigns=max_campaigns),
+        registered=registered,
+        **given,  # the other options are named after fields
+    )
+    with listen(settings) as listener:
+        app = create_app(settings)
+        code = app.state.service.links.make(Role.OPERATOR)
+        port = listener.getsockname()[1]
+        click.echo(f"{settings.address(port)}/login?code={code}")
+        if settings.behind_tls:
+            click.echo(f"listening for the proxy on {settings.listening(port)}", err=True)
+        click.echo("the link logs one browser in, once, within ten minutes", err=True)
+        click.echo(f"tokens for programs: {settings.token_file}", err=True)
+        if not is_loopback(settings.host):
+            click.echo(
+                "warning: tokens and results cross the network unencrypted unless TLS is in front (docs/service.md)",
+                err=True,
+            )
+        run(app, settings, listener)

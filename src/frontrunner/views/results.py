@@ -1,0 +1,387 @@
+"""Campaigns and recipes on the terminal: rankings, one recipe, one campaign, failures, imports and store checks."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, TypeVar
+
+from rich.text import Text
+
+from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.results.predictions import Predicted, SmallScale, outlook_of
+from frontrunner.results.ranking import RankedRecipe
+from frontrunner.results.records import IMPORTED, Campaign, CampaignSummary
+from frontrunner.results.states import CampaignState, TrialState
+from frontrunner.results.status import Appearance, Explanation, FailedTrial, Status
+from frontrunner.search.budget import Limit, outlook_in_words, unused
+from frontrunner.search.driver import Conclusion
+from frontrunner.search.strategy import Outlook
+from frontrunner.spaces.legality import marks
+from frontrunner.spaces.recipe import DIMENSIONS, Recipe
+from frontrunner.spaces.space import Survey
+from frontrunner.standings import OBJECTIVES, OnFront
+from frontrunner.text import counted, gib, node_time, percent, plain, seconds, thousands
+from frontrunner.views.columns import CAMPAIGNS, COLUMNS, ENDINGS, FIGURES, ORIGINS, RECIPE, RECIPE_ID, Column, against
+from frontrunner.views.terminal import Terminal, column_table, console, ruled_table
+
+if TYPE_CHECKING:
+    from frontrunner.exchange import Import
+    from frontrunner.results.check import Check
+    from frontrunner.results.pruning import Prunable
+
+MOST_PROBLEMS, MOST_REASONS, MOST_DISAGREEMENTS = 20, 12, 5
+PROBLEM = "{model}, {devices} x {device}, {sequence_length} tokens, batch {global_batch}, {precision}"
+MOST_FOLDERS = 5
+MOST_CELL = 60
+WIDE = 125
+
+
+def print_survey(survey: Survey) -> None:
+    """Print how many recipes a space has, and why the others are refused."""
+    out = console()
+    out.say(
+        f"{survey.points:,} points: {len(survey.recipes):,} legal recipes, "
+        f"{survey.repeats:,} other names of the same recipes, {sum(survey.refusals.values()):,} refused"
+    )
+    searched = {name: values for name, values in survey.dimensions.items() if len(values) > 1}
+    out.say("choices: " + ", ".join(f"{name} {len(values)}" for name, values in searched.items()))
+    if survey.refusals:
+        table = ruled_table(None, ("refused", "right"), "reason", ("for example", "fold"))
+        for code, count, example in survey.refused_by_count():
+            table.add_row(f"{count:,}", code, Text(example))
+        out.print(table)
+    found = [(mark.code, mark.text) for recipe in survey.recipes for mark in marks(recipe, survey.problem)]
+    texts = dict(found)
+    for code, count in Counter(code for code, _ in found).items():
+        out.say(f"note: {count:,} legal recipes are marked {code}: {texts[code]}", style="dim")
+
+
+def print_campaigns(summaries: Sequence[CampaignSummary]) -> None:
+    """Print the list of campaigns."""
+    out = console()
+    if summaries:
+        out.print(column_table(None, CAMPAIGNS, summaries, width=out.width))
+    else:
+        out.say("no campaign yet: frontrunner launch FILE")
+
+
+def print_campaign(campaign: Campaign, *, state: str = "") -> None:
+    """Print a campaign: its state, its problem, and what it has spent."""
+    out = console()
+    reason = f": {campaign.state_reason}" if campaign.state_reason else ""
+    out.say((campaign.name, "bold"), f"  {state or campaign.state}{reason}")
+    print_origin(campaign.figures)
+    out.say(f"problem   {problem_line(campaign)}")
+    out.say(f"search    {campaign.strategy} over {campaign.legal_recipes:,} legal recipes")
+    if campaign.figures != IMPORTED:
+        driving = f"{node_time(campaign.node_seconds_spent)} in probes, {seconds(campaign.driver_seconds)} of driving"
+        out.say(f"spent     {driving}")
+
+
+def print_origin(figures: str) -> None:
+    """Print where figures come from that nobody measured."""
+    if figures in ORIGINS:
+        console().say(ORIGINS[figures], style="yellow")
+
+
+def problem_line(campaign: Campaign) -> str:
+    """Return what a campaign's creator stated of its problem."""
+    return ", ".join(f"{key} {value}" for key, value in campaign.problem_summary.items() if key != "figures")
+
+
+def print_status(status: Status) -> None:
+    """Print where a campaign stands."""
+    out = console()
+    campaign = status.campaign
+    print_campaign(campaign, state=status.state_in_words)
+    if status.driver_is_live:
+        out.say(f"driven by {campaign.driver}")
+    elif campaign.state == CampaignState.RUNNING:
+        out.say(f"its driver is gone; to continue: frontrunner resume {campaign.name}", style="yellow")
+    counts = ", ".join(f"{count} {state}" for state, count in status.trials.items() if count)
+    out.say(f"recipes   {counts or 'none tried'} of {campaign.legal_recipes:,} legal")
+    if kinds := [f"{count} {kind}" for kind, count in status.failures.items() if kind is not FailureKind.LOST]:
+        more = f"  (frontrunner failures {campaign.name})" if status.trials[TrialState.FAILED] else ""
+        out.say(f"failures  {', '.join(kinds)}{more}")
+    if lost := status.failures.get(FailureKind.LOST):  # no failure of a recipe
+        out.say(f"lost      {counted(lost, 'attempt')}, interrupted or withdrawn")
+    if status.best is not None:
+        speed = thousands(status.best.standing.tokens_per_s)
+        out.say(f"best      {status.best.recipe_id}  {speed} tokens/s  {status.best.recipe.describe()}")
+    if status.outlook is not None:
+        out.say(f"outlook   {outlook_in_words(outlook_of(status.outlook)[0])}")
+    for event in status.last_events:
+        data = " ".join(f"{key}={value}" for key, value in event.data.items())
+        out.say(f"{event.at[:19].replace('T', ' ')}  {event.kind}  {data}", style="dim")
+
+
+def print_conclusion(conclusion: Conclusion) -> None:
+    """Print how a driver left its campaign."""
+    out = console()
+    out.say((conclusion.state, "bold"), f": {conclusion.reason}")
+    out.say(f"measured  {counted(conclusion.measured, 'recipe')}")
+    out.say(f"budget    {', '.join(str(limit) for limit in conclusion.limits) or 'no limit'}")
+    if conclusion.last_failure is not None:
+        out.say(f"failure   {conclusion.last_failure.kind}: {conclusion.last_failure.message}")
+
+
+def print_failures(failed: Sequence[FailedTrial]) -> None:
+    """Print each failed recipe with the end of its log."""
+    out = console()
+    if not failed:
+        out.say("nothing failed")
+    for row in failed:
+        tries = f" after {row.attempts} attempts" if row.attempts > 1 else ""
+        out.say((row.failure.kind, "bold red"), f"{tries}  {row.trial.recipe_id}  {row.trial.recipe.describe()}")
+        out.say(f"  {row.failure.message}")
+        for line in row.failure.log_tail.splitlines()[-5:]:
+            out.print(Text(f"  | {plain(line)}", style="dim"), overflow="ellipsis", no_wrap=True)
+        if row.failure.log_path:
+            out.say(f"  log: {row.failure.log_path}", style="dim", whole=True)
+
+
+def print_import(found: Import) -> None:
+    """Print the campaigns that hold a table's rows, what was left out and why, and which rows disagree."""
+    out = console()
+    verb = "would be kept" if found.is_preview else "kept"
+    out.say(f"{found.file}: {found.taken_rows:,} of {found.rows:,} rows {verb} in {found.store}")
+    if found.problems:
+        is_wide = len(found.problems) == 1 or out.width >= WIDE  # the names of several describe the problem
+        numbers = (("rows", "right"), ("recipes", "right"), ("failed", "right"))
+        table = ruled_table(None, ("campaign", "fold"), *([("problem", "fold")] if is_wide else []), *numbers)
+        for row in found.problems[:MOST_PROBLEMS]:
+            problem = [Text(plain(PROBLEM.format_map(row.problem)))] if is_wide else []
+            table.add_row(row.campaign, *problem, f"{row.rows:,}", f"{row.recipes:,}", f"{row.failed:,}")
+        out.print(table)
+        if len(found.problems) > MOST_PROBLEMS:
+            out.say(f"and {len(found.problems) - MOST_PROBLEMS:,} more campaigns: frontrunner campaigns")
+    if found.known_rows:
+        out.say(f"already in the store, and not kept twice: {counted(found.known_rows, 'row')}")
+    if found.left_out:
+        out.say(f"left out: {counted(sum(left.rows for left in found.left_out), 'row')}")
+        for left in found.left_out[:MOST_REASONS]:
+            where = "" if left.first_row is None else f" (first: row {left.first_row})"
+            out.say(f"  {left.rows:>5} x {left.reason}{where}")
+        if len(found.left_out) > MOST_REASONS:
+            out.say(f"        and {len(found.left_out) - MOST_REASONS} more reasons (--json has them all)")
+    if found.disagreeing:
+        recipes = counted(len(found.disagreeing), "recipe")
+        out.say(f"kept as repeats, though they differ by more than 25 %: the rows of {recipes}")
+    for repeats in found.disagreeing[:MOST_DISAGREEMENTS]:
+        rows = ", ".join(map(str, repeats.rows))
+        out.say(f"  rows {rows}: {', '.join(map(seconds, repeats.step_times_s))}  {repeats.recipe}")
+
+
+def print_check(found: Check) -> None:
+    """Print what does not hold in a store, each with its first rows."""
+    out = console()
+    read = f"{counted(found.campaigns, 'campaign')}, {counted(found.attempts, 'attempt')}, {found.rules} rules"
+    out.say(f"{found.store}: {read}")
+    for finding in found.findings:
+        word = "BROKEN" if finding.is_fault else f"odd, {finding.odd_as}"
+        out.say(f"{word}: {finding.says}: not so in {counted(finding.count, 'row')}")
+        for row in finding.rows:
+            out.say("  " + ", ".join(f"{key} {plain(str(value))[:MOST_CELL]}" for key, value in row.items()))
+    if not found.findings:
+        out.say("all hold")
+
+
+def print_prunable(found: Sequence[Prunable], *, removed: bool) -> None:
+    """Print the folders that can be removed by campaign, and what to do next."""
+    out = console()
+    for part in found:
+        out.say(f"{part.campaign}: {counted(len(part.folders), 'run folder')}, {counted(part.bytes, 'byte')}")
+        for folder in part.folders[:MOST_FOLDERS]:
+            out.say(f"  {folder}", whole=True)
+        if len(part.folders) > MOST_FOLDERS:
+            out.say(f"  and {len(part.folders) - MOST_FOLDERS:,} more")
+    done = "removed" if removed else "nothing was removed yet; to remove them: add --yes"
+    out.say(done if found else "there is nothing to remove")
+
+
+Row = TypeVar("Row")
+_FRONT_FIRST = ("rank", "recipe_id", "tokens_per_s")
+FRONT: tuple[Column[OnFront], ...] = (
+    *(column.of(attrgetter("ranked")) for column in COLUMNS if column.key in _FRONT_FIRST),
+    Column("headroom_bytes", "headroom GiB", attrgetter("headroom_bytes"), gib),
+    Column("nodes", "nodes", attrgetter("nodes"), "{:,}".format),
+    *(column.of(attrgetter("ranked")) for column in COLUMNS if column.key not in (*_FRONT_FIRST, "gap_percent")),
+)
+
+
+def print_ranking(ranking: Sequence[RankedRecipe] | RankedRecipe, *, title: str = "") -> None:
+    """Print ranked recipes, with a note where steps spread too far to trust the order."""
+    _print_rows(title, COLUMNS, [ranking] if isinstance(ranking, RankedRecipe) else ranking, lambda row: row)
+
+
+def print_front(front: Sequence[OnFront], objectives: Sequence[str] = tuple(OBJECTIVES)) -> None:
+    """Print a front, fastest first."""
+    title = f"what nothing else beats in {' and '.join([', '.join(objectives[:-1]), objectives[-1]])}"
+    _print_rows(title, FRONT, front, lambda row: row.ranked)
+
+
+def _print_rows(
+    title: str, columns: Sequence[Column[Row]], rows: Sequence[Row], ranked: Callable[[Row], RankedRecipe]
+) -> None:
+    out = console()
+    out.print(column_table(title, columns, rows, width=out.width, bold=lambda row: ranked(row).rank == 1))
+    for origin in sorted({ranked(row).figures for row in rows}):
+        print_origin(origin)
+    if any(ranked(row).standing.is_noisy for row in rows):
+        out.say("! step times spread by more than 5 %: the order near such a row may change", style="dim")
+
+
+def print_outlook(outlook: Outlook | None, limits: Sequence[Limit]) -> None:
+    """Print what is left to gain, where the strategy predicts it, and what is left of the budget."""
+    if outlook is None:
+        return
+    out = console()
+    out.say(f"outlook: {outlook_in_words(outlook)}")
+    if limits:
+        out.say(f"unused:  {unused(limits)}")
+
+
+def print_next_commands(
+    campaign: str,
+    winner: RankedRecipe,
+    store: str | None,
+    objectives: Sequence[str] = ("tokens",),
+    *,
+    replays: bool = True,
+) -> None:
+    """Print what to do next as commands to copy, with `store` where the commands would not find it themselves."""
+    out = console()
+    named = f" --store {shlex.quote(store)}" if store else ""
+    several = f" --objectives {','.join(objectives)}" if len(objectives) > 1 else ""
+    commands = {
+        f"frontrunner show {winner.recipe_id}": "why it ranks first",
+        f"frontrunner pareto {campaign}{several}": "the front" if several else "speed against memory",
+    }
+    if replays and winner.figures != "imported":  # a table's rows cannot be replayed
+        commands[f"frontrunner replay {winner.recipe_id} --steps 200"] = "train with it"
+    out.say("\nnext:", style="bold")
+    for command, what in commands.items():
+        out.say(f"  {command + named:<46} {what}", whole=bool(named))
+
+
+def print_explanation(explanation: Explanation) -> None:
+    """Print everything about one recipe, campaign by campaign."""
+    out = console()
+    recipe = explanation.recipe
+    out.say((explanation.recipe_id, "bold"), f"  {recipe.describe()}")
+    out.say(f"engine {recipe.engine}, {recipe.devices} devices, global batch {recipe.global_batch_seqs} sequences")
+    for appearance in explanation.appearances:
+        _print_appearance(out, appearance)
+
+
+def _print_appearance(out: Terminal, appearance: Appearance) -> None:
+    campaign = appearance.campaign
+    out.say("\ncampaign ", (campaign.name, "bold"), f"  ({problem_line(campaign)})")
+    print_origin(campaign.figures)
+    if appearance.standing is not None:
+        out.say(f"rank {appearance.rank} of {appearance.ranked_recipes} by tokens/s")
+        out.print(column_table(None, FIGURES, [appearance.standing], width=out.width))
+        with_recompute = thousands(appearance.standing.hardware_tflops_per_device)
+        out.say(f"  {with_recompute} TFLOPS/device with what is computed a second time", style="dim")
+    for place in ("above", "below"):
+        if neighbor := getattr(appearance, place):
+            out.say(f"  next {place}: {neighbor.recipe_id}, {against(neighbor, place)}")
+    table = ruled_table("attempts", ("attempt", "fold"), ("outcome", "fold"), ("detail", "fold"))
+    for row in appearance.attempts:
+        table.add_row(f"{appearance.trial.number}.{row.attempt.number}", str(row.attempt.state), _detail(row.outcome))
+    out.print(table)
+    latest = next((row.provenance for row in reversed(appearance.attempts) if row.provenance), None)
+    if latest is not None:
+        versions = ", ".join(f"{name} {version}" for name, version in latest.versions.items())
+        out.say(f"on {latest.host}, {latest.device}; {versions}", style="dim")
+        out.say(f"command: {' '.join(latest.command_line)}", style="dim")
+
+
+def _detail(outcome: Measurement | Failure | None) -> Text:
+    if outcome is None:
+        return Text("running")
+    if isinstance(outcome, Failure):
+        return Text(plain(f"{outcome.kind}: {outcome.message}"))
+    steps = " ".join(f"{1000 * time:.0f}" for time in outcome.step_times_s)
+    ended = "" if outcome.ended is None else f"; {ENDINGS[outcome.ended]}"
+    losses = f"; loss {outcome.losses[0]:.3f} to {outcome.losses[-1]:.3f}" if outcome.losses else ""
+    started = f"; built in {seconds(outcome.build_time_s)}, first step {seconds(outcome.first_step_time_s)}"
+    return Text(f"steps {steps} ms{ended}{losses}{started}; {outcome.node_seconds:.3g} node-seconds")
+
+
+def print_recipe(recipe: Recipe) -> None:
+    """Print the choices that are not neutral, and what follows from them."""
+    out = console()
+    out.say("recipe ", (recipe.describe(), "bold"))
+    for one in DIMENSIONS.values():
+        if getattr(recipe, one.field) != one.neutral:
+            value = recipe.layers_name if one.kind == "layers" else one.of(recipe)
+            out.say(f"  {one.field:<20} {value}")
+    for field in ("data_parallel", "global_batch_seqs"):
+        out.say(f"  {field:<20} {getattr(recipe, field)}")
+
+
+def interval(predicted: Predicted) -> str:
+    """Return the ends of the 95 % interval: `50,000-80,000`."""
+    return f"{thousands(predicted.low)}-{thousands(predicted.high)}"
+
+
+PREDICTIONS: tuple[Column[Predicted], ...] = (
+    RECIPE_ID,
+    Column("tokens_per_s", "predicted", attrgetter("tokens_per_s"), thousands),
+    Column("interval", "95 %", interval),
+    Column("chance", "runs", attrgetter("chance"), lambda chance: percent(chance, 0), drop=3),
+    Column(
+        "confirmed",
+        "measured",
+        lambda row: thousands(row.confirmed.tokens_per_s) if row.confirmed else "failed" if row.failed else None,
+    ),
+    Column("error", "off by", attrgetter("error"), lambda error: f"{100 * error:+.1f} %", drop=2),
+    *(replace(column, drop=column.drop + 1) for column in RECIPE[1:]),
+)
+
+
+def print_predictions(scale: SmallScale) -> None:
+    """Print the predicted ranking with what was confirmed of it; nothing where nothing is predicted yet."""
+    if not scale.predicted:
+        return
+    out = console()
+    title = f"{scale.campaign}: predicted tokens/s on {scale.nodes} nodes"
+    best = scale.predicted[0]
+    out.print(column_table(title, PREDICTIONS, scale.predicted, width=out.width, bold=lambda row: row is best))
+    print_origin(scale.figures)
+    for line in scale_lines(scale):
+        out.say(line)
+
+
+def print_prediction(scale: SmallScale) -> None:
+    """Print what a campaign predicts of one recipe, in two lines."""
+    (one,) = scale.predicted
+    came = f"measured {thousands(one.confirmed.tokens_per_s)} there" if one.confirmed else "not measured there"
+    out = console()
+    out.say(
+        f"predicted  {thousands(one.tokens_per_s)} tokens/s on {scale.nodes} nodes (95 %: {interval(one)}), "
+        f"{percent(one.chance, 0)} to run: {'failed there' if one.failed else came}; campaign {scale.campaign}"
+    )
+    out.say(f"           {one.recipe_id}  {one.recipe.describe()}, from campaign {scale.small}: {scale.scale}")
+
+
+def scale_lines(scale: SmallScale) -> tuple[str, ...]:
+    """Return what is measured small, what is predicted large with its error, and what is confirmed."""
+    small = plain(f"measured   {scale.small_measured} recipes on fewer nodes: campaign {scale.small}, {scale.scale}")
+    if not scale.predicted:
+        return small, f"predicted  nothing yet for {scale.nodes} nodes"
+    best, many = scale.predicted[0], f"{len(scale.predicted)} predictions"
+    confirmed = f"none of {many}"
+    if scale.mean_error is not None:
+        confirmed = f"{len(scale.confirmed)} of {many}, off by {percent(scale.mean_error)} on average"
+    return (
+        small,
+        f"predicted  best on {scale.nodes} nodes: {best.recipe_id}  {thousands(best.tokens_per_s)} tokens/s "
+        f"(95 %: {interval(best)})",
+        f"confirmed  {confirmed}",
+    )
