@@ -131,13 +131,8 @@ def _frozen(
     last = next((attempt for attempt in found.attempts if isinstance(attempt.outcome, Measurement)), found.attempts[-1])
     recipe, outcome = found.trial.recipe, last.outcome
     params = {name: value for name, values in choices.items() if (value := DIMENSIONS[name].of(recipe)) in values}
-    about: dict[str, Any] = {
-        TRIAL: found.trial.number,
-        "recipe_id": found.trial.recipe_id,
-        "recipe": recipe.describe(),
-        "attempts": len(found.attempts),
-        "run_folder": last.attempt.run_folder,
-    }
+    about: dict[str, Any] = {TRIAL: found.trial.number, "recipe_id": found.trial.recipe_id}
+    about |= {"recipe": recipe.describe(), "attempts": len(found.attempts), "run_folder": last.attempt.run_folder}
     values = None
     if isinstance(outcome, Measurement):
         values = [score(recipe, outcome, problem) for *_, score in scores]

@@ -131,8 +131,7 @@ def _total(parts: Mapping[str, Rows]) -> Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownPlan:
-    """A plan for programs: `fitting` of the `legal` recipes fit, with the fastest `estimates` and the Pareto
-    `front`."""
+    """A plan for programs: `fitting` of `legal` recipes fit, with the fastest `estimates` and the Pareto `front`."""
 
     legal: int
     fitting: int

@@ -38,23 +38,15 @@ def simulate(recipe: Recipe, setup: ProbeSetup) -> Measurement | Failure:
     problem = setup.problem
     memory, limit = _memory_bytes(recipe, problem), problem.cluster.memory_bytes_per_device
     if memory > limit:
-        return Failure(
-            kind=FailureKind.OUT_OF_MEMORY,
-            message=f"simulated: {memory / 2**30:.1f} GiB needed, {limit / 2**30:.1f} GiB per device",
-            log_tail="simulated",
-        )
+        message = f"simulated: {memory / 2**30:.1f} GiB needed, {limit / 2**30:.1f} GiB per device"
+        return Failure(kind=FailureKind.OUT_OF_MEMORY, message=message, log_tail="simulated")
     step = _step_time_s(recipe, problem)
     digest = hashlib.sha256(f"{setup.seed} {recipe!r}".encode()).digest()
     noise = 0.01 * int.from_bytes(digest[:8], "big") / 2**64
     times = tuple(step * (1 + noise * sign) for sign in (-1, 0, 1, 0.5, -0.5)[: setup.probe.measured_steps])
-    return measured_steps(
-        recipe,
-        problem,
-        times,
-        peak_memory_bytes=(memory,) * recipe.devices,
-        node_seconds=sum(times) * problem.cluster.nodes,
-        first_step_time_s=step,
-    )
+    peaks, spent_s = (memory,) * recipe.devices, sum(times) * problem.cluster.nodes
+    more = {"peak_memory_bytes": peaks, "node_seconds": spent_s, "first_step_time_s": step}
+    return measured_steps(recipe, problem, times, **more)
 
 
 def _step_time_s(recipe: Recipe, problem: Problem) -> float:

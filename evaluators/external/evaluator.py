@@ -13,14 +13,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from frontrunner.evaluators.external import CommandSettings, logs
-from frontrunner.evaluators.external.command import (
-    Command,
-    MakeCommand,
-    environment_of,
-    request_of,
-    stated_before,
-    why_disagreeing,
-)
+from frontrunner.evaluators.external import command as commands
+from frontrunner.evaluators.external.command import Command, MakeCommand
 from frontrunner.evaluators.external.supervisor import ENDED, GRACE_S, KILL_S, LOG, NOT_STARTED, ORDER
 from frontrunner.evaluators.external.trainers import configured
 from frontrunner.evaluators.probe.classify import Evidence, RankError, classify, first_line
@@ -61,14 +55,14 @@ class CommandEvaluator(WatchedProbes["CommandRun"]):
     def start(self, order: ProbeOrder) -> None:
         """Start one command, unless its recipe is refused or its own files disagree with one another."""
         order.run_folder.mkdir(parents=True, exist_ok=True)
-        request, settings = request_of(self._setup, order.recipe, order.run_folder), self._setup.command
+        request, settings = commands.request_of(self._setup, order.recipe, order.run_folder), self._setup.command
         command = self._make(request)
         if isinstance(command, Reason):
             self._refuse(order, FailureKind.ILLEGAL_FOR_ENGINE, command.text)
             return
-        write_run(order.run_folder, command, environment_of(command, request, settings), settings)
-        stated = stated_before(command.arguments, settings.start_folder)
-        doubt = why_disagreeing(stated, order.recipe, self._setup.problem)
+        write_run(order.run_folder, command, commands.environment_of(command, request, settings), settings)
+        stated = commands.stated_before(command.arguments, settings.start_folder)
+        doubt = commands.why_disagreeing(stated, order.recipe, self._setup.problem)
         if doubt is not None:
             self._refuse(order, FailureKind.IMPLAUSIBLE, doubt)
             return
@@ -185,7 +179,7 @@ class CommandRun(Watch):
     def _judged(self, end: dict[str, Any] | None) -> Outcome:
         recipe, problem, steps = self.order.recipe, self.setup.problem, self.steps
         failed = self.overdue is not None or end is None or (end["status"] != 0 and not self.is_measured)
-        doubt = why_disagreeing(self.log.statements, recipe, problem)
+        doubt = commands.why_disagreeing(self.log.statements, recipe, problem)
         if not failed or not steps:
             doubt = doubt or logs.why_inconsistent(steps, recipe, problem)
         if doubt is not None and steps:

@@ -247,13 +247,8 @@ def outcome_of(row: Row, recipe: Recipe, problem: Problem) -> Outcome:
     if not _is_given(seconds):
         raise ValueError(f"step time {seconds:g} s")
     peak = row.peak_mem_gb if _is_given(row.peak_mem_gb) else 0.0
-    measured = measured_steps(
-        recipe,
-        problem,
-        (seconds,),
-        peak_memory_bytes=(int(peak * 2**30),) * recipe.devices,
-        node_seconds=seconds * nodes_used(recipe, problem),
-    )
+    peaks, spent_s = (int(peak * 2**30),) * recipe.devices, seconds * nodes_used(recipe, problem)
+    measured = measured_steps(recipe, problem, (seconds,), peak_memory_bytes=peaks, node_seconds=spent_s)
     refuse_unstorable(measured)
     return measured
 
