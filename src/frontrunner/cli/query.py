@@ -38,13 +38,7 @@ if TYPE_CHECKING:
 def best(
     campaign: str | None, top: int, by: str, max_memory_gb: float | None, backend: Backend, *, as_json: bool
 ) -> None:
-    """Print the best recipes of CAMPAIGN (default: the newest).
-
-    \b
-    Examples:
-      frontrunner best
-      frontrunner best laptop --top 3 --by memory --json
-    """
+    """Print the best recipes of CAMPAIGN (default: the newest)."""
     ranking = backend.best(campaign, top=top, by=by, max_memory_gb=max_memory_gb)
     if as_json:
         print_json(ranking)
@@ -69,11 +63,6 @@ def pareto(campaign: str | None, objectives: str | None, backend: Backend, *, as
     """Print the Pareto front of CAMPAIGN: recipes that no other beats in both speed and peak memory.
 
     With --objectives: in all of speed (tokens), memory headroom (memory) and number of nodes (nodes) that it names.
-
-    \b
-    Examples:
-      frontrunner pareto laptop --json
-      frontrunner pareto --objectives tokens,memory,nodes
     """
     names = tuple(name.strip() for name in (objectives or "").split(","))
     ranking = backend.pareto(campaign) if objectives is None else ()
@@ -93,13 +82,7 @@ def pareto(campaign: str | None, objectives: str | None, backend: Backend, *, as
 @backend_options
 @json_option
 def show_recipe(recipe_id: str, backend: Backend, *, as_json: bool) -> None:
-    """Print everything about RECIPE_ID (or a unique prefix of it), and why it ranks where it does.
-
-    \b
-    Examples:
-      frontrunner show 3f9c01d2ab4e
-      frontrunner show 3f9c --json
-    """
+    """Print everything about RECIPE_ID (or a unique prefix of it), and why it ranks where it does."""
     try:
         explanation = backend.show(recipe_id)
     except NotFound:
@@ -130,13 +113,7 @@ def _show_predicted(recipe_id: str, backend: Backend, *, as_json: bool) -> bool:
 @backend_options
 @json_option
 def status(campaign: str | None, backend: Backend, *, as_json: bool) -> None:
-    """Print the state of CAMPAIGN (default: the newest).
-
-    \b
-    Examples:
-      frontrunner status
-      frontrunner status laptop --json
-    """
+    """Print the state of CAMPAIGN (default: the newest)."""
     found = backend.status(campaign)
     scale = backend.predictions(found.campaign.name)
     if as_json:
@@ -152,13 +129,7 @@ def status(campaign: str | None, backend: Backend, *, as_json: bool) -> None:
 @backend_options
 @prints(print_failures)
 def failures(campaign: str | None, backend: Backend) -> FailureList:
-    """Print the failed probes of CAMPAIGN (default: the newest) with reasons and log tails.
-
-    \b
-    Examples:
-      frontrunner failures
-      frontrunner failures laptop --json
-    """
+    """Print the failed probes of CAMPAIGN (default: the newest) with reasons and log tails."""
     return backend.failures(campaign)
 
 
@@ -166,13 +137,7 @@ def failures(campaign: str | None, backend: Backend) -> FailureList:
 @backend_options
 @prints(print_campaigns)
 def campaigns(backend: Backend) -> CampaignList:
-    """Print every campaign of the store, the newest first.
-
-    \b
-    Examples:
-      frontrunner campaigns
-      frontrunner campaigns --store sweeps.db --json
-    """
+    """Print every campaign of the store, the newest first."""
     return backend.campaigns()
 
 
@@ -181,13 +146,7 @@ def campaigns(backend: Backend) -> CampaignList:
 @click.option("--out", type=FILE, required=True, help="Where to write: x.csv or x.parquet.")
 @backend_options
 def dataframe(campaign: str | None, out: Path, backend: Backend) -> None:
-    """Write the attempts of CAMPAIGN (default: the newest) as a table, one row per finished attempt.
-
-    \b
-    Examples:
-      frontrunner dataframe --out sweep.csv
-      frontrunner dataframe laptop --out sweep.parquet
-    """
+    """Write the attempts of CAMPAIGN (default: the newest) as a table, one row per finished attempt."""
     from frontrunner.results.frames import write_frame
 
     table = backend.dataframe(campaign)
@@ -204,11 +163,6 @@ def report(campaign: str | None, out: Path | None, backend: Backend) -> None:
 
     The best recipe and its command, the history, speed against memory, what fits and what fails, the model against
     the measurements, which knobs matter, and where the node-hours went. The page needs no network and no other file.
-
-    \b
-    Examples:
-      frontrunner report
-      frontrunner report laptop --out laptop.html
     """
     path = backend.report(campaign, out=out)
     click.echo(f"report: {path}, {path.stat().st_size / 1e6:.1f} MB; open it in a browser")
@@ -225,11 +179,6 @@ def plot(campaign: str | None, out: Path, figure: str | None, wanted: str | None
 
     Figures: history, speed-memory, sensitivity, parallel-coordinates, feasibility, predicted, importance, shap,
     node-hours.
-
-    \b
-    Examples:
-      frontrunner plot --out figures
-      frontrunner plot laptop --out front.svg --figure speed-memory
     """
     written, absent = backend.plot(campaign, out=out, figure=figure, format=wanted)
     for path in written:

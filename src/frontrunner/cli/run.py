@@ -44,11 +44,6 @@ def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) ->
     """Run the campaign in FILE until its budget is used up, and print its ranking.
 
     The first Ctrl-C lets running probes finish, the second ends them; `frontrunner resume` continues later.
-
-    \b
-    Examples:
-      frontrunner launch examples/laptop.toml
-      frontrunner launch frontier.toml --name 22b-first --store sweeps.db
     """
     from frontrunner.config.campaign import read_campaign_file
     from frontrunner.views.live import make_listener
@@ -69,11 +64,6 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
     """Continue CAMPAIGN (default: the newest) after its driver was stopped, or killed at any moment.
 
     Nothing that was measured is lost or measured again.
-
-    \b
-    Examples:
-      frontrunner resume
-      frontrunner resume laptop --take-over
     """
     from frontrunner.views.live import make_listener
 
@@ -86,13 +76,7 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
 @click.argument("file", type=FILE)
 @json_option
 def space(file: Path, *, as_json: bool) -> None:
-    """Count the legal and illegal recipes of FILE's space, with the reasons.
-
-    \b
-    Examples:
-      frontrunner space examples/laptop.toml
-      frontrunner space examples/laptop.toml --json
-    """
+    """Count the legal and illegal recipes of FILE's space, with the reasons."""
     surveyed = api.survey(file)
     if as_json:
         refused = [{"code": code, "points": n, "example": text} for code, n, text in surveyed.refused_by_count()]
@@ -195,11 +179,6 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
 
     Run again after a kill, it continues from the newest checkpoint. At the end its throughput is compared with the
     probe's.
-
-    \b
-    Examples:
-      frontrunner replay 3f9c --steps 500 --print-command
-      frontrunner replay recipe.json --steps 500
     """
     from frontrunner.evaluators.probe.replay import ReplaySettings, prepare, run
     from frontrunner.recipe_actions import plan_replay
@@ -271,11 +250,6 @@ def serve(store: str | None, token_file: Path | None, max_campaigns: int, **give
     Listens on this machine only; the link that it prints logs one browser in, once. Drivers that it starts keep running
     when it ends. A launch cannot send nodes, commands and files: it names those registered here by --site, --trainer,
     --data and --table, each of which can be given several times.
-
-    \b
-    Examples:
-      frontrunner serve --store sweeps.db --port 9000
-      frontrunner serve --site frontier=examples/sites/frontier.toml
     """
     if not all(map(find_spec, NEEDED)):
         raise InvalidInput("this needs packages that are not installed", hint="run: pip install 'frontrunner[serve]'")

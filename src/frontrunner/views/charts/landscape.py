@@ -30,7 +30,19 @@ def speed_memory(collected: Collected) -> Chart | Missing:
     is_near = limit <= FAR * max(row.standing.peak_memory_bytes_max_rank for row in ranking)
     room = 1 - front[0].standing.peak_memory_bytes_max_rank / limit
     leanest = front[-1].standing
-    rows = _speed_memory_rows(collected)
+    front_ids = {row.recipe_id for row in front}
+    nodes = [nodes_used(row.recipe, collected.problem) for row in ranking]
+    sizes = [row.standing.peak_memory_bytes_max_rank for row in ranking]
+    apart, last = APART * (max(sizes) - min(sizes)), float("inf")
+    rows = []
+    for row, count, size in zip(ranking, nodes, sizes, strict=True):
+        group, label = counted(count, "node") if len(set(nodes)) > 1 else "measured", ""
+        if row.recipe_id in front_ids:
+            group = ON_FRONT
+            if last - size >= apart:  # else it would cover the label before
+                label, last = f"#{row.rank}", size
+        figures = {"peak": size / vl.GIB, "tokens_per_s": row.standing.tokens_per_s}
+        rows.append(vl.recipe_fields(row) | figures | {"group": group, "nodes": count, "label": label})
     counts = sorted({row["nodes"] for row in rows})
     remarks = []
     if len(counts) > 1:
@@ -68,24 +80,6 @@ def speed_memory(collected: Collected) -> Chart | Missing:
         },
         table=ranking_table(front),
     )
-
-
-def _speed_memory_rows(collected: Collected) -> list[Json]:
-    """Return one row per recipe; points of the front carry their rank unless it would cover the label before it."""
-    front_ids = {row.recipe_id for row in collected.front}
-    nodes = [nodes_used(row.recipe, collected.problem) for row in collected.ranking]
-    sizes = [row.standing.peak_memory_bytes_max_rank for row in collected.ranking]
-    apart, last = APART * (max(sizes) - min(sizes)), float("inf")
-    rows = []
-    for row, count, size in zip(collected.ranking, nodes, sizes, strict=True):
-        group, label = counted(count, "node") if len(set(nodes)) > 1 else "measured", ""
-        if row.recipe_id in front_ids:
-            group = ON_FRONT
-            if last - size >= apart:
-                label, last = f"#{row.rank}", size
-        figures = {"peak": size / vl.GIB, "tokens_per_s": row.standing.tokens_per_s}
-        rows.append(vl.recipe_fields(row) | figures | {"group": group, "nodes": count, "label": label})
-    return rows
 
 
 def ranking_table(rows: Sequence[RankedRecipe]) -> Table:
