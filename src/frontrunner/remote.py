@@ -40,8 +40,7 @@ from frontrunner.spaces.errors import (
 )
 from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.spaces.validation import OF_NO_TYPE
-from frontrunner.standings import Front, OnFront
-from frontrunner.store import LOG_BYTES, LocalStore, StreamEvent
+from frontrunner.store import LOG_BYTES, Front, LocalStore, OnFront, StreamEvent
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from frontrunner import maintenance
+from frontrunner import api
 from frontrunner.cli import options as opt
 from frontrunner.spaces.errors import NothingLegal, StoreUnusable, bad_value, writing
 from frontrunner.text import plain
@@ -31,7 +31,7 @@ def check(store: str | None, *, as_json: bool) -> None:
 
     Exit code 4 where something is broken.
     """
-    found = maintenance.check_store(store)
+    found = api.check_store(store)
     opt.show(found, print_check, as_json=as_json)
     if not found.is_sound:
         broken = sum(finding.is_fault for finding in found.findings)
@@ -48,7 +48,7 @@ def backup(file: Path | None, store: str | None) -> None:
 
     The backup is a store in an SQLite file, also that of a PostgreSQL store.
     """
-    made = maintenance.backup_store(file, store=store)
+    made = api.backup_store(file, store=store)
     click.echo(f"{made} ({made.stat().st_size:,} bytes)")
 
 
@@ -56,7 +56,7 @@ def backup(file: Path | None, store: str | None) -> None:
 @opt.store_option
 def upgrade(store: str | None) -> None:
     """Upgrade a store of an earlier frontrunner, after a backup next to it."""
-    done = maintenance.upgrade_store(store)
+    done = api.upgrade_store(store)
     if done.backup is None:
         click.echo(f"{plain(done.store)} is up to date: revision {done.now}")
         return
@@ -76,7 +76,7 @@ def copy(source: str, target: str) -> Copied:
 
     It also restores a backup, to a new name.
     """
-    return maintenance.copy_store(source, target)
+    return api.copy_store(source, target)
 
 
 @store.command(short_help="List or remove run folders that nothing needs.")
@@ -90,7 +90,7 @@ def prune(campaign: str | None, store: str | None, *, yes: bool, as_json: bool) 
     Outcomes stay in the store, with the log tails of failures. Folders of outcomes that the store lacks, of replays
     and of unfinished campaigns stay too.
     """
-    found = maintenance.prune_store(campaign, store=store) if yes else maintenance.prunable(campaign, store=store)
+    found = api.prune_store(campaign, store=store) if yes else api.prunable(campaign, store=store)
     if as_json:
         opt.print_json({"removed": yes, "campaigns": found})
     else:
@@ -106,7 +106,7 @@ def prune(campaign: str | None, store: str | None, *, yes: bool, as_json: bool) 
 )
 def archive(campaign: str, file: Path, store: str | None) -> Archived:
     """Write CAMPAIGN, with every outcome and event, to FILE, one portable file that `unarchive` reads elsewhere."""
-    return maintenance.archive(campaign, file, store=store)
+    return api.archive(campaign, file, store=store)
 
 
 @click.command()
@@ -119,7 +119,7 @@ def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
 
     A damaged or truncated file is refused with the line named, and nothing is written.
     """
-    return maintenance.unarchive(file, name=name, store=store)
+    return api.unarchive(file, name=name, store=store)
 
 
 @click.command()

@@ -29,8 +29,7 @@ from frontrunner.server.settings import EVALUATOR_OF, KINDS, Registered
 from frontrunner.spaces.errors import FALLBACK_NAME, InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.spaces.validation import invalid_input, refuse_unusable_values
-from frontrunner.standings import Baseline
-from frontrunner.store import LocalStore
+from frontrunner.store import Baseline, LocalStore
 
 logger = logging.getLogger("frontrunner.server")
 T = TypeVar("T")

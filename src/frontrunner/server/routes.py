@@ -39,8 +39,7 @@ from frontrunner.server.requests import (
 )
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, answer
 from frontrunner.spaces.errors import CAMPAIGN_NAME, InvalidInput, NothingLegal
-from frontrunner.standings import OnFront
-from frontrunner.store import LOG_BYTES, POLL_S, Follower, parse_cursor
+from frontrunner.store import LOG_BYTES, POLL_S, Follower, OnFront, parse_cursor
 from frontrunner.text import to_json
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.marks import Missing

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from frontrunner.views.charts.campaign import history, node_hours
+from frontrunner.views.charts.campaign import feasibility, history, node_hours, parallel_coordinates, speed_memory
 from frontrunner.views.charts.knobs import importance, predicted, sensitivity, shap
-from frontrunner.views.charts.landscape import feasibility, parallel_coordinates, speed_memory
 from frontrunner.views.charts.marks import Chart, Collected, Missing
 
 FIGURES: dict[str, tuple[str, Callable[[Collected], Chart | Missing]]] = {
