@@ -80,7 +80,7 @@ def by_grid(log_speeds: Rows, log_fill: Rows, nodes: Rows, levels: tuple[float, 
 
 
 def test_the_words_are_those_of_the_question_about_fronts() -> None:
-    assert set(OBJECTIVES) == set(fronts.OBJECTIVES)
+    assert set(OBJECTIVES) == set(fronts.OBJECTIVE_VALUES)
     assert set(SEEK_MORE) <= set(STRATEGIES)
 
 
