@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING
 
 from frontrunner.config.campaign import CampaignFile, StoreSettings, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
-from frontrunner.search.campaign_setup import (
-    create,
-    free_name,
-    prepare,
-    refuse_imported_campaign,
-    runnable,
-    stored_spec,
-)
+from frontrunner.search import campaign_setup as setup
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import require_campaign_name
 from frontrunner.spaces.space import Survey
@@ -58,17 +51,17 @@ def launch(
         file = campaign if isinstance(campaign, CampaignFile) else read_campaign_file(Path(campaign))
     spec = file.spec if name is None else replace(file.spec, name=name)
     require_campaign_name("name", spec.name)
-    surveyed = runnable(spec)
+    surveyed = setup.runnable(spec)
     url = store_url(store, from_file=file.store.url)
     spec = replace(spec, run_root=str(run_root(url, from_file=file.store.run_folder)))
     with opened(url, create=True) as found:
         if name is None and not file.named:
-            spec = replace(spec, name=free_name(found, spec.name))
+            spec = replace(spec, name=setup.free_name(found, spec.name))
         if spec.search.probe_nodes is not None:
             from frontrunner.search.two_stage import create_pair, run_pair
 
             return run_pair(found, create_pair(found, spec, surveyed), listener=listener, on_driver=on_driver)
-        record = create(found, spec, len(surveyed.recipes))
+        record = setup.create(found, spec, len(surveyed.recipes))
         return run_campaign(found, record, spec, survey=surveyed, listener=listener, on_driver=on_driver)
 
 
@@ -86,14 +79,14 @@ def resume(
 
     with open_store(store_url(store), create=False) as found:
         record = found.campaign(campaign)
-        refuse_imported_campaign(record)
-        spec = stored_spec(record)
+        setup.refuse_imported_campaign(record)
+        spec = setup.stored_spec(record)
         if spec.confirms is not None:
             from frontrunner.search.two_stage import run_pair
 
             return run_pair(found, record, listener=listener, on_driver=on_driver, take_over=take_over)
         surveyed = spec.survey()
-        prepare(spec, surveyed)
+        setup.prepare(spec, surveyed)
         return run_campaign(
             found, record, spec, survey=surveyed, listener=listener, on_driver=on_driver, take_over=take_over
         )

@@ -10,17 +10,7 @@ import click
 from frontrunner.cli.options import FILE, backend_options, campaign_argument, json_option, print_json, prints, show
 from frontrunner.spaces.errors import NotFound, NothingLegal
 from frontrunner.text import as_plain
-from frontrunner.views.results import (
-    print_campaigns,
-    print_explanation,
-    print_failures,
-    print_front,
-    print_prediction,
-    print_predictions,
-    print_ranking,
-    print_status,
-    scale_lines,
-)
+from frontrunner.views import results as views
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend
@@ -45,13 +35,13 @@ def best(
         return
     scale = backend.predictions(campaign)
     if ranking:
-        print_ranking(ranking, title=f"best by {by}")
+        views.print_ranking(ranking, title=f"best by {by}")
         if baseline := backend.baseline(campaign):
             click.echo(baseline.in_words())
     elif scale is None or not scale.predicted:
         raise NothingLegal("no measured recipe matches", hint="see `frontrunner status`")
     if scale is not None:
-        print_predictions(scale)
+        views.print_predictions(scale)
 
 
 @click.command()
@@ -72,9 +62,9 @@ def pareto(campaign: str | None, objectives: str | None, backend: Backend, *, as
     elif not front and not ranking:
         raise NothingLegal("no recipe was measured", hint="see `frontrunner status`")
     elif ranking:
-        print_ranking(ranking, title="Pareto front of speed and memory")
+        views.print_ranking(ranking, title="Pareto front of speed and memory")
     else:
-        print_front(front, names)
+        views.print_front(front, names)
 
 
 @click.command("show")
@@ -89,7 +79,7 @@ def show_recipe(recipe_id: str, backend: Backend, *, as_json: bool) -> None:
         if not _show_predicted(recipe_id, backend, as_json=as_json):
             raise
         return
-    show(explanation, print_explanation, as_json=as_json)
+    show(explanation, views.print_explanation, as_json=as_json)
     if not as_json:
         _show_predicted(explanation.recipe_id, backend, as_json=False)
 
@@ -104,7 +94,7 @@ def _show_predicted(recipe_id: str, backend: Backend, *, as_json: bool) -> bool:
         print_json({"recipe_id": scales[0].predicted[0].recipe_id, "appearances": [], "predictions": scales})
     else:
         for scale in scales:
-            print_prediction(scale)
+            views.print_prediction(scale)
     return True
 
 
@@ -119,15 +109,15 @@ def status(campaign: str | None, backend: Backend, *, as_json: bool) -> None:
     if as_json:
         print_json(as_plain(found) | ({} if scale is None else {"small_scale": as_plain(scale)}))
         return
-    print_status(found)
+    views.print_status(found)
     if scale is not None:
-        click.echo("\n".join(scale_lines(scale)))
+        click.echo("\n".join(views.scale_lines(scale)))
 
 
 @click.command()
 @campaign_argument
 @backend_options
-@prints(print_failures)
+@prints(views.print_failures)
 def failures(campaign: str | None, backend: Backend) -> FailureList:
     """Print the failed probes of CAMPAIGN (default: the newest) with reasons and log tails."""
     return backend.failures(campaign)
@@ -135,7 +125,7 @@ def failures(campaign: str | None, backend: Backend) -> FailureList:
 
 @click.command()
 @backend_options
-@prints(print_campaigns)
+@prints(views.print_campaigns)
 def campaigns(backend: Backend) -> CampaignList:
     """Print every campaign of the store, the newest first."""
     return backend.campaigns()

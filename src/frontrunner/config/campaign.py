@@ -19,6 +19,7 @@ from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.redaction import looks_secret
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
 from frontrunner.search.strategy import STRATEGIES
+from frontrunner.spaces import presets
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import (
     CAMPAIGN_NAME,
@@ -30,14 +31,6 @@ from frontrunner.spaces.errors import (
     shown,
 )
 from frontrunner.spaces.model import Model
-from frontrunner.spaces.presets import (
-    cluster_names,
-    cluster_preset,
-    device_names,
-    known_device,
-    model_names,
-    model_preset,
-)
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import DIMENSIONS, EARLIER_NAMES
 from frontrunner.spaces.space import Space
@@ -70,7 +63,7 @@ def _preset(names: tuple[str, ...]) -> Schema:
 
 
 def _fill_model(given: Table, _: Path) -> Table:
-    preset = model_preset(given["preset"]) if "preset" in given else {"name": "custom"}
+    preset = presets.model_preset(given["preset"]) if "preset" in given else {"name": "custom"}
     merged = preset | {key: value for key, value in given.items() if key != "preset"}
     if isinstance(merged.get("heads"), int):
         merged.setdefault("kv_heads", merged["heads"])
@@ -80,7 +73,7 @@ def _fill_model(given: Table, _: Path) -> Table:
 
 
 def _model_schema(schema: Schema) -> None:
-    schema["properties"] = {"preset": _preset(model_names()), **schema["properties"]}
+    schema["properties"] = {"preset": _preset(presets.model_names()), **schema["properties"]}
     own = [key for key in schema.pop("required") if key not in _fill_model({"heads": 1, "hidden": 1}, Path())]
     schema["anyOf"] = [{"required": ["preset"]}, {"required": [*own, "hidden", "heads"]}]
 
@@ -91,9 +84,9 @@ def _fill_cluster(given: Table, base: Path) -> Table:
         return _over_file(table, base)
     name, wanted = table.pop("preset", None), table.get("devices_per_node")
     if name is None:
-        return {"name": "custom", "nodes": 1} | (known_device(str(table.get("device", ""))) or {}) | table
+        return {"name": "custom", "nodes": 1} | (presets.known_device(str(table.get("device", ""))) or {}) | table
     if name != THIS_MACHINE:
-        return cluster_preset(name) | table
+        return presets.cluster_preset(name) | table
     from frontrunner.evaluators.probe.this_machine import detect, share_processors
 
     found = detect()
@@ -132,12 +125,12 @@ def _check_efficiencies(cluster: Cluster) -> Cluster:
 
 def _cluster_schema(schema: Schema) -> None:
     schema["properties"] = {
-        "preset": _preset((*cluster_names(), THIS_MACHINE)),
+        "preset": _preset((*presets.cluster_names(), THIS_MACHINE)),
         "file": {"type": "string", "description": "Path of a cluster file, relative to the campaign file."},
         **schema["properties"],
     }
-    schema["properties"]["device"]["examples"] = list(device_names())
-    filled = _fill_cluster({"device": device_names()[0]}, Path())
+    schema["properties"]["device"]["examples"] = list(presets.device_names())
+    filled = _fill_cluster({"device": presets.device_names()[0]}, Path())
     own = [key for key in schema.pop("required") if key not in filled or key == "device"]
     schema["anyOf"] = [{"required": ["preset"]}, {"required": ["file"]}, {"required": own}]
 
@@ -339,12 +332,12 @@ def read_cluster_file(path: Path) -> Cluster:
 
 def named_cluster(name: str) -> Cluster:
     """Return a cluster by the name of a preset, or by the path of a cluster file."""
-    presets = (*cluster_names(), THIS_MACHINE)
-    if name in presets:
+    known = (*presets.cluster_names(), THIS_MACHINE)
+    if name in known:
         return parse_cluster({"preset": name})
     if "/" in name or name.endswith(".toml"):
         return read_cluster_file(Path(name))
-    raise bad_value("cluster", name, "a known preset, or a cluster file's path", hint=did_you_mean(name, presets))
+    raise bad_value("cluster", name, "a known preset, or a cluster file's path", hint=did_you_mean(name, known))
 
 
 def parse_cluster(table: Table) -> Cluster:
