@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -250,7 +250,10 @@ def _campaign(table: TableProblem, found: Reading, given: str | None) -> Importe
     if len(found.problems) > 1:
         apart = f"{recipes[0].devices}x-s{problem.sequence_length}-b{problem.global_batch}"
         name = campaign_name_from(f"{name}-{problem.model.name}-{apart}")
-    spec = CampaignSpec(name=name, problem=problem, space=_space(recipes), evaluator=IMPORTED)
+    values = {one.name: {one.of(recipe) for recipe in recipes} for one in DIMENSIONS.values()}
+    values["schedule"].discard("none")
+    space = Space(**{key: tuple(sorted(found)) for key, found in values.items() if found})
+    spec = CampaignSpec(name=name, problem=problem, space=space, evaluator=IMPORTED)
     return ImportedCampaign(
         name=name,
         spec_json=dump_json(spec),
@@ -265,10 +268,3 @@ def _campaign(table: TableProblem, found: Reading, given: str | None) -> Importe
             for row in table.rows
         ),
     )
-
-
-def _space(recipes: Sequence[Recipe]) -> Space:
-    """Return the space of the rows' choices."""
-    found = {one.name: {one.of(recipe) for recipe in recipes} for one in DIMENSIONS.values()}
-    found["schedule"].discard("none")
-    return Space(**{name: tuple(sorted(values)) for name, values in found.items() if values})

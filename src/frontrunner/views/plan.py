@@ -149,7 +149,17 @@ def print_breakdown(found: Breakdown) -> None:
             style="dim",
         )
     out.say(f"limited by {limited_by(estimate)}")
-    for table in (_step_table(found), _memory_table(found)):
+    parts = {name: time for name, time in estimate.step_parts_s.items() if time > 0}
+    title = "the step, on the slowest rank of the pipeline" if len(found.ranks) > 1 else "the step"
+    step = ruled_table(title, "part", ("time", "right"), ("share", "right"))
+    step.add_column("", width=40)
+    for name, time in parts.items():
+        style = "red" if name == estimate.limit and name != "compute" else "cyan"
+        bar = _bar(time, max(parts.values()), style)
+        step.add_row(PARTS[name], seconds(time), percent(time / estimate.step_time_s), bar)
+    step.add_section()
+    step.add_row("step", seconds(estimate.step_time_s), "100.0 %", "", style="bold")
+    for table in (step, _memory_table(found)):
         out.print()
         out.print(table)
     out.say(fit_verdict(estimate.peak_memory_bytes, found.memory_limit_bytes), style="bold")
@@ -164,21 +174,6 @@ def print_breakdown(found: Breakdown) -> None:
 
 def _bar(amount: float, longest: float, style: str) -> ProgressBar:
     return ProgressBar(total=longest, completed=amount, style="bar.back", complete_style=style, finished_style=style)
-
-
-def _step_table(found: Breakdown) -> Table:
-    estimate = found.estimate
-    parts = {name: time for name, time in estimate.step_parts_s.items() if time > 0}
-    title = "the step, on the slowest rank of the pipeline" if len(found.ranks) > 1 else "the step"
-    table = ruled_table(title, "part", ("time", "right"), ("share", "right"))
-    table.add_column("", width=40)
-    for name, time in parts.items():
-        style = "red" if name == estimate.limit and name != "compute" else "cyan"
-        share = percent(time / estimate.step_time_s)
-        table.add_row(PARTS[name], seconds(time), share, _bar(time, max(parts.values()), style))
-    table.add_section()
-    table.add_row("step", seconds(estimate.step_time_s), "100.0 %", "", style="bold")
-    return table
 
 
 def _memory_table(found: Breakdown) -> Table:
@@ -232,7 +227,9 @@ def answers(advice: Advice) -> tuple[Answer, ...]:
         )
     for question, layouts in questions.items():
         sentences.append(_best(layouts, advice))
-        found.append(Answer(question=question, answer=_verdict(layouts), sentences=tuple(sentences), layouts=layouts))
+        on_host = [bool(x.estimate and x.estimate.host_memory_bytes_per_rank) for x in layouts if x.fits]
+        verdict = "no" if not on_host else "with the host's memory only" if all(on_host) else "yes"
+        found.append(Answer(question=question, answer=verdict, sentences=tuple(sentences), layouts=layouts))
         sentences = []
     if chosen is not None:
         reasons = tuple(_why(advice, chosen))
@@ -242,11 +239,6 @@ def answers(advice: Advice) -> tuple[Answer, ...]:
         nodes = counted(math.ceil(devices / cluster.devices_per_node), "node")
         sentences = [f"Parameters, gradients and optimizer alone fill {devices:,} such devices, {nodes}."]
     return (*found, Answer(question="What then?", answer="more memory", sentences=tuple(sentences)))
-
-
-def _verdict(layouts: Sequence[ParallelLayout]) -> str:
-    on_host = [bool(x.estimate and x.estimate.host_memory_bytes_per_rank) for x in layouts if x.fits]
-    return "no" if not on_host else "with the host's memory only" if all(on_host) else "yes"
 
 
 def _best(layouts: Sequence[ParallelLayout], advice: Advice) -> str:
