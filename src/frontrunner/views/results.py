@@ -126,6 +126,8 @@ def print_conclusion(conclusion: Conclusion) -> None:
     out.say((conclusion.state, "bold"), f": {conclusion.reason}")
     out.say(f"measured  {counted(conclusion.measured, 'recipe')}")
     out.say(f"budget    {', '.join(map(str, conclusion.limits)) or 'no limit'}")
+    if conclusion.last_failure is not None:
+        out.say(f"failure   {conclusion.last_failure.kind}: {conclusion.last_failure.message}")
 
 
 def print_failures(failed: Sequence[FailedTrial]) -> None:
