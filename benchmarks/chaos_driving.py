@@ -24,8 +24,8 @@ import psutil
 from chaos_audit import fingerprint
 
 import frontrunner
-from frontrunner.results.active_drivers import active_drivers
 from frontrunner.results.states import CampaignState
+from frontrunner.results.status import active_drivers
 from frontrunner.results.store import open_store
 from frontrunner.search.listener import Ended, Listener, View
 from frontrunner.search.spec import CampaignSpec

@@ -22,13 +22,12 @@ from typing import Any
 
 from sqlalchemy import insert
 
-from frontrunner.results.explain import explain
 from frontrunner.results.outcome import Measurement, pool
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.ranking import RankBy, best, pareto
 from frontrunner.results.rows import outcome_to_columns
 from frontrunner.results.schema import AttemptRow, MeasurementRow, StandingRow, TrialRow, recipe_to_json
-from frontrunner.results.status import status
+from frontrunner.results.status import explain, status
 from frontrunner.results.store import Store, open_store
 from frontrunner.spaces.recipe import Recipe
 

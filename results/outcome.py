@@ -11,6 +11,7 @@ from enum import StrEnum
 STABLE_SPREAD = 0.05
 """Relative spread of step times above which a measurement is noisy."""
 LARGEST = 2**63 - 1
+RATES = ("tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device")
 
 
 class FailureKind(StrEnum):
@@ -171,9 +172,7 @@ def pool(measurements: Sequence[Measurement]) -> RecipeStats:
         repeats=len(measurements),
         step_time_s_median=median,
         step_time_spread=statistics.stdev(steps) / median if len(steps) > 1 else 0.0,
-        tokens_per_s=statistics.median(m.tokens_per_s for m in measurements),
-        model_tflops_per_device=statistics.median(m.model_tflops_per_device for m in measurements),
-        hardware_tflops_per_device=statistics.median(m.hardware_tflops_per_device for m in measurements),
+        **{name: statistics.median(getattr(m, name) for m in measurements) for name in RATES},
         mfu=statistics.median(utilizations) if utilizations else None,
         peak_memory_bytes_max_rank=max(m.peak_memory_bytes_max_rank for m in measurements),
     )
@@ -181,15 +180,14 @@ def pool(measurements: Sequence[Measurement]) -> RecipeStats:
 
 def refuse_unrankable(outcome: Outcome) -> None:
     """Raise ValueError where a number that the store ranks or charges by is missing or not finite."""
-    values = [("node_seconds", outcome.node_seconds)]
+    names: tuple[str, ...] = ("node_seconds",)
     if isinstance(outcome, Measurement):
-        if not outcome.peak_memory_bytes or not outcome.step_times_s or min(outcome.step_times_s) <= 0:
+        if not (outcome.peak_memory_bytes and outcome.step_times_s and min(outcome.step_times_s) > 0):
             raise ValueError(f"expected positive step times and the memory of at least one rank, not {outcome}")
-        values += [("step_times_s", time) for time in outcome.step_times_s]
-        rates = ("tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device")
-        values += [(name, getattr(outcome, name)) for name in rates]
-    for name, value in values:
-        if not math.isfinite(value):
+        names += ("step_times_s", *RATES)
+    for name in names:
+        value = getattr(outcome, name)
+        if not all(map(math.isfinite, value if isinstance(value, tuple) else (value,))):
             raise ValueError(f"{name} = {value!r}: expected a finite number")
 
 

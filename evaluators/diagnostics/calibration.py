@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,6 @@ from frontrunner.spaces.errors import FrontrunnerError
 
 CHILD = "frontrunner.evaluators.trainer.calibration"
 START_S = 180.0
-"""For importing torch and meeting; more than minutes only where something is wrong."""
 LONGEST = 3.0
 """Times the budget after which ranks are given up: each section may overrun by its last cell."""
 
@@ -38,7 +38,6 @@ PASSES = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1, "all-to-all": 1
 """Times that (g - 1) / g of the message goes over each link of a ring of g ranks (NCCL's "bus bandwidth"); the whole
 message goes once for those that are not here."""
 RINGS = ("all-reduce", "reduce-scatter", "all-gather")
-"""The collectives of the step-time formulas."""
 FEWEST_POINTS = 2
 LARGE_BYTES = 2**19
 """From this size on a message shows bandwidth; smaller ones differ by latency's noise."""
@@ -50,7 +49,6 @@ PRODUCT_BOUNDS = {
     "reduction_depth": (0.0, 600.0),
     "kernel_s": (1e-7, 1e-3),
 }
-"""The range in which each efficiency of matrix products is searched."""
 FEWEST_PRODUCTS = 2 * len(PRODUCT_BOUNDS)
 PLACES = 6
 """Digits after the point of a value's place between its bounds; a solver's 1e-13 means 0."""
@@ -58,7 +56,6 @@ PLACES = 6
 GIGA = 1e9
 BUSY_SHARE = 0.1
 DIGITS = 4
-"""Significant digits that are kept; none of these figures is known better."""
 FAR_OFF = 0.5
 """From this relative error of a fit on, its results are not written: the timings follow no such line."""
 LARGE_SHARE = 1 / 16
@@ -71,11 +68,7 @@ Row = Mapping[str, Any]
 
 
 def measure(where: Place, *, device: str, seconds: float) -> Seen | None:
-    """Run the measuring ranks that this process starts; return their measurements, or None where another has them.
-
-    Raises `FrontrunnerError` with the end of a rank's output if one fails or they take far too long. No rank is left
-    running, however this ends.
-    """
+    """Run the measuring ranks that this process starts; return what they measured, or None where another has it."""
     with tempfile.TemporaryDirectory(prefix="frontrunner-") as name, ExitStack() as stack:
         folder = Path(name)
         out = folder / "measured.json"
@@ -101,10 +94,10 @@ def measure(where: Place, *, device: str, seconds: float) -> Seen | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """time = latency_s + bytes over a link / bytes_per_s, of one collective, or of all `RINGS`, in groups of one level.
+    """time = latency_s + bytes over a link / bytes_per_s, with the latency of a hop for all `RINGS`.
 
-    Of all rings the latency is that of a hop. `bytes_per_s` is None where no time grew with the message, or no large
-    message was measured. `residual` is the root mean square of the fit's relative errors over its `points`.
+    `bytes_per_s` is None where no time grew with the message; `residual` is the root mean square of relative
+    errors.
     """
 
     collective: str
@@ -133,14 +126,10 @@ def lines(seen: Seen) -> tuple[Line, ...]:
 
 
 def ring(seen: Seen, level: str) -> Line | None:
-    """Return the level's line of all rings; None where too little of it was measured.
-
-    Its steps are the messages in sequence of a ring, or twice a tree's depth where that is less, as `ring_s` counts.
-    """
+    """Return the level's line of all rings, with steps as `ring_s` counts; None where too little of it was measured."""
     rows = [row for row in seen["collectives"] if row["level"] == level and row["collective"] in RINGS]
-    ranks = [row["ranks"] for row in rows]
-    steps = [PASSES[row["collective"]] * min(g - 1, 2 * np.log2(g)) for row, g in zip(rows, ranks, strict=True)]
-    return _line("ring", rows, [float(step) for step in steps])
+    steps = [PASSES[row["collective"]] * min(row["ranks"] - 1, 2 * np.log2(row["ranks"])) for row in rows]
+    return _line("ring", rows, steps)
 
 
 def _line(collective: str, rows: Sequence[Row], steps: Sequence[float]) -> Line | None:
@@ -168,23 +157,8 @@ def _line(collective: str, rows: Sequence[Row], steps: Sequence[float]) -> Line 
     )
 
 
-def _rate(row: Row) -> float:
-    """Return 2 m n k / time, TFLOP/s."""
-    return float(2e-12 * row["m"] * row["n"] * row["k"] / row["time_s"])
-
-
-class Products(NamedTuple):
-    """The efficiencies that predict the measured products best, and the root mean square of the relative errors."""
-
-    efficiencies: Mapping[str, float]
-    residual: float
-
-
-def fit_products(cluster: Cluster, rows: Sequence[Row]) -> Products | None:
-    """Return the efficiencies of `matmul_s` on this cluster, which states its measured rates and bandwidth.
-
-    None for fewer than `FEWEST_PRODUCTS` rows.
-    """
+def fit_products(cluster: Cluster, rows: Sequence[Row]) -> tuple[Mapping[str, float], float] | None:
+    """Return the efficiencies of `matmul_s` that predict the measured products best, and the RMS of relative errors."""
     from scipy.optimize import least_squares
 
     if len(rows) < FEWEST_PRODUCTS:
@@ -202,7 +176,7 @@ def fit_products(cluster: Cluster, rows: Sequence[Row]) -> Products | None:
     start = np.clip(([getattr(FITTED, name) for name in names] - low) / (high - low), 0.01, 0.99)
     best = least_squares(errors, start, bounds=(0, 1), loss="soft_l1", f_scale=0.1)
     found = dict(zip(names, (low + np.round(best.x, PLACES) * (high - low)).tolist(), strict=True))
-    return Products(found, float(np.sqrt(np.mean(errors(best.x) ** 2))))
+    return found, float(np.sqrt(np.mean(errors(best.x) ** 2)))
 
 
 def _times(cluster: Cluster, rows: Sequence[Row], efficiencies: Mapping[str, float]) -> Rows:
@@ -220,11 +194,7 @@ def _times(cluster: Cluster, rows: Sequence[Row], efficiencies: Mapping[str, flo
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """A measured cluster. `notes` states by dotted key what a figure rests on; `lines` holds all collectives' fits.
-
-    `load_before` is the load average of the minute before, of processes that wanted a processor; None where unknown.
-    `untold` states why figures that were measured too badly to be written stay as they were.
-    """
+    """A measured cluster: `notes` by dotted key, and in `untold` what was measured too badly to be written."""
 
     cluster: Cluster
     notes: Mapping[str, str]
@@ -248,131 +218,117 @@ class Calibration:
         return f"other work ran on this machine: load average {load:.1f} before, on {processors} processors"
 
 
-@dataclass
-class _Figures:
-    """The fields of the cluster that were measured, by table, with their notes."""
-
-    fields: dict[str, Any] = field(default_factory=dict)
-    links: dict[str, Any] = field(default_factory=dict)
-    efficiencies: dict[str, float] = field(default_factory=dict)
-    notes: dict[str, str] = field(default_factory=dict)
-    untold: list[str] = field(default_factory=list)
-
-    def put(self, key: str, value: float, note: str) -> None:
-        """Set a figure by its dotted key."""
-        table, _, name = key.rpartition(".")
-        getattr(self, table or "fields")[name] = float(f"{value:.{DIGITS}g}")
-        self.notes[key] = note
-
-    def is_usable(self, what: str, residual: float) -> bool:
-        """Return whether timings follow the line that was fitted to them; note it where they do not."""
-        if residual > FAR_OFF:
-            self.untold.append(f"{what}: the fit is {100 * residual:.0f} % off")
-        return residual <= FAR_OFF
-
-    def cluster(self, base: Cluster) -> Cluster:
-        """Return the base with what was measured in place of what it states."""
-        links, own = replace(base.links, **self.links), {**base.efficiencies, **self.efficiencies}
-        return replace(base, **self.fields, links=links, efficiencies=own)
+Figure = tuple[str, float, str]
+"""A measured field of a cluster: its dotted key, its value, and what it rests on."""
 
 
 def calibration(base: Cluster, seen: Seen, taken_at: datetime, load_before: float | None = None) -> Calibration:
     """Return the base cluster with what was measured on it; other figures stay as the base has them."""
-    found, per_node = _Figures(), seen["ranks_per_node"]
+    per_node, untold, rows = seen["ranks_per_node"], list[str](), seen["matmul"]
     day, torch = taken_at.strftime("%Y-%m-%d %H:%M UTC"), seen["versions"]["torch"]
-    found.fields |= {
-        "nodes": seen["ranks"] // per_node,
-        "devices_per_node": per_node,
-        "source": f"frontrunner calibrate, {day}: {seen['ranks']} ranks, {seen['device_name']}, torch {torch}",
-    }
-    _arithmetic(found, base, seen["matmul"])
-    _memory(found, seen["memory"])
-    _links(found, base, seen)
-    _host(found, seen)
-    products = fit_products(found.cluster(base), seen["matmul"])
-    if products and found.is_usable("efficiencies of matrix products", products.residual):
-        note = f"fitted to {len(seen['matmul'])} matrix products, {100 * products.residual:.0f} % off"
-        for name, value in products.efficiencies.items():
-            found.put(f"efficiencies.{name}", value, note)
+    sized = replace(
+        base,
+        nodes=seen["ranks"] // per_node,
+        devices_per_node=per_node,
+        source=f"frontrunner calibrate, {day}: {seen['ranks']} ranks, {seen['device_name']}, torch {torch}",
+    )
+    figures = [*_rates(rows, untold), *_memory(seen["memory"]), *_links(base, seen, untold), *_host(seen)]
+    products = fit_products(_with_figures(sized, figures), rows)
+    if products and _is_usable("efficiencies of matrix products", products[1], untold):
+        note = f"fitted to {len(rows)} matrix products, {100 * products[1]:.0f} % off"
+        figures += [(f"efficiencies.{name}", value, note) for name, value in products[0].items()]
     return Calibration(
-        cluster=found.cluster(base),
-        notes=found.notes,
+        cluster=_with_figures(sized, figures),
+        notes={key: note for key, _, note in figures if note},
         lines=lines(seen),
         seen=seen,
         taken_at=taken_at,
         load_before=load_before,
-        untold=tuple(found.untold),
+        untold=tuple(untold),
     )
 
 
-def _arithmetic(found: _Figures, base: Cluster, rows: Sequence[Row]) -> None:
-    """Set the fastest rate of each precision of which large products were timed."""
-
-    def largest(of: Iterable[Row]) -> float:
-        return max((row["m"] * row["n"] * row["k"] for row in of), default=0.0)
-
-    rates: dict[str, float] = {}
-    for precision in dict.fromkeys(row["precision"] for row in rows):
-        own = [row for row in rows if row["precision"] == precision]
-        if largest(own) < LARGE_SHARE * largest(rows):
-            found.untold.append(f"matmul_tflops.{precision}: only small products were timed")
-            continue
-        rates[precision] = max(map(_rate, own))
-        found.notes[f"matmul_tflops.{precision}"] = f"the fastest of {len(own)} shapes"
-    found.fields["matmul_tflops"] = MatmulTflops(**{name: float(f"{x:.{DIGITS}g}") for name, x in rates.items()})
-    stated = {name: getattr(base.peak_tflops, name) for name in PRECISIONS}
-    kept = {name: peak for name, peak in stated.items() if peak is None or peak >= rates.get(name, 0.0)}
-    found.fields["peak_tflops"] = PeakTflops(**kept)  # a peak below what was measured is wrong
+def _with_figures(base: Cluster, figures: Iterable[Figure]) -> Cluster:
+    tables: dict[str, dict[str, Any]] = {"": {}, "matmul_tflops": {}, "links": {}, "efficiencies": {}}
+    for key, value, _ in figures:
+        table, _, name = key.rpartition(".")
+        tables[table][name] = value if isinstance(value, int) else float(f"{value:.{DIGITS}g}")
+    rates = tables["matmul_tflops"]
+    # A stated peak below what was measured is wrong.
+    peaks = {name: p for name, p in asdict(base.peak_tflops).items() if p is None or p >= rates.get(name, 0.0)}
+    return replace(
+        base,
+        **tables[""],
+        matmul_tflops=MatmulTflops(**rates),
+        peak_tflops=PeakTflops(**peaks),
+        links=replace(base.links, **tables["links"]),
+        efficiencies={**base.efficiencies, **tables["efficiencies"]},
+    )
 
 
-def _memory(found: _Figures, rows: Sequence[Row]) -> None:
-    def array_bytes(row: Row) -> float:
-        return float(row["bytes"]) / (2 if row["kernel"] == "copy" else 3)
-
-    if not rows:
-        return
-    largest = max(map(array_bytes, rows))
-    best = max((row for row in rows if array_bytes(row) == largest), key=lambda row: row["bytes"] / row["time_s"])
-    note = f"{best['kernel']} of arrays of {largest / 2**20:.0f} MiB"
-    found.put("memory_gb_per_s", best["bytes"] / best["time_s"] / GIGA, note)
-    found.put("efficiencies.memory", 1.0, "the bandwidth above is measured")
+def _is_usable(what: str, residual: float, untold: list[str]) -> bool:
+    """Return whether timings follow the line that was fitted to them; note it where they do not."""
+    if residual > FAR_OFF:
+        untold.append(f"{what}: the fit is {100 * residual:.0f} % off")
+    return residual <= FAR_OFF
 
 
-def _links(found: _Figures, base: Cluster, seen: Seen) -> None:
-    """Set bandwidths and hop latencies of the levels that were there."""
-    ports = base.links.nics_per_node or 1
-    rates: dict[str, float] = {}
-    for level in ("node", "network", "pair"):
-        line = ring(seen, level)
-        if not line or not found.is_usable(f"links of a {level}", line.residual) or not line.bytes_per_s:
-            continue
-        rates[level] = line.bytes_per_s
-        # The groups of a node's ranks share its ports, and were all measured at once.
-        share = seen["ranks_per_node"] / ports if level == "network" else 1
-        if level == "pair" and line.bytes_per_s <= rates.get("node", line.bytes_per_s):
-            continue
-        note = f"rings of {line.ranks}, {line.points} timings, {100 * line.residual:.0f} % off"
-        key = {"network": "nic"}.get(level, level)
-        found.put(f"links.{key}_gb_per_s", line.bytes_per_s * share / GIGA, note)
-        if level == "network":
-            found.links["nics_per_node"] = ports
-        if level != "pair":
-            found.put(f"efficiencies.{level}_links", 1.0, "the bandwidth above is measured")
-            found.put(f"efficiencies.{level}_latency_s", line.latency_s, "a hop, from the same fit")
+def _rates(rows: Sequence[Row], untold: list[str]) -> Iterator[Figure]:
+    """Yield the fastest rate of each precision of which large products were timed."""
+    work: Counter[str] = Counter()
+    for row in rows:
+        work[row["precision"]] = max(work[row["precision"]], row["m"] * row["n"] * row["k"])
+    for precision, largest in work.items():
+        key, own = f"matmul_tflops.{precision}", [row for row in rows if row["precision"] == precision]
+        if largest < LARGE_SHARE * max(work.values()):
+            untold.append(f"{key}: only small products were timed")
+        else:
+            rate = max(2e-12 * row["m"] * row["n"] * row["k"] / row["time_s"] for row in own)
+            yield key, rate, f"the fastest of {len(own)} shapes"
 
 
-def _host(found: _Figures, seen: Seen) -> None:
-    """Set the slower direction of the largest pinned transfers, and the host's time per layer."""
-    pinned = [row for row in seen["transfers"] if row["pinned"]]
-    largest = [row for row in pinned if row["bytes"] == max(row["bytes"] for row in pinned)]
+def _memory(rows: Sequence[Row]) -> Iterator[Figure]:
+    sizes = [row["bytes"] / (2 if row["kernel"] == "copy" else 3) for row in rows]
+    largest = [row for row, size in zip(rows, sizes, strict=True) if size == max(sizes)]
     if largest:
-        slower = max(largest, key=lambda row: row["time_s"])
+        best = max(largest, key=lambda row: row["bytes"] / row["time_s"])
+        note = f"{best['kernel']} of arrays of {max(sizes) / 2**20:.0f} MiB"
+        yield "memory_gb_per_s", best["bytes"] / best["time_s"] / GIGA, note
+        yield "efficiencies.memory", 1.0, "the bandwidth above is measured"
+
+
+def _links(base: Cluster, seen: Seen, untold: list[str]) -> Iterator[Figure]:
+    """Yield bandwidths and hop latencies of the levels that were there."""
+    ports, node_rate = base.links.nics_per_node or 1, 0.0
+    for level, key in {"node": "node", "network": "nic", "pair": "pair"}.items():
+        line = ring(seen, level)
+        if not line or not _is_usable(f"links of a {level}", line.residual, untold) or not line.bytes_per_s:
+            continue
+        rate, note = line.bytes_per_s, f"rings of {line.ranks}, {line.points} timings, {100 * line.residual:.0f} % off"
+        if level == "pair":
+            if 0 < node_rate < rate:
+                yield "links.pair_gb_per_s", rate / GIGA, note
+            continue
+        if level == "node":
+            node_rate = rate
+        else:  # the groups of a node's ranks share its ports, and were all measured at once
+            rate *= seen["ranks_per_node"] / ports
+            yield "links.nics_per_node", ports, ""
+        yield f"links.{key}_gb_per_s", rate / GIGA, note
+        yield f"efficiencies.{level}_links", 1.0, "the bandwidth above is measured"
+        yield f"efficiencies.{level}_latency_s", line.latency_s, "a hop, from the same fit"
+
+
+def _host(seen: Seen) -> Iterator[Figure]:
+    """Yield the slower direction of the largest pinned transfers, and the host's time per layer."""
+    pinned = [row for row in seen["transfers"] if row["pinned"]]
+    if pinned:
+        slower = max(pinned, key=lambda row: (row["bytes"], row["time_s"]))
         note = f"{slower['direction']}, {slower['bytes'] / 2**20:.0f} MiB pinned"
-        found.put("links.host_gb_per_s", slower["bytes"] / slower["time_s"] / GIGA, note)
-    if seen["layer"]:
-        row = seen["layer"][0]
+        yield "links.host_gb_per_s", slower["bytes"] / slower["time_s"] / GIGA, note
+    for row in seen["layer"]:
         note = "a pass of one of the trainer's layers with next to nothing to compute"
-        found.put("efficiencies.host_layer_s", row["time_s"] / row["passes"], note)
+        yield "efficiencies.host_layer_s", row["time_s"] / row["passes"], note
 
 
 # The cluster file

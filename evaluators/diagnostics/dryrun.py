@@ -21,7 +21,6 @@ from frontrunner.spaces.stages import even_layers, rank_of_stage
 
 CHILD = "frontrunner.evaluators.trainer.dry_run"
 DEADLINE_S = 600.0
-"""Of all traces together; on an idle machine they are done within two minutes."""
 ENOUGH_WITHOUT_PIPELINE = 2
 """Micro-batches: one that makes the gradients, and the last, which adds to them and reduces them."""
 
@@ -32,16 +31,11 @@ ALL_IN_FLIGHT = ("gpipe", "looped-bfs")
 """Schedules that run every forward pass of a step before the first backward pass."""
 
 Seen = dict[str, Any]
-"""What a trace prints: rank, memory_bytes by category, flops by phase, trace_time_s."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DryRunPlan:
-    """Dry run that is ready to run.
-
-    `ranks` are traced, each over `micro_batches` of the step's. Where `extrapolated`, a second trace over twice as many
-    says how much memory each further micro-batch takes.
-    """
+    """Dry run that is ready to run: `ranks` over `micro_batches`, where `extrapolated` over twice as many too."""
 
     recipe_id: str
     recipe: Recipe
@@ -55,10 +49,7 @@ class DryRunPlan:
 def plan(
     *, recipe_id: str, recipe: Recipe, problem: Problem, probe: ProbeSettings, rank: int | None = None
 ) -> DryRunPlan:
-    """Choose what to trace of a legal recipe; `rank` None is the ranks that may need most memory.
-
-    Raises `InvalidInput` for a recipe that cannot be traced, and for a rank that it does not have.
-    """
+    """Choose what to trace of a legal recipe; `rank` None is the ranks that may need most memory."""
     reason = why_untraceable(recipe)
     if reason is not None:
         raise InvalidInput(f"recipe {recipe_id} cannot be traced: {reason}")
@@ -110,17 +101,13 @@ def needed_micro_batches(recipe: Recipe) -> int:
 def layers_of_pipeline_ranks(recipe: Recipe, problem: Problem) -> list[int]:
     """Return the number of layers that each pipeline rank holds in all its stages."""
     held = [0] * recipe.pipeline_parallel
-    counts = recipe.layers_per_stage or even_layers(problem.model.layers, recipe.stages)
-    for stage, layers in enumerate(counts):
+    for stage, layers in enumerate(recipe.layers_per_stage or even_layers(problem.model.layers, recipe.stages)):
         held[rank_of_stage(recipe, stage)] += layers
     return held
 
 
 def worst_ranks(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
-    """Return the first replica's first and last pipeline rank, and the first rank with more layers than both.
-
-    The first rank has most micro-batches in flight and the embedding, the last one the head and the loss.
-    """
+    """Return the first replica's first and last pipeline rank, and the first rank with more layers than both."""
     layers = layers_of_pipeline_ranks(recipe, problem)
     chosen = {0, recipe.pipeline_parallel - 1}
     if max(layers) > max(layers[0], layers[-1]):
@@ -130,11 +117,9 @@ def worst_ranks(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedRank:
-    """Traced training step of one rank.
+    """Traced training step of one rank: what lives at the peak, by category, and FLOPs, a multiply-add counted as two.
 
-    `memory_bytes` is what lives at the peak, by category. FLOPs are those of one step on this rank, a multiply-add
-    counted as two: `recomputed_flops` are those of what is computed a second time, within flash attention's backward
-    pass too. `model_flops_by_formula` are those of `Model.model_flops_per_token` for the rank's layers and head.
+    `recomputed_flops` are those of what is computed a second time, within flash attention's backward pass too.
     """
 
     rank: int
@@ -165,11 +150,7 @@ class TracedRank:
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """Traced training step of a recipe.
-
-    `ranks` are the traced ones, the one that needs most memory first. `micro_batches` of the recipe's accumulation were
-    traced; where `extrapolated`, and twice as many, and the memory is what a line through both gives.
-    """
+    """Traced training step of a recipe, the rank that needs most memory first."""
 
     recipe_id: str
     recipe: Recipe
@@ -202,10 +183,7 @@ class DryRun:
 
 
 def run(chosen: DryRunPlan) -> DryRun:
-    """Run a dry run, tracing all its ranks at the same time; none is left running, however this ends.
-
-    Raises `FrontrunnerError` with the end of its output if a trace fails.
-    """
+    """Run a dry run, tracing all its ranks at the same time; raise `FrontrunnerError` if a trace fails."""
     start, few = time.monotonic(), chosen.micro_batches
     job = dry_run_job(chosen.problem, chosen.probe, chosen.recipe)
     traces: dict[tuple[int, int], Rank] = {}
@@ -218,7 +196,8 @@ def run(chosen: DryRunPlan) -> DryRun:
                 traces[times, rank] = Rank(rank, command, job, {"OMP_NUM_THREADS": "1"}, folder)
                 stack.callback(traces[times, rank].end)
         await_ranks(list(traces.values()), what="the trace of rank", limit_s=DEADLINE_S)
-        seen = {key: _last_table(trace.log_tail) for key, trace in traces.items()}
+        lines = {key: [x for x in trace.log_tail.splitlines() if x.startswith("{")] for key, trace in traces.items()}
+    seen = {key: json.loads(tables[-1]) for key, tables in lines.items()}
     ranks = [_traced_rank(chosen, seen[1, rank], seen.get((2, rank))) for rank in chosen.ranks]
     return DryRun(
         recipe_id=chosen.recipe_id,
@@ -230,11 +209,6 @@ def run(chosen: DryRunPlan) -> DryRun:
         extrapolated=chosen.extrapolated,
         wall_time_s=time.monotonic() - start,
     )
-
-
-def _last_table(output: str) -> Seen:
-    found: Seen = json.loads(next(line for line in reversed(output.splitlines()) if line.startswith("{")))
-    return found
 
 
 def _traced_rank(chosen: DryRunPlan, few: Seen, many: Seen | None) -> TracedRank:

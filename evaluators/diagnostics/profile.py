@@ -5,14 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import count
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.diagnostics.step_breakdown import Breakdown, break_down, events_of, mean, read_trace
+from frontrunner.evaluators.diagnostics.step_breakdown import Breakdown, break_down, events_of, mean
 from frontrunner.evaluators.probe.job import Corpus, profile_job
 from frontrunner.evaluators.probe.preflight import prepare_recipe_here
 from frontrunner.evaluators.probe.training_probe import TrainingProbe
@@ -28,20 +28,15 @@ UNTRACED_STEPS = 5
 MOST_STEPS = 50
 """Traced steps: a trace takes megabytes per step and rank."""
 FAST = 1
-"""gzip's level: the highest takes minutes over large traces and saves little."""
 POLL_S = 1.0
 TOKEN = "profile"  # noqa: S105 - it names the one order
 
 OnProgress = Callable[[Progress], None]
-"""Called every second with the progress of the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSettings:
-    """Settings of a profile: `steps` under torch's profiler and as many under pyinstrument, if it is installed.
-
-    `folder` None is a new one per recipe, next to the campaign's probes.
-    """
+    """Settings of a profile: `steps` under torch's profiler and as many under pyinstrument, if it is installed."""
 
     steps: int = 3
     folder: Path | None = None
@@ -54,11 +49,7 @@ class ProfileSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilePlan:
-    """Profile that is ready to run.
-
-    `measured_step_time_s` is the median that the campaign's probes measured, None where none did. `differences` says
-    how this machine differs from what they ran on. `samples_host` says whether pyinstrument is installed.
-    """
+    """Profile that is ready to run. `measured_step_time_s` is the median that the campaign's probes measured."""
 
     recipe_id: str
     recipe: Recipe
@@ -74,10 +65,8 @@ class ProfilePlan:
 class ProfileReport:
     """Time of a recipe's steps by part and rank.
 
-    `step_time_s_untraced` is the median of the same run's steps before the profiler was on, `measured_step_time_s`
-    that of the campaign's probes, None where none measured it. `joined_trace` holds all ranks' `traces`. `host_trees`
-    are pyinstrument's, by rank; empty where it is not installed. `on_cpu`: the ranks' devices are the host's
-    processors, so that idle is the host's own time.
+    `step_time_s_untraced` is the median before the profiler was on in the same run, `measured_step_time_s` that of
+    the campaign's probes. `on_cpu`: idle is the host's own time.
     """
 
     recipe_id: str
@@ -105,10 +94,9 @@ class ProfileReport:
     @property
     def stages(self) -> Mapping[int, Breakdown]:
         """Mean over the ranks of each pipeline stage."""
-        places: dict[int, list[Breakdown]] = {place: [] for place in range(self.recipe.pipeline_parallel)}
-        for rank, found in enumerate(self.ranks):
-            places[self.recipe.pipeline_rank(rank)].append(found)
-        return {place: mean(ranks) for place, ranks in places.items()}
+        place_of, ranks = self.recipe.pipeline_rank, enumerate(self.ranks)
+        ordered = groupby(sorted(ranks, key=lambda rank: place_of(rank[0])), key=lambda rank: place_of(rank[0]))
+        return {place: mean([found for _, found in group]) for place, group in ordered}
 
     @property
     def tracing_slowdown(self) -> float:
@@ -125,11 +113,7 @@ def plan(
     settings: ProfileSettings,
     anyway: bool,
 ) -> ProfilePlan:
-    """Check a profile against this machine; nothing is written.
-
-    Raises `InvalidInput` if this machine differs from the recipe's, unless `anyway`, if the recipe needs more than
-    one node, if its engine is not installed, and if the folder is there already.
-    """
+    """Check a profile against this machine; nothing is written. `anyway` lets the machine differ from the recipe's."""
     differences = prepare_recipe_here(recipe_id, recipe, setup.problem.cluster, doing="profile", anyway=anyway)
     named, usual = settings.folder, setup.work_folder.parent / "profiles" / recipe_id
     if named is not None and named.exists() and (not named.is_dir() or any(named.iterdir())):
@@ -154,11 +138,7 @@ def plan(
 
 
 def run(chosen: ProfilePlan, on_progress: OnProgress | None = None) -> ProfileReport:
-    """Run a profile to its end.
-
-    Raises `InvalidInput` if another profile has taken its folder, and `FrontrunnerError`, with the kind of failure
-    and the log's end, if the run fails.
-    """
+    """Run a profile to its end; raise `FrontrunnerError` with the kind of failure and the log's end if it fails."""
     folder = chosen.folder
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -171,19 +151,18 @@ def run(chosen: ProfilePlan, on_progress: OnProgress | None = None) -> ProfileRe
             f"the profile failed, {outcome.kind}: {outcome.message}\n{outcome.log_tail}".rstrip(),
             hint=f"the whole log: {outcome.log_path}",
         )
-    ranks = range(chosen.recipe.devices)
+    ranks, joined = range(chosen.recipe.devices), folder / "trace.json.gz"
     traces = tuple(folder / f"rank-{rank}.trace.json.gz" for rank in ranks)
-    breakdowns = join_traces(traces, folder / "trace.json.gz")
     return ProfileReport(
         recipe_id=chosen.recipe_id,
         recipe=chosen.recipe,
         folder=folder,
         steps=chosen.steps,
-        ranks=breakdowns,
+        ranks=join_traces(traces, joined),
         step_time_s_untraced=statistics.median(outcome.step_times_s),
         measured_step_time_s=chosen.measured_step_time_s,
         traces=traces,
-        joined_trace=folder / "trace.json.gz",
+        joined_trace=joined,
         on_cpu=chosen.setup.problem.cluster.backend == "cpu",
         host_trees=tuple(folder / f"rank-{rank}.host.txt" for rank in ranks) if chosen.samples_host else (),
     )
@@ -209,37 +188,30 @@ def _outcome(chosen: ProfilePlan, on_progress: OnProgress | None) -> Measurement
 def join_traces(traces: Sequence[Path], joined: Path) -> tuple[Breakdown, ...]:
     """Write the spans of the ranks' traces, given in rank order, to one gzipped Chrome trace; break each down.
 
-    Its processes are named by rank. Arrows between spans are left out: their numbers mean something within one rank
-    only. Raises `FrontrunnerError` for a trace that cannot be read.
+    Arrows between spans are left out: their numbers mean something within one rank only.
     """
     processes: dict[tuple[int, int], int] = {}
     events: list[dict[str, Any]] = []
     breakdowns = []
-    first_base_ns: int | None = None
+    base_ns: list[int] = []
     for rank, path in enumerate(traces):
         try:
-            trace = read_trace(path)
+            with gzip.open(path, "rt", encoding="utf-8") as file:
+                trace = json.load(file)
             breakdowns.append(break_down(events_of(trace)))
         except (OSError, ValueError, KeyError) as error:
             raise FrontrunnerError(f"{path} cannot be read as a trace: {error}") from error
-        base_ns = int(trace.get("baseTimeNanoseconds", 0))
-        first_base_ns = base_ns if first_base_ns is None else first_base_ns
-        for event in _of_rank(rank, trace):
+        base_ns.append(int(trace.get("baseTimeNanoseconds", 0)))
+        for event in trace["traceEvents"]:
+            if event.get("ph") not in ("X", "M") or not isinstance(event["pid"], int):
+                continue  # the profiler's own marks have text as process ids
             number = processes.setdefault((rank, event["pid"]), len(processes) + 1)
-            start_us = event.get("ts", 0) + (base_ns - first_base_ns) / 1000
+            start_us = event.get("ts", 0) + (base_ns[rank] - base_ns[0]) / 1000
             events.append(event | {"pid": number, "ts": start_us})
+            if event["name"] == "process_name":
+                events[-1]["args"] = {"name": f"rank {rank}: {event['args']['name']}"}
+            elif event["name"] == "process_sort_index":
+                events[-1]["args"] = {"sort_index": rank}
     with gzip.open(joined, "wt", encoding="utf-8", compresslevel=FAST) as file:
         json.dump({"displayTimeUnit": "ms", "traceEvents": events}, file)
     return tuple(breakdowns)
-
-
-def _of_rank(rank: int, trace: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield spans and names of processes and devices; the profiler's own marks have text as process ids."""
-    for event in trace["traceEvents"]:
-        if event.get("ph") in ("X", "M") and isinstance(event["pid"], int):
-            if event["name"] == "process_name":
-                yield event | {"args": {"name": f"rank {rank}: {event['args']['name']}"}}
-            elif event["name"] == "process_sort_index":
-                yield event | {"args": {"sort_index": rank}}
-            else:
-                yield event

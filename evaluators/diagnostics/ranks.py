@@ -22,7 +22,6 @@ from frontrunner.spaces.errors import FrontrunnerError, bad_value
 POLL_S = 0.1
 
 OWN = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-"""Variables of ranks that all are on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +48,7 @@ class Place:
 
 
 def allocated(ranks: int | None) -> Place | None:
-    """Return the rank that the launcher's variables describe; None for a process that no launcher started, or alone.
-
-    Raises `InvalidInput` for an environment that is incomplete or contradicts `ranks`.
-    """
+    """Return the rank that the launcher's variables describe; None for a process that no launcher started, or alone."""
     launched = launched_rank(os.environ)
     if launched is None or (launched.world_size == 1 and launched.launcher != "torchrun"):
         return None  # such as one command under srun, which starts this machine's ranks itself
@@ -110,10 +106,7 @@ def ending(status: int) -> str:
 
 
 def await_ranks(ranks: Sequence[Rank], *, what: str, limit_s: float, hint: str | None = None) -> None:
-    """Wait until all have ended well; raise `FrontrunnerError` with the end of the output of one that did not.
-
-    Of several that failed, one that did so by itself is named.
-    """
+    """Wait until all have ended well; raise `FrontrunnerError` with the log's end of one that failed by itself."""
     deadline_s = time.monotonic() + limit_s
     while waited := [rank for rank in ranks if rank.status != 0]:
         failed = {rank: status for rank in waited if (status := rank.status)}

@@ -8,19 +8,16 @@ something is computed costs nothing and is counted apart, as hidden.
 from __future__ import annotations
 
 import bisect
-import gzip
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from frontrunner.evaluators.trainer.job import DATA_RANGE, STEP_RANGE, WAIT_RANGE
 
 Span = tuple[float, float]
-"""Start and end, in any one unit."""
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
@@ -63,10 +60,10 @@ def total(spans: Iterable[Span]) -> float:
 
 
 class Part(StrEnum):
-    """Part of a step's time.
+    """Part of a step's time; of several at once the earlier here counts.
 
-    Of several at once the earlier here counts. Sends come last of the communication: they stay in flight until the
-    other stage takes them, while the rank waits for something else.
+    Sends come last of the communication: they stay in flight until the other stage takes them, while the rank waits
+    for something else.
     """
 
     OPTIMIZER = "optimizer"
@@ -90,10 +87,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """Seconds of a step by part, mean over the steps of a trace; `seconds` sums to `step_time_s`.
-
-    `hidden` is the communication that ran while the device computed, which is in no part of the step.
-    """
+    """Seconds of a step by part, mean over the steps of a trace; `hidden` ran while the device computed, in no part."""
 
     step_time_s: float
     seconds: Mapping[Part, float]
@@ -108,13 +102,10 @@ class Breakdown:
 def mean(breakdowns: Sequence[Breakdown]) -> Breakdown:
     """Return the mean over ranks; parts still sum to the step's time."""
 
-    def over(tables: Sequence[Mapping[Part, float]]) -> dict[Part, float]:
-        return {part: sum(table.get(part, 0.0) for table in tables) / len(tables) for part in Part}
-
     return Breakdown(
-        step_time_s=sum(each.step_time_s for each in breakdowns) / len(breakdowns),
-        seconds=over([each.seconds for each in breakdowns]),
-        hidden=over([each.hidden for each in breakdowns]),
+        step_time_s=fmean(each.step_time_s for each in breakdowns),
+        seconds={part: fmean(each.seconds.get(part, 0.0) for each in breakdowns) for part in Part},
+        hidden={part: fmean(each.hidden.get(part, 0.0) for each in breakdowns) for part in Part},
     )
 
 
@@ -170,13 +161,6 @@ WORDS = {
 }
 
 
-def read_trace(path: Path) -> dict[str, Any]:
-    """Read a gzipped Chrome trace; raise `ValueError` or `OSError` where it cannot be read."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        found: dict[str, Any] = json.load(file)
-    return found
-
-
 def events_of(trace: Mapping[str, Any]) -> list[Event]:
     """Return the spans of a Chrome trace."""
     return [
@@ -200,14 +184,13 @@ def break_down(events: Sequence[Event]) -> Breakdown:
     `busy` is what its device computed, `moving` the communication that was in flight, `waiting` the part of it that the
     rank waited for (on an accelerator all of it), and `hosting` what its host did.
     """
-    if not any(event.is_step for event in events):
+    spans = [event.span for event in events if event.is_step]
+    if not spans:
         raise ValueError(f"the trace contains no step: no range {STEP_RANGE}")
     on_device = any(event.category in DEVICE_CATEGORIES for event in events)
-    spans = [event.span for event in events if event.is_step]
     busy, moving, waiting, hosting = (_on_device if on_device else _on_host)(events)
     steps, unit_us = merged(spans), 1e6 * len(spans)
-    left = steps
-    seconds = dict.fromkeys(Part, 0.0)
+    left, seconds = steps, dict.fromkeys(Part, 0.0)
     for layer in (busy, waiting, hosting):
         for part, parts in _by_part(layer).items():
             seconds[part] += total(intersection(left, parts)) / unit_us
@@ -219,7 +202,6 @@ def break_down(events: Sequence[Event]) -> Breakdown:
 
 
 def _by_part(activities: Iterable[Activity]) -> dict[Part, list[Span]]:
-    """Return the merged spans of each part, in order of precedence."""
     found: dict[Part, list[Span]] = {part: [] for part in Part}
     for part, span in activities:
         found[part].append(span)
@@ -251,7 +233,6 @@ def _on_device(events: Sequence[Event]) -> Activities:
 
 
 def _on_host(events: Sequence[Event]) -> Activities:
-    """Return the activities of a rank whose device is a CPU."""
     thread = next(event.thread for event in events if event.is_step)
     own = [event for event in events if event.thread == thread]
     ranges, moving = _host_ranges(own), _in_flight(events)
@@ -268,12 +249,11 @@ def _on_host(events: Sequence[Event]) -> Activities:
 
 def _host_ranges(events: Iterable[Event]) -> list[Activity]:
     """Return the optimizer's steps, which torch marks, and the trainer's reading of data on the host."""
-    found = []
-    for event in events:
-        is_optimizer = event.name.startswith("Optimizer.")
-        if event.category == ANNOTATION and (is_optimizer or event.name == DATA_RANGE):
-            found.append(Activity(Part.OPTIMIZER if is_optimizer else Part.DATA, event.span))
-    return found
+    return [
+        Activity(Part.DATA if event.name == DATA_RANGE else Part.OPTIMIZER, event.span)
+        for event in events
+        if event.category == ANNOTATION and (event.name == DATA_RANGE or event.name.startswith("Optimizer."))
+    ]
 
 
 def _part_at(time_us: float, ranges: Iterable[Activity]) -> Part:
@@ -292,10 +272,9 @@ def _is_compiled(event: Event) -> bool:
 
 
 def _is_computing(event: Event) -> bool:
-    """Return whether the self time of a host's event is computing.
+    """Return whether the self time of a host's event is computing: operators (`aten::mm`) and compiled regions.
 
-    It is that of the operators of torch and its extensions (`aten::mm`) and of compiled regions. Nodes of autograd,
-    functions written in Python and collectives hold others' time and their own waiting.
+    Nodes of autograd, functions written in Python and collectives hold others' time and their own waiting.
     """
     namespace, colons, _ = event.name.partition("::")
     is_operator = bool(colons) and namespace not in (*COLLECTIVE_NAMESPACES, "autograd", "frontrunner")
@@ -303,11 +282,7 @@ def _is_computing(event: Event) -> bool:
 
 
 def _in_flight(events: Iterable[Event]) -> list[Activity]:
-    """Return the collectives of gloo, each of the kind that was called.
-
-    An all-reduce of gloo's may be torch's reduce-scatter. Each is taken for the first call, not yet taken, that may
-    have asked for it.
-    """
+    """Return gloo's collectives, each of the kind that was called: its all-reduce may be torch's reduce-scatter."""
     ordered = sorted(events, key=lambda event: event.start_us)
     calls = [event for event in ordered if event.category == OPERATOR and event.name.startswith("c10d::")]
     asked = [call for call in calls if collective_part(call.name) in (Part.ALL_REDUCE, Part.REDUCE_SCATTER)]
@@ -345,37 +320,23 @@ def _waiting(own: Sequence[Event], moving: Sequence[Activity]) -> Iterator[Activ
         yield Activity(begun[before - 1].part if before else Part.OTHER_COLLECTIVE, span)
 
 
-@dataclass(kw_only=True)
-class _Open:
-    """Open event: its own time so far, and where that continues."""
-
-    event: Event
-    goes_on_us: float
-    spans: list[Span] = field(default_factory=list)
-    wraps: bool = False
-
-
 def self_times(events: Iterable[Event]) -> Iterator[tuple[Event, list[Span]]]:
     """Yield each of one thread's nested events with the time in which none of the events inside it ran.
 
-    One that holds another of the same name is left out: it is the dispatch, in Python, of an operator on a tensor
-    that is spread over ranks.
+    One that holds another of the same name is left out: it is the dispatch of an operator on a distributed tensor.
     """
-    nest: list[_Open] = []
-
-    def closed(until_us: float) -> Iterator[tuple[Event, list[Span]]]:
-        while nest and nest[-1].event.end_us <= until_us:
-            ended = nest.pop()
-            if not ended.wraps:
-                yield ended.event, [*ended.spans, *merged([(ended.goes_on_us, ended.event.end_us)])]
-
-    for event in sorted(events, key=lambda event: (event.start_us, -event.end_us)):
-        yield from closed(event.start_us)
+    ordered = sorted(events, key=lambda event: (event.start_us, -event.end_us))
+    inside: dict[int, list[Span]] = {}
+    wrappers: set[int] = set()
+    nest: list[tuple[int, Event]] = []
+    for number, event in enumerate(ordered):
+        while nest and nest[-1][1].end_us <= event.start_us:
+            nest.pop()
         if nest:
-            outer = nest[-1]
-            outer.spans += merged([(outer.goes_on_us, event.start_us)])
-            outer.goes_on_us = max(outer.goes_on_us, event.end_us)
-        for outer in nest:
-            outer.wraps = outer.wraps or outer.event.name == event.name
-        nest.append(_Open(event=event, goes_on_us=event.start_us))
-    yield from closed(math.inf)
+            inside[nest[-1][0]].append(event.span)
+        wrappers |= {outer for outer, around in nest if around.name == event.name}
+        nest.append((number, event))
+        inside[number] = []
+    for number, event in enumerate(ordered):
+        if number not in wrappers:
+            yield event, difference([event.span], merged(inside[number]))

@@ -9,11 +9,13 @@ replicas are DistributedDataParallel's. Ranks are numbered tp-cp-dp.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
+from frontrunner.evaluators.export import reading
 from frontrunner.evaluators.export.base import (
     Export,
+    Refusal,
     Tool,
     fsdp_degrees,
     fsdp_sharding,
@@ -23,25 +25,21 @@ from frontrunner.evaluators.export.base import (
     yaml_text,
 )
 from frontrunner.evaluators.export.deepspeed import OFFLOADS, zero_sharding
-from frontrunner.evaluators.export.reading import (
-    Given,
-    Options,
-    Table,
-    read_options,
-    recipe_of,
-    refuse_other_problem,
-    split_files,
-    yaml_table,
-)
+from frontrunner.evaluators.export.reading import Given, Options, Table
 from frontrunner.spaces.errors import InvalidInput, bad_value
-from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
 FILE = "accelerate.yaml"
 MESH = "parallelism_config.parallelism_config_{}_size"
 CHECKPOINTING = "--gradient_checkpointing"
-BATCH = ("micro_batch_seqs", "accumulation")
+BATCH, MESHED = ("micro_batch_seqs", "accumulation"), ("tensor_parallel", "context_parallel")
+NAMES = {
+    "tensor_parallel": MESH.format("tp"),
+    "context_parallel": MESH.format("cp"),
+    "micro_batch_seqs": "--per_device_train_batch_size",
+    "accumulation": "--gradient_accumulation_steps",
+}
 
 
 class Accelerate(Tool):
@@ -50,50 +48,45 @@ class Accelerate(Tool):
     name = "accelerate"
     title = "Accelerate"
     usage = f'accelerate launch --config_file {FILE} YOUR_SCRIPT "${{RECIPE_ARGS[@]}}"'
+    names = NAMES
     expressed = frozenset({"sharding", "recompute", "compile", "offload"})
 
-    def refusals(self, problem: Problem, recipe: Recipe) -> Iterator[Reason]:
-        """Yield what of the recipe neither FSDP2, DeepSpeed nor DistributedDataParallel runs."""
+    def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
+        """Return what of the recipe neither FSDP2, DeepSpeed nor DistributedDataParallel runs."""
         del problem
-        tool, name, (p, g, o) = self.title, recipe.sharding_name, recipe.sharding.degrees
-        (_, _, cp), copies = fsdp_degrees(recipe), recipe.copies
-        if recipe.pipeline_parallel > 1:
-            yield Reason("pipeline-unsaid", f"{tool} runs pipelines only by Megatron-LM: export megatron-lm")
-        if recipe.recompute == "selective":
-            yield Reason("recompute-unsaid", f"{tool} recomputes whole layers or none")
-        if _kind(recipe) != "fsdp":
-            if recipe.tensor_parallel > 1 or cp > 1:
-                reason = f"{tool} has tensor and context parallelism only with FSDP, not {name}"
-                yield Reason("sharding-unsaid", reason)
-            if recipe.offload != "none":
-                yield Reason("offload-unsaid", f"{tool} offloads only with FSDP")
-            return
-        if recipe.offload not in ("none", "optimizer+parameters"):
-            reason = f"{tool}'s FSDP offloads optimizer+parameters or none, not {recipe.offload}"
-            yield Reason("offload-unsaid", reason)
-        if not (p == g == o or (p, g, o) == (1, copies, copies)):
-            yield Reason("sharding-unsaid", f"{tool}'s FSDP has zero-2, zero-3 and hybrid-K, not {name}")
-        if o % cp or (copies > 1 and o < 2):
-            yield Reason("sharding-unsaid", f"{tool}'s FSDP shards over replicas and context ranks, not as {name}")
+        tool, name, (p, g, o), copies = self.title, recipe.sharding_name, recipe.sharding.degrees, recipe.copies
+        cp, is_fsdp, offload = recipe.context_parallel, _kind(recipe) == "fsdp", recipe.offload
+        return (
+            (recipe.pipeline_parallel > 1, "pipeline-unsaid",
+             f"{tool} runs pipelines only by Megatron-LM: export megatron-lm"),
+            (recipe.recompute == "selective", "recompute-unsaid", f"{tool} recomputes whole layers or none"),
+            (not is_fsdp and max(recipe.tensor_parallel, cp) > 1, "sharding-unsaid",
+             f"{tool} has tensor and context parallelism only with FSDP, not {name}"),
+            (not is_fsdp and offload != "none", "offload-unsaid", f"{tool} offloads only with FSDP"),
+            (offload not in ("none", "optimizer+parameters"), "offload-unsaid",
+             f"{tool}'s FSDP offloads optimizer+parameters or none, not {offload}"),
+            (is_fsdp and not (p == g == o or (p, g, o) == (1, copies, copies)), "sharding-unsaid",
+             f"{tool}'s FSDP has zero-2, zero-3 and hybrid-K, not {name}"),
+            (is_fsdp and (o % cp or (copies > 1 and o < 2)), "sharding-unsaid",
+             f"{tool}'s FSDP shards over replicas and context ranks, not as {name}"),
+        )  # fmt: skip
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return the Trainer's arguments, and the file that `accelerate launch --config_file` takes."""
-        arguments: dict[str, Any] = {self.names[number]: getattr(recipe, number) for number in BATCH}
+        arguments = self.numbers(recipe, *MESHED)
         if recipe.recompute == "full" and _kind(recipe) != "fsdp":
             arguments[CHECKPOINTING] = "true"
         files = {FILE: yaml_text(nested(self._settings(problem, recipe)))}
         return Export(arguments=words(arguments), files=files)
 
     def _settings(self, problem: Problem, recipe: Recipe) -> dict[str, Any]:
-        """Return the configuration."""
-        launch, kind = launch_of(problem, recipe), _kind(recipe)
-        on_cpu = problem.cluster.backend == "cpu"
+        kind, on_cpu = _kind(recipe), problem.cluster.backend == "cpu"
         plain = "NO" if recipe.devices == 1 else "MULTI_CPU" if on_cpu else "MULTI_GPU"
         found: dict[str, Any] = {
             "compute_environment": "LOCAL_MACHINE",
             "distributed_type": {"deepspeed": "DEEPSPEED", "fsdp": "FSDP"}.get(kind, plain),
             "mixed_precision": "no" if problem.precision == "fp32" else problem.precision,
-            "num_machines": launch.nodes if launch else 1,
+            "num_machines": launch_of(problem, recipe)[0],
             "num_processes": recipe.devices,
             "use_cpu": on_cpu,
         }
@@ -121,11 +114,12 @@ class Accelerate(Tool):
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a script of `render`'s form, or of a configuration alone with the batch stated."""
-        inside = split_files(given.text)[1].get(FILE)
-        said = Options() if inside is None else read_options(given.text)
-        root = yaml_table(given.text if inside is None else inside)
+        inside = reading.split_files(given.text)[1].get(FILE)
+        said = Options({}) if inside is None else reading.read_options(given.text)
+        root = reading.yaml_table(given.text if inside is None else inside)
         kind, precision = root.get("distributed_type"), root.get("mixed_precision", "no")
-        refuse_other_problem({"mixed_precision": ("fp32" if precision == "no" else precision, problem.precision)})
+        precision = "fp32" if precision == "no" else precision
+        reading.refuse_other_problem({"mixed_precision": (precision, problem.precision)})
         found: dict[str, Any] = {
             "devices": root.number("num_processes"),
             "compile": str(root.get("dynamo_config.dynamo_backend", "NO")).upper() != "NO",
@@ -140,9 +134,9 @@ class Accelerate(Tool):
         accumulation = said.number(self.names["accumulation"])
         if accumulation is not None and found.setdefault("accumulation", accumulation) != accumulation:
             raise InvalidInput(f"gradient_accumulation_steps is {found['accumulation']} and {accumulation}")
-        if said.text(CHECKPOINTING, "false") != "false":
+        if str(said.get(CHECKPOINTING, "false")) != "false":
             found["recompute"] = "full"
-        return recipe_of(problem, found, given, engine="deepspeed" if kind == "DEEPSPEED" else "torch")
+        return reading.recipe_of(problem, found, given, engine="deepspeed" if kind == "DEEPSPEED" else "torch")
 
     def _sharded(self, root: Table, devices: int) -> dict[str, Any]:
         """Return what FSDP2 says: sizes of the mesh, and whether parameters are gathered again for backward."""
@@ -150,7 +144,7 @@ class Accelerate(Tool):
         if version != 2:
             raise bad_value("fsdp_config.fsdp_version", version, "2", hint="accelerate to-fsdp2 converts it")
         root.refuse({MESH.format("sp"): "DeepSpeed's sequence parallelism"})
-        mesh = {number: root.number(name) or 1 for number, name in self.names.items() if number not in BATCH}
+        mesh = {number: root.number(self.names[number]) or 1 for number in MESHED}
         replicate = root.number(MESH.format("dp_replicate")) or 1
         shard = root.number(MESH.format("dp_shard")) or max(1, devices // (replicate * math.prod(mesh.values())))
         key = "fsdp_config.fsdp_reshard_after_forward"
@@ -175,11 +169,10 @@ def _kind(recipe: Recipe) -> str:
 def _deepspeed(root: Table) -> dict[str, Any]:
     if root.get("deepspeed_config.deepspeed_config_file") is not None:
         raise InvalidInput("deepspeed_config.deepspeed_config_file: give that file with --from deepspeed")
-    keys = [f"deepspeed_config.offload_{what}_device" for what in ("optimizer", "param")]
-    where = tuple(str(root.get(key, "none")) for key in keys)
+    where = tuple(str(root.get(f"deepspeed_config.offload_{what}_device", "none")) for what in ("optimizer", "param"))
     if where not in OFFLOADS:
         raise bad_value("deepspeed_config.offload_optimizer_device, offload_param_device", list(where), "none or cpu")
+    found = {"sharding": zero_sharding(root, "deepspeed_config.zero_stage", 2), "offload": OFFLOADS[where]}
     key = "deepspeed_config.gradient_accumulation_steps"
     accumulation = None if root.get(key) == "auto" else root.number(key)
-    found = {"sharding": zero_sharding(root, "deepspeed_config.zero_stage", 2), "offload": OFFLOADS[where]}
     return found | ({"accumulation": accumulation} if accumulation else {})

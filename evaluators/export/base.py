@@ -1,4 +1,4 @@
-"""Base class of the tools that recipes are exported to, what each calls a recipe's numbers, and the text of files.
+"""Base class of the tools that recipes are exported to, and the text of files.
 
 Two choices of a recipe are never exported: `engine` and `replication` name whose code trains and which wrapper keeps
 replicas equal, and another tool has its own of both. Every other choice is expressed, or refused with a reason.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from frontrunner.spaces.errors import InvalidInput, shown
 from frontrunner.spaces.legality import Reason
@@ -23,111 +23,53 @@ if TYPE_CHECKING:
 
 NEVER_EXPORTED = ("engine", "replication")
 END_OF_FILE = "END_OF_FILE"
-NAMES: Mapping[str, Mapping[str, str]] = {
-    "tensor_parallel": {
-        "megatron-lm": "--tensor-model-parallel-size",
-        "megatron-deepspeed": "--tensor-model-parallel-size",
-        "deepspeed": "tensor_parallel.autotp_size",
-        "nemo": "model.tensor_model_parallel_size",
-        "torchtitan": "--parallelism.tensor_parallel_degree",
-        "nanotron": "parallelism.tp",
-        "accelerate": "parallelism_config.parallelism_config_tp_size",
-    },
-    "pipeline_parallel": {
-        "megatron-lm": "--pipeline-model-parallel-size",
-        "megatron-deepspeed": "--pipeline-model-parallel-size",
-        "nemo": "model.pipeline_model_parallel_size",
-        "torchtitan": "--parallelism.pipeline_parallel_degree",
-        "nanotron": "parallelism.pp",
-    },
-    "context_parallel": {
-        "megatron-lm": "--context-parallel-size",
-        "nemo": "model.context_parallel_size",
-        "torchtitan": "--parallelism.context_parallel_degree",
-        "accelerate": "parallelism_config.parallelism_config_cp_size",
-    },
-    "virtual_stages": {"nemo": "model.virtual_pipeline_model_parallel_size"},
-    "micro_batch_seqs": {
-        "megatron-lm": "--micro-batch-size",
-        "megatron-deepspeed": "--micro-batch-size",
-        "deepspeed": "train_micro_batch_size_per_gpu",
-        "nemo": "train.micro_batch_size",
-        "nanotron": "tokens.micro_batch_size",
-        "accelerate": "--per_device_train_batch_size",
-    },
-    "accumulation": {
-        "deepspeed": "gradient_accumulation_steps",
-        "nanotron": "tokens.batch_accumulation_per_replica",
-        "accelerate": "--gradient_accumulation_steps",
-    },
-    "global_batch_seqs": {
-        "megatron-lm": "--global-batch-size",
-        "megatron-deepspeed": "--global-batch-size",
-        "deepspeed": "train_batch_size",
-        "nemo": "train.global_batch_size",
-        "torchtitan": "--training.global_batch_size",
-    },
-    "secondary_partition": {"deepspeed": "zero_optimization.zero_hpz_partition_size"},
-}
-"""Of each number of a recipe, what the tools call it: an option (`--name`) or the path of a key in a file.
 
-What a tool expresses in another way than by the same number is in its class.
-"""
+Refusal = tuple[object, str, str]
+"""Whether it holds of a recipe, and the code and text of the `Reason` that it then is."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """A recipe in a tool's own terms.
-
-    `arguments` follow the training script on its command line. Arguments that name a file name one of `files` (name ->
-    text), which belong in the folder that the tool is started in. `notes` say what the tool does in its own way.
-    """
+    """A recipe in a tool's own terms: arguments after the training script, and files (name -> text) that they name."""
 
     arguments: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
-class Launch(NamedTuple):
-    """Processes that a launcher starts: `per_node` on each of `nodes` equal nodes."""
-
-    nodes: int
-    per_node: int
-
-
-def launch_of(problem: Problem, recipe: Recipe) -> Launch | None:
-    """Return the nodes that a recipe's devices fill, or None if they do not fill nodes equally."""
-    per_node = problem.cluster.devices_per_node
-    if recipe.devices <= per_node:
-        return Launch(1, recipe.devices)
-    return None if recipe.devices % per_node else Launch(recipe.devices // per_node, per_node)
+def launch_of(problem: Problem, recipe: Recipe) -> tuple[int, int]:
+    """Return the number of nodes, and of processes on each, that a launcher starts."""
+    per_node = min(recipe.devices, problem.cluster.devices_per_node)
+    return recipe.devices // per_node, per_node
 
 
 def why_no_launch(problem: Problem, recipe: Recipe) -> Reason | None:
     """Return why a launcher, which starts the same number of processes on every node, cannot start the recipe."""
-    if launch_of(problem, recipe) is not None:
+    nodes, per_node = launch_of(problem, recipe)
+    if nodes * per_node == recipe.devices:
         return None
-    per_node = problem.cluster.devices_per_node
     return Reason("unequal-nodes", f"{recipe.devices} devices do not fill nodes of {per_node} equally")
 
 
 class Tool(ABC):
-    """A tool that trains by its own code, configured by arguments or files.
+    """A tool that trains by its own code.
 
-    `expressed` are dimensions of a recipe that the tool has settings for besides the numbers in `NAMES`; a recipe with
-    any other off its default is refused. `usage` is the command of a script to be sourced that sets TORCHRUN_ARGS and
-    RECIPE_ARGS.
+    `names` is what it calls a recipe's numbers: an option (`--name`) or the path of a key in a file; `expressed`
+    are other dimensions that it has settings for. `usage` is the command of a script that sets TORCHRUN_ARGS and
+    RECIPE_ARGS; `file` names the one file that is the whole configuration.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
+    names: ClassVar[Mapping[str, str]]
     expressed: ClassVar[frozenset[str]]
     has_launcher: ClassVar[bool] = True
     usage: ClassVar[str] = ""
+    file: ClassVar[str] = ""
 
     @abstractmethod
-    def refusals(self, problem: Problem, recipe: Recipe) -> Iterator[Reason]:
-        """Yield what of the recipe's choices the tool does not run in this combination."""
+    def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
+        """Return the rules by which the tool does not run some combinations of choices."""
 
     @abstractmethod
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
@@ -137,24 +79,26 @@ class Tool(ABC):
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe that a configuration of the tool describes; raise `InvalidInput` if there is none."""
 
-    @property
-    def names(self) -> dict[str, str]:
-        """What the tool calls a recipe's numbers."""
-        return {number: names[self.name] for number, names in NAMES.items() if self.name in names}
-
     def numbers(self, recipe: Recipe, *but: str) -> dict[str, Any]:
         """Return the tool's options for a recipe's numbers `but` some, with their values."""
         return {name: getattr(recipe, number) for number, name in self.names.items() if number not in but}
 
     def why_not(self, problem: Problem, recipe: Recipe) -> Reason | None:
         """Return why the tool cannot express this recipe, or None if it can."""
-        unsaid = next(self.refusals(problem, recipe), None) or self._why_no_setting(recipe)
-        return unsaid or (why_no_launch(problem, recipe) if self.has_launcher else None)
+        known = {*NEVER_EXPORTED, *self.names, *self.expressed}
+        for holds, code, why in self.refusals(problem, recipe):
+            if holds:
+                return Reason(code, why)
+        for choice in fields(Recipe):
+            value = getattr(recipe, choice.name)
+            if choice.name not in known and choice.default not in (MISSING, value):
+                why = f"{self.title} has no setting for {choice.name} = {shown(value)}"
+                return Reason(f"{choice.name.replace('_', '-')}-unsaid", why)
+        return why_no_launch(problem, recipe) if self.has_launcher else None
 
     def export(self, problem: Problem, recipe: Recipe) -> Export:
         """Return the recipe in the tool's terms; raise `InvalidInput` with the reason if it has none for it."""
-        reason = self.why_not(problem, recipe)
-        if reason is not None:
+        if (reason := self.why_not(problem, recipe)) is not None:
             raise InvalidInput(
                 f"{self.name} cannot express this recipe: {reason}",
                 hint="export another recipe, or with --to recipe a file that loses nothing",
@@ -162,31 +106,18 @@ class Tool(ABC):
         return self.arguments_and_files(problem, recipe)
 
     def render(self, problem: Problem, recipe: Recipe, header: Sequence[str]) -> str:
-        """Return one file that the tool accepts, with the header in its comments; raise as `export` does.
-
-        By default this is a bash script to be sourced that writes the files and sets the arguments.
-        """
-        found, launch = self.export(problem, recipe), launch_of(problem, recipe)
+        """Return one file that the tool accepts, by default a bash script, with the header in its comments."""
+        found = self.export(problem, recipe)
+        if self.file:
+            return comments((*header, *found.notes)) + "\n" + found.files[self.file]
         parts = [comments((*header, *found.notes, f"Use: source this file; {self.usage}"))]
-        parts += [
-            f"cat > {shlex.quote(name)} <<'{END_OF_FILE}'\n{text}{END_OF_FILE}\n" for name, text in found.files.items()
-        ]
-        if launch is not None and "TORCHRUN_ARGS" in self.usage:
-            started = ("--nnodes", str(launch.nodes), "--nproc-per-node", str(launch.per_node))
+        for name, text in found.files.items():
+            parts.append(f"cat > {shlex.quote(name)} <<'{END_OF_FILE}'\n{text}{END_OF_FILE}\n")
+        if "TORCHRUN_ARGS" in self.usage:
+            nodes, per_node = launch_of(problem, recipe)
+            started = ("--nnodes", str(nodes), "--nproc-per-node", str(per_node))
             parts.append(_bash_array("TORCHRUN_ARGS", started))
         return "\n".join([*parts, _bash_array("RECIPE_ARGS", found.arguments)])
-
-    def _why_no_setting(self, recipe: Recipe) -> Reason | None:
-        known = {*NEVER_EXPORTED, *self.names, *self.expressed}
-        for choice in fields(Recipe):
-            value = getattr(recipe, choice.name)
-            is_default = value == choice.default or value == Sharding()
-            if choice.default is MISSING or choice.name in known or is_default:
-                continue
-            value = recipe.sharding_name if choice.name == "sharding" else value
-            reason = f"{self.title} has no setting for {choice.name} = {shown(value)}"
-            return Reason(f"{choice.name.replace('_', '-')}-unsaid", reason)
-        return None
 
 
 def fsdp_degrees(recipe: Recipe) -> tuple[int, int, int]:
@@ -236,7 +167,6 @@ def yaml_text(table: Mapping[str, Any]) -> str:
 
 
 def _bash_array(name: str, words: Sequence[str]) -> str:
-    """Return a bash array, one option with its values per line, quoted for the shell."""
     lines: list[list[str]] = []
     for word in words:
         if word.startswith("-") or not lines:

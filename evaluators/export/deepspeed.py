@@ -7,20 +7,13 @@ compilation. DeepSpeed ignores the key "frontrunner", which holds the provenance
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from frontrunner.evaluators.export.base import NAMES, Export, Tool
-from frontrunner.evaluators.export.reading import (
-    Given,
-    Table,
-    json_table,
-    recipe_of,
-    refuse_other_default,
-    refuse_other_problem,
-)
+from frontrunner.evaluators.export import reading
+from frontrunner.evaluators.export.base import Export, Refusal, Tool
+from frontrunner.evaluators.export.reading import Given, Table
 from frontrunner.spaces.errors import InvalidInput, bad_value
-from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import SHARDING_NAMES
@@ -33,8 +26,14 @@ REFUSED = {
     "zero_optimization.mics_shard_size": "MiCS, which DeepSpeed has removed",
 }
 OFFLOADS = {("none", "none"): "none", ("cpu", "none"): "optimizer", ("cpu", "cpu"): "optimizer+parameters"}
-BATCH = {key: NAMES[key]["deepspeed"] for key in ("global_batch_seqs", "micro_batch_seqs", "accumulation")}
-AUTO_TP = NAMES["tensor_parallel"]["deepspeed"]
+BATCH = {
+    "global_batch_seqs": "train_batch_size",
+    "micro_batch_seqs": "train_micro_batch_size_per_gpu",
+    "accumulation": "gradient_accumulation_steps",
+}
+AUTO_TP = "tensor_parallel.autotp_size"
+SECONDARY = "zero_hpz_partition_size"
+NAMES = {**BATCH, "tensor_parallel": AUTO_TP, "secondary_partition": f"zero_optimization.{SECONDARY}"}
 
 
 class DeepSpeed(Tool):
@@ -43,17 +42,18 @@ class DeepSpeed(Tool):
     name = "deepspeed"
     title = "DeepSpeed's configuration"
     has_launcher = False
+    names = NAMES
     expressed = frozenset({"sharding", "offload"})
 
-    def refusals(self, problem: Problem, recipe: Recipe) -> Iterator[Reason]:
-        """Yield what the configuration does not hold."""
-        if recipe.pipeline_parallel > 1:
-            why = f"{self.title} does not say the stages of a pipeline: the training script does"
-            yield Reason("pipeline-unsaid", why)
-        if recipe.recompute != "none":
-            why = f"{self.title} does not turn recompute on: the training script does"
-            yield Reason("recompute-unsaid", why)
-        yield from zero_refusals(problem, recipe)
+    def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
+        """Return what the configuration does not hold."""
+        stages = f"{self.title} does not say the stages of a pipeline: the training script does"
+        recompute = f"{self.title} does not turn recompute on: the training script does"
+        return (
+            (recipe.pipeline_parallel > 1, "pipeline-unsaid", stages),
+            (recipe.recompute != "none", "recompute-unsaid", recompute),
+            *zero_refusals(problem, recipe),
+        )
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return the configuration and the option that names it."""
@@ -67,7 +67,7 @@ class DeepSpeed(Tool):
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a configuration; numbers that it leaves to the script ("auto") have to be stated."""
-        root = json_table(given.text)
+        root = reading.json_table(given.text)
         found = choices(problem, root)
         stages = root.get("pipeline.stages", "auto")
         if stages not in ("auto", 1):
@@ -78,17 +78,17 @@ class DeepSpeed(Tool):
             if rest:
                 raise bad_value("train_batch_size", batch, f"a multiple of {micro} x {accumulation}")
             found["devices"] = replicas * found["tensor_parallel"]
-        return recipe_of(problem, found, given, engine="deepspeed")
+        return reading.recipe_of(problem, found, given, engine="deepspeed")
 
 
-def zero_refusals(problem: Problem, recipe: Recipe) -> Iterator[Reason]:
-    """Yield what is not ZeRO 0 to 3 over all replicas, and an offload to a disk that the cluster does not name."""
-    name = recipe.sharding_name
-    if name not in SHARDING_NAMES:
-        yield Reason("sharding-unsaid", f"DeepSpeed has ZeRO 0 to 3 over all replicas, not {name}")
-    if recipe.offload == "nvme" and problem.cluster.nvme_path is None:
-        why = "offload nvme needs a folder on each node's own fast disk: set cluster.nvme_path"
-        yield Reason("offload-nvme", why)
+def zero_refusals(problem: Problem, recipe: Recipe) -> tuple[Refusal, ...]:
+    """Refuse what is not ZeRO 0 to 3 over all replicas, and an offload to a disk that the cluster does not name."""
+    name, no_disk = recipe.sharding_name, recipe.offload == "nvme" and problem.cluster.nvme_path is None
+    unsaid = f"DeepSpeed has ZeRO 0 to 3 over all replicas, not {name}"
+    return (
+        (name not in SHARDING_NAMES, "sharding-unsaid", unsaid),
+        (no_disk, "offload-nvme", "offload nvme needs a folder on each node's own fast disk: set cluster.nvme_path"),
+    )
 
 
 def zero_stage(recipe: Recipe) -> int | None:
@@ -110,7 +110,7 @@ def configuration(problem: Problem, recipe: Recipe) -> dict[str, Any]:
     if recipe.offload in ("optimizer+parameters", "nvme"):
         zero["offload_param"] = place
     if recipe.secondary_partition > 1:
-        zero["zero_hpz_partition_size"] = recipe.secondary_partition
+        zero[SECONDARY] = recipe.secondary_partition
     settings: dict[str, Any] = {name: getattr(recipe, key) for key, name in BATCH.items()}
     settings["zero_optimization"] = zero
     if problem.precision != "fp32":
@@ -129,12 +129,18 @@ def choices(problem: Problem, root: Table) -> dict[str, Any]:
     """Return what a configuration says of a recipe."""
     root.refuse(REFUSED)
     _refuse_other_precision(problem, root)
+    keys = ("offload_optimizer", "offload_param")
+    devices = tuple(str(root.get(f"zero_optimization.{key}.device", "none")) for key in keys)
+    offloads = OFFLOADS | {("nvme", "nvme"): "nvme"}
+    if devices not in offloads:
+        expected = "the optimizer on cpu, or optimizer and parameters both on cpu or both on nvme"
+        raise bad_value("zero_optimization.offload_optimizer, offload_param", list(devices), expected)
     return {
         **{key: root.number(name) for key, name in BATCH.items() if root.get(name) != "auto"},
         "tensor_parallel": root.number(AUTO_TP) if root.get(AUTO_TP) else 1,
         "sharding": zero_sharding(root, "zero_optimization.stage", 0),
-        "offload": _offload(root),
-        "secondary_partition": root.number(NAMES["secondary_partition"]["deepspeed"]) or 1,
+        "offload": offloads[devices],
+        "secondary_partition": root.number(f"zero_optimization.{SECONDARY}") or 1,
     }
 
 
@@ -144,28 +150,15 @@ def zero_sharding(root: Table, key: str, default: int) -> str:
 
 
 def _refuse_other_precision(problem: Problem, root: Table) -> None:
-    """Raise `InvalidInput` for another precision; DeepSpeed trains in fp32 where none is enabled.
-
-    "auto" leaves it to the script that fills the configuration in.
-    """
+    """Raise `InvalidInput` for another precision: fp32 where none is enabled, and none where one is "auto"."""
     if root.flag("torch_autocast.enabled"):
         raise InvalidInput("torch_autocast: no recipe of ours computes by autocast")
-    is_open, enabled = False, False
-    for key in ("bf16", "bfloat16", "fp16"):
+    found = False
+    for key, precision in {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}.items():
         if root.get(f"{key}.enabled") == "auto":
-            is_open = True
+            found = True
         elif root.flag(f"{key}.enabled"):
-            enabled = True
-            refuse_other_problem({f"{key}.enabled": ("bf16" if key == "bfloat16" else key, problem.precision)})
-    if not enabled and not is_open:
-        refuse_other_default("neither bf16.enabled nor fp16.enabled is there", "fp32", problem.precision)
-
-
-def _offload(root: Table) -> str:
-    keys = ("offload_optimizer", "offload_param")
-    found = tuple(str(root.get(f"zero_optimization.{key}.device", "none")) for key in keys)
-    names = OFFLOADS | {("nvme", "nvme"): "nvme"}
-    if found not in names:
-        expected = "the optimizer on cpu, or optimizer and parameters both on cpu or both on nvme"
-        raise bad_value("zero_optimization.offload_optimizer, offload_param", list(found), expected)
-    return names[found]
+            found = True
+            reading.refuse_other_problem({f"{key}.enabled": (precision, problem.precision)})
+    if not found:
+        reading.refuse_other_default("neither bf16.enabled nor fp16.enabled is there", "fp32", problem.precision)

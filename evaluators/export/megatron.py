@@ -16,40 +16,30 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from frontrunner.evaluators.export import deepspeed
-from frontrunner.evaluators.export.base import Export, Tool, comments, nested, words, yaml_text
-from frontrunner.evaluators.export.reading import (
-    Given,
-    Options,
-    Table,
-    json_table,
-    read_options,
-    recipe_of,
-    refuse_other_default,
-    refuse_other_problem,
-    refuse_other_vocabulary,
-    split_files,
-    yaml_table,
-)
+from frontrunner.evaluators.export import deepspeed, reading
+from frontrunner.evaluators.export.base import Export, Refusal, Tool, comments, nested, words, yaml_text
+from frontrunner.evaluators.export.reading import Given, Options, Table
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown_key
-from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import SHARDING_NAMES
 from frontrunner.spaces.stages import even_layers
 
-PRETRAIN = 'torchrun "${TORCHRUN_ARGS[@]}" pretrain_gpt.py "${RECIPE_ARGS[@]}" and your data'
+OPTIONS = {
+    "tensor_parallel": "--tensor-model-parallel-size",
+    "pipeline_parallel": "--pipeline-model-parallel-size",
+    "context_parallel": "--context-parallel-size",
+    "micro_batch_seqs": "--micro-batch-size",
+    "global_batch_seqs": "--global-batch-size",
+}
+DEEPSPEED_OPTIONS = {number: name for number, name in OPTIONS.items() if number != "context_parallel"}
 MAX_STAGES = 100_000
-QUERY_GROUPS = "num-query-groups"
-"""Megatron-LM's number of key and value heads, which it ignores without --group-query-attention."""
-KEY_VALUE_HEADS = "num-key-value-heads"
 LAYOUT = "pipeline-model-parallel-layout"
 LAYERS_PER_STAGE = "num-layers-per-virtual-pipeline-stage"
-VIRTUAL_STAGES = "num-virtual-stages-per-pipeline-rank"
 STRATEGY = "data-parallel-sharding-strategy"
 BRIDGE_SECTIONS = {
     "micro-batch-size": "train",
@@ -76,9 +66,9 @@ REFUSED = {
     **{f"--account-for-{what}-in-pipeline-split": f"this option: give --{LAYOUT}" for what in ("embedding", "loss")},
     "--microbatch-group-size-per-virtual-pipeline-stage": "groups of micro-batches",
 }
-"""Options of Megatron-LM that change the run in ways that no recipe has, and what they do."""
 REFUSED_WITH_DEEPSPEED = {
     "--ds-sequence-parallel-size": "DeepSpeed's sequence parallelism over ranks of their own",
+    "--context-parallel-size": "context parallelism of this trainer",
     "--moe-expert-parallel-size": "experts",
     "--enable-zbh1-pipeline": "this zero-bubble schedule",
     **dict.fromkeys(("--fp8-e4m3", "--fp8-hybrid"), "8-bit arithmetic"),
@@ -94,18 +84,21 @@ REFUSED_BY_BRIDGE = {
 MODEL_NOTE = (
     "note: the model, its sequence length and precision are those of the Bridge recipe that this is merged into"
 )
-Key = Callable[[str], str]
 _REPEATED_GROUP = re.compile(r"\(([^()]*)\)\*([0-9]{1,5})")
 _REPEATED = re.compile(r"(.)\*([0-9]{1,5})")
 
 
+def _bridge_key(option: str) -> str:
+    name = option.removeprefix("--")
+    return f"{BRIDGE_SECTIONS.get(name, 'model')}.{name.replace('-', '_')}"
+
+
+BRIDGE_KEYS = {number: _bridge_key(option) for number, option in OPTIONS.items()}
+BRIDGE_KEYS["virtual_stages"] = "model.virtual_pipeline_model_parallel_size"
+
+
 def _stage_layers(problem: Problem, recipe: Recipe) -> tuple[int, ...]:
     return recipe.layers_per_stage or even_layers(problem.model.layers, recipe.stages)
-
-
-def _notes(recipe: Recipe, tool: str) -> tuple[str, ...]:
-    own = f"note: recompute selective is {tool}'s own, which repeats attention's core; the probed one repeats less"
-    return (own,) if recipe.recompute == "selective" else ()
 
 
 class MegatronLM(Tool):
@@ -113,63 +106,63 @@ class MegatronLM(Tool):
 
     name = "megatron-lm"
     title = "Megatron-LM"
-    usage = PRETRAIN
+    usage = 'torchrun "${TORCHRUN_ARGS[@]}" pretrain_gpt.py "${RECIPE_ARGS[@]}" and your data'
+    names = OPTIONS
+    kv_heads = "num-query-groups"
+    has_kv_heads = "--group-query-attention"
     expressed = frozenset({
         "virtual_stages", "schedule", "sharding", "recompute", "sequence_parallel", "optimizer_state",
         "layers_per_stage", "rank_order",
     })  # fmt: skip
 
-    def refusals(self, problem: Problem, recipe: Recipe) -> Iterator[Reason]:
-        """Yield what Megatron core does not run.
+    def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
+        """Return what Megatron core does not run.
 
         Its interleaved schedules go in rounds of all ranks. It shards by its distributed optimizer (ZeRO-1, alone with
         bf16 states) or Megatron FSDP, puts context ranks before stages, and cuts sequences into a front and a back
         slice per rank, which balance causal attention.
         """
-        tool, name = self.title, recipe.sharding_name
-        pp, cp = recipe.pipeline_parallel, recipe.context_parallel
-        if recipe.schedule not in ("none", "1f1b", "interleaved-1f1b"):
-            yield Reason("schedule-unsaid", f"{tool} runs 1f1b and interleaved-1f1b, not {recipe.schedule}")
-        if recipe.virtual_stages > 1 and recipe.accumulation % pp:
-            rounds = f"rounds of pipeline_parallel {pp}, which does not divide {recipe.accumulation}"
-            yield Reason("interleaved-rounds", f"{tool} runs interleaved micro-batches in {rounds}")
-        if name not in SHARDING_OF_STRATEGY.values():
-            yield Reason("sharding-unsaid", f"{tool} shards over all copies of the model, not as {name}")
-        if name in FSDP and pp > 1:
-            yield Reason(
-                "sharding-pipeline", f"{name} is Megatron FSDP's, which is not exported together with pipelines"
-            )
-        if recipe.optimizer_state == "bf16" and name == "none" and recipe.copies > 1:
-            why = f"{tool} keeps bf16 optimizer states only in its distributed optimizer"
-            yield Reason("states-sharding", why)
-        if recipe.rank_order not in ("tp-dp-pp", "tp-pp-dp"):
-            why = f"{tool} numbers ranks as tp-dp-pp or tp-pp-dp, not {recipe.rank_order}"
-            yield Reason("rank-order-unsaid", why)
-        if recipe.rank_order == "tp-pp-dp" and min(cp, pp) > 1:
-            why = f"{tool}'s tp-pp-dp has context ranks before stages; ours come after them"
-            yield Reason("rank-order-context", why)
-        if cp > 1 and problem.sequence_length % (2 * cp):
-            cut = f"{problem.sequence_length} positions into 2 x context_parallel {cp} equal slices"
-            yield Reason("context-halves", f"{tool} cuts {cut}")
+        tool, name, schedule, order = self.title, recipe.sharding_name, recipe.schedule, recipe.rank_order
+        pp, cp, steps = recipe.pipeline_parallel, recipe.context_parallel, recipe.accumulation
+        is_plain, is_cut = name == "none" and recipe.copies > 1, cp > 1 and problem.sequence_length % (2 * cp)
+        rounds = f"rounds of pipeline_parallel {pp}, which does not divide {steps}"
+        cut = f"{problem.sequence_length} positions into 2 x context_parallel {cp} equal slices"
+        return (
+            (schedule not in ("none", "1f1b", "interleaved-1f1b"), "schedule-unsaid",
+             f"{tool} runs 1f1b and interleaved-1f1b, not {schedule}"),
+            (recipe.virtual_stages > 1 and steps % pp, "interleaved-rounds",
+             f"{tool} runs interleaved micro-batches in {rounds}"),
+            (name not in SHARDING_OF_STRATEGY.values(), "sharding-unsaid",
+             f"{tool} shards over all copies of the model, not as {name}"),
+            (name in FSDP and pp > 1, "sharding-pipeline",
+             f"{name} is Megatron FSDP's, which is not exported together with pipelines"),
+            (recipe.optimizer_state == "bf16" and is_plain, "states-sharding",
+             f"{tool} keeps bf16 optimizer states only in its distributed optimizer"),
+            (order not in ("tp-dp-pp", "tp-pp-dp"), "rank-order-unsaid",
+             f"{tool} numbers ranks as tp-dp-pp or tp-pp-dp, not {order}"),
+            (order == "tp-pp-dp" and min(cp, pp) > 1, "rank-order-context",
+             f"{tool}'s tp-pp-dp has context ranks before stages; ours come after them"),
+            (is_cut, "context-halves", f"{tool} cuts {cut}"),
+        )  # fmt: skip
+
+    def key(self, name: str) -> str:
+        """Return the whole name of what Megatron-LM calls `--name`."""
+        return f"--{name}"
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return what follows pretrain_gpt.py, except data, steps and learning rate."""
         model, layers = problem.model, _stage_layers(problem, recipe)
         has_gqa, is_even = model.kv_heads != model.heads, len(set(layers)) == 1
         fsdp, bf16_states = FSDP.get(recipe.sharding_name), recipe.optimizer_state == "bf16"
-        settings = _sizes(problem, recipe) | {
+        settings = self._common(problem, recipe) | {
             "--attention-backend": {"flash": "flash", "math": "unfused"}[model.attention],
-            "--group-query-attention": has_gqa,
-            f"--{QUERY_GROUPS}": model.kv_heads if has_gqa else None,
+            self.has_kv_heads: has_gqa,
+            f"--{self.kv_heads}": model.kv_heads if has_gqa else None,
             "--position-embedding-type": {"rotary": "rope", "learned": "learned_absolute"}[model.positions],
             "--normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[model.norm],
-            **_forms(problem),
-            f"--{problem.precision}": problem.precision != "fp32",
-            **self.numbers(recipe),
             f"--{LAYOUT}": None if is_even else layout(layers),
             f"--{LAYERS_PER_STAGE}": layers[0] if is_even and recipe.virtual_stages > 1 else None,
             "--use-tp-pp-dp-mapping": recipe.rank_order == "tp-pp-dp",
-            "--sequence-parallel": recipe.sequence_parallel,
             "--use-distributed-optimizer": recipe.sharding_name != "none" or bf16_states,
             "--use-megatron-fsdp": fsdp is not None,
             f"--{STRATEGY}": fsdp,
@@ -177,62 +170,175 @@ class MegatronLM(Tool):
             "--use-precision-aware-optimizer": bf16_states,
             "--exp-avg-dtype": "bf16" if bf16_states else None,
             "--exp-avg-sq-dtype": "bf16" if bf16_states else None,
-            **_recomputing(recipe),
         }
-        return Export(arguments=words(settings), notes=_notes(recipe, self.title))
-
-    def key(self, name: str) -> str:
-        """Return the whole name of an option."""
-        return f"--{name}"
+        return Export(arguments=words(settings), notes=self._notes(recipe))
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a launch script or an argument file."""
-        said = read_options(given.text)
+        said = reading.read_options(given.text)
         said.refuse(REFUSED)
-        _refuse_other_model(problem, said, kv_heads=QUERY_GROUPS)
-        found = _choices(problem, said, self.key, self.names)
+        self._refuse_other_model(problem, said)
+        found = self._choices(problem, said)
         types = {said.text(name, "fp32") for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype")}
         if types not in ({"fp32"}, {"bf16"}):
             raise bad_value("--exp-avg-dtype, --exp-avg-sq-dtype", sorted(types), "fp32 or bf16, the same for both")
         found["optimizer_state"] = types.pop()
-        return recipe_of(problem, found | said.launch, given)
+        return reading.recipe_of(problem, found | said.launch, given)
+
+    def _common(self, problem: Problem, recipe: Recipe) -> dict[str, object]:
+        """Return the options of both trainers that have a command line.
+
+        Megatron pads the vocabulary to a multiple of its divisor times tensor_parallel: the divisor is chosen
+        so that it pads as we do.
+        """
+        model = problem.model
+        return {
+            "--num-layers": model.layers,
+            "--hidden-size": model.hidden,
+            "--ffn-hidden-size": model.ffn_hidden,
+            "--num-attention-heads": model.heads,
+            "--seq-length": problem.sequence_length,
+            "--max-position-embeddings": max(model.max_positions or 0, problem.sequence_length),
+            "--make-vocab-size-divisible-by": model.padded_vocabulary // recipe.tensor_parallel,
+            "--disable-bias-linear": True,
+            "--swiglu": model.activation == "swiglu",
+            "--untie-embeddings-and-output-weights": not model.tied_embeddings,
+            f"--{problem.precision}": problem.precision != "fp32",
+            **self.numbers(recipe),
+            "--sequence-parallel": recipe.sequence_parallel,
+            **self._recomputing(recipe),
+        }
+
+    def _recomputing(self, recipe: Recipe) -> dict[str, object]:
+        """Return the options of recompute: full keeps each layer's input, selective repeats attention's core."""
+        full = recipe.recompute == "full"
+        return {
+            self.key("recompute-granularity"): None if recipe.recompute == "none" else recipe.recompute,
+            self.key("recompute-method"): "uniform" if full else None,
+            self.key("recompute-num-layers"): 1 if full else None,
+        }
+
+    def _notes(self, recipe: Recipe) -> tuple[str, ...]:
+        which = f"{self.title}'s own, which repeats attention's core; the probed one repeats less"
+        return (f"note: recompute selective is {which}",) if recipe.recompute == "selective" else ()
+
+    def _choices(self, problem: Problem, said: Options | Table) -> dict[str, Any]:
+        key = self.key
+        found: dict[str, Any] = {number: value for number, name in self.names.items() if (value := said.number(name))}
+        pp = found.setdefault("pipeline_parallel", 1)
+        found |= self._stages(problem, said, pp)
+        sharding = "zero-1" if said.flag(key("use-distributed-optimizer")) else "none"
+        if said.flag(key("use-megatron-fsdp")):
+            strategy = said.text(key(STRATEGY), "no_shard")
+            if strategy not in SHARDING_OF_STRATEGY:
+                raise bad_value(key(STRATEGY), strategy, f"one of {', '.join(SHARDING_OF_STRATEGY)}")
+            sharding = SHARDING_OF_STRATEGY[strategy]
+        granularity = said.text(key("recompute-granularity"), "none")
+        if granularity not in ("none", "full", "selective"):
+            raise bad_value(key("recompute-granularity"), granularity, "none, full or selective")
+        how = {"recompute-method": "uniform", "recompute-num-layers": "1"}
+        texts = [said.text(key(name), default) for name, default in how.items()]
+        if granularity == "full" and texts != list(how.values()):
+            raise bad_value(", ".join(map(key, how)), " ".join(texts), "uniform 1: every layer on its own")
+        schedule = "1f1b" if found.get("virtual_stages", 1) == 1 else "interleaved-1f1b"
+        return found | {
+            "schedule": "none" if pp == 1 else schedule,
+            # Megatron turns sequence parallelism off without tensor parallelism.
+            "sequence_parallel": said.flag(key("sequence-parallel")) and found.get("tensor_parallel", 1) > 1,
+            "sharding": sharding,
+            "recompute": "selective" if said.flag(key("recompute-activations")) else granularity,
+            "rank_order": "tp-pp-dp" if said.flag(key("use-tp-pp-dp-mapping")) else "tp-dp-pp",
+        }
+
+    def _stages(self, problem: Problem, said: Options | Table, pp: int) -> dict[str, Any]:
+        layers, key = problem.model.layers, self.key(LAYERS_PER_STAGE)
+        per_stage = said.number(key)
+        if text := said.text(self.key(LAYOUT)):
+            stages = layers_of_layout(text, self.key(LAYOUT))
+            if len(stages) % pp:
+                raise bad_value(self.key(LAYOUT), text, f"a multiple of {pp} stages")
+            if sum(stages) != layers:
+                raise bad_value(self.key(LAYOUT), text, f"the model's {layers} layers")
+            uneven = () if stages == even_layers(layers, len(stages)) else stages
+            return {"virtual_stages": len(stages) // pp, "layers_per_stage": uneven}
+        if per_stage is None:
+            per_rank = said.number(self.key("num-virtual-stages-per-pipeline-rank"))
+            return {"virtual_stages": per_rank} if per_rank else {}
+        if layers % (pp * per_stage):
+            raise bad_value(key, per_stage, f"a divisor of the {layers} layers over {pp} ranks")
+        return {"virtual_stages": layers // (pp * per_stage)}
+
+    def _refuse_other_sizes(self, problem: Problem, said: Options | Table) -> None:
+        model, key = problem.model, self.key
+        sizes = {
+            "num-layers": model.layers,
+            "hidden-size": model.hidden,
+            "num-attention-heads": model.heads,
+            "kv-channels": model.head_dim,
+            "ffn-hidden-size": model.ffn_hidden,
+            self.kv_heads: model.kv_heads,
+            "seq-length": problem.sequence_length,
+        }
+        reading.refuse_other_problem({key(name): (said.number(key(name)), value) for name, value in sizes.items()})
+        for name in ("vocab-size", "padded-vocab-size"):
+            reading.refuse_other_vocabulary(problem, key(name), said.number(key(name)))
+
+    def _refuse_other_model(self, problem: Problem, said: Options) -> None:
+        """Raise `InvalidInput` where options describe another model, sequence length or precision than the problem's.
+
+        Where they give a hidden size they describe a model, so that those that are missing have their defaults.
+        """
+        model = problem.model
+        self._refuse_other_sizes(problem, said)
+        precisions = {f"--{name}": name for name in ("bf16", "fp16") if said.flag(f"--{name}")}
+        reading.refuse_other_problem({key: (precision, problem.precision) for key, precision in precisions.items()})
+        if not precisions:
+            reading.refuse_other_default("neither --bf16 nor --fp16 is there", "fp32", problem.precision)
+        if not said.flag("--hidden-size"):
+            return
+        swiglu = said.flag("--swiglu")
+        what = f"--swiglu is {'' if swiglu else 'not '}there"
+        reading.refuse_other_default(what, "swiglu" if swiglu else "gelu", model.activation)
+        if not said.flag("--ffn-hidden-size"):
+            width = int(4 * model.hidden * 2 / 3) // 64 * 64 if swiglu else 4 * model.hidden
+            reading.refuse_other_default("--ffn-hidden-size is not there", width, model.ffn_hidden)
+        is_stated = any(map(said.flag, ("--group-query-attention", self.has_kv_heads)))
+        if said.flag("--num-attention-heads") and not is_stated:
+            reading.refuse_other_default(f"{self.has_kv_heads} is not there", model.heads, model.kv_heads)
 
 
-class MegatronDeepSpeed(Tool):
+class MegatronDeepSpeed(MegatronLM):
     """Megatron-DeepSpeed: a bash file that writes the DeepSpeed configuration and sets the arguments."""
 
     name = "megatron-deepspeed"
     title = "Megatron-DeepSpeed"
-    usage = PRETRAIN
+    names = DEEPSPEED_OPTIONS
+    kv_heads = "num-key-value-heads"
+    has_kv_heads = f"--{kv_heads}"
     expressed = frozenset({"schedule", "sharding", "recompute", "sequence_parallel", "offload", "secondary_partition"})
 
-    def refusals(self, problem: Problem, recipe: Recipe) -> Iterator[Reason]:
-        """Yield what of pipeline and ZeRO Megatron-DeepSpeed does not run."""
-        tool, layers = self.title, _stage_layers(problem, recipe)
-        if recipe.pipeline_parallel > 1:
-            if recipe.schedule != "1f1b":
-                yield Reason("schedule-unsaid", f"{tool}'s pipeline runs 1f1b, not {recipe.schedule}")
-            if recipe.sharding.gradients > 1:
-                why = f"{tool}'s pipeline takes ZeRO 0 and 1, not {recipe.sharding_name}"
-                yield Reason("sharding-pipeline", why)
-            if len(set(layers)) > 1:
-                why = f"{tool} gives every stage as many layers; {recipe.stages} stages have {layers}"
-                yield Reason("stages-unsaid", why)
-        yield from deepspeed.zero_refusals(problem, recipe)
+    def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
+        """Return what of pipeline and ZeRO Megatron-DeepSpeed does not run."""
+        tool, layers, has_stages = self.title, _stage_layers(problem, recipe), recipe.pipeline_parallel > 1
+        return (
+            (has_stages and recipe.schedule != "1f1b", "schedule-unsaid",
+             f"{tool}'s pipeline runs 1f1b, not {recipe.schedule}"),
+            (has_stages and recipe.sharding.gradients > 1, "sharding-pipeline",
+             f"{tool}'s pipeline takes ZeRO 0 and 1, not {recipe.sharding_name}"),
+            (has_stages and len(set(layers)) > 1, "stages-unsaid",
+             f"{tool} gives every stage as many layers; {recipe.stages} stages have {layers}"),
+            *deepspeed.zero_refusals(problem, recipe),
+        )  # fmt: skip
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return what follows pretrain_gpt.py, except data, steps and learning rate."""
         model = problem.model
-        settings = _sizes(problem, recipe, kv_heads=f"--{KEY_VALUE_HEADS}") | {
+        settings = self._common(problem, recipe) | {
+            self.has_kv_heads: model.kv_heads,
             "--normalization": model.norm,
             "--use-rotary-position-embeddings": model.positions == "rotary",
-            **_forms(problem),
             "--use-flash-attn-v2": model.attention == "flash",
-            f"--{problem.precision}": problem.precision != "fp32",
-            **self.numbers(recipe),
-            "--sequence-parallel": recipe.sequence_parallel,
             "--no-pipeline-parallel": recipe.pipeline_parallel == 1,
-            **_recomputing(recipe),
             "--deepspeed-activation-checkpointing": recipe.recompute == "full",
             "--deepspeed": True,
             "--deepspeed_config": deepspeed.FILE,
@@ -243,21 +349,28 @@ class MegatronDeepSpeed(Tool):
             recipe, tensor_parallel=1, devices=recipe.devices // recipe.tensor_parallel, sequence_parallel=False
         )
         files = {deepspeed.FILE: deepspeed.json_text(deepspeed.configuration(problem, seen_by_deepspeed))}
-        return Export(arguments=words(settings), files=files, notes=_notes(recipe, self.title))
+        return Export(arguments=words(settings), files=files, notes=self._notes(recipe))
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a launch script and the DeepSpeed configuration that it names, inside or beside it.
 
         Raises `InvalidInput` where the two disagree: DeepSpeed would follow one and Megatron the other.
         """
-        said = read_options(given.text)
+        said = reading.read_options(given.text)
         said.refuse(REFUSED_WITH_DEEPSPEED)
-        _refuse_other_model(problem, said, kv_heads=KEY_VALUE_HEADS)
-        lm = MegatronLM()
-        found = _choices(problem, said, lm.key, lm.names) | {"rank_order": "tp-dp-pp"} | said.launch
-        if "--checkpoint-activations" in said:
+        self._refuse_other_model(problem, said)
+        found = self._choices(problem, said) | {"rank_order": "tp-dp-pp"} | said.launch
+        if said.flag("--checkpoint-activations"):
             found["recompute"] = "full"
-        configured = deepspeed.choices(problem, json_table(_deepspeed_file(said, given)))
+        name = said.text("--deepspeed-config")
+        if not name:
+            what = "--deepspeed_config is missing: it names the JSON that holds the ZeRO stage and the batch"
+            raise InvalidInput(what)
+        text = reading.split_files(given.text)[1].get(name, given.beside(name))
+        if text is None:
+            what = f"--deepspeed_config {shown_key(name)}: no such file beside the configuration"
+            raise InvalidInput(what, hint="copy it there")
+        configured = deepspeed.choices(problem, reading.json_table(text))
         for key in ("micro_batch_seqs", "global_batch_seqs"):
             if found.setdefault(key, configured.get(key)) != (configured.get(key) or found[key]):
                 theirs = f"{configured[key]} in DeepSpeed's configuration"
@@ -266,7 +379,7 @@ class MegatronDeepSpeed(Tool):
         if word != str(stage):
             raise InvalidInput(f"--zero-stage {shown_key(word)}: DeepSpeed's configuration has stage {stage}")
         found |= {key: configured[key] for key in ("sharding", "offload", "secondary_partition", "accumulation")}
-        return recipe_of(problem, found, given, engine="deepspeed")
+        return reading.recipe_of(problem, found, given, engine="deepspeed")
 
 
 class MegatronBridge(MegatronLM):
@@ -276,13 +389,14 @@ class MegatronBridge(MegatronLM):
     title = "Megatron-Bridge"
     usage = ""
     has_launcher = False
+    names = BRIDGE_KEYS
     expressed = MegatronLM.expressed - {"optimizer_state"}
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return the recipe as overrides, `section.key=value`."""
         settings = self._settings(problem, recipe)
         arguments = tuple(f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in settings.items())
-        return Export(arguments=arguments, notes=(MODEL_NOTE, *_notes(recipe, self.title)))
+        return Export(arguments=arguments, notes=(MODEL_NOTE, *self._notes(recipe)))
 
     def render(self, problem: Problem, recipe: Recipe, header: Sequence[str]) -> str:
         """Return the recipe as YAML, for --config-file."""
@@ -291,78 +405,37 @@ class MegatronBridge(MegatronLM):
 
     def key(self, name: str) -> str:
         """Return the path of an entry that has Megatron-LM's name."""
-        return f"{BRIDGE_SECTIONS.get(name, 'model')}.{name.replace('-', '_')}"
+        return _bridge_key(name)
 
     def _settings(self, problem: Problem, recipe: Recipe) -> dict[str, Any]:
-        """Return the entries of a `ConfigContainer` that hold the recipe."""
         layers, fsdp = _stage_layers(problem, recipe), FSDP.get(recipe.sharding_name)
-        full, is_sharded = recipe.recompute == "full", recipe.sharding_name != "none"
-        found = self.numbers(recipe, "micro_batch_seqs", "global_batch_seqs")
+        is_sharded = recipe.sharding_name != "none"
+        found = self.numbers(recipe)
         if recipe.virtual_stages == 1:
             found[self.names["virtual_stages"]] = None
         found |= {
             self.key(LAYOUT): layout(layers) if len(set(layers)) > 1 else None,
             "model.sequence_parallel": recipe.sequence_parallel,
-            "model.recompute_granularity": None if recipe.recompute == "none" else recipe.recompute,
-            "model.recompute_method": "uniform" if full else None,
-            "model.recompute_num_layers": 1 if full else None,
-            **{self.names[key]: getattr(recipe, key) for key in ("micro_batch_seqs", "global_batch_seqs")},
+            **self._recomputing(recipe),
             "ddp.use_distributed_optimizer": is_sharded,
+            "optimizer.use_distributed_optimizer": is_sharded,
+            "dist.use_tp_pp_dp_mapping": recipe.rank_order == "tp-pp-dp",
         }
         if fsdp:
             found |= {"ddp.use_megatron_fsdp": True, "ddp.data_parallel_sharding_strategy": fsdp}
-        found["optimizer.use_distributed_optimizer"] = is_sharded
-        found["dist.use_tp_pp_dp_mapping"] = recipe.rank_order == "tp-pp-dp"
-        return found | ({"dist.use_megatron_fsdp": True, "checkpoint.ckpt_format": "fsdp_dtensor"} if fsdp else {})
+            found |= {"dist.use_megatron_fsdp": True, "checkpoint.ckpt_format": "fsdp_dtensor"}
+        return found
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a YAML file; its devices are the launcher's, so they are stated, or the cluster's."""
-        root = yaml_table(given.text)
+        root = reading.yaml_table(given.text)
         root.refuse(REFUSED_BY_BRIDGE)
         _refuse_other_precision(problem, root)
-        _refuse_other_sizes(problem, root, self.key)
-        found = _choices(problem, root, self.key, self.names)
+        self._refuse_other_sizes(problem, root)
+        found = self._choices(problem, root)
         if root.flag("optimizer.use_distributed_optimizer") and not root.flag(self.key("use-megatron-fsdp")):
             found["sharding"] = "zero-1"
-        return recipe_of(problem, found, given)
-
-
-def _sizes(problem: Problem, recipe: Recipe, *, kv_heads: str = "") -> dict[str, object]:
-    """Return the first options of the model; `kv_heads` is the option of that number.
-
-    Megatron pads the vocabulary to a multiple of its divisor times tensor_parallel: the divisor is chosen so that it
-    pads as we do.
-    """
-    model = problem.model
-    return {
-        "--num-layers": model.layers,
-        "--hidden-size": model.hidden,
-        "--ffn-hidden-size": model.ffn_hidden,
-        "--num-attention-heads": model.heads,
-        **({kv_heads: model.kv_heads} if kv_heads else {}),
-        "--seq-length": problem.sequence_length,
-        "--max-position-embeddings": max(model.max_positions or 0, problem.sequence_length),
-        "--make-vocab-size-divisible-by": model.padded_vocabulary // recipe.tensor_parallel,
-        "--disable-bias-linear": True,
-    }
-
-
-def _forms(problem: Problem) -> dict[str, object]:
-    model = problem.model
-    return {
-        "--swiglu": model.activation == "swiglu",
-        "--untie-embeddings-and-output-weights": not model.tied_embeddings,
-    }
-
-
-def _recomputing(recipe: Recipe) -> dict[str, object]:
-    """Return the options of recompute: full keeps each layer's input, selective repeats attention's core."""
-    full = recipe.recompute == "full"
-    return {
-        "--recompute-granularity": None if recipe.recompute == "none" else recipe.recompute,
-        "--recompute-method": "uniform" if full else None,
-        "--recompute-num-layers": 1 if full else None,
-    }
+        return reading.recipe_of(problem, found, given)
 
 
 def layout(layers: Sequence[int]) -> str:
@@ -371,10 +444,7 @@ def layout(layers: Sequence[int]) -> str:
 
 
 def layers_of_layout(text: str, key: str) -> tuple[int, ...]:
-    """Return the layers of each stage of a layout; raise `InvalidInput` without embedding and loss at its ends.
-
-    `(tt|)*3` and `t*4` repeat, as Megatron core's `PipelineParallelLayerLayout` reads them.
-    """
+    """Return the layers of each stage of a layout; `(tt|)*3` and `t*4` repeat, as in `PipelineParallelLayerLayout`."""
     plain = text.replace(",", "")
     for pattern in (_REPEATED_GROUP, _REPEATED):
         if sum(len(found[1]) * int(found[2]) for found in pattern.finditer(plain)) > MAX_STAGES:
@@ -388,106 +458,6 @@ def layers_of_layout(text: str, key: str) -> tuple[int, ...]:
     return tuple(len(stage) for stage in stages)
 
 
-def _stages_of_layout(problem: Problem, text: str, key: str, pipeline_parallel: int) -> dict[str, Any]:
-    """Return `virtual_stages` and `layers_per_stage` of a layout; the latter is empty for an even one."""
-    layers = layers_of_layout(text, key)
-    if len(layers) % pipeline_parallel:
-        raise bad_value(key, text, f"a multiple of {pipeline_parallel} stages")
-    if sum(layers) != problem.model.layers:
-        raise bad_value(key, text, f"the model's {problem.model.layers} layers")
-    even = layers == even_layers(problem.model.layers, len(layers))
-    return {"virtual_stages": len(layers) // pipeline_parallel, "layers_per_stage": () if even else layers}
-
-
-def _choices(problem: Problem, said: Options | Table, key: Key, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return what all of Megatron's trainers say in the same words; `key` gives the whole name of such a word."""
-    found: dict[str, Any] = {number: value for number, name in names.items() if (value := said.number(name))}
-    pp, layers = found.setdefault("pipeline_parallel", 1), problem.model.layers
-    per_stage, per_rank = said.number(key(LAYERS_PER_STAGE)), said.number(key(VIRTUAL_STAGES))
-    if text := said.text(key(LAYOUT)):
-        found |= _stages_of_layout(problem, text, key(LAYOUT), pp)
-    elif per_stage is not None:
-        if layers % (pp * per_stage):
-            raise bad_value(key(LAYERS_PER_STAGE), per_stage, f"a divisor of the {layers} layers over {pp} ranks")
-        found["virtual_stages"] = layers // (pp * per_stage)
-    elif per_rank is not None:
-        found["virtual_stages"] = per_rank
-    virtual, strategy, sharding = found.get("virtual_stages", 1), said.text(key(STRATEGY), "no_shard"), "none"
-    if said.flag(key("use-megatron-fsdp")):
-        if strategy not in SHARDING_OF_STRATEGY:
-            raise bad_value(key(STRATEGY), strategy, f"one of {', '.join(SHARDING_OF_STRATEGY)}")
-        sharding = SHARDING_OF_STRATEGY[strategy]
-    elif said.flag(key("use-distributed-optimizer")):
-        sharding = "zero-1"
-    granularity = said.text(key("recompute-granularity"), "none")
-    if granularity not in ("none", "full", "selective"):
-        raise bad_value(key("recompute-granularity"), granularity, "none, full or selective")
-    how = [said.text(key("recompute-method"), "uniform"), said.text(key("recompute-num-layers"), "1")]
-    if granularity == "full" and how != ["uniform", "1"]:
-        name = f"{key('recompute-method')}, {key('recompute-num-layers')}"
-        raise bad_value(name, " ".join(how), "uniform 1: every layer on its own")
-    return found | {
-        "schedule": "none" if pp == 1 else "1f1b" if virtual == 1 else "interleaved-1f1b",
-        # Megatron turns sequence parallelism off without tensor parallelism.
-        "sequence_parallel": said.flag(key("sequence-parallel")) and found.get("tensor_parallel", 1) > 1,
-        "sharding": sharding,
-        "recompute": "selective" if said.flag(key("recompute-activations")) else granularity,
-        "rank_order": "tp-pp-dp" if said.flag(key("use-tp-pp-dp-mapping")) else "tp-dp-pp",
-    }
-
-
-def _deepspeed_file(said: Options, given: Given) -> str:
-    name = said.text("--deepspeed-config")
-    if not name:
-        raise InvalidInput("--deepspeed_config is missing: it names the JSON that holds the ZeRO stage and the batch")
-    text = split_files(given.text)[1].get(name, given.beside(name))
-    if text is None:
-        what = f"--deepspeed_config {shown_key(name)}: no such file beside the configuration"
-        raise InvalidInput(what, hint="copy it there")
-    return text
-
-
-def _refuse_other_model(problem: Problem, options: Options, *, kv_heads: str) -> None:
-    """Raise `InvalidInput` where the options describe another model, sequence length or precision than the problem's.
-
-    `kv_heads` is the option of that number. Where the options give a hidden size they describe a model, so that those
-    that are missing have their defaults; a model that comes from elsewhere is not compared.
-    """
-    model = problem.model
-    _refuse_other_sizes(problem, options, MegatronLM().key, kv_heads)
-    precisions = {f"--{name}": name for name in ("bf16", "fp16") if f"--{name}" in options}
-    refuse_other_problem({key: (precision, problem.precision) for key, precision in precisions.items()})
-    if not precisions:
-        refuse_other_default("neither --bf16 nor --fp16 is there", "fp32", problem.precision)
-    if "--hidden-size" not in options:
-        return
-    swiglu = "--swiglu" in options
-    what = f"--swiglu is {'' if swiglu else 'not '}there"
-    refuse_other_default(what, "swiglu" if swiglu else "gelu", model.activation)
-    if "--ffn-hidden-size" not in options:
-        width = int(4 * model.hidden * 2 / 3) // 64 * 64 if swiglu else 4 * model.hidden
-        refuse_other_default("--ffn-hidden-size is not there", width, model.ffn_hidden)
-    switch = f"--{'group-query-attention' if kv_heads == QUERY_GROUPS else kv_heads}"
-    if "--num-attention-heads" in options and not {"--group-query-attention", switch} & options.keys():
-        refuse_other_default(f"{switch} is not there", model.heads, model.kv_heads)
-
-
-def _refuse_other_sizes(problem: Problem, said: Options | Table, key: Key, kv_heads: str = QUERY_GROUPS) -> None:
-    model = problem.model
-    sizes = {
-        "num-layers": model.layers,
-        "hidden-size": model.hidden,
-        "num-attention-heads": model.heads,
-        "kv-channels": model.head_dim,
-        "ffn-hidden-size": model.ffn_hidden,
-        kv_heads: model.kv_heads,
-        "seq-length": problem.sequence_length,
-    }
-    refuse_other_problem({key(name): (said.number(key(name)), value) for name, value in sizes.items()})
-    for name in ("vocab-size", "padded-vocab-size"):
-        refuse_other_vocabulary(problem, key(name), said.number(key(name)))
-
-
 def _refuse_other_precision(problem: Problem, root: Table) -> None:
     """Raise `InvalidInput` for another precision; where the file says none it is the Bridge recipe's.
 
@@ -497,10 +467,10 @@ def _refuse_other_precision(problem: Problem, root: Table) -> None:
     if isinstance(root.get("mixed_precision"), str):
         names = {"bf16_mixed": "bf16", "fp16_mixed": "fp16"}
         named = root.choice("mixed_precision", "", names, spelled=lambda name: name.replace("-", "_"))
-        refuse_other_problem({"mixed_precision": (named, problem.precision)})
+        reading.refuse_other_problem({"mixed_precision": (named, problem.precision)})
         sections.remove("mixed_precision")
     for section in sections:
         root.refuse({f"{section}.fp8": "8-bit arithmetic", f"{section}.fp4": "4-bit arithmetic"})
         for precision in ("bf16", "fp16"):
             if root.flag(f"{section}.{precision}"):
-                refuse_other_problem({f"{section}.{precision}": (precision, problem.precision)})
+                reading.refuse_other_problem({f"{section}.{precision}": (precision, problem.precision)})

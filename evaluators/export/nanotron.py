@@ -7,19 +7,12 @@ layers on stages by its own estimate of their cost, and trains Llama's form of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from frontrunner.evaluators.export.base import Export, Tool, comments, nested, yaml_text
-from frontrunner.evaluators.export.reading import (
-    Given,
-    Table,
-    recipe_of,
-    refuse_other_problem,
-    refuse_other_vocabulary,
-    yaml_table,
-)
-from frontrunner.spaces.legality import Reason
+from frontrunner.evaluators.export import reading
+from frontrunner.evaluators.export.base import Export, Refusal, Tool, nested, yaml_text
+from frontrunner.evaluators.export.reading import Given, Table
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
@@ -35,6 +28,12 @@ REFUSED = {
     "parallelism.context_parallel_size": "nanotron's context parallelism",
 }
 MODEL = "model.model_config."
+NAMES = {
+    "tensor_parallel": "parallelism.tp",
+    "pipeline_parallel": "parallelism.pp",
+    "micro_batch_seqs": "tokens.micro_batch_size",
+    "accumulation": "tokens.batch_accumulation_per_replica",
+}
 
 
 class Nanotron(Tool):
@@ -43,19 +42,22 @@ class Nanotron(Tool):
     name = "nanotron"
     title = "nanotron"
     has_launcher = False
+    file = FILE
+    names = NAMES
     expressed = frozenset({"schedule", "sharding", "recompute", "sequence_parallel"})
 
-    def refusals(self, problem: Problem, recipe: Recipe) -> Iterator[Reason]:
-        """Yield other forms of the model than Llama's, and what nanotron does not run."""
+    def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
+        """Return other forms of the model than Llama's, and what nanotron does not run."""
+        tool, schedule, sharding = self.title, recipe.schedule, recipe.sharding_name
         form = (problem.model.positions, problem.model.activation, problem.model.norm)
-        if form != ("rotary", "swiglu", "rmsnorm"):
-            yield Reason("model-unsaid", f"{self.title} trains rotary, swiglu, rmsnorm models, not {', '.join(form)}")
-        if recipe.pipeline_parallel > 1 and recipe.schedule not in SCHEDULES:
-            yield Reason("schedule-unsaid", f"{self.title} runs 1f1b and gpipe, not {recipe.schedule}")
-        if recipe.sharding_name not in ("none", "zero-1"):
-            yield Reason("sharding-unsaid", f"{self.title} has ZeRO 0 and 1, not {recipe.sharding_name}")
-        if recipe.recompute == "selective":
-            yield Reason("recompute-unsaid", f"{self.title} recomputes whole layers or none")
+        return (
+            (form != ("rotary", "swiglu", "rmsnorm"), "model-unsaid",
+             f"{tool} trains rotary, swiglu, rmsnorm models, not {', '.join(form)}"),
+            (recipe.pipeline_parallel > 1 and schedule not in SCHEDULES, "schedule-unsaid",
+             f"{tool} runs 1f1b and gpipe, not {schedule}"),
+            (sharding not in ("none", "zero-1"), "sharding-unsaid", f"{tool} has ZeRO 0 and 1, not {sharding}"),
+            (recipe.recompute == "selective", "recompute-unsaid", f"{tool} recomputes whole layers or none"),
+        )  # fmt: skip
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return the configuration and the option that names it."""
@@ -63,25 +65,17 @@ class Nanotron(Tool):
         files = {FILE: yaml_text(nested(self._settings(problem, recipe)))}
         return Export(arguments=("--config-file", FILE), files=files, notes=notes)
 
-    def render(self, problem: Problem, recipe: Recipe, header: Sequence[str]) -> str:
-        """Return the configuration with the header in comments."""
-        found = self.export(problem, recipe)
-        return comments((*header, *found.notes)) + "\n" + found.files[FILE]
-
     def _settings(self, problem: Problem, recipe: Recipe) -> dict[str, Any]:
-        """Return a whole configuration, with placeholders for what is no part of a problem or a recipe."""
         return {
             "general": {"project": "frontrunner", "run": "recipe", "seed": 42},
             "parallelism.dp": recipe.data_parallel,
-            "parallelism.pp": recipe.pipeline_parallel,
-            "parallelism.tp": recipe.tensor_parallel,
+            **self.numbers(recipe),
             "parallelism.pp_engine": SCHEDULES.get(recipe.schedule, "1f1b"),
             "parallelism.tp_mode": "REDUCE_SCATTER" if recipe.sequence_parallel else "ALL_REDUCE",
             "parallelism.tp_linear_async_communication": False,
             "parallelism.recompute_layer": recipe.recompute == "full",
             "tokens.sequence_length": problem.sequence_length,
             "tokens.train_steps": 100,
-            **self.numbers(recipe, "tensor_parallel", "pipeline_parallel"),
             "model.dtype": DTYPES[problem.precision],
             "model.init_method.std": 0.02,
             f"{MODEL}is_llama_config": True,
@@ -105,7 +99,7 @@ class Nanotron(Tool):
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a configuration."""
-        root = yaml_table(given.text)
+        root = reading.yaml_table(given.text)
         _refuse_other_model(problem, root)
         root.refuse(REFUSED)
         found: dict[str, Any] = {number: root.number(name) for number, name in self.names.items()}
@@ -114,14 +108,12 @@ class Nanotron(Tool):
         tp_mode = root.choice("parallelism.tp_mode", "ALL_REDUCE", TP_MODES, spelled=str.upper)
         found |= {
             "devices": dp * pp * tp,
-            "pipeline_parallel": pp,
-            "tensor_parallel": tp,
             "schedule": "none" if pp == 1 else root.choice("parallelism.pp_engine", "afab", theirs),
             "sequence_parallel": bool(tp_mode) and tp > 1,
             "recompute": "full" if root.flag("parallelism.recompute_layer") else "none",
             "sharding": root.choice("optimizer.zero_stage", 0, {0: "none", 1: "zero-1"}),
         }
-        return recipe_of(problem, found, given)
+        return reading.recipe_of(problem, found, given)
 
 
 def _sizes(problem: Problem) -> dict[str, int | bool]:
@@ -143,5 +135,5 @@ def _refuse_other_model(problem: Problem, root: Table) -> None:
     said[kv_heads] = (root.get(kv_heads, root.get(heads)), problem.model.kv_heads)  # by default as many as heads
     said["tokens.sequence_length"] = (root.get("tokens.sequence_length"), problem.sequence_length)
     said["model.dtype"] = (root.get("model.dtype", "bfloat16"), DTYPES[problem.precision])
-    refuse_other_problem(said)
-    refuse_other_vocabulary(problem, f"{MODEL}vocab_size", root.number(f"{MODEL}vocab_size"))
+    reading.refuse_other_problem(said)
+    reading.refuse_other_vocabulary(problem, f"{MODEL}vocab_size", root.number(f"{MODEL}vocab_size"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -23,19 +22,16 @@ STATED = tuple(f.name for f in fields(Recipe) if f.name != "layers_per_stage")
 OTHER_PROBLEM = "give the campaign file of this configuration's model, sequence length, precision and batch"
 LARGEST = 2**31 - 1
 _ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(\"[^\"$`]*\"|'[^']*'|[^\s;()\"'$`]*)\s*(?:#.*)?")
-_OPTIONS = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z_][A-Za-z0-9_]*\+?=(?=.*--)")
+_OPTIONS = re.compile(r"(?<!\S)[A-Za-z_][A-Za-z0-9_]*\+?=(?=[\"'(]|--)")
 """A variable that is assigned options in quotes; the look-behind keeps a search through a long word short."""
+_QUOTES_AND_COMMENT = re.compile(r"[\"']|(?:^|\s)#.*")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?::?-([^}$`]*))?\}|([A-Za-z_][A-Za-z0-9_]*))")
 _HEREDOC = re.compile(r"cat > (\S+) <<'?(\w+)'?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """A configuration: its text, what its owner states in addition, and the files that it may name.
-
-    `stated` holds values of `STATED`. `beside` returns the text of a file by the name that the configuration has for
-    it, or None.
-    """
+    """A configuration, what its owner states in addition (`STATED`), and the text of files that it names (or None)."""
 
     text: str
     stated: Mapping[str, Any] = field(default_factory=dict)
@@ -49,45 +45,6 @@ class Given:
         for key, value in self.stated.items():
             if key not in STATED:
                 raise bad_value(shown_key(key), value, "a choice of a recipe", hint=did_you_mean(key, STATED))
-
-
-class Options(dict[str, tuple[str, ...]]):
-    """Command-line options, `--name` -> the word that follows it; names have dashes for underscores."""
-
-    def text(self, name: str, default: str = "") -> str:
-        """Return an option's word, or the default without the option."""
-        return " ".join(self.get(name.replace("_", "-"), (default,)))
-
-    def number(self, name: str) -> int | None:
-        """Return an option's whole number of at least 1, None without the option; raise `InvalidInput`."""
-        if name.replace("_", "-") not in self:
-            return None
-        text = self.text(name)
-        if not (text.isdecimal() and text.isascii() and len(text) <= 10 and 1 <= int(text) <= LARGEST):
-            raise bad_value(name, text, "a whole number of at least 1", hint="write the number in place of a variable")
-        return int(text)
-
-    def flag(self, name: str) -> bool:
-        """Return whether an option is there."""
-        return name in self
-
-    @property
-    def launch(self) -> dict[str, Any]:
-        """`devices`, where the launcher's numbers of nodes and of processes per node can be read."""
-        names = ("--nnodes", "--nproc-per-node")
-        if not all(self.text(name).isdecimal() for name in names):
-            return {}
-        nodes, per_node = (self.number(name) or 1 for name in names)
-        return {"devices": nodes * per_node}
-
-    def refuse(self, refused: Mapping[str, str]) -> None:
-        """Raise `InvalidInput` for the first option in use that no recipe of ours describes."""
-        for name, why in refused.items():
-            if name in self and self[name] not in (("1",), ("0",), ("none",)):
-                value = self.text(name)
-                raise InvalidInput(
-                    f"{name} {shown_key(value) if value else ''}".strip() + f": no recipe of ours has {why}"
-                )
 
 
 @dataclass(frozen=True)
@@ -112,7 +69,8 @@ class Table:
         """Return the whole number of at least 1 under a key, None where it is missing or null."""
         value = self.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST):
-            raise bad_value(key, value, "a whole number of at least 1")
+            hint = "write the number in place of a variable" if "$" in str(value) else None
+            raise bad_value(key, value, "a whole number of at least 1", hint=hint)
         return value
 
     def text(self, key: str, default: str = "") -> str:
@@ -142,17 +100,38 @@ class Table:
     def refuse(self, refused: Mapping[str, str]) -> None:
         """Raise `InvalidInput` for the first key in use that no recipe of ours describes."""
         for key, what in refused.items():
-            if self.get(key, default=False) not in (False, 1, -1):
-                raise InvalidInput(f"{key} = {shown(self.get(key))}: no recipe of ours has {what}")
+            value = self.get(key, default=False)
+            if value is True or value not in (False, 1, -1, "none"):
+                raise InvalidInput(f"{key} = {shown(value)}: no recipe of ours has {what}")
+
+
+class Options(Table):
+    """Command-line options, `--name` -> the word that follows it, or True; names have dashes for underscores."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return an option's word, or the whole number that it is; the default where it is not there."""
+        value = self.values.get(key.replace("_", "-"), default)
+        is_number = isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) <= 10
+        return int(value) if is_number else value
+
+    def flag(self, key: str) -> bool:
+        """Return whether an option is there."""
+        return key in self.values
+
+    @property
+    def launch(self) -> dict[str, Any]:
+        """`devices`, where the launcher's numbers of nodes and of processes per node can be read."""
+        counts = [self.get(name) for name in ("--nnodes", "--nproc-per-node")]
+        return {"devices": counts[0] * counts[1]} if all(isinstance(count, int) and count for count in counts) else {}
 
 
 def json_table(text: str) -> Table:
     """Return the object in a JSON text; raise `InvalidInput` for any other text and for a key given twice."""
 
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        for key, count in Counter(key for key, _ in pairs).items():
-            if count > 1:
-                raise InvalidInput(f"the key {shown_key(key)} is given twice")
+        key, count = Counter(key for key, _ in pairs).most_common(1)[0] if pairs else ("", 0)
+        if count > 1:
+            raise InvalidInput(f"the key {shown_key(key)} is given twice")
         return dict(pairs)
 
     try:
@@ -161,13 +140,10 @@ def json_table(text: str) -> Table:
         raise
     except json.JSONDecodeError as error:
         raise InvalidInput(f"not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
-    except RecursionError:
-        raise InvalidInput("not usable JSON: nested too deeply") from None
-    except ValueError as error:
-        raise InvalidInput(f"not usable JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InvalidInput("not usable JSON: expected a table of keys and values")
-    return Table(found)
+    except (RecursionError, ValueError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise InvalidInput(f"not usable JSON: {why}") from None
+    return _table_of(found, "JSON")
 
 
 def yaml_table(text: str) -> Table:
@@ -182,37 +158,41 @@ def yaml_table(text: str) -> Table:
         raise InvalidInput(f"not valid YAML: {getattr(error, 'problem', None) or 'it cannot be read'}{where}") from None
     except (RecursionError, ValueError) as error:
         raise InvalidInput(f"not usable YAML: {error}") from None
+    return _table_of(found, "YAML")
+
+
+def _table_of(found: object, kind: str) -> Table:
     if not isinstance(found, dict):
-        raise InvalidInput("not usable YAML: expected a mapping")
+        raise InvalidInput(f"not usable {kind}: expected a table of keys and values")
     return Table(found)
 
 
 def split_files(text: str) -> tuple[list[str], dict[str, str]]:
     """Return the lines of a script apart from the files that it writes by `cat > NAME <<WORD`, and these by name."""
     lines: list[str] = []
-    files: dict[str, list[str]] = {}
+    files: dict[str, str] = {}
     name, end = "", ""
     for line in text.split("\n"):
         if end and line == end:
             end = ""
         elif end:
-            files[name].append(line + "\n")
-        elif (begins := _HEREDOC.fullmatch(line)) is not None:
+            files[name] += line + "\n"
+        elif begins := _HEREDOC.fullmatch(line):
             name, end = begins[1], begins[2]
-            files[name] = []
+            files[name] = ""
         else:
             lines.append(line)
-    return lines, {name: "".join(content) for name, content in files.items()}
+    return lines, files
 
 
 def read_options(text: str) -> Options:
     """Return the options of a launch script or argument file; of an option that is repeated, the last.
 
-    Nothing is run: variables count as far as the text itself assigns them a plain value. Words with any other variable
-    are kept as written, and refused where they are needed.
+    Nothing is run: variables count as far as the text itself assigns them a plain value; any other is kept as
+    written.
     """
     variables: dict[str, str] = {}
-    found = Options()
+    found: dict[str, str | bool] = {}
     name: str | None = None
 
     def value_of(match: re.Match[str]) -> str:
@@ -226,49 +206,28 @@ def read_options(text: str) -> Options:
             variables.pop(assignment[1], None)
             if len(value) <= MAX_VARIABLE_CHARACTERS:
                 variables[assignment[1]] = value
-        for word in _words(line):
+        for written_word in _QUOTES_AND_COMMENT.sub("", _OPTIONS.sub("", line, count=1)).split():
+            word = written_word.removeprefix("(").removesuffix(")")
             key, equals, value = word.partition("=")
             if word.startswith("--") and len(word) > 2:
                 name = key.replace("_", "-")
-                found[name] = (value,) if equals else ()
-            elif name is not None and not found[name]:
-                found[name] = (word,)
-    return found
+                found[name] = value if equals else True
+            elif word and name is not None and found[name] is True:
+                found[name] = word
+    return Options(found)
 
 
-def _words(line: str) -> list[str]:
-    """Return the words of a line of shell, without parentheses of arrays and names of variables assigned options."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
-    lexer.whitespace_split = True
-    lexer.commenters = "#"
-    try:
-        words = list(lexer)
-    except ValueError:  # a quotation that began on an earlier line, or ends on a later one
-        plain = _OPTIONS.sub("", line, count=1).replace('"', " ").replace("'", " ").partition(" #")[0]
-        return plain.split()
-    parts = (
-        part for word in words for part in (_OPTIONS.sub("", word, count=1).split() if _OPTIONS.match(word) else [word])
-    )
-    return [part for part in (part.removeprefix("(").removesuffix(")") for part in parts) if part]
-
-
-def refuse_other_problem(said: Mapping[str, tuple[object, object]]) -> None:
+def refuse_other_problem(said: Mapping[str, tuple[object, object]], says: str = " = ") -> None:
     """Raise `InvalidInput` for the first setting, key -> (its value, the problem's), of another problem."""
     for key, (found, wanted) in said.items():
         if found is not None and found != wanted:
-            raise InvalidInput(
-                f"{shown_key(key)} = {shown(found)}: the campaign file's problem has {shown(wanted)}",
-                hint=OTHER_PROBLEM,
-            )
+            what = f"{key}{says}{shown(found)}: the campaign file's problem has {shown(wanted)}"
+            raise InvalidInput(what, hint=OTHER_PROBLEM)
 
 
 def refuse_other_default(missing: str, found: object, wanted: object) -> None:
     """Raise `InvalidInput` where the default of a missing setting belongs to another problem."""
-    if found != wanted:
-        raise InvalidInput(
-            f"{missing}, which means {shown(found)}: the campaign file's problem has {shown(wanted)}",
-            hint=OTHER_PROBLEM,
-        )
+    refuse_other_problem({missing: (found, wanted)}, says=", which means ")
 
 
 def refuse_other_vocabulary(problem: Problem, key: str, found: int | None) -> None:
@@ -281,8 +240,7 @@ def refuse_other_vocabulary(problem: Problem, key: str, found: int | None) -> No
 def recipe_of(problem: Problem, found: Mapping[str, Any], given: Given, *, engine: str = "torch") -> Recipe:
     """Return the recipe of what was found and stated, on all of the cluster's devices where neither says otherwise.
 
-    `found` may hold `sharding` as a name and, where accumulation is not known, `global_batch_seqs`. `engine` is ours
-    where none is stated. Raises `InvalidInput` for what is missing, and for what is both found and stated and differs.
+    `found` may hold `sharding` as a name and, where accumulation is not known, `global_batch_seqs`.
     """
     choices = {key: value for key, value in found.items() if value is not None}
     for key, value in given.stated.items():
@@ -293,7 +251,7 @@ def recipe_of(problem: Problem, found: Mapping[str, Any], given: Given, *, engin
     for key in ("micro_batch_seqs", "accumulation"):
         if key not in choices and not (key == "accumulation" and batch is not None):
             raise InvalidInput(f"the configuration does not say {key}", hint=f"say it: --set {key}=N")
-    frame = Recipe(**{**choices, "accumulation": choices.get("accumulation", 1)})
+    frame = Recipe(**{"accumulation": 1, **choices})
     if batch is not None:
         choices["accumulation"] = _accumulation(frame, batch, choices.get("accumulation"))
     if not isinstance(sharding, Sharding):
@@ -302,10 +260,10 @@ def recipe_of(problem: Problem, found: Mapping[str, Any], given: Given, *, engin
 
 
 def _accumulation(frame: Recipe, batch: int, said: int | None) -> int:
-    per_micro_batch = frame.micro_batch_seqs * frame.data_parallel
+    found, rest = divmod(batch, frame.micro_batch_seqs * frame.data_parallel)
     product = f"{frame.micro_batch_seqs} x {frame.data_parallel} replicas"
-    if batch % per_micro_batch:
+    if rest:
         raise bad_value("global batch", batch, f"a multiple of the micro-batch of all replicas, {product}")
-    if said is not None and said != batch // per_micro_batch:
-        raise bad_value("accumulation", said, f"{batch // per_micro_batch}: global batch {batch} over {product}")
-    return batch // per_micro_batch
+    if said not in (None, found):
+        raise bad_value("accumulation", said, f"{found}: global batch {batch} over {product}")
+    return found

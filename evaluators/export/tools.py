@@ -81,10 +81,10 @@ def tool_named(name: str) -> Tool:
 
 def batch_script(scheduler: str, problem: Problem, recipe: Recipe, header: Sequence[str], recipe_file: str) -> str:
     """Return a script for sbatch or qsub; raise `InvalidInput` where the recipe's devices fill no equal nodes."""
-    launch, has_gpus = launch_of(problem, recipe), problem.cluster.backend != "cpu"
-    if launch is None:
-        raise InvalidInput(f"{scheduler} cannot start this recipe: {why_no_launch(problem, recipe)}")
-    figures = {"nodes": launch.nodes, "per_node": launch.per_node, "recipe_id": recipe_id(problem, recipe)}
+    if (reason := why_no_launch(problem, recipe)) is not None:
+        raise InvalidInput(f"{scheduler} cannot start this recipe: {reason}")
+    (nodes, per_node), has_gpus = launch_of(problem, recipe), problem.cluster.backend != "cpu"
+    figures = {"nodes": nodes, "per_node": per_node, "recipe_id": recipe_id(problem, recipe)}
     figures["kind"] = "ngpus" if has_gpus else "ncpus"
     words = {name: text.format(**figures) for name, text in SCHEDULERS[scheduler].items()}
     directives = words["directives"] + (words["gpus"] if has_gpus else "")

@@ -9,15 +9,14 @@ local batch is a whole step's, cut into the pipeline's micro-batches.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from frontrunner.evaluators.export.base import Export, Tool, fsdp_degrees, fsdp_sharding, words
+from frontrunner.evaluators.export.base import Export, Refusal, Tool, fsdp_degrees, fsdp_sharding, words
 from frontrunner.evaluators.export.reading import Given, Options, read_options, recipe_of, refuse_other_problem
 from frontrunner.spaces.errors import InvalidInput, bad_value
-from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import LOOPED_SCHEDULES, Recipe
+from frontrunner.spaces.recipe import LOOPED_SCHEDULES, RECOMPUTES, Recipe
 from frontrunner.spaces.stages import even_layers
 
 VERSION = "0.3"
@@ -49,10 +48,17 @@ RESHARD = "--parallelism.fsdp_reshard_after_forward"
 SCHEDULE, LAYERS_PER_STAGE, MICRO_BATCH = (
     f"--parallelism.pipeline_parallel_{name}" for name in ("schedule", "layers_per_stage", "microbatch_size")
 )
+FEWER_LAYERS = tuple(f"--parallelism.pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last"))
 NOTES = (
     f"note: for torchtitan {VERSION}, where training.local_batch_size and global_batch_size count sequences",
     "note: the loss is cut into chunks as the torchtitan config of the model says",
 )
+NAMES = {
+    "tensor_parallel": "--parallelism.tensor_parallel_degree",
+    "pipeline_parallel": "--parallelism.pipeline_parallel_degree",
+    "context_parallel": "--parallelism.context_parallel_degree",
+    "global_batch_seqs": "--training.global_batch_size",
+}
 
 
 class Torchtitan(Tool):
@@ -61,53 +67,46 @@ class Torchtitan(Tool):
     name = "torchtitan"
     title = "torchtitan"
     usage = 'torchrun "${TORCHRUN_ARGS[@]}" -m torchtitan.train "${RECIPE_ARGS[@]}"'
+    names = NAMES
     expressed = frozenset({"virtual_stages", "schedule", "sharding", "recompute", "sequence_parallel", "compile"})
 
-    def refusals(self, problem: Problem, recipe: Recipe) -> Iterator[Reason]:
-        """Yield what of precision, sharding and stages torchtitan does not run."""
-        if problem.precision not in PRECISIONS:
-            yield Reason("precision-unsaid", f"{self.title} trains in bf16 and fp32, not {problem.precision}")
+    def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
+        """Return what of precision, sharding and stages torchtitan does not run."""
         p, g, o = recipe.sharding.degrees
-        (_, _, cp), n, name = fsdp_degrees(recipe), recipe.copies, recipe.sharding_name
-        if o == 1 and cp > 1:
-            yield Reason("sharding-context", f"{self.title} shards parameters over context ranks; sharding is none")
-        if not (p == g == o or (p, g, o) == (1, n, n)):
-            yield Reason("sharding-unsaid", f"{self.title} has zero-2, zero-3 and hybrid-K, not {name}")
-        if o % cp:
-            yield Reason("sharding-context", f"{self.title} shards over all {cp} context ranks: {name} does not")
-        layers, stages = problem.model.layers, recipe.stages
-        if recipe.layers_per_stage and recipe.layers_per_stage != even_layers(layers, stages):
-            yield Reason("stages-unsaid", f"{self.title} has no argument for stages of {recipe.layers_name} layers")
-        if _layers_argument(problem, recipe) == 0:
-            reason = f"no number of layers per stage makes {self.title} cut {layers} layers into {stages}"
-            yield Reason("stages-unsaid", reason)
+        tool, (_, _, cp), n, name = self.title, fsdp_degrees(recipe), recipe.copies, recipe.sharding_name
+        layers, stages, stated = problem.model.layers, recipe.stages, recipe.layers_per_stage
+        return (
+            (problem.precision not in PRECISIONS, "precision-unsaid",
+             f"{tool} trains in bf16 and fp32, not {problem.precision}"),
+            (o == 1 and cp > 1, "sharding-context",
+             f"{tool} shards parameters over context ranks; sharding is none"),
+            (not (p == g == o or (p, g, o) == (1, n, n)), "sharding-unsaid",
+             f"{tool} has zero-2, zero-3 and hybrid-K, not {name}"),
+            (o % cp, "sharding-context", f"{tool} shards over all {cp} context ranks: {name} does not"),
+            (stated and stated != even_layers(layers, stages), "stages-unsaid",
+             f"{tool} has no argument for stages of {recipe.layers_name} layers"),
+            (_layers_argument(problem, recipe) == 0, "stages-unsaid",
+             f"no number of layers per stage makes {tool} cut {layers} layers into {stages}"),
+        )  # fmt: skip
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return what follows `-m torchtitan.train`; --module and --config only for a model that torchtitan has."""
-        m, in_pipeline = problem.model, recipe.pipeline_parallel > 1
+        m, in_pipeline, is_sharded = problem.model, recipe.pipeline_parallel > 1, recipe.sharding.optimizer > 1
         known = CONFIGS.get((m.layers, m.hidden, m.heads, m.kv_heads, m.ffn_hidden, m.vocabulary))
         replicate, shard, _ = fsdp_degrees(recipe)
         settings: dict[str, object] = {
             "--module": "llama3" if known else None,
             "--config": known,
-            **self.numbers(recipe, "pipeline_parallel", "global_batch_seqs"),
-            self.names["pipeline_parallel"]: recipe.pipeline_parallel,
-        }
-        if in_pipeline:
-            settings |= {
-                SCHEDULE: SCHEDULES[recipe.schedule],
-                MICRO_BATCH: recipe.micro_batch_seqs,
-                "--parallelism.pipeline_parallel_first_stage_less_layers": "0",
-                "--parallelism.pipeline_parallel_last_stage_less_layers": "0",
-                LAYERS_PER_STAGE: _layers_argument(problem, recipe),
-            }
-        settings |= {REPLICATE: replicate, SHARD: shard}
-        if recipe.sharding.optimizer > 1:
-            settings[RESHARD] = "always" if recipe.sharding.parameters > 1 else "never"
-        settings |= {
+            **self.numbers(recipe),
+            SCHEDULE: SCHEDULES.get(recipe.schedule),
+            MICRO_BATCH: recipe.micro_batch_seqs if in_pipeline else None,
+            **dict.fromkeys(FEWER_LAYERS, "0" if in_pipeline else None),
+            LAYERS_PER_STAGE: _layers_argument(problem, recipe) if in_pipeline else None,
+            REPLICATE: replicate,
+            SHARD: shard,
+            RESHARD: ("always" if recipe.sharding.parameters > 1 else "never") if is_sharded else None,
             LENGTH: problem.sequence_length,
             LOCAL_BATCH: recipe.micro_batch_seqs * (recipe.accumulation if recipe.stages > 1 else 1),
-            self.names["global_batch_seqs"]: recipe.global_batch_seqs,
             COMPUTED_IN: PRECISIONS[problem.precision],
             f"--parallelism.{'' if recipe.sequence_parallel else 'no-'}enable_sequence_parallel": True,
             "--training.disable_cuda_graphs": in_pipeline,  # torchtitan refuses graphs of pipelines
@@ -122,7 +121,9 @@ class Torchtitan(Tool):
         """Return the recipe of a launch script or argument file of torchtitan 0.3."""
         said = read_options(given.text)
         _refuse_other_run(problem, said)
-        said = Options({k: v for k, v in said.items() if v != ("-1",) or not k.endswith(("degree", "size", "stage"))})
+        said = Options(
+            {k: v for k, v in said.values.items() if v != "-1" or not k.endswith(("degree", "size", "stage"))}
+        )
         found: dict[str, Any] = {
             number: said.number(name) or 1 for number, name in self.names.items() if number != "global_batch_seqs"
         }
@@ -130,16 +131,18 @@ class Torchtitan(Tool):
         found |= _sharding_choices(problem, said, found, given)
         found |= _stage_choices(problem, said, found["pipeline_parallel"])
         batch, global_batch = said.number(LOCAL_BATCH), said.number(self.names["global_batch_seqs"])
-        in_pipeline = found["pipeline_parallel"] > 1
+        most = global_batch or problem.global_batch.maximum
+        if batch is not None and batch > most and batch % problem.sequence_length == 0:
+            hint = f"torchtitan after {VERSION} counts tokens: {batch // problem.sequence_length} sequences"
+            raise bad_value(LOCAL_BATCH, batch, f"at most {most} sequences, the global batch", hint=hint)
         found |= {
-            "micro_batch_seqs": said.number(MICRO_BATCH) or 1 if in_pipeline else batch,
+            "micro_batch_seqs": said.number(MICRO_BATCH) or 1 if found["pipeline_parallel"] > 1 else batch,
             "global_batch_seqs": global_batch,
             "sequence_parallel": found["tensor_parallel"] > 1
             and _flag(said, "--parallelism.", "enable-sequence-parallel", default=True),
             "compile": _flag(said, "--compile.", "enable", default=False),
             "recompute": _recompute(given.text),
         }
-        _refuse_tokens(problem, batch, global_batch)
         recipe = recipe_of(problem, found, given)
         if recipe.stages > 1 and batch is not None and batch != recipe.micro_batch_seqs * recipe.accumulation:
             raise bad_value(LOCAL_BATCH, batch, "a step's sequences of a replica: global batch / replicas")
@@ -155,9 +158,7 @@ def _layers_argument(problem: Problem, recipe: Recipe) -> int | None:
 
 
 def _flag(said: Options, section: str, name: str, *, default: bool) -> bool:
-    if f"{section}no-{name}" in said:
-        return False
-    return default if f"{section}{name}" not in said else said[f"{section}{name}"] not in (("False",), ("false",))
+    return not said.flag(f"{section}no-{name}") and str(said.get(f"{section}{name}", default)).lower() != "false"
 
 
 def _refuse_other_run(problem: Problem, said: Options) -> None:
@@ -166,8 +167,8 @@ def _refuse_other_run(problem: Problem, said: Options) -> None:
     `training.dtype` is that of weights and states, which a recipe keeps in fp32.
     """
     said.refuse(REFUSED)
-    for name, value in said.items():
-        if name.startswith(QUANTIZED) and value not in (("False",), ("false",)) and ".no-enable" not in name:
+    for name, value in said.values.items():
+        if name.startswith(QUANTIZED) and str(value).lower() != "false" and ".no-enable" not in name:
             raise InvalidInput(f"{name}: no recipe of ours has 8-bit arithmetic")
     weights = said.text("--training.dtype", "float32")
     if weights != "float32":
@@ -180,30 +181,19 @@ def _refuse_other_run(problem: Problem, said: Options) -> None:
     )
 
 
-def _refuse_tokens(problem: Problem, batch: int | None, global_batch: int | None) -> None:
-    """Raise `InvalidInput` for a local batch that can only count tokens, as later versions of torchtitan do."""
-    most = global_batch or problem.global_batch.maximum
-    if batch is not None and batch > most and batch % problem.sequence_length == 0:
-        sequences = batch // problem.sequence_length
-        hint = f"torchtitan after {VERSION} counts tokens: {sequences} sequences"
-        raise bad_value(LOCAL_BATCH, batch, f"at most {most} sequences, the global batch", hint=hint)
-
-
 def _stage_choices(problem: Problem, said: Options, pipeline_parallel: int) -> dict[str, Any]:
     if pipeline_parallel == 1:
         return {"schedule": "none"}
-    schedules = {theirs.lower(): ours for ours, theirs in SCHEDULES.items()}
-    word = said.text(SCHEDULE, "1F1B")
-    if word.lower() not in schedules:
+    word, per_stage = said.text(SCHEDULE, "1F1B"), said.number(LAYERS_PER_STAGE)
+    schedule = next((ours for ours, theirs in SCHEDULES.items() if theirs.lower() == word.lower()), None)
+    if schedule is None:
         raise bad_value(SCHEDULE, word, f"one of {', '.join(SCHEDULES.values())}")
-    schedule = schedules[word.lower()]
-    per_stage = said.number(LAYERS_PER_STAGE)
     if per_stage is None:
         return {"schedule": schedule, "virtual_stages": 2 if schedule in LOOPED_SCHEDULES else 1}
-    stages = -(-problem.model.layers // per_stage)
-    if stages % pipeline_parallel:
+    virtual_stages, rest = divmod(-(-problem.model.layers // per_stage), pipeline_parallel)
+    if rest:
         raise bad_value(LAYERS_PER_STAGE, per_stage, "equally many stages per rank")
-    return {"schedule": schedule, "virtual_stages": stages // pipeline_parallel}
+    return {"schedule": schedule, "virtual_stages": virtual_stages}
 
 
 def _sharding_choices(problem: Problem, said: Options, found: dict[str, Any], given: Given) -> dict[str, Any]:
@@ -227,7 +217,7 @@ def _sharding_choices(problem: Problem, said: Options, found: dict[str, Any], gi
 
 
 def _recompute(text: str) -> str:
-    found = [word for word in ("none", "selective", "full") if f"activation-checkpoint:{word}" in text.lower()]
+    found = [word for word in RECOMPUTES if f"activation-checkpoint:{word}" in text.lower()]
     if len(found) > 1:
         raise bad_value("activation-checkpoint", found, "one of them")
     return found[0] if found else "none"

@@ -14,11 +14,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,7 +32,6 @@ COLLECTIVE_TIMEOUT = dt.timedelta(seconds=120)
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
 """By device; ranks agree on times over gloo, so that an accelerator runs nothing but what is measured."""
 UNTIL = {"memory": 0.10, "layer": 0.15, "matmul": 0.50, "collectives": 0.95, "transfers": 1.0}
-"""Share of the budget at which each section is to be done."""
 MIB = 2**20
 WIDTHS = {"cpu": (128, 512, 2048), "other": (512, 2048, 8192)}
 """Rows, columns and sums of the products: the tokens and widths of models that such a device trains."""
@@ -51,7 +49,6 @@ TINY = Model(
 )  # fmt: skip
 """Blocks with next to nothing to compute, so that their time is what it takes to issue them."""
 TINY_TOKENS = 8
-
 WINDOWS = 3
 """Each figure is of the fastest of this many windows, as in STREAM: what else runs on the machine only adds to them."""
 MOST_RUNS = 20_000
@@ -67,12 +64,9 @@ UNTIMED_RUNS = 2
 """One that pays for first uses, and one that shows how many fill a window."""
 
 Operation = Callable[[], object]
-Shape = tuple[int, int, int]
-"""m, n, k of [m, k] x [k, n]."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
+class Cell(NamedTuple):
     """One thing to measure. `key` names it; `work` is what its time grows with; `prepare` makes the operation."""
 
     key: dict[str, Any]
@@ -82,9 +76,7 @@ class Cell:
 
 def expected(work: float, seen: Sequence[tuple[float, float]]) -> float:
     """Return the seconds for this much work, on the line through the least and the most (work, seconds)."""
-    if not seen:
-        return 0.0
-    (least, least_s), (most, most_s) = min(seen), max(seen)
+    (least, least_s), (most, most_s) = min(seen, default=(0.0, 0.0)), max(seen, default=(0.0, 0.0))
     slope = max(most_s - least_s, 0.0) / (most - least) if most > least else 0.0
     return least_s + slope * max(work - least, 0.0)
 
@@ -106,11 +98,7 @@ class Clock:
         return time.monotonic() - self._began_s
 
     def sweep(self, of: str, cells: Iterable[Cell], until_s: float) -> list[dict[str, Any]]:
-        """Measure the cells, until about `until_s` seconds after the clock's start, and return a row for each.
-
-        The first two are always measured. Of the others, one that would take more than what is left is left out, and
-        `left_out` says why.
-        """
+        """Return a row per cell, until `until_s` after the start; what would take longer goes to `left_out`."""
         cells, rows, seen = list(cells), list[dict[str, Any]](), list[tuple[float, float]]()
         for number, cell in enumerate(cells):
             left_s = -self.largest(self.now_s - until_s)
@@ -129,18 +117,11 @@ class Clock:
         """Return the seconds of one run, with windows of about `window_s`; the same on every rank."""
         window_s = max(min(window_s, LONGEST_WINDOW_S), LEAST_MEETINGS * self._meeting_s)
         self._window_s(run, 1)
-        runs = self._runs(run, window_s)
+        runs = 1
+        while (whole_s := self._window_s(run, runs)) <= window_s / 2 and runs < MOST_RUNS:
+            runs = min(int(runs * min(max(window_s / whole_s, 2), FASTEST_GROWTH)), MOST_RUNS)
         whole_s = min(self._window_s(run, runs) for _ in range(WINDOWS))
         return max(whole_s - self._meeting_s, (1 - 1 / LEAST_MEETINGS) * whole_s) / runs
-
-    def _runs(self, run: Operation, window_s: float) -> int:
-        """Return how many runs fill a window: tried with one, then with more until half of it is filled."""
-        runs = 1
-        while True:
-            whole_s = self._window_s(run, runs)
-            if whole_s > window_s / 2 or runs == MOST_RUNS:
-                return runs
-            runs = min(int(runs * min(max(window_s / whole_s, 2), FASTEST_GROWTH)), MOST_RUNS)
 
     def _window_s(self, run: Operation, runs: int) -> float:
         """Return the seconds from when all ranks begin this many runs to when all have met after the last.
@@ -163,8 +144,7 @@ class Clock:
         return float(shared.item())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Level:
+class Level(NamedTuple):
     """This rank's group at one level, as torch knows it, and its size."""
 
     name: str
@@ -175,19 +155,21 @@ class Level:
 def levels(ranks_per_node: int) -> list[Level]:
     """Return the levels that the ranks span: all of a node, the same place of all nodes, and neighbors in a node."""
     world = dist.get_world_size()
-    nodes = world // ranks_per_node
-    places: dict[str, list[list[int]]] = {}
-    if ranks_per_node > 1:
-        places["node"] = [[node * ranks_per_node + place for place in range(ranks_per_node)] for node in range(nodes)]
-    if nodes > 1:
-        places["network"] = [list(range(place, world, ranks_per_node)) for place in range(ranks_per_node)]
-    if ranks_per_node > 2 and ranks_per_node % 2 == 0:
-        places["pair"] = [[rank, rank + 1] for rank in range(0, world, 2)]
+    places = {
+        "node": [list(range(first, first + ranks_per_node)) for first in range(0, world, ranks_per_node)],
+        "network": [list(range(place, world, ranks_per_node)) for place in range(ranks_per_node)],
+        "pair": [[rank, rank + 1] for rank in range(0, world, 2)] if ranks_per_node in range(4, world + 1, 2) else [[]],
+    }
     found = []
     for name, groups in places.items():
-        own, _ = dist.new_subgroups_by_enumeration(groups)  # type: ignore[no-untyped-call]
-        found.append(Level(name=name, group=own, ranks=len(groups[0])))
+        if len(groups[0]) > 1:
+            own, _ = dist.new_subgroups_by_enumeration(groups)  # type: ignore[no-untyped-call]
+            found.append(Level(name, own, len(groups[0])))
     return found
+
+
+COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "reduce", "scatter",
+               "point-to-point")  # fmt: skip
 
 
 def collective_cells(level: Level, collective: str, device: torch.device) -> Iterator[Cell]:
@@ -195,60 +177,40 @@ def collective_cells(level: Level, collective: str, device: torch.device) -> Ite
     for size in _of(MESSAGE_BYTES, device):
         values = -(-size // 4 // level.ranks) * level.ranks
         key = {"collective": collective, "level": level.name, "ranks": level.ranks, "bytes": values * 4}
-        prepare = partial(COLLECTIVES[collective], level, torch.zeros(values, device=device))
-        yield Cell(key=key, work=float(values), prepare=prepare)
+        yield Cell(key, float(values), partial(_collective, collective, level, torch.zeros(values, device=device)))
 
 
-def _from_each_in_turn(level: Level, run: Callable[[int], object]) -> Operation:
-    """Move the root on with each run, so that no rank can run ahead of the others."""
-    roots = cycle(range(level.ranks))
-    return lambda: run(next(roots))
+def _collective(name: str, level: Level, whole: torch.Tensor) -> Operation:
+    """Return the operation. A root moves on with each run, so that no rank can run ahead of the others.
 
+    Point-to-point sends there and back between neighbors: two messages per run; the last of an odd number idles.
+    """
+    group, own, roots = level.group, dist.get_group_rank(level.group, dist.get_rank()), cycle(range(level.ranks))
+    part, parts = whole.new_zeros(whole.numel() // level.ranks), list(whole.chunk(level.ranks))
+    other, peer = torch.empty_like(whole) if name == "all-to-all" else whole, own ^ 1
 
-def _scatter(level: Level, whole: torch.Tensor) -> Operation:
-    own, parts = dist.get_group_rank(level.group, dist.get_rank()), list(whole.chunk(level.ranks))
-    part = torch.empty_like(parts[0])
+    def scatter() -> None:
+        root = next(roots)
+        dist.scatter(part, parts if own == root else None, group_src=root, group=group)
 
-    def run(root: int) -> None:
-        dist.scatter(part, parts if own == root else None, group_src=root, group=level.group)
+    def there_and_back() -> None:
+        for sends in (own < peer, own > peer) if peer < level.ranks else ():
+            if sends:
+                dist.send(whole, group_dst=peer, group=group)
+            else:
+                dist.recv(whole, group_src=peer, group=group)
 
-    return _from_each_in_turn(level, run)
-
-
-def _point_to_point(level: Level, whole: torch.Tensor) -> Operation:
-    """Send there and back between neighbors of the group: two messages per run. The last of an odd number idles."""
-    own = dist.get_group_rank(level.group, dist.get_rank())
-    peer = own ^ 1
-    send = partial(dist.send, whole, group_dst=peer, group=level.group)
-    receive = partial(dist.recv, whole, group_src=peer, group=level.group)
-    if peer >= level.ranks:
-        return lambda: None
-    first, second = (send, receive) if own < peer else (receive, send)
-    return lambda: (first(), second())
-
-
-COLLECTIVES: dict[str, Callable[[Level, torch.Tensor], Operation]] = {
-    "all-reduce": lambda level, whole: partial(dist.all_reduce, whole, group=level.group),
-    "reduce-scatter": lambda level, whole: partial(
-        dist.reduce_scatter_tensor, whole.new_zeros(whole.numel() // level.ranks), whole, group=level.group
-    ),
-    "all-gather": lambda level, whole: partial(
-        dist.all_gather_into_tensor, whole, whole.new_zeros(whole.numel() // level.ranks), group=level.group
-    ),
-    "all-to-all": lambda level, whole: partial(
-        dist.all_to_all_single, torch.empty_like(whole), whole, group=level.group
-    ),
-    "broadcast": lambda level, whole: _from_each_in_turn(
-        level, lambda root: dist.broadcast(whole, group_src=root, group=level.group)
-    ),
-    "reduce": lambda level, whole: _from_each_in_turn(
-        level, lambda root: dist.reduce(whole, group_dst=root, group=level.group)
-    ),
-    "scatter": _scatter,
-    "point-to-point": _point_to_point,
-}
-MESSAGES = {"point-to-point": 2}
-"""In one run, where it is not one."""
+    operations: dict[str, Operation] = {
+        "all-reduce": lambda: dist.all_reduce(whole, group=group),
+        "reduce-scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
+        "all-gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
+        "all-to-all": lambda: dist.all_to_all_single(other, whole, group=group),
+        "broadcast": lambda: dist.broadcast(whole, group_src=next(roots), group=group),
+        "reduce": lambda: dist.reduce(whole, group_dst=next(roots), group=group),
+        "scatter": scatter,
+        "point-to-point": there_and_back,
+    }
+    return operations[name]
 
 
 def _of(table: Mapping[str, tuple[int, ...]], device: torch.device) -> tuple[int, ...]:
@@ -256,22 +218,18 @@ def _of(table: Mapping[str, tuple[int, ...]], device: torch.device) -> tuple[int
 
 
 def matmul_cells(device: torch.device, precision: str) -> Iterator[Cell]:
-    """Yield [m, k] x [k, n] of one precision: all products of widths in which two of the three are equal.
-
-    The first, the middle, the last, then from both ends inwards: a short budget leaves some of every size.
-    """
+    """Yield products of widths of which two are equal, in an order in which a short budget leaves every size."""
     widths = _of(WIDTHS, device)
     shapes = [(m, n, k) for m, n, k in product(widths, repeat=3) if len({m, n, k}) < 3]
     shapes.sort(key=lambda shape: (shape[0] * shape[1] * shape[2], shape))
     first = [shapes[0], shapes[len(shapes) // 2], shapes[-1]]
     inwards = [shapes[place // 2 if place % 2 == 0 else -1 - place // 2] for place in range(len(shapes))]
     for m, n, k in dict.fromkeys(first + inwards):
-        prepare = partial(_matmul, device, COMPUTE_TYPES[precision], (m, n, k))
-        yield Cell(key={"precision": precision, "m": m, "n": n, "k": k}, work=2.0 * m * n * k, prepare=prepare)
+        prepare = partial(_matmul, device, COMPUTE_TYPES[precision], m, n, k)
+        yield Cell({"precision": precision, "m": m, "n": n, "k": k}, 2.0 * m * n * k, prepare)
 
 
-def _matmul(device: torch.device, dtype: torch.dtype, shape: Shape) -> Operation:
-    m, n, k = shape
+def _matmul(device: torch.device, dtype: torch.dtype, m: int, n: int, k: int) -> Operation:
     left = torch.randn(m, k, device=device).to(dtype)
     right = torch.randn(k, n, device=device).to(dtype)
     return partial(torch.mm, left, right, out=torch.empty(m, n, dtype=dtype, device=device))
@@ -281,8 +239,8 @@ def memory_cells(device: torch.device) -> Iterator[Cell]:
     """Yield copy, a = b, and triad, a = b + s c, as in STREAM (McCalpin 1995); `bytes` are those read and written."""
     for size in _of(STREAM_BYTES, device):
         for kernel, arrays in (("copy", 2), ("triad", 3)):
-            prepare = partial(_stream, device, kernel, size // 4)
-            yield Cell(key={"kernel": kernel, "bytes": arrays * size}, work=float(arrays * size), prepare=prepare)
+            moved, prepare = arrays * size, partial(_stream, device, kernel, size // 4)
+            yield Cell({"kernel": kernel, "bytes": moved}, float(moved), prepare)
 
 
 def _stream(device: torch.device, kernel: str, values: int) -> Operation:
@@ -292,12 +250,8 @@ def _stream(device: torch.device, kernel: str, values: int) -> Operation:
     return partial(torch.add, first, second, alpha=0.5, out=result)
 
 
-def layer_cells(device: torch.device) -> Iterator[Cell]:
-    """Yield forward and backward passes of the trainer's own blocks over a few tokens; `work` counts layer passes."""
-    yield Cell(key={"passes": 2 * TINY.layers}, work=2.0 * TINY.layers, prepare=partial(_layers, device))
-
-
 def _layers(device: torch.device) -> Operation:
+    """Run forward and backward passes of the trainer's own blocks over a few tokens."""
     blocks = Gpt(TINY, sequence_length=TINY_TOKENS, layers=range(TINY.layers)).to(device).blocks
     tokens = torch.randn(1, TINY_TOKENS, TINY.hidden, device=device, requires_grad=True)
 
@@ -316,7 +270,7 @@ def transfer_cells(device: torch.device) -> Iterator[Cell]:
         return
     for size, direction, pinned in product(TRANSFER_BYTES, ("to-device", "to-host"), (True, False)):
         key = {"direction": direction, "pinned": pinned, "bytes": size}
-        yield Cell(key=key, work=float(size), prepare=partial(_transfer, device, size, direction, pinned=pinned))
+        yield Cell(key, float(size), partial(_transfer, device, size, direction, pinned=pinned))
 
 
 def _transfer(device: torch.device, size: int, direction: str, *, pinned: bool) -> Operation:
@@ -328,11 +282,11 @@ def _transfer(device: torch.device, size: int, direction: str, *, pinned: bool) 
 
 def measure(device: torch.device, seconds: float, ranks_per_node: int) -> dict[str, Any]:
     """Return what this rank and all others measured together: the same on every rank."""
-    reach = levels(ranks_per_node)
+    reach, passes = levels(ranks_per_node), 2 * TINY.layers
     clock = Clock(device)
-    sections = {
+    sections: dict[str, list[Iterable[Cell]]] = {
         "memory": [memory_cells(device)],
-        "layer": [layer_cells(device)],
+        "layer": [[Cell({"passes": passes}, float(passes), partial(_layers, device))]],
         "matmul": [matmul_cells(device, precision) for precision in COMPUTE_TYPES],
         "collectives": [collective_cells(level, name, device) for level in reach for name in COLLECTIVES],
         "transfers": [transfer_cells(device)],
@@ -345,7 +299,7 @@ def measure(device: torch.device, seconds: float, ranks_per_node: int) -> dict[s
             rows[name] += clock.sweep(name, cells, from_s + number / len(sweeps) * (until_s - from_s))
         from_s = until_s
     for row in rows["collectives"]:
-        row["time_s"] /= MESSAGES.get(row["collective"], 1)
+        row["time_s"] /= 2 if row["collective"] == "point-to-point" else 1  # there and back
     return {**rows, "left_out": clock.left_out, "measured_for_s": clock.now_s}
 
 
@@ -362,11 +316,7 @@ def rank_device(kind: str, local_rank: int, ranks_per_node: int) -> torch.device
 
 
 def main() -> None:
-    """Measure with the other ranks; rank 0 writes what was measured.
-
-    The order's `device` is torch's word: cpu, cuda (ROCm too) or xpu; `seconds` is the budget of all measurements
-    together, and `out` the file to write.
-    """
+    """Measure with the other ranks; rank 0 writes what was measured."""
     order = json.loads(sys.stdin.read())
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])

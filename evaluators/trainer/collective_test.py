@@ -13,7 +13,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,6 @@ ARRIVED, HEARTBEAT, REPORT, ALL_ARRIVED = "arrived", "heartbeat", "report", "all
 """Keys; all but the last with `/RANK` after it."""
 HEARTBEAT_S = 0.5
 DONE = "done"
-"""The stage of a rank that has reported."""
 SUM_VALUES = (1, 1000, 2**18)
 ROUNDS = 40
 CPU_WIDTH, ACCELERATOR_WIDTH = 384, 4096
@@ -49,11 +48,7 @@ def key(word: str, rank: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One rank's place, and where the store is.
-
-    `device` is torch's word: cpu, cuda (ROCm too) or xpu. A rank waits for the others for `deadline_s`, and its
-    collectives fail well after that; the watcher of the store has named the cause by then.
-    """
+    """One rank's place, where the store is, and for how long the rank waits for the others."""
 
     device: str
     rank: int
@@ -80,7 +75,6 @@ class Progress:
         arrival = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "wall_s": time.time(),
             "python": platform.python_version(),
             "torch": str(torch.__version__),
         }
@@ -114,19 +108,8 @@ class Progress:
 
 
 def _connect(order: Order) -> Store:
-    """Open a connection to the store: each serves one thread."""
     wait = dt.timedelta(seconds=order.deadline_s)
     return PrefixStore(PREFIX, TCPStore(order.host, order.port, is_master=False, timeout=wait))
-
-
-def run_rounds(order: Order, device: torch.device, progress: Progress) -> dict[str, object]:
-    """Run this rank's part of the test and return its report; the bandwidths are the same on every rank."""
-    return {
-        "wrong_sums": _wrong_sums(order, device, progress),
-        **_rounds_of_work(device, progress),
-        "all_reduce": _bandwidths(order, device, progress),
-        "pairs": list(_pairs(order, device, progress)),
-    }
 
 
 def _wrong_sums(order: Order, device: torch.device, progress: Progress) -> int:
@@ -161,13 +144,13 @@ def _rounds_of_work(device: torch.device, progress: Progress) -> dict[str, list[
 
 
 def _bandwidths(order: Order, device: torch.device, progress: Progress) -> list[dict[str, Any]]:
-    """Return seconds of an all-reduce over all ranks, by size."""
     if order.world_size == 1:
         return []
-    level = Level(name="all", group=_get_default_group(), ranks=order.world_size)
+    level = Level("all", _get_default_group(), order.world_size)
     clock = Clock(device, lambda: progress.step("timing all-reduces"))
     rows = clock.sweep("all-reduce", collective_cells(level, "all-reduce", device), SWEEP_S)
-    return sorted(({"bytes": row["bytes"], "time_s": row["time_s"]} for row in rows), key=lambda row: row["bytes"])
+    times = {row["bytes"]: row["time_s"] for row in rows}
+    return [{"bytes": size, "time_s": times[size]} for size in sorted(times)]
 
 
 def partners(places: int, own: int) -> Iterator[int | None]:
@@ -190,30 +173,24 @@ def _pairs(order: Order, device: torch.device, progress: Progress) -> Iterator[d
     node, place = divmod(order.rank, per_node)
     size = CPU_PAIR_BYTES if device.type == "cpu" else ACCELERATOR_PAIR_BYTES
     values = torch.zeros(size // 4, device=device)
-    levels: tuple[tuple[str, int, int, Callable[[int], int]], ...] = (
-        ("node", per_node, place, lambda met: node * per_node + met),
-        ("network", nodes, node, lambda met: met * per_node + place),
-    )
-    for level, places, own, rank_of in levels:
+    # Of each level: the number of places, the own one, and the ranks from place to place.
+    levels = {"node": (per_node, place, 1), "network": (nodes, node, per_node)}
+    for level, (places, own, stride) in levels.items():
         turns = list(partners(places, own)) if places > 1 else []
         for met in turns[:: -(-len(turns) // MAX_PARTNERS) or 1]:
             progress.step("meeting in pairs")
             dist.all_reduce(torch.zeros(1))  # over gloo: all pairs begin together
-            if met is not None:
-                seconds = _round_trip(order.rank, rank_of(met), values, device)
-                yield {"level": level, "partner": rank_of(met), "time_s": seconds, "bytes": values.numel() * 4}
-
-
-def _round_trip(own: int, partner: int, values: torch.Tensor, device: torch.device) -> float:
-    """Return seconds of one message: half the median round trip, the first left out."""
-    taken = []
-    for _ in range(PAIR_REPEATS + 1):
-        start = time.perf_counter()
-        for transfer in (dist.send, dist.recv) if own < partner else (dist.recv, dist.send):
-            transfer(values, partner)
-        synchronize(device)
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken[1:]) / 2
+            if met is None:
+                continue
+            partner, taken = order.rank + (met - own) * stride, []
+            for _ in range(PAIR_REPEATS + 1):
+                start = time.perf_counter()
+                for transfer in (dist.send, dist.recv) if own < met else (dist.recv, dist.send):
+                    transfer(values, partner)
+                synchronize(device)
+                taken.append(time.perf_counter() - start)
+            time_s = statistics.median(taken[1:]) / 2  # the first pays for first uses
+            yield {"level": level, "partner": partner, "time_s": time_s, "bytes": size}
 
 
 def main() -> None:
@@ -230,7 +207,14 @@ def main() -> None:
         world_size=order.world_size,
         timeout=dt.timedelta(seconds=10 * order.deadline_s),
     )
-    progress.done(run_rounds(order, device, progress))
+    progress.done(
+        {
+            "wrong_sums": _wrong_sums(order, device, progress),
+            **_rounds_of_work(device, progress),
+            "all_reduce": _bandwidths(order, device, progress),
+            "pairs": list(_pairs(order, device, progress)),
+        }
+    )
     leave(0)
 
 

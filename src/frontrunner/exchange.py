@@ -34,7 +34,7 @@ from frontrunner.store import LocalStore, opened
 from frontrunner.text import thousands
 
 if TYPE_CHECKING:
-    from frontrunner.results.explain import Appearance, Explanation
+    from frontrunner.results.status import Appearance, Explanation
     from frontrunner.search.optuna_export import Mirrored
     from frontrunner.search.spec import CampaignSpec
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.diagnostics.dryrun import DryRun, DryRunPlan
     from frontrunner.evaluators.diagnostics.profile import ProfilePlan, ProfileReport, ProfileSettings
     from frontrunner.evaluators.probe.replay import ReplayPlan, ReplayResult, ReplaySettings
-    from frontrunner.results.explain import Explanation
+    from frontrunner.results.status import Explanation
 
 
 LEAST_DIGITS = 4

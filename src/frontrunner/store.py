@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from frontrunner.config.settings import DEFAULT_STORE, store_url
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.notebook import Displayed
-from frontrunner.results import explain, pages, predictions, ranking, status
-from frontrunner.results.explain import Explanation
+from frontrunner.results import pages, predictions, ranking, status
 from frontrunner.results.pages import Comparison, RecipePage, TrialPage, outcomes_after
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import RankBy, RankedRecipe, Ranking, best
 from frontrunner.results.records import CampaignList
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.states import TrialState
-from frontrunner.results.status import ActiveDriver, FailureList, Status
+from frontrunner.results.status import ActiveDriver, Explanation, FailureList, Status
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.errors import FrontrunnerError, NotFound, bad_value, did_you_mean
@@ -180,7 +179,7 @@ class LocalStore:
     def show(self, recipe_id: str) -> Explanation:
         """Return everything that the store knows of a recipe, and why it ranks where it does."""
         with self.opened() as store:
-            return explain.explain(store, recipe_id)
+            return status.explain(store, recipe_id)
 
     def explain(self, recipe: str | Mapping[str, object], *, campaign: str | Path | None = None) -> Breakdown:
         """Break a recipe's estimated step time and memory down, with its newest measurement.
@@ -225,7 +224,7 @@ class LocalStore:
         """
         with self.opened() as store:
             alike = [known for known in predictions.predicted_ids(store) if known.startswith(recipe_id.strip().lower())]
-            if len(alike) != 1 or len(recipe_id) < explain.MIN_PREFIX:
+            if len(alike) != 1 or len(recipe_id) < status.MIN_PREFIX:
                 raise NotFound(f"{len(alike) or 'no'} predicted recipe ids begin with {recipe_id!r}")
             return predictions.scales_that_predict(store, alike[0])
 

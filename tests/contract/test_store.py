@@ -8,7 +8,6 @@ from datetime import datetime
 
 import pytest
 
-from frontrunner.results.explain import explain
 from frontrunner.results.outcome import FailureKind, Measurement, ProbeEnding
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.ranking import best
@@ -20,6 +19,7 @@ from frontrunner.results.states import (
     IllegalTransition,
     TrialState,
 )
+from frontrunner.results.status import explain
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.errors import InvalidInput, NotFound

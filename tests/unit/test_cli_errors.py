@@ -63,7 +63,7 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "no configuration": (
         ["import-config", "c.toml", "--from", "nemo", "--campaign", "c.toml", "--out", "r.json"],
         2,
-        "c.toml: not usable YAML: expected a mapping",
+        "c.toml: not usable YAML: expected a table of keys and values",
     ),
     "nothing legal": (["launch", "illegal.toml"], 7, "none of the space's 2 points is legal: 2 x global-batch"),
     "unknown store command": (["store", "chekc"], 2, r"no command 'store chekc'\nhint: did you mean 'check'\?"),
@@ -71,7 +71,7 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "a server that is not there": (
         ["best", "--store", "postgresql+psycopg://me:hush@127.0.0.1:1/d"],
         4,
-        r"postgresql\+psycopg://me:\*\*\*@127\.0\.0\.1:1/d cannot be reached: .*\nhint: check host, port",
+        r"postgresql\+psycopg://me:\[redacted\]@127\.0\.0\.1:1/d cannot be reached: .*\nhint: check host, port",
     ),
     "no store": (["best"], 2, "there is no store at .*frontrunner.db"),
 }

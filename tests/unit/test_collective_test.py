@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from frontrunner.evaluators.diagnostics.doctor.check import PROBLEM, WARNING
 from frontrunner.evaluators.diagnostics.doctor.collective_test import (
     SETTLE_S,
     SILENT_S,
     Bandwidth,
+    TestResult,
     Watch,
     bandwidths,
-    differences,
+    collective_checks,
     laggards,
-    wrong_sums,
 )
 from frontrunner.evaluators.diagnostics.ranks import Rank
 from frontrunner.evaluators.trainer.collective_test import DONE, partners
@@ -30,7 +31,7 @@ HOSTS = {rank: NODES[rank // 2] for rank in range(4)}
 
 def arrivals(ranks: int = 4, **changes: Any) -> dict[int, Any]:
     """Ranks of two nodes."""
-    told: dict[str, Any] = {"wall_s": 1000.0, "python": "3.11.7", "torch": "2.13.0", "pid": 77} | changes
+    told: dict[str, Any] = {"python": "3.11.7", "torch": "2.13.0", "pid": 77} | changes
     return {rank: {"host": NODES[rank * 2 // ranks], **told} for rank in range(ranks)}
 
 
@@ -165,20 +166,16 @@ def test_bandwidths_are_those_of_nccl_s_tests():
     assert row.bus_bytes_per_s == pytest.approx(2**20 / 0.01 * 2 * 3 / 4)
 
 
-def test_wrong_sums_are_told_by_rank():
-    assert wrong_sums({0: report(), 1: report(wrong=3), 2: report()}) == (1,)
-
-
-def test_nodes_that_differ_in_version_or_clock_are_told():
-    told = arrivals()
-    told[3] |= {"wall_s": 1007.5, "torch": "2.12.0"}
-    seen = dict.fromkeys(range(4), 1000.1)
-    found = [words for words, _ in differences(told, seen)]
-    assert found == [
-        "torch differs: 2.13.0 on frontier00001, frontier00002; 2.12.0 on frontier00002",
-        "the clock of frontier00002 is 7.4 s ahead",
-    ]
-    assert not list(differences(arrivals(), seen))
+def test_wrong_sums_and_versions_that_differ_are_named():
+    came = arrivals()
+    came[3] |= {"torch": "2.12.0"}
+    reports = {0: report(), 1: report(wrong=3), 2: report(), 3: report()}
+    found = {check.name: check for check in collective_checks(TestResult("cpu", 4, None, came, reports))}
+    assert found["all-reduce"].found == "wrong sums on ranks 1 (frontier00001)"
+    assert (found["all-reduce"].status, found["nodes"].status) == (PROBLEM, WARNING)
+    assert found["nodes"].found == "torch differs: 2.13.0 on frontier00001, frontier00002; 2.12.0 on frontier00002"
+    equal = collective_checks(TestResult("cpu", 4, None, arrivals(), {rank: report() for rank in range(4)}))
+    assert [check.name for check in equal] == ["all-reduce", "pace"]
 
 
 @pytest.mark.parametrize("places", range(2, 10))

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from frontrunner.results import pages, ranking, status
-from frontrunner.results.explain import explain
 from frontrunner.results.frames import frame
 from frontrunner.results.predictions import (
     OUTLOOK,
@@ -25,6 +24,7 @@ from frontrunner.results.predictions import (
 from frontrunner.results.prior_results import CUT, campaign_results, probes_made
 from frontrunner.results.rows import DamagedCell
 from frontrunner.results.states import CampaignState
+from frontrunner.results.status import explain
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.errors import StoreUnusable

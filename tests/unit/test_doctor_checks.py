@@ -12,21 +12,17 @@ from frontrunner.evaluators.cluster.environment import job_environment
 from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs, Status, run_checks
 from frontrunner.evaluators.diagnostics.doctor.machine import (
     Accelerators,
+    Limits,
     Package,
     Torch,
-    check_clock,
     check_collectives,
     check_devices,
-    check_locked,
-    check_memory,
+    check_limits,
     check_needed_devices,
-    check_open_files,
     check_packages,
-    check_python,
-    check_shared,
-    check_sqlite,
     check_tools,
     check_torch,
+    check_versions,
     gather_accelerators,
 )
 from frontrunner.evaluators.diagnostics.doctor.site import (
@@ -37,23 +33,17 @@ from frontrunner.evaluators.diagnostics.doctor.site import (
     check_fabric,
     check_host,
     check_job,
-    check_loopback,
     check_schedulers,
     gather_disk,
     mount_of,
-    parse_mounts,
 )
 
 GIB = 2**30
 NOTHING_NEEDED = Needs(store_path=None, run_folder=Path("runs"))
-MOUNTS = r"""
-/dev/vda / ext4 rw 0 0
-server:/home /ccs/home nfs4 rw 0 0
-10.0.0.1@o2ib:/orion /lustre/orion lustre rw 0 0
-tmpfs /tmp tmpfs rw 0 0
-/dev/nvme0 /mnt/with\040blank xfs rw 0 0
-nonsense
-"""
+MOUNTS = [
+    Mount(PurePosixPath(folder), kind)
+    for folder, kind in {"/": "ext4", "/ccs/home": "nfs4", "/lustre/orion": "lustre", "/tmp": "tmpfs"}.items()
+]
 
 
 def statuses(checks) -> list[tuple[str, str]]:
@@ -72,17 +62,16 @@ def worst(checks) -> Status:
         ("/ccs/homework/store.db", "ext4", False),
         ("/lustre/orion", "lustre", True),
         ("/tmp/x", "tmpfs", False),
-        ("/mnt/with blank/x", "xfs", False),
     ],
 )
 def test_a_path_lies_on_the_deepest_mount_above_it(path, kind, is_network):
-    found = mount_of(PurePosixPath(path), parse_mounts(MOUNTS))
+    found = mount_of(PurePosixPath(path), MOUNTS)
     assert found is not None
     assert (found.kind, found.place == "network") == (kind, is_network)
 
 
 def test_of_two_mounts_on_one_folder_the_later_hides_the_earlier():
-    found = mount_of(PurePosixPath("/a/b"), parse_mounts("x /a ext4 rw 0 0\ny /a lustre rw 0 0\n"))
+    found = mount_of(PurePosixPath("/a/b"), [Mount(PurePosixPath("/a"), kind) for kind in ("ext4", "lustre")])
     assert found is not None
     assert found.kind == "lustre"
 
@@ -154,15 +143,16 @@ def test_a_build_of_torch_that_cannot_use_the_devices_is_a_problem():
 
 def test_devices_that_torch_does_not_see_are_a_problem_with_its_own_words():
     blind = replace(CUDA, devices=(), device_error="CUDA driver version is insufficient")
-    (found,) = check_devices(blind, NVIDIA)
+    (found, driver) = check_devices(blind, NVIDIA)
     assert found.status is Status.PROBLEM
+    assert (driver.status, driver.found) == (Status.OK, "NVRM version: 580.82")
     assert found.found.endswith("devices: CUDA driver version is insufficient")
     assert worst(check_devices(CPU, NO_SYSTEM)) is Status.NOTE
 
 
 def test_devices_of_two_kinds_are_a_warning():
     mixed = replace(CUDA, devices=(*CUDA.devices, {"name": "NVIDIA T4", "memory_bytes": 16 * GIB}))
-    (found,) = check_devices(mixed, NVIDIA)
+    (found, _) = check_devices(mixed, NVIDIA)
     assert found.status is Status.WARNING
     assert found.found.startswith("4 x NVIDIA A100-SXM4-40GB, 39.1 GiB; 1 x NVIDIA T4")
 
@@ -235,10 +225,8 @@ def test_a_package_that_the_campaign_needs_must_be_installed():
 
 
 def test_versions_of_python_and_sqlite():
-    assert worst(check_python((3, 11, 0))) is Status.OK
-    assert worst(check_python((3, 10, 9))) is Status.PROBLEM
-    assert worst(check_sqlite((3, 35, 0))) is Status.OK
-    assert worst(check_sqlite((3, 34, 1))) is Status.PROBLEM
+    assert worst(check_versions((3, 11, 0), (3, 35, 0))) is Status.OK
+    assert statuses(check_versions((3, 10, 9), (3, 34, 1))) == [("python", "problem"), ("sqlite", "problem")]
 
 
 def test_a_compiler_is_a_note_unless_the_campaign_compiles():
@@ -249,12 +237,10 @@ def test_a_compiler_is_a_note_unless_the_campaign_compiles():
     assert worst(check_tools(compiler, None, replace(NOTHING_NEEDED, disk_folder=Path("/nvme")))) is Status.PROBLEM
 
 
-def test_host_names_and_loopback():
+def test_host_names():
     assert worst(check_host("n1", ("10.0.0.7",), "")) is Status.OK
     assert worst(check_host("n1", ("127.0.1.1",), "")) is Status.NOTE
     assert worst(check_host("n1", (), "Name or service not known")) is Status.PROBLEM
-    assert worst(check_loopback("", rendezvous_free=False)) is Status.NOTE
-    assert worst(check_loopback("Network is down", rendezvous_free=True)) is Status.PROBLEM
 
 
 def test_slingshot_without_plug_in_or_settings_is_warned_of():
@@ -268,26 +254,23 @@ def test_slingshot_without_plug_in_or_settings_is_warned_of():
     assert list(check_fabric(Fabric(()), "cuda")) == []
 
 
+def judged(limits: Limits, *, has_fabric: bool = True, has_devices: bool = True) -> dict[str, Check]:
+    return {check.name: check for check in check_limits(limits, has_fabric=has_fabric, has_devices=has_devices)}
+
+
 def test_limits():
-    wide = [
-        *check_open_files(None, None),
-        *check_locked(None, has_fabric=True),
-        *check_shared(8 * GIB, has_devices=True),
-    ]
-    assert worst(wide) is Status.OK
-    (files,) = check_open_files(1024, 524288)
-    assert (files.status, files.remedy) == (Status.WARNING, "ulimit -n 4096")
-    assert worst(check_locked(65536, has_fabric=True)) is Status.WARNING
-    assert worst(check_locked(65536, has_fabric=False)) is Status.OK
-    assert worst(check_shared(64 * 2**20, has_devices=True)) is Status.WARNING
-    assert worst(check_shared(64 * 2**20, has_devices=False)) is Status.OK
-    (told,) = check_memory(512 * GIB, 500 * GIB, {"memory.max": 4 * GIB, "ulimit -v": 2**62})
-    assert told.found == "512.0 GiB, 500.0 GiB free; at most 4.0 GiB by memory.max"
-
-
-@pytest.mark.parametrize(("synchronized", "status"), [(True, Status.OK), (None, Status.OK), (False, Status.NOTE)])
-def test_the_clock(synchronized, status):
-    assert worst(check_clock(synchronized)) is status
+    wide = Limits(512 * GIB, 500 * GIB, {"memory.max": 4 * GIB, "ulimit -v": 2**62}, shared_bytes=8 * GIB)
+    found = judged(wide)
+    assert {name: check.status for name, check in found.items() if check.status is not Status.OK} == {
+        "memory": Status.NOTE
+    }
+    assert found["memory"].found == "512.0 GiB, 500.0 GiB free; at most 4.0 GiB by memory.max"
+    narrow = wide._replace(open_files=1024, most_open_files=524288, locked_bytes=65536, shared_bytes=64 * 2**20)
+    found = judged(narrow)
+    assert (found["open files"].status, found["open files"].remedy) == (Status.WARNING, "ulimit -n 4096")
+    assert found["locked memory"].status is found["shared memory"].status is Status.WARNING
+    found = judged(narrow, has_fabric=False, has_devices=False)
+    assert found["locked memory"].status is found["shared memory"].status is Status.OK
 
 
 def test_the_job_and_its_scheduler():

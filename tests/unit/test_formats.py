@@ -176,6 +176,7 @@ OTHERS = {
     "deepspeed": (
         ('"bf16": {', '"bf": {', "neither bf16.enabled nor fp16.enabled"),
         ('"bf16": {', '"torch_autocast": {', "torch_autocast"),
+        ('"stage": 2', '"stage": 2, "zero_quantized_weights": true', "no recipe of ours has quantized weights"),
     ),
     "megatron-deepspeed": (
         ("--bf16", "", "neither --bf16 nor"),

@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frontrunner.results.explain import explain
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, pool
 from frontrunner.results.ranking import best, pareto
 from frontrunner.results.states import CampaignState
-from frontrunner.results.status import failures, status
+from frontrunner.results.status import explain, failures, status
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.errors import InvalidInput, NotFound
@@ -249,7 +248,7 @@ import sys
 import frontrunner.results.outcome
 assert "sqlalchemy" not in sys.modules
 import frontrunner.results.store, frontrunner.results.ranking, frontrunner.results.pages
-import frontrunner.results.explain, frontrunner.results.status, frontrunner.results.frames
+import frontrunner.results.status, frontrunner.results.frames
 print(sorted({"pandas", "numpy", "torch", "optuna", "deephyper"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)

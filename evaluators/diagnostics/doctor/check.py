@@ -43,9 +43,8 @@ def judge(name: str, found: str, *, fine: bool, otherwise: Status, remedy: str) 
 class Needs:
     """What a campaign needs of the machine, or an installation without a campaign.
 
-    `store_path` is None for a store on a database server. `backend` and `devices_per_node` are those of the campaign's
-    cluster, None without a campaign; `disk_folder` is where its recipes may offload to. `packages` are optional ones
-    that it needs, `scheduler` the batch system that it requests nodes from, so that this machine need not be one.
+    `store_path` is None for a store on a database server; `scheduler` is the batch system that it requests nodes
+    from, so that this machine need not be one.
     """
 
     store_path: Path | None
@@ -70,9 +69,8 @@ def run_checks(examinations: Iterable[Examination]) -> tuple[Check, ...]:
         try:
             checks = list(examine())
         except Exception as error:  # whatever it is: the other checks must still be made, and this one says so
-            why = str(error).strip().split("\n", maxsplit=1)[0]
-            words = f"could not be checked: {type(error).__name__}" + (f": {why}" if why else "")
-            checks = [Check(name, words, WARNING)]
+            why = f"{type(error).__name__}: {error}".strip(": ").split("\n", maxsplit=1)[0]
+            checks = [Check(name, f"could not be checked: {why}", WARNING)]
         found += [replace(check, section=section) for check in checks]
     return tuple(found)
 

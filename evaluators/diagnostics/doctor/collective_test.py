@@ -41,7 +41,6 @@ RANK_MODULE = "frontrunner.evaluators.trainer.collective_test"
 ENDED, OVER = "ended", "over"
 POLL_S = 0.2
 EXIT_TIMEOUT_S = 10.0
-"""For ranks that have reported to end by themselves."""
 SILENT_S = 20 * HEARTBEAT_S
 """A rank without a heartbeat for this long stands still: a thread that waits for nobody writes it."""
 SETTLE_S = 1.0
@@ -52,12 +51,8 @@ SLOW = {"cpu": 3.0, "other": 1.5}
 """Assumed: times the median from which on a rank lags. Processes that share cores differ by more than devices do."""
 LATE = 0.5
 """Assumed: a share of the time of their own work for which the others must wait until a rank counts as late."""
-CLOCK_SKEW_S = 2.0
-"""More than passes between a rank's arrival and its being seen."""
-MOST_HOSTS = 4
 
 Reports = Mapping[int, Mapping[str, Any]]
-"""What each rank writes: see `frontrunner.evaluators.trainer.collective_test`."""
 
 
 class Fault(NamedTuple):
@@ -70,10 +65,7 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True)
 class TestResult:
-    """Outcome of a test: `fault` is None where it passed, and `reports` then hold what each rank measured.
-
-    `arrivals` are what each rank wrote when it arrived, and `seen_wall_s` this machine's wall clock when that was seen.
-    """
+    """Outcome of a test: `fault` is None where it passed, and `reports` then hold what each rank measured."""
 
     __test__ = False  # not a test of pytest's
 
@@ -81,7 +73,6 @@ class TestResult:
     ranks: int
     fault: Fault | None
     arrivals: Reports
-    seen_wall_s: Mapping[int, float]
     reports: Reports
 
 
@@ -91,10 +82,7 @@ class TestStore:
     __test__ = False
 
     def __init__(self, host: str, port: int, *, holds: bool, wait_s: float) -> None:
-        """Hold the store at a port (0: any that is free), or connect to it within `wait_s`.
-
-        Raises `FrontrunnerError` if the port is taken or nothing listens there.
-        """
+        """Hold the store at a port (0: any that is free), or connect to it within `wait_s`."""
         from torch._C._distributed_c10d import PrefixStore, TCPStore
         from torch.distributed import DistNetworkError, DistStoreError
 
@@ -123,13 +111,16 @@ class TestStore:
         """Set a key."""
         self._store.set(word, json.dumps(value))
 
+    def write_endings(self, ranks: list[Rank]) -> None:
+        """Write which of this process's ranks ended before they were done."""
+        for rank in ranks:
+            if rank.status not in (None, 0):
+                self.write(key(ENDED, rank.number), {"status": rank.status, "tail": rank.log_tail})
+
 
 @dataclass(kw_only=True)
 class Watch:
-    """Follows a test by the watcher's own monotonic clock.
-
-    `deadline_s` is the longest that ranks may take to arrive, or to advance.
-    """
+    """Follows a test by the watcher's own monotonic clock; ranks may take `deadline_s` to arrive, or to advance."""
 
     ranks: range
     ranks_per_node: int
@@ -169,47 +160,41 @@ class Watch:
         return self._absent(now_s) or self._silent(now_s) or self._stuck(now_s)
 
     def _name(self, rank: int) -> str:
-        """Return a rank with its node, and its process there where it has arrived."""
         arrival, node = self.arrivals.get(rank), rank // self.ranks_per_node
         if arrival is not None:
             return f"rank {rank} on {arrival['host']} (process {arrival['pid']})"
         return f"rank {rank}" + (f" on {self.nodes[node]}" if node < len(self.nodes) else "")
-
-    def _names(self, ranks: Sequence[int]) -> str:
-        more = f" and {len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else ""
-        return ", ".join(map(self._name, ranks[:MAX_NAMED])) + more
 
     def _ended(self, endings: Reports) -> Fault:
         """Name those that a signal ended first: the others lost them."""
         by_signal = [rank for rank, each in endings.items() if each["status"] < 0]
         guilty = sorted(by_signal or endings)
         found = []
-        for rank in guilty[:MAX_NAMED]:
-            status, said = endings[rank]["status"], endings[rank]["tail"].split("\n")
-            last = next((line.strip() for line in reversed(said) if line.strip()), "")
-            found.append(f"{self._name(rank)} {ending(status)}" + (f": {last}" if last and status > 0 else ""))
+        for rank in guilty:
+            status, lines = endings[rank]["status"], endings[rank]["tail"].strip().split("\n")
+            last = f": {lines[-1].strip()}" if lines[-1] and status > 0 else ""
+            found.append(f"{self._name(rank)} {ending(status)}{last}")
         remedy = "its own output is above; frontrunner doctor on that node checks the rest"
         if by_signal:
             remedy = "look at that node's log: memory, a device that failed, an administrator"
-        return Fault(guilty, "; ".join(found), remedy)
+        return Fault(guilty, _some(found, "; "), remedy)
 
     def _absent(self, now_s: float) -> Fault | None:
         if self.all_arrived or now_s - self.began_s < self.deadline_s:
             return None
         absent = [rank for rank in self.ranks if rank not in self.arrivals]
         arrived = f"{len(self.arrivals)} of {len(self.ranks)} did"
-        found = f"{self._names(absent)} never arrived within {self.deadline_s:g} s; {arrived}"
+        found = f"{_some(map(self._name, absent))} never arrived within {self.deadline_s:g} s; {arrived}"
         return Fault(absent, found, "check whether that node is up, reaches the node of rank 0, and has torch")
 
     def _silent(self, now_s: float) -> Fault | None:
-        """Name ranks that have arrived, are not done, and give no heartbeat."""
         stages = {rank: self._heartbeats[rank]["stage"] for rank in self.arrivals if rank in self._heartbeats}
         silent = [r for r, stage in stages.items() if stage != DONE and now_s - self._heard_s[r] >= SILENT_S]
         if not silent:
             return None
-        found = f"{self._names(silent)} stands still: no heartbeat for {SILENT_S:g} s, last seen {stages[silent[0]]}"
+        what = f"stands still: no heartbeat for {SILENT_S:g} s, last seen {stages[silent[0]]}"
         remedy = "check whether that process is stopped or the node is swapping, frozen or unreachable"
-        return Fault(silent, found, remedy)
+        return Fault(silent, f"{_some(map(self._name, silent))} {what}", remedy)
 
     def _stuck(self, now_s: float) -> Fault | None:
         if not self.all_arrived or self._advanced_s is None or now_s - self._advanced_s < self.deadline_s:
@@ -222,75 +207,61 @@ class Watch:
             remedy = "the collective library cannot get through: check its network interface "
             remedy += "(NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME), firewalls, and NCCL_DEBUG=INFO"
             return Fault((), found, remedy)
-        found = f"{self._names(behind)} is alive, but does not advance from {stage}; the others wait"
+        found = f"{_some(map(self._name, behind))} is alive, but does not advance from {stage}; the others wait"
         return Fault(behind, found, "check that node's device: frontrunner doctor there")
+
+
+def _some(names: Iterable[str], between: str = ", ") -> str:
+    found = list(names)
+    more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+    return between.join(found[:MAX_NAMED]) + more
 
 
 def run_collective_test(
     where: Place, *, device: str, deadline_s: float, nodes: tuple[str, ...] = ()
 ) -> TestResult | None:
-    """Run a test; return None where another process of the job reports the result.
-
-    Every process of a job calls this with its own place. `nodes` names the job's nodes, for ranks that never arrive.
-    Raises `FrontrunnerError` if the store cannot be reached, or its holder has gone. No rank is left running.
-    """
+    """Run a test, in every process of a job; return None where another of them reports the result."""
+    host, port, holds = LOOPBACK, 0, True
+    if where.rank is not None:
+        host, port = where.environment["MASTER_ADDR"], int(where.environment["MASTER_PORT"])
+        # torchrun's agent may already hold a store at MASTER_PORT, which its ranks then share.
+        holds = where.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store = TestStore(host, port, holds=holds, wait_s=deadline_s)
+    whole = Order(device=device, rank=0, world_size=where.ranks, local_rank=0, local_world_size=where.ranks_per_node,
+                  host=host, port=store.port, deadline_s=deadline_s)  # fmt: skip
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="frontrunner-")))
-        host, port, holds = LOOPBACK, 0, True
-        if where.rank is not None:
-            host, port = where.environment["MASTER_ADDR"], int(where.environment["MASTER_PORT"])
-            # torchrun's agent may already hold a store at MASTER_PORT, which its ranks then share.
-            holds = where.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        store = TestStore(host, port, holds=holds, wait_s=deadline_s)
         ranks: list[Rank] = []
         for rank, local_rank in where.own:
-            order = Order(
-                device=device,
-                rank=rank,
-                world_size=where.ranks,
-                local_rank=local_rank,
-                local_world_size=where.ranks_per_node,
-                host=host,
-                port=store.port,
-                deadline_s=deadline_s,
-            )
-            ranks.append(Rank(rank, [RANK_MODULE], asdict(order), OWN if where.rank is None else {}, folder))
+            order = asdict(replace(whole, rank=rank, local_rank=local_rank))
+            ranks.append(Rank(rank, [RANK_MODULE], order, OWN if where.rank is None else {}, folder))
             stack.callback(ranks[-1].end)
         if not where.writes:
             _follow(store, ranks)
             return None
         watch = Watch(ranks=range(where.ranks), ranks_per_node=where.ranks_per_node, nodes=nodes,
                       deadline_s=deadline_s, began_s=time.monotonic())  # fmt: skip
-        result = _lead(store, ranks, watch, device)
-        if result.fault is None:
+        fault = _lead(store, ranks, watch)
+        if fault is None:
             _await_exit(ranks)
-        return result
+        reports = {} if fault else store.read_ranks(REPORT, watch.ranks)
+    return TestResult(device, where.ranks, fault, watch.arrivals, reports)
 
 
-def _report_endings(store: TestStore, ranks: list[Rank]) -> None:
-    """Write to the store which of this process's ranks ended before they were done."""
-    for rank in ranks:
-        if rank.status not in (None, 0):
-            store.write(key(ENDED, rank.number), {"status": rank.status, "tail": rank.log_tail})
-
-
-def _lead(store: TestStore, ranks: list[Rank], watch: Watch, device: str) -> TestResult:
-    """Watch the store until all are done or one is at fault, and write the result for the others."""
+def _lead(store: TestStore, ranks: list[Rank], watch: Watch) -> Fault | None:
+    """Watch the store until all are done or one is at fault, and write which for the others."""
     fault: Fault | None = None
-    seen_wall_s: dict[int, float] = {}
     while fault is None and not watch.all_done:
         time.sleep(POLL_S)
-        _report_endings(store, ranks)
+        store.write_endings(ranks)
         if not watch.all_arrived:
             watch.arrivals = store.read_ranks(ARRIVED, watch.ranks)
-            seen_wall_s = dict.fromkeys(watch.arrivals, time.time()) | seen_wall_s
             if watch.all_arrived:
                 store.write(ALL_ARRIVED, value=True)
         beats, endings = (store.read_ranks(word, watch.ranks) for word in (HEARTBEAT, ENDED))
         fault = watch.fault(time.monotonic(), beats, endings)
-    reports = {} if fault else store.read_ranks(REPORT, watch.ranks)
     store.write(OVER, fault is None)
-    return TestResult(device, len(watch.ranks), fault, watch.arrivals, seen_wall_s, reports)
+    return fault
 
 
 def _follow(store: TestStore, ranks: list[Rank]) -> None:
@@ -300,23 +271,21 @@ def _follow(store: TestStore, ranks: list[Rank]) -> None:
     """
     from torch.distributed import DistNetworkError
 
-    while any(rank.status != 0 for rank in ranks):
+    passed = None
+    while passed is None and any(rank.status != 0 for rank in ranks):
         try:
-            _report_endings(store, ranks)
+            store.write_endings(ranks)
             passed = store.read(OVER)
         except DistNetworkError:  # nobody holds the store any more, which happens after all other ends too
             _await_exit(ranks)
             if any(rank.status != 0 for rank in ranks):
                 raise FrontrunnerError("the process of rank 0, which runs the test, has gone") from None
-            return
-        if passed is not None:
-            _await_exit(ranks if passed else [])
-            return
         time.sleep(POLL_S)
+    if passed:
+        _await_exit(ranks)
 
 
 def _await_exit(ranks: list[Rank]) -> None:
-    """Give ranks that have reported the time to end by themselves."""
     latest_s = time.monotonic() + EXIT_TIMEOUT_S
     while any(rank.status is None for rank in ranks) and time.monotonic() < latest_s:
         time.sleep(POLL_S)
@@ -369,13 +338,11 @@ def _checks(result: TestResult) -> Iterator[Check]:
         yield Check("all-reduce", result.fault.found, PROBLEM, result.fault.remedy)
         return
     hosts = {rank: arrival["host"] for rank, arrival in result.arrivals.items()}
-    count = len(set(hosts.values()))
-    where = "" if count == 1 else f" on {count} hosts"
-    wrong = wrong_sums(result.reports)
+    where = "" if len(set(hosts.values())) == 1 else f" on {len(set(hosts.values()))} hosts"
+    wrong = [f"{rank} ({hosts[rank]})" for rank, report in sorted(result.reports.items()) if report["wrong_sums"]]
     if wrong:
         remedy = "train nothing here: try without GPU-direct (NCCL_NET_GDR_LEVEL=LOC), then inform the administrator"
-        named = ", ".join(f"{rank} ({hosts[rank]})" for rank in wrong)
-        yield Check("all-reduce", f"wrong sums on ranks {named}", PROBLEM, remedy)
+        yield Check("all-reduce", f"wrong sums on ranks {', '.join(wrong)}", PROBLEM, remedy)
     else:
         yield Check("all-reduce", f"{result.ranks} ranks{where}, {result.device}: all arrived, all sums are right")
     late = laggards(result.reports, hosts, device=result.device)
@@ -388,20 +355,17 @@ def _checks(result: TestResult) -> Iterator[Check]:
         yield Check("laggard", found, WARNING, remedy)
     if not late and result.ranks > 1:
         yield Check("pace", "no rank keeps the others waiting")
-    for found, remedy in differences(result.arrivals, result.seen_wall_s):
-        yield Check("nodes", found, WARNING, remedy)
-
-
-def wrong_sums(reports: Reports) -> tuple[int, ...]:
-    """Return the ranks that received wrong sums."""
-    return tuple(rank for rank, report in sorted(reports.items()) if report["wrong_sums"])
+    for name in ("python", "torch"):
+        versions: dict[str, dict[str, None]] = {}
+        for arrival in result.arrivals.values():
+            versions.setdefault(arrival[name], {})[arrival["host"]] = None
+        if len(versions) > 1:
+            text = "; ".join(f"{version} on {_some(on)}" for version, on in versions.items())
+            yield Check("nodes", f"{name} differs: {text}", WARNING, "use one environment on all nodes")
 
 
 def laggards(reports: Reports, hosts: Mapping[int, str], *, device: str) -> tuple[Laggard, ...]:
-    """Return the ranks that are slow at their work, late to collectives, or slow in every pair, worst first.
-
-    Where all ranks of a host lag in the same way, and other hosts do not, the host is named.
-    """
+    """Return ranks, or whole hosts, slow at their work or in every pair, or late to collectives, worst first."""
     slow = SLOW["cpu" if device == "cpu" else "other"]
     work = {rank: statistics.fmean(report["work_s"]) for rank, report in reports.items()}
     scores = {
@@ -427,8 +391,7 @@ def _lateness(reports: Reports, work_s: float) -> dict[int, float]:
 
     The last to arrive at an all-reduce waits least in it: a round's longest wait less the own one is how late it came.
     """
-    rounds = list(zip(*(report["wait_s"] for report in reports.values()), strict=True))
-    longest = [max(waits) for waits in rounds]
+    longest = [max(waits) for waits in zip(*(report["wait_s"] for report in reports.values()), strict=True)]
     late = {
         rank: statistics.median(most - own for most, own in zip(longest, report["wait_s"], strict=True))
         for rank, report in reports.items()
@@ -443,22 +406,3 @@ def _pairs(reports: Reports, level: str) -> dict[int, float]:
         rank: [pair["time_s"] for pair in report["pairs"] if pair["level"] == level] for rank, report in reports.items()
     }
     return {rank: min(taken) for rank, taken in times.items() if len(taken) > 1}
-
-
-def differences(arrivals: Reports, seen_wall_s: Mapping[int, float]) -> Iterator[tuple[str, str]]:
-    """Yield versions that are not the same everywhere, and clocks far from rank 0's machine's, each with a remedy."""
-    for name in ("python", "torch"):
-        versions: dict[str, dict[str, None]] = {}
-        for arrival in arrivals.values():
-            versions.setdefault(arrival[name], {})[arrival["host"]] = None
-        if len(versions) > 1:
-            words = "; ".join(f"{version} on {_names(list(hosts))}" for version, hosts in versions.items())
-            yield f"{name} differs: {words}", "use one environment on all nodes"
-    for host, skew in {arrivals[r]["host"]: arrivals[r]["wall_s"] - seen for r, seen in seen_wall_s.items()}.items():
-        if abs(skew) > CLOCK_SKEW_S:
-            words = f"the clock of {host} is {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}"
-            yield words, "let NTP set it: timestamps of that node mislead"
-
-
-def _names(hosts: list[str]) -> str:
-    return ", ".join(hosts[:MOST_HOSTS]) + (f" and {len(hosts) - MOST_HOSTS} more" if len(hosts) > MOST_HOSTS else "")

@@ -1,8 +1,7 @@
-"""Checks of one machine: installed software, accelerators, limits and clock; and the table of all checks."""
+"""Checks of one machine: installed software, accelerators and limits; and the table of all checks."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import platform
@@ -24,18 +23,11 @@ from packaging.requirements import Requirement
 
 from frontrunner.evaluators.cluster.environment import COLLECTIVES, job_environment
 from frontrunner.evaluators.diagnostics.doctor import site
-from frontrunner.evaluators.diagnostics.doctor.check import (
-    NOTE,
-    PROBLEM,
-    WARNING,
-    Check,
-    Needs,
-    judge,
-    run_checks,
-)
+from frontrunner.evaluators.diagnostics.doctor.check import NOTE, PROBLEM, WARNING, Check, Needs, judge, run_checks
 from frontrunner.evaluators.probe.this_machine import cpu_name, detect, processors
 
 GIB = 2**30
+MIN_PYTHON = (3, 11)
 MIN_SQLITE = (3, 35, 0)
 """The first with RETURNING, by which rows are claimed (https://www.sqlite.org/lang_returning.html)."""
 COMPILERS = ("c++", "g++", "clang++", "icpx", "hipcc")
@@ -61,8 +53,6 @@ TORCH_TIMEOUT_S = 180.0
 """Assumed: importing torch from a cold network file system, and a driver that wakes its devices."""
 MIN_OPEN_FILES = 4096
 """Assumed: a rank of a full mesh of sockets holds one for each of its peers, for each group that it is in."""
-TIME_ERROR = 5
-"""Of adjtimex(2): the clock is not synchronized."""
 
 TORCH_PROGRAM = """
 import json, torch
@@ -82,9 +72,8 @@ if kind is not None:
 if kind == "cuda" and dist.is_nccl_available():
     version = torch.cuda.nccl.version()
     words["nccl"] = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
-checks = {"gloo": "is_gloo_available", "nccl": "is_nccl_available", "mpi": "is_mpi_available",
-          "xccl": "is_xccl_available"}
-words["collectives"] = [name for name, ask in checks.items() if getattr(dist, ask, lambda: False)()]
+names = ("gloo", "nccl", "mpi", "xccl")
+words["collectives"] = [name for name in names if getattr(dist, f"is_{name}_available", lambda: False)()]
 print(json.dumps(words))
 """
 
@@ -138,39 +127,36 @@ class Accelerators(NamedTuple):
 def examine(needs: Needs) -> tuple[Check, ...]:
     """Check this machine, this job and this installation. Takes as long as importing torch does."""
     torch, system, fabric = torch_facts(), gather_accelerators(), site.gather_fabric()
-    has_fabric = bool(fabric.kinds)
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    uses = {"has_fabric": bool(fabric.kinds), "has_devices": bool(torch.devices)}
     return run_checks([
-        ("software", "python", lambda: check_python(sys.version_info[:3])),
+        ("software", "python", lambda: check_versions(sys.version_info[:3], sqlite3.sqlite_version_info)),
         ("software", "packages", lambda: check_packages(gather_packages(), needs.packages)),
-        ("software", "sqlite", lambda: check_sqlite(sqlite3.sqlite_version_info)),
-        ("software", "compiler", lambda: check_tools(_compiler(), shutil.which("ninja"), needs)),
+        ("software", "compiler", lambda: check_tools(compiler, shutil.which("ninja"), needs)),
         ("devices", "torch", lambda: check_torch(torch, system)),
         ("devices", "devices", lambda: check_devices(torch, system)),
-        ("devices", "driver", lambda: check_driver(system)),
         ("devices", "collectives", lambda: check_collectives(torch)),
         ("devices", "campaign", lambda: check_needed_devices(torch, needs)),
         ("job", "scheduler", lambda: site.check_schedulers(site.gather_schedulers(), needs.scheduler)),
         ("job", "allocation", lambda: site.check_job(job_environment(os.environ, detect()), needs)),
         ("network", "host name", lambda: site.check_host(*site.gather_host())),
-        ("network", "loopback", lambda: site.check_loopback(*site.gather_loopback())),
         ("network", "fabric", lambda: site.check_fabric(fabric, torch.backend)),
         *site.storage_checks(needs),
-        ("limits", "memory", lambda: check_memory(*gather_memory())),
-        ("limits", "open files", lambda: check_open_files(*_limits(resource.RLIMIT_NOFILE))),
-        ("limits", "locked memory", lambda: check_locked(_limits(resource.RLIMIT_MEMLOCK)[0], has_fabric=has_fabric)),
-        ("limits", "shared memory", lambda: check_shared(_shared_bytes(), has_devices=bool(torch.devices))),
-        ("limits", "clock", lambda: check_clock(_is_synchronized())),
+        ("limits", "limits", lambda: check_limits(gather_limits(), **uses)),
     ])  # fmt: skip
 
 
 # Software
 
 
-def check_python(version: tuple[int, ...]) -> Iterator[Check]:
-    """Require Python 3.11 or later."""
-    found = f"{'.'.join(map(str, version))}, {platform.machine()}"
+def check_versions(python: tuple[int, ...], sqlite: tuple[int, ...]) -> Iterator[Check]:
+    """Require a Python that this version runs on, and the SQLite in it that stores in files need."""
+    found, least = (".".join(map(str, each)) for each in (sqlite, MIN_SQLITE))
     remedy = "install Python 3.11 or later, and frontrunner with it"
-    yield judge("python", found, fine=version >= (3, 11), otherwise=PROBLEM, remedy=remedy)
+    text = f"{'.'.join(map(str, python))}, {platform.machine()}"
+    yield judge("python", text, fine=python >= MIN_PYTHON, otherwise=PROBLEM, remedy=remedy)
+    remedy = f"use a Python that brings SQLite {least} or later"
+    yield judge("sqlite", found, fine=sqlite >= MIN_SQLITE, otherwise=PROBLEM, remedy=remedy)
 
 
 def gather_packages() -> tuple[Package, ...]:
@@ -182,15 +168,9 @@ def gather_packages() -> tuple[Package, ...]:
         extra = str(required.marker or "").partition('extra == "')[2].partition('"')[0] or None
         applies = required.marker is None or required.marker.evaluate({"extra": extra or ""})
         if extra != "dev" and applies:
-            found.append(Package(required, _version(required.name), extra))
+            versions = [each.version for each in metadata.distributions(name=required.name)]
+            found.append(Package(required, next(iter(versions), None), extra))
     return tuple(found)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def check_packages(packages: Sequence[Package], needed: Sequence[str]) -> Iterator[Check]:
@@ -209,17 +189,6 @@ def check_packages(packages: Sequence[Package], needed: Sequence[str]) -> Iterat
     if missing:
         remedy = "pip install 'frontrunner[NAME]' for what they add"
         yield Check("extras", f"extras not installed: {', '.join(missing)}", NOTE, remedy)
-
-
-def check_sqlite(version: tuple[int, ...]) -> Iterator[Check]:
-    """Require the SQLite that stores in files need; Python brings it."""
-    found, least = (".".join(map(str, each)) for each in (version, MIN_SQLITE))
-    remedy = f"use a Python that brings SQLite {least} or later"
-    yield judge("sqlite", found, fine=version >= MIN_SQLITE, otherwise=PROBLEM, remedy=remedy)
-
-
-def _compiler() -> str | None:
-    return next(filter(None, map(shutil.which, COMPILERS)), None)
 
 
 def check_tools(compiler: str | None, ninja: str | None, needs: Needs) -> Iterator[Check]:
@@ -270,42 +239,38 @@ def gather_accelerators(root: Path = Path("/")) -> Accelerators:
 def check_torch(torch: Torch, system: Accelerators) -> Iterator[Check]:
     """Compare torch's build with the devices that the system shows."""
     if torch.error is not None:
-        remedy = "run: python -c 'import torch', and reinstall torch if it fails"
-        yield Check("torch", torch.error, PROBLEM, remedy)
+        yield Check("torch", torch.error, PROBLEM, "run: python -c 'import torch', and reinstall torch if it fails")
         return
     build = f"{torch.version}, built for {' '.join(torch.platform)}".rstrip()
-    if system.backend is not None and system.backend != torch.platform[0] and not torch.devices:
-        needed = PLATFORMS[system.backend]
-        found = f"{build}: it cannot use the {needed.maker} devices of this machine"
-        remedy = f"install {needed.build} build of torch: https://pytorch.org/get-started/locally/"
-        yield Check("torch", found, PROBLEM, remedy)
-    else:
+    if system.backend in (None, torch.platform[0]) or torch.devices:
         yield Check("torch", build)
+        return
+    needed = PLATFORMS[system.backend]
+    found = f"{build}: it cannot use the {needed.maker} devices of this machine"
+    remedy = f"install {needed.build} build of torch: https://pytorch.org/get-started/locally/"
+    yield Check("torch", found, PROBLEM, remedy)
 
 
 def check_devices(torch: Torch, system: Accelerators) -> Iterator[Check]:
-    """List the devices that torch sees; on a machine without accelerators its processors, as a note."""
+    """List the devices that torch sees, on a machine without accelerators its processors, and the driver's version."""
+    maker = PLATFORMS[system.backend].maker if system.backend else ""
     if torch.devices:
         counts = Counter(f"{device['name']}, {device['memory_bytes'] / GIB:.1f} GiB" for device in torch.devices)
         found = "; ".join(f"{count} x {name}" for name, count in counts.items())
         remedy = "probe on devices of one kind: the slowest sets the pace of all"
         yield judge("devices", found, fine=len(counts) == 1, otherwise=WARNING, remedy=remedy)
-    elif system.backend is not None and system.backend == torch.platform[0]:
-        found = f"torch sees none of this machine's {PLATFORMS[system.backend].maker} devices"
+    elif maker and system.backend == torch.platform[0]:
+        found = f"torch sees none of this machine's {maker} devices"
         found += f": {torch.device_error}" if torch.device_error else ""
         remedy = "check the driver, the permissions of the device files, and variables that hide devices"
         yield Check("devices", found, PROBLEM, remedy)
     else:
         found = f"no accelerator; {processors()['devices_per_node']} processors, {cpu_name()}"
         yield Check("devices", found, NOTE, "cpu clusters run here; on a login node, run this inside a job instead")
-
-
-def check_driver(system: Accelerators) -> Iterator[Check]:
-    """Report the driver's version, where there are devices."""
-    if system.backend is not None:
-        missing = f"{PLATFORMS[system.backend].maker} devices are shown, but no version of their driver"
+    if maker:
+        found = system.driver or f"{maker} devices are shown, but no version of their driver"
         remedy = "in a container the driver is the host's: check there"
-        yield judge("driver", system.driver or missing, fine=bool(system.driver), otherwise=NOTE, remedy=remedy)
+        yield judge("driver", found, fine=bool(system.driver), otherwise=NOTE, remedy=remedy)
 
 
 def check_collectives(torch: Torch) -> Iterator[Check]:
@@ -313,120 +278,97 @@ def check_collectives(torch: Torch) -> Iterator[Check]:
     if torch.error is not None:
         return
     backend, library = COLLECTIVES[torch.platform[0]]
-    missing = [name for name in dict.fromkeys((backend, "gloo")) if name not in torch.collectives]
-    if missing:
-        found = f"torch was built without {' and '.join(missing)}"
-        yield Check("collectives", found, PROBLEM, "install a build of torch with it: several ranks need it")
-        return
     version = f" {torch.nccl}" if torch.nccl and backend == "nccl" else ""
-    yield Check("collectives", library if library == backend else f"{library}{version}, by torch's {backend}")
+    found = library if library == backend else f"{library}{version}, by torch's {backend}"
+    missing = [name for name in dict.fromkeys((backend, "gloo")) if name not in torch.collectives]
+    found = f"torch was built without {' and '.join(missing)}" if missing else found
+    remedy = "install a build of torch with it: several ranks need it"
+    yield judge("collectives", found, fine=not missing, otherwise=PROBLEM, remedy=remedy)
 
 
 def check_needed_devices(torch: Torch, needs: Needs) -> Iterator[Check]:
     """Check whether probes of the campaign's cluster can run on this machine's devices."""
     if needs.backend is None or torch.error is not None:
         return
-    found = f"its cluster's {needs.backend} devices are of this machine's kind"
-    is_ours, is_enough = needs.backend in ("cpu", torch.backend), len(torch.devices) >= (needs.devices_per_node or 0)
-    if not is_ours:
-        found = f"its cluster has {needs.backend} devices, this machine {torch.backend}"
-    elif needs.backend != "cpu" and not is_enough:
-        found = f"its cluster has {needs.devices_per_node} devices per node, this machine shows {len(torch.devices)}"
-    yield judge(
-        "campaign",
-        found,
-        fine=is_ours and (needs.backend == "cpu" or is_enough),
-        otherwise=PROBLEM if needs.scheduler is None else NOTE,  # a batch system may run probes elsewhere
-        remedy="run this on a node of that cluster, inside a job",
-    )
+    fine, found = True, f"its cluster's {needs.backend} devices are of this machine's kind"
+    if needs.backend not in ("cpu", torch.backend):
+        fine, found = False, f"its cluster has {needs.backend} devices, this machine {torch.backend}"
+    elif needs.backend != "cpu" and len(torch.devices) < (needs.devices_per_node or 0):
+        shown = f"this machine shows {len(torch.devices)}"
+        fine, found = False, f"its cluster has {needs.devices_per_node} devices per node, {shown}"
+    otherwise = PROBLEM if needs.scheduler is None else NOTE  # a batch system may run probes elsewhere
+    remedy = "run this on a node of that cluster, inside a job"
+    yield judge("campaign", found, fine=fine, otherwise=otherwise, remedy=remedy)
 
 
-# Limits and clock
+# Limits
 
 
-def gather_memory() -> tuple[int, int, dict[str, int]]:
-    """Return the machine's memory, what is free, and limits by what sets them: cgroups and the address space."""
-    found = {}
-    address_space, _ = _limits(resource.RLIMIT_AS)
-    if address_space is not None:
-        found["ulimit -v"] = address_space
+class Limits(NamedTuple):
+    """Memory of the machine, limits on it by what sets them, and limits of this process; None is no limit."""
+
+    memory_bytes: int
+    free_bytes: int
+    memory_limits: Mapping[str, int] = {}
+    open_files: int | None = None
+    most_open_files: int | None = None
+    locked_bytes: int | None = None
+    shared_bytes: int = GIB
+
+
+def gather_limits() -> Limits:
+    """Return the limits of cgroups, of `ulimit` and of /dev/shm."""
+
+    def limits(kind: int) -> tuple[int | None, int | None]:
+        soft, hard = (None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(kind))
+        return soft, hard
+
+    address_space, _ = limits(resource.RLIMIT_AS)
+    found = {} if address_space is None else {"ulimit -v": address_space}
     groups = Path("/proc/self/cgroup")
     for line in groups.read_text(encoding="utf-8").splitlines() if groups.is_file() else []:
         _, kinds, folder = line.split(":", 2)
-        root, name = ("", "memory.max") if not kinds else ("memory", "memory.limit_in_bytes")
         if kinds and "memory" not in kinds.split(","):
             continue
-        for place in (Path(folder.lstrip("/")), *Path(folder.lstrip("/")).parents):
-            path = Path("/sys/fs/cgroup", root, place, name)
+        root, name = ("memory", "memory.limit_in_bytes") if kinds else ("", "memory.max")
+        own = Path(folder.lstrip("/"))
+        for path in (Path("/sys/fs/cgroup", root, place, name) for place in (own, *own.parents)):
             text = path.read_text(encoding="utf-8").strip() if path.is_file() else "max"
             if text.isdecimal():
                 found[str(path)] = int(text)
-    memory = psutil.virtual_memory()
-    return memory.total, memory.available, found
+    memory, shared = psutil.virtual_memory(), Path("/dev/shm")  # noqa: S108 - read, not written to
+    open_files, most_open_files = limits(resource.RLIMIT_NOFILE)
+    locked, _ = limits(resource.RLIMIT_MEMLOCK)
+    room = shutil.disk_usage(shared).total if shared.is_dir() else 0
+    return Limits(memory.total, memory.available, found, open_files, most_open_files, locked, room)
 
 
-def check_memory(total_bytes: int, free_bytes: int, limits: Mapping[str, int]) -> Iterator[Check]:
-    """Report the memory, with a note where a limit leaves a process less than the machine has."""
-    found = f"{total_bytes / GIB:,.1f} GiB, {free_bytes / GIB:,.1f} GiB free"
-    limit, by = min(((limit, by) for by, limit in limits.items()), default=(total_bytes, ""))
-    is_less = limit < total_bytes  # cgroups of version 1 have a huge value for no limit
-    found += f"; at most {limit / GIB:,.1f} GiB by {by}" if is_less else ""
+def check_limits(limits: Limits, *, has_fabric: bool, has_devices: bool) -> Iterator[Check]:
+    """Check what ranks need: all memory, sockets, memory that network cards register, and /dev/shm between them.
+
+    NCCL's troubleshooting guide asks containers, whose default for /dev/shm is 64 MiB, for --shm-size=1g.
+    """
+    total, files, hard, locked = limits.memory_bytes, limits.open_files, limits.most_open_files, limits.locked_bytes
+    found = f"{total / GIB:,.1f} GiB, {limits.free_bytes / GIB:,.1f} GiB free"
+    least, by = min(((limit, by) for by, limit in limits.memory_limits.items()), default=(total, ""))
+    is_less = least < total  # cgroups of version 1 have a huge value for no limit
+    found += f"; at most {least / GIB:,.1f} GiB by {by}" if is_less else ""
     remedy = "request all memory of a node (Slurm: --mem=0) if probes should have it"
     yield judge("memory", found, fine=not is_less, otherwise=NOTE, remedy=remedy)
 
-
-def _limits(kind: int) -> tuple[int | None, int | None]:
-    """Return the soft and the hard limit of this process, which its children inherit; None for no limit."""
-    soft, hard = (None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(kind))
-    return soft, hard
-
-
-def check_open_files(soft: int | None, hard: int | None) -> Iterator[Check]:
-    """Require enough open files for the sockets of many ranks."""
-    if soft is None or soft >= MIN_OPEN_FILES:
-        yield Check("open files", "no limit" if soft is None else f"{soft:,}")
-        return
-    can_raise = hard is None or hard >= MIN_OPEN_FILES
+    fine, can_raise = files is None or files >= MIN_OPEN_FILES, hard is None or hard >= MIN_OPEN_FILES
+    found = "no limit" if files is None else f"{files:,}"
+    found += "" if fine else f": expected {MIN_OPEN_FILES:,} for the sockets of many ranks"
     remedy = f"ulimit -n {MIN_OPEN_FILES}" if can_raise else "ask the administrator for a higher hard limit (nofile)"
-    found = f"{soft:,}: expected {MIN_OPEN_FILES:,} for the sockets of many ranks"
-    yield Check("open files", found, WARNING, remedy)
+    yield judge("open files", found, fine=fine, otherwise=WARNING, remedy=remedy)
 
-
-def check_locked(soft: int | None, *, has_fabric: bool) -> Iterator[Check]:
-    """Require lockable memory for network cards that move memory themselves (RDMA)."""
-    found = "no limit" if soft is None else f"at most {soft / 2**20:,.1f} MiB"
-    found += "; nothing here needs more" if soft is not None and not has_fabric else ""
+    found = "no limit" if locked is None else f"at most {locked / 2**20:,.1f} MiB"
+    found += "; nothing here needs more" if locked is not None and not has_fabric else ""
     remedy = "ulimit -l unlimited, or ask the administrator (memlock): the network registers its buffers"
-    yield judge("locked memory", found, fine=soft is None or not has_fabric, otherwise=WARNING, remedy=remedy)
+    yield judge("locked memory", found, fine=locked is None or not has_fabric, otherwise=WARNING, remedy=remedy)
 
-
-def _shared_bytes() -> int:
-    shared = Path("/dev/shm")  # noqa: S108 - read, not written to
-    return shutil.disk_usage(shared).total if shared.is_dir() else 0
-
-
-def check_shared(size_bytes: int, *, has_devices: bool) -> Iterator[Check]:
-    """Require room in /dev/shm, through which ranks of a node exchange buffers.
-
-    NCCL's troubleshooting guide asks containers, whose default is 64 MiB, for --shm-size=1g.
-    """
-    found = f"{size_bytes / GIB:,.1f} GiB" if size_bytes >= GIB else f"{size_bytes / 2**20:,.0f} MiB"
-    fine = size_bytes >= GIB or (size_bytes > 0 and not has_devices)
+    shared = limits.shared_bytes
+    found = f"{shared / GIB:,.1f} GiB" if shared >= GIB else f"{shared / 2**20:,.0f} MiB"
+    fine = shared >= GIB or (shared > 0 and not has_devices)
     remedy = "mount a /dev/shm, or start the container with --shm-size=1g or more: ranks of a node exchange buffers"
     yield judge("shared memory", found, fine=fine, otherwise=WARNING, remedy=remedy)
-
-
-def _is_synchronized() -> bool | None:
-    """Call adjtimex(2) without changing anything; return None where it fails."""
-    if sys.platform != "linux":
-        return None
-    buffer = ctypes.create_string_buffer(512)  # struct timex has 208 bytes, all zero: no mode, so nothing is set
-    state: int = ctypes.CDLL(None).adjtimex(buffer)
-    return None if state < 0 else state != TIME_ERROR
-
-
-def check_clock(synchronized: bool | None) -> Iterator[Check]:  # noqa: FBT001
-    """Check the wall clock, by which timestamps are taken; step times are by the monotonic clock."""
-    found = {True: "synchronized", False: "not synchronized by NTP", None: "synchronization is unknown"}[synchronized]
-    remedy = "start chronyd or ntpd, or do not compare timestamps"
-    yield judge("clock", found, fine=synchronized is not False, otherwise=NOTE, remedy=remedy)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -12,17 +11,10 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from frontrunner.evaluators.cluster.environment import RENDEZVOUS_PORT, JobEnvironment
-from frontrunner.evaluators.diagnostics.doctor.check import (
-    NOTE,
-    OK,
-    PROBLEM,
-    WARNING,
-    Check,
-    Examination,
-    Needs,
-    judge,
-)
+import psutil
+
+from frontrunner.evaluators.cluster.environment import JobEnvironment
+from frontrunner.evaluators.diagnostics.doctor.check import NOTE, OK, PROBLEM, WARNING, Check, Examination, Needs, judge
 
 GIB = 2**30
 VERSION_TIMEOUT_S = 20.0
@@ -52,7 +44,6 @@ NETWORK_FILE_SYSTEMS = frozenset({
 https://www.sqlite.org/wal.html: "WAL does not work over a network filesystem".
 """
 IN_MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
-"""Kinds that are lost with the machine's power, and on clusters with the job."""
 FREE_BYTES = {"store": (GIB // 10, GIB), "run folder": (GIB, 10 * GIB)}
 """Assumed: below the first a campaign is likely to fill the disk, below the second it may."""
 ANOTHER_DISK = "name a folder on a disk"
@@ -113,16 +104,15 @@ class Disk(NamedTuple):
 
 def gather_schedulers() -> dict[str, str]:
     """Return the batch systems whose programs are on PATH, with the first line of their versions."""
-    return {name: _first_line(command) for name, command in PROGRAMS.items() if shutil.which(command[0])}
-
-
-def _first_line(command: tuple[str, ...]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
-    return lines[0] if lines and done.returncode == 0 else ""
+    found = {}
+    for name, command in PROGRAMS.items():
+        if shutil.which(command[0]):
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=True)
+                found[name] = (done.stdout.strip() or done.stderr.strip()).split("\n", maxsplit=1)[0]
+            except (OSError, subprocess.SubprocessError):
+                found[name] = ""
+    return found
 
 
 def check_schedulers(found: Mapping[str, str], needed: str | None) -> Iterator[Check]:
@@ -154,8 +144,7 @@ def check_job(job: JobEnvironment, needs: Needs) -> Iterator[Check]:
         found = f"{place.launcher}: rank {place.rank} of {place.world_size}, {place.local_world_size} per node"
         yield Check("launcher", f"{found}, rank 0 on {place.master_address}")
     if job.masked_by is not None:
-        found = f"{job.masked_by} shows this process {job.visible_devices} devices"
-        yield Check("visible devices", found, NOTE)
+        yield Check("visible devices", f"{job.masked_by} shows this process {job.visible_devices} devices", NOTE)
     if assigned and job.backend == "cpu":
         found = f"the batch system gave this node {assigned} devices, and none is seen here"
         remedy = "see the checks of torch and of the driver, and start this on a compute node (srun, mpiexec)"
@@ -186,29 +175,6 @@ def check_host(name: str, addresses: Sequence[str], error: str) -> Iterator[Chec
     yield judge("host name", f"{name} is {', '.join(addresses)}", fine=is_reached, otherwise=NOTE, remedy=remedy)
 
 
-def gather_loopback() -> tuple[str, bool]:
-    """Connect to 127.0.0.1; return why that failed, and whether torchrun's default port is free."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=5).close()
-    except OSError as error:
-        return error.strerror or str(error), True
-    try:
-        with socket.create_server(("127.0.0.1", RENDEZVOUS_PORT)):
-            return "", True
-    except OSError:
-        return "", False
-
-
-def check_loopback(error: str, rendezvous_free: bool) -> Iterator[Check]:  # noqa: FBT001
-    """Require the loopback interface, over which the ranks of a machine connect."""
-    remedy = "bring the loopback interface up (ip link set lo up), or check the firewall"
-    yield judge("loopback", error or "connected over a free port", fine=not error, otherwise=PROBLEM, remedy=remedy)
-    if not rendezvous_free:
-        found = f"port {RENDEZVOUS_PORT}, torchrun's default, is in use"
-        yield Check("ports", found, NOTE, "set MASTER_PORT to a free one for launchers that name none")
-
-
 def gather_fabric(root: Path = Path("/")) -> Fabric:
     """Return cards under /sys/class, plug-ins in the library path, and the variables of this process."""
     cards = {kind: len(list((root / path).glob("*"))) for path, kind in FABRICS.items()}
@@ -220,9 +186,8 @@ def gather_fabric(root: Path = Path("/")) -> Fabric:
 
 def check_fabric(fabric: Fabric, backend: str) -> Iterator[Check]:
     """Check that NCCL or RCCL will use the cards of a Slingshot network, with the settings that it needs."""
-    if not fabric.kinds:
-        return
-    yield Check("fabric", f"{fabric.cards} cards of {' and '.join(fabric.kinds)}")
+    if fabric.kinds:
+        yield Check("fabric", f"{fabric.cards} cards of {' and '.join(fabric.kinds)}")
     if "Slingshot" not in fabric.kinds or backend not in ("cuda", "rocm"):
         return
     if fabric.plugin is None and "NCCL_NET_PLUGIN" not in fabric.environment:
@@ -239,27 +204,17 @@ def check_fabric(fabric: Fabric, backend: str) -> Iterator[Check]:
 
 def storage_checks(needs: Needs) -> Iterator[Examination]:
     """Yield the examinations of the folders that are needed."""
+
+    def examine(use: str, path: Path) -> Iterator[Check]:
+        return check_disk(use, gather_disk(path), needs.nodes)
+
     folders = {"store": needs.store_path, "run folder": needs.run_folder, "offload": needs.disk_folder}
     for use, path in folders.items():
         if path is not None:
-            yield "storage", use, partial(_examine, use, path, needs.nodes)
+            yield "storage", use, partial(examine, use, path)
 
 
-def _examine(use: str, path: Path, nodes: int) -> Iterator[Check]:
-    return check_disk(use, gather_disk(path), nodes)
-
-
-def parse_mounts(text: str) -> tuple[Mount, ...]:
-    """Return the mounts of a /proc/mounts (proc(5): device, folder, kind, options, in octal escapes)."""
-    rows = [line.split() for line in text.splitlines()]
-    return tuple(
-        Mount(PurePosixPath(re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), row[1])), row[2])
-        for row in rows
-        if len(row) >= 3 and row[1].startswith("/")
-    )
-
-
-def mount_of(path: PurePosixPath, mounts: tuple[Mount, ...]) -> Mount | None:
+def mount_of(path: PurePosixPath, mounts: Sequence[Mount]) -> Mount | None:
     """Return the mount of an absolute path without links: the deepest, and of equal ones the last, which hides."""
     holding = [mount for mount in mounts if path.is_relative_to(mount.folder)]
     return max(reversed(holding), key=lambda mount: len(mount.folder.parts), default=None)
@@ -269,18 +224,13 @@ def gather_disk(path: Path) -> Disk:
     """Return the file system that a path is on or, where it does not exist yet, will be on."""
     path = path.absolute()
     folder = next(parent for parent in (path, *path.parents) if parent.is_dir())
-    table = Path("/proc/self/mounts")
-    mounts = parse_mounts(table.read_text(encoding="utf-8", errors="replace")) if table.is_file() else ()
+    mounts = [Mount(PurePosixPath(each.mountpoint), each.fstype) for each in psutil.disk_partitions(all=True)]
     mount = mount_of(PurePosixPath(folder.resolve()), mounts)
     return Disk(path, folder, mount, shutil.disk_usage(folder).free, os.access(folder, os.W_OK | os.X_OK))
 
 
 def check_disk(use: str, disk: Disk, nodes: int = 1) -> Iterator[Check]:
-    """Require a disk that is fit for its use, may be written to, and has room.
-
-    SQLite needs a disk of this machine for a store, the nodes that run probes a run folder that all of them see, and
-    an offload a disk of this machine.
-    """
+    """Require a disk that is fit for its use, may be written to, and has room."""
     if not disk.is_writable:
         remedy = "name another folder, or ask its owner for write permission"
         yield Check(use, f"{disk.folder} cannot be written to", PROBLEM, remedy)

@@ -18,13 +18,12 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 
 from frontrunner.config.campaign import CampaignFile, CampaignName, parse_campaign, section_schema
 from frontrunner.config.toml_file import Table
-from frontrunner.results.explain import Appearance, Explanation
 from frontrunner.results.pages import Comparison, TrialPage
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import FILTERS, RankBy, RankedRecipe, Ranking
 from frontrunner.results.redaction import REDACTED, redact
 from frontrunner.results.states import TrialState
-from frontrunner.results.status import ActiveDriver, Status
+from frontrunner.results.status import ActiveDriver, Appearance, Explanation, Status
 from frontrunner.server.settings import EVALUATOR_OF, KINDS, Registered
 from frontrunner.spaces.errors import FALLBACK_NAME, InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.recipe import DIMENSIONS

@@ -16,8 +16,8 @@ from frontrunner.text import gib, minute, node_time, percent, plain, seconds, th
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.estimates import Estimate
-    from frontrunner.results.explain import Appearance, ExplainedAttempt, Neighbor
     from frontrunner.results.pages import TrialOutcome
+    from frontrunner.results.status import Appearance, ExplainedAttempt, Neighbor
 
 Row = TypeVar("Row")
 Other = TypeVar("Other")

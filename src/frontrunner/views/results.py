@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rich.text import Text
 
-from frontrunner.results.explain import Appearance, Explanation
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.predictions import Predicted, SmallScale, outlook_of
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import IMPORTED, Campaign, CampaignSummary
 from frontrunner.results.states import CampaignState, TrialState
-from frontrunner.results.status import FailedTrial, Status
+from frontrunner.results.status import Appearance, Explanation, FailedTrial, Status
 from frontrunner.search.budget import Limit, outlook_in_words, unused
 from frontrunner.search.driver import Conclusion
 from frontrunner.search.strategy import Outlook

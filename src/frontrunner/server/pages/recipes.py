@@ -12,9 +12,9 @@ from frontrunner.evaluators.analytic.breakdown import breakdown
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.exchange import TARGETS
 from frontrunner.recipe_actions import newest_measurement
-from frontrunner.results.explain import Appearance, Explanation, explain
 from frontrunner.results.outcome import Measurement
 from frontrunner.results.pages import compare, newest_names
+from frontrunner.results.status import Appearance, Explanation, explain
 from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.server.auth import Role
