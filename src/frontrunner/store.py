@@ -21,7 +21,7 @@ from frontrunner.notebook import Displayed
 from frontrunner.results import pages, predictions, ranking, status
 from frontrunner.results.pages import Comparison, RecipePage, TrialPage, outcomes_after
 from frontrunner.results.predictions import SmallScale
-from frontrunner.results.ranking import RankBy, RankedRecipe, Ranking, best
+from frontrunner.results.ranking import RankBy, RankedRecipe, Ranking
 from frontrunner.results.records import CampaignList
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.states import TrialState
@@ -210,7 +210,11 @@ class LocalStore:
     def baseline(self, campaign: str | None = None) -> Baseline | None:
         """Return the campaign's baseline and its best recipe; None without a measured baseline."""
         with self.opened() as store:
-            return baseline_of(store, campaign)
+            record = store.campaign(campaign)
+            named = stored_spec(record).search.baseline
+            ranked = ranking.best(store, record, top=None) if named is not None else []
+        own = next((row for row in ranked if row.recipe == named), None)
+        return None if own is None else Baseline(own=own, best=ranked[0])
 
     def predictions(self, campaign: str | None = None) -> SmallScale | None:
         """Return what a campaign with `search.probe_nodes` predicts for its cluster; None for others."""
@@ -437,12 +441,3 @@ class Baseline:
             f"baseline {self.own.recipe_id}: rank {self.own.rank}, {speed} tokens/s; "
             f"the best is {self.factor:.3g} times as fast"
         )
-
-
-def baseline_of(store: Store, campaign: str | None) -> Baseline | None:
-    """Return the campaign's baseline and its best; None where it names none, or the baseline was not measured."""
-    record = store.campaign(campaign)
-    named = stored_spec(record).search.baseline
-    ranked = best(store, record, top=None) if named is not None else []
-    own = next((row for row in ranked if row.recipe == named), None)
-    return None if own is None else Baseline(own=own, best=ranked[0])

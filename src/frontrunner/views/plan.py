@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import Any
 
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
@@ -183,16 +182,12 @@ def _memory_table(found: Breakdown) -> Table:
     heads = [f"{rank.holds}\n{counted(rank.layers, 'layer')}" if is_split else rank.holds for rank in ranks]
     table = ruled_table(f"memory, {name}", "part", *((head, "right") for head in heads))
     table.add_column("fullest rank" if is_split else "", width=None, max_width=40, ratio=1)
-
-    def amounts(parts: Callable[[Any], float]) -> list[str]:
-        return [f"{parts(rank) / unit:.2f}" for rank in ranks]
-
     for part, amount in sizes.items():
-        if any(rank.memory_parts_bytes[part] for rank in ranks):
-            bar = _bar(amount, max(sizes.values()), "magenta")
-            table.add_row(part, *amounts(lambda rank, part=part: rank.memory_parts_bytes[part]), bar)  # type: ignore[misc]
+        held = [rank.memory_parts_bytes[part] for rank in ranks]
+        if any(held):
+            table.add_row(part, *(f"{one / unit:.2f}" for one in held), _bar(amount, max(sizes.values()), "magenta"))
     table.add_section()
-    table.add_row("peak", *amounts(lambda rank: rank.peak_memory_bytes), "", style="bold")
+    table.add_row("peak", *(f"{rank.peak_memory_bytes / unit:.2f}" for rank in ranks), "", style="bold")
     if is_split:
         table.add_row("busy", *(percent(rank.busy_s / found.estimate.step_time_s, 0) for rank in ranks), "")
     return table
