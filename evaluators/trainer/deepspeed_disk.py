@@ -1,8 +1,5 @@
 """Offload to a disk by DeepSpeed (ZeRO-Infinity, arXiv 2104.07857): its settings, its operator, the machine's limits.
 
-Parameters and the optimizer's weights, states and gradients are files; a part of them at a time is in page-locked
-memory. What is smaller than 1 MiB on a rank stays in the host's memory (DeepSpeed's MIN_AIO_BYTES).
-
 DeepSpeed compiles its async_io operator at first use, in every rank, behind a lock file that a killed rank leaves for
 good. Here this module as a program compiles it once before any rank starts, into a folder that is there whole or not at
 all. One built with DeepSpeed (DS_BUILD_AIO=1) is DeepSpeed's to load. Importing this module imports neither deepspeed

@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.deepspeed_disk import check_written, disk_settings, load_operators, tensors_on_disk
 from frontrunner.evaluators.trainer.job import Job
-from frontrunner.evaluators.trainer.layout import Layout
+from frontrunner.evaluators.trainer.layout import Layout, stage_layers
 from frontrunner.evaluators.trainer.model import Gpt, initialize, mean_cross_entropy
 from frontrunner.evaluators.trainer.optimizer import build_optimizer, set_learning_rate
-from frontrunner.evaluators.trainer.pipeline import stage_layers
 from frontrunner.evaluators.trainer.run import StepOutcome, Stepper, synchronize
 from frontrunner.evaluators.trainer.tensor_parallel import OnLocalWeight, split_blocks
 from frontrunner.spaces.sharding import SHARDING_NAMES

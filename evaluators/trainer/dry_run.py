@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate, islice
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -43,7 +44,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-from frontrunner.evaluators.trainer.data import Batch
+from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.job import Job, check_job
 from frontrunner.evaluators.trainer.layout import make_layout
 from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES, LossScale, local, make_states
@@ -367,8 +368,17 @@ def trace(job: Job, *, rank: int, micro_batches: int) -> dict[str, Any]:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=job.recipe.devices)
     traced = replace(job, device="cpu", recipe=replace(job.recipe, accumulation=micro_batches))
     layout = make_layout(traced.recipe, device_type="cpu")
+
+    def fake_batch(_step: int, **_: Any) -> Batch:
+        """Return the sequences that are traced, of a batch that occupies what a whole step's does."""
+        whole, used = (job.recipe.micro_batch_seqs * count for count in (all_micro_batches, micro_batches))
+        with watch.purpose(Category.ACTIVATIONS):
+            inputs, targets = (torch.empty(whole, job.sequence_length, dtype=torch.int64)[:used] for _ in range(2))
+        return Batch(inputs=inputs, targets=targets)
+
     with mode, watch:
-        stepper = make_stepper(traced, layout, _FakeTokens(watch, job, micro_batches), _CPU)  # type: ignore[arg-type]
+        data = cast("TokenFile", SimpleNamespace(training_batch=fake_batch))
+        stepper = make_stepper(traced, layout, data, _CPU)
         stepper.scale = LossScale("fp32", _CPU)  # whether a gradient overflowed stands in no fake tensor
         watch.ledger.label(None, Category.PARAMETERS)
         optimizer = stepper.optimizer
@@ -386,21 +396,6 @@ def trace(job: Job, *, rank: int, micro_batches: int) -> dict[str, Any]:
         "flops": {str(phase): watch.flops[phase] * all_micro_batches // micro_batches for phase in Phase},
         "trace_time_s": time.monotonic() - start,
     }
-
-
-class _FakeTokens:
-    """Batches of fake tokens in place of a `TokenFile`; they occupy what a whole step's batch does."""
-
-    def __init__(self, watch: Watch, job: Job, micro_batches: int) -> None:
-        recipe = job.recipe
-        self._watch = watch
-        self._whole = recipe.micro_batch_seqs * recipe.accumulation, job.sequence_length
-        self._used = recipe.micro_batch_seqs * micro_batches
-
-    def training_batch(self, _step: int, **_: Any) -> Batch:
-        with self._watch.purpose(Category.ACTIVATIONS):
-            inputs, targets = (torch.empty(self._whole, dtype=torch.int64)[: self._used] for _ in range(2))
-        return Batch(inputs=inputs, targets=targets)
 
 
 if __name__ == "__main__":

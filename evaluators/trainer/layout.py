@@ -1,5 +1,6 @@
 """Where each rank stands in the grid of parallelism, and the ranks with which it shares states and sequences."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -11,6 +12,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor, all
 from torch.distributed.device_mesh import DeviceMesh
 
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.stages import even_layers, rank_of_stage
 
 ShardingKind = Literal["replicate", "zero-1", "zero-2", "zero-3", "hybrid", "levels"]
 
@@ -175,3 +177,15 @@ def sharding_kind(recipe: Recipe) -> ShardingKind:
     kinds: dict[str, ShardingKind] = {"none": "replicate", "zero-1": "zero-1", "zero-2": "zero-2", "zero-3": "zero-3"}
     name = recipe.sharding_name
     return kinds.get(name, "hybrid" if name.startswith("hybrid") else "levels")
+
+
+def stage_layers(layers: int, recipe: Recipe) -> list[range]:
+    """Return the layers of each stage: as many as the recipe says, else as even as possible."""
+    counts = recipe.layers_per_stage or even_layers(layers, recipe.stages)
+    ends = itertools.accumulate(counts)
+    return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+
+
+def stages_of_rank(recipe: Recipe, pipeline_rank: int) -> list[int]:
+    """Return the numbers of the stages that one rank of the pipeline holds, in ascending order."""
+    return [stage for stage in range(recipe.stages) if rank_of_stage(recipe, stage) == pipeline_rank]

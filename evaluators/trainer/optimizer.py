@@ -1,8 +1,8 @@
 """Gradients' scale, global norm and clipping, and optimizers, for parameters that may live on different meshes.
 
-fp16 keeps magnitudes down to 6e-8 only, so small gradients would become zero. The loss is multiplied by a factor
-before the backward pass and gradients are divided by it afterwards (arXiv 1710.03740). A step in which any gradient
-of any rank is not finite changes no weight and halves the factor; a long run without one doubles it.
+fp16 keeps magnitudes down to 6e-8 only: the loss is multiplied by a factor before the backward pass and gradients are
+divided by it afterwards (arXiv 1710.03740). A step in which a gradient is not finite changes no weight and halves the
+factor; a long run without one doubles it.
 """
 
 import math

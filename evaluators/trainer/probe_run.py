@@ -35,10 +35,8 @@ def run_probe(context: RunContext, probe: Probe) -> int:
     is_finite = run.step_until_known()
     warm_up, measured = run.warm_up_and_measured()
     if is_finite and not measured and len(run.overflowed) < probe.measured_steps:
-        raise RuntimeError(
-            f"steps {run.compiled} compiled something, which leaves none to measure: probe.warm_up_steps "
-            f"{probe.warm_up_steps} is too few"
-        )
+        too_few = f"probe.warm_up_steps {probe.warm_up_steps} is too few"
+        raise RuntimeError(f"steps {run.compiled} compiled something, which leaves none to measure: {too_few}")
     compile_time_s = None  # by how much the steps that compiled took longer than the median of the measured ones
     if context.job.recipe.compile and measured:
         usual = statistics.median(measured)
@@ -110,8 +108,7 @@ class _Probe:
         # All ranks know these counts: there is nothing to agree on before.
         if adaptive is None or len(self._usable()) < adaptive.min_measured_steps:
             return False
-        _, times = self.warm_up_and_measured()
-        is_enough = False
+        (_, times), is_enough = self.warm_up_and_measured(), False
         if self._context.rank == 0 and len(times) >= adaptive.min_measured_steps:
             precision, best_s, most = adaptive.precision, adaptive.best_step_time_s, self._probe.measured_steps
             found = ending(times, precision=precision, best_step_time_s=best_s, most=most)

@@ -166,8 +166,13 @@ def apply_tensor_parallel(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequenc
         model.embedding.tokens = cast("Any", SplitEmbedding(model.embedding.tokens, ranks))
         if model.embedding.positions is not None:
             model.embedding.positions = cast("Any", SplitEmbedding(model.embedding.positions, ranks))
-    if model.head is not None:
-        parallelize_module(model, mesh, _head_plan(model, Shard(1) if sequence_parallel else Replicate()))
+    if model.head is None:
+        return
+    between: Placement = Shard(1) if sequence_parallel else Replicate()
+    head: ParallelStyle = ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)
+    if isinstance(model.head, TiedHead):
+        head = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
+    parallelize_module(model, mesh, {"head": head} | ({"norm": SequenceParallel()} if sequence_parallel else {}))
 
 
 def split_blocks(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_parallel: bool) -> TensorRanks:
@@ -196,12 +201,3 @@ def _split(name: str, whole: nn.Linear, shape: Model, ranks: TensorRanks) -> OnL
         head = ranks.number * shape.kv_heads // ranks.size
         return ReplicatedHeads(whole, ranks, slice(head * shape.head_dim, (head + 1) * shape.head_dim))
     return SplitLinear(whole, ranks, Shard(0))
-
-
-def _head_plan(model: Gpt, between_blocks: Placement) -> dict[str, ParallelStyle]:
-    plan: dict[str, ParallelStyle] = {"norm": SequenceParallel()} if between_blocks.is_shard() else {}
-    if isinstance(model.head, TiedHead):
-        plan["head"] = PrepareModuleInput(input_layouts=(between_blocks,), desired_input_layouts=(Replicate(),))
-    else:
-        plan["head"] = ColwiseParallel(input_layouts=between_blocks, output_layouts=Shard(-1), use_local_output=False)
-    return plan

@@ -16,9 +16,9 @@ from frontrunner.evaluators.trainer.data import (
     write_token_file,
 )
 from frontrunner.evaluators.trainer.job import Train
+from frontrunner.evaluators.trainer.layout import stage_layers, stages_of_rank
 from frontrunner.evaluators.trainer.model import Gpt, RotaryTable, initialize
 from frontrunner.evaluators.trainer.optimizer import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
-from frontrunner.evaluators.trainer.pipeline import stage_layers, stages_of_rank
 from frontrunner.evaluators.trainer.run import limit_memory
 from frontrunner.evaluators.trainer.training_run import COLUMNS, CsvMetrics, learning_rate_at
 from frontrunner.spaces.stages import rank_of_stage
