@@ -65,7 +65,6 @@ _MODULES = {
     "recipe_actions": "dryrun plan_dryrun plan_profile plan_replay profile replay",
     "remote": "connect",
 }
-"""Module -> what is loaded from it."""
 __all__ = sorted(" ".join(_MODULES.values()).split())  # noqa: PLE0605
 
 

@@ -157,10 +157,7 @@ def mirror(campaign: str | None = None, *, storage: str, store: str | None = Non
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedProblem:
-    """The stored rows of one problem: `rows` of `recipes`, of which `failed` rows are failures.
-
-    `campaign` is the campaign that holds them; in a preview the name that it would get.
-    """
+    """Stored rows of one problem; in a preview `campaign` is the name that it would get."""
 
     campaign: str
     problem: Mapping[str, object]
@@ -197,12 +194,9 @@ def import_table(
     store: str | None = None,
     preview: bool = False,
 ) -> Import:
-    """Read a table of measured configurations into the store, as one campaign per problem.
+    """Read a table of measurements into the store, as one campaign per problem; rows that it has are skipped.
 
-    Rows without hardware were measured on `cluster` (a preset, a cluster file's path, or a value). Campaigns are named
-    `name`, by default after the file, with the problem where there are several. Rows that the store has are skipped.
-
-    Raises `NotFound` and `InvalidInput` for an unusable table, or one without a usable row; nothing is written then.
+    Rows without hardware were measured on `cluster` (a preset, a cluster file's path, or a value).
     """
     if name is not None:
         require_campaign_name("--name", name)

@@ -394,7 +394,6 @@ OBJECTIVE_VALUES: dict[str, Callable[[OnFront], float]] = {
     "memory": lambda row: row.headroom_bytes,
     "nodes": lambda row: -row.nodes,
 }
-"""Value of each objective, larger is better: the most tokens/s, the most headroom, the fewest nodes."""
 
 
 def checked_objectives(names: Sequence[str]) -> tuple[str, ...]:

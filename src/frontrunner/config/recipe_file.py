@@ -36,11 +36,7 @@ KEYS = ("format", "version", "hash", "content")
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(RecipeStats):
-    """A recipe's measurements in one campaign.
-
-    `figures` says where the numbers come from: real training, a rehearsal's formulas, or a table of others' training.
-    `trainer` names the evaluator that ran another trainer than frontrunner's own, None for our own.
-    """
+    """A recipe's measurements in one campaign; `figures` says where they come from, `trainer` the other evaluator."""
 
     campaign: str
     figures: str

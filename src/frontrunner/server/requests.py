@@ -44,7 +44,6 @@ TAKEN_INSTEAD = {
     "table": NAMED.format("table"),
     "store": "the service has a store of its own",
 }
-"""Section of a campaign file -> what a body has instead."""
 SECTIONS = ("model", "cluster", "problem", "space", "search", "budget", "probe")
 FORBIDDEN_KEYS = {"cluster": ("file", "nvme_path"), "search": ("baseline",)}
 ABOUT = {"trainer": "command", "data": "data.", "table": "table."}

@@ -118,11 +118,7 @@ DEFAULT_PORT = 8787
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits; sizes in bytes, times in seconds.
-
-    `cache_s` is how old a response may be that several clients are sent. `running_campaigns` counts drivers of the
-    whole store.
-    """
+    """Limits of a service; sizes in bytes, times in seconds. `running_campaigns` counts drivers of the whole store."""
 
     header_bytes: int = 16_384
     body_bytes: int = 1_000_000

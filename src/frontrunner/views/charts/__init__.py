@@ -19,4 +19,3 @@ FIGURES: dict[str, tuple[str, Callable[[Collected], Chart | Missing]]] = {
     "shap": ("What each knob's value adds (SHAP)", shap),
     "node-hours": ("Where the node-hours went", node_hours),
 }
-"""The figures of a campaign in the order of its report: name -> title, function."""

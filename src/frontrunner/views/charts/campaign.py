@@ -19,7 +19,6 @@ from frontrunner.views.charts.marks import Chart, Collected, Json, Knob, Missing
 from frontrunner.views.columns import COLUMNS, used
 
 LONGEST_PAUSE_S = 20.0
-"""A longer stretch without a probe is cut out of the timeline."""
 
 
 def history(collected: Collected) -> Chart | Missing:

@@ -136,7 +136,6 @@ SOURCES: dict[str, tuple[str, str, str]] = {
     "unknown to the model": (vl.GRAY, "diamond", HOLLOW),
     ILLEGAL: (vl.GRAY, vl.BAR, vl.GRAY),
 }
-"""What a point of a curve rests on: its color, its symbol, and what fills that."""
 
 
 def sensitivity(collected: Collected) -> Chart | Missing:
