@@ -50,7 +50,12 @@ def doctor(campaign_file: Path | None, store: str | None, *, run: bool, as_json:
         return  # rank 0 of the job reports
     result = None
     if run:
-        result = machine.call_ranks(campaign_file, **given, on_start=_announce_ranks)
+
+        def on_start(where: Place) -> None:
+            if where.writes:
+                click.echo(f"testing {counted(where.ranks, 'rank')}: this usually takes half a minute", err=True)
+
+        result = machine.call_ranks(campaign_file, **given, on_start=on_start)
         if result is None:
             return
     checks = machine.doctor(campaign_file, store=store) + (collective_checks(result) if result else ())
@@ -62,11 +67,6 @@ def doctor(campaign_file: Path | None, store: str | None, *, run: bool, as_json:
     sys.stdout.flush()
     if has_problem(checks):
         sys.exit(1)
-
-
-def _announce_ranks(where: Place) -> None:
-    if where.writes:
-        click.echo(f"testing {counted(where.ranks, 'rank')}: this usually takes half a minute", err=True)
 
 
 @click.command()

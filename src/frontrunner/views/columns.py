@@ -39,8 +39,8 @@ ENDINGS = {
 class Column(Generic[Row]):
     """A column: its key, its title, and how a row's value (None: a dash) becomes text.
 
-    A narrow terminal keeps columns with a `drop` of 0 and fits in the others, the lowest first; `least` is the
-    width to which one may be wrapped. `label` names a figure that stands alone, `brief` is its form in a line of figures.
+    A narrow terminal keeps columns with a `drop` of 0 and fits in the others, the lowest first; `least` is the width
+    to which one may be wrapped. `label` names a figure that stands alone, `brief` is its form in a line of them.
     """
 
     key: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -319,10 +319,6 @@ def as_document(advice: Advice, file: str) -> Mapping[str, object]:
     return document | {"commands": list(commands(advice, file)), "advice": advice}
 
 
-def _fitting(value: Callable[[Estimate], float]) -> Callable[[ParallelLayout], float | None]:
-    return lambda layout: value(layout.estimate) if layout.fits and layout.estimate else None
-
-
 _FIGURES: Mapping[str, Column[ParallelLayout]] = {
     column.key: column.of(
         attrgetter("estimate") if column.key.startswith("peak") else lambda x: x.estimate if x.fits else None
@@ -336,7 +332,7 @@ LAYOUTS: tuple[Column[ParallelLayout], ...] = (
     _FIGURES["peak_memory_bytes_max_rank"],
     Column("host", "host GiB", lambda x: (x.estimate and x.estimate.host_memory_bytes_per_rank) or None, gib, drop=5,
            about="kept in the host's memory per device"),
-    Column("traffic", "traffic", _fitting(lambda x: traffic_s(x) / x.step_time_s), percent, drop=2,
+    Column("traffic", "traffic", lambda x: traffic_s(x.estimate) / x.estimate.step_time_s if x.fits else None, percent, drop=2,
            about="share of a step spent waiting for other devices"),
     replace(_FIGURES["limit"], drop=4),
     replace(RECIPE_ID.of(attrgetter("estimate")), drop=1),
