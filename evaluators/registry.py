@@ -106,10 +106,8 @@ def _load(name: str) -> Any:
     try:
         found = one.load()
     except Exception as error:  # a plug-in may raise anything
-        raise InvalidInput(
-            f"{what} of {one.dist and one.dist.name} cannot be imported: {type(error).__name__}: {error}",
-            hint=f"try: python -c 'import {one.module}'",
-        ) from error
+        why = f"{what} of {one.dist and one.dist.name} cannot be imported: {type(error).__name__}: {error}"
+        raise InvalidInput(why, hint=f"try: python -c 'import {one.module}'") from error
     if not callable(found):
         expected = "a class that is an Evaluator, or a function from a CommandRequest to a Command"
         raise InvalidInput(f"{what} cannot be called: expected {expected}")

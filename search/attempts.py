@@ -129,9 +129,8 @@ class CampaignSession:
     ) -> None:
         """Acquire the lease; raises `AlreadyDriven` where another live driver holds it, unless it is taken over."""
         former = store.campaign(campaign.name).driver
-        lease = store.acquire_lease(
-            campaign.id, host=this_host(), pid=os.getpid(), duration_s=LEASE_S, take_over=take_over
-        )
+        host, pid = this_host(), os.getpid()
+        lease = store.acquire_lease(campaign.id, host=host, pid=pid, duration_s=LEASE_S, take_over=take_over)
         self.writer = store.drive(lease)
         as_left = store.campaign(campaign.name)  # under the lease: earlier drivers charge it until theirs ends
         self.budget = BudgetTracker(
@@ -204,11 +203,8 @@ class CampaignSession:
         for attempt in left_open:
             trial, folder = trials[attempt.trial_id], Path(attempt.run_folder)
             found = self.evaluator.harvest(ProbeOrder(token=folder.name, recipe=trial.recipe, run_folder=folder))
-            outcome = found or Failure(
-                kind=FailureKind.LOST,
-                message="its driver ended before the probe did",
-                node_seconds=RunFolder(folder).busy_seconds() * nodes_used(trial.recipe, self._spec.problem),
-            )
+            spent_s = RunFolder(folder).busy_seconds() * nodes_used(trial.recipe, self._spec.problem)
+            outcome = found or _lost("its driver ended before the probe did", spent_s)
             is_lost = isinstance(outcome, Failure) and outcome.kind is FailureKind.LOST
             self._store_outcome(attempt, trial, outcome, is_cut=is_lost and was_interrupted(folder))
             self.notice("harvested" if found else "lost", **_about(trial))
@@ -270,7 +266,7 @@ class CampaignSession:
 
     def withdraw_waiting(self) -> list[Finished]:
         """Take back the probes that wait for nodes; that says nothing of their recipes."""
-        lost = Failure(kind=FailureKind.LOST, message="withdrawn while it waited for nodes", node_seconds=0.0)
+        lost = _lost("withdrawn while it waited for nodes", 0.0)
         waiting = [token for token, attempt in self.running.items() if attempt.held_since_s is None]
         return [Finished(token=one, outcome=lost, is_cut=True) for one in waiting if self.evaluator.withdraw(one)]
 
@@ -279,10 +275,8 @@ class CampaignSession:
         self.evaluator.close()
         for running in self.running.values():
             found = self.evaluator.harvest(running.order)
-            cut = Failure(
-                kind=FailureKind.LOST, message="cut off when its driver ended", node_seconds=running.node_seconds
-            )
-            self.writer.finish_attempt(running.attempt, found or cut, retry=found is None)
+            outcome = found or _lost("cut off when its driver ended", running.node_seconds)
+            self.writer.finish_attempt(running.attempt, outcome, retry=found is None)
             if found is None and running.held_since_s is None:
                 self.writer.event(CUT, **_about(running.trial))
         self.running.clear()
@@ -294,6 +288,10 @@ def fenced_here(holder: str | None, folder: Path) -> Fenced | None:
     if host != this_host() or int(pid) == os.getpid():
         return None
     return Fenced(pid=int(pid), folder=folder)
+
+
+def _lost(message: str, node_seconds: float) -> Failure:
+    return Failure(kind=FailureKind.LOST, message=message, node_seconds=node_seconds)
 
 
 def _about(trial: Trial) -> dict[str, str | int]:

@@ -134,9 +134,8 @@ class BudgetTracker:
     def _passed_when_cut(self, running: Collection[RunningAttempt], *, nodes: int = 0) -> Limit | None:
         spent = self.spent(running)
         held = nodes + sum(attempt.nodes for attempt in running)
-        ended = replace(
-            spent, driver_seconds=spent.driver_seconds + CUT_S, node_seconds=spent.node_seconds + CUT_S * held
-        )
+        node_seconds = spent.node_seconds + CUT_S * held
+        ended = replace(spent, driver_seconds=spent.driver_seconds + CUT_S, node_seconds=node_seconds)
         return ended.exhausted(replace(self._budget, probes=None))
 
 
@@ -164,15 +163,12 @@ class StopRule:
 
 
 def _in_words(outlook: Outlook) -> tuple[str, str]:
-    gain, below, at_most = map(
-        _percent, (outlook.expected_improvement, outlook.share_below, outlook.share_below_at_most)
-    )
+    shares = (outlook.expected_improvement, outlook.share_below, outlook.share_below_at_most)
+    gain, below, at_most = map(_percent, shares)
     does = f"add {gain} to the front" if outlook.of_front else f"gain {gain}"
-    is_short = (
-        f"the front is estimated to cover {below} less than that of the whole space"
-        if outlook.of_front
-        else f"the best is estimated to be {below} below the best of the whole space"
-    )
+    is_short = f"the best is estimated to be {below} below the best of the whole space"
+    if outlook.of_front:
+        is_short = f"the front is estimated to cover {below} less than that of the whole space"
     return f"the next probe is expected to {does}", f"{is_short} (95 %: at most {at_most})"
 
 
@@ -183,9 +179,8 @@ def outlook_in_words(outlook: Outlook) -> str:
 
 def unused(limits: Iterable[Limit]) -> str:
     """Describe the rest of each limit: `12 of 40 probes, 1.5 of 4 minutes`; empty without limits."""
-    return ", ".join(
-        f"{max(0.0, limit.allowed - limit.used):.3g} of {limit.allowed:.3g} {limit.name}" for limit in limits
-    )
+    rest = ((max(0.0, limit.allowed - limit.used), limit) for limit in limits)
+    return ", ".join(f"{left:.3g} of {limit.allowed:.3g} {limit.name}" for left, limit in rest)
 
 
 def _percent(share: float) -> str:

@@ -90,9 +90,8 @@ def stored_spec(record: Campaign) -> CampaignSpec:
         from frontrunner.results.rows import DamagedCell
         from frontrunner.results.schema import CampaignRow
 
-        raise DamagedCell(
-            CampaignRow, record.id, "spec_json", f"this version cannot read it: {error.message}"
-        ) from error
+        why = f"this version cannot read it: {error.message}"
+        raise DamagedCell(CampaignRow, record.id, "spec_json", why) from error
 
 
 def stored_survey(spec: CampaignSpec) -> Survey:
@@ -106,10 +105,8 @@ def stored_survey(spec: CampaignSpec) -> Survey:
 def nothing_legal(surveyed: Survey) -> NothingLegal:
     """Return the error for a space without a legal recipe, with the reasons counted."""
     reasons = "; ".join(f"{count} x {code} ({example})" for code, count, example in surveyed.refused_by_count())
-    return NothingLegal(
-        f"none of the space's {surveyed.points:,} points is legal: {reasons}",
-        hint="`frontrunner space FILE` counts the reasons",
-    )
+    what = f"none of the space's {surveyed.points:,} points is legal: {reasons}"
+    return NothingLegal(what, hint="`frontrunner space FILE` counts the reasons")
 
 
 def free_name(store: Store, wanted: str) -> str:
@@ -120,7 +117,5 @@ def free_name(store: Store, wanted: str) -> str:
 def refuse_imported_campaign(campaign: Campaign) -> None:
     """Raise `InvalidInput` for a campaign that holds an imported table, which nothing can drive."""
     if campaign.strategy == IMPORTED:
-        raise InvalidInput(
-            f"campaign {campaign.name} holds an imported table: there is nothing to resume",
-            hint="name another: frontrunner campaigns",
-        )
+        what = f"campaign {campaign.name} holds an imported table: there is nothing to resume"
+        raise InvalidInput(what, hint="name another: frontrunner campaigns")

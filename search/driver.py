@@ -91,10 +91,7 @@ class Driver:
         self._wants_pause = False
 
     def run(self, *, take_over: bool = False) -> Conclusion:
-        """Drive until the budget is used up, little is left to gain, failures pause it, or it is stopped.
-
-        Raises `AlreadyDriven`, or `FrontrunnerError` where the evaluator or a disk fails; the campaign can be resumed.
-        """
+        """Drive until the campaign ends, is paused or is stopped; raises `AlreadyDriven`, or `FrontrunnerError`."""
         self._session = session = CampaignSession(
             self._store, self._campaign, self._spec, self._survey, self._listener, take_over=take_over
         )
@@ -105,10 +102,8 @@ class Driver:
         except Exception as error:
             reason = f"the driver ended on {type(error).__name__}: {error}"[:500]
             if isinstance(error, OSError):  # such as a full disk
-                raise FrontrunnerError(
-                    f"campaign {self._campaign.name} has stopped: {error}",
-                    hint=f"after fixing the cause, run: frontrunner resume {self._campaign.name}",
-                ) from error
+                hint = f"after fixing the cause, run: frontrunner resume {self.campaign_name}"
+                raise FrontrunnerError(f"campaign {self.campaign_name} has stopped: {error}", hint=hint) from error
             raise
         finally:
             session.close(state, reason)

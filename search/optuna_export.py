@@ -32,16 +32,13 @@ if TYPE_CHECKING:
 
 TRIAL = "frontrunner_trial"
 SOURCE = "frontrunner_campaign"
-RATES = ("step_time_s_median", "tokens_per_s", "model_tflops_per_device", "mfu", "peak_memory_bytes_max_rank")
+PEAK = "peak_memory_bytes_max_rank"
+RATES = ("step_time_s_median", "tokens_per_s", "model_tflops_per_device", "mfu", PEAK)
 
 Score = tuple[str, Literal["maximize", "minimize"], Callable[[Recipe, Measurement, Problem], float]]
 SCORES: dict[str, Score] = {
     "tokens": ("tokens_per_s", "maximize", lambda _, measured, __: measured.tokens_per_s),
-    "memory": (
-        "peak_memory_bytes_max_rank",
-        "minimize",
-        lambda _, measured, __: float(measured.peak_memory_bytes_max_rank),
-    ),
+    "memory": (PEAK, "minimize", lambda _, measured, __: float(measured.peak_memory_bytes_max_rank)),
     "nodes": ("nodes", "minimize", lambda recipe, _, problem: float(nodes_used(recipe, problem))),
 }
 
@@ -71,15 +68,12 @@ def mirror_campaign(store: Store, campaign: Campaign, spec: CampaignSpec, storag
         new = [found for found in ended if found.trial.number not in known]
         study.add_trials([_frozen(found, spec.problem, choices, scores) for found in new])
         study.set_user_attr("figures", campaign.figures)
-        study.set_user_attr(
-            "best",
-            top
-            and {
-                "recipe_id": top.recipe_id,
-                "tokens_per_s": top.standing.tokens_per_s,
-                "measurements": top.standing.repeats,
-            },
-        )
+        about = top and {
+            "recipe_id": top.recipe_id,
+            "tokens_per_s": top.standing.tokens_per_s,
+            "measurements": top.standing.repeats,
+        }
+        study.set_user_attr("best", about)
     except InvalidInput:
         raise
     except Exception as error:  # database drivers raise errors of many kinds
@@ -102,13 +96,11 @@ def _study(campaign: Campaign, scores: Sequence[Score], storage_url: str) -> opt
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     source, directions = f"{campaign.name} of {campaign.created_at}", [direction for _, direction, _ in scores]
-    study = optuna.create_study(
-        storage=storage_url, study_name=campaign.name, directions=directions, load_if_exists=True
-    )
+    name = campaign.name
+    study = optuna.create_study(storage=storage_url, study_name=name, directions=directions, load_if_exists=True)
     if study.user_attrs.get(SOURCE, source) != source or (not study.user_attrs and study.get_trials(deepcopy=False)):
-        raise InvalidInput(
-            f"the storage holds another study named {campaign.name!r}", hint="give a storage of its own: --storage URL"
-        )
+        hint = "give a storage of its own: --storage URL"
+        raise InvalidInput(f"the storage holds another study named {name!r}", hint=hint)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)  # names of metrics are, and the plots' axes show them
         study.set_metric_names([name for name, _, _ in scores])

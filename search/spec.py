@@ -176,8 +176,7 @@ class CampaignSpec:
     def survey(self) -> Survey:
         """Survey the space; recipes that a table lacks, or another trainer cannot express, are illegal."""
         found = self.space.survey(self.problem)
-        make = commands_of(self.evaluator, self.command)
-        if make is not None:
+        if (make := commands_of(self.evaluator, self.command)) is not None:
             from frontrunner.evaluators.external.command import expressible
 
             return expressible(found, replace(self, run_root="").probe_setup(), make)
@@ -189,8 +188,7 @@ class CampaignSpec:
 
     def check_commands(self, recipe: Recipe) -> None:
         """Raise `InvalidInput` where the campaign runs another trainer whose program is missing."""
-        make = commands_of(self.evaluator, self.command)
-        if make is not None:
+        if (make := commands_of(self.evaluator, self.command)) is not None:
             from frontrunner.evaluators.external.command import check_program
 
             check_program(replace(self, run_root="").probe_setup(), make, recipe)

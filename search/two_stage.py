@@ -40,20 +40,13 @@ MOST_PREDICTED = 10
 
 
 def small_spec(spec: CampaignSpec, *, confirmable: bool = True) -> CampaignSpec:
-    """Return the campaign on `search.probe_nodes` nodes; raises `InvalidInput` where no model leaves recipes that fit.
-
-    Where confirmations are possible, it leaves their probes and all but `SHARE` of time and node-hours.
-    """
+    """Return the campaign on `search.probe_nodes` nodes, with `SHARE` of the budget where confirmations follow."""
     nodes, kept, budget = spec.search.probe_nodes, spec.search.confirm_probes, spec.budget
     if nodes is None:
         raise bad_value("search.probe_nodes", None, "a number of nodes")
     if confirmable and kept:
-        budget = Budget(
-            probes=None if budget.probes is None else max(1, budget.probes - kept),
-            minutes=None if budget.minutes is None else SHARE * budget.minutes,
-            node_hours=None if budget.node_hours is None else SHARE * budget.node_hours,
-            hard=budget.hard,
-        )
+        shared = {name: SHARE * value for name in ("minutes", "node_hours") if (value := getattr(budget, name))}
+        budget = replace(budget, probes=budget.probes and max(1, budget.probes - kept), **shared)
     devices = dict.fromkeys(max(1, count * nodes // spec.problem.cluster.nodes) for count in spec.space.devices)
     small = replace(
         spec,
@@ -102,12 +95,9 @@ def _small_problem(spec: CampaignSpec, small: CampaignSpec, nodes: int) -> Probl
         survey = small.space.survey(problem)
         if survey.recipes and _fitting(survey) >= wanted:
             return problem
-    raise bad_value(
-        "search.probe_nodes",
-        nodes,
-        f"nodes that hold at least {max(wanted, 1)} recipes of this space",
-        hint="not even a model of one layer leaves as many: probe on more nodes, or widen the space",
-    )
+    hint = "not even a model of one layer leaves as many: probe on more nodes, or widen the space"
+    expected = f"nodes that hold at least {max(wanted, 1)} recipes of this space"
+    raise bad_value("search.probe_nodes", nodes, expected, hint=hint)
 
 
 def _scaled(problem: Problem, nodes: int, layers: int) -> Problem:
@@ -115,14 +105,10 @@ def _scaled(problem: Problem, nodes: int, layers: int) -> Problem:
     model, batch = problem.model, problem.global_batch
     share = min(1.0, nodes / problem.cluster.nodes * model.layers / layers)
     ends = {key: max(1, round(value * share)) for key, value in asdict(batch).items()}
-    return replace(
-        problem,
-        model=model
-        if layers == model.layers
-        else replace(model, name=f"{model.name} of {layers} layers", layers=layers),
-        cluster=replace(problem.cluster, nodes=nodes),
-        global_batch=GlobalBatch(**ends),
-    )
+    if layers != model.layers:
+        model = replace(model, name=f"{model.name} of {layers} layers", layers=layers)
+    cluster = replace(problem.cluster, nodes=nodes)
+    return replace(problem, model=model, cluster=cluster, global_batch=GlobalBatch(**ends))
 
 
 def _fitting(survey: Survey) -> int:
@@ -180,9 +166,8 @@ def run_pair(
     # The large campaign ends without a probe, reported like any other end.
     view = View(name=record.name, strategy=record.strategy, legal_recipes=len(survey.recipes), figures=record.figures)
     view.measured = _measured(store, record)
-    end = Conclusion(
-        state=CampaignState.FINISHED, reason=f"predicted, not confirmed: {why_not}", measured=view.measured
-    )
+    reason = f"predicted, not confirmed: {why_not}"
+    end = Conclusion(state=CampaignState.FINISHED, reason=reason, measured=view.measured)
     listener = listener or Listener()
     listener.began(view)
     with _writing(store, record, take_over=take_over) as writer:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from frontrunner.evaluators.probe.measure import rates
 from frontrunner.evaluators.tables.reading import DISAGREEING
@@ -48,8 +49,7 @@ AFFECTS_STEPS = (
 """Keys of [dispatch] that choose a probe's nodes and its environment there; the others are about getting nodes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Earlier:
+class Earlier(NamedTuple):
     """A campaign of the store with its specification."""
 
     campaign: Campaign
@@ -141,10 +141,7 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
 def _reusable_outcome(
     known: PriorResult, there: CampaignSpec, spec: CampaignSpec, here: Provenance, now: datetime
 ) -> Outcome | None:
-    """Return an earlier result for use in place of a probe: same environment and conditions, recent and not noisy.
-
-    Of failures only out of memory is reused. The MFU is that under the peak that `spec` states.
-    """
+    """Return an earlier result for use in place of a probe: same conditions, recent, not noisy; or out of memory."""
     then, recipe = known.provenance, known.recipe
     is_alike = (
         spec.evaluator == there.evaluator == "probe"
@@ -222,7 +219,7 @@ def _why_not(known: PriorResult, earlier: Earlier, spec: CampaignSpec, here: Pro
 def _other_software(there: Provenance | None, here: Provenance) -> str | None:
     if there is None:
         return "of software that was not recorded"
-    one, other = (provenance.versions for provenance in (there, here))
+    one, other = there.versions, here.versions
     if one.get("torch", "").split(".")[:2] != other.get("torch", "").split(".")[:2]:
         return "of another torch"
     return OTHER_DRIVER if any(one.get(name) != other.get(name) for name in GPU_DRIVER_FILES) else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from frontrunner.evaluators.analytic.machine import ASSUMED_HOST_BYTES_PER_S, Machine, assumptions
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
@@ -49,11 +50,7 @@ MEASURED_TOGETHER = (
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """How far to trust estimates of one problem.
-
-    `assumed` are cluster keys that were not given and take a common value; `expected_error` is the mean error of step
-    times, as a share; `remarks` list what else the formulas do not know.
-    """
+    """How far to trust estimates of one problem; `assumed` are cluster keys that take a common value."""
 
     assumed: tuple[str, ...]
     expected_error: float
@@ -134,24 +131,15 @@ def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | 
     least_s = float(step_time(machine, Workload.of([recipe], problem)).total[0])
     if step_time_s * FASTER_THAN_NEEDED >= least_s:
         return None
-    return (
-        f"the median step took {step_time_s:.4g} s, and the formulas give it at least {least_s:.4g} s, "
-        f"{least_s / step_time_s:.2f} times as long"
-    )
+    took = f"the median step took {step_time_s:.4g} s, and the formulas give it at least {least_s:.4g} s"
+    return f"{took}, {least_s / step_time_s:.2f} times as long"
 
 
 def at_best(machine: Machine) -> Machine:
     """Return the machine without what makes one training code, host or library slower than another."""
-    software = replace(
-        machine.software,
-        wide_gradients=False,
-        fused_kernels=True,
-        dropout=False,
-        overlaps_unsharded=True,
-        gradient_overlap=1.0,
-        host_layer_s=0.0,
-        host_collective_s=0.0,
-    )
+    at_once: dict[str, Any] = {"host_layer_s": 0.0, "host_collective_s": 0.0, "gradient_overlap": 1.0}
+    at_once |= {"overlaps_unsharded": True, "fused_kernels": True, "dropout": False, "wide_gradients": False}
+    software = replace(machine.software, **at_once)
     efficiencies = replace(machine.efficiencies, **dict.fromkeys(LOSSES, 0.0))
     efficiencies = replace(efficiencies, fused_attention_forward=1.0, fused_attention_backward=1.0)
     return replace(machine, software=software, efficiencies=efficiencies, attention_scale=1.0)

@@ -64,22 +64,21 @@ class OneCopy:
     @property
     def state_bytes(self) -> int:
         """Parameters, gradients and optimizer."""
-        parts = self.whole.memory_parts_bytes
-        return int(parts["parameters"] + parts["gradients"] + parts["optimizer"])
+        return _bytes_of(self.whole, "parameters", "gradients", "optimizer")
 
     @property
     def activation_bytes_whole(self) -> int:
         """Activations, logits and what a layer needs while it runs, of one sequence."""
-        return _activation_bytes(self.whole)
+        return _bytes_of(self.whole, "activations", "logits", "working")
 
     @property
     def activation_bytes_recomputed(self) -> int:
         """The same where each layer is run again."""
-        return _activation_bytes(self.recomputed)
+        return _bytes_of(self.recomputed, "activations", "logits", "working")
 
 
-def _activation_bytes(found: Estimate) -> int:
-    return int(sum(found.memory_parts_bytes[name] for name in ("activations", "logits", "working")))
+def _bytes_of(found: Estimate, *parts: str) -> int:
+    return int(sum(found.memory_parts_bytes[name] for name in parts))
 
 
 @dataclass(frozen=True, kw_only=True)

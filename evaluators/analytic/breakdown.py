@@ -96,10 +96,8 @@ def breakdown(recipe: Recipe, problem: Problem, measured: Measured | None = None
     """Break down one legal recipe; raises `InvalidInput` for one that the formulas do not know."""
     unknown = not_modelled(recipe)
     if unknown is not None:
-        raise InvalidInput(
-            f"recipe {recipe_id(problem, recipe)} cannot be estimated: the formulas do not know {unknown}",
-            hint="frontrunner launch measures",
-        )
+        what = f"recipe {recipe_id(problem, recipe)} cannot be estimated: the formulas do not know {unknown}"
+        raise InvalidInput(what, hint="frontrunner launch measures")
     found = estimate_many([recipe], problem)[0]
     return Breakdown(
         problem=problem,

@@ -52,10 +52,7 @@ def _latency_s(machine: Machine, group: Rows, per_node: Rows, crosses: Flags, pa
 
 
 def all_to_all_s(machine: Machine, message_bytes: Rows, *, group: Rows, stride: Rows) -> Rows:
-    """Return the time in which each of `group` ranks, `stride` apart, sends an equal part of its message to each.
-
-    Links inside nodes and ports between them are busy at once, and shared by all groups that meet in a node.
-    """
+    """Return the time of an all-to-all in groups of `group` ranks, `stride` apart, inside and between nodes at once."""
     per_node, groups_per_node = _in_nodes(machine, group, stride)
     inside = message_bytes * (per_node - 1) / group / machine.node_bytes_per_s
     leaving = message_bytes * (group - per_node) / group * per_node * groups_per_node
@@ -75,10 +72,7 @@ def point_to_point_s(machine: Machine, message_bytes: Rows, stride: Rows) -> Row
 
 
 def tensor_reduce_s(machine: Machine, work: Workload) -> Rows:
-    """Return the time of one all-reduce over the tensor-parallel ranks, one per block and pass.
-
-    A reduce-scatter and an all-gather move the same bytes under sequence parallelism (arXiv 2205.05198).
-    """
+    """Return the time of one all-reduce, or its two halves (arXiv 2205.05198), over the tensor-parallel ranks."""
     message = work.tokens * work.hidden * work.bytes_per_value
     return ring_s(machine, message, group=work.tensor_parallel, stride=work.strides["tp"], passes=2)
 
@@ -95,14 +89,14 @@ def exchanges_s(machine: Machine, work: Workload) -> Rows:
     One message holds query, key and value, another the result; both go again backward, and forward once more under full
     recompute (arXiv 2309.14509, decision 9).
     """
-    if not (work.sequence_ranks > 1).any():
+    if not (work.context_parallel > 1).any():
         return np.zeros(1)
     query = work.hidden / work.tensor_parallel
     # At least one head of keys for each of the ranks that share a sequence.
-    keys = np.maximum(work.kv_hidden / work.tensor_parallel, work.sequence_ranks * work.hidden / work.heads)
+    keys = np.maximum(work.kv_hidden / work.tensor_parallel, work.context_parallel * work.hidden / work.heads)
     inwards = work.tokens * work.bytes_per_value * (query + 2 * keys)
     outwards = work.tokens * work.bytes_per_value * query
-    group, stride = work.sequence_ranks, work.strides["dp"]
+    group, stride = work.context_parallel, work.strides["dp"]
     once = all_to_all_s(machine, inwards, group=group, stride=stride)
     once = once + all_to_all_s(machine, outwards, group=group, stride=stride)
     return np.where(work.recompute_full, 3.0, 2.0) * once

@@ -139,10 +139,7 @@ def embedding(machine: Machine, work: Workload) -> Passes:
 
 
 def optimizer_s(machine: Machine, work: Workload, parameters: Rows) -> Rows:
-    """Return the time of AdamW over a rank's share of `parameters`, on the device or on the host's processors.
-
-    The gradient is moved four times, parameter and two states are read and written. A node's ranks share the host.
-    """
+    """Return the time of AdamW over a rank's share of `parameters`, on the device or on the node's shared host."""
     states = 2 * 2 * work.bytes_per_optimizer_state + 2 * 4.0
     moved = 4 * machine.gradient_bytes(work.bytes_per_value) + states + np.where(work.bytes_per_value < 4, 2.0, 0.0)
     on_device = parameters * moved / machine.memory_bytes_per_s

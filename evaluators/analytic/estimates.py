@@ -131,10 +131,8 @@ def _total(parts: Mapping[str, Rows]) -> Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownPlan:
-    """A plan for programs: `fitting` of the `legal` recipes fit; `estimates` are the fastest, `front` the Pareto front.
-
-    `not_modelled` counts legal recipes that the formulas leave out, by reason; for the rest see `Trust`.
-    """
+    """A plan for programs: `fitting` of the `legal` recipes fit, with the fastest `estimates` and the Pareto
+    `front`."""
 
     legal: int
     fitting: int

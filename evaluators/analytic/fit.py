@@ -158,10 +158,7 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFit:
-    """Constants fitted to all rows, and mean errors of step time, as shares, on rows while they were held back.
-
-    `error_before` is that of the cluster's earlier constants; `by_problem` is whether whole problems were held back.
-    """
+    """Constants fitted to all rows, and mean errors of step time, as shares, on rows while they were held back."""
 
     constants: tuple[Constant, ...]
     rows: int

@@ -36,12 +36,9 @@ def peak_memory(machine: Machine, work: Workload) -> PeakMemory:
     totals = np.stack(np.broadcast_arrays(*(rank.total for rank in candidates)))
     totals[1:] = np.where(work.head_on_first & (work.pipeline_parallel == 1), 0.0, totals[1:])
     fullest = np.argmax(totals, axis=0)
-    return PeakMemory(
-        **{
-            field.name: np.choose(fullest, [np.broadcast_to(getattr(r, field.name), fullest.shape) for r in candidates])
-            for field in fields(PeakMemory)
-        }
-    )
+    names = [field.name for field in fields(PeakMemory)]
+    columns = ([np.broadcast_to(getattr(rank, name), fullest.shape) for rank in candidates] for name in names)
+    return PeakMemory(**{name: np.choose(fullest, ranks) for name, ranks in zip(names, columns, strict=True)})
 
 
 def memory_of_ranks(machine: Machine, work: Workload) -> tuple[PeakMemory, PeakMemory, PeakMemory]:
@@ -169,7 +166,7 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     rotated = np.where(work.rotary, apart, 0.0) * (work.hidden + work.kv_hidden)
     gated = np.where(work.ffn_matrices == 3, 3.0 + apart, 2.0) * work.ffn_hidden
     gated = np.where(work.feed_forward_tiles > 1, 0.0, gated)
-    exchanged = np.where(work.sequence_ranks > 1, work.hidden, 0.0)
+    exchanged = np.where(work.context_parallel > 1, work.hidden, 0.0)
     inside = size * (2 * work.hidden + 2 * work.kv_hidden + apart * work.hidden + rotated + gated + exchanged)
     scores = work.heads * work.sequence_length * (2 * size + (1 if software.dropout else 0))
     scores = np.where(work.fused_attention, 0.0, scores)
@@ -204,6 +201,5 @@ def host_memory(machine: Machine, work: Workload, parameters: Rows) -> Rows:
     copies = np.where(work.parameters_on_host, parameters / work.sharding_parameters * work.bytes_per_value, 0.0)
     if machine.software.shards_only_masters:
         copies = np.zeros(1)
-    return np.where(work.activation_offload, activations, 0.0) + np.where(
-        work.optimizer_on_host, states + gradients + copies, 0.0
-    )
+    of_states = np.where(work.optimizer_on_host, states + gradients + copies, 0.0)
+    return np.where(work.activation_offload, activations, 0.0) + of_states

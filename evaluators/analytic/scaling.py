@@ -20,11 +20,7 @@ BOUNDING = (*DEGREES, "micro_batch_seqs")
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingRow:
-    """One number of nodes: the fastest recipe that fits, or the reason why there is none.
-
-    `efficiency` is tokens/s per device over that of the smallest count with a recipe; `global_batch` is None where it
-    would not be whole.
-    """
+    """One number of nodes: the fastest recipe that fits, or the reason why there is none."""
 
     nodes: int
     devices: int
@@ -57,10 +53,7 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """Strong scaling keeps the problem's global batch; weak scaling keeps the batch per node.
-
-    `bounds` are dimensions that a longer list might take further; each count replaces the space's devices.
-    """
+    """Strong scaling keeps the global batch, weak scaling that per node; `bounds` might be taken further."""
 
     strong: tuple[ScalingRow, ...]
     weak: tuple[ScalingRow, ...]

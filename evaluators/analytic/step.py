@@ -7,14 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frontrunner.evaluators.analytic import compute
-from frontrunner.evaluators.analytic.communication import (
-    exchanges_s,
-    host_transfer_s,
-    pipeline_transfer_s,
-    replicas_s,
-    tensor_reduce_s,
-)
+from frontrunner.evaluators.analytic import communication, compute
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import fullest_parameters
 from frontrunner.evaluators.analytic.workload import Flags, Parts, Rows, Workload, number
@@ -27,10 +20,7 @@ COMPILED_HOST_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime(Parts):
-    """Seconds of one optimizer step by what the slowest pipeline rank spends them on.
-
-    `bubble` is its wait for other ranks; `data_parallel` and `host_transfer` are waits beyond what computation hides.
-    """
+    """Seconds of one optimizer step by what the slowest pipeline rank spends them on, waits beyond what overlaps."""
 
     compute: Rows
     recompute: Rows
@@ -63,10 +53,9 @@ def step_time(machine: Machine, work: Workload) -> StepTime:
     head_s, embedding_s = compute.head(machine, work).total, compute.embedding(machine, work).total
     first, between, last = _of_ranks(work, layer, head_s, embedding_s)
     slowest = np.maximum(np.maximum(first, last), between)
-    held = np.where(
-        slowest == last, work.layers_last, np.where(slowest == first, work.layers_first, work.layers_middle)
-    )
-    transfer = pipeline_transfer_s(machine, work)
+    held = np.where(slowest == first, work.layers_first, work.layers_middle)
+    held = np.where(slowest == last, work.layers_last, held)
+    transfer = communication.pipeline_transfer_s(machine, work)
     through = work.layers * layer.total + head_s + embedding_s + transfer * (work.pipeline_parallel - 1)
     m = work.accumulation
     parameters = fullest_parameters(machine, work)
@@ -78,8 +67,8 @@ def step_time(machine: Machine, work: Workload) -> StepTime:
         context_parallel=m * held * layer.exchanges,
         pipeline_transfer=m * transfer * work.virtual_stages,
         bubble=bubble_s(work, slowest=slowest, through=through, left=_left_of_bubble(work, layer)),
-        data_parallel=replicas_s(machine, work, parameters, *passes),
-        host_transfer=host_transfer_s(machine, work, parameters, layers=held, passes=passes),
+        data_parallel=communication.replicas_s(machine, work, parameters, *passes),
+        host_transfer=communication.host_transfer_s(machine, work, parameters, layers=held, passes=passes),
         optimizer=compute.optimizer_s(machine, work, parameters / work.sharding_optimizer),
     )
 
@@ -94,9 +83,8 @@ def _of_ranks(work: Workload, layer: _Layer, head_s: Rows, embedding_s: Rows) ->
 def busy_of_ranks(machine: Machine, work: Workload) -> tuple[Rows, Rows, Rows]:
     """Return the seconds of a step in which each of these ranks computes, or communicates within its layers."""
     head_s, embedding_s = compute.head(machine, work).total, compute.embedding(machine, work).total
-    ranks = _of_ranks(work, _layer(machine, work), head_s, embedding_s)
-    first, between, last = (work.accumulation * rank for rank in ranks)
-    return first, between, last
+    first, between, last = _of_ranks(work, _layer(machine, work), head_s, embedding_s)
+    return work.accumulation * first, work.accumulation * between, work.accumulation * last
 
 
 def _left_of_bubble(work: Workload, layer: _Layer) -> Rows:
@@ -117,11 +105,11 @@ def _left_of_bubble(work: Workload, layer: _Layer) -> Rows:
 
 def _layer(machine: Machine, work: Workload) -> _Layer:
     passes = compute.layer(machine, work)
-    reduces = tensor_reduce_s(machine, work)
+    reduces = communication.tensor_reduce_s(machine, work)
     software = machine.software
-    exchanges = exchanges_s(machine, work)
+    exchanges = communication.exchanges_s(machine, work)
     issued = np.where(work.tensor_parallel > 1, np.where(work.sequence_parallel, 4.0, 2.0), 0.0)
-    issued = issued + np.where(work.sequence_ranks > 1, 2.0, 0.0)
+    issued = issued + np.where(work.context_parallel > 1, 2.0, 0.0)
     host = software.host_layer_s * np.where(work.compile, COMPILED_HOST_SHARE, 1.0)
     host = host + issued * software.host_collective_s - 2 * reduces
     # Of a reduce-scatter and all-gather, selective recompute that keeps products repeats the all-gather alone.

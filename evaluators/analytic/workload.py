@@ -30,17 +30,8 @@ def number(value: float) -> Rows:
     return np.array([value], dtype=np.float64)
 
 
-def flag(*, value: bool) -> Flags:
-    """Return a flag that holds for every row."""
-    return np.array([value], dtype=np.bool_)
-
-
-def _one() -> Rows:
-    return number(1)
-
-
-def _no() -> Flags:
-    return flag(value=False)
+_one: Callable[[], Rows] = functools.partial(number, 1)
+_no: Callable[[], Any] = functools.partial(np.array, [False])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +94,9 @@ class Workload:
         columns: dict[str, Any] = {
             "vocabulary": number(model.padded_vocabulary),
             "sequence_length": number(problem.sequence_length),
-            "tied_embeddings": flag(value=model.tied_embeddings),
-            "rotary": flag(value=model.positions == "rotary"),
-            "fused_attention": flag(value=model.attention == "flash"),
+            "tied_embeddings": np.array([model.tied_embeddings]),
+            "rotary": np.array([model.positions == "rotary"]),
+            "fused_attention": np.array([model.attention == "flash"]),
             "bytes_per_value": number(BYTES_PER_VALUE[problem.precision]),
         }
         for name in ("layers", "hidden", "heads", "kv_hidden", "ffn_hidden", "ffn_matrices"):
@@ -126,11 +117,6 @@ class Workload:
     def copies(self) -> Rows:
         """data_parallel * context_parallel: the ranks that hold the same part of the model, as `Recipe.copies`."""
         return self.data_parallel * self.context_parallel
-
-    @property
-    def sequence_ranks(self) -> Rows:
-        """The ranks that share each sequence of a replica, as neighbors among the copies."""
-        return self.context_parallel
 
     @property
     def sequence_shards(self) -> Rows:

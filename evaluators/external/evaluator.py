@@ -236,16 +236,15 @@ class CommandRun(Watch):
             return FailureKind.LOST, why_full or "its supervisor was killed, and the command with it"
         if status == NOT_STARTED and not errors:
             return FailureKind.CRASHED, first_line(text)
-        found = classify(
-            Evidence(
-                statuses={0: status},
-                errors=errors,
-                log_tails={0: text},
-                overdue=self.overdue,
-                killed_by_us=frozenset({0} if is_killed else ()),
-                kernel_oom_kills=self.kernel_oom_kills,
-            )
+        evidence = Evidence(
+            statuses={0: status},
+            errors=errors,
+            log_tails={0: text},
+            overdue=self.overdue,
+            killed_by_us=frozenset({0} if is_killed else ()),
+            kernel_oom_kills=self.kernel_oom_kills,
         )
+        found = classify(evidence)
         return found.kind, found.message.replace(f"rank 0 while {phase}: ", "").replace("rank 0", "the command")
 
 

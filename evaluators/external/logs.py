@@ -121,10 +121,7 @@ def in_base_units(figures: Mapping[str, float], units: Mapping[str, float]) -> I
 
 @dataclass(kw_only=True)
 class LoggedStep:
-    """Figures of one logged step, or means over the steps since the one before; of repeated lines the first counts.
-
-    `number` is the trainer's; `arrival_s` is since the trainer was started.
-    """
+    """Figures of one logged step, or means since the one before; of repeated lines the first counts."""
 
     number: int
     arrival_s: float
@@ -220,10 +217,7 @@ class Verdict(NamedTuple):
 
 
 def timed(steps: Sequence[LoggedStep], recipe: Recipe, problem: Problem) -> list[TimedStep]:
-    """Return the logged steps with their times: the log's own, else from its rate, else between two lines by our clock.
-
-    A step 0 without a time, as of a progress bar, is where the clock starts.
-    """
+    """Return the logged steps with times: the log's own, else from its rate, else between two lines by our clock."""
     found: list[TimedStep] = []
     done = 0
     for place, step in enumerate(steps):

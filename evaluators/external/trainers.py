@@ -11,15 +11,8 @@ from frontrunner.evaluators.export.base import yaml_text
 from frontrunner.evaluators.export.reading import yaml_table
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.external.command import (
-    SPLICED,
-    Command,
-    CommandRequest,
-    MakeCommand,
-    field_values,
-    filled,
-    filled_text,
-)
+from frontrunner.evaluators.external import command as commands
+from frontrunner.evaluators.external.command import Command, CommandRequest, MakeCommand
 from frontrunner.evaluators.external.logs import patterns_of
 from frontrunner.spaces.errors import bad_value, require_one_of
 from frontrunner.spaces.legality import Reason
@@ -128,7 +121,7 @@ def configured(settings: CommandSettings) -> MakeCommand:
             require_one_of("command", key, name, LOG_PATTERNS)
     if not arguments:
         raise bad_value("command.arguments", None, 'a list of arguments, for evaluator = "command"')
-    if (trainer is not None) != (f"{{{SPLICED}}}" in arguments):
+    if (trainer is not None) != (f"{{{commands.SPLICED}}}" in arguments):
         expected = "the argument {trainer_arguments} where command.trainer is set, and nowhere else"
         raise bad_value("command.arguments", list(arguments), expected)
     known = settings.log or trainer
@@ -136,18 +129,18 @@ def configured(settings: CommandSettings) -> MakeCommand:
     patterns_of(patterns)
 
     def make(request: CommandRequest) -> Command | Reason:
-        fields = field_values(request)
+        fields = commands.field_values(request)
         if trainer is None:
-            return Command(arguments=filled(arguments, fields), log_patterns=patterns)
+            return Command(arguments=commands.filled(arguments, fields), log_patterns=patterns)
         reason = TOOLS[trainer].why_not(request.problem, request.recipe)
         if reason is not None:
             return reason
         found = TOOLS[trainer].export(request.problem, request.recipe)
         # Files that the arguments of `frontrunner export` name are in the run folder.
         own = (str(request.run_folder / one) if one in found.files else one for one in found.arguments)
-        spliced = (*own, *(filled_text(text, fields) for text in STEPS[trainer]))
+        spliced = (*own, *(commands.filled_text(text, fields) for text in STEPS[trainer]))
         files = {name: _for_a_probe(trainer, text, request.probe.most_steps) for name, text in found.files.items()}
-        return Command(arguments=filled(arguments, fields, spliced), log_patterns=patterns, files=files)
+        return Command(arguments=commands.filled(arguments, fields, spliced), log_patterns=patterns, files=files)
 
     return make
 

@@ -229,14 +229,9 @@ def _run(request: dict[str, Any], rank: int) -> int:
     job = Job.read(Path(request["job"]))
     first, count = request["ranks"]
     set_local_rank_env(rank - first, count)
+    url, size = rendezvous_url(Path(request["job"]).parent), request["world_size"]
     try:
-        run_rank(
-            job,
-            rank=rank,
-            world_size=request["world_size"],
-            init_method=rendezvous_url(Path(request["job"]).parent),
-            local_rank=rank - first,
-        )
+        run_rank(job, rank=rank, world_size=size, init_method=url, local_rank=rank - first)
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else 1
     except BaseException:

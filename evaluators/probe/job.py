@@ -131,10 +131,7 @@ def disk_table(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> dict[str,
 
 
 def corpus(data: DataSettings, work_folder: Path, problem: Problem) -> Corpus:
-    """Return the token file of a campaign, created in `work_folder` from text, one token per byte.
-
-    Raises `InvalidInput` for tokens outside the model's vocabulary, or too few of them.
-    """
+    """Return the token file of a campaign, created in `work_folder` from text; raises as `check_data` does."""
     check_data(data, problem)
     if (tokens := _token_file(data, problem)) is not None:
         return tokens

@@ -81,9 +81,8 @@ def measurement(
     times = tuple(float(t) for t in result["step_times_s"])
     median = statistics.median(times)
     if not (math.isfinite(median) and median > 0):
-        return Failure(
-            kind=FailureKind.IMPLAUSIBLE, message=f"the median step took {median} s", node_seconds=node_seconds
-        )
+        message = f"the median step took {median} s"
+        return Failure(kind=FailureKind.IMPLAUSIBLE, message=message, node_seconds=node_seconds)
     measured = measured_steps(
         recipe,
         problem,

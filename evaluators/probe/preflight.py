@@ -61,22 +61,15 @@ def prepare_here(
 def prepare_recipe_here(
     recipe_id: str, recipe: Recipe, measured: Cluster, *, doing: Doing, anyway: bool
 ) -> tuple[str, ...]:
-    """Return how this machine differs from the one that a stored recipe was measured on, and prepare it.
-
-    Raises `InvalidInput` for a difference, unless `anyway`, for several nodes, unless launched, and without its engine.
-    """
+    """Return how this machine differs from the one measured, and prepare it; raises `InvalidInput` unless `anyway`."""
     differences = _differences(measured, recipe, detect(), one_node=doing != "launch")
     if differences and not anyway:
-        raise InvalidInput(
-            f"recipe {recipe_id} was measured on other hardware: {'; '.join(differences)}",
-            hint=f"--anyway will {doing} it here all the same; throughput will not be that of its campaign",
-        )
+        hint = f"--anyway will {doing} it here all the same; throughput will not be that of its campaign"
+        raise InvalidInput(f"recipe {recipe_id} was measured on other hardware: {'; '.join(differences)}", hint=hint)
     if recipe.devices > measured.devices_per_node and doing != "launch":
-        raise InvalidInput(
-            f"recipe {recipe_id} needs {recipe.devices} devices on nodes of {measured.devices_per_node}: "
-            f"`{doing}` does not run on several nodes yet",
-            hint=f"{doing} a recipe of one node",
-        )
+        needs = f"recipe {recipe_id} needs {recipe.devices} devices on nodes of {measured.devices_per_node}"
+        why_not = f"{needs}: `{doing}` does not run on several nodes yet"
+        raise InvalidInput(why_not, hint=f"{doing} a recipe of one node")
     _refuse_missing_engines((recipe.engine,))
     prepare_disk(measured, (recipe.offload,))
     return differences

@@ -42,10 +42,7 @@ OnStep = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:
-    """How a replay trains: a warm-up, then a cosine to `final_learning_rate_fraction` of the learning rate.
-
-    `checkpoint_every_steps` None is a tenth of the run, at least 10. A `launched` replay is only prepared here.
-    """
+    """How a replay trains; one that is `launched` is only prepared here, for the user's own launcher."""
 
     steps: int
     learning_rate: float = 3e-4
@@ -131,10 +128,7 @@ def plan(
     settings: ReplaySettings,
     anyway: bool,
 ) -> ReplayPlan:
-    """Plan a replay; write nothing but the token file, if it does not exist yet.
-
-    Raises `InvalidInput` if this machine differs, unless `anyway`, or for several nodes, unless `settings.launched`.
-    """
+    """Plan a replay, and write its token file; raises `InvalidInput` as `prepare_recipe_here` does."""
     cluster = setup.problem.cluster
     doing: Doing = "launch" if settings.launched else "replay"
     differences = prepare_recipe_here(recipe_id, recipe, cluster, doing=doing, anyway=anyway)
@@ -201,10 +195,8 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
         status = _train(chosen, on_step)
     result = read_json(chosen.folder / "result.json") or {}
     if status != 0 or result.get("status") != "trained":
-        raise FrontrunnerError(
-            f"the replay ended with status {status}:\n{tail(chosen.log)}",
-            hint=f"the whole log: {chosen.log}; the same command goes on from the newest checkpoint",
-        )
+        hint = f"the whole log: {chosen.log}; the same command goes on from the newest checkpoint"
+        raise FrontrunnerError(f"the replay ended with status {status}:\n{tail(chosen.log)}", hint=hint)
     times = result["step_times_s"]
     return ReplayResult(
         recipe_id=chosen.recipe_id,
@@ -229,13 +221,8 @@ def _train(chosen: ReplayPlan, on_step: OnStep | None) -> int:
     progress = chosen.folder / "progress.jsonl"
     events = LineReader(progress, offset=progress.stat().st_size if progress.exists() else 0)
     with chosen.log.open("ab") as output:
-        process = start_child(
-            chosen.argv,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **chosen.environment, REPLAY_TAG: str(chosen.folder)},
-        )
+        environment = {**os.environ, **chosen.environment, REPLAY_TAG: str(chosen.folder)}
+        process = start_child(chosen.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
     has_ended = False
     try:
         while not has_ended:

@@ -34,10 +34,10 @@ class TrainingProbe(RankedProbes[RankWatch]):
         self._make_job = make_job
         self._stuck: list[psutil.Process] = []
         self._log = setup.work_folder / "fork-server.log"
-        self._server = self._start_server()
+        self._start_server()
 
-    def _start_server(self) -> ForkClient:
-        return ForkClient(self._log, rank_environment(self._setup), self._setup.engines)
+    def _start_server(self) -> None:
+        self._server = ForkClient(self._log, rank_environment(self._setup), self._setup.engines)
 
     def start(self, order: ProbeOrder) -> None:
         """Fork the ranks of one probe, once no killed rank of an earlier one is left."""
@@ -65,7 +65,7 @@ class TrainingProbe(RankedProbes[RankWatch]):
                 for watch in self._running.values():
                     watch.lost, watch.lost_log = "the fork server ended, and the ranks with it", self._log
                 self._server.close()
-                self._server = self._start_server()
+                self._start_server()
             elif report.token not in self._running:
                 continue  # a rank that ended after its probe was given up
             elif isinstance(report, RanksStarted):

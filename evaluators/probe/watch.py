@@ -225,18 +225,17 @@ class RankWatch(Watch):
         if outcome is not None and not (isinstance(outcome, Measurement) and has_failed):
             return outcome
         ranks = range(self.order.recipe.devices)
-        verdict = classify(
-            Evidence(
-                statuses=self.statuses,
-                errors=self.folder.errors(len(ranks)),
-                log_tails={rank: tail(self.folder.log(rank)) for rank in ranks},
-                overdue=self.overdue,
-                killed_by_us=frozenset(self.killed),
-                kernel_oom_kills=self.kernel_oom_kills,
-                lost=self.lost,
-                disk_full=why_disk_full(self.folder.path),
-            )
+        evidence = Evidence(
+            statuses=self.statuses,
+            errors=self.folder.errors(len(ranks)),
+            log_tails={rank: tail(self.folder.log(rank)) for rank in ranks},
+            overdue=self.overdue,
+            killed_by_us=frozenset(self.killed),
+            kernel_oom_kills=self.kernel_oom_kills,
+            lost=self.lost,
+            disk_full=why_disk_full(self.folder.path),
         )
+        verdict = classify(evidence)
         message = verdict.message
         if self.unended:
             message += f"; killed, and not ended within {KILL_GRACE_S:g} s: process {', '.join(map(str, self.unended))}"
@@ -260,8 +259,7 @@ def harvest(order: ProbeOrder, setup: ProbeSetup) -> Outcome | None:
     """Return the outcome on disk, or what the order's ranks had finished measuring when their driver died."""
     folder = RunFolder(order.run_folder)
     folder.remove_unfinished()
-    outcome = folder.outcome()
-    if outcome is not None:
+    if (outcome := folder.outcome()) is not None:
         return outcome
     node_seconds = folder.busy_seconds() * nodes_used(order.recipe, setup.problem)
     outcome = _from_result(folder, order, setup, node_seconds)
@@ -274,10 +272,7 @@ def with_log(failure: Failure, log: Path) -> Failure:
 
 
 def written(folder: RunFolder, outcome: Outcome) -> Outcome:
-    """Write the outcome down where there is room for it; a crash on a full disk is not the recipe's fault.
-
-    Nothing is lost without the file: a measurement follows from `result.json`, a failure belongs to a lost attempt.
-    """
+    """Write the outcome down where there is room for it; a crash on a full disk is not the recipe's fault."""
     try:
         folder.write_outcome(outcome)
     except OSError as error:

@@ -174,10 +174,8 @@ def _places(theirs: Sequence[str], form: TableForm, sources: Mapping[str, Source
     if unknown := [name for name in own if name not in schema.COLUMNS]:
         first, shown = shown_key(unknown[0]), ", ".join(map(shown_key, unknown[:6]))
         more = f" and {len(unknown) - 6} more" if len(unknown) > 6 else ""
-        raise InvalidInput(
-            f"the table has columns that are not of the table form: {shown}{more}",
-            hint=f"say what each is: --column NAME={first}, or leave it out: --ignore {first}",
-        )
+        hint = f"say what each is: --column NAME={first}, or leave it out: --ignore {first}"
+        raise InvalidInput(f"the table has columns that are not of the table form: {shown}{more}", hint=hint)
     if twice := next((name for name in own if name in form.constants), None):
         raise InvalidInput(f"--set {twice}: the table has a column {twice}", hint=f"add --ignore {twice}")
     found = {name: name for name in own} | {name: source.theirs for name, source in sources.items()}
@@ -219,11 +217,8 @@ def _refuse_wrong_units(problems: Sequence[TableProblem], sources: Mapping[str, 
     if shares and max(shares) < LOWEST_MFU and not sources.get("step_time_s", Source("")).unit:
         found = f"the fastest of {len(shares)} timed rows reaches {100 * max(shares):.2g} % of its device's peak"
         raise _wrong_unit("step_time_s", found, max(shares), sources, or_else="s")
-    memories = [
-        one.peak_memory_bytes_max_rank / of.problem.cluster.memory_bytes_per_device
-        for one, of in measured
-        if one.peak_memory_bytes_max_rank
-    ]
+    peaks = ((one.peak_memory_bytes_max_rank, of.problem.cluster.memory_bytes_per_device) for one, of in measured)
+    memories = [peak / device for peak, device in peaks if peak]
     if memories and min(memories) > MOST_MEMORIES:
         found = f"every peak is {min(memories):,.0f} times its device's memory and more"
         raise _wrong_unit("peak_mem_gb", found, max(memories), sources)

@@ -25,10 +25,7 @@ from frontrunner.spaces.stages import even_layers
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one file that the model can estimate, and how many others there are by reason.
-
-    Rows whose hardware has no preset are of `default_cluster`, where there is one.
-    """
+    """The rows of one file that the model can estimate, and how many others there are by reason."""
 
     name: str
     rows: tuple[Row, ...]
@@ -115,10 +112,8 @@ def workload(rows: Sequence[Row], precision: str, *, balances_head: bool = False
     width = 2 * hidden * (1 + column("kv_heads") / column("heads")) + matrices * column("ffn_hidden")
     head = column("vocab") * hidden / (hidden * width)
     shapes = zip(column("layers").tolist(), column("pp").tolist(), head.tolist(), strict=True)
-    held = [
-        ends(balanced_layers(int(n), int(p), cost) if balances_head else even_layers(int(n), int(p)))
-        for n, p, cost in shapes
-    ]
+    whole = ((int(n), int(p), cost) for n, p, cost in shapes)
+    held = [ends(balanced_layers(n, p, cost) if balances_head else even_layers(n, p)) for n, p, cost in whole]
     first, middle, last = np.array(held, dtype=np.float64).reshape(-1, 3).T
     counts: dict[str, Any] = {name: column(own) for name, own in schema.OF_RECIPES.items()}
     return Workload(

@@ -11,12 +11,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import ndtr
 
+from frontrunner.search.guided.prior import Rows
 from frontrunner.spaces.pareto import pareto_front
-
-Rows = npt.NDArray[np.float64]
 
 REFERENCE = 1.1
 """Assumed: a tenth beyond the worst, as usual for reference points (Ishibuchi et al., 2018)."""

@@ -12,15 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
 from scipy.special import log_ndtr, ndtr
 
-from frontrunner.search.guided.prior import CandidateTable, middle, needs_as_much
-
-Rows = npt.NDArray[np.float64]
-Places = npt.NDArray[np.intp]
+from frontrunner.search.guided.prior import CandidateTable, Places, Rows, middle, needs_as_much
 
 OFFSET = 0.12
 """Standard deviation of the log factor of all recipes: peaks are off by 7 to 12 % (docs/measurements.md)."""
@@ -135,10 +131,7 @@ class _Likelihood:
         self._otherwise = np.array([1e-3 if trial.out_of_memory else CRASHES for trial in trials])[self._failed]
 
     def starts(self) -> list[Rows]:
-        """Return where to look for the mode: at the prior's, and where half of what failed would lack memory.
-
-        Far from the limit the likelihood of a failure is flat, so that the first alone would not be left.
-        """
+        """Return where to look for the mode: the prior's, and where half of what failed would lack memory."""
         none = np.zeros(self._inputs.shape[1])
         if not self._failed.any():
             return [none]

@@ -16,6 +16,7 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, Recipe
 
 Rows = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
 
 _PLAIN = [one for one in DIMENSIONS.values() if not one.is_one_hot and one.kind != "sharding"]
 COUNTS = (*(one.name for one in _PLAIN if one.kind == "count"), "data_parallel")
@@ -78,11 +79,7 @@ MEMORY_PARTS = tuple(field.name for field in fields(PeakMemory) if field.name !=
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prior:
-    """Predictions of recipes, one row each; unknown rows hold the medians of the others.
-
-    Logarithms are natural: of tokens/s, and of peak memory over a device's (`log_fill`); shares are by `STEP_PARTS` and
-    `MEMORY_PARTS`.
-    """
+    """Predictions of recipes, one row each, as natural logarithms and shares; unknown rows hold medians."""
 
     log_speed: Rows
     step_shares: Rows

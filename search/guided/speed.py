@@ -18,11 +18,8 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Kernel
 
 from frontrunner.evaluators.analytic.accuracy_bounds import is_validated, own_error
-from frontrunner.search.guided.prior import CandidateTable, middle
+from frontrunner.search.guided.prior import CandidateTable, Places, Rows, middle
 from frontrunner.spaces.problem import Problem
-
-Rows = npt.NDArray[np.float64]
-Places = npt.NDArray[np.intp]
 
 COMMON = 3.0
 """Standard deviation of the factor of all recipes, as a logarithm; wide, since no order hangs on it."""

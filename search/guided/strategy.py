@@ -9,14 +9,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import Predicted
 from frontrunner.search.guided.acquisition import Allowances, Front, mean_loss
 from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
-from frontrunner.search.guided.prior import CandidateTable, Prior, prior_of
+from frontrunner.search.guided.prior import CandidateTable, Places, Prior, Rows, prior_of
 from frontrunner.search.guided.speed import Observation, SpeedModel, amplitudes_of
 from frontrunner.search.strategies.candidates import Candidates
 from frontrunner.search.strategy import TOKENS_ALONE, Evidence, Outlook, Told
@@ -24,9 +23,6 @@ from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
-
-Rows = npt.NDArray[np.float64]
-Places = npt.NDArray[np.intp]
 
 LOOKED_AT = 3000
 """Open recipes that are judged in full at each ask: those that a linear correction finds most promising."""

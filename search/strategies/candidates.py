@@ -134,10 +134,7 @@ class Candidates:
 
 
 class Learner(ABC):
-    """Implements the contract of `Strategy`; a subclass chooses among open rows and learns from outcomes.
-
-    Failures are withheld from it until the first measurement: their worth can only be said in comparison.
-    """
+    """Implements the contract of `Strategy`; failures are withheld from a subclass until the first measurement."""
 
     def __init__(self, survey: Survey, seed: int) -> None:
         self._candidates = Candidates(survey, seed)

@@ -18,9 +18,9 @@ from frontrunner.evaluators.tables.reading import read as read_table
 from frontrunner.evaluators.tables.rows import TableProblem
 from frontrunner.evaluators.tables.schema import LeftOut
 from frontrunner.recipe_actions import names_a_file, refuse_file_of_others
-from frontrunner.results.imported import ImportedCampaign, ImportedOutcome, add_imported
 from frontrunner.results.outcome import Failure
 from frontrunner.results.records import IMPORTED
+from frontrunner.results.writer import ImportedCampaign, ImportedOutcome, add_imported
 from frontrunner.search.campaign_setup import problem_summary, stored_spec
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.cluster import Cluster
