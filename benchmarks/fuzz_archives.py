@@ -11,9 +11,9 @@ from typing import Any
 from fuzz_damage import tree_damaged
 
 from frontrunner import api
+from frontrunner.api import archive, check_store, unarchive
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.maintenance import archive, check_store, unarchive
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.provenance import collect

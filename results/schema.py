@@ -15,19 +15,8 @@ from enum import StrEnum
 from functools import cache, lru_cache, partial
 from typing import Annotated, Any, TypeVar, cast
 
+import sqlalchemy as sa
 from pydantic import AfterValidator, Field, Json, PlainValidator, TypeAdapter
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    Column,
-    ForeignKey,
-    Index,
-    MetaData,
-    String,
-    Table,
-    UniqueConstraint,
-    text,
-)
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
 
 from frontrunner.results.outcome import LARGEST, FailureKind, ProbeEnding
@@ -128,7 +117,7 @@ _Size = Annotated[int, Field(ge=0, le=LARGEST)]
 CampaignName = Annotated[str, holds(Annotated[str, Field(pattern=f"^{CAMPAIGN_NAME.pattern}$")])]
 Time = Annotated[str, holds(Annotated[str, AfterValidator(_time)])]
 Count = Annotated[int, holds(_Size)]
-BigCount = Annotated[int, holds(_Size, BigInteger)]
+BigCount = Annotated[int, holds(_Size, sa.BigInteger)]
 Ordinal = Annotated[int, holds(Annotated[int, Field(ge=1, le=LARGEST)])]
 Figure = Annotated[float, holds(_NotNegative)]
 Rate = Annotated[float, holds(_AboveZero)]
@@ -144,17 +133,17 @@ RecipeText = Annotated[str, holds(Annotated[Recipe, PlainValidator(recipe_from_j
 ProvenanceText = Annotated[str, holds(Annotated[Provenance, PlainValidator(partial(document, Provenance))])]
 
 
-def checked(column: str, words: type[StrEnum]) -> CheckConstraint:
+def checked(column: str, words: type[StrEnum]) -> sa.CheckConstraint:
     """Return a CHECK that `column` holds one of the enum's values."""
     listed = ", ".join(f"'{word.value}'" for word in words)
-    return CheckConstraint(f"{column} IN ({listed})", name=f"{column}_known")
+    return sa.CheckConstraint(f"{column} IN ({listed})", name=f"{column}_known")
 
 
 class Base(DeclarativeBase):
     """The tables of one store."""
 
 
-REVISIONS = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
+REVISIONS = sa.Table("alembic_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True))
 """The table with the revision of the others, named as by Alembic, which earlier versions used."""
 
 
@@ -162,7 +151,7 @@ class StoreRow(Base):
     """The store itself: one row."""
 
     __tablename__ = "store"
-    __table_args__ = (CheckConstraint("id = 1", name="one_row"),)
+    __table_args__ = (sa.CheckConstraint("id = 1", name="one_row"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     schema_version: Mapped[int]
@@ -179,8 +168,8 @@ class CampaignRow(Base):
     __tablename__ = "campaigns"
     __table_args__ = (
         checked("state", CampaignState),
-        CheckConstraint("state <> 'running' OR lease_until IS NOT NULL", name="running_is_leased"),
-        CheckConstraint("(driver_host IS NULL) = (lease_until IS NULL)", name="lease_has_driver"),
+        sa.CheckConstraint("state <> 'running' OR lease_until IS NOT NULL", name="running_is_leased"),
+        sa.CheckConstraint("(driver_host IS NULL) = (lease_until IS NULL)", name="lease_has_driver"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -208,7 +197,7 @@ class HolderRow(Base):
 
     __tablename__ = "holders"
 
-    campaign_id: Mapped[int] = mapped_column(ForeignKey("campaigns.id"), primary_key=True)
+    campaign_id: Mapped[int] = mapped_column(sa.ForeignKey("campaigns.id"), primary_key=True)
     epoch: Mapped[Ordinal] = mapped_column(primary_key=True)
     boot_id: Mapped[str]
     started_ticks: Mapped[BigCount]
@@ -220,7 +209,7 @@ class ProvenanceRow(Base):
     __tablename__ = "provenance"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    campaign_id: Mapped[int] = mapped_column(ForeignKey("campaigns.id"), index=True)
+    campaign_id: Mapped[int] = mapped_column(sa.ForeignKey("campaigns.id"), index=True)
     recorded_at: Mapped[Time]
     provenance_json: Mapped[ProvenanceText]
 
@@ -230,17 +219,19 @@ class TrialRow(Base):
 
     __tablename__ = "trials"
     __table_args__ = (
-        UniqueConstraint("campaign_id", "recipe_id"),
-        UniqueConstraint("campaign_id", "number"),
-        UniqueConstraint("campaign_id", "outcome_number"),
-        Index("trials_by_state", "campaign_id", "state"),
-        Index("trials_by_recipe", "recipe_id"),
+        sa.UniqueConstraint("campaign_id", "recipe_id"),
+        sa.UniqueConstraint("campaign_id", "number"),
+        sa.UniqueConstraint("campaign_id", "outcome_number"),
+        sa.Index("trials_by_state", "campaign_id", "state"),
+        sa.Index("trials_by_recipe", "recipe_id"),
         checked("state", TrialState),
-        CheckConstraint("(state IN ('measured', 'failed')) = (outcome_number IS NOT NULL)", name="final_is_numbered"),
+        sa.CheckConstraint(
+            "(state IN ('measured', 'failed')) = (outcome_number IS NOT NULL)", name="final_is_numbered"
+        ),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    campaign_id: Mapped[int] = mapped_column(ForeignKey("campaigns.id"))
+    campaign_id: Mapped[int] = mapped_column(sa.ForeignKey("campaigns.id"))
     number: Mapped[Ordinal]
     recipe_id: Mapped[str]
     recipe_json: Mapped[RecipeText]
@@ -253,19 +244,19 @@ class AttemptRow(Base):
 
     __tablename__ = "attempts"
     __table_args__ = (
-        UniqueConstraint("trial_id", "number"),
-        Index("attempts_by_state", "campaign_id", "state"),
+        sa.UniqueConstraint("trial_id", "number"),
+        sa.Index("attempts_by_state", "campaign_id", "state"),
         checked("state", AttemptState),
-        CheckConstraint("(state = 'running') = (finished_at IS NULL)", name="final_has_time"),
+        sa.CheckConstraint("(state = 'running') = (finished_at IS NULL)", name="final_has_time"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    campaign_id: Mapped[int] = mapped_column(ForeignKey("campaigns.id"))
-    trial_id: Mapped[int] = mapped_column(ForeignKey("trials.id"))
+    campaign_id: Mapped[int] = mapped_column(sa.ForeignKey("campaigns.id"))
+    trial_id: Mapped[int] = mapped_column(sa.ForeignKey("trials.id"))
     number: Mapped[Ordinal]
     state: Mapped[str] = one_of(AttemptState)
     run_folder: Mapped[str]
-    provenance_id: Mapped[int | None] = mapped_column(ForeignKey("provenance.id"))
+    provenance_id: Mapped[int | None] = mapped_column(sa.ForeignKey("provenance.id"))
     started_at: Mapped[Time]
     finished_at: Mapped[Time | None]
 
@@ -275,7 +266,7 @@ class MeasurementRow(Base):
 
     __tablename__ = "measurements"
 
-    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
+    attempt_id: Mapped[int] = mapped_column(sa.ForeignKey("attempts.id"), primary_key=True)
     step_times_s_json: Mapped[StepTimes]
     tokens_per_step: Mapped[BigCount]
     tokens_per_s: Mapped[Rate]
@@ -295,7 +286,7 @@ class EndingRow(Base):
     __tablename__ = "endings"
     __table_args__ = (checked("ended", ProbeEnding),)
 
-    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
+    attempt_id: Mapped[int] = mapped_column(sa.ForeignKey("attempts.id"), primary_key=True)
     ended: Mapped[str] = one_of(ProbeEnding)
 
 
@@ -305,7 +296,7 @@ class FailureRow(Base):
     __tablename__ = "failures"
     __table_args__ = (checked("kind", FailureKind),)
 
-    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
+    attempt_id: Mapped[int] = mapped_column(sa.ForeignKey("attempts.id"), primary_key=True)
     kind: Mapped[str] = one_of(FailureKind)
     message: Mapped[str]
     log_tail: Mapped[str]
@@ -322,21 +313,21 @@ class StandingRow(Base):
 
     __tablename__ = "standings"
     __table_args__ = (
-        Index(  # in the order in which the Pareto front is walked
+        sa.Index(  # in the order in which the Pareto front is walked
             "standings_by_tokens",
             "campaign_id",
-            text("tokens_per_s DESC"),
+            sa.text("tokens_per_s DESC"),
             "peak_memory_bytes_max_rank",
             "recipe_id",
             "trial_id",
         ),
-        Index("standings_by_tflops", "campaign_id", "model_tflops_per_device", "recipe_id"),
-        Index("standings_by_memory", "campaign_id", "peak_memory_bytes_max_rank", "recipe_id"),
-        Index("standings_by_step_time", "campaign_id", "step_time_s_median", "recipe_id"),
+        sa.Index("standings_by_tflops", "campaign_id", "model_tflops_per_device", "recipe_id"),
+        sa.Index("standings_by_memory", "campaign_id", "peak_memory_bytes_max_rank", "recipe_id"),
+        sa.Index("standings_by_step_time", "campaign_id", "step_time_s_median", "recipe_id"),
     )
 
-    trial_id: Mapped[int] = mapped_column(ForeignKey("trials.id"), primary_key=True)
-    campaign_id: Mapped[int] = mapped_column(ForeignKey("campaigns.id"))
+    trial_id: Mapped[int] = mapped_column(sa.ForeignKey("trials.id"), primary_key=True)
+    campaign_id: Mapped[int] = mapped_column(sa.ForeignKey("campaigns.id"))
     recipe_id: Mapped[str]
     repeats: Mapped[Ordinal]
     step_time_s_median: Mapped[Rate]
@@ -352,10 +343,10 @@ class EventRow(Base):
     """Something that happened in a campaign; ids rise in the order of recording."""
 
     __tablename__ = "events"
-    __table_args__ = (Index("events_by_campaign", "campaign_id", "id"),)
+    __table_args__ = (sa.Index("events_by_campaign", "campaign_id", "id"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    campaign_id: Mapped[int] = mapped_column(ForeignKey("campaigns.id"))
+    campaign_id: Mapped[int] = mapped_column(sa.ForeignKey("campaigns.id"))
     at: Mapped[Time]
     kind: Mapped[str]
     data_json: Mapped[TableOf]

@@ -187,8 +187,7 @@ def _torch_memory(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
         yield Reason("offload-cpu", "a cpu device computes in the host's memory: there is no other to offload to")
     if recipe.offload != "none" and (p == 1 or p < o) and recipe.copies > 1:
         why = f"offload {recipe.offload} brings parameters to the device for each use"
-        text = f"{why}: it needs zero-3 or hybrid sharding, not {recipe.sharding_name}"
-        yield Reason("offload-sharding", text)
+        yield Reason("offload-sharding", f"{why}: it needs zero-3 or hybrid sharding, not {recipe.sharding_name}")
     if recipe.gradient_sync == "last":
         return
     code = "gradient-sync-sharding"
@@ -235,8 +234,7 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Iterator[Reason]:  #
         yield Reason("deepspeed-kv-heads", f"{engine} cannot cut {kv_heads} kv heads over {tp} ranks")
     if tp > 1 and recipe.pipeline_parallel == 1 and recipe.recompute == "selective":
         kept = "the very tensors that selective recompute keeps, and sums them again; use recompute full or none"
-        text = f"wrong gradients: AutoTP sums over its ranks into {kept}"
-        yield Reason("deepspeed-selective-tensor", text)
+        yield Reason("deepspeed-selective-tensor", f"wrong gradients: AutoTP sums over its ranks into {kept}")
     if offload == "nvme" and problem.cluster.nvme_path is None:
         yield Reason("offload-nvme", "offload nvme needs a folder on each node's own fast disk: set cluster.nvme_path")
     if offload != "none" and is_whole:
@@ -260,8 +258,7 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Iterator[Reason]:  #
             text = "hpZ groups neighboring ranks, which under tensor parallelism hold different shares"
             yield Reason("secondary-tensor", f"wrong parameters: {text}")
     if problem.precision == "fp16":
-        text = f"{engine} does not report skipped steps yet, as fp16 needs; use bf16"
-        yield Reason("precision-fp16", text)
+        yield Reason("precision-fp16", f"{engine} does not report skipped steps yet, as fp16 needs; use bf16")
     if problem.precision == "bf16" and is_whole:
         yield Reason("deepspeed-bf16", "DeepSpeed sums bf16 gradients in fp32 only under ZeRO 1 to 3; sharding is none")
     levers = [lever for lever in recipe.levers if not lever.startswith("offload=")]

@@ -106,9 +106,8 @@ class LaunchedRank:
 class JobEnvironment:
     """A process's place among the others, the nodes of its allocation, and the devices that it sees.
 
-    `launched` is None for a process that no launcher started, `allocation` outside a batch job. `backend` is cpu, cuda,
-    rocm or xpu. `stated_devices_per_node` is the batch system's figure, None if it gives none; `masked_by` is the
-    variable that hides devices from this process, None if none does.
+    `backend` is cpu, cuda, rocm or xpu; `stated_devices_per_node` the batch system's figure; `masked_by` the variable
+    that hides devices from this process.
     """
 
     launched: LaunchedRank | None
@@ -170,10 +169,7 @@ def _nodes(scheduler: str, stated: str) -> list[str]:
 
 
 def launched_rank(environment: Environment) -> LaunchedRank | None:
-    """Return this process's place among a launcher's processes, or None if no launcher started it.
-
-    Raises `InvalidInput` for an environment that is incomplete or contradicts itself.
-    """
+    """Return this process's place among a launcher's processes, or None if no launcher started it."""
     launcher = next((found for found in LAUNCHERS if _started(found, environment)), None)
     if launcher is None:
         return None

@@ -89,8 +89,8 @@ class Room:
     def first_enough(self, probe: Waiting, now_s: float) -> tuple[float, int]:
         """Return when enough nodes are expected to be free, infinity if never or too late, and how many are free then.
 
-        The time is in the past if that was expected and has not happened. A reservation then stays in the allocation
-        that has kept the probe waiting longest, instead of moving back and forth while others overrun.
+        The time is in the past if that has not happened: a reservation then stays in the allocation that has kept the
+        probe waiting longest, instead of moving while others overrun.
         """
         enough_s, free = now_s, self.free
         for held in sorted(self.occupied):

@@ -72,7 +72,6 @@ class StepWatch(RankWatch):
 
     @property
     def _all_succeeded(self) -> bool:
-        """Return whether every rank has ended well: whatever happens later does not matter."""
         return self.have_all_ended and not any(self.statuses.values())
 
     def look(self) -> bool:
@@ -159,7 +158,6 @@ class DispatchedProbe(RankedProbes[StepWatch]):
 
     @property
     def _expected_s(self) -> float:
-        """Return how long a probe is expected to hold its nodes: at most its deadline, less by those before it."""
         deadline_s = self._setup.probe.deadline_s
         return deadline_s if self._longest_s is None else min(deadline_s, LONGER_SHARE * self._longest_s)
 

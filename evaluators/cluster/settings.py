@@ -31,10 +31,7 @@ SCHEDULER_LAUNCHERS = {"slurm": "srun", "pbs": "mpiexec", "lsf": "mpirun", "flux
 
 
 class BatchSystem(NamedTuple):
-    """How nodes are requested: Parsl's provider, what begins a line of options, and the keys of a request.
-
-    `request` has Parsl's names for the keys of [dispatch] that this batch system understands.
-    """
+    """Parsl's provider, what begins a line of options, and Parsl's names for the keys of [dispatch] in a request."""
 
     provider: str
     option_prefix: str
@@ -180,8 +177,7 @@ def _check_value(key: str, value: Any) -> None:
 class NodeSource:
     """How nodes are obtained: up to `allocations` at a time, of `nodes` each.
 
-    `held` is the job that the driver runs in, with `seconds_left` if that is known; None where allocations are
-    requested from a batch system. `launcher` starts a process on each node of a step.
+    `held` is the job that the driver runs in; None where allocations are requested from a batch system.
     """
 
     scheduler: str
@@ -196,11 +192,7 @@ class NodeSource:
 def node_source(
     settings: DispatchSettings, cluster: Cluster, environment: Mapping[str, str] | None = None
 ) -> NodeSource | None:
-    """Return the campaign's source of nodes; None where its probes run on this machine alone.
-
-    Raises `InvalidInput` if the settings, the cluster and the current job do not fit together, and if Parsl is needed
-    and not installed.
-    """
+    """Return the campaign's source of nodes; None where its probes run on this machine alone."""
     environment = os.environ if environment is None else environment
     backend, held = settings.backend, allocation(environment)
     if backend is None and cluster.nodes > 1 and (held is None or len(held.nodes) == 1):

@@ -52,7 +52,6 @@ PRODUCT_BOUNDS = {
 FEWEST_PRODUCTS = 2 * len(PRODUCT_BOUNDS)
 PLACES = 6
 """Digits after the point of a value's place between its bounds; a solver's 1e-13 means 0."""
-
 GIGA = 1e9
 BUSY_SHARE = 0.1
 DIGITS = 4
@@ -61,7 +60,6 @@ FAR_OFF = 0.5
 LARGE_SHARE = 1 / 16
 """A precision whose largest timed product has less than this share of the largest work timed shows no rate."""
 WRITTEN_DIGITS = 6
-
 Seen = dict[str, Any]
 """What rank 0 writes: see `frontrunner.evaluators.trainer.calibration`."""
 Row = Mapping[str, Any]
@@ -94,11 +92,7 @@ def measure(where: Place, *, device: str, seconds: float) -> Seen | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """time = latency_s + bytes over a link / bytes_per_s, with the latency of a hop for all `RINGS`.
-
-    `bytes_per_s` is None where no time grew with the message; `residual` is the root mean square of relative
-    errors.
-    """
+    """time = latency_s + bytes over a link / bytes_per_s, with the RMS of relative errors; for all `RINGS` by hop."""
 
     collective: str
     level: str

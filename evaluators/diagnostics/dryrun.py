@@ -23,14 +23,10 @@ CHILD = "frontrunner.evaluators.trainer.dry_run"
 DEADLINE_S = 600.0
 ENOUGH_WITHOUT_PIPELINE = 2
 """Micro-batches: one that makes the gradients, and the last, which adds to them and reduces them."""
-
 MOST_LAYER_PASSES = 256
 """Layers x micro-batches of one trace; each takes about 0.1 s."""
-
 ALL_IN_FLIGHT = ("gpipe", "looped-bfs")
 """Schedules that run every forward pass of a step before the first backward pass."""
-
-Seen = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +81,8 @@ def why_untraceable(recipe: Recipe) -> str | None:
 def needed_micro_batches(recipe: Recipe) -> int:
     """Return how many micro-batches of a step show its peak.
 
-    A pipeline that runs forward and backward passes in turn is full after as many micro-batches as it has stages. One
-    more, of interleaved schedules one round of them, meets the gradients of the first; nothing grows from then on.
-    Interleaved rounds depend on the accumulation: where the pipeline's ranks do not divide it all are traced.
+    A pipeline is full after as many as it has stages; one more, of interleaved schedules one round of them, meets the
+    gradients of the first. Interleaved rounds depend on the accumulation: where ranks do not divide it all are traced.
     """
     accumulation, ranks = recipe.accumulation, recipe.pipeline_parallel
     if ranks == 1:
@@ -211,7 +206,7 @@ def run(chosen: DryRunPlan) -> DryRun:
     )
 
 
-def _traced_rank(chosen: DryRunPlan, few: Seen, many: Seen | None) -> TracedRank:
+def _traced_rank(chosen: DryRunPlan, few: dict[str, Any], many: dict[str, Any] | None) -> TracedRank:
     """Return what a trace shows; with a second one of twice as many micro-batches, the memory of all of them."""
     recipe, problem, model = chosen.recipe, chosen.problem, chosen.problem.model
     place = recipe.pipeline_rank(few["rank"])

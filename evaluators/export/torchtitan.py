@@ -130,6 +130,9 @@ class Torchtitan(Tool):
         found |= said.launch
         found |= _sharding_choices(problem, said, found, given)
         found |= _stage_choices(problem, said, found["pipeline_parallel"])
+        recomputes = [word for word in RECOMPUTES if f"activation-checkpoint:{word}" in given.text.lower()]
+        if len(recomputes) > 1:
+            raise bad_value("activation-checkpoint", recomputes, "one of them")
         batch, global_batch = said.number(LOCAL_BATCH), said.number(self.names["global_batch_seqs"])
         most = global_batch or problem.global_batch.maximum
         if batch is not None and batch > most and batch % problem.sequence_length == 0:
@@ -141,7 +144,7 @@ class Torchtitan(Tool):
             "sequence_parallel": found["tensor_parallel"] > 1
             and _flag(said, "--parallelism.", "enable-sequence-parallel", default=True),
             "compile": _flag(said, "--compile.", "enable", default=False),
-            "recompute": _recompute(given.text),
+            "recompute": recomputes[0] if recomputes else "none",
         }
         recipe = recipe_of(problem, found, given)
         if recipe.stages > 1 and batch is not None and batch != recipe.micro_batch_seqs * recipe.accumulation:
@@ -214,10 +217,3 @@ def _sharding_choices(problem: Problem, said: Options, found: dict[str, Any], gi
     if keeps and replicate > 1 and sharding.optimizer > 1:
         raise bad_value(RESHARD, policy, "always, with hybrid sharding")
     return {"sharding": sharding, "devices": within * replicate * shard}
-
-
-def _recompute(text: str) -> str:
-    found = [word for word in RECOMPUTES if f"activation-checkpoint:{word}" in text.lower()]
-    if len(found) > 1:
-        raise bad_value("activation-checkpoint", found, "one of them")
-    return found[0] if found else "none"

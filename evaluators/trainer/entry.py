@@ -46,10 +46,7 @@ _LATE_IMPORTS = {
 
 
 def preload(engines: Sequence[str] = ("torch",)) -> None:
-    """Import every heavy module that a rank of these engines uses, so that a fork server pays for it once.
-
-    Starts no thread and no process group, and touches no accelerator.
-    """
+    """Import every heavy module that a rank of these engines uses; start no thread, and touch no accelerator."""
     for engine in dict.fromkeys(("torch", *engines)):
         for name in _LATE_IMPORTS[engine]:
             import_module(name)

@@ -62,10 +62,9 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """When a probe ends before it has taken all its steps.
+    """When a probe ends before it has taken all its steps: see `ending` of `step_time_stats.py`.
 
-    At least `min_measured_steps` are measured; `ending` of `step_time_stats.py` takes `precision` and
-    `best_step_time_s`, the best recipe's at the same number of tokens per step. No step is begun that would end later
+    `best_step_time_s` is the best recipe's at the same number of tokens per step. No step is begun that would end later
     than `stop_after_s` after the rank's start.
     """
 
@@ -156,10 +155,7 @@ class Job:
 
 
 def check_job(job: Job, *, world_size: int) -> None:
-    """Raise ValueError, with the numbers, where the job asks for what its engine or this machine cannot do correctly.
-
-    The cluster has what legality looks at. A CPU stands in for a device with memory of its own: its copies are real.
-    """
+    """Raise ValueError, with the numbers, where the job asks for what its engine or this machine cannot do."""
     recipe, batch = job.recipe, job.recipe.global_batch_seqs
     if recipe.devices != world_size:
         raise ValueError(f"the recipe needs {recipe.devices} ranks, but {world_size} were started")

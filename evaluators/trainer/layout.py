@@ -94,14 +94,11 @@ def exchanged(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tens
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One rank's place in the grid [pipeline, replicate, shard, tensor].
+    """One rank's place in the grid [pipeline, replicate, shard, tensor], whose copies are replicate * shard.
 
-    replicate * shard is the number of copies of the model: data_parallel * context_parallel. `context` are the ranks
-    that share this rank's sequences; None where sequences are whole.
-
-    `levels` numbers the same ranks by what they hold where parameters, gradients and optimizer states are spread over
-    different numbers of copies: [pipeline, tensor, parameters, gradients, optimizer]. The last three have the sizes
-    p, g / p and o / g of the sharding degrees (p, g, o).
+    `context` are the ranks that share this rank's sequences; None where sequences are whole. `levels` numbers the same
+    ranks by what they hold under sharding by levels: [pipeline, tensor, parameters, gradients, optimizer], the last
+    three of the sizes p, g / p and o / g of the sharding degrees (p, g, o).
     """
 
     mesh: DeviceMesh

@@ -86,9 +86,9 @@ def activations_on_host(parameters: Iterable[nn.Parameter]) -> saved_tensors_hoo
 
 
 def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean over all tokens, in fp32, of logits [B, S, V] against token ids [B, S]; a scalar plain tensor.
+    """Return the mean over all tokens, in fp32, of logits [B, S, V] against token ids [B, S].
 
-    Logits that are split over the vocabulary must be given, and the result's backward run, under `loss_parallel`.
+    Logits that are split over the vocabulary need `loss_parallel`, here and in the backward pass.
     """
     loss = functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(0, 1))
     return loss.full_tensor() if isinstance(loss, DTensor) else loss

@@ -124,10 +124,7 @@ class _Probe:
 
 
 def run_profile(context: RunContext, wanted: Profile, *, steps_done: int) -> None:
-    """Run the profiled steps, after the `steps_done` of the probe, and write their files.
-
-    One more step is traced first, and its events dropped: it pays for the profiler's own start.
-    """
+    """Run the profiled steps, after the `steps_done` of the probe and one that pays for the profiler's own start."""
     numbers, files = count(steps_done + 1), context.folder / f"rank-{context.rank}"
     if wanted.sampled_steps:
         # pyinstrument is optional, and typed against its own classes only.

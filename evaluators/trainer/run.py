@@ -62,8 +62,7 @@ class ProgressLog(AbstractContextManager["ProgressLog"]):
 class StepOutcome:
     """Mean loss over the global batch; global gradient norm before clipping, where the job clips.
 
-    `overflowed`: a gradient passed fp16's range, so that the step changed no weight. `loss_scale`: the factor of the
-    next step's loss, where losses are scaled.
+    `overflowed`: a gradient passed fp16's range, so that the step changed no weight. `loss_scale` is the next step's.
     """
 
     loss: float

@@ -1,7 +1,6 @@
 """Train mode: a full training run with a learning-rate schedule, evaluation, metrics and checkpoints.
 
-Started again on the same run folder, it continues from the newest complete checkpoint: each step's data and learning
-rate follow from its number alone, so the losses are those of a run that was never interrupted.
+Started again on the same run folder, it continues from the newest complete checkpoint, with the same losses.
 """
 
 import csv
@@ -140,10 +139,7 @@ def learning_rate_at(step: int, *, peak: float, train: Train) -> float:
 
 
 def run_training(context: RunContext, train: Train) -> None:
-    """Train from the newest checkpoint to `train.steps` and write `result.json` on rank 0.
-
-    The status is "trained", or "not-finite" as soon as a loss is not. Evaluations are those since this start, by step.
-    """
+    """Train to `train.steps`, or until a loss is not finite, and write `result.json` on rank 0."""
     checkpoints = Checkpoints(context, keep=train.keep_checkpoints)
     resumed_step = final_step = checkpoints.load_latest()
     if resumed_step:

@@ -9,8 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from frontrunner.api import archive as archive
+    from frontrunner.api import backup_store as backup_store
     from frontrunner.api import best as best
     from frontrunner.api import campaigns as campaigns
+    from frontrunner.api import check_store as check_store
+    from frontrunner.api import copy_store as copy_store
     from frontrunner.api import dataframe as dataframe
     from frontrunner.api import explain as explain
     from frontrunner.api import export as export
@@ -20,11 +24,15 @@ if TYPE_CHECKING:
     from frontrunner.api import pareto as pareto
     from frontrunner.api import plot as plot
     from frontrunner.api import predictions as predictions
+    from frontrunner.api import prunable as prunable
+    from frontrunner.api import prune_store as prune_store
     from frontrunner.api import report as report
     from frontrunner.api import resume as resume
     from frontrunner.api import show as show
     from frontrunner.api import status as status
     from frontrunner.api import survey as survey
+    from frontrunner.api import unarchive as unarchive
+    from frontrunner.api import upgrade_store as upgrade_store
     from frontrunner.evaluators.tables.reading import TableForm as TableForm
     from frontrunner.exchange import import_config as import_config
     from frontrunner.exchange import import_table as import_table
@@ -34,14 +42,6 @@ if TYPE_CHECKING:
     from frontrunner.machine import doctor as doctor
     from frontrunner.machine import fit_campaign as fit_campaign
     from frontrunner.machine import fit_tables as fit_tables
-    from frontrunner.maintenance import archive as archive
-    from frontrunner.maintenance import backup_store as backup_store
-    from frontrunner.maintenance import check_store as check_store
-    from frontrunner.maintenance import copy_store as copy_store
-    from frontrunner.maintenance import prunable as prunable
-    from frontrunner.maintenance import prune_store as prune_store
-    from frontrunner.maintenance import unarchive as unarchive
-    from frontrunner.maintenance import upgrade_store as upgrade_store
     from frontrunner.planning import advise as advise
     from frontrunner.planning import plan as plan
     from frontrunner.planning import scaling as scaling
@@ -56,17 +56,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 _MODULES = {
     "api": (
-        "best campaigns dataframe explain export failures front launch pareto plot predictions "
-        "report resume show status survey"
+        "archive backup_store best campaigns check_store copy_store dataframe explain export failures front launch "
+        "pareto plot predictions prunable prune_store report resume show status survey unarchive upgrade_store"
     ),
     "exchange": "TableForm import_config import_table mirror",
     "machine": "calibrate call_ranks doctor fit_campaign fit_tables",
-    "maintenance": "archive backup_store check_store copy_store prunable prune_store unarchive upgrade_store",
     "planning": "advise plan scaling",
     "recipe_actions": "dryrun plan_dryrun plan_profile plan_replay profile replay",
     "remote": "connect",
 }
-"""Module -> what is loaded from it."""
 __all__ = sorted(" ".join(_MODULES.values()).split())  # noqa: PLE0605
 
 

@@ -1,30 +1,28 @@
-"""Python API of campaigns: run them, and query a store by the methods of `frontrunner.store.LocalStore`.
+"""Python API of campaigns and stores: run, query (by the methods of `frontrunner.store.LocalStore`) and maintain them.
 
 `store` is a URL or path (None: $FRONTRUNNER_STORE, else `frontrunner.db`), `campaign` a name (None: the newest).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.config.campaign import CampaignFile, StoreSettings, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
-from frontrunner.search.campaign_setup import (
-    create,
-    free_name,
-    prepare,
-    refuse_imported_campaign,
-    runnable,
-    stored_spec,
-)
+from frontrunner.search import campaign_setup as setup
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import require_campaign_name
 from frontrunner.spaces.space import Survey
+from frontrunner.spaces.validation import load_json
 from frontrunner.store import LocalStore, as_function, opened
 
 if TYPE_CHECKING:
+    from frontrunner.results.check import Check
+    from frontrunner.results.pruning import Prunable
+    from frontrunner.results.transfer import Archived, Copied, Unarchived
     from frontrunner.search.driver import Conclusion, OnDriver
     from frontrunner.search.listener import Listener
     from frontrunner.search.spec import CampaignSpec
@@ -53,17 +51,17 @@ def launch(
         file = campaign if isinstance(campaign, CampaignFile) else read_campaign_file(Path(campaign))
     spec = file.spec if name is None else replace(file.spec, name=name)
     require_campaign_name("name", spec.name)
-    surveyed = runnable(spec)
+    surveyed = setup.runnable(spec)
     url = store_url(store, from_file=file.store.url)
     spec = replace(spec, run_root=str(run_root(url, from_file=file.store.run_folder)))
     with opened(url, create=True) as found:
         if name is None and not file.named:
-            spec = replace(spec, name=free_name(found, spec.name))
+            spec = replace(spec, name=setup.free_name(found, spec.name))
         if spec.search.probe_nodes is not None:
             from frontrunner.search.two_stage import create_pair, run_pair
 
             return run_pair(found, create_pair(found, spec, surveyed), listener=listener, on_driver=on_driver)
-        record = create(found, spec, len(surveyed.recipes))
+        record = setup.create(found, spec, len(surveyed.recipes))
         return run_campaign(found, record, spec, survey=surveyed, listener=listener, on_driver=on_driver)
 
 
@@ -81,14 +79,14 @@ def resume(
 
     with open_store(store_url(store), create=False) as found:
         record = found.campaign(campaign)
-        refuse_imported_campaign(record)
-        spec = stored_spec(record)
+        setup.refuse_imported_campaign(record)
+        spec = setup.stored_spec(record)
         if spec.confirms is not None:
             from frontrunner.search.two_stage import run_pair
 
             return run_pair(found, record, listener=listener, on_driver=on_driver, take_over=take_over)
         surveyed = spec.survey()
-        prepare(spec, surveyed)
+        setup.prepare(spec, surveyed)
         return run_campaign(
             found, record, spec, survey=surveyed, listener=listener, on_driver=on_driver, take_over=take_over
         )
@@ -107,3 +105,91 @@ predictions = as_function(LocalStore.predictions)
 report = as_function(LocalStore.report)
 show = as_function(LocalStore.show)
 status = as_function(LocalStore.status)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upgraded:
+    """A store's revision before and after, and the backup that was made first; None where nothing was to be done."""
+
+    store: str
+    before: str
+    now: str
+    backup: Path | None
+
+
+def check_store(store: str | None = None) -> Check:
+    """Check the store: the database's own checks, every row read, and everything recomputed that can be."""
+    from frontrunner.results.check import check
+
+    with opened(store) as found, found.database.read() as connection:
+        return check(connection, store=found.url)
+
+
+def backup_store(file: str | Path | None = None, *, store: str | None = None) -> Path:
+    """Write a backup of the store to a new SQLite file, which is a store; drivers may keep running."""
+    from frontrunner.results.transfer import backup
+
+    with opened(store) as found:
+        return backup(found, None if file is None else Path(file))
+
+
+def upgrade_store(store: str | None = None) -> Upgraded:
+    """Upgrade a store of an earlier version, after a backup next to it; refused while a driver holds a campaign."""
+    from frontrunner.results.database import revision_of
+    from frontrunner.results.lease import refuse_driven
+    from frontrunner.results.schema import REVISION
+    from frontrunner.results.store import open_store
+    from frontrunner.results.transfer import backup
+
+    with opened(store) as found:
+        with found.database.read() as connection:
+            before = revision_of(connection)
+            if before >= REVISION:
+                return Upgraded(store=found.url, before=before, now=before, backup=None)
+            refuse_driven(found.database, connection)
+        made = backup(found, None)
+    open_store(store_url(store), create=False).close()
+    return Upgraded(store=found.url, before=before, now=REVISION, backup=made)
+
+
+def copy_store(source: str, target: str) -> Copied:
+    """Copy every campaign of a store into a new one; a copy that fails leaves no file behind."""
+    from frontrunner.results.transfer import copy
+
+    with opened(source) as reading:
+        return copy(reading, store_url(target))
+
+
+def prunable(campaign: str | None = None, *, store: str | None = None) -> tuple[Prunable, ...]:
+    """Return the run folders of finished campaigns, which `prune_store` would remove."""
+    from frontrunner.results import pruning
+
+    with opened(store) as found:
+        return pruning.prunable(found, campaign)
+
+
+def prune_store(campaign: str | None = None, *, store: str | None = None) -> tuple[Prunable, ...]:
+    """Remove the run folders of finished campaigns; every outcome, and the end of every log, stays in the store."""
+    from frontrunner.results import pruning
+
+    found = prunable(campaign, store=store)
+    pruning.prune(found)
+    return found
+
+
+def archive(campaign: str | None, file: str | Path, *, store: str | None = None) -> Archived:
+    """Write a campaign (None: the newest) to one portable file, for `unarchive` elsewhere."""
+    from frontrunner.results.transfer import archive as write
+
+    with opened(store) as found:
+        return write(found, campaign, Path(file))
+
+
+def unarchive(file: str | Path, *, name: str | None = None, store: str | None = None) -> Unarchived:
+    """Add the campaign of an archive to the store, as `name` or under its own; a damaged file leaves nothing behind."""
+    from frontrunner.results import transfer
+
+    if name is not None:
+        require_campaign_name("--name", name)
+    check_spec = partial(load_json, CampaignSpec, what="its spec")
+    return transfer.unarchive(Path(file), store_url(store), name=name, check_spec=check_spec)

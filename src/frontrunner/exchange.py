@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,9 @@ from frontrunner.evaluators.tables.reading import read as read_table
 from frontrunner.evaluators.tables.rows import TableProblem
 from frontrunner.evaluators.tables.schema import LeftOut
 from frontrunner.recipe_actions import names_a_file, refuse_file_of_others
-from frontrunner.results.imported import ImportedCampaign, ImportedOutcome, add_imported
 from frontrunner.results.outcome import Failure
 from frontrunner.results.records import IMPORTED
+from frontrunner.results.writer import ImportedCampaign, ImportedOutcome, add_imported
 from frontrunner.search.campaign_setup import problem_summary, stored_spec
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.cluster import Cluster
@@ -157,10 +157,7 @@ def mirror(campaign: str | None = None, *, storage: str, store: str | None = Non
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedProblem:
-    """The stored rows of one problem: `rows` of `recipes`, of which `failed` rows are failures.
-
-    `campaign` is the campaign that holds them; in a preview the name that it would get.
-    """
+    """Stored rows of one problem; in a preview `campaign` is the name that it would get."""
 
     campaign: str
     problem: Mapping[str, object]
@@ -197,12 +194,9 @@ def import_table(
     store: str | None = None,
     preview: bool = False,
 ) -> Import:
-    """Read a table of measured configurations into the store, as one campaign per problem.
+    """Read a table of measurements into the store, as one campaign per problem; rows that it has are skipped.
 
-    Rows without hardware were measured on `cluster` (a preset, a cluster file's path, or a value). Campaigns are named
-    `name`, by default after the file, with the problem where there are several. Rows that the store has are skipped.
-
-    Raises `NotFound` and `InvalidInput` for an unusable table, or one without a usable row; nothing is written then.
+    Rows without hardware were measured on `cluster` (a preset, a cluster file's path, or a value).
     """
     if name is not None:
         require_campaign_name("--name", name)
@@ -250,7 +244,10 @@ def _campaign(table: TableProblem, found: Reading, given: str | None) -> Importe
     if len(found.problems) > 1:
         apart = f"{recipes[0].devices}x-s{problem.sequence_length}-b{problem.global_batch}"
         name = campaign_name_from(f"{name}-{problem.model.name}-{apart}")
-    spec = CampaignSpec(name=name, problem=problem, space=_space(recipes), evaluator=IMPORTED)
+    values = {one.name: {one.of(recipe) for recipe in recipes} for one in DIMENSIONS.values()}
+    values["schedule"].discard("none")
+    space = Space(**{key: tuple(sorted(found)) for key, found in values.items() if found})
+    spec = CampaignSpec(name=name, problem=problem, space=space, evaluator=IMPORTED)
     return ImportedCampaign(
         name=name,
         spec_json=dump_json(spec),
@@ -265,10 +262,3 @@ def _campaign(table: TableProblem, found: Reading, given: str | None) -> Importe
             for row in table.rows
         ),
     )
-
-
-def _space(recipes: Sequence[Recipe]) -> Space:
-    """Return the space of the rows' choices."""
-    found = {one.name: {one.of(recipe) for recipe in recipes} for one in DIMENSIONS.values()}
-    found["schedule"].discard("none")
-    return Space(**{name: tuple(sorted(values)) for name, values in found.items() if values})

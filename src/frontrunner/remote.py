@@ -26,22 +26,10 @@ from frontrunner.server.drivers import Replay
 from frontrunner.server.errors import from_table
 from frontrunner.server.requests import API, QUESTIONS, FrameAnswer, Question
 from frontrunner.server.settings import is_loopback
-from frontrunner.spaces.errors import (
-    FrontrunnerError,
-    InvalidInput,
-    NotFound,
-    NothingLegal,
-    ServiceUnreachable,
-    bad_value,
-    campaign_name_from,
-    free_among,
-    shown,
-    writing,
-)
+from frontrunner.spaces import errors
 from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.spaces.validation import OF_NO_TYPE
-from frontrunner.standings import Front, OnFront
-from frontrunner.store import LOG_BYTES, LocalStore, StreamEvent
+from frontrunner.store import LOG_BYTES, Front, LocalStore, OnFront, StreamEvent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,22 +66,22 @@ def connect(url: str, *, token: str | None = None) -> RemoteStore:
     except ValueError:
         is_valid = False
     if not is_valid or not parts.hostname:
-        raise bad_value("--server", url, "http://HOST:PORT, or https://HOST")
+        raise errors.bad_value("--server", url, "http://HOST:PORT, or https://HOST")
     is_here = is_loopback(parts.hostname)
     token = token or os.environ.get(TOKEN_VARIABLE)
     if not token:
         reason = "this user's token file is for this machine only"
         try:
             token = read_tokens(default_token_file()).operator if is_here else ""
-        except NotFound as error:
+        except errors.NotFound as error:
             reason = error.message
         if not token:
-            raise NotFound(
+            raise errors.NotFound(
                 f"no token for {url}: {TOKEN_VARIABLE} is not set, and {reason}",
                 hint=f"ask the operator of the service for a token, and set {TOKEN_VARIABLE}",
             )
     if not (is_here or parts.scheme == "https" or os.environ.get(PLAIN_HTTP_VARIABLE) == "1"):
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"--server {url} is neither https nor this machine: the token would cross the network unencrypted",
             hint=f"use https or a tunnel (ssh -L), or, on a network that you trust, set {PLAIN_HTTP_VARIABLE}=1",
         )
@@ -106,7 +94,7 @@ class RemoteStore(Questions):
     def __init__(self, url: str, token: str, *, client: httpx2.Client | None = None) -> None:
         """Name the service at `url`, which is sent the token; `client` sends the requests where one is given."""
         if not token.isascii() or not token.isprintable():
-            raise bad_value("the token", "...", "the characters of a token file")
+            raise errors.bad_value("the token", "...", "the characters of a token file")
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
         # Tokens are sent to the service itself: no proxy or .netrc of the environment is used.
@@ -171,7 +159,7 @@ class RemoteStore(Questions):
         path = self._of(campaign)
         place = report_place(out, path.rpartition("/")[2])
         page = self._send("GET", f"{path}/report").content
-        with writing(place):
+        with errors.writing(place):
             write_bytes(place, page)
         return place
 
@@ -184,7 +172,7 @@ class RemoteStore(Questions):
         def picture(name: str, kind: str) -> bytes | Missing:
             try:
                 return self._send("GET", path + name, params={"format": kind}).content
-            except NothingLegal as error:
+            except errors.NothingLegal as error:
                 return Missing(reason=error.message.removeprefix(not_drawn(name)))
 
         return save_pictures(picture, **wanted)
@@ -203,7 +191,7 @@ class RemoteStore(Questions):
         """Start a campaign on the service's machine and return its name: `name`, the file's, or one that is free."""
         if name is None and not isinstance(campaign, Mapping) and "name" not in _table(campaign):
             taken = {known.name for known in self.campaigns()}
-            name = free_among(taken, campaign_name_from(Path(campaign).stem))
+            name = errors.free_among(taken, errors.campaign_name_from(Path(campaign).stem))
         more = {} if name is None else {"name": name}
         return str(self._submit(dict[str, Any], "/campaigns", campaign, more)["campaign"])
 
@@ -248,17 +236,17 @@ class RemoteStore(Questions):
         if campaign is None:
             newest = self._get(CampaignPage, "/campaigns", page_size=1).items
             if not newest:
-                raise NotFound(f"there is no campaign at {self.url}")
+                raise errors.NotFound(f"there is no campaign at {self.url}")
             campaign = newest[0].name
         return f"/campaigns/{_path_part(campaign)}{rest}"
 
     def _submit(self, kind: type[T], path: str, campaign: CampaignSource, more: Table) -> T:
         try:
             return self._post(kind, path, {**_table(campaign), **more})
-        except InvalidInput as error:
+        except errors.InvalidInput as error:
             if isinstance(campaign, Mapping):
                 raise
-            raise InvalidInput(f"{campaign}: {error.message}", hint=error.hint) from None
+            raise errors.InvalidInput(f"{campaign}: {error.message}", hint=error.hint) from None
 
     def _get(self, kind: type[T], path: str, **params: Any) -> T:
         given = {key: value for key, value in params.items() if value is not None}
@@ -281,16 +269,18 @@ class RemoteStore(Questions):
         try:
             yield
         except httpx2.TransportError as error:
-            raise ServiceUnreachable(
+            raise errors.ServiceUnreachable(
                 f"no service at {self.url}: {error or type(error).__name__}",
                 hint="is `frontrunner serve` running there?",
             ) from error
 
-    def _refused(self, response: httpx2.Response) -> FrontrunnerError:
+    def _refused(self, response: httpx2.Response) -> errors.FrontrunnerError:
         try:
             return from_table(response.json()["error"])
         except (ValueError, KeyError, TypeError, AttributeError):
-            return ServiceUnreachable(f"{self.url} returned status {response.status_code}: not a frontrunner service")
+            return errors.ServiceUnreachable(
+                f"{self.url} returned status {response.status_code}: not a frontrunner service"
+            )
 
     def _read(self, kind: type[T], response: httpx2.Response) -> T:
         if kind is str:
@@ -300,8 +290,8 @@ class RemoteStore(Questions):
         except (ValueError, ValidationError) as error:
             raise self._unreadable(error) from error
 
-    def _unreadable(self, error: Exception) -> ServiceUnreachable:
-        return ServiceUnreachable(
+    def _unreadable(self, error: Exception) -> errors.ServiceUnreachable:
+        return errors.ServiceUnreachable(
             f"{self.url} returned a document that this version cannot read: {str(error)[:200]}", hint=ONE_VERSION
         )
 
@@ -344,7 +334,7 @@ def _pages(ask: Callable[[dict[str, int]], Sequence[T]]) -> list[T]:
 
 def _path_part(name: str) -> str:
     if name in ("", ".", "..") or "/" in name:
-        raise InvalidInput(f"{name!r} names no campaign and no recipe")
+        raise errors.InvalidInput(f"{name!r} names no campaign and no recipe")
     return quote(name, safe="")
 
 
@@ -353,7 +343,7 @@ def _table(campaign: CampaignSource) -> Table:
         return dict(campaign)
     if isinstance(campaign, str | Path):
         return read_toml(Path(campaign), "campaign file", "examples/laptop.toml is one to begin with")
-    raise InvalidInput(f"campaign = {shown(campaign)}: expected a campaign file's path, or its tables")
+    raise errors.InvalidInput(f"campaign = {errors.shown(campaign)}: expected a campaign file's path, or its tables")
 
 
 def _with_nan(table: dict[str, Any]) -> dict[str, Any]:

@@ -16,20 +16,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from frontrunner.config.settings import DEFAULT_STORE, store_url
+from frontrunner.evaluators.probe.measure import nodes_used
+from frontrunner.notebook import Displayed
 from frontrunner.results import pages, predictions, ranking, status
 from frontrunner.results.pages import Comparison, RecipePage, TrialPage, outcomes_after
 from frontrunner.results.predictions import SmallScale
-from frontrunner.results.ranking import RankBy, Ranking
+from frontrunner.results.ranking import RankBy, RankedRecipe, Ranking
 from frontrunner.results.records import CampaignList
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import ActiveDriver, Explanation, FailureList, Status
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.campaign_setup import stored_spec
-from frontrunner.spaces.errors import FrontrunnerError, NotFound, bad_value
-from frontrunner.spaces.pareto import OBJECTIVES
-from frontrunner.standings import Baseline, Front, baseline_of, checked_objectives, front
-from frontrunner.text import as_plain
+from frontrunner.spaces.errors import FrontrunnerError, NotFound, bad_value, did_you_mean
+from frontrunner.spaces.pareto import OBJECTIVES, pareto_front
+from frontrunner.spaces.problem import Problem
+from frontrunner.text import as_plain, thousands
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -208,7 +210,11 @@ class LocalStore:
     def baseline(self, campaign: str | None = None) -> Baseline | None:
         """Return the campaign's baseline and its best recipe; None without a measured baseline."""
         with self.opened() as store:
-            return baseline_of(store, campaign)
+            record = store.campaign(campaign)
+            named = stored_spec(record).search.baseline
+            ranked = ranking.best(store, record, top=None) if named is not None else []
+        own = next((row for row in ranked if row.recipe == named), None)
+        return None if own is None else Baseline(own=own, best=ranked[0])
 
     def predictions(self, campaign: str | None = None) -> SmallScale | None:
         """Return what a campaign with `search.probe_nodes` predicts for its cluster; None for others."""
@@ -365,3 +371,72 @@ class Follower:
     def _seen(self, kind: str, value: object, **place: Any) -> StreamEvent:
         self._cursor = self._cursor._replace(**place)
         return StreamEvent(id="{}-{}".format(*self._cursor), kind=kind, data=as_plain(value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnFront:
+    """A recipe of the front, with its place in the ranking by tokens/s.
+
+    `nodes` are those that its devices occupy; `headroom_bytes` is what its fullest rank leaves of a device's memory.
+    """
+
+    ranked: RankedRecipe
+    nodes: int
+    headroom_bytes: int
+
+
+class Front(tuple[OnFront, ...], Displayed):
+    """A front as a tuple that a notebook shows as a table."""
+
+
+OBJECTIVE_VALUES: dict[str, Callable[[OnFront], float]] = {
+    "tokens": lambda row: row.ranked.standing.tokens_per_s,
+    "memory": lambda row: row.headroom_bytes,
+    "nodes": lambda row: -row.nodes,
+}
+
+
+def checked_objectives(names: Sequence[str]) -> tuple[str, ...]:
+    """Return at least two different ones of `OBJECTIVE_VALUES`; raise `InvalidInput` for others."""
+    unknown = next((name for name in names if name not in OBJECTIVE_VALUES), None)
+    if unknown is not None or len(names) < 2 or len(set(names)) < len(names):
+        expected = f"two or more of {', '.join(OBJECTIVE_VALUES)}" + (", each once" if unknown is None else "")
+        hint = None if unknown is None else did_you_mean(unknown, OBJECTIVE_VALUES)
+        raise bad_value("--objectives", ",".join(names), expected, hint=hint)
+    return tuple(names)
+
+
+def front(ranking: Sequence[RankedRecipe], problem: Problem, objectives: Sequence[str]) -> Front:
+    """Return the front of these objectives of ranked recipes, fastest first; of equal ones the first that ranks."""
+    limit = problem.cluster.memory_bytes_per_device
+    rows = [
+        OnFront(
+            ranked=row,
+            nodes=nodes_used(row.recipe, problem),
+            headroom_bytes=limit - row.standing.peak_memory_bytes_max_rank,
+        )
+        for row in ranking
+    ]
+    points = [tuple(OBJECTIVE_VALUES[name](row) for name in objectives) for row in rows]
+    return Front(rows[index] for index in pareto_front(points))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """The row of the baseline that a campaign's file names, and the best row, in the ranking by tokens/s."""
+
+    own: RankedRecipe
+    best: RankedRecipe
+
+    @property
+    def factor(self) -> float:
+        """The best tokens/s over the baseline's."""
+        return self.best.standing.tokens_per_s / self.own.standing.tokens_per_s
+
+    def in_words(self) -> str:
+        """Return the baseline's rank and speed, and what the best makes of it, in one line."""
+        speed = thousands(self.own.standing.tokens_per_s)
+        return (
+            f"baseline {self.own.recipe_id}: rank {self.own.rank}, {speed} tokens/s; "
+            f"the best is {self.factor:.3g} times as fast"
+        )

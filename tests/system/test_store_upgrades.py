@@ -13,7 +13,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
 
-from frontrunner.maintenance import upgrade_store
+from frontrunner.api import upgrade_store
 from frontrunner.results.check import check
 from frontrunner.results.database import Database, revision_of
 from frontrunner.results.outcome import Failure, FailureKind, Measurement

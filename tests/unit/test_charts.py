@@ -16,9 +16,16 @@ from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.results.outcome import FailureKind, Measurement
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.standings import checked_objectives, front
+from frontrunner.store import checked_objectives, front
 from frontrunner.views.charts import FIGURES
-from frontrunner.views.charts.campaign import history, node_hours
+from frontrunner.views.charts.campaign import (
+    MOST_LINES,
+    feasibility,
+    history,
+    node_hours,
+    parallel_coordinates,
+    speed_memory,
+)
 from frontrunner.views.charts.knobs import (
     FEWEST_RECIPES,
     curve,
@@ -29,7 +36,6 @@ from frontrunner.views.charts.knobs import (
     shap,
     shap_effects,
 )
-from frontrunner.views.charts.landscape import MOST_LINES, feasibility, parallel_coordinates, speed_memory
 from frontrunner.views.charts.marks import OUTCOMES, Chart, Collected, Missing, knobs
 from frontrunner.views.charts.render import fitted
 from support.charted import GIB, failed, measured, recorded, spec

@@ -71,7 +71,7 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "a server that is not there": (
         ["best", "--store", "postgresql+psycopg://me:hush@127.0.0.1:1/d"],
         4,
-        r"postgresql\+psycopg://me:\*\*\*@127\.0\.0\.1:1/d cannot be reached: .*\nhint: check host, port",
+        r"postgresql\+psycopg://me:\[redacted\]@127\.0\.0\.1:1/d cannot be reached: .*\nhint: check host, port",
     ),
     "no store": (["best"], 2, "there is no store at .*frontrunner.db"),
 }

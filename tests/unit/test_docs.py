@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.cli import reference as commands
 from frontrunner.cli.main import SECTIONS
 from frontrunner.config.campaign import SECTIONS as FILE_SECTIONS
 from frontrunner.config.campaign import keys_of, read_campaign_file
@@ -22,6 +21,7 @@ from frontrunner.spaces import errors
 from frontrunner.spaces.cluster import Links, PeakTflops
 from frontrunner.spaces.presets import cluster_names, model_names
 from frontrunner.spaces.recipe import DIMENSIONS
+from support import command_reference as commands
 from support.campaign_reference import updated
 
 ROOT = Path(__file__).parent.parent.parent
@@ -40,7 +40,7 @@ def section(page: str, title: str) -> str:
 
 def test_commands_page_is_the_reference_of_the_commands() -> None:
     page = DOCS["commands.md"]
-    assert commands.updated(page) == page, "run: python -P -m frontrunner.cli.reference docs/commands.md"
+    assert commands.updated(page) == page, "run: python tests/support/command_reference.py docs/commands.md"
     assert all(f"### `frontrunner {name}" in page for name in COMMANDS)
 
 

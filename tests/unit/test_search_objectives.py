@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from frontrunner import standings as fronts
+from frontrunner import store as fronts
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.search.guided.acquisition import REFERENCE, Allowances, Front
@@ -80,7 +80,7 @@ def by_grid(log_speeds: Rows, log_fill: Rows, nodes: Rows, levels: tuple[float, 
 
 
 def test_the_words_are_those_of_the_question_about_fronts() -> None:
-    assert set(OBJECTIVES) == set(fronts.OBJECTIVES)
+    assert set(OBJECTIVES) == set(fronts.OBJECTIVE_VALUES)
     assert set(SEEK_MORE) <= set(STRATEGIES)
 
 

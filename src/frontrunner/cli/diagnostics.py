@@ -37,12 +37,6 @@ def doctor(campaign_file: Path | None, store: str | None, *, run: bool, as_json:
     Each check is ok, a note, a warning or a problem, with its remedy. With --run, real ranks do all-reduces: started
     here, or those that srun, mpiexec or torchrun started. It names the rank or node that fails or lags. Exit code 1
     where there is a problem.
-
-    \b
-    Examples:
-      frontrunner doctor
-      frontrunner doctor --run --ranks 4
-      srun frontrunner doctor --run campaign.toml
     """
     given = {name: value for name, value in limits.items() if value is not None}
     if given and not run:
@@ -56,7 +50,12 @@ def doctor(campaign_file: Path | None, store: str | None, *, run: bool, as_json:
         return  # rank 0 of the job reports
     result = None
     if run:
-        result = machine.call_ranks(campaign_file, **given, on_start=_announce_ranks)
+
+        def on_start(where: Place) -> None:
+            if where.writes:
+                click.echo(f"testing {counted(where.ranks, 'rank')}: this usually takes half a minute", err=True)
+
+        result = machine.call_ranks(campaign_file, **given, on_start=on_start)
         if result is None:
             return
     checks = machine.doctor(campaign_file, store=store) + (collective_checks(result) if result else ())
@@ -68,11 +67,6 @@ def doctor(campaign_file: Path | None, store: str | None, *, run: bool, as_json:
     sys.stdout.flush()
     if has_problem(checks):
         sys.exit(1)
-
-
-def _announce_ranks(where: Place) -> None:
-    if where.writes:
-        click.echo(f"testing {counted(where.ranks, 'rank')}: this usually takes half a minute", err=True)
 
 
 @click.command()
@@ -104,11 +98,6 @@ def calibrate(  # noqa: PLR0913 - an option each
     Matrix products, memory, every collective at each level and transfers are measured by real ranks, all at once:
     ranks started here, or those that torchrun, srun, mpiexec, mpirun, jsrun or flux started. With --from-table or
     --from-store nothing is run: the constants of the estimates are fitted to step times, and tested on held-out rows.
-
-    \b
-    Examples:
-      frontrunner calibrate --out cluster.toml --ranks 4
-      frontrunner calibrate --out fitted.toml --cluster cluster.toml --from-store
     """
     if campaign_name is not None and not from_store:
         raise InvalidInput(f"campaign {campaign_name} is given without --from-store", hint="or give --campaign FILE")
@@ -164,11 +153,6 @@ def profile(recipe_id: str, steps: int, folder: Path | None, store: str | None, 
 
     Computation, each kind of communication, optimizer, data, idle; a trace of every rank for Perfetto, and
     pyinstrument's tree of the Python side.
-
-    \b
-    Examples:
-      frontrunner profile 3f9c01d2ab4e
-      frontrunner profile 3f9c --steps 5 --json
     """
     from frontrunner.evaluators.diagnostics.profile import ProfileSettings, run
     from frontrunner.recipe_actions import plan_profile

@@ -64,12 +64,11 @@ class Commands(SuggestingGroup):
         del ctx
         return [name for section in SECTIONS.values() for name in section]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def load(self, name: str) -> click.Command | None:
         """Import and return a command; None for an unknown name."""
-        del ctx
         for section in SECTIONS.values():
-            if cmd_name in section:
-                module, function = section[cmd_name][0].split(":")
+            if name in section:
+                module, function = section[name][0].split(":")
                 command: click.Command = getattr(import_module(f"frontrunner.cli.{module}"), function)
                 return command
         return None

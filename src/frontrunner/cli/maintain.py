@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from frontrunner import maintenance
+from frontrunner import api
 from frontrunner.cli import options as opt
 from frontrunner.spaces.errors import NothingLegal, StoreUnusable, bad_value, writing
 from frontrunner.text import plain
@@ -20,14 +20,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=opt.SuggestingGroup)
 def store() -> None:
-    """Check, back up, upgrade, copy and prune stores.
-
-    \b
-    Examples:
-      frontrunner store check
-      frontrunner store backup --store sweeps.db
-      frontrunner store copy sweeps.db postgresql+psycopg://me@host/sweeps
-    """
+    """Check, back up, upgrade, copy and prune stores."""
 
 
 @store.command(short_help="Check a store's integrity, and print what is broken.")
@@ -37,13 +30,8 @@ def check(store: str | None, *, as_json: bool) -> None:
     """Check a store's integrity, and print what is broken, with the rows.
 
     Exit code 4 where something is broken.
-
-    \b
-    Examples:
-      frontrunner store check
-      frontrunner store check --store sweeps.db --json
     """
-    found = maintenance.check_store(store)
+    found = api.check_store(store)
     opt.show(found, print_check, as_json=as_json)
     if not found.is_sound:
         broken = sum(finding.is_fault for finding in found.findings)
@@ -59,27 +47,16 @@ def backup(file: Path | None, store: str | None) -> None:
     """Back the store up to FILE (default: next to it, named after the time). Drivers may keep running.
 
     The backup is a store in an SQLite file, also that of a PostgreSQL store.
-
-    \b
-    Examples:
-      frontrunner store backup
-      frontrunner store backup /safe/place/sweeps.db --store sweeps.db
     """
-    made = maintenance.backup_store(file, store=store)
+    made = api.backup_store(file, store=store)
     click.echo(f"{made} ({made.stat().st_size:,} bytes)")
 
 
 @store.command(short_help="Upgrade an earlier version's store.")
 @opt.store_option
 def upgrade(store: str | None) -> None:
-    """Upgrade a store of an earlier frontrunner, after a backup next to it.
-
-    \b
-    Examples:
-      frontrunner store upgrade
-      frontrunner store upgrade --store sweeps.db
-    """
-    done = maintenance.upgrade_store(store)
+    """Upgrade a store of an earlier frontrunner, after a backup next to it."""
+    done = api.upgrade_store(store)
     if done.backup is None:
         click.echo(f"{plain(done.store)} is up to date: revision {done.now}")
         return
@@ -98,13 +75,8 @@ def copy(source: str, target: str) -> Copied:
     """Copy every campaign of the store FROM into TO, a new store in the same or another kind of database.
 
     It also restores a backup, to a new name.
-
-    \b
-    Examples:
-      frontrunner store copy sweeps.db postgresql+psycopg://me@host/sweeps
-      frontrunner store copy sweeps.db.backup-20260301T120000Z restored.db
     """
-    return maintenance.copy_store(source, target)
+    return api.copy_store(source, target)
 
 
 @store.command(short_help="List or remove run folders that nothing needs.")
@@ -117,13 +89,8 @@ def prune(campaign: str | None, store: str | None, *, yes: bool, as_json: bool) 
 
     Outcomes stay in the store, with the log tails of failures. Folders of outcomes that the store lacks, of replays
     and of unfinished campaigns stay too.
-
-    \b
-    Examples:
-      frontrunner store prune
-      frontrunner store prune laptop --yes
     """
-    found = maintenance.prune_store(campaign, store=store) if yes else maintenance.prunable(campaign, store=store)
+    found = api.prune_store(campaign, store=store) if yes else api.prunable(campaign, store=store)
     if as_json:
         opt.print_json({"removed": yes, "campaigns": found})
     else:
@@ -138,14 +105,8 @@ def prune(campaign: str | None, store: str | None, *, yes: bool, as_json: bool) 
     lambda done: click.echo(f"{done.file}: campaign {done.campaign}, {done.rows:,} rows, sha256 {done.sha256[:12]}")
 )
 def archive(campaign: str, file: Path, store: str | None) -> Archived:
-    """Write CAMPAIGN, with every outcome and event, to FILE, one portable file that `unarchive` reads elsewhere.
-
-    \b
-    Examples:
-      frontrunner archive laptop laptop.jsonl
-      frontrunner archive 22b-first 22b.jsonl --store sweeps.db
-    """
-    return maintenance.archive(campaign, file, store=store)
+    """Write CAMPAIGN, with every outcome and event, to FILE, one portable file that `unarchive` reads elsewhere."""
+    return api.archive(campaign, file, store=store)
 
 
 @click.command()
@@ -157,13 +118,8 @@ def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
     """Add the campaign in FILE, which `archive` wrote, to the store.
 
     A damaged or truncated file is refused with the line named, and nothing is written.
-
-    \b
-    Examples:
-      frontrunner unarchive laptop.jsonl
-      frontrunner unarchive 22b.jsonl --name 22b-frontier --store sweeps.db
     """
-    return maintenance.unarchive(file, name=name, store=store)
+    return api.unarchive(file, name=name, store=store)
 
 
 @click.command()
@@ -180,11 +136,6 @@ def export(name: str, to: str, out: Path | None, storage: str | None, store: str
     batch script; recipe for a recipe file, which loses nothing. What a tool cannot express is refused with the reason.
 
     With optuna the whole CAMPAIGN becomes a study of --storage; run again, it adds new trials.
-
-    \b
-    Examples:
-      frontrunner export 3f9c01d2ab4e --to megatron-lm > recipe.sh
-      frontrunner export laptop --to optuna --storage sqlite:///study.db
     """
     from frontrunner.recipe_actions import names_a_file
 
@@ -231,11 +182,6 @@ def import_config(
 
     TOOL is megatron-lm, megatron-deepspeed, deepspeed, nemo, torchtitan, nanotron or accelerate. Scripts are read, not
     run. A setting that no recipe has is refused by name, and so is a model that is not the campaign file's.
-
-    \b
-    Examples:
-      frontrunner import-config pretrain.sh --from megatron-lm --campaign 22b.toml
-      frontrunner import-config ds.json --from deepspeed --campaign 22b.toml
     """
     from frontrunner import exchange
     from frontrunner.config.recipe_file import to_text
@@ -273,11 +219,6 @@ def import_(
 
     Later campaigns learn from them. docs/warm-starts.md has the columns' names and units; --column, --set and --ignore
     adapt other tables. Unusable rows are counted with the reason.
-
-    \b
-    Examples:
-      frontrunner import sweep.csv --preview
-      frontrunner import runs.csv --set hardware=h100 --column step_time_s=iter:ms
     """
     from frontrunner.evaluators.tables.reading import TableForm
     from frontrunner.exchange import import_table

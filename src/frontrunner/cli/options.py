@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,12 +24,27 @@ F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
 FLAGS = {"true": True, "false": False}
 MOST_CHARACTERS = 200
+MOST_EXAMPLES = 3
 MOST_DIGITS = 18
 RECIPE_ID = re.compile("[0-9a-fA-F]{4,12}")
 
 
 class SuggestingGroup(click.Group):
-    """Group that suggests the nearest command for an unknown one."""
+    """Group that suggests the nearest command for an unknown one, and shows the examples of a command."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command with its lines of examples.txt below its help; None for an unknown name."""
+        found = self.load(cmd_name)
+        if found is not None and found.epilog is None:
+            name = re.escape(" ".join(["frontrunner", *ctx.command_path.split()[1:], cmd_name]))
+            lines = files("frontrunner.cli").joinpath("examples.txt").read_text(encoding="utf-8").splitlines()
+            own = [f"  {line}" for line in lines if re.search(rf"{name}( |$)", line)]
+            found.epilog = "\n".join(["\b", "Examples:", *own[:MOST_EXAMPLES]])
+        return found
+
+    def load(self, name: str) -> click.Command | None:
+        """Return a command by its name."""
+        return self.commands.get(name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

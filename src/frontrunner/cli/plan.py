@@ -30,13 +30,7 @@ file_option = click.option("--campaign", type=opt.FILE, metavar="FILE", help="Th
 @click.option("--nodes", metavar="N,N,...", help="Strong and weak scaling over these numbers of nodes instead.")
 @opt.json_option
 def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> None:
-    """Estimate every legal recipe of campaign FILE, and print the fastest that fit. Nothing is run.
-
-    \b
-    Examples:
-      frontrunner plan examples/frontier-22b.toml --top 3 --json
-      frontrunner plan examples/frontier-22b.toml --nodes 8,16,32,64
-    """
+    """Estimate every legal recipe of campaign FILE, and print the fastest that fit. Nothing is run."""
     if nodes is not None:
         if top is not None:
             raise InvalidInput("--top is for the ranking; with --nodes one recipe per count is printed")
@@ -76,11 +70,6 @@ def explain(recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, ba
 
     The recipe is a stored one, or one of a campaign file's space: by its id, or by choices that leave one. Its newest
     measurement in the store is printed too.
-
-    \b
-    Examples:
-      frontrunner explain 3f9c01d2ab4e --svg 3f9c.svg
-      frontrunner explain --campaign a.toml sharding=zero-1 recompute=none
     """
     found = backend.explain(opt.recipe_from(recipe, campaign), campaign=campaign)
     if svg is not None:
@@ -103,11 +92,6 @@ def advise(file: Path, *, as_json: bool) -> None:
 
     Whether it fits on one device, on one node, on all; in which parallel layout, and why. Each answer names the
     recipe whose estimate supports it, whether the file's space lists it or not.
-
-    \b
-    Examples:
-      frontrunner advise examples/frontier-22b.toml
-      frontrunner advise examples/frontier-22b.toml --json
     """
     found = planning.advise(file)
     if as_json:
@@ -129,11 +113,6 @@ def dryrun(recipe: tuple[str, ...], campaign: Path | None, rank: int | None, sto
 
     No device is needed, whatever the recipe's size: one rank runs in one process, over tensors without data. The
     recipe is a stored one, or one of a campaign file's space: by its id, or by choices that leave one.
-
-    \b
-    Examples:
-      frontrunner dryrun 3f9c01d2ab4e
-      frontrunner dryrun --campaign a.toml sharding=zero-1 recompute=none
     """
     from frontrunner.evaluators.diagnostics.dryrun import run
     from frontrunner.recipe_actions import plan_dryrun

@@ -10,17 +10,7 @@ import click
 from frontrunner.cli.options import FILE, backend_options, campaign_argument, json_option, print_json, prints, show
 from frontrunner.spaces.errors import NotFound, NothingLegal
 from frontrunner.text import as_plain
-from frontrunner.views.results import (
-    print_campaigns,
-    print_explanation,
-    print_failures,
-    print_front,
-    print_prediction,
-    print_predictions,
-    print_ranking,
-    print_status,
-    scale_lines,
-)
+from frontrunner.views import results as views
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend
@@ -38,26 +28,20 @@ if TYPE_CHECKING:
 def best(
     campaign: str | None, top: int, by: str, max_memory_gb: float | None, backend: Backend, *, as_json: bool
 ) -> None:
-    """Print the best recipes of CAMPAIGN (default: the newest).
-
-    \b
-    Examples:
-      frontrunner best
-      frontrunner best laptop --top 3 --by memory --json
-    """
+    """Print the best recipes of CAMPAIGN (default: the newest)."""
     ranking = backend.best(campaign, top=top, by=by, max_memory_gb=max_memory_gb)
     if as_json:
         print_json(ranking)
         return
     scale = backend.predictions(campaign)
     if ranking:
-        print_ranking(ranking, title=f"best by {by}")
+        views.print_ranking(ranking, title=f"best by {by}")
         if baseline := backend.baseline(campaign):
             click.echo(baseline.in_words())
     elif scale is None or not scale.predicted:
         raise NothingLegal("no measured recipe matches", hint="see `frontrunner status`")
     if scale is not None:
-        print_predictions(scale)
+        views.print_predictions(scale)
 
 
 @click.command()
@@ -69,11 +53,6 @@ def pareto(campaign: str | None, objectives: str | None, backend: Backend, *, as
     """Print the Pareto front of CAMPAIGN: recipes that no other beats in both speed and peak memory.
 
     With --objectives: in all of speed (tokens), memory headroom (memory) and number of nodes (nodes) that it names.
-
-    \b
-    Examples:
-      frontrunner pareto laptop --json
-      frontrunner pareto --objectives tokens,memory,nodes
     """
     names = tuple(name.strip() for name in (objectives or "").split(","))
     ranking = backend.pareto(campaign) if objectives is None else ()
@@ -83,9 +62,9 @@ def pareto(campaign: str | None, objectives: str | None, backend: Backend, *, as
     elif not front and not ranking:
         raise NothingLegal("no recipe was measured", hint="see `frontrunner status`")
     elif ranking:
-        print_ranking(ranking, title="Pareto front of speed and memory")
+        views.print_ranking(ranking, title="Pareto front of speed and memory")
     else:
-        print_front(front, names)
+        views.print_front(front, names)
 
 
 @click.command("show")
@@ -93,20 +72,14 @@ def pareto(campaign: str | None, objectives: str | None, backend: Backend, *, as
 @backend_options
 @json_option
 def show_recipe(recipe_id: str, backend: Backend, *, as_json: bool) -> None:
-    """Print everything about RECIPE_ID (or a unique prefix of it), and why it ranks where it does.
-
-    \b
-    Examples:
-      frontrunner show 3f9c01d2ab4e
-      frontrunner show 3f9c --json
-    """
+    """Print everything about RECIPE_ID (or a unique prefix of it), and why it ranks where it does."""
     try:
         explanation = backend.show(recipe_id)
     except NotFound:
         if not _show_predicted(recipe_id, backend, as_json=as_json):
             raise
         return
-    show(explanation, print_explanation, as_json=as_json)
+    show(explanation, views.print_explanation, as_json=as_json)
     if not as_json:
         _show_predicted(explanation.recipe_id, backend, as_json=False)
 
@@ -121,7 +94,7 @@ def _show_predicted(recipe_id: str, backend: Backend, *, as_json: bool) -> bool:
         print_json({"recipe_id": scales[0].predicted[0].recipe_id, "appearances": [], "predictions": scales})
     else:
         for scale in scales:
-            print_prediction(scale)
+            views.print_prediction(scale)
     return True
 
 
@@ -130,49 +103,31 @@ def _show_predicted(recipe_id: str, backend: Backend, *, as_json: bool) -> bool:
 @backend_options
 @json_option
 def status(campaign: str | None, backend: Backend, *, as_json: bool) -> None:
-    """Print the state of CAMPAIGN (default: the newest).
-
-    \b
-    Examples:
-      frontrunner status
-      frontrunner status laptop --json
-    """
+    """Print the state of CAMPAIGN (default: the newest)."""
     found = backend.status(campaign)
     scale = backend.predictions(found.campaign.name)
     if as_json:
         print_json(as_plain(found) | ({} if scale is None else {"small_scale": as_plain(scale)}))
         return
-    print_status(found)
+    views.print_status(found)
     if scale is not None:
-        click.echo("\n".join(scale_lines(scale)))
+        click.echo("\n".join(views.scale_lines(scale)))
 
 
 @click.command()
 @campaign_argument
 @backend_options
-@prints(print_failures)
+@prints(views.print_failures)
 def failures(campaign: str | None, backend: Backend) -> FailureList:
-    """Print the failed probes of CAMPAIGN (default: the newest) with reasons and log tails.
-
-    \b
-    Examples:
-      frontrunner failures
-      frontrunner failures laptop --json
-    """
+    """Print the failed probes of CAMPAIGN (default: the newest) with reasons and log tails."""
     return backend.failures(campaign)
 
 
 @click.command()
 @backend_options
-@prints(print_campaigns)
+@prints(views.print_campaigns)
 def campaigns(backend: Backend) -> CampaignList:
-    """Print every campaign of the store, the newest first.
-
-    \b
-    Examples:
-      frontrunner campaigns
-      frontrunner campaigns --store sweeps.db --json
-    """
+    """Print every campaign of the store, the newest first."""
     return backend.campaigns()
 
 
@@ -181,13 +136,7 @@ def campaigns(backend: Backend) -> CampaignList:
 @click.option("--out", type=FILE, required=True, help="Where to write: x.csv or x.parquet.")
 @backend_options
 def dataframe(campaign: str | None, out: Path, backend: Backend) -> None:
-    """Write the attempts of CAMPAIGN (default: the newest) as a table, one row per finished attempt.
-
-    \b
-    Examples:
-      frontrunner dataframe --out sweep.csv
-      frontrunner dataframe laptop --out sweep.parquet
-    """
+    """Write the attempts of CAMPAIGN (default: the newest) as a table, one row per finished attempt."""
     from frontrunner.results.frames import write_frame
 
     table = backend.dataframe(campaign)
@@ -204,11 +153,6 @@ def report(campaign: str | None, out: Path | None, backend: Backend) -> None:
 
     The best recipe and its command, the history, speed against memory, what fits and what fails, the model against
     the measurements, which knobs matter, and where the node-hours went. The page needs no network and no other file.
-
-    \b
-    Examples:
-      frontrunner report
-      frontrunner report laptop --out laptop.html
     """
     path = backend.report(campaign, out=out)
     click.echo(f"report: {path}, {path.stat().st_size / 1e6:.1f} MB; open it in a browser")
@@ -225,11 +169,6 @@ def plot(campaign: str | None, out: Path, figure: str | None, wanted: str | None
 
     Figures: history, speed-memory, sensitivity, parallel-coordinates, feasibility, predicted, importance, shap,
     node-hours.
-
-    \b
-    Examples:
-      frontrunner plot --out figures
-      frontrunner plot laptop --out front.svg --figure speed-memory
     """
     written, absent = backend.plot(campaign, out=out, figure=figure, format=wanted)
     for path in written:

@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from frontrunner import api
-from frontrunner.cli.options import (
-    FILE,
-    anyway_option,
-    campaign_argument,
-    json_option,
-    print_json,
-    show,
-    store_option,
-    warn,
-)
+from frontrunner.cli import options as opt
 from frontrunner.config.settings import DEFAULT_STORE, shown_store, store_url
 from frontrunner.spaces.errors import CampaignFailed, InvalidInput, NothingLegal
 from frontrunner.stop_signals import INTERRUPTED, stopped_by_signals
@@ -36,19 +27,14 @@ TOP = 10
 
 
 @click.command()
-@click.argument("file", type=FILE)
+@click.argument("file", type=opt.FILE)
 @click.option("--name", help="The campaign's name [default: the file's `name`, else the file's own name].")
-@store_option
-@json_option
+@opt.store_option
+@opt.json_option
 def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) -> None:
     """Run the campaign in FILE until its budget is used up, and print its ranking.
 
     The first Ctrl-C lets running probes finish, the second ends them; `frontrunner resume` continues later.
-
-    \b
-    Examples:
-      frontrunner launch examples/laptop.toml
-      frontrunner launch frontier.toml --name 22b-first --store sweeps.db
     """
     from frontrunner.config.campaign import read_campaign_file
     from frontrunner.views.live import make_listener
@@ -61,19 +47,14 @@ def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) ->
 
 
 @click.command()
-@campaign_argument
+@opt.campaign_argument
 @click.option("--take-over", is_flag=True, help="Take the campaign from a driver that still holds it.")
-@store_option
-@json_option
+@opt.store_option
+@opt.json_option
 def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json: bool) -> None:
     """Continue CAMPAIGN (default: the newest) after its driver was stopped, or killed at any moment.
 
     Nothing that was measured is lost or measured again.
-
-    \b
-    Examples:
-      frontrunner resume
-      frontrunner resume laptop --take-over
     """
     from frontrunner.views.live import make_listener
 
@@ -83,21 +64,15 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
 
 
 @click.command()
-@click.argument("file", type=FILE)
-@json_option
+@click.argument("file", type=opt.FILE)
+@opt.json_option
 def space(file: Path, *, as_json: bool) -> None:
-    """Count the legal and illegal recipes of FILE's space, with the reasons.
-
-    \b
-    Examples:
-      frontrunner space examples/laptop.toml
-      frontrunner space examples/laptop.toml --json
-    """
+    """Count the legal and illegal recipes of FILE's space, with the reasons."""
     surveyed = api.survey(file)
     if as_json:
         refused = [{"code": code, "points": n, "example": text} for code, n, text in surveyed.refused_by_count()]
         counts = {"points": surveyed.points, "legal_recipes": len(surveyed.recipes), "repeats": surveyed.repeats}
-        print_json(counts | {"refused": refused, "dimensions": dict(surveyed.dimensions)})
+        opt.print_json(counts | {"refused": refused, "dimensions": dict(surveyed.dimensions)})
     else:
         from frontrunner.views.results import print_survey
 
@@ -119,7 +94,7 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped
         document = {"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking}
         more: dict[str, object] = {"objectives": conclusion.objectives, "front": front} if several else {}
         more |= {} if scale is None else {"small_scale": scale}
-        print_json({**document, "outlook": conclusion.outlook, "budget": conclusion.limits, **more})
+        opt.print_json({**document, "outlook": conclusion.outlook, "budget": conclusion.limits, **more})
     else:
         from frontrunner.views import results as views
 
@@ -178,16 +153,16 @@ PRINTED_STEPS = 20
     "--checkpoint-every", "checkpoint_every_steps", type=STEPS, metavar="STEPS", help="[default: a tenth of the run]"
 )
 @click.option("--metrics", default="csv", show_default=True, help="csv or tensorboard, in the replay's folder.")
-@click.option("--folder", type=FILE, help="Where it keeps its files [default: by recipe].")
-@anyway_option
+@click.option("--folder", type=opt.FILE, help="Where it keeps its files [default: by recipe].")
+@opt.anyway_option
 @click.option(
     "--print-command",
     "launched",
     is_flag=True,
     help="Write the job file, print the command that would run with it, and run nothing.",
 )
-@store_option
-@json_option
+@opt.store_option
+@opt.json_option
 def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **settings: Any) -> None:
     """Train with RECIPE_ID: learning-rate schedule, evaluation, checkpoints, metrics.
 
@@ -195,11 +170,6 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
 
     Run again after a kill, it continues from the newest checkpoint. At the end its throughput is compared with the
     probe's.
-
-    \b
-    Examples:
-      frontrunner replay 3f9c --steps 500 --print-command
-      frontrunner replay recipe.json --steps 500
     """
     from frontrunner.evaluators.probe.replay import ReplaySettings, prepare, run
     from frontrunner.recipe_actions import plan_replay
@@ -210,14 +180,14 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
         prepare(planned)
         click.echo(planned.command)
         return
-    warn(planned.differences)
+    opt.warn(planned.differences)
     click.echo(f"replaying {planned.recipe_id} in {planned.folder}", err=True)
     try:
         result = run(planned, _printer(chosen.steps))
     except KeyboardInterrupt:
         click.echo("stopped; the same command continues from the newest checkpoint", err=True)
         sys.exit(INTERRUPTED)
-    show(result, _print, as_json=as_json)
+    opt.show(result, _print, as_json=as_json)
 
 
 def _print(result: ReplayResult) -> None:
@@ -258,24 +228,19 @@ NEEDED = ("cachetools", "fastapi", "itsdangerous", "jinja2", "prometheus_client"
 @click.option("--port", type=click.IntRange(0, 65535), default=8787, show_default=True, help="0 takes a free one.")
 @click.option("--allow-host", "allowed_hosts", multiple=True, metavar="NAME", help="A host name that requests may use.")
 @click.option("--behind-tls", is_flag=True, help="Behind a TLS proxy: https links, secure cookies.")
-@click.option("--token-file", type=FILE, metavar="FILE", help="The file of the tokens.")
+@click.option("--token-file", type=opt.FILE, metavar="FILE", help="The file of the tokens.")
 @click.option("--max-campaigns", type=click.IntRange(1, 1000), default=4, show_default=True, help="Running at once.")
 @click.option("--site", multiple=True, metavar="NAME=FILE", help="Register the nodes of FILE for launches.")
 @click.option("--trainer", multiple=True, metavar="NAME=FILE", help="Register the command of FILE.")
 @click.option("--data", multiple=True, metavar="NAME=FILE", help="Register a training text.")
 @click.option("--table", multiple=True, metavar="NAME=FILE", help="Register measured configurations.")
-@store_option
+@opt.store_option
 def serve(store: str | None, token_file: Path | None, max_campaigns: int, **given: Any) -> None:
     """Serve the store over HTTP: launch, watch and query campaigns from a browser or another machine.
 
     Listens on this machine only; the link that it prints logs one browser in, once. Drivers that it starts keep running
     when it ends. A launch cannot send nodes, commands and files: it names those registered here by --site, --trainer,
     --data and --table, each of which can be given several times.
-
-    \b
-    Examples:
-      frontrunner serve --store sweeps.db --port 9000
-      frontrunner serve --site frontier=examples/sites/frontier.toml
     """
     if not all(map(find_spec, NEEDED)):
         raise InvalidInput("this needs packages that are not installed", hint="run: pip install 'frontrunner[serve]'")

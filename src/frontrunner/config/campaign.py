@@ -19,25 +19,9 @@ from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.redaction import looks_secret
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
 from frontrunner.search.strategy import STRATEGIES
+from frontrunner.spaces import errors, presets
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import (
-    CAMPAIGN_NAME,
-    InvalidInput,
-    bad_value,
-    campaign_name_from,
-    did_you_mean,
-    require_campaign_name,
-    shown,
-)
 from frontrunner.spaces.model import Model
-from frontrunner.spaces.presets import (
-    cluster_names,
-    cluster_preset,
-    device_names,
-    known_device,
-    model_names,
-    model_preset,
-)
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import DIMENSIONS, EARLIER_NAMES
 from frontrunner.spaces.space import Space
@@ -52,7 +36,7 @@ _BATCH_SCHEMA = {
     "description": "Sequences per optimizer step, or [minimum, maximum].",
     "anyOf": [_COUNT, {"type": "array", "items": _COUNT, "minItems": 2, "maxItems": 2}],
 }
-_NAME_SCHEMA = {"type": "string", "pattern": f"^{CAMPAIGN_NAME.pattern}$"}
+_NAME_SCHEMA = {"type": "string", "pattern": f"^{errors.CAMPAIGN_NAME.pattern}$"}
 
 
 def _base(info: ValidationInfo) -> Path:
@@ -70,7 +54,7 @@ def _preset(names: tuple[str, ...]) -> Schema:
 
 
 def _fill_model(given: Table, _: Path) -> Table:
-    preset = model_preset(given["preset"]) if "preset" in given else {"name": "custom"}
+    preset = presets.model_preset(given["preset"]) if "preset" in given else {"name": "custom"}
     merged = preset | {key: value for key, value in given.items() if key != "preset"}
     if isinstance(merged.get("heads"), int):
         merged.setdefault("kv_heads", merged["heads"])
@@ -80,7 +64,7 @@ def _fill_model(given: Table, _: Path) -> Table:
 
 
 def _model_schema(schema: Schema) -> None:
-    schema["properties"] = {"preset": _preset(model_names()), **schema["properties"]}
+    schema["properties"] = {"preset": _preset(presets.model_names()), **schema["properties"]}
     own = [key for key in schema.pop("required") if key not in _fill_model({"heads": 1, "hidden": 1}, Path())]
     schema["anyOf"] = [{"required": ["preset"]}, {"required": [*own, "hidden", "heads"]}]
 
@@ -91,30 +75,32 @@ def _fill_cluster(given: Table, base: Path) -> Table:
         return _over_file(table, base)
     name, wanted = table.pop("preset", None), table.get("devices_per_node")
     if name is None:
-        return {"name": "custom", "nodes": 1} | (known_device(str(table.get("device", ""))) or {}) | table
+        return {"name": "custom", "nodes": 1} | (presets.known_device(str(table.get("device", ""))) or {}) | table
     if name != THIS_MACHINE:
-        return cluster_preset(name) | table
+        return presets.cluster_preset(name) | table
     from frontrunner.evaluators.probe.this_machine import detect, share_processors
 
     found = detect()
     if isinstance(wanted, int) and found["backend"] == "cpu" and wanted >= 1:
         found = share_processors(found, wanted)
     elif isinstance(wanted, int) and wanted > found["devices_per_node"]:
-        raise bad_value("cluster.devices_per_node", wanted, f"at most the {found['devices_per_node']} found here")
+        raise errors.bad_value(
+            "cluster.devices_per_node", wanted, f"at most the {found['devices_per_node']} found here"
+        )
     return found | table
 
 
 def _over_file(table: Table, base: Path) -> Table:
     name = table.pop("file")
     if not isinstance(name, str) or not name:
-        raise bad_value("cluster.file", name, "the path of a cluster file")
+        raise errors.bad_value("cluster.file", name, "the path of a cluster file")
     if "preset" in table:
-        raise bad_value("cluster.preset", table["preset"], f"no preset with cluster.file = {shown(name)}")
+        raise errors.bad_value("cluster.preset", table["preset"], f"no preset with cluster.file = {errors.shown(name)}")
     cluster = read_cluster_file(base / name)
     measured, wanted = cluster.devices_per_node, table.get("devices_per_node", cluster.devices_per_node)
     if cluster.backend == "cpu" and wanted != measured:
         expected = f"{measured}: {name} was measured with this many ranks sharing the processors"
-        raise bad_value("cluster.devices_per_node", wanted, expected)
+        raise errors.bad_value("cluster.devices_per_node", wanted, expected)
     merged = asdict(cluster)
     for key, value in table.items():
         both_tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -132,12 +118,12 @@ def _check_efficiencies(cluster: Cluster) -> Cluster:
 
 def _cluster_schema(schema: Schema) -> None:
     schema["properties"] = {
-        "preset": _preset((*cluster_names(), THIS_MACHINE)),
+        "preset": _preset((*presets.cluster_names(), THIS_MACHINE)),
         "file": {"type": "string", "description": "Path of a cluster file, relative to the campaign file."},
         **schema["properties"],
     }
-    schema["properties"]["device"]["examples"] = list(device_names())
-    filled = _fill_cluster({"device": device_names()[0]}, Path())
+    schema["properties"]["device"]["examples"] = list(presets.device_names())
+    filled = _fill_cluster({"device": presets.device_names()[0]}, Path())
     own = [key for key in schema.pop("required") if key not in filled or key == "device"]
     schema["anyOf"] = [{"required": ["preset"]}, {"required": ["file"]}, {"required": own}]
 
@@ -145,7 +131,7 @@ def _cluster_schema(schema: Schema) -> None:
 def _batch_range(given: Any) -> Any:
     ends = given if isinstance(given, list) and len(given) == 2 else [given, given]
     if not all(isinstance(end, int) and not isinstance(end, bool) for end in ends):
-        raise bad_value("problem.global_batch", given, "a whole number of sequences, or [minimum, maximum]")
+        raise errors.bad_value("problem.global_batch", given, "a whole number of sequences, or [minimum, maximum]")
     return {"minimum": ends[0], "maximum": ends[1]}
 
 
@@ -168,7 +154,7 @@ def _fill_search(given: Table, base: Path) -> Table:
     table = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     if (name := table.get("baseline")) is not None:
         if not isinstance(name, str) or not name:
-            raise bad_value("search.baseline", name, "the path of a recipe file")
+            raise errors.bad_value("search.baseline", name, "the path of a recipe file")
         from frontrunner.config.recipe_file import read
 
         table["baseline"] = read(base / name).recipe
@@ -189,7 +175,7 @@ def _located(section: str) -> AfterValidator:
         path = _base(info) / settings.path
         if not holds(path.is_file):
             expected = f"a file, by its path from {_base(info).absolute()}"
-            raise bad_value(f"{section}.path", settings.path, expected)
+            raise errors.bad_value(f"{section}.path", settings.path, expected)
         return replace(settings, path=str(path.resolve()))
 
     return AfterValidator(locate)
@@ -198,13 +184,13 @@ def _located(section: str) -> AfterValidator:
 def _locate_command(command: CommandSettings, info: ValidationInfo) -> CommandSettings:
     for name, value in command.environment.items():
         if looks_secret(name, value):
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"command.environment.{name} looks like a secret, which would be stored: expected other variables",
                 hint=f'set it where the driver is started, and pass_environment = ["{name}", ...] hands it on',
             )
     folder = _base(info) / (command.folder or "")
     if command.folder is not None and not holds(folder.is_dir):
-        raise bad_value("command.folder", command.folder, f"a folder, by its path from {_base(info).absolute()}")
+        raise errors.bad_value("command.folder", command.folder, f"a folder, by its path from {_base(info).absolute()}")
     return replace(command, folder=str(folder.resolve())) if command.arguments else command
 
 
@@ -222,11 +208,11 @@ class StoreSettings:
     def __post_init__(self) -> None:
         for key, value in vars(self).items():
             if value is not None and (not value.strip() or "\0" in value):
-                raise bad_value(f"store.{key}", value, "a path" + (", or a URL" if key == "url" else ""))
+                raise errors.bad_value(f"store.{key}", value, "a path" + (", or a URL" if key == "url" else ""))
 
 
 def _valid_name(name: str) -> str:
-    require_campaign_name("name", name)
+    errors.require_campaign_name("name", name)
     return name
 
 
@@ -309,9 +295,9 @@ def read_campaign_file(path: Path) -> CampaignFile:
     """Read and validate a campaign file; raises `NotFound`, or `InvalidInput` naming the key."""
     table = read_toml(path, "campaign file", "examples/laptop.toml is one to begin with")
     try:
-        return parse_campaign(table, default_name=campaign_name_from(path.stem), base=path.parent)
-    except InvalidInput as error:
-        raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
+        return parse_campaign(table, default_name=errors.campaign_name_from(path.stem), base=path.parent)
+    except errors.InvalidInput as error:
+        raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
 
 
 def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFile:
@@ -331,20 +317,22 @@ def read_cluster_file(path: Path) -> Cluster:
     try:
         section = table.get("cluster")
         if isinstance(section, dict) and "file" in section:
-            raise bad_value("cluster.file", section["file"], "no such key in a cluster file")
+            raise errors.bad_value("cluster.file", section["file"], "no such key in a cluster file")
         return parse(ClusterFile, table, base=path.parent).cluster
-    except InvalidInput as error:
-        raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
+    except errors.InvalidInput as error:
+        raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
 
 
 def named_cluster(name: str) -> Cluster:
     """Return a cluster by the name of a preset, or by the path of a cluster file."""
-    presets = (*cluster_names(), THIS_MACHINE)
-    if name in presets:
+    known = (*presets.cluster_names(), THIS_MACHINE)
+    if name in known:
         return parse_cluster({"preset": name})
     if "/" in name or name.endswith(".toml"):
         return read_cluster_file(Path(name))
-    raise bad_value("cluster", name, "a known preset, or a cluster file's path", hint=did_you_mean(name, presets))
+    raise errors.bad_value(
+        "cluster", name, "a known preset, or a cluster file's path", hint=errors.did_you_mean(name, known)
+    )
 
 
 def parse_cluster(table: Table) -> Cluster:

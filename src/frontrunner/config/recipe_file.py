@@ -19,15 +19,8 @@ from frontrunner.config.toml_file import read_text
 from frontrunner.evaluators.export.reading import json_table
 from frontrunner.evaluators.probe import OPTIMIZERS
 from frontrunner.results.outcome import RecipeStats
+from frontrunner.spaces import errors
 from frontrunner.spaces.document import canonical_json, recipe_id
-from frontrunner.spaces.errors import (
-    InvalidInput,
-    bad_value,
-    require_above_zero,
-    require_at_least,
-    require_one_of,
-    shown_key,
-)
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe, stored_recipe
@@ -43,21 +36,17 @@ KEYS = ("format", "version", "hash", "content")
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(RecipeStats):
-    """A recipe's measurements in one campaign.
-
-    `figures` says where the numbers come from: real training, a rehearsal's formulas, or a table of others' training.
-    `trainer` names the evaluator that ran another trainer than frontrunner's own, None for our own.
-    """
+    """A recipe's measurements in one campaign; `figures` says where they come from, `trainer` the other evaluator."""
 
     campaign: str
     figures: str
     trainer: str | None = None
 
     def __post_init__(self) -> None:
-        require_one_of("measured", "figures", self.figures, FIGURES)
-        require_at_least("measured", 1, repeats=self.repeats)
-        require_above_zero("measured.tokens_per_s", self.tokens_per_s, "a rate above 0")
-        require_above_zero("measured.step_time_s_median", self.step_time_s_median, "a time above 0 in seconds")
+        errors.require_one_of("measured", "figures", self.figures, FIGURES)
+        errors.require_at_least("measured", 1, repeats=self.repeats)
+        errors.require_above_zero("measured.tokens_per_s", self.tokens_per_s, "a rate above 0")
+        errors.require_above_zero("measured.step_time_s_median", self.step_time_s_median, "a time above 0 in seconds")
 
     @property
     def is_ours(self) -> bool:
@@ -73,8 +62,8 @@ class Training:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_one_of("training", "optimizer", self.optimizer, OPTIMIZERS)
-        require_at_least("training", 0, seed=self.seed)
+        errors.require_one_of("training", "optimizer", self.optimizer, OPTIMIZERS)
+        errors.require_at_least("training", 0, seed=self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +89,10 @@ class RecipeFile:
     def __post_init__(self) -> None:
         reason = why_illegal(self.recipe, self.problem)
         if reason is not None:
-            raise InvalidInput(f"content.recipe is illegal: {reason}")
+            raise errors.InvalidInput(f"content.recipe is illegal: {reason}")
         wanted = recipe_id(self.problem, self.recipe)
         if self.recipe_id != wanted:
-            raise bad_value("content.recipe_id", self.recipe_id, f"{wanted}, the id of this problem and recipe")
+            raise errors.bad_value("content.recipe_id", self.recipe_id, f"{wanted}, the id of this problem and recipe")
 
 
 def to_text(file: RecipeFile) -> str:
@@ -123,8 +112,8 @@ def read(path: Path) -> RecipeFile:
     text = read_text(path, "recipe file", "frontrunner export RECIPE --to recipe writes one", most_bytes=MOST_BYTES)
     try:
         return from_text(text)
-    except InvalidInput as error:
-        raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
+    except errors.InvalidInput as error:
+        raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
 
 
 def from_text(text: str) -> RecipeFile:
@@ -132,18 +121,18 @@ def from_text(text: str) -> RecipeFile:
     document = json_table(text).values
     version, content = document.get("version"), document.get("content")
     if document.get("format") != FORMAT:
-        raise bad_value("format", document.get("format"), f'"{FORMAT}"')
+        raise errors.bad_value("format", document.get("format"), f'"{FORMAT}"')
     if isinstance(version, bool) or version != VERSION:
         hint = "upgrade frontrunner" if isinstance(version, int) and version > VERSION else None
-        raise bad_value("version", version, f"{VERSION}, which this version of frontrunner reads", hint=hint)
+        raise errors.bad_value("version", version, f"{VERSION}, which this version of frontrunner reads", hint=hint)
     refuse_unusable_values(document, LARGEST)
     for key in document:
         if key not in KEYS:
-            raise InvalidInput(f"unknown key {shown_key(key)}: a recipe file has {', '.join(KEYS)}")
+            raise errors.InvalidInput(f"unknown key {errors.shown_key(key)}: a recipe file has {', '.join(KEYS)}")
     if not isinstance(content, dict):
-        raise bad_value("content", content, A_TABLE)
+        raise errors.bad_value("content", content, A_TABLE)
     if document.get("hash") != (wanted := content_hash(content)):
-        raise bad_value("hash", document.get("hash"), f"{wanted}: the file was changed after it was written")
+        raise errors.bad_value("hash", document.get("hash"), f"{wanted}: the file was changed after it was written")
     return validate(RecipeFile, content, prefix="content", largest=LARGEST)
 
 

@@ -27,20 +27,12 @@ from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import active_drivers
 from frontrunner.results.store import Store
 from frontrunner.server import routes
+from frontrunner.server import service as serving
 from frontrunner.server.auth import SESSION_S
 from frontrunner.server.errors import Forbidden
 from frontrunner.server.middleware import COOKIE, middleware
 from frontrunner.server.pages import campaigns, planning, recipes, rendering
 from frontrunner.server.requests import API, ErrorAnswer
-from frontrunner.server.service import (
-    CachedRoute,
-    Service,
-    ServiceOf,
-    answer,
-    error_response,
-    from_validation,
-    response_of,
-)
 from frontrunner.server.settings import KINDS, ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError
 
@@ -74,13 +66,13 @@ LOGGED_IN = """<!doctype html>
 """
 Samples = Iterable[tuple[Mapping[str, str], float]]
 outside = APIRouter()
-scraped = APIRouter(route_class=CachedRoute)
+scraped = APIRouter(route_class=serving.CachedRoute)
 logger = logging.getLogger("frontrunner.server")
 
 
 def create_app(settings: ServiceSettings) -> FastAPI:
     """Return the service over one store, which is created if missing. Raises as `open_store` and `make_tokens` do."""
-    service = Service(settings)
+    service = serving.Service(settings)
     app = FastAPI(
         title="frontrunner",
         version=__version__,
@@ -105,7 +97,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Respond with few threads, which take turns anyway; at the end close the store and leave the drivers running."""
-    service: Service = app.state.service
+    service: serving.Service = app.state.service
     anyio.to_thread.current_default_thread_limiter().total_tokens = service.settings.limits.threads
     try:
         yield
@@ -113,27 +105,27 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.store.close()
 
 
-def _handle_errors(app: FastAPI, service: Service) -> None:
+def _handle_errors(app: FastAPI, service: serving.Service) -> None:
     @app.exception_handler(FrontrunnerError)
     async def ours(request: Request, error: FrontrunnerError) -> Response:
         named = service.store.damaged(error) if isinstance(error, DamagedCell) else error
-        return response_of(request.scope, named, service.store.url)
+        return serving.response_of(request.scope, named, service.store.url)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
-        return error_response(request.scope, error.status_code, str(error.detail), headers=error.headers)
+        return serving.error_response(request.scope, error.status_code, str(error.detail), headers=error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return response_of(request.scope, from_validation(error.errors()), "")
+        return serving.response_of(request.scope, serving.from_validation(error.errors()), "")
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return error_response(request.scope, 500, "the service failed on this request; see its log")
+        return serving.error_response(request.scope, 500, "the service failed on this request; see its log")
 
 
-def _describe(app: FastAPI, service: Service) -> None:
+def _describe(app: FastAPI, service: serving.Service) -> None:
     describe_routes = app.openapi
 
     @cache
@@ -151,18 +143,18 @@ def _describe(app: FastAPI, service: Service) -> None:
 
 
 @outside.get("/healthz")
-def health(service: ServiceOf) -> Response:
+def health(service: serving.ServiceOf) -> Response:
     """Report whether the service can read its store; open to all, and silent about everything else."""
     try:
         newest_names(service.store, 1)
     except FrontrunnerError as error:  # names the store's path, or the database's host and user
         logger.warning("/healthz: %s", error.message)
-        return answer({"status": "store not readable"}, status=503)
-    return answer({"status": "ok"})
+        return serving.answer({"status": "store not readable"}, status=503)
+    return serving.answer({"status": "ok"})
 
 
 @outside.get("/login")
-def login(service: ServiceOf, code: Annotated[str, Query(max_length=128)] = "") -> Response:
+def login(service: serving.ServiceOf, code: Annotated[str, Query(max_length=128)] = "") -> Response:
     """Turn a one-time code into a cookie; a page continues, as browsers would not send the cookie after a redirect."""
     role = service.links.spend(code)
     if role is None:
@@ -180,7 +172,7 @@ def login(service: ServiceOf, code: Annotated[str, Query(max_length=128)] = "") 
 
 
 @scraped.get("/metrics")
-def prometheus(service: ServiceOf) -> Response:
+def prometheus(service: serving.ServiceOf) -> Response:
     """Return the store's figures for Prometheus, which sends a token by its `authorization` setting."""
     return Response(metrics(service.store), media_type=CONTENT_TYPE_LATEST)
 

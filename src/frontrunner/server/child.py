@@ -14,11 +14,11 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from frontrunner import api
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.evaluators.probe.files import write_json
+from frontrunner.results.records import timestamp, utc_now
 from frontrunner.results.states import CampaignState
 from frontrunner.search.listener import View
 from frontrunner.server.errors import to_table
@@ -54,11 +54,25 @@ class Reporting(Lines):
 
 def main(arguments: list[str]) -> int:
     """Run one action; the exit status is that of the command of the same name."""
+    from frontrunner.evaluators.probe.replay import ReplaySettings, run
+    from frontrunner.recipe_actions import plan_replay
+    from frontrunner.server.drivers import STARTED, recording_end
+
     listener = Reporting()
     try:
         body = json.load(sys.stdin)
         if arguments == ["replay"]:
-            _replay(body, listener)
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the ranks first, as Ctrl-C does
+            anyway, root = body.pop("anyway"), Path(body.pop("root"))
+            recipe_id = api.show(body.pop("recipe_id")).recipe_id
+            settings = ReplaySettings(**body, folder=root / recipe_id)
+            planned = plan_replay(recipe_id, settings, anyway=anyway)
+            planned.folder.mkdir(parents=True, exist_ok=True)
+            started = {"pid": os.getpid(), "since": timestamp(utc_now()), "steps": settings.steps}
+            write_json(planned.folder / STARTED, started)
+            with recording_end(planned.folder / STARTED, started):
+                listener.report({"recipe_id": recipe_id})
+                run(planned)
             return 0
         with stopped_by_signals() as on_driver:
             if arguments == ["launch"]:
@@ -71,24 +85,6 @@ def main(arguments: list[str]) -> int:
         listener.report({"error": to_table(error)})
         return error.exit_code
     return 0
-
-
-def _replay(body: dict[str, Any], listener: Reporting) -> None:
-    from frontrunner.evaluators.probe.replay import ReplaySettings, run
-    from frontrunner.recipe_actions import plan_replay
-    from frontrunner.server.drivers import STARTED, recording_end, started_now
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the ranks first, as Ctrl-C does
-    anyway, root = body.pop("anyway"), Path(body.pop("root"))
-    recipe_id = api.show(body.pop("recipe_id")).recipe_id
-    settings = ReplaySettings(**body, folder=root / recipe_id)
-    planned = plan_replay(recipe_id, settings, anyway=anyway)
-    planned.folder.mkdir(parents=True, exist_ok=True)
-    started = started_now(settings.steps)
-    write_json(planned.folder / STARTED, started)
-    with recording_end(planned.folder / STARTED, started):
-        listener.report({"recipe_id": recipe_id})
-        run(planned)
 
 
 if __name__ == "__main__":

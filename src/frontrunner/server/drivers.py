@@ -28,7 +28,7 @@ from frontrunner.config.settings import STORE_VARIABLE, run_root
 from frontrunner.evaluators.probe.files import read_json, write_json
 from frontrunner.evaluators.probe.processes import kill_group
 from frontrunner.results.process_identity import this_host
-from frontrunner.results.records import timestamp, utc_now
+from frontrunner.results.records import utc_now
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.status import ActiveDriver, active_drivers
 from frontrunner.results.store import Store
@@ -214,11 +214,6 @@ class Replay:
     checkpoint_step: int
     last_events: tuple[Mapping[str, Any], ...]
     log_tail: str
-
-
-def started_now(steps: int) -> dict[str, object]:
-    """Return what a replay's process records of itself."""
-    return {"pid": os.getpid(), "since": timestamp(utc_now()), "steps": steps}
 
 
 @contextmanager

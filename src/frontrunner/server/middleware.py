@@ -15,7 +15,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from frontrunner.server.auth import ROLE, Role, Tokens
+from frontrunner.server.auth import ROLE, Tokens
 from frontrunner.server.service import error_response
 from frontrunner.server.settings import ServiceSettings
 
@@ -159,22 +159,19 @@ class Authentication:
         """Refuse with 401; other requests carry their role from here on."""
         if scope["path"] in OPEN_PATHS:
             return None
-        role = self._role(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        cookie = _session_cookie(headers)
+        if "authorization" in headers:  # a valid cookie does not make up for an invalid token
+            role = self._tokens.role_of(token.strip()) if scheme.lower() == "bearer" else None
+        else:
+            role = None if cookie is None else self._tokens.role_of_session(cookie)
         if role is not None:
             scope[ROLE] = role
             return None
         hint = "send it as `Authorization: Bearer TOKEN`, or open the link that `frontrunner serve` prints"
-        headers = {"www-authenticate": "Bearer", **CLOSE}
-        return error_response(scope, 401, "a valid token is needed", hint=hint, headers=headers)
-
-    def _role(self, headers: Headers) -> Role | None:
-        """Return the role of a token, else of a cookie; a valid cookie does not make up for an invalid token."""
-        given = headers.get("authorization")
-        if given is not None:
-            scheme, _, token = given.partition(" ")
-            return self._tokens.role_of(token.strip()) if scheme.lower() == "bearer" else None
-        cookie = _session_cookie(headers)
-        return None if cookie is None else self._tokens.role_of_session(cookie)
+        refused = {"www-authenticate": "Bearer", **CLOSE}
+        return error_response(scope, 401, "a valid token is needed", hint=hint, headers=refused)
 
 
 def _session_cookie(headers: Headers) -> str | None:

@@ -28,8 +28,7 @@ from frontrunner.server.settings import EVALUATOR_OF, KINDS, Registered
 from frontrunner.spaces.errors import FALLBACK_NAME, InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.spaces.validation import invalid_input, refuse_unusable_values
-from frontrunner.standings import Baseline
-from frontrunner.store import LocalStore
+from frontrunner.store import Baseline, LocalStore
 
 logger = logging.getLogger("frontrunner.server")
 T = TypeVar("T")
@@ -45,7 +44,6 @@ TAKEN_INSTEAD = {
     "table": NAMED.format("table"),
     "store": "the service has a store of its own",
 }
-"""Section of a campaign file -> what a body has instead."""
 SECTIONS = ("model", "cluster", "problem", "space", "search", "budget", "probe")
 FORBIDDEN_KEYS = {"cluster": ("file", "nvme_path"), "search": ("baseline",)}
 ABOUT = {"trainer": "command", "data": "data.", "table": "table."}

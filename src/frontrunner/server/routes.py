@@ -16,31 +16,13 @@ from frontrunner.planning import plan_of
 from frontrunner.results import frames
 from frontrunner.results.pages import CampaignPage, RecipePage, campaign_page
 from frontrunner.results.status import FailedTrial, failures
+from frontrunner.server import requests
 from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Replay, Word
 from frontrunner.server.errors import TooMany
-from frontrunner.server.requests import (
-    QUESTIONS,
-    CampaignBody,
-    FrameAnswer,
-    LaunchAnswer,
-    LinkAnswer,
-    Page,
-    PageSize,
-    PlanBody,
-    Question,
-    RecipeQuestion,
-    RegisteredAnswer,
-    ReplayBody,
-    SignalAnswer,
-    campaign_from,
-    campaign_table,
-    redacted,
-)
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, answer
 from frontrunner.spaces.errors import CAMPAIGN_NAME, InvalidInput, NothingLegal
-from frontrunner.standings import OnFront
-from frontrunner.store import LOG_BYTES, POLL_S, Follower, parse_cursor
+from frontrunner.store import LOG_BYTES, POLL_S, Follower, OnFront, parse_cursor
 from frontrunner.text import to_json
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.marks import Missing
@@ -67,13 +49,13 @@ def _content(*kinds: str) -> Any:
     return {"response_class": Response, "responses": {200: {"content": content}}}
 
 
-def _add(question: Question) -> None:
+def _add(question: requests.Question) -> None:
     subjects = [name for name in SUBJECTS if f"{{{name}}}" in question.path]
 
     def route(service: Service, **given: Any) -> Response:
         of = [given.pop(name) for name in subjects]
         found = getattr(service.local, question.method)(*of, **given)
-        return Response(found, media_type=TEXT) if question.result is str else answer(redacted(found))
+        return Response(found, media_type=TEXT) if question.result is str else answer(requests.redacted(found))
 
     of_path = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=SUBJECTS[name]) for name in subjects]
     service = inspect.Parameter("service", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ServiceOf)
@@ -84,18 +66,20 @@ def _add(question: Question) -> None:
     api.get(question.path, **described)(route)
 
 
-for _question in QUESTIONS:
+for _question in requests.QUESTIONS:
     _add(_question)
 
 
 @api.get("/campaigns", response_model=CampaignPage, tags=["campaigns"])
-def all_campaigns(service: ServiceOf, page: Page = 1, page_size: PageSize = 50) -> Response:
+def all_campaigns(service: ServiceOf, page: requests.Page = 1, page_size: requests.PageSize = 50) -> Response:
     """Return the store's campaigns, the newest first."""
     return answer(campaign_page(service.store, page=page, page_size=page_size))
 
 
 @api.get("/campaigns/{name}/failures", response_model=list[FailedTrial], tags=["campaigns"])
-def failed(service: ServiceOf, name: CampaignName, page: Page = 1, page_size: PageSize = 50) -> Response:
+def failed(
+    service: ServiceOf, name: CampaignName, page: requests.Page = 1, page_size: requests.PageSize = 50
+) -> Response:
     """Return a campaign's failed trials with their log tails."""
     return answer(failures(service.store, name, limit=page_size, offset=(page - 1) * page_size))
 
@@ -127,7 +111,7 @@ def front(
 
 
 @api.get("/campaigns/{name}/recipes", response_model=RecipePage, tags=["recipes"])
-def filtered(service: ServiceOf, name: CampaignName, asked: Annotated[RecipeQuestion, Query()]) -> Response:
+def filtered(service: ServiceOf, name: CampaignName, asked: Annotated[requests.RecipeQuestion, Query()]) -> Response:
     """Return a campaign's measured recipes that pass the filters, best first, with their ranks among all."""
     return answer(service.local.recipes(name, **asked.model_dump(exclude_none=True)))
 
@@ -156,7 +140,7 @@ async def figure(
     return Response(drawn, media_type=MEDIA[format])
 
 
-@api.get("/campaigns/{name}/dataframe", response_model=FrameAnswer, tags=["reports"])
+@api.get("/campaigns/{name}/dataframe", response_model=requests.FrameAnswer, tags=["reports"])
 async def dataframe(service: ServiceOf, name: CampaignName) -> Response:
     """Return a table with one row per finished attempt, by column."""
     most = service.settings.limits.frame_rows
@@ -206,39 +190,39 @@ async def _stream(follower: Follower, streams: anyio.CapacityLimiter) -> AsyncIt
                 await anyio.sleep(POLL_S)
 
 
-@uncached.get("/registered", response_model=RegisteredAnswer, tags=["planning"])
+@uncached.get("/registered", response_model=requests.RegisteredAnswer, tags=["planning"])
 def registered(service: ServiceOf) -> Response:
     """Return the sites, trainers, data and tables that a launch or a plan may name."""
     return answer(service.settings.registered.about())
 
 
 @uncached.post("/plan", response_model=ShownPlan, tags=["planning"])
-async def plan(service: ServiceOf, body: PlanBody) -> Response:
+async def plan(service: ServiceOf, body: requests.PlanBody) -> Response:
     """Estimate every legal recipe of a campaign; nothing is run or stored."""
     settings = service.settings
 
     def planned() -> ShownPlan:
-        with campaign_from(body, settings.registered, most_points=settings.limits.plan_points) as file:
+        with requests.campaign_from(body, settings.registered, most_points=settings.limits.plan_points) as file:
             return plan_of(file.spec).shown(body.top)
 
     return answer(await service.slowly(planned))
 
 
-@api.post("/campaigns", response_model=LaunchAnswer, status_code=201, tags=["control"], dependencies=OPERATOR)
-async def launch(service: ServiceOf, body: CampaignBody) -> Response:
+@api.post("/campaigns", response_model=requests.LaunchAnswer, status_code=201, tags=["control"], dependencies=OPERATOR)
+async def launch(service: ServiceOf, body: requests.CampaignBody) -> Response:
     """Start a campaign; the response comes once it is in the store and its driver has begun."""
-    table = campaign_table(body, service.settings.registered)
+    table = requests.campaign_table(body, service.settings.registered)
     return answer(await service.slowly(lambda: service.drivers.launch(table)), status=201)
 
 
-@api.post("/campaigns/{name}/resume", response_model=LaunchAnswer, tags=["control"], dependencies=OPERATOR)
+@api.post("/campaigns/{name}/resume", response_model=requests.LaunchAnswer, tags=["control"], dependencies=OPERATOR)
 async def resume(service: ServiceOf, name: CampaignName) -> Response:
     """Continue a campaign where it stopped."""
     return answer(await service.slowly(lambda: service.drivers.resume(name)))
 
 
 def _add_signal(word: Word, description: str) -> None:
-    path, kind = f"/campaigns/{{name}}/{word}", SignalAnswer
+    path, kind = f"/campaigns/{{name}}/{word}", requests.SignalAnswer
 
     @api.post(path, response_model=kind, name=word, description=description, tags=["control"], dependencies=OPERATOR)
     def signal(service: ServiceOf, name: CampaignName) -> Response:
@@ -263,7 +247,7 @@ def one_replay(service: ServiceOf, recipe_id: RecipeId) -> Response:
 
 
 @uncached.post("/replays", response_model=Replay, status_code=201, tags=["replays"], dependencies=OPERATOR)
-async def start_replay(service: ServiceOf, body: ReplayBody) -> Response:
+async def start_replay(service: ServiceOf, body: requests.ReplayBody) -> Response:
     """Start a replay, or continue one from its newest checkpoint."""
     return answer(await service.slowly(lambda: service.replays.start(body.settings())), status=201)
 
@@ -274,7 +258,7 @@ def stop_replay(service: ServiceOf, recipe_id: RecipeId) -> Response:
     return answer(service.replays.stop(recipe_id))
 
 
-@uncached.post("/links", response_model=LinkAnswer, status_code=201, tags=["operations"])
+@uncached.post("/links", response_model=requests.LinkAnswer, status_code=201, tags=["operations"])
 def link(service: ServiceOf, role: RoleOf) -> Response:
     """Return a link that logs one browser in, with the sender's own role."""
     return answer({"path": f"/login?code={service.links.make(role)}"}, status=201)

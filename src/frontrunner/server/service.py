@@ -1,7 +1,4 @@
-"""The running service: its store, the processes that it started, its cache, and what it responds with.
-
-FastAPI's dependencies are coroutines, though they wait for nothing: it would run each plain function on a thread.
-"""
+"""The running service: its store, the processes that it started, its cache, and what it responds with."""
 
 from __future__ import annotations
 
@@ -119,6 +116,7 @@ class CachedRoute(APIRoute):
         return cached
 
 
+# Coroutines, though they wait for nothing: FastAPI would run plain functions on a thread.
 async def the_service(request: Request) -> Service:
     """Return the service that a request is sent to."""
     return cast("Service", request.app.state.service)

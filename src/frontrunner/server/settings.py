@@ -11,14 +11,7 @@ from typing import Any
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.toml_file import Table, holds, read_toml
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.errors import (
-    FALLBACK_NAME,
-    FrontrunnerError,
-    InvalidInput,
-    bad_value,
-    did_you_mean,
-    require_campaign_name,
-)
+from frontrunner.spaces import errors
 
 KINDS = ("site", "trainer", "data", "table")
 SECTIONS = {"site": ("cluster", "dispatch"), "trainer": ("command",), "data": ("data",), "table": ("table",)}
@@ -59,9 +52,9 @@ class Registered:
         known = self.names(kind)
         if name not in known:
             register = f"the operator of the service registers one: frontrunner serve --{kind} NAME=FILE"
-            hint = (did_you_mean(name, known) or register) if known else register
+            hint = (errors.did_you_mean(name, known) or register) if known else register
             listed = f"one of {', '.join(known)}" if known else f"no entry: no {kind} is registered here"
-            raise bad_value(kind, name, listed, hint=hint)
+            raise errors.bad_value(kind, name, listed, hint=hint)
         return self.entries[kind][name].sections
 
 
@@ -72,13 +65,13 @@ def register(words: Mapping[str, Iterable[str]]) -> Registered:
         for word in words.get(kind, ()):
             name, equals, file = word.partition("=")
             if not equals or not file:
-                raise bad_value(f"--{kind}", word, "NAME=FILE")
-            require_campaign_name(f"--{kind} {word}: the name", name)
+                raise errors.bad_value(f"--{kind}", word, "NAME=FILE")
+            errors.require_campaign_name(f"--{kind} {word}: the name", name)
             if name in found[kind]:
-                raise bad_value(f"--{kind}", word, f"another name: {name} is registered for another file")
+                raise errors.bad_value(f"--{kind}", word, f"another name: {name} is registered for another file")
             try:
                 found[kind][name] = _entry(kind, Path(file))
-            except FrontrunnerError as error:
+            except errors.FrontrunnerError as error:
                 raise type(error)(f"--{kind} {word}: {error.message}", hint=error.hint) from None
     return Registered(found)
 
@@ -90,11 +83,13 @@ def _entry(kind: str, path: Path) -> Entry:
         given = {section: table[section] for section in SECTIONS[kind] if section in table}
         if not given:
             expected = " or ".join(f"[{section}]" for section in SECTIONS[kind])
-            raise InvalidInput(f"{path} has no section {expected}")
+            raise errors.InvalidInput(f"{path} has no section {expected}")
         if kind == "site" and "run_folder" in (store := table.get("store", {})):
             given["store"] = {"run_folder": store["run_folder"]}
     evaluator = EVALUATOR_OF.get(kind, "probe")
-    file = parse_campaign({**AROUND, **given, "evaluator": evaluator}, default_name=FALLBACK_NAME, base=path.parent)
+    file = parse_campaign(
+        {**AROUND, **given, "evaluator": evaluator}, default_name=errors.FALLBACK_NAME, base=path.parent
+    )
     if evaluator == "command":
         file.spec.survey()
     sections = asdict(file.spec) | {"cluster": asdict(file.spec.problem.cluster)}
@@ -123,11 +118,7 @@ DEFAULT_PORT = 8787
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits; sizes in bytes, times in seconds.
-
-    `cache_s` is how old a response may be that several clients are sent. `running_campaigns` counts drivers of the
-    whole store.
-    """
+    """Limits of a service; sizes in bytes, times in seconds. `running_campaigns` counts drivers of the whole store."""
 
     header_bytes: int = 16_384
     body_bytes: int = 1_000_000
@@ -162,18 +153,20 @@ class ServiceSettings:
     def __post_init__(self) -> None:
         for name in self.allowed_hosts:
             if not name or any(character in name for character in "/:@* ") or not name.isascii():
-                raise bad_value("--allow-host", name, "a host's name without scheme and port, as in tune.example.org")
+                raise errors.bad_value(
+                    "--allow-host", name, "a host's name without scheme and port, as in tune.example.org"
+                )
         if not 0 <= self.port <= 65535:
-            raise bad_value("--port", self.port, "a port from 0 to 65535; 0 takes a free one")
+            raise errors.bad_value("--port", self.port, "a port from 0 to 65535; 0 takes a free one")
         if self.allowed_hosts:
             return
         if not is_loopback(self.host):
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"--host {self.host} is reachable from other machines, and no --allow-host gives its name",
                 hint="add --allow-host NAME and put TLS in front (docs/service.md); or tunnel with ssh -L",
             )
         if self.behind_tls:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 "--behind-tls means that browsers come through a proxy, and no --allow-host gives its name",
                 hint="add --allow-host NAME, the proxy's own, as in tune.example.org (docs/service.md)",
             )

@@ -37,12 +37,10 @@ ENDINGS = {
 
 @dataclass(frozen=True)
 class Column(Generic[Row]):
-    """A column: its key, its title, and how a row's value becomes text.
+    """A column: its key, its title, and how a row's value (None: a dash) becomes text.
 
-    `value` is None where a row has none; a column without any value is left out. A narrow terminal keeps columns with
-    a `drop` of 0 and fits in the others, the lowest first; a column with a `least` width may be wrapped to it. `label`
-    names a figure that stands alone, `brief` is its form in a line of figures (empty: not in it), `about` explains the
-    title. `is_doubtful` marks values to be used with care.
+    A narrow terminal keeps columns with a `drop` of 0 and fits in the others, the lowest first; `least` is the width
+    to which one may be wrapped. `label` names a figure that stands alone, `brief` is its form in a line of them.
     """
 
     key: str
@@ -133,7 +131,6 @@ PARTS = {
     "pipeline_transfer": "PP transfer",
     "host_transfer": "host transfer",
 }
-"""Names of the parts of a step, and of what else limits a recipe."""
 
 
 def limited_by(estimate: Estimate) -> str:

@@ -158,21 +158,11 @@ def print_dryrun(found: DryRun) -> None:
     out.print(table)
     out.say(fit_verdict(found.peak_bytes, found.device_memory_bytes), style="bold")
     out.say("not included: the allocator's fragmentation, the collective library's buffers, the device's own context")
-    out.say(_counted_over(found))
+    traced, every = found.micro_batches, found.recipe.accumulation
+    how = f"memory extrapolated from {traced} and {2 * traced}" if found.extrapolated else "more need no more memory"
+    part = "" if traced == every else f", {how}; FLOPs are those of all"
+    out.say(f"traced: {traced} of {every} micro-batches{part}")
     out.say(f"traced in {seconds(found.wall_time_s)}")
-
-
-def _counted_over(found: DryRun) -> str:
-    traced, all_of_them = found.micro_batches, found.recipe.accumulation
-    if found.extrapolated:
-        return (
-            f"memory extrapolated from {traced} and {2 * traced} of {all_of_them} micro-batches, all of which are in "
-            "flight; FLOPs are those of all"
-        )
-    if traced == all_of_them:
-        return f"traced: the whole step, {all_of_them} micro-batches"
-    why = "what is in flight grows no further" if found.recipe.pipeline_parallel > 1 else "more need no more memory"
-    return f"traced: {traced} of {all_of_them} micro-batches, {why}; FLOPs are those of all"
 
 
 def print_profile(report: ProfileReport) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
-from frontrunner.search.listener import LAST_OUTCOMES, Ended, Listener, RunningProbe, View
+from frontrunner.search.listener import LAST_OUTCOMES, Ended, Listener, View
 from frontrunner.text import percent, plain, seconds
 from frontrunner.views.columns import briefly
 
@@ -132,9 +132,13 @@ def panel(view: View, *, width: int, rows: int = 0) -> Group:
     shown = [*view.last, *([view.best] if view.best else [])]
     longest = max((len(_named(ended)) for ended in shown), default=0)
     room = max(12, min(longest, width - LABEL_WIDTH - NUMBERS_WIDTH))  # one for all, so that numbers are aligned
-    running = [
-        Text(f"[{probe.number}] {probe.recipe.describe()}  {_progress(probe)}") for probe in view.running[:MOST_RUNNING]
-    ]
+    running = []
+    for probe in view.running[:MOST_RUNNING]:
+        does = f"{probe.seconds:.0f} s"  # first: its width changes least
+        if (progress := probe.progress) is not None:
+            steps = f"step {progress.steps_done} of at most {progress.steps_total}"
+            does += f", {steps if progress.phase == 'stepping' else progress.phase}"
+        running.append(Text(f"[{probe.number}] {probe.recipe.describe()}  {does}"))
     if len(view.running) > MOST_RUNNING:
         running[-1] = Text(f"and {len(view.running) - MOST_RUNNING + 1} more")
     last = [
@@ -177,14 +181,6 @@ def _limit(limit: Limit) -> Text:
     done = round(BAR_WIDTH * limit.share)
     bar = (("━" * done, "green"), ("━" * (BAR_WIDTH - done), "bright_black"))
     return Text.assemble(*bar, f"  {limit.used:.3g} of {limit.allowed:.3g}")
-
-
-def _progress(probe: RunningProbe) -> str:
-    elapsed = f"{probe.seconds:.0f} s"
-    if probe.progress is None:
-        return elapsed
-    steps = f"step {probe.progress.steps_done} of at most {probe.progress.steps_total}"
-    return f"{elapsed}, {steps if probe.progress.phase == 'stepping' else probe.progress.phase}"
 
 
 def _named(ended: Ended) -> str:

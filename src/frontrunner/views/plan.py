@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import Any
 
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
@@ -149,7 +148,17 @@ def print_breakdown(found: Breakdown) -> None:
             style="dim",
         )
     out.say(f"limited by {limited_by(estimate)}")
-    for table in (_step_table(found), _memory_table(found)):
+    parts = {name: time for name, time in estimate.step_parts_s.items() if time > 0}
+    title = "the step, on the slowest rank of the pipeline" if len(found.ranks) > 1 else "the step"
+    step = ruled_table(title, "part", ("time", "right"), ("share", "right"))
+    step.add_column("", width=40)
+    for name, time in parts.items():
+        style = "red" if name == estimate.limit and name != "compute" else "cyan"
+        bar = _bar(time, max(parts.values()), style)
+        step.add_row(PARTS[name], seconds(time), percent(time / estimate.step_time_s), bar)
+    step.add_section()
+    step.add_row("step", seconds(estimate.step_time_s), "100.0 %", "", style="bold")
+    for table in (step, _memory_table(found)):
         out.print()
         out.print(table)
     out.say(fit_verdict(estimate.peak_memory_bytes, found.memory_limit_bytes), style="bold")
@@ -166,21 +175,6 @@ def _bar(amount: float, longest: float, style: str) -> ProgressBar:
     return ProgressBar(total=longest, completed=amount, style="bar.back", complete_style=style, finished_style=style)
 
 
-def _step_table(found: Breakdown) -> Table:
-    estimate = found.estimate
-    parts = {name: time for name, time in estimate.step_parts_s.items() if time > 0}
-    title = "the step, on the slowest rank of the pipeline" if len(found.ranks) > 1 else "the step"
-    table = ruled_table(title, "part", ("time", "right"), ("share", "right"))
-    table.add_column("", width=40)
-    for name, time in parts.items():
-        style = "red" if name == estimate.limit and name != "compute" else "cyan"
-        share = percent(time / estimate.step_time_s)
-        table.add_row(PARTS[name], seconds(time), share, _bar(time, max(parts.values()), style))
-    table.add_section()
-    table.add_row("step", seconds(estimate.step_time_s), "100.0 %", "", style="bold")
-    return table
-
-
 def _memory_table(found: Breakdown) -> Table:
     ranks, sizes = found.ranks, found.estimate.memory_parts_bytes
     is_split = len(ranks) > 1
@@ -188,16 +182,12 @@ def _memory_table(found: Breakdown) -> Table:
     heads = [f"{rank.holds}\n{counted(rank.layers, 'layer')}" if is_split else rank.holds for rank in ranks]
     table = ruled_table(f"memory, {name}", "part", *((head, "right") for head in heads))
     table.add_column("fullest rank" if is_split else "", width=None, max_width=40, ratio=1)
-
-    def amounts(parts: Callable[[Any], float]) -> list[str]:
-        return [f"{parts(rank) / unit:.2f}" for rank in ranks]
-
     for part, amount in sizes.items():
-        if any(rank.memory_parts_bytes[part] for rank in ranks):
-            bar = _bar(amount, max(sizes.values()), "magenta")
-            table.add_row(part, *amounts(lambda rank, part=part: rank.memory_parts_bytes[part]), bar)  # type: ignore[misc]
+        held = [rank.memory_parts_bytes[part] for rank in ranks]
+        if any(held):
+            table.add_row(part, *(f"{one / unit:.2f}" for one in held), _bar(amount, max(sizes.values()), "magenta"))
     table.add_section()
-    table.add_row("peak", *amounts(lambda rank: rank.peak_memory_bytes), "", style="bold")
+    table.add_row("peak", *(f"{rank.peak_memory_bytes / unit:.2f}" for rank in ranks), "", style="bold")
     if is_split:
         table.add_row("busy", *(percent(rank.busy_s / found.estimate.step_time_s, 0) for rank in ranks), "")
     return table
@@ -232,7 +222,9 @@ def answers(advice: Advice) -> tuple[Answer, ...]:
         )
     for question, layouts in questions.items():
         sentences.append(_best(layouts, advice))
-        found.append(Answer(question=question, answer=_verdict(layouts), sentences=tuple(sentences), layouts=layouts))
+        on_host = [bool(x.estimate and x.estimate.host_memory_bytes_per_rank) for x in layouts if x.fits]
+        verdict = "no" if not on_host else "with the host's memory only" if all(on_host) else "yes"
+        found.append(Answer(question=question, answer=verdict, sentences=tuple(sentences), layouts=layouts))
         sentences = []
     if chosen is not None:
         reasons = tuple(_why(advice, chosen))
@@ -242,11 +234,6 @@ def answers(advice: Advice) -> tuple[Answer, ...]:
         nodes = counted(math.ceil(devices / cluster.devices_per_node), "node")
         sentences = [f"Parameters, gradients and optimizer alone fill {devices:,} such devices, {nodes}."]
     return (*found, Answer(question="What then?", answer="more memory", sentences=tuple(sentences)))
-
-
-def _verdict(layouts: Sequence[ParallelLayout]) -> str:
-    on_host = [bool(x.estimate and x.estimate.host_memory_bytes_per_rank) for x in layouts if x.fits]
-    return "no" if not on_host else "with the host's memory only" if all(on_host) else "yes"
 
 
 def _best(layouts: Sequence[ParallelLayout], advice: Advice) -> str:
@@ -332,10 +319,6 @@ def as_document(advice: Advice, file: str) -> Mapping[str, object]:
     return document | {"commands": list(commands(advice, file)), "advice": advice}
 
 
-def _fitting(value: Callable[[Estimate], float]) -> Callable[[ParallelLayout], float | None]:
-    return lambda layout: value(layout.estimate) if layout.fits and layout.estimate else None
-
-
 _FIGURES: Mapping[str, Column[ParallelLayout]] = {
     column.key: column.of(
         attrgetter("estimate") if column.key.startswith("peak") else lambda x: x.estimate if x.fits else None
@@ -349,8 +332,8 @@ LAYOUTS: tuple[Column[ParallelLayout], ...] = (
     _FIGURES["peak_memory_bytes_max_rank"],
     Column("host", "host GiB", lambda x: (x.estimate and x.estimate.host_memory_bytes_per_rank) or None, gib, drop=5,
            about="kept in the host's memory per device"),
-    Column("traffic", "traffic", _fitting(lambda x: traffic_s(x) / x.step_time_s), percent, drop=2,
-           about="share of a step spent waiting for other devices"),
+    Column[Estimate]("traffic", "traffic", lambda found: traffic_s(found) / found.step_time_s, percent, drop=2,
+           about="share of a step spent waiting for other devices").of(lambda x: x.estimate if x.fits else None),
     replace(_FIGURES["limit"], drop=4),
     replace(RECIPE_ID.of(attrgetter("estimate")), drop=1),
     words("describe", "in short", lambda x: x.estimate.recipe.describe() if x.estimate else x.reason, drop=3, least=22),

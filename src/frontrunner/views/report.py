@@ -28,7 +28,7 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean, writing
 from frontrunner.text import count, counted, minute, node_time, percent, plain, seconds, thousands
 from frontrunner.views.charts import FIGURES
-from frontrunner.views.charts.landscape import ranking_table
+from frontrunner.views.charts.campaign import ranking_table
 from frontrunner.views.charts.marks import Chart, Collected, Missing, Table, collect
 from frontrunner.views.charts.render import FORMATS, javascript, picture, require_installed
 from frontrunner.views.columns import ORIGINS, figures_in_words

@@ -23,7 +23,7 @@ from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.legality import marks
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.space import Survey
-from frontrunner.standings import OBJECTIVES, OnFront
+from frontrunner.store import OBJECTIVE_VALUES, OnFront
 from frontrunner.text import counted, gib, node_time, percent, plain, seconds, thousands
 from frontrunner.views.columns import CAMPAIGNS, COLUMNS, ENDINGS, FIGURES, ORIGINS, RECIPE, RECIPE_ID, Column, against
 from frontrunner.views.terminal import Terminal, column_table, console, ruled_table
@@ -124,7 +124,7 @@ def print_conclusion(conclusion: Conclusion) -> None:
     out = console()
     out.say((conclusion.state, "bold"), f": {conclusion.reason}")
     out.say(f"measured  {counted(conclusion.measured, 'recipe')}")
-    out.say(f"budget    {', '.join(str(limit) for limit in conclusion.limits) or 'no limit'}")
+    out.say(f"budget    {', '.join(map(str, conclusion.limits)) or 'no limit'}")
     if conclusion.last_failure is not None:
         out.say(f"failure   {conclusion.last_failure.kind}: {conclusion.last_failure.message}")
 
@@ -218,7 +218,7 @@ def print_ranking(ranking: Sequence[RankedRecipe] | RankedRecipe, *, title: str 
     _print_rows(title, COLUMNS, [ranking] if isinstance(ranking, RankedRecipe) else ranking, lambda row: row)
 
 
-def print_front(front: Sequence[OnFront], objectives: Sequence[str] = tuple(OBJECTIVES)) -> None:
+def print_front(front: Sequence[OnFront], objectives: Sequence[str] = tuple(OBJECTIVE_VALUES)) -> None:
     """Print a front, fastest first."""
     title = f"what nothing else beats in {' and '.join([', '.join(objectives[:-1]), objectives[-1]])}"
     _print_rows(title, FRONT, front, lambda row: row.ranked)

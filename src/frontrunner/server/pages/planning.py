@@ -173,13 +173,16 @@ def planned_campaign(typed: Mapping[str, str]) -> CampaignSpec:
     if device != cluster["device"]:
         cluster = {**presets.device_preset(device), **{key: cluster[key] for key in ("devices_per_node", "links")}}
     cluster = {**cluster, **of["cluster"], "links": {**cluster["links"], **of["links"]}}
+    layers = model["layers"]
+    even = [one for one in range(1, MOST_STAGES + 1) if isinstance(layers, int) and layers and layers % one == 0]
+    even.sort(key=lambda stages: (stages.bit_count() > 1, stages))  # powers of two first
     table = {
         "model": model,
         "cluster": cluster | (custom if is_custom else {}),
         "problem": of["problem"],
         "space": {
             "tensor_parallel": [1, 2, 4, 8],
-            "pipeline_parallel": _stage_counts(model["layers"]),
+            "pipeline_parallel": sorted(even[:MOST_STAGE_COUNTS]) or [1],
             "micro_batch_seqs": [1, 2, 4],
             "schedule": ["1f1b"],
             "sharding": ["none", "zero-1", "zero-3"],
@@ -188,13 +191,6 @@ def planned_campaign(typed: Mapping[str, str]) -> CampaignSpec:
         },
     }
     return parse_campaign(table, default_name="plan", base=Path.cwd()).spec
-
-
-def _stage_counts(layers: Any) -> list[int]:
-    known = isinstance(layers, int) and layers != 0
-    even = [stages for stages in range(1, MOST_STAGES + 1) if known and layers % stages == 0]
-    even.sort(key=lambda stages: (stages.bit_count() > 1, stages))  # powers of two first
-    return sorted(even[:MOST_STAGE_COUNTS]) or [1]
 
 
 def _answer(spec: CampaignSpec) -> Markup:

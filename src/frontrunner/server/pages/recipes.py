@@ -124,28 +124,24 @@ def _replay(service: Service, role: Role, found: Explanation) -> Markup:
     )
 
 
-def _replay_card(service: Service, role: Role, recipe_id: str) -> Response:
-    return HTMLResponse(_replay(service, role, explain(service.store, recipe_id)))
-
-
 @router.get("/recipes/{recipe_id}/replay")
 def replay_so_far(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Response:
     """How far the recipe's replay is."""
-    return _replay_card(service, role, recipe_id)
+    return HTMLResponse(_replay(service, role, explain(service.store, recipe_id)))
 
 
 @router.post("/recipes/{recipe_id}/replay", dependencies=OPERATOR)
 async def start_replay(service: ServiceOf, role: RoleOf, recipe_id: RecipeId, body: ReplayBody) -> Response:
     """Start a replay, or continue one."""
     await service.slowly(lambda: service.replays.start(body.settings()))
-    return _replay_card(service, role, recipe_id)
+    return HTMLResponse(_replay(service, role, explain(service.store, recipe_id)))
 
 
 @router.post("/recipes/{recipe_id}/replay/stop", dependencies=OPERATOR)
 def stop_replay(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Response:
     """End the recipe's replay; its checkpoints stay."""
     service.replays.stop(recipe_id)
-    return _replay_card(service, role, recipe_id)
+    return HTMLResponse(_replay(service, role, explain(service.store, recipe_id)))
 
 
 def compare_recipes(store: Store, *recipe_ids: str) -> dict[str, Any]:

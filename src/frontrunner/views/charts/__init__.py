@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from frontrunner.views.charts.campaign import history, node_hours
+from frontrunner.views.charts.campaign import feasibility, history, node_hours, parallel_coordinates, speed_memory
 from frontrunner.views.charts.knobs import importance, predicted, sensitivity, shap
-from frontrunner.views.charts.landscape import feasibility, parallel_coordinates, speed_memory
 from frontrunner.views.charts.marks import Chart, Collected, Missing
 
 FIGURES: dict[str, tuple[str, Callable[[Collected], Chart | Missing]]] = {
@@ -20,4 +19,3 @@ FIGURES: dict[str, tuple[str, Callable[[Collected], Chart | Missing]]] = {
     "shap": ("What each knob's value adds (SHAP)", shap),
     "node-hours": ("Where the node-hours went", node_hours),
 }
-"""The figures of a campaign in the order of its report: name -> title, function."""

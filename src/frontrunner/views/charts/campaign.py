@@ -1,21 +1,24 @@
-"""Charts of a campaign's course: the best so far, where the node-hours went, and when each probe ran."""
+"""Charts of a campaign: its course, its measured recipes, and which corners of the space fail."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 
+from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import Measurement
-from frontrunner.text import counted, node_time, node_unit, percent, seconds, thousands
+from frontrunner.results.ranking import RankedRecipe
+from frontrunner.text import counted, gib, node_time, node_unit, percent, seconds, thousands
 from frontrunner.views.charts import marks as vl
-from frontrunner.views.charts.marks import Chart, Collected, Json, Missing, table
+from frontrunner.views.charts.marks import Chart, Collected, Json, Knob, Missing, Table, knobs, shown, table
+from frontrunner.views.columns import COLUMNS, used
 
 LONGEST_PAUSE_S = 20.0
-"""A longer stretch without a probe is cut out of the timeline."""
 
 
 def history(collected: Collected) -> Chart | Missing:
@@ -174,3 +177,233 @@ def timeline(spans: Sequence[Span]) -> Json | None:
             vl.layer("rule", cut, rows=pauses, strokeDash=[3, 3], color=vl.GRAY, strokeWidth=1.5),
         ],
     }
+
+
+FAR = 2.0
+"""A memory limit beyond this multiple of the fullest recipe's peak is a remark: drawn, it would squeeze the points."""
+APART = 0.06
+MOST_LINES = 500
+NODE_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down")
+ON_FRONT = "on the front"
+
+
+def speed_memory(collected: Collected) -> Chart | Missing:
+    """Draw every measured recipe by peak memory and tokens/s, the front joined, the device's limit marked."""
+    ranking, front = collected.ranking, collected.front
+    if not ranking:
+        return vl.NOTHING_MEASURED
+    limit = collected.problem.cluster.memory_bytes_per_device
+    is_near = limit <= FAR * max(row.standing.peak_memory_bytes_max_rank for row in ranking)
+    room = 1 - front[0].standing.peak_memory_bytes_max_rank / limit
+    leanest = front[-1].standing
+    front_ids = {row.recipe_id for row in front}
+    nodes = [nodes_used(row.recipe, collected.problem) for row in ranking]
+    sizes = [row.standing.peak_memory_bytes_max_rank for row in ranking]
+    apart, last = APART * (max(sizes) - min(sizes)), float("inf")
+    rows = []
+    for row, count, size in zip(ranking, nodes, sizes, strict=True):
+        group, label = counted(count, "node") if len(set(nodes)) > 1 else "measured", ""
+        if row.recipe_id in front_ids:
+            group = ON_FRONT
+            if last - size >= apart:  # else it would cover the label before
+                label, last = f"#{row.rank}", size
+        figures = {"peak": size / vl.GIB, "tokens_per_s": row.standing.tokens_per_s}
+        rows.append(vl.recipe_fields(row) | figures | {"group": group, "nodes": count, "label": label})
+    counts = sorted({row["nodes"] for row in rows})
+    remarks = []
+    if len(counts) > 1:
+        remarks.append(
+            f"Recipes take {counts[0]} to {counts[-1]} nodes, which this front does not weigh: frontrunner pareto "
+            "--objectives tokens,memory,nodes does."
+        )
+    if not is_near:
+        remarks.append(f"The device's {gib(limit)} GiB lie beyond the chart.")
+    groups = ["measured"] if len(counts) < 2 else [counted(count, "node") for count in counts]
+    known = {group: (NODE_SYMBOLS[at % len(NODE_SYMBOLS)], vl.BLUE) for at, group in enumerate(groups)}
+    known[ON_FRONT] = ("circle", vl.ORANGE)
+    place = {
+        "x": vl.number("peak", "peak memory of the fullest rank, GiB", from_zero=False),
+        "y": vl.number("tokens_per_s", "tokens/s"),
+    }
+    look: Json = place | vl.looks("group", known, (row["group"] for row in rows), "shape", "color")
+    look["tooltip"] = vl.tooltip("recipe", "choices", "nodes", numbers={"tokens_per_s": "tokens/s", "peak": "peak GiB"})
+    where = f"datum.group == '{ON_FRONT}'"
+    return Chart(
+        reading=(
+            f"{len(front)} of {len(ranking)} recipes are on the front: no other is both faster and smaller. The "
+            f"fastest leaves {percent(room, 0)} of a device's {gib(limit)} GiB free; the leanest of the front needs "
+            f"{gib(leanest.peak_memory_bytes_max_rank)} GiB and reaches {thousands(leanest.tokens_per_s)} tokens/s."
+        ),
+        remarks=tuple(remarks),
+        spec={
+            "height": 380,
+            "layer": [
+                vl.layer("line", place, rows=rows, where=where, color=vl.ORANGE, strokeWidth=2),
+                vl.layer("point", look, rows=rows, filled=True, size=70, opacity=0.9),
+                vl.layer("text", place | {"text": {"field": "label"}}, rows=rows, where=where, dy=-11),
+                *(vl.rule("x", limit / vl.GIB, f"device: {gib(limit)} GiB") if is_near else ()),
+            ],
+        },
+        table=ranking_table(front),
+    )
+
+
+def ranking_table(rows: Sequence[RankedRecipe]) -> Table:
+    """Return recipes with the numbers that they are chosen by."""
+    return table(rows, *((column.title, column.cell) for column in used(COLUMNS, rows)))
+
+
+def parallel_coordinates(collected: Collected) -> Chart | Missing:
+    """Draw a line per recipe over the knobs, the peak memory and the speed."""
+    ranking = collected.ranking
+    if len(ranking) < 2:
+        return Missing(reason=f"Lines can be compared from two measured recipes on; there are {len(ranking)}.")
+    varied = knobs(collected.survey, [row.recipe for row in ranking])
+    left_out = len(ranking) - MOST_LINES
+    return Chart(
+        reading=(
+            "Each line is a measured recipe, orange the fastest. In a browser, drag a box over an axis to keep the "
+            "lines that pass through it; click elsewhere to show all again."
+        ),
+        remarks=(f"The {left_out} slowest recipes are not drawn.",) if left_out > 0 else (),
+        spec=_parallel_spec(varied, ranking[:MOST_LINES]),
+        table=table(
+            ranking,
+            ("recipe", lambda row: row.recipe_id),
+            *((knob.label, lambda row, knob=knob: knob.word(row.recipe)) for knob in varied),
+            ("peak GiB", lambda row: gib(row.standing.peak_memory_bytes_max_rank)),
+            ("tokens/s", lambda row: thousands(row.standing.tokens_per_s)),
+        ),
+    )
+
+
+def _parallel_spec(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> Json:
+    lines: list[Json] = []
+    ticks: list[Json] = []
+
+    def add(axis: str, heights: Sequence[float], words: Mapping[str, float]) -> None:
+        """Add an axis; the fastest recipe comes last, and is drawn above the others."""
+        for row, height in zip(reversed(ranking), reversed(heights), strict=True):
+            speed = {"tokens_per_s": row.standing.tokens_per_s}
+            lines.append(vl.recipe_fields(row) | speed | {"axis": axis, "height": height})
+        ticks.extend({"axis": axis, "words": text, "height": height} for text, height in words.items())
+
+    for knob in varied:
+        last = len(knob.values) - 1
+        words = {shown(value): place / last for place, value in enumerate(knob.values)}
+        add(knob.label, [knob.place(row.recipe) / last for row in ranking], words)
+    numbers = {
+        "peak GiB": [row.standing.peak_memory_bytes_max_rank / vl.GIB for row in ranking],
+        "tokens/s": [row.standing.tokens_per_s for row in ranking],
+    }
+    for label, found in numbers.items():
+        low, room = min(found), max(found) - min(found)
+        words = {thousands(low + share * room): share for share in (0.0, 0.25, 0.5, 0.75, 1.0)}
+        add(label, [(value - low) / room if room else 0.5 for value in found], words)
+    on_axis = "isArray(brush.axis) && indexof(brush.axis, datum.axis) >= 0"
+    outside = "datum.height < brush.height[0] || datum.height > brush.height[1]"
+    fastest = {"range": [vl.SLOW, vl.BLUE, vl.ORANGE], "interpolate": "rgb"}
+    crossed = {
+        "detail": {"field": "recipe"},
+        "color": vl.number("tokens_per_s", None, scale=fastest, legend=None),
+        "strokeOpacity": {"condition": {"test": "datum.is_out > 0", "value": 0.06}, "value": 0.8},
+        "tooltip": vl.tooltip("recipe", "choices", numbers={"tokens_per_s": "tokens/s"}),
+    }
+    axis = {"orient": "top", "labelAngle": 0, "labelPadding": 12, "grid": True, "domain": False, "ticks": False}
+    text = {"text": {"field": "words"}}
+    return {
+        "height": 340,
+        "encoding": {
+            "x": vl.name("axis", scale={"type": "point", "padding": 0.3}, axis=axis),
+            "y": vl.unscaled("height", domain=[0, 1]),
+        },
+        "layer": [
+            vl.layer("line", crossed, rows=lines, strokeWidth=1.8, opacity=1)
+            | {
+                "params": [{"name": "brush", "select": {"type": "interval", "encodings": ["x", "y"]}}],
+                "transform": [
+                    {"calculate": f"{on_axis} && ({outside}) ? 1 : 0", "as": "outside"},
+                    {"joinaggregate": [{"op": "max", "field": "outside", "as": "is_out"}], "groupby": ["recipe"]},
+                ],
+            },
+            *(vl.layer("text", text, rows=ticks, style=style, align="left", dx=5) for style in ("halo", "text")),
+        ],
+    }
+
+
+ALL_RAN, SOME_RAN, ALL_FAILED, NOT_TRIED = "all ran", "some ran, some failed", "all failed: ", "not tried"
+CELLS = (
+    {ALL_RAN: vl.BLUE, SOME_RAN: "#b3620a"}
+    | {f"{ALL_FAILED}{kind}": color for kind, (color, _) in vl.OUTCOMES.items()}
+    | {NOT_TRIED: vl.GRAY}
+)
+
+
+def feasibility(collected: Collected) -> Chart | Missing:
+    """Draw a panel per micro-batch: what ran and what failed by tensor and pipeline parallelism."""
+    if not collected.ranking and not collected.final_failures:
+        return vl.NOTHING_ENDED
+    corner = attrgetter("tensor_parallel", "pipeline_parallel", "micro_batch_seqs")
+    legal: Counter[tuple[int, ...]] = Counter(map(corner, collected.survey.recipes))
+    speeds: dict[tuple[int, ...], list[float]] = defaultdict(list)
+    failures: dict[tuple[int, ...], Counter[str]] = defaultdict(Counter)
+    for row in collected.ranking:
+        speeds[corner(row.recipe)].append(row.standing.tokens_per_s)
+    for recipe, failure in collected.final_failures.items():
+        failures[corner(recipe)][failure.kind.value] += 1
+    rows: list[Json] = []
+    for place in sorted({*legal, *speeds, *failures}):
+        tensor, pipeline, micro_batch = place
+        ran, failed = len(speeds[place]), failures[place]
+        most = min(failed, key=lambda kind: (-failed[kind], kind), default="")
+        state = (SOME_RAN if ran else ALL_FAILED + most) if failed else ALL_RAN if ran else NOT_TRIED
+        rows.append(
+            {
+                "tp": tensor,
+                "pp": pipeline,
+                "micro_batch": micro_batch,
+                "panel": f"micro-batch {micro_batch}",
+                "legal": legal[place],
+                "measured": ran,
+                "failed": ", ".join(f"{count} {kind}" for kind, count in sorted(failed.items())),
+                "best": thousands(max(speeds[place])) if ran else "-",
+                "state": state,
+                "words": f"{ran}/{ran + failed.total()}",
+            }
+        )
+    tried = [row for row in rows if row["state"] != NOT_TRIED]
+    lost = sum(row["state"].startswith(ALL_FAILED) for row in tried)
+    colors = vl.palette("state", CELLS, (row["state"] for row in rows))
+    is_tried = f"datum.state != '{NOT_TRIED}'"
+    panels = list(dict.fromkeys(row["panel"] for row in sorted(rows, key=lambda row: row["micro_batch"])))
+    return Chart(
+        reading=(
+            f"Of {len(rows)} corners with a legal recipe {len(tried)} were tried; {lost or 'none'} of these failed "
+            "altogether. A cell shows how many of the recipes tried there ran; an empty place has no legal one."
+        ),
+        spec={
+            "data": {"values": rows},
+            "facet": {"field": "panel", "type": "nominal", "sort": panels, "header": {"title": None}},
+            "columns": 4,
+            "usermeta": {"panels": len(panels), "least": 37 * len({row["tp"] for row in rows}) + 46},
+            "spec": {
+                "width": {"step": 37},
+                "height": {"step": 37},
+                "encoding": {
+                    "x": {"field": "tp", "type": "ordinal", "title": "TP", "axis": {"labelAngle": 0}},
+                    "y": {"field": "pp", "type": "ordinal", "title": "PP", "sort": "descending"},
+                    "tooltip": vl.tooltip("legal", "measured", "failed", best="best tokens/s", tp="TP", pp="PP"),
+                },
+                "layer": [
+                    vl.layer("rect", {"color": colors}, where=is_tried, width=33, height=33, cornerRadius=3),
+                    vl.layer("point", {"color": colors}, where=f"!({is_tried})", filled=True, size=30),
+                    vl.layer("text", {"text": {"field": "words"}}, where=is_tried, color="white", fontSize=11),
+                ],
+            },
+        },
+        table=table(
+            rows,
+            *(("TP", "tp"), ("PP", "pp"), ("micro-batch", "micro_batch"), ("legal recipes", "legal")),
+            *(("measured", "measured"), ("failed", lambda row: row["failed"] or "0"), ("best tokens/s", "best")),
+        ),
+    )

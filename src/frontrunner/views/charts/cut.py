@@ -149,7 +149,10 @@ def _node_rows(recipe: Recipe, node: int, first_rank: int, devices: int) -> Iter
 def _device_words(recipe: Recipe, rank: int, held: dict[str, int]) -> Json:
     groups, pipeline = _groups(recipe), held["PP"]
     own = [str(stage) for stage in range(recipe.stages) if rank_of_stage(recipe, stage) == pipeline]
-    short = {"PP": stage_words(own), "TP": f"T{held['TP']}", "CP": f"C{held['CP']}"}
+    stages_held = "S" + ",".join(own)
+    if len(stages_held) > MOST_STAGE_CHARACTERS:  # the first and the last, from which the rest follows
+        stages_held = f"S{own[0]}-{own[-1]}"
+    short = {"PP": stages_held, "TP": f"T{held['TP']}", "CP": f"C{held['CP']}"}
     parts = " ".join(text for label, text in short.items() if groups[label][0] > 1)
     context = f", context part {held['CP']}" if groups["CP"][0] > 1 else ""
     return {
@@ -157,12 +160,6 @@ def _device_words(recipe: Recipe, rank: int, held: dict[str, int]) -> Json:
         "hint": f"rank {rank}: pipeline rank {pipeline}, stage{'s' if len(own) > 1 else ''} {', '.join(own)}, "
         f"tensor part {held['TP']}, replica {held['DP']}{context}",
     }
-
-
-def stage_words(own: list[str]) -> str:
-    """Return S3, or S3,11; of many the first and the last, from which the rest follows."""
-    words = "S" + ",".join(own)
-    return words if len(words) <= MOST_STAGE_CHARACTERS else f"S{own[0]}-{own[-1]}"
 
 
 BOX: Json = {"stroke": vl.GRAY, "strokeWidth": 1, "color": vl.BLUE}

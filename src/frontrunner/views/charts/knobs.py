@@ -136,7 +136,6 @@ SOURCES: dict[str, tuple[str, str, str]] = {
     "unknown to the model": (vl.GRAY, "diamond", HOLLOW),
     ILLEGAL: (vl.GRAY, vl.BAR, vl.GRAY),
 }
-"""What a point of a curve rests on: its color, its symbol, and what fills that."""
 
 
 def sensitivity(collected: Collected) -> Chart | Missing:
@@ -204,7 +203,17 @@ def curve(knob: str, collected: Collected) -> Iterator[Json]:
     cancels an error of the model that all recipes share.
     """
     best = collected.ranking[0]
-    variants = dict(_variants(knob, collected))
+    dimensions, own = collected.survey.dimensions, DIMENSIONS[knob].of(best.recipe)
+    variants: dict[Choice, Recipe | Reason] = {}
+    for value in dimensions[knob] if isinstance(own, str) else sorted(dimensions[knob]):
+        choice = {name: DIMENSIONS[name].of(best.recipe) for name in dimensions} | {knob: value}
+        if choice["schedule"] == "none":
+            choice["schedule"] = dimensions["schedule"][0]
+        variant = recipe_at(choice, collected.problem)
+        if isinstance(variant, Recipe):
+            variant = why_illegal(variant, collected.problem) or variant
+        if value == own or variant != best.recipe:  # else the value changes nothing
+            variants[value] = variant
     known = _estimates([best.recipe, *(found for found in variants.values() if isinstance(found, Recipe))], collected)
     measured = {row.recipe: row.standing.tokens_per_s for row in collected.ranking}
     failures = collected.final_failures
@@ -221,22 +230,6 @@ def curve(knob: str, collected: Collected) -> Iterator[Json]:
             speed = best.standing.tokens_per_s * known[found].tokens_per_s / known[best.recipe].tokens_per_s
         point = {"knob": DIMENSIONS[knob].label, "value": shown(value), "place": place}
         yield point | {"tokens_per_s": speed, "drawn": speed or 0, "source": source, "note": note}
-
-
-def _variants(knob: str, collected: Collected) -> Iterator[tuple[Choice, Recipe | Reason]]:
-    """Yield the best recipe with each value of the space, or why it is illegal; skip values that change nothing."""
-    best, dimensions = collected.ranking[0].recipe, collected.survey.dimensions
-    own = DIMENSIONS[knob].of(best)
-    choices = list(dimensions[knob]) if isinstance(own, str) else sorted(dimensions[knob])
-    for value in choices:
-        choice = {name: DIMENSIONS[name].of(best) for name in dimensions} | {knob: value}
-        if choice["schedule"] == "none":
-            choice["schedule"] = dimensions["schedule"][0]
-        found = recipe_at(choice, collected.problem)
-        if isinstance(found, Recipe):
-            found = why_illegal(found, collected.problem) or found
-        if value == own or found != best:
-            yield value, found
 
 
 FEWEST_RECIPES = 20

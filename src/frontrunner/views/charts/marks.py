@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -235,20 +236,16 @@ def shown(value: Choice) -> str:
 def knobs(survey: Survey, recipes: Sequence[Recipe]) -> tuple[Knob, ...]:
     """Return the dimensions with a choice in which these recipes differ."""
     found = []
-    for name, listed in survey.dimensions.items():
-        present = {DIMENSIONS[name].of(recipe) for recipe in recipes}
-        # Recipes without a pipeline have the schedule `none`, whatever the space lists.
-        if len(listed) > 1 and len(present) > 1:
-            found.append(Knob(name=name, values=tuple(sorted(present, key=_order(list(listed))))))
-    return tuple(found)
 
-
-def _order(listed: Sequence[Choice]) -> Callable[[Choice], tuple[int, str]]:
-    """Return a sort key: numbers and flags by size, words as the space lists them, after unlisted ones."""
-
-    def key(value: Choice) -> tuple[int, str]:
+    def order(listed: Sequence[Choice], value: Choice) -> tuple[int, str]:
+        """Sort numbers and flags by size, words as the space lists them, after unlisted ones."""
         if isinstance(value, str):
             return (listed.index(value), "") if value in listed else (-1, value)
         return int(value), ""
 
-    return key
+    for name, listed in survey.dimensions.items():
+        present = {DIMENSIONS[name].of(recipe) for recipe in recipes}
+        # Recipes without a pipeline have the schedule `none`, whatever the space lists.
+        if len(listed) > 1 and len(present) > 1:
+            found.append(Knob(name=name, values=tuple(sorted(present, key=partial(order, list(listed))))))
+    return tuple(found)

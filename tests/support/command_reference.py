@@ -1,4 +1,4 @@
-"""Generate the reference of docs/commands.md: python -m frontrunner.cli.reference docs/commands.md."""
+"""Generate the reference of docs/commands.md: python tests/support/command_reference.py docs/commands.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def reference() -> str:
         parts.append(f"## {title}\n")
         for name in section:
             command = frontrunner.get_command(click.Context(frontrunner), name)
-            assert command is not None  # noqa: S101 - SECTIONS names it
+            assert command is not None
             parts += _described(f"frontrunner {name}", command)
             for part, below in getattr(command, "commands", {}).items():
                 parts += _described(f"frontrunner {name} {part}", below)
