@@ -1,5 +1,6 @@
 """What every test relies on, wherever the tests are started from."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ from support.postgresql import Server, running_server, why_none
 for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+
+# pytest's worker processes state the size of a terminal that the programs under test do not have.
+for _name in ("COLUMNS", "LINES"):
+    os.environ.pop(_name, None)
 
 # The same examples each time: a failure then comes from a change, not from a draw. Others are drawn on demand, by
 # pytest --hypothesis-profile=explore.

@@ -72,12 +72,10 @@ def run_on_terminal(folder: Path, *arguments: str, columns: int, rows: int) -> t
     """Run a command line in `folder` on a terminal of that size to its end: what is shown then, and its exit status."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    # COLUMNS, which pytest's processes have from the terminal of pytest itself, would count instead of this one's size.
-    surroundings = {name: value for name, value in environment().items() if name not in ("COLUMNS", "LINES")}
     with subprocess.Popen(
         command(*arguments),
         cwd=folder,
-        env=surroundings | {"TERM": "xterm"},
+        env=environment() | {"TERM": "xterm"},
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
