@@ -2,7 +2,7 @@
 
 It keeps the contract of `Evaluator`, so that the real driver runs on it. Its clock is virtual: `finished` goes on to
 the next moment at which a probe or an allocation ends, however far away that is. Which probe starts where is decided
-by `evaluators/dispatch/packing.py`.
+by `evaluators/cluster/packing.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from frontrunner.evaluators.analytic.simulated import simulate
-from frontrunner.evaluators.cluster.packing import Allocation, Occupied, Placement, Waiting, place
+from frontrunner.evaluators.cluster.packing import Occupied, Room, Waiting, place
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOrder, ProbeSetup, Progress
@@ -39,7 +39,6 @@ class ClusterSettings:
     node_losses: float = 0.01
     stragglers: float = 0.02
     straggling: float = 4.0
-    margin_s: float = 30.0
 
 
 @dataclass(kw_only=True)
@@ -75,7 +74,6 @@ class SimulatedCluster(Evaluator):
     def __init__(self, setup: ProbeSetup, settings: ClusterSettings, record: Record) -> None:
         self._setup, self._settings, self.record = setup, settings, record
         self._draw = random.Random(setup.seed)
-        self._arrivals = itertools.count()
         self._names = itertools.count(1)
         self._waiting: dict[str, tuple[Waiting, ProbeOrder]] = {}
         self._running: dict[str, Running] = {}
@@ -90,7 +88,7 @@ class SimulatedCluster(Evaluator):
         with self._counted():
             expected_s = self._draw.uniform(*self._settings.probe_s)
             nodes = nodes_used(order.recipe, self._setup.problem)
-            waiting = Waiting(token=order.token, nodes=nodes, expected_s=expected_s, arrival=next(self._arrivals))
+            waiting = Waiting(token=order.token, nodes=nodes, expected_s=expected_s)
             self._waiting[order.token] = waiting, order
             self.record.started.append(order.token)
 
@@ -137,28 +135,27 @@ class SimulatedCluster(Evaluator):
         for running in self._running.values():
             held = Occupied(nodes=running.nodes, expected_end_s=running.expected_end_s)
             occupied[running.allocation_id].append(held)
-        allocations = [
-            Allocation(allocation_id=name, nodes=nodes, end_s=end_s, occupied=tuple(occupied[name]))
+        rooms = [
+            Room(name=name, nodes=nodes, end_s=end_s, occupied=occupied[name])
             for name, (nodes, end_s) in self._allocations.items()
         ]
-        waiting = [waiting for waiting, _ in self._waiting.values()]
-        placements = place(waiting, allocations, self.now_s, margin_s=self._settings.margin_s)
+        placed = place([waiting for waiting, _ in self._waiting.values()], rooms, self.now_s)
         self.record.packing_s += time.process_time() - began_s
-        for placement in placements:
-            self._run(placement)
+        for token, allocation in placed.items():
+            self._run(token, allocation)
 
-    def _run(self, placement: Placement) -> None:
-        waiting, order = self._waiting.pop(placement.token)
+    def _run(self, token: str, allocation: str) -> None:
+        waiting, order = self._waiting.pop(token)
         outcome, seconds = self._fate(order, waiting.expected_s)
-        self._running[placement.token] = Running(
+        self._running[token] = Running(
             order=order,
-            allocation_id=placement.allocation_id,
-            nodes=placement.nodes,
+            allocation_id=allocation,
+            nodes=waiting.nodes,
             began_s=self.now_s,
             expected_end_s=self.now_s + waiting.expected_s,
             outcome=outcome,
         )
-        heapq.heappush(self._ends, (self.now_s + seconds, 0, placement.token))
+        heapq.heappush(self._ends, (self.now_s + seconds, 0, token))
 
     def _fate(self, order: ProbeOrder, expected_s: float) -> tuple[Outcome, float]:
         """What becomes of a probe and after how many seconds, should its allocation last as long."""
