@@ -70,7 +70,7 @@ def _model_schema(schema: Schema) -> None:
 
 
 def _fill_cluster(given: Table, base: Path) -> Table:
-    """Complete a [cluster] by its preset, file or device; a device that ships goes by its key, however it is written."""
+    """Complete a [cluster] by its preset, file or device; a device that ships is named by its key."""
     found = _with_figures(dict(given), base)
     known = presets.known_device(str(found.get("device", "")))
     return found if known is None else found | {"device": known["device"]}

@@ -74,10 +74,11 @@ def predicted(collected: Collected) -> Chart | Missing:
         f"Of {len(judged)} recipes that ran out of memory the model had called {too_large} too large; of {len(found)} "
         f"that ran, {of_those}."
     )
+    expected = "" if trust.expected_error is None else f" (it says to expect {percent(trust.expected_error, 0)})"
     return Chart(
         reading=(
-            f"Over {len(rows)} measured recipes the model's tokens/s are off by {percent(speed, 0)} on average "
-            f"(it says to expect {percent(trust.expected_error, 0)}){memory}."
+            f"Over {len(rows)} measured recipes the model's tokens/s are off by {percent(speed, 0)} on average"
+            f"{expected}{memory}."
             + ("" if order is None else f" The order agrees with a rank correlation of {order:.2f}.")
         ),
         remarks=(
