@@ -102,9 +102,9 @@ class Measurement:
         return statistics.stdev(self.step_times_s) / self.step_time_s_median
 
     @property
-    def peak_memory_bytes_max_rank(self) -> int:
-        """Peak memory of the fullest rank."""
-        return max(self.peak_memory_bytes)
+    def peak_memory_bytes_max_rank(self) -> int | None:
+        """Peak memory of the fullest rank, None where it is unknown."""
+        return max(self.peak_memory_bytes) or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ class RecipeStats:
     """A recipe's measurements in one campaign, pooled over its `repeats`.
 
     Times and rates are medians of the repeats' own values; the spread is the standard deviation of all measured
-    steps over that median; memory is the most of any rank in any repeat.
+    steps over that median; memory is the most of any rank in any repeat, None where none states it.
     """
 
     repeats: int
@@ -155,7 +155,7 @@ class RecipeStats:
     model_tflops_per_device: float
     hardware_tflops_per_device: float
     mfu: float | None
-    peak_memory_bytes_max_rank: int
+    peak_memory_bytes_max_rank: int | None
 
     @property
     def is_noisy(self) -> bool:
@@ -174,7 +174,7 @@ def pool(measurements: Sequence[Measurement]) -> RecipeStats:
         step_time_spread=statistics.stdev(steps) / median if len(steps) > 1 else 0.0,
         **{name: statistics.median(getattr(m, name) for m in measurements) for name in RATES},
         mfu=statistics.median(utilizations) if utilizations else None,
-        peak_memory_bytes_max_rank=max(m.peak_memory_bytes_max_rank for m in measurements),
+        peak_memory_bytes_max_rank=max(max(m.peak_memory_bytes) for m in measurements) or None,
     )
 
 

@@ -21,6 +21,7 @@ from frontrunner.results.ranking import (
     RankBy,
     RankedRecipe,
     check_filters,
+    conditions,
     ordering,
     passes,
     rank,
@@ -92,14 +93,15 @@ def recipe_page(  # noqa: PLR0913 - the parameters of a query, each by its name
     most_bytes = None if max_memory_gb is None else max_memory_gb * BYTES_PER_GB
     columns = [StandingRow.trial_id, StandingRow.peak_memory_bytes_max_rank.label("memory")]
     with store.read(campaign) as (connection, found):
-        query = select(*columns, ORDERED_COLUMNS[by].label("figure")).where(StandingRow.campaign_id == found.id)
+        figure = ORDERED_COLUMNS[by].label("figure")
+        query = select(*columns, figure).where(StandingRow.campaign_id == found.id, *conditions(by, None))
         if filters:
             query = query.add_columns(TrialRow.recipe_json).join(TrialRow, TrialRow.id == StandingRow.trial_id)
         rows = connection.execute(query.order_by(*ordering(by))).all()
         places = {
             row.trial_id: place
             for place, row in enumerate(rows, start=1)
-            if (most_bytes is None or row.memory <= most_bytes)
+            if (most_bytes is None or 0 < row.memory <= most_bytes)
             and (not filters or passes(cell(TrialRow.recipe_json, row.recipe_json, row.trial_id), filters))
         }
         shown = list(places)[(page - 1) * page_size : page * page_size]

@@ -40,6 +40,8 @@ ORDERED_COLUMNS: dict[RankBy, InstrumentedAttribute[Any]] = {
     RankBy.STEP_TIME: StandingRow.step_time_s_median,
 }
 MORE_IS_BETTER = frozenset({RankBy.TOKENS, RankBy.TFLOPS})
+PEAK_IS_KNOWN = StandingRow.peak_memory_bytes_max_rank > 0
+"""Tables of others' measurements need not state it."""
 
 Filters = Mapping[str, int | str]
 """Fields of a recipe, `data_parallel` or `sharding`, with the value that each must have."""
@@ -78,8 +80,8 @@ def best(
     """Return the campaign's `top` recipes (None for all), best first; empty where none was measured.
 
     `by` is one of tokens (tokens/s), tflops (model TFLOPS per device), memory (of the rank that needs most) and
-    step-time. `max_memory_gb` leaves out recipes with a rank above that many 1e9 bytes. Equal figures are
-    ordered by recipe id.
+    step-time. `max_memory_gb` leaves out recipes with a rank above that many 1e9 bytes. It and `memory` leave out
+    recipes whose peak memory is unknown. Equal figures are ordered by recipe id.
 
     Raises `InvalidInput` for an unknown `by`, or for limits that are not above 0.
     """
@@ -89,8 +91,14 @@ def best(
     if max_memory_gb is not None and not max_memory_gb > 0:
         raise bad_value("best.max_memory_gb", max_memory_gb, "a size above 0 in GB")
     with store.read(campaign) as (connection, found):
-        fits = [] if max_memory_gb is None else [StandingRow.peak_memory_bytes_max_rank <= max_memory_gb * BYTES_PER_GB]
-        return rank(connection, found, *fits, by=RankBy(by), top=top)
+        return rank(connection, found, *conditions(RankBy(by), max_memory_gb), by=RankBy(by), top=top)
+
+
+def conditions(by: RankBy, max_memory_gb: float | None) -> list[ColumnElement[bool]]:
+    """Return what a ranked row must meet: a known peak where it is ranked or limited by it, and that limit."""
+    known = [PEAK_IS_KNOWN] if by is RankBy.MEMORY or max_memory_gb is not None else []
+    peak = StandingRow.peak_memory_bytes_max_rank
+    return known if max_memory_gb is None else [*known, peak <= max_memory_gb * BYTES_PER_GB]
 
 
 def rank(  # noqa: PLR0913 - the parameters of a query, each by its name
@@ -138,13 +146,13 @@ def pareto(
 ) -> list[RankedRecipe]:
     """Return the front of tokens/s (more is better) against the peak memory of the fullest rank (less is better).
 
-    Fastest first. Of recipes equal in both, the one with the smallest recipe id is returned. `least_tokens_per_s`
-    leaves slower recipes out beforehand. A window over the index finds the front of 100,000 recipes in 50 ms;
-    reading them for `spaces.pareto` takes several times as long.
+    Fastest first. Recipes whose peak is unknown are left out; of recipes equal in both, the one with the smallest
+    recipe id is returned. `least_tokens_per_s` leaves slower recipes out beforehand. A window over the index finds the
+    front of 100,000 recipes in 50 ms; reading them for `spaces.pareto` takes several times as long.
     """
     memory = StandingRow.peak_memory_bytes_max_rank
     with store.read(campaign) as (connection, found):
-        wanted = [StandingRow.campaign_id == found.id]
+        wanted = [StandingRow.campaign_id == found.id, PEAK_IS_KNOWN]
         if least_tokens_per_s is not None:
             wanted.append(StandingRow.tokens_per_s >= least_tokens_per_s)
         # Walking from the fastest down, a recipe is on the front if it needs less than all before it.
@@ -162,9 +170,7 @@ def ordering(by: RankBy) -> tuple[ColumnElement[Any], ...]:
 
 
 def gap_percent(figure: float, better: float, *, by: RankBy = RankBy.TOKENS) -> float:
-    """Return by how many percent `figure` is worse than `better`; 0 where that is 0, as memory that is not stated."""
-    if not better:
-        return 0.0
+    """Return by how many percent `figure` is worse than `better`."""
     return 100.0 * ((better - figure) if by in MORE_IS_BETTER else (figure - better)) / better
 
 

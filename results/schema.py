@@ -118,6 +118,8 @@ CampaignName = Annotated[str, holds(Annotated[str, Field(pattern=f"^{CAMPAIGN_NA
 Time = Annotated[str, holds(Annotated[str, AfterValidator(_time)])]
 Count = Annotated[int, holds(_Size)]
 BigCount = Annotated[int, holds(_Size, sa.BigInteger)]
+Peak = Annotated[int, holds(Annotated[_Size, AfterValidator(lambda size: size or None)], sa.BigInteger)]
+"""Bytes; 0 is stored where they are unknown, and read as None."""
 Ordinal = Annotated[int, holds(Annotated[int, Field(ge=1, le=LARGEST)])]
 Figure = Annotated[float, holds(_NotNegative)]
 Rate = Annotated[float, holds(_AboveZero)]
@@ -336,7 +338,7 @@ class StandingRow(Base):
     model_tflops_per_device: Mapped[Figure]
     hardware_tflops_per_device: Mapped[Figure]
     mfu: Mapped[Figure | None]
-    peak_memory_bytes_max_rank: Mapped[BigCount]
+    peak_memory_bytes_max_rank: Mapped[Peak]
 
 
 class EventRow(Base):

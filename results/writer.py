@@ -304,8 +304,9 @@ def rewrite_stats(connection: Connection, trial_id: int) -> None:
     attempts = select(AttemptRow.id).where(AttemptRow.trial_id == trial_id)
     stats = pool(values(connection, Measurement, MeasurementRow.attempt_id.in_(attempts)))
     connection.execute(delete(StandingRow).where(StandingRow.trial_id == trial_id))
-    columns = {"trial_id": trial_id, "campaign_id": trial.campaign_id, "recipe_id": trial.recipe_id}
-    connection.execute(insert(StandingRow).values(**columns, **asdict(stats)))
+    columns = {"trial_id": trial_id, "campaign_id": trial.campaign_id, "recipe_id": trial.recipe_id, **asdict(stats)}
+    columns["peak_memory_bytes_max_rank"] = stats.peak_memory_bytes_max_rank or 0
+    connection.execute(insert(StandingRow).values(**columns))
 
 
 @dataclass(frozen=True, kw_only=True)

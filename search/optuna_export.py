@@ -35,10 +35,10 @@ SOURCE = "frontrunner_campaign"
 PEAK = "peak_memory_bytes_max_rank"
 RATES = ("step_time_s_median", "tokens_per_s", "model_tflops_per_device", "mfu", PEAK)
 
-Score = tuple[str, Literal["maximize", "minimize"], Callable[[Recipe, Measurement, Problem], float]]
+Score = tuple[str, Literal["maximize", "minimize"], Callable[[Recipe, Measurement, Problem], float | None]]
 SCORES: dict[str, Score] = {
     "tokens": ("tokens_per_s", "maximize", lambda _, measured, __: measured.tokens_per_s),
-    "memory": (PEAK, "minimize", lambda _, measured, __: float(measured.peak_memory_bytes_max_rank)),
+    "memory": (PEAK, "minimize", lambda _, measured, __: measured.peak_memory_bytes_max_rank),
     "nodes": ("nodes", "minimize", lambda recipe, _, problem: float(nodes_used(recipe, problem))),
 }
 
@@ -133,15 +133,16 @@ def _frozen(
     params = {name: value for name, values in choices.items() if (value := DIMENSIONS[name].of(recipe)) in values}
     about: dict[str, Any] = {TRIAL: found.trial.number, "recipe_id": found.trial.recipe_id}
     about |= {"recipe": recipe.describe(), "attempts": len(found.attempts), "run_folder": last.attempt.run_folder}
-    values = None
+    values = []  # of a failure, or without a peak that is an objective
     if isinstance(outcome, Measurement):
-        values = [score(recipe, outcome, problem) for *_, score in scores]
+        scored = [score(recipe, outcome, problem) for *_, score in scores]
+        values = [] if None in scored else [score for score in scored if score is not None]
         about |= {name: getattr(outcome, name) for name in RATES}
     elif isinstance(outcome, Failure):
         about |= {"failure_kind": outcome.kind.value, "failure_message": outcome.message}
     trial = create_trial(
-        state=TheirState.FAIL if values is None else TheirState.COMPLETE,
-        values=values,
+        state=TheirState.COMPLETE if values else TheirState.FAIL,
+        values=values or None,
         params=params,
         distributions={name: CategoricalDistribution(choices[name]) for name in params},
         user_attrs=about,

@@ -159,7 +159,7 @@ def _reusable_outcome(
         return known.outcomes if is_certain else None
     newest = known.outcomes[-1]
     spread = max([pool(known.outcomes).step_time_spread, *(one.step_time_spread for one in known.outcomes)])
-    if spread > STABLE_SPREAD or newest.peak_memory_bytes_max_rank > limit:
+    if spread > STABLE_SPREAD or max(newest.peak_memory_bytes) > limit:
         return None
     return replace(newest, mfu=rates(recipe, spec.problem, newest.step_time_s_median)["mfu"])
 
@@ -260,7 +260,7 @@ def _evidence(known: PriorResult, earlier: Earlier) -> Evidence:
         outcome = replace(
             outcomes[-1],
             step_times_s=tuple(time for measured in outcomes for time in measured.step_times_s),
-            peak_memory_bytes=(together.peak_memory_bytes_max_rank,),
+            peak_memory_bytes=(together.peak_memory_bytes_max_rank or 0,),
             **{name: getattr(together, name) for name in names},
         )
     if earlier.campaign.strategy == IMPORTED:

@@ -71,8 +71,22 @@ def bad_value(key: str, value: object, expected: str, *, hint: str | None = None
     return InvalidInput(f"{given}: expected {expected}", hint=hint)
 
 
+_EXPERTS, _FP8 = "mixture of experts is not supported yet", "FP8 is not supported yet"
+UNSUPPORTED = {
+    "chimera": "torch's pipelines hold a stage on one rank, Chimera on two; `dualpipev` has as short a bubble",
+    **dict.fromkeys(("fp8", "mxfp8", "float8"), _FP8),
+    **dict.fromkeys(("experts", "num_experts", "num_local_experts", "expert_parallel", "top_k", "moe"), _EXPERTS),
+}
+"""Words of the field that name something missing, with what to say about them."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Return a hint that names the known word closest to `word`, or lists all of them where none is close."""
+    """Return a hint that names the known word closest to `word`, or lists all of them where none is close.
+
+    Of a word that names something missing the hint says so.
+    """
+    if word in UNSUPPORTED:
+        return UNSUPPORTED[word]
     words = sorted(known)
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
     if close:
@@ -98,7 +112,9 @@ def require_one_of(owner: str, key: str, value: str, known: Iterable[str]) -> No
     """Raise `InvalidInput` unless `value` is one of `known`."""
     words = tuple(known)
     if value not in words:
-        raise bad_value(f"{owner}.{key}", value, f"one of {', '.join(words)}", hint=did_you_mean(value, words))
+        hint = did_you_mean(value, words)
+        is_repeated = hint is not None and hint.startswith("known: ")
+        raise bad_value(f"{owner}.{key}", value, f"one of {', '.join(words)}", hint=None if is_repeated else hint)
 
 
 CAMPAIGN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")

@@ -146,7 +146,7 @@ def _suggestion(place: Sequence[str | int], tables: Table) -> str | None:
         known = known.get(part, {}).get("properties", {})
     hint = did_you_mean(key, known)
     owners = [name for name, table in tables.items() if key in table.get("properties", {})]
-    is_close = hint is not None and hint.startswith("did you mean")
+    is_close = hint is not None and not hint.startswith("known: ")
     return f"{key} belongs in [{owners[0]}]" if owners and not is_close else hint
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from frontrunner.evaluators.analytic.machine import ASSUMED_HOST_BYTES_PER_S, Machine, assumptions
+from frontrunner.evaluators.analytic.machine import ASSUMED, Machine, assumptions
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Workload
@@ -41,7 +41,7 @@ LOSSES = (
 
 OTHER_HARDWARE = "the formulas' constants were validated on A100 in 16 bits only"
 HOST_UNLIMITED = "the host's memory limits no recipe that offloads: a cluster file does not state its size"
-HOST_ASSUMED = f"links.host_gb_per_s is not given: offloading is estimated with {ASSUMED_HOST_BYTES_PER_S / 1e9:g} GB/s"
+HOST_ASSUMED = f"links.host_gb_per_s is not given: offloading is estimated with {ASSUMED['links.host_gb_per_s']:g} GB/s"
 SHARED_CPU = "ranks on one machine's CPU share its cores; the formulas give each its own, so do not trust their order"
 MEASURED_TOGETHER = (
     "the figures are those of ranks that are all busy on one CPU; where some wait, as in pipelines, others are faster"
@@ -50,11 +50,31 @@ MEASURED_TOGETHER = (
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """How far to trust estimates of one problem; `assumed` are cluster keys that take a common value."""
+    """How far to trust estimates of one problem; `assumed` are cluster keys that take a common value.
+
+    `expected_error` is None where the device's peak is assumed: times may then be off by any factor.
+    """
 
     assumed: tuple[str, ...]
-    expected_error: float
+    expected_error: float | None
     remarks: tuple[str, ...]
+
+    def in_words(self) -> str:
+        """Return what a step time of these estimates is worth."""
+        if self.expected_error is None:
+            [key] = (key for key in self.assumed if key.startswith("peak_tflops"))
+            return (
+                f"no time or rate here is an estimate, at most their order means something: cluster.{key} is not given "
+                f"(assumed: {ASSUMED['peak_tflops']:g})"
+            )
+        return (
+            f"estimates, not measurements: expect step times to be off by {100 * self.expected_error:.0f} % on average"
+        )
+
+    def assumed_in_words(self) -> str:
+        """Return the keys of the cluster that were not given, with their values: `cluster.matmul_share = 0.7`."""
+        values = {key: ASSUMED["peak_tflops" if key.startswith("peak_tflops") else key] for key in self.assumed}
+        return ", ".join(f"cluster.{key} = {value:g}" for key, value in values.items())
 
 
 def trust_in(recipes: Sequence[Recipe], problem: Problem) -> Trust:
@@ -62,20 +82,21 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem) -> Trust:
     unknown = [choices for recipe in recipes if (choices := unvalidated(recipe))]
     names = ", ".join(sorted({name for choices in unknown for name in choices}))
     offloads = any(recipe.offload != "none" or recipe.activation_offload for recipe in recipes)
-    wide = round(100 * max(UNKNOWN_HARDWARE_ERROR, expected_error(problem)))
+    error = expected_error(problem)
+    wide = round(100 * max(UNKNOWN_HARDWARE_ERROR, error or 0.0))
     count = "1 estimate" if len(unknown) == 1 else f"{len(unknown):,} estimates"
     on_cpu, measured = problem.cluster.backend == "cpu", problem.cluster.matmul_flops(problem.precision) is not None
     remarks = {
         OTHER_HARDWARE: not is_validated(problem),
         SHARED_CPU: on_cpu and not measured,
         MEASURED_TOGETHER: on_cpu and measured,
-        f"{count} may be off by {wide} %: no measurement has validated {names}": bool(unknown),
+        f"{count} may be off by {wide} %: no measurement has validated {names}": bool(unknown) and error is not None,
         HOST_UNLIMITED: offloads,
         HOST_ASSUMED: offloads and problem.cluster.links.host_gb_per_s is None,
     }
     return Trust(
         assumed=assumed(problem),
-        expected_error=expected_error(problem),
+        expected_error=error,
         remarks=tuple(remark for remark, holds in remarks.items() if holds),
     )
 
@@ -109,8 +130,13 @@ def unvalidated(recipe: Recipe) -> tuple[str, ...]:
     return tuple(found)
 
 
-def expected_error(problem: Problem, recipe: Recipe | None = None) -> float:
-    """Return the share by which step times are off on average: of a recipe, or of those that are validated."""
+def expected_error(problem: Problem, recipe: Recipe | None = None) -> float | None:
+    """Return the share by which step times are off on average: of a recipe, or of those that are validated.
+
+    None where the device's peak is assumed.
+    """
+    if any(key.startswith("peak_tflops") for key in assumed(problem)):
+        return None
     own = own_error(problem)
     stated = EXPECTED_ERROR if own is None else own
     if assumed(problem) or not is_validated(problem) or (recipe is not None and unvalidated(recipe)):

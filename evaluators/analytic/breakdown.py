@@ -40,7 +40,7 @@ class PipelineRank:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A campaign's measurement of a recipe; times are medians, memory is the fullest rank's."""
+    """A campaign's measurement of a recipe; times are medians, memory is the fullest rank's, None if unknown."""
 
     store: str
     campaign: str
@@ -49,7 +49,7 @@ class Measured:
     step_time_spread: float
     tokens_per_s: float
     mfu: float | None
-    peak_memory_bytes: int
+    peak_memory_bytes: int | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,7 @@ class Estimate:
     step_parts_s: Mapping[str, float]
     memory_parts_bytes: Mapping[str, float]
     unjudged: tuple[str, ...]
-    expected_error: float
+    expected_error: float | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,16 +130,13 @@ def _total(parts: Mapping[str, Rows]) -> Rows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShownPlan:
+class ShownPlan(Trust):
     """A plan for programs: `fitting` of `legal` recipes fit, with the fastest `estimates` and the Pareto `front`."""
 
     legal: int
     fitting: int
     not_modelled: Mapping[str, int]
     memory_limit_bytes: int
-    assumed: tuple[str, ...]
-    expected_error: float
-    remarks: tuple[str, ...]
     estimates: tuple[Estimate, ...]
     front: tuple[Estimate, ...]
 

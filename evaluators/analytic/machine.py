@@ -61,12 +61,15 @@ OTHER_RUNTIME_BYTES = 2.0**30
 
 ASSUMED_COMPUTE_UNITS = {"cpu": 1}
 OTHER_COMPUTE_UNITS = 108
-ASSUMED_MATMUL_SHARE = 0.7
-ASSUMED_PEAK_FLOPS = 1e14
-ASSUMED_MEMORY_BYTES_PER_S = 1e12
-ASSUMED_NODE_BYTES_PER_S = 50e9
-ASSUMED_NIC_BYTES_PER_S = 12.5e9
-ASSUMED_HOST_BYTES_PER_S = 25e9
+ASSUMED = {
+    "peak_tflops": 100.0,
+    "matmul_share": 0.7,
+    "memory_gb_per_s": 1000.0,
+    "links.node_gb_per_s": 50.0,
+    "links.nic_gb_per_s": 12.5,
+    "links.nics_per_node": 1,
+    "links.host_gb_per_s": 25.0,
+}
 """Replace what a cluster file omits, which marks an estimate as uncertain; the last is PCIe 4 x 16 less a fifth."""
 
 
@@ -95,22 +98,23 @@ class Machine:
         software = replace(software, **{name: own.pop(name) for name in SOFTWARE_CONSTANTS if name in own})
         efficiencies = replace(efficiencies, **own)
         links = cluster.links
-        node = _stated(links.node_gb_per_s, ASSUMED_NODE_BYTES_PER_S) * efficiencies.node_links
+        node = _bytes_per_s(links.node_gb_per_s, "links.node_gb_per_s") * efficiencies.node_links
         pair = (links.pair_gb_per_s or 0.0) * 1e9 * efficiencies.node_links
-        ports = _stated(links.nic_gb_per_s, ASSUMED_NIC_BYTES_PER_S) * (links.nics_per_node or 1)
-        peak = cluster.peak_flops(precision) or ASSUMED_PEAK_FLOPS
-        fastest = cluster.matmul_flops(precision) or peak * (cluster.matmul_share or ASSUMED_MATMUL_SHARE)
+        ports = links.nics_per_node or ASSUMED["links.nics_per_node"]
+        network = _bytes_per_s(links.nic_gb_per_s, "links.nic_gb_per_s") * ports * efficiencies.network_links
+        peak = cluster.peak_flops(precision) or ASSUMED["peak_tflops"] * 1e12
+        fastest = cluster.matmul_flops(precision) or peak * (cluster.matmul_share or ASSUMED["matmul_share"])
         return cls(
             matmul_flops=fastest * efficiencies.matmul,
-            memory_bytes_per_s=_stated(cluster.memory_gb_per_s, ASSUMED_MEMORY_BYTES_PER_S) * efficiencies.memory,
+            memory_bytes_per_s=_bytes_per_s(cluster.memory_gb_per_s, "memory_gb_per_s") * efficiencies.memory,
             compute_units=cluster.compute_units or ASSUMED_COMPUTE_UNITS.get(cluster.backend, OTHER_COMPUTE_UNITS),
             runtime_bytes=RUNTIME_BYTES.get(cluster.backend, OTHER_RUNTIME_BYTES),
             attention_scale=ATTENTION_SCALES.get(cluster.device, 1.0),
             devices_per_node=cluster.devices_per_node,
             pair_bytes_per_s=max(pair, node),
             node_bytes_per_s=node,
-            network_bytes_per_s_per_node=ports * efficiencies.network_links,
-            host_bytes_per_s=_stated(links.host_gb_per_s, ASSUMED_HOST_BYTES_PER_S),
+            network_bytes_per_s_per_node=network,
+            host_bytes_per_s=_bytes_per_s(links.host_gb_per_s, "links.host_gb_per_s"),
             efficiencies=efficiencies,
             software=software,
         )
@@ -120,8 +124,8 @@ class Machine:
         return np.full_like(bytes_per_value, 4.0) if self.software.wide_gradients else bytes_per_value
 
 
-def _stated(gb_per_s: float | None, assumed_bytes_per_s: float) -> float:
-    return assumed_bytes_per_s if gb_per_s is None else gb_per_s * 1e9
+def _bytes_per_s(gb_per_s: float | None, key: str) -> float:
+    return 1e9 * (ASSUMED[key] if gb_per_s is None else gb_per_s)
 
 
 def check_efficiencies(table: Mapping[str, float]) -> None:

@@ -60,7 +60,7 @@ class Observations:
         spread = 0.0
         if isinstance(outcome, Measurement):
             self.log_speeds.setdefault(row, []).append(math.log(outcome.tokens_per_s))
-            if (peak := outcome.peak_memory_bytes_max_rank) > 0:
+            if peak := outcome.peak_memory_bytes_max_rank:
                 self.log_peaks[row] = max(math.log(peak / self.memory_bytes), self.log_peaks.get(row, -math.inf))
             # The standard error of its median step, as a share.
             spread = MEDIAN_OVER_MEAN * outcome.step_time_spread / math.sqrt(len(outcome.step_times_s))
@@ -75,7 +75,7 @@ class Observations:
             ratio = math.log(outcome.tokens_per_s) - float(table.log_speed[row])
             self.observations.append(Observation(row=row, log_ratio=ratio, spread=spread))
             peak = outcome.peak_memory_bytes_max_rank
-            self.trials.append(Trial(row=row, ran=True, log_peak=math.log(peak / memory_bytes) if peak > 0 else None))
+            self.trials.append(Trial(row=row, ran=True, log_peak=math.log(peak / memory_bytes) if peak else None))
         elif outcome.policy.counts_against_recipe:
             self.trials.append(Trial(row=row, ran=False, out_of_memory=outcome.kind is FailureKind.OUT_OF_MEMORY))
 

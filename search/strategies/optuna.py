@@ -140,7 +140,9 @@ def nsga2(survey: Survey, seed: int, objectives: Sequence[str] = TOKENS_ALONE) -
     rate = "tokens_per_s" if "memory" in objectives else "model_tflops_per_device"
 
     def scores(measured: Measurement) -> tuple[float, ...]:
-        return getattr(measured, rate), float(measured.peak_memory_bytes_max_rank)
+        # A table that is looked up need not state the peak; the recipe ran, so it is at most the device's memory.
+        peak = measured.peak_memory_bytes_max_rank or survey.problem.cluster.memory_bytes_per_device
+        return getattr(measured, rate), float(peak)
 
     sampler = NSGAIISampler(seed=seed, population_size=POPULATION)
     return OptunaStrategy(survey, seed, sampler, scores, ("maximize", "minimize"))

@@ -377,12 +377,13 @@ class Follower:
 class OnFront:
     """A recipe of the front, with its place in the ranking by tokens/s.
 
-    `nodes` are those that its devices occupy; `headroom_bytes` is what its fullest rank leaves of a device's memory.
+    `nodes` are those that its devices occupy; `headroom_bytes` is what its fullest rank leaves of a device's memory,
+    None where its peak is unknown.
     """
 
     ranked: RankedRecipe
     nodes: int
-    headroom_bytes: int
+    headroom_bytes: int | None
 
 
 class Front(tuple[OnFront, ...], Displayed):
@@ -391,7 +392,7 @@ class Front(tuple[OnFront, ...], Displayed):
 
 OBJECTIVE_VALUES: dict[str, Callable[[OnFront], float]] = {
     "tokens": lambda row: row.ranked.standing.tokens_per_s,
-    "memory": lambda row: row.headroom_bytes,
+    "memory": lambda row: row.headroom_bytes or 0,
     "nodes": lambda row: -row.nodes,
 }
 
@@ -407,15 +408,17 @@ def checked_objectives(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def front(ranking: Sequence[RankedRecipe], problem: Problem, objectives: Sequence[str]) -> Front:
-    """Return the front of these objectives of ranked recipes, fastest first; of equal ones the first that ranks."""
+    """Return the front of these objectives of ranked recipes, fastest first; of equal ones the first that ranks.
+
+    With `memory`, recipes whose peak is unknown are left out.
+    """
     limit = problem.cluster.memory_bytes_per_device
     rows = [
         OnFront(
-            ranked=row,
-            nodes=nodes_used(row.recipe, problem),
-            headroom_bytes=limit - row.standing.peak_memory_bytes_max_rank,
+            ranked=row, nodes=nodes_used(row.recipe, problem), headroom_bytes=None if peak is None else limit - peak
         )
         for row in ranking
+        if (peak := row.standing.peak_memory_bytes_max_rank) is not None or "memory" not in objectives
     ]
     points = [tuple(OBJECTIVE_VALUES[name](row) for name in objectives) for row in rows]
     return Front(rows[index] for index in pareto_front(points))

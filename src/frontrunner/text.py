@@ -38,9 +38,9 @@ def percent(share: float | None, digits: int = 1) -> str:
     return "-" if share is None else f"{100 * share:.{digits}f} %"
 
 
-def gib(size_bytes: float) -> str:
-    """Return bytes in GiB, two digits after the point; a dash for 0, the peak of a table that states none."""
-    return f"{size_bytes / 2**30:.2f}" if size_bytes else "-"
+def gib(size_bytes: float | None) -> str:
+    """Return bytes in GiB, two digits after the point; a dash where they are unknown."""
+    return "-" if size_bytes is None else f"{size_bytes / 2**30:.2f}"
 
 
 def fit_verdict(peak_bytes: int, device_bytes: int) -> str:

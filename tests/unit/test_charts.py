@@ -149,6 +149,19 @@ FRONT = [(100, 4, 1), (90, 5, 1), (80, 4, 2), (80, 4, 1), (70, 1, 2), (60, 2, 1)
 """(tokens/s, peak GiB, nodes), fastest first."""
 
 
+def test_recipes_without_a_known_peak_are_left_out_and_counted(tmp_path: Path) -> None:
+    outcomes = {(1, 1, 1): measured(500.0, 0.0), (1, 1, 4): measured(300.0, 1.0), (1, 2, 2): measured(200.0, 0.25)}
+    several = recorded(tmp_path / "s.db", SPEC, [(RECIPES[key], [found]) for key, found in outcomes.items()])
+    chart = chart_of(speed_memory(several))
+    assert chart.reading.startswith("2 of 2 recipes are on the front")
+    assert "Left out: 1 recipe whose peak memory is unknown." in chart.remarks
+    assert "over the 2 whose peak is known" in chart_of(predicted(several)).reading
+    assert not rows_of(chart_of(parallel_coordinates(several)).spec, "peak GiB")
+    none = recorded(tmp_path / "none.db", SPEC, [(RECIPES[1, 1, 1], [measured(500.0, 0.0)])])
+    assert speed_memory(none) == Missing(reason="The peak memory of no measured recipe is known.")
+    assert "peak memory" not in chart_of(predicted(none)).reading
+
+
 def test_front_of_three_objectives_is_what_nothing_dominates(collected: Collected) -> None:
     # One device per node, so that a recipe's devices are its nodes.
     cluster = replace(SPEC.problem.cluster, devices_per_node=1, nodes=2, memory_gib_per_device=8.0)

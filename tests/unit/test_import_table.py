@@ -11,6 +11,8 @@ import frontrunner as api
 from frontrunner import TableForm
 from frontrunner.exchange import Import
 from frontrunner.spaces.errors import InvalidInput, NotFound
+from frontrunner.store import LocalStore
+from frontrunner.views.columns import COLUMNS, briefly
 from support.imports import ROWS, row, write_table
 
 
@@ -39,6 +41,25 @@ def test_rows_become_outcomes_that_questions_show(tmp_path: Path) -> None:
     frame = api.dataframe("sweep", store=str(tmp_path / "s.db"))
     assert set(frame["figures"]) == {"imported"}
     assert sorted(frame["run_folder"]) == [f"sweep.csv row {number}" for number in range(1, 6)]
+
+
+def test_a_peak_that_the_table_does_not_state_is_unknown(tmp_path: Path) -> None:
+    imported(tmp_path)
+    store = str(tmp_path / "s.db")
+    stated, *others = api.best("sweep", store=store)
+    assert {one.standing.peak_memory_bytes_max_rank for one in others} == {None}
+    for ranking in (
+        api.best("sweep", store=store, by="memory"),
+        api.best("sweep", store=store, max_memory_gb=1e6),
+        api.pareto("sweep", store=store),
+        [one.ranked for one in api.front("sweep", store=store, objectives=("tokens", "memory"))],
+        LocalStore(store).recipes("sweep", by="memory").items,
+        LocalStore(store).recipes("sweep", max_memory_gb=1e6).items,
+    ):
+        assert [one.recipe_id for one in ranking] == [stated.recipe_id]
+    cells = {column.key: column.cell(others[0]) for column in COLUMNS}
+    assert (cells["peak_memory_bytes_max_rank"], cells["step_time_spread"]) == ("-", "-")
+    assert briefly(others[0].standing).endswith("900 ms/step")
 
 
 def test_a_table_is_kept_once_and_what_is_new_in_it_is_added(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from frontrunner.evaluators.analytic.estimates import Estimate, Plan, estimate_m
 from frontrunner.spaces.cluster import PeakTflops
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
+from frontrunner.views.columns import FIGURES, used
 from support.analytic import A100, PROBLEM, recipe
 from support.campaigns import command, environment, tiny, write_toml
 
@@ -179,6 +180,18 @@ def test_unknown_hardware_gets_a_wide_error() -> None:
     assert (known.trust.expected_error, known.trust.assumed) == (EXPECTED_ERROR, ())
     assert unknown.trust.expected_error == UNKNOWN_HARDWARE_ERROR
     assert unknown.trust.assumed == ("matmul_share", "links.nic_gb_per_s")
+
+
+def test_times_without_a_peak_are_no_estimates() -> None:
+    found = plan([recipe()], replace(PROBLEM, cluster=replace(A100, peak_tflops=PeakTflops())))
+    blind, key = found.trust, f"cluster.peak_tflops.{PROBLEM.precision}"
+    assert blind.expected_error is None
+    assert blind.in_words().startswith("no time or rate here is an estimate")
+    assert f"{key} is not given (assumed: 100)" in blind.in_words()
+    assert blind.assumed_in_words() == f"{key} = 100"
+    assert not any("%" in remark for remark in blind.remarks)
+    known = {column.key for column in used(FIGURES, found.estimates)}
+    assert known == {"peak_memory_bytes_max_rank"}
 
 
 def test_hardware_that_the_formulas_were_not_judged_on_gets_a_wide_error() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.config.campaign import parse_campaign
+from frontrunner.config.campaign import parse_campaign, parse_cluster
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.model import Model
@@ -163,6 +163,12 @@ def campaign(model_table: dict[str, Any], cluster_table: dict[str, Any], tmp_pat
         "space": {},
     }
     return parse_campaign(table, default_name="t", base=tmp_path).spec.problem
+
+
+@pytest.mark.parametrize("base", [{}, {"preset": "dgx-h100"}])
+def test_a_device_by_another_name_is_the_same_device(base: dict[str, Any]) -> None:
+    by_name, by_key = (parse_cluster(base | {"devices_per_node": 8, "device": name}) for name in ("H100", "h100-80gb"))
+    assert by_name == by_key
 
 
 def test_a_file_s_own_fields_go_before_the_preset_s(tmp_path: Any) -> None:

@@ -60,7 +60,7 @@ def pareto(campaign: str | None, objectives: str | None, backend: Backend, *, as
     if as_json:
         print_json(front or ranking)
     elif not front and not ranking:
-        raise NothingLegal("no recipe was measured", hint="see `frontrunner status`")
+        raise NothingLegal("no recipe was measured with a known peak memory", hint="see `frontrunner status`")
     elif ranking:
         views.print_ranking(ranking, title="Pareto front of speed and memory")
     else:

@@ -70,7 +70,13 @@ def _model_schema(schema: Schema) -> None:
 
 
 def _fill_cluster(given: Table, base: Path) -> Table:
-    table = dict(given)
+    """Complete a [cluster] by its preset, file or device; a device that ships is named by its key."""
+    found = _with_figures(dict(given), base)
+    known = presets.known_device(str(found.get("device", "")))
+    return found if known is None else found | {"device": known["device"]}
+
+
+def _with_figures(table: Table, base: Path) -> Table:
     if "file" in table:
         return _over_file(table, base)
     name, wanted = table.pop("preset", None), table.get("devices_per_node")

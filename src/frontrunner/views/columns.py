@@ -78,6 +78,17 @@ def _figure(*names: str) -> Callable[[Any], Any]:
     return lambda figures: next((getattr(figures, name) for name in names if hasattr(figures, name)), None)
 
 
+def _rate(*names: str) -> Callable[[Any], Any]:
+    """Read a figure that follows from time: None of an estimate for a device whose peak is not given."""
+    read = _figure(*names)
+    return lambda figures: None if getattr(figures, "expected_error", 0.0) is None else read(figures)
+
+
+def _spread(figures: Any) -> float | None:
+    """Return the spread of steps, None where a single one is known, as in most tables of others."""
+    return getattr(figures, "step_time_spread", None) or None
+
+
 def words(key: str, title: str, value: Callable[[Any], Any], text: Callable[[Any], str] = str, **more: Any) -> Any:
     """Return a column of words, which are aligned to the left."""
     return Column(key, title, value, text, is_number=False, **more)
@@ -92,15 +103,15 @@ CHOICES: tuple[Column[Recipe], ...] = (
 )  # fmt: skip
 
 FIGURES: tuple[Column[Any], ...] = (
-    Column("tokens_per_s", "tokens/s", _figure("tokens_per_s"), thousands, brief="{} tok/s"),
-    Column("step_time_s_median", "step", _figure("step_time_s_median", "step_time_s"), seconds, drop=2,
+    Column("tokens_per_s", "tokens/s", _rate("tokens_per_s"), thousands, brief="{} tok/s"),
+    Column("step_time_s_median", "step", _rate("step_time_s_median", "step_time_s"), seconds, drop=2,
            brief="{}/step"),
-    Column("step_time_spread", "spread", _figure("step_time_spread"), lambda share: percent(share, 0), brief="± {}",
+    Column("step_time_spread", "spread", _spread, lambda share: percent(share, 0), brief="± {}",
            about="standard deviation of the steps over their median",
            is_doubtful=lambda figures: getattr(figures, "step_time_spread", 0.0) > STABLE_SPREAD),
-    Column("model_tflops_per_device", "TFLOPS/device", _figure("model_tflops_per_device"), thousands, drop=6,
+    Column("model_tflops_per_device", "TFLOPS/device", _rate("model_tflops_per_device"), thousands, drop=6,
            about="of the model's own work, without recomputation"),
-    Column("mfu", "MFU", _figure("mfu"), percent, drop=5, about="model FLOPs utilization"),
+    Column("mfu", "MFU", _rate("mfu"), percent, drop=5, about="model FLOPs utilization"),
     Column("peak_memory_bytes_max_rank", "peak GiB", _figure("peak_memory_bytes_max_rank", "peak_memory_bytes"), gib,
            label="GiB at the peak", brief="{} GiB", about="memory of the rank that needs most"),
     Column("repeats", "n", _figure("repeats"), drop=7, label="measurements", about="measurements"),
@@ -156,7 +167,7 @@ def used(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[Column[Row
 def figures_in_words(standing: RecipeStats, device_memory_bytes: int) -> list[tuple[str, str]]:
     """Return (figure, what it is) of each known figure, for a summary that states the number of measurements itself."""
     notes = {
-        "step_time_s_median": f", ± {percent(standing.step_time_spread, 0)}",
+        "step_time_s_median": f", ± {percent(spread, 0)}" if (spread := _spread(standing)) else "",
         "peak_memory_bytes_max_rank": f", of {gib(device_memory_bytes)}",
     }
     return [
@@ -168,10 +179,14 @@ def figures_in_words(standing: RecipeStats, device_memory_bytes: int) -> list[tu
 
 def briefly(figures: object, *, aligned: bool = False) -> str:
     """Return the main figures in a line: `11,474 tok/s, 1.25 s/step, ± 2 %, 40.12 GiB`."""
-    parts = [(column, column.brief.format(column.cell(figures))) for column in FIGURES if column.brief]
+    parts = [
+        (column, column.brief.format(column.cell(figures)) if column.value(figures) is not None else "")
+        for column in FIGURES
+        if column.brief
+    ]
     if aligned:
         return " ".join(text.rjust(len(column.brief) + 5) for column, text in parts)
-    return ", ".join(text for _, text in parts)
+    return ", ".join(text for _, text in parts if text)
 
 
 def against(neighbor: Neighbor, place: str) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter, itemgetter
+from typing import Any
 
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
@@ -54,19 +55,20 @@ def print_plan(plan: ShownPlan, *, file: str) -> None:
         out.say(f"{closer}  # where the first recipe's step time and memory go", style="dim", whole=True)
 
 
-def print_trust(trust: Trust | ShownPlan) -> None:
+def print_trust(trust: Trust) -> None:
     """Print how far to trust the figures."""
     out = console()
-    out.say(
-        f"estimates, not measurements: expect step times to be off by {percent(trust.expected_error, 0)} on average; "
-        "`frontrunner launch` measures",
-        style="dim",
-    )
+    is_blind = trust.expected_error is None
+    out.say(f"{trust.in_words()}; `frontrunner launch` measures", style="bold red" if is_blind else "dim")
     if trust.assumed:
-        keys = ", ".join(f"cluster.{key}" for key in trust.assumed)
-        out.say(f"unknown, and a common value assumed: {keys}", style="dim")
+        out.say(f"not given, assumed: {trust.assumed_in_words()}", style="dim")
     for remark in trust.remarks:
         out.say(f"note: {remark}", style="dim")
+
+
+def _timed(name: str) -> Callable[[ScalingRow], Any]:
+    """Read a figure of a count of nodes that follows from time, None where times are no estimates."""
+    return lambda row: None if row.best is None or row.best.expected_error is None else getattr(row, name)
 
 
 _BEST: dict[str, Column[ScalingRow]] = {
@@ -88,14 +90,14 @@ SCALING: tuple[Column[ScalingRow], ...] = (
     replace(_BEST["sharding"], drop=8),
     replace(_BEST["step_time_s_median"], drop=4),
     _BEST["tokens_per_s"],
-    Column("tokens_per_s_per_device", "tok/s/device", attrgetter("tokens_per_s_per_device"), thousands, drop=3),
+    Column("tokens_per_s_per_device", "tok/s/device", _timed("tokens_per_s_per_device"), thousands, drop=3),
     replace(_BEST["mfu"], drop=3),
-    Column("efficiency", "efficiency", attrgetter("efficiency"), percent),
+    Column("efficiency", "efficiency", _timed("efficiency"), percent),
     replace(_BEST["peak_memory_bytes_max_rank"], drop=2),
     Column(
         "node_hours",
         "node-h / 1e9 tok",
-        attrgetter("node_hours_per_billion_tokens"),
+        _timed("node_hours_per_billion_tokens"),
         lambda value: f"{value:#.3g}" if 0.01 <= value < 100 else thousands(value),
     ),
     replace(_BEST["limit"], drop=9),
@@ -141,12 +143,11 @@ def print_breakdown(found: Breakdown) -> None:
     if measured is not None:
         errors = {"step time": found.step_time_error, "peak memory": found.peak_memory_error}
         off = " and ".join(f"{100 * error:+.0f} % in {of}" for of, error in errors.items() if error is not None)
-        within = "within" if abs(found.step_time_error or 0.0) <= found.trust.expected_error else "beyond"
-        out.say(
-            f"measured by campaign {measured.campaign} of {measured.store}; the estimate is off by {off}, {within} its "
-            f"expected error of {percent(found.trust.expected_error, 0)}",
-            style="dim",
-        )
+        line = f"measured by campaign {measured.campaign} of {measured.store}; the estimate is off by {off}"
+        if (expected := found.trust.expected_error) is not None:
+            within = "within" if abs(found.step_time_error or 0.0) <= expected else "beyond"
+            line += f", {within} its expected error of {percent(expected, 0)}"
+        out.say(line, style="dim")
     out.say(f"limited by {limited_by(estimate)}")
     parts = {name: time for name, time in estimate.step_parts_s.items() if time > 0}
     title = "the step, on the slowest rank of the pipeline" if len(found.ranks) > 1 else "the step"
@@ -287,9 +288,8 @@ def begin_with(advice: Advice) -> str | None:
     found = _estimate(advice)
     if found is None:
         return None
-    return (
-        f"{_named(found)}: {thousands(found.tokens_per_s)} tokens/s, MFU {percent(found.mfu)}, {_peak(found, advice)}"
-    )
+    rates = f"{thousands(found.tokens_per_s)} tokens/s, MFU {percent(found.mfu)}, "
+    return f"{_named(found)}: {'' if found.expected_error is None else rates}{_peak(found, advice)}"
 
 
 def commands(advice: Advice, file: str) -> dict[str, str]:

@@ -187,18 +187,27 @@ NODE_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down")
 ON_FRONT = "on the front"
 
 
+def known_peaks(ranking: Sequence[RankedRecipe]) -> dict[str, int]:
+    """Return the peak memory of the recipes whose peak is known, in the order of the ranking, by recipe id."""
+    peaks = {row.recipe_id: row.standing.peak_memory_bytes_max_rank for row in ranking}
+    return {name: peak for name, peak in peaks.items() if peak is not None}
+
+
 def speed_memory(collected: Collected) -> Chart | Missing:
     """Draw every measured recipe by peak memory and tokens/s, the front joined, the device's limit marked."""
-    ranking, front = collected.ranking, collected.front
-    if not ranking:
+    if not collected.ranking:
         return vl.NOTHING_MEASURED
+    peaks, front = known_peaks(collected.ranking), collected.front
+    ranking = [row for row in collected.ranking if row.recipe_id in peaks]
+    if not ranking:
+        return Missing(reason="The peak memory of no measured recipe is known.")
     limit = collected.problem.cluster.memory_bytes_per_device
-    is_near = limit <= FAR * max(row.standing.peak_memory_bytes_max_rank for row in ranking)
-    room = 1 - front[0].standing.peak_memory_bytes_max_rank / limit
+    sizes = list(peaks.values())
+    is_near = limit <= FAR * max(sizes)
+    room = 1 - peaks[front[0].recipe_id] / limit
     leanest = front[-1].standing
     front_ids = {row.recipe_id for row in front}
     nodes = [nodes_used(row.recipe, collected.problem) for row in ranking]
-    sizes = [row.standing.peak_memory_bytes_max_rank for row in ranking]
     apart, last = APART * (max(sizes) - min(sizes)), float("inf")
     rows = []
     for row, count, size in zip(ranking, nodes, sizes, strict=True):
@@ -216,6 +225,8 @@ def speed_memory(collected: Collected) -> Chart | Missing:
             f"Recipes take {counts[0]} to {counts[-1]} nodes, which this front does not weigh: frontrunner pareto "
             "--objectives tokens,memory,nodes does."
         )
+    if unknown := len(collected.ranking) - len(ranking):
+        remarks.append(f"Left out: {counted(unknown, 'recipe')} whose peak memory is unknown.")
     if not is_near:
         remarks.append(f"The device's {gib(limit)} GiB lie beyond the chart.")
     groups = ["measured"] if len(counts) < 2 else [counted(count, "node") for count in counts]
@@ -292,10 +303,9 @@ def _parallel_spec(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> J
         last = len(knob.values) - 1
         words = {shown(value): place / last for place, value in enumerate(knob.values)}
         add(knob.label, [knob.place(row.recipe) / last for row in ranking], words)
-    numbers = {
-        "peak GiB": [row.standing.peak_memory_bytes_max_rank / vl.GIB for row in ranking],
-        "tokens/s": [row.standing.tokens_per_s for row in ranking],
-    }
+    numbers = {"tokens/s": [row.standing.tokens_per_s for row in ranking]}
+    if len(peaks := known_peaks(ranking)) == len(ranking):  # a line passes through every axis
+        numbers = {"peak GiB": [peak / vl.GIB for peak in peaks.values()], **numbers}
     for label, found in numbers.items():
         low, room = min(found), max(found) - min(found)
         words = {thousands(low + share * room): share for share in (0.0, 0.25, 0.5, 0.75, 1.0)}

@@ -50,7 +50,7 @@ def predicted(collected: Collected) -> Chart | Missing:
             **vl.recipe_fields(row),
             "tokens/s": row.standing.tokens_per_s,
             "predicted tokens/s": found[row.recipe].tokens_per_s,
-            "GiB": row.standing.peak_memory_bytes_max_rank / vl.GIB,
+            "GiB": None if (peak := row.standing.peak_memory_bytes_max_rank) is None else peak / vl.GIB,
             "predicted GiB": found[row.recipe].peak_memory_bytes / vl.GIB,
         }
         for row in collected.ranking
@@ -58,7 +58,13 @@ def predicted(collected: Collected) -> Chart | Missing:
     ]
     speeds, guesses = [row["tokens/s"] for row in rows], [row["predicted tokens/s"] for row in rows]
     order = order_agreement(guesses, speeds)
-    speed, memory = (statistics.fmean(abs(_error(row, unit)) for row in rows) for unit in ("tokens/s", "GiB"))
+    with_peak = [row for row in rows if row["GiB"] is not None]
+    speed = statistics.fmean(abs(_error(row, "tokens/s")) for row in rows)
+    memory = ""
+    if with_peak:
+        off = percent(statistics.fmean(abs(_error(row, "GiB")) for row in with_peak), 0)
+        over = "" if len(with_peak) == len(rows) else f" over the {len(with_peak)} whose peak is known"
+        memory = f", its peak memory by {off}{over}"
     trust = trust_in(list(found), collected.problem)
     unknown = len(collected.ranking) - len(rows)
     failed = [recipe for recipe, why in collected.final_failures.items() if why.kind is FailureKind.OUT_OF_MEMORY]
@@ -68,10 +74,11 @@ def predicted(collected: Collected) -> Chart | Missing:
         f"Of {len(judged)} recipes that ran out of memory the model had called {too_large} too large; of {len(found)} "
         f"that ran, {of_those}."
     )
+    expected = "" if trust.expected_error is None else f" (it says to expect {percent(trust.expected_error, 0)})"
     return Chart(
         reading=(
-            f"Over {len(rows)} measured recipes the model's tokens/s are off by {percent(speed, 0)} on average "
-            f"(it says to expect {percent(trust.expected_error, 0)}), its peak memory by {percent(memory, 0)}."
+            f"Over {len(rows)} measured recipes the model's tokens/s are off by {percent(speed, 0)} on average"
+            f"{expected}{memory}."
             + ("" if order is None else f" The order agrees with a rank correlation of {order:.2f}.")
         ),
         remarks=(
@@ -81,16 +88,19 @@ def predicted(collected: Collected) -> Chart | Missing:
         ),
         spec={
             "data": {"values": rows},
-            "hconcat": [_against("tokens/s", "tokens/s", rows), _against("peak memory, GiB", "GiB", rows)],
+            "hconcat": [
+                _against("tokens/s", "tokens/s", rows),
+                *([_against("peak memory, GiB", "GiB", with_peak)] if with_peak else []),
+            ],
             "usermeta": {"least": 420, "margin": 85},
         },
         table=table(
             rows,
             *(("recipe", "recipe"), ("choices", "choices"), ("tokens/s", "tokens/s")),
             *(("predicted", "predicted tokens/s"), ("error", lambda row: f"{100 * _error(row, 'tokens/s'):+.0f} %")),
-            ("peak GiB", lambda row: gib(row["GiB"] * vl.GIB)),
+            ("peak GiB", lambda row: "-" if row["GiB"] is None else gib(row["GiB"] * vl.GIB)),
             ("predicted", lambda row: gib(row["predicted GiB"] * vl.GIB)),
-            ("error", lambda row: f"{100 * _error(row, 'GiB'):+.0f} %"),
+            ("error", lambda row: "-" if row["GiB"] is None else f"{100 * _error(row, 'GiB'):+.0f} %"),
         ),
     )
 

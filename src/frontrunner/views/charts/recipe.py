@@ -137,7 +137,7 @@ def breakdown(found: Breakdown) -> Json:
         f"{thousands(estimate.model_tflops_per_device)} TFLOPS/device, MFU {percent(estimate.mfu)}, "
         f"{gib(estimate.peak_memory_bytes)} GiB at the peak"
     )
-    trust = f"Estimated: expect step times to be off by {percent(found.trust.expected_error, 0)} on average."
+    trust = f"{found.trust.in_words().capitalize()}."
     if found.measured is not None:
         trust += f" Measured by campaign {found.measured.campaign}."
     return {
