@@ -9,6 +9,7 @@ from typing import Any
 from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
 from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, plan, why_none
 from frontrunner.evaluators.analytic.step import TRAFFIC
+from frontrunner.notebook import Displayed
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import DIMENSIONS, RECOMPUTES, Choice, Recipe
@@ -99,8 +100,8 @@ class Tiling:
         return self.tiled.step_time_s / self.base.step_time_s - 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Advice:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Advice(Displayed):
     """The recommendation, with the estimates behind it.
 
     `one_node` is empty on one node; `chosen` is None where nothing fits. `choices` name its recipe within the
@@ -117,6 +118,10 @@ class Advice:
     lacking: Mapping[str, Choice]
     tiling: Tiling | None
     trust: Trust
+
+    def __repr__(self) -> str:
+        estimate = self.chosen and self.chosen.estimate
+        return f"Advice(recipe={estimate.recipe.describe()!r})" if estimate else "Advice(recipe=None)"
 
     @property
     def fastest(self) -> ParallelLayout | None:

@@ -17,6 +17,7 @@ from frontrunner.evaluators.analytic.software import ENGINES, Software
 from frontrunner.evaluators.analytic.step import StepTime, step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
 from frontrunner.evaluators.probe.measure import rates
+from frontrunner.notebook import Displayed
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.pareto import pareto_front
 from frontrunner.spaces.problem import Problem
@@ -54,7 +55,7 @@ class Estimate:
     expected_error: float | None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class EstimateTable(Sequence[Estimate]):
     """Estimates of one problem's recipes as columns; a row becomes an `Estimate` when looked at."""
 
@@ -66,6 +67,9 @@ class EstimateTable(Sequence[Estimate]):
 
     def __len__(self) -> int:
         return len(self.recipes)
+
+    def __repr__(self) -> str:
+        return f"<{len(self):,} estimates>"
 
     def __getitem__(self, row: int) -> Estimate:  # type: ignore[override]
         recipe, time_s = self.recipes[row], float(self.step_time_s[row])
@@ -142,7 +146,7 @@ class ShownPlan(Trust):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Displayed):
     """The estimates of a space; `not_modelled` counts the legal recipes that the formulas omit, by reason."""
 
     table: EstimateTable

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 PRINTERS = {
+    "Advice": "plan.print_advice",
     "Breakdown": "plan.print_breakdown",
     "Campaign": "results.print_campaign",
     "CampaignList": "results.print_campaigns",
@@ -12,6 +13,7 @@ PRINTERS = {
     "Explanation": "results.print_explanation",
     "FailureList": "results.print_failures",
     "Front": "results.print_front",
+    "Plan": "plan.print_plan",
     "RankedRecipe": "results.print_ranking",
     "Ranking": "results.print_ranking",
     "Recipe": "results.print_recipe",

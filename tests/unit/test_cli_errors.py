@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,18 @@ def error_of(finished: subprocess.CompletedProcess[str]) -> str:
     assert [line.partition(" ")[0] for line in lines] in (["error:"], ["error:", "hint:"]), finished.stderr
     assert all(line.isprintable() and len(line) < 400 for line in lines)
     return finished.stderr
+
+
+@pytest.mark.parametrize("group", [(), ("store",)], ids=["frontrunner", "a group"])
+def test_without_a_command_the_help_is_shown(group: tuple[str, ...], tmp_path: Path) -> None:
+    bare, asked = run(*group, cwd=tmp_path), run(*group, "--help", cwd=tmp_path)
+    assert (bare.returncode, bare.stdout, bare.stderr) == (0, asked.stdout, "")
+
+
+def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
+    asked = [sys.executable, "-m", "frontrunner", "--version"]
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("frontrunner, version")
 
 
 MISTAKES: dict[str, tuple[list[str], int, str]] = {
@@ -117,12 +130,6 @@ def test_a_space_with_nothing_legal_is_still_described(folder: Path) -> None:
     assert "0 legal recipes" in finished.stdout
     assert "does not divide global batch 7" in finished.stdout
     assert finished.stderr.startswith("error: no recipe of this space is legal\nhint: ")
-
-
-def test_bare_it_says_what_it_can_do_and_fails(tmp_path: Path) -> None:
-    finished = run(cwd=tmp_path)
-    assert finished.returncode == 2
-    assert all(f"  {name} " in finished.stdout + finished.stderr for name in COMMANDS)
 
 
 def test_the_version_is_the_package_s(tmp_path: Path) -> None:

@@ -216,6 +216,14 @@ def test_the_command_prints_a_table_and_how_far_to_trust_it(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_plan_is_short_in_a_shell_and_a_table_in_a_notebook(example: Plan) -> None:
+    assert len(repr(example)) < 500
+    assert len(repr(frontrunner.advise(EXAMPLE))) < 200
+    html = example._repr_html_()
+    assert html.count(example.estimates[0].recipe_id) > 0
+    assert "frontrunner explain" not in html
+
+
 def test_the_command_answers_programs(tmp_path: Path, example: Plan) -> None:
     done = told("plan", str(EXAMPLE), "--top", "2", "--json", cwd=tmp_path)
 

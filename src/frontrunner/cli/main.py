@@ -101,6 +101,8 @@ def main() -> None:
     except FrontrunnerError as error:
         _print_error(error.message, error.hint)
         sys.exit(error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "frontrunner"
         _print_error(error.format_message(), f"{path} --help")

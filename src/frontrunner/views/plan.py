@@ -17,7 +17,7 @@ from rich.table import Table
 from frontrunner.evaluators.analytic.accuracy_bounds import Trust
 from frontrunner.evaluators.analytic.advice import WORTH_ITS_COMPLEXITY, Advice, ParallelLayout, speed, traffic_s
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
-from frontrunner.evaluators.analytic.estimates import Estimate, ShownPlan
+from frontrunner.evaluators.analytic.estimates import Estimate, Plan, ShownPlan
 from frontrunner.evaluators.analytic.scaling import Scaling, ScalingRow
 from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
 from frontrunner.spaces.errors import shown
@@ -26,12 +26,13 @@ from frontrunner.views.columns import ESTIMATES, FIGURES, LIMIT, PARTS, RECIPE, 
 from frontrunner.views.terminal import column_table, console, ruled_table
 
 INDENT = 3
+SHOWN = 10
 WIDEST_TEXT = 110
 
 
-def print_plan(plan: ShownPlan, *, file: str) -> None:
+def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
     """Print a plan, its front if that holds more than the first recipe, and the command for a closer look."""
-    out = console()
+    out, plan = console(), plan.shown(SHOWN) if isinstance(plan, Plan) else plan
     left_out = sum(plan.not_modelled.values())
     out.say(
         f"{plan.legal:,} legal recipes: {plan.fitting:,} are estimated to fit in {gib(plan.memory_limit_bytes)} GiB "
@@ -50,8 +51,8 @@ def print_plan(plan: ShownPlan, *, file: str) -> None:
     if plan.legal > left_out:
         out.print()
         print_trust(plan)
-    for best in plan.estimates[:1]:
-        closer = f"frontrunner explain --campaign {shlex.quote(file)} {best.recipe_id}"
+    for best in plan.estimates[:1] if file is not None else ():
+        closer = f"frontrunner explain --campaign {shlex.quote(str(file))} {best.recipe_id}"
         out.say(f"{closer}  # where the first recipe's step time and memory go", style="dim", whole=True)
 
 
@@ -340,7 +341,7 @@ LAYOUTS: tuple[Column[ParallelLayout], ...] = (
 )  # fmt: skip
 
 
-def print_advice(advice: Advice, file: str) -> None:
+def print_advice(advice: Advice, file: str | None = None) -> None:
     """Print the answers, the recommended recipe and the commands to go on with."""
     out = console()
 
@@ -366,6 +367,8 @@ def print_advice(advice: Advice, file: str) -> None:
         say("the file's [space] does not hold it; there, add:")
         for line in missing:
             out.say(f"{'':{2 * INDENT}}{line}", whole=True)
+    if file is None:
+        return
     out.say("go on with", style="bold")
     for command, purpose in commands(advice, file).items():
         out.say(f"{'':{INDENT}}{command}", (f"  # {purpose}", "dim"), whole=True)

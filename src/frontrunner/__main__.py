@@ -1,0 +1,5 @@
+"""Entry point of `python -m frontrunner`."""
+
+from frontrunner.cli.main import main
+
+main()
