@@ -13,7 +13,7 @@ test: .venv/.installed-dev
 	$(BIN)/pytest -n 2 --dist worksteal -m "$(QUICK)"
 
 system: .venv/.installed-dev
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "system and not alone and not ($(QUICK))"
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "system and not alone and not ($(QUICK))"
 	$(BIN)/pytest -m "system and alone and not ($(QUICK))"
 
 # Every legal recipe of two spaces of the trainer, not only the chosen ones: hours.

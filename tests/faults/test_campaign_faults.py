@@ -22,8 +22,6 @@ from frontrunner.spaces.errors import StoreUnusable
 from support.drivers import LEGAL, Campaigns, Recorder
 from support.limits import fill, small_disk
 
-pytestmark = pytest.mark.alone
-
 ROOM = 2**20
 """Too little to begin a probe with, and enough for the files of one that has begun."""
 

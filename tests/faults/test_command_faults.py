@@ -8,8 +8,6 @@ import pytest
 
 from support.campaigns import frontrunner, is_alive, started, tiny, wait_for, write_toml
 
-pytestmark = pytest.mark.alone
-
 TRAINER = Path(__file__).parent.parent / "support" / "fake_trainer.py"
 
 

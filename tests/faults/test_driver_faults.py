@@ -32,8 +32,6 @@ from support.campaigns import (
     write_toml,
 )
 
-pytestmark = pytest.mark.alone
-
 LONG = {"measured_steps": 25}
 """Probes of a second or so: time enough to be caught in one."""
 PROBES = 3

@@ -16,8 +16,6 @@ from frontrunner.results.store import open_store
 from frontrunner.spaces.validation import dump_json
 from support.campaigns import frontrunner, processes_of, spec_of, started, steps_written, tiny, wait_for, write_toml
 
-pytestmark = pytest.mark.alone
-
 PROBES = 60
 FINAL = "SELECT recipe_id, state FROM trials WHERE state IN ('measured', 'failed')"
 ATTEMPTS = "SELECT trial_id, state FROM attempts"

@@ -16,8 +16,6 @@ from support.benches import Bench
 from support.campaigns import is_alive, ranks_of, setup_of, wait_for
 from support.limits import control_group, fill, held_in_the_kernel, small_disk
 
-pytestmark = pytest.mark.alone
-
 ME = os.getpid()
 
 

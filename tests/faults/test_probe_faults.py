@@ -29,8 +29,6 @@ from support.campaigns import (
     wait_for,
 )
 
-pytestmark = pytest.mark.alone
-
 ME = os.getpid()
 
 

@@ -29,7 +29,7 @@ from support.cut_proxy import proxy_before
 from support.postgresql import Server
 from support.store_contract import KINDS
 
-pytestmark = [pytest.mark.system, pytest.mark.alone]
+pytestmark = pytest.mark.system
 ROUNDS = 200
 
 RACER = """

@@ -24,8 +24,6 @@ from support.campaigns import frontrunner, spec_of, started, tiny, wait_for
 from support.cut_proxy import proxy_before
 from support.postgresql import Server, running_server, why_none
 
-pytestmark = pytest.mark.alone
-
 PROBES = 60
 WIDE = {
     "name": "wide",

@@ -26,8 +26,6 @@ from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.errors import AlreadyDriven, StoreUnusable
 from frontrunner.spaces.recipe import Recipe
 
-pytestmark = pytest.mark.alone
-
 # A driver that records one outcome after another and says so on stdout after each is acknowledged.
 DRIVER = """
 import os, sys
