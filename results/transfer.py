@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -275,6 +276,9 @@ def archive(store: Store, campaign: str | None, path: Path) -> Archived:
     return Archived(campaign=found.name, file=str(path), rows=rows, sha256=chain.sha256)
 
 
+MOST_LINE_BYTES = 16 * 2**20
+
+
 def read_lines(path: Path, chain: Chain) -> Iterator[Line]:
     """Yield the lines of an archive, the header first and the end last, each verified before it is handed out."""
     if not path.is_file():
@@ -282,7 +286,7 @@ def read_lines(path: Path, chain: Chain) -> Iterator[Line]:
     number, kind = 0, ""
     try:
         with path.open("rb") as file:
-            for number, raw in enumerate(file, start=1):
+            for number, raw in enumerate(iter(partial(file.readline, MOST_LINE_BYTES), b""), start=1):
                 if kind == END:
                     raise _broken(path, number, "it comes after the end of the archive")
                 kind, content = _verified(path, number, raw, chain)
@@ -297,7 +301,7 @@ def read_lines(path: Path, chain: Chain) -> Iterator[Line]:
 
 def _verified(path: Path, number: int, raw: bytes, chain: Chain) -> tuple[str, Columns]:
     if not raw.endswith(b"\n"):
-        raise _broken(path, number, "it is cut short")
+        raise _broken(path, number, "it is cut short, or longer than 16 MiB")
     try:
         match json.loads(raw):
             case {"kind": str(kind), "content": dict(content), "sha256": sha256, **rest} if not rest:

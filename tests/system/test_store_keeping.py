@@ -335,6 +335,7 @@ DAMAGE: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "nothing": (lambda _: [], "line 1: the file ends before its end"),
     "another kind of file": (lambda _: [b"[model]\n"], "line 1: this is not a line of a frontrunner archive"),
     "JSON of others": (lambda _: [b'{"kind": 1}\n'], "line 1: this is not a line"),
+    "a long line": (lambda _: [b"x" * (17 * 2**20) + b"\n"], "line 1: it is cut short, or longer than 16 MiB"),
     "deep JSON": (lambda _: [b"[" * 200_000 + b"\n"], "line 1: this is not a line"),
     "no header": (lambda lines: lines[1:], r"line 1: .*hash"),
     "an infinite number": (
