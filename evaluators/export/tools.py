@@ -54,7 +54,7 @@ SCHEDULERS = {
 }
 YOURS = "Account, queue, time and STEPS are yours to set; run it where python -m frontrunner.cli works on all nodes."
 BODY = """\
-set -euo pipefail
+{setup}set -euo pipefail
 {folder}STEPS="${{STEPS:-1000}}"
 FOLDER="${{FOLDER:-$PWD/frontrunner-{recipe_id}}}"
 
@@ -79,8 +79,13 @@ def tool_named(name: str) -> Tool:
     return TOOLS[name]
 
 
-def batch_script(scheduler: str, problem: Problem, recipe: Recipe, header: Sequence[str], recipe_file: str) -> str:
-    """Return a script for sbatch or qsub; raise `InvalidInput` where the recipe's devices fill no equal nodes."""
+def batch_script(
+    scheduler: str, problem: Problem, recipe: Recipe, header: Sequence[str], recipe_file: str, setup: Sequence[str] = ()
+) -> str:
+    """Return a script for sbatch or qsub, which runs the commands of `setup` first.
+
+    Raises `InvalidInput` where the recipe's devices fill no equal nodes.
+    """
     if (reason := why_no_launch(problem, recipe)) is not None:
         raise InvalidInput(f"{scheduler} cannot start this recipe: {reason}")
     (nodes, per_node), has_gpus = launch_of(problem, recipe), problem.cluster.backend != "cpu"
@@ -88,5 +93,6 @@ def batch_script(scheduler: str, problem: Problem, recipe: Recipe, header: Seque
     figures["kind"] = "ngpus" if has_gpus else "ncpus"
     words = {name: text.format(**figures) for name, text in SCHEDULERS[scheduler].items()}
     directives = words["directives"] + (words["gpus"] if has_gpus else "")
-    body = BODY.format(**figures, **words, end=END_OF_FILE, recipe_file=recipe_file)
+    commands = "".join(f"{command}\n" for command in setup)
+    body = BODY.format(**figures, **words, setup=commands, end=END_OF_FILE, recipe_file=recipe_file)
     return f"#!/bin/bash\n{directives}{comments((*header, YOURS))}\n{body}"

@@ -25,7 +25,14 @@ from frontrunner.search.campaign_setup import problem_summary, stored_spec
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import recipe_id
-from frontrunner.spaces.errors import InvalidInput, bad_value, campaign_name_from, did_you_mean, require_campaign_name
+from frontrunner.spaces.errors import (
+    InvalidInput,
+    bad_value,
+    campaign_name_from,
+    did_you_mean,
+    require_campaign_name,
+    shown,
+)
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.space import Space
@@ -56,12 +63,24 @@ def exported(store: LocalStore, recipe: str, *, to: str) -> str:
     """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`, one of `TARGETS`."""
     if to not in TARGETS:
         raise bad_value("--to", to, f"one of {', '.join(TARGETS)}, optuna", hint=did_you_mean(to, (*TARGETS, "optuna")))
-    file = read(Path(recipe)) if names_a_file(recipe) else recipe_file(store.show(recipe))
+    spec = None
+    if names_a_file(recipe):
+        file = read(Path(recipe))
+    else:
+        found = store.show(recipe)
+        file, spec = recipe_file(found), stored_spec(_source(found).campaign)
     if to == RECIPE_FILE:
         return to_text(file)
     if to in SCHEDULERS:
         refuse_file_of_others(file)
-        return batch_script(to, file.problem, file.recipe, provenance(file), to_text(file))
+        if spec is not None and spec.data.path is not None:
+            raise InvalidInput(
+                f"campaign {spec.name} trains on data.path = {shown(spec.data.path)}, which a batch script cannot name "
+                "yet: it would train on the built-in text",
+                hint=f"train with it where its store is: frontrunner replay {recipe}",
+            )
+        setup = () if spec is None else spec.dispatch.worker_init
+        return batch_script(to, file.problem, file.recipe, provenance(file), to_text(file), setup)
     return tool_named(to).render(file.problem, file.recipe, provenance(file))
 
 
@@ -88,13 +107,8 @@ def provenance(file: RecipeFile) -> tuple[str, ...]:
 
 
 def recipe_file(explanation: Explanation) -> RecipeFile:
-    """Return a stored recipe as a file, with its newest figures: of our trainer, else of others, else not measured."""
-
-    def place(found: Appearance) -> tuple[int, bool]:
-        figures = len(FIGURES) if found.standing is None else FIGURES.index(found.campaign.figures)
-        return figures, bool(stored_spec(found.campaign).trainer)
-
-    appearance = min(explanation.appearances, key=place)
+    """Return a stored recipe as a file, with the newest figures of `_source`."""
+    appearance = _source(explanation)
     campaign, standing, measured = appearance.campaign, appearance.standing, None
     spec = stored_spec(campaign)
     if standing is not None:
@@ -104,6 +118,16 @@ def recipe_file(explanation: Explanation) -> RecipeFile:
     ran_with = [attempt.provenance.versions for attempt in appearance.attempts if attempt.provenance is not None]
     versions = dict(ran_with[-1]) if ran_with else {}
     return _file(spec, explanation.recipe, explanation.recipe_id, measured, versions)
+
+
+def _source(explanation: Explanation) -> Appearance:
+    """Return where to take a recipe from: the newest campaign by our trainer, else by others, else not measured."""
+
+    def place(found: Appearance) -> tuple[int, bool]:
+        figures = len(FIGURES) if found.standing is None else FIGURES.index(found.campaign.figures)
+        return figures, bool(stored_spec(found.campaign).trainer)
+
+    return min(explanation.appearances, key=place)
 
 
 def _file(

@@ -11,12 +11,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import frontrunner
+from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.megatron import layers_of_layout, layout
 from frontrunner.evaluators.export.reading import Given
-from frontrunner.evaluators.export.tools import TOOLS
+from frontrunner.evaluators.export.tools import SCHEDULERS, TOOLS
+from frontrunner.evaluators.probe import DataSettings
+from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
+from support import charted
 from support.formats import problem, recipes
 
 PROBLEM = problem()
@@ -254,3 +259,22 @@ def test_sources_that_disagree_are_refused() -> None:
 def test_a_text_that_is_no_configuration_is_refused(name: str, text: str) -> None:
     with pytest.raises(InvalidInput):
         TOOLS[name].read(PROBLEM, Given(text=text))
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_batch_script_prepares_its_node_and_trains_on_the_campaign_s_text_or_is_refused(
+    scheduler: str, tmp_path: Path
+) -> None:
+    plain = charted.spec()
+    [best, *_] = plain.space.survey(plain.problem).recipes
+    own = {
+        "setup": replace(plain, dispatch=DispatchSettings(worker_init=("module load rocm",))),
+        "data": replace(plain, data=DataSettings(path="/d/t.bin")),
+    }
+    for name, spec in own.items():
+        charted.recorded(tmp_path / f"{name}.db", spec, [(best, [charted.measured(100.0, 0.5)])])
+    identity = recipe_id(plain.problem, best)
+    script = frontrunner.export(identity, to=scheduler, store=str(tmp_path / "setup.db"))
+    assert script.index("module load rocm") < script.index("set -euo pipefail")
+    with pytest.raises(InvalidInput, match=r'data\.path = "/d/t\.bin", which a batch script cannot name'):
+        frontrunner.export(identity, to=scheduler, store=str(tmp_path / "data.db"))
