@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from frontrunner.search.budget import IN_A_ROW, LEAST_MEASURED, Limit, StopRule, outlook_in_words
+from frontrunner.search.budget import IN_A_ROW, LEAST_MEASURED, STOPPING, Limit, StopRule, outlook_in_words
 from frontrunner.search.listener import View
 from frontrunner.search.strategy import Outlook
-from frontrunner.views.live import panel
+from frontrunner.views.live import Lines, panel
 from frontrunner.views.results import print_outlook
 
 LITTLE = Outlook(expected_improvement=0.0042, gap=0.0, gap_at_most=0.12)
@@ -82,3 +82,22 @@ def test_print_outlook_shows_the_unused_budget(capsys: pytest.CaptureFixture[str
     outlook, unused = capsys.readouterr().out.splitlines()
     assert outlook.startswith("outlook: the next probe is expected to gain 0.42 %; the best is estimated")
     assert unused == "unused:  12 of 40 probes, 0 of 4 minutes"
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "line"),
+    [
+        (
+            STOPPING,
+            {"leaves": "stopped", "probes_to_finish": 1},
+            "finishing 1 running probe; Ctrl-C again ends them now",
+        ),
+        (STOPPING, {"leaves": "paused", "probes_to_finish": 0}, "stopping; then the campaign is paused"),
+        ("lost", {"trial": 4, "recipe": "tp1 mb2"}, "probe 4 was cut off with its driver: tp1 mb2"),
+    ],
+)
+def test_notices_are_sentences(
+    kind: str, data: dict[str, str | int | float | None], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Lines().noticed(View(name="c", strategy="s", legal_recipes=9), kind, data)
+    assert capsys.readouterr().err == line + "\n"

@@ -21,6 +21,7 @@ from frontrunner.text import percent, seconds, thousands
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.probe.replay import ReplayResult
+    from frontrunner.results.ranking import RankedRecipe
     from frontrunner.search.driver import Conclusion
 
 TOP = 10
@@ -107,11 +108,19 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped
                 views.print_front(front, conclusion.objectives)
             views.print_outlook(conclusion.outlook, conclusion.limits)
             named = None if store is None or store == store_url() else shown_store(store)
-            views.print_next_commands(
-                campaign, ranking[0], named, conclusion.objectives, replays=not conclusion.trainer
-            )
+            replays = not conclusion.trainer and _replays_here(found, campaign, ranking[0])
+            views.print_next_commands(campaign, ranking[0], named, conclusion.objectives, replays=replays)
     has_result = bool(conclusion.measured) or (scale is not None and bool(scale.predicted))
     _raise_unless_done(conclusion, campaign, store, stopped=stopped, has_result=has_result)
+
+
+def _replays_here(found: LocalStore, campaign: str, winner: RankedRecipe) -> bool:
+    """Return whether `replay`, which runs on one node, takes the recipe."""
+    from frontrunner.search.campaign_setup import stored_spec
+
+    with found.opened() as store:
+        cluster = stored_spec(store.campaign(campaign)).problem.cluster
+    return winner.figures == "measured" and winner.recipe.devices <= cluster.devices_per_node
 
 
 def _raise_unless_done(

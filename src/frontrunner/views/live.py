@@ -14,9 +14,9 @@ from rich.text import Text
 
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.states import CampaignState
-from frontrunner.search.budget import Limit
+from frontrunner.search.budget import STOPPING, Limit
 from frontrunner.search.listener import LAST_OUTCOMES, Ended, Listener, View
-from frontrunner.text import percent, plain, seconds
+from frontrunner.text import counted, percent, plain, seconds
 from frontrunner.views.columns import briefly
 
 LABEL_WIDTH = 11
@@ -109,7 +109,22 @@ def make_listener(*, quiet: bool) -> Iterator[Watcher]:
         yield Lines()
 
 
+NOTICES = {
+    "harvested": "probe {trial} had ended before its driver did, and its outcome was collected: {recipe}",
+    "lost": "probe {trial} was cut off with its driver: {recipe}",
+    "repeat": "probe {trial} is measured again: {recipe}",
+}
+
+
 def _notice(kind: str, data: EventData) -> str:
+    if kind in NOTICES:
+        return plain(NOTICES[kind].format_map(data))
+    if kind == STOPPING:
+        running = int(data["probes_to_finish"] or 0)
+        finishing = (
+            f"finishing {counted(running, 'running probe')}; Ctrl-C again ends them now" if running else "stopping"
+        )
+        return finishing if data["leaves"] == CampaignState.STOPPED else f"{finishing}; then the campaign is paused"
     if kind != "evidence":
         return plain(f"{kind}: " + " ".join(f"{key}={value}" for key, value in data.items()))
     prefix = "left out: "  # evidence: 12 outcomes of a.csv, 3 recipes answered; left out: 2 simulated

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.text import Text
@@ -261,11 +264,16 @@ def print_next_commands(
         f"frontrunner show {winner.recipe_id}": "why it ranks first",
         f"frontrunner pareto {campaign}{several}": "the front" if several else "speed against memory",
     }
-    if replays and winner.figures != "imported":  # a table's rows cannot be replayed
+    if replays:
         commands[f"frontrunner replay {winner.recipe_id} --steps 200"] = "train with it"
+    lines = {command + named: what for command, what in commands.items()}
+    if shutil.which("frontrunner") is None:
+        activate = Path(sys.prefix, "bin", "activate")
+        lines = {f". {shlex.quote(str(activate))}": "`frontrunner` is not on this shell's PATH", **lines}
     out.say("\nnext:", style="bold")
-    for command, what in commands.items():
-        out.say(f"  {command + named:<46} {what}", whole=bool(named))
+    width = max(map(len, lines))
+    for line, what in lines.items():
+        out.say(f"  {line:<{width}}  # {what}", whole=True)
 
 
 def print_explanation(explanation: Explanation) -> None:
