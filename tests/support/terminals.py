@@ -8,6 +8,7 @@ import pty
 import re
 import struct
 import subprocess
+import sys
 import termios
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def run_on_terminal(folder: Path, *arguments: str, columns: int, rows: int) -> t
     with subprocess.Popen(
         command(*arguments),
         cwd=folder,
-        env=environment() | {"TERM": "xterm"},
+        env=environment() | {"TERM": "xterm", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

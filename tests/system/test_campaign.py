@@ -110,7 +110,7 @@ def test_the_panel_is_drawn_in_place(tmp_path: Path, columns: int, rows: int) ->
     assert shown.count("tiny  random over") == 1, "each drawing replaced the one before\n" + shown
     assert shown.count("outcomes   8 simulated") == 1, shown
     assert "campaign tiny finished" in shown
-    assert "frontrunner replay" in shown, "the ranking and what to do next come below"
+    assert "frontrunner show" in shown, "the ranking and what to do next come below"
 
 
 @pytest.mark.system

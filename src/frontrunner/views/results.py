@@ -269,11 +269,16 @@ def print_next_commands(
     lines = {command + named: what for command, what in commands.items()}
     if shutil.which("frontrunner") is None:
         activate = Path(sys.prefix, "bin", "activate")
+        activate = activate.relative_to(Path.cwd()) if activate.is_relative_to(Path.cwd()) else activate
         lines = {f". {shlex.quote(str(activate))}": "`frontrunner` is not on this shell's PATH", **lines}
     out.say("\nnext:", style="bold")
     width = max(map(len, lines))
     for line, what in lines.items():
-        out.say(f"  {line:<{width}}  # {what}", whole=True)
+        if width + len(what) + 6 <= out.width:
+            out.say(f"  {line:<{width}}  # {what}")
+        else:  # a comment never breaks a command that is copied
+            out.say(f"  # {what}")
+            out.say(f"  {line}", whole=True)
 
 
 def print_explanation(explanation: Explanation) -> None:
