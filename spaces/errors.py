@@ -81,10 +81,7 @@ UNSUPPORTED = {
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Return a hint that names the known word closest to `word`, or lists all of them where none is close.
-
-    Of a word that names something missing the hint says so.
-    """
+    """Return a hint: what is missing, else the known word closest to `word`, else all of them."""
     if word in UNSUPPORTED:
         return UNSUPPORTED[word]
     words = sorted(known)

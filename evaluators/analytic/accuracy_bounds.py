@@ -131,10 +131,7 @@ def unvalidated(recipe: Recipe) -> tuple[str, ...]:
 
 
 def expected_error(problem: Problem, recipe: Recipe | None = None) -> float | None:
-    """Return the share by which step times are off on average: of a recipe, or of those that are validated.
-
-    None where the device's peak is assumed.
-    """
+    """Return the mean error of step times, of a recipe or of validated ones; None where the device's peak is assumed."""
     if any(key.startswith("peak_tflops") for key in assumed(problem)):
         return None
     own = own_error(problem)
