@@ -131,7 +131,7 @@ def unvalidated(recipe: Recipe) -> tuple[str, ...]:
 
 
 def expected_error(problem: Problem, recipe: Recipe | None = None) -> float | None:
-    """Return the mean error of step times, of a recipe or of validated ones; None where the device's peak is assumed."""
+    """Return the mean error of step times, of a recipe or of validated ones; None if the device's peak is assumed."""
     if any(key.startswith("peak_tflops") for key in assumed(problem)):
         return None
     own = own_error(problem)
