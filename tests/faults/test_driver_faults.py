@@ -147,7 +147,7 @@ def test_two_signals_end_the_probe_at_once(tmp_path: Path, number: signal.Signal
     with started("launch", "tiny.toml", cwd=tmp_path) as driver:
         wait_for(lambda: is_stepping(tmp_path))
         driver.send_signal(number)
-        wait_for(lambda: "stopping" in (tmp_path / "stderr").read_text())
+        wait_for(lambda: "press Ctrl-C again to end it now" in (tmp_path / "stderr").read_text())
         assert driver.poll() is None
         start = time.monotonic()
         driver.send_signal(number)

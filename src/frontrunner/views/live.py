@@ -121,9 +121,9 @@ def _notice(kind: str, data: EventData) -> str:
         return plain(NOTICES[kind].format_map(data))
     if kind == STOPPING:
         running = int(data["probes_to_finish"] or 0)
-        finishing = (
-            f"finishing {counted(running, 'running probe')}; Ctrl-C again ends them now" if running else "stopping"
-        )
+        them = "it" if running == 1 else "them"
+        more = f"; press Ctrl-C again to end {them} now"
+        finishing = f"finishing {counted(running, 'running probe')}{more}" if running else "stopping"
         return finishing if data["leaves"] == CampaignState.STOPPED else f"{finishing}; then the campaign is paused"
     if kind != "evidence":
         return plain(f"{kind}: " + " ".join(f"{key}={value}" for key, value in data.items()))
