@@ -39,6 +39,8 @@ from frontrunner.spaces.recipe import Recipe
 
 SUMMARIZED = {field.name for field in fields(CampaignSummary)} - {"probes", "best_tokens_per_s", "is_driven"}
 BUSY_TIMEOUT_S = 90.0
+MOST_IDLE = 50
+"""Campaigns without an outcome that are passed over, at most, to find the newest."""
 
 
 def open_store(
@@ -118,21 +120,25 @@ class Store:
 
     @contextmanager
     def read(self, campaign: Campaign | str | None) -> Iterator[tuple[Connection, Campaign]]:
-        """Open a transaction that reads a campaign as it is now (None: the one created last); raises `NotFound`."""
+        """Open a transaction that reads a campaign as it is now (None: the newest); raises `NotFound`.
+
+        A campaign that was left without an outcome, as one that never got nodes, is the newest only of such ones.
+        """
         name = campaign.name if isinstance(campaign, Campaign) else campaign
-        query = select(CampaignRow).order_by(CampaignRow.id.desc()).limit(1)
+        query = select(CampaignRow).order_by(CampaignRow.id.desc()).limit(MOST_IDLE)
         with self.database.read() as connection:
-            row = connection.execute(query if name is None else query.where(CampaignRow.name == name)).first()
-            if row is None:
+            found = connection.execute(query if name is None else query.where(CampaignRow.name == name)).all()
+            if not found:
                 rows = connection.execute(select(CampaignRow.id, CampaignRow.name)).all()
                 names = [cell(CampaignRow.name, row.name, row.id) for row in rows]
                 hint = did_you_mean(str(name), names) or "start one: frontrunner launch CAMPAIGN.toml"
                 wanted = f" {name!r}" if names else ""
                 raise NotFound(f"there is no campaign{wanted} in {self.url}", hint=hint)
-            yield connection, value_of(Campaign, row)
+            newest = (value_of(Campaign, row) for row in found)
+            yield connection, next((one for one in newest if not one.is_idle), None) or value_of(Campaign, found[0])
 
     def campaign(self, name: str | None) -> Campaign:
-        """Return the named campaign, or for None the one created last; `NotFound` where there is none."""
+        """Return the named campaign, or for None the newest (see `read`); `NotFound` where there is none."""
         with self.read(name) as (_, found):
             return found
 

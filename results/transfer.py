@@ -98,8 +98,6 @@ class Unarchived(Archived):
 def written_whole(path: Path) -> Iterator[Path]:
     """Yield the path of a new file in the same folder that becomes `path` at the end; nothing is left on an error."""
     folder = path.absolute().parent
-    if not folder.is_dir():
-        raise NotFound(f"there is no folder {folder} to write {path.name} to", hint="create it first")
     with writing(path), tempfile.TemporaryDirectory(dir=folder, prefix=f".{path.name}.") as beside:
         unfinished = Path(beside) / path.name
         yield unfinished

@@ -1,6 +1,7 @@
 """Python API of campaigns and stores: run, query (by the methods of `frontrunner.store.LocalStore`) and maintain them.
 
-`store` is a URL or path (None: $FRONTRUNNER_STORE, else `frontrunner.db`), `campaign` a name (None: the newest).
+`store` is a URL or path (None: $FRONTRUNNER_STORE, else `frontrunner.db`). `campaign` is a name; None means the newest,
+but one that ended without an outcome, as it never got nodes, only where there is no other.
 """
 
 from __future__ import annotations
@@ -73,12 +74,12 @@ def resume(
     listener: Listener | None = None,
     on_driver: OnDriver | None = None,
 ) -> Conclusion:
-    """Go on with a campaign wherever it was left, under the budget it was launched with."""
+    """Go on with a campaign (None: the one created last) wherever it was left."""
     from frontrunner.results.store import open_store
     from frontrunner.search.driver import run_campaign
 
     with open_store(store_url(store), create=False) as found:
-        record = found.campaign(campaign)
+        record = found.campaign(campaign or next((one.name for one in found.campaigns()), None))
         setup.refuse_imported_campaign(record)
         spec = setup.stored_spec(record)
         if spec.confirms is not None:

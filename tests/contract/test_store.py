@@ -81,6 +81,14 @@ class TestCampaigns(StoreContract):
         assert store.campaign(None).name == "newer"
         assert [summary.name for summary in store.campaigns()] == ["newer", "older"]
 
+    def test_a_campaign_left_without_an_outcome_is_not_the_newest(self, store: Store) -> None:
+        create(store, "measured")
+        one = store.drive(lease_elsewhere(store, create(store, "waiting")))
+        assert store.campaign(None).name == "waiting"
+        one.set_state(CampaignState.RUNNING, reason="")
+        one.release(CampaignState.PAUSED, reason="no nodes")
+        assert [summary.is_idle for summary in store.campaigns()] == [True, False]
+
     def test_an_unknown_name_brings_the_nearest(self, store: Store, campaign: Campaign) -> None:
         with pytest.raises(NotFound) as missing:
             store.campaign("frist")

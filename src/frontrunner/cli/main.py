@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from typing import Any
 
 import click
 
 from frontrunner.cli.options import SuggestingGroup
+from frontrunner.config.settings import located
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
@@ -72,6 +74,14 @@ class Commands(SuggestingGroup):
                 command: click.Command = getattr(import_module(f"frontrunner.cli.{module}"), function)
                 return command
         return None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error's hint names the store or the service that was given."""
+        try:
+            return super().invoke(ctx)
+        except FrontrunnerError as error:
+            error.hint = error.hint and located(error.hint)
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each section from the one-line texts above."""

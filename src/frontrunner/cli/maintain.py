@@ -160,8 +160,6 @@ def export(name: str, to: str, out: Path | None, storage: str | None, store: str
 
 
 def _write(path: Path, text: str) -> None:
-    if not path.absolute().parent.is_dir() or path.is_dir():
-        raise bad_value("--out", str(path), "a file in a folder that exists")
     from frontrunner.evaluators.probe.files import write_text
 
     with writing(path):

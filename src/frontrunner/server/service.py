@@ -97,7 +97,7 @@ class Cache:
 
 
 class CachedRoute(APIRoute):
-    """Route whose responses to GET are cached by role, path and query; other methods empty the cache."""
+    """Route whose responses to GET are cached by role, host, path and query; other methods empty the cache."""
 
     def get_route_handler(self) -> Handler:
         """Return the route's handler behind the cache."""
@@ -106,7 +106,7 @@ class CachedRoute(APIRoute):
         async def cached(request: Request) -> Response:
             cache: Cache = request.app.state.service.cache
             if request.method == "GET":
-                key = (request.scope.get(ROLE), request.url.path, request.url.query)
+                key = (request.scope.get(ROLE), request.headers.get("host"), request.url.path, request.url.query)
                 return await cache.response(key, lambda: handler(request))
             try:
                 return await handler(request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
@@ -28,6 +28,7 @@ from frontrunner.spaces.recipe import DIMENSIONS, Dimension, Recipe
 from frontrunner.views.charts.cut import cut
 from frontrunner.views.charts.recipe import memory_bars, step_bars, step_times
 from frontrunner.views.columns import ATTEMPTS, FIGURES, ORIGINS, Column
+from frontrunner.views.report import commands
 
 router = APIRouter(route_class=CachedRoute)
 MOST_STRIPS = 12
@@ -49,7 +50,7 @@ def _leading(found: Explanation) -> Appearance:
 
 
 @router.get("/recipes/{recipe_id}")
-def one_recipe(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Response:
+def one_recipe(request: Request, service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Response:
     """One recipe in full."""
     found = explain(service.store, recipe_id)
     recipe, lead = found.recipe, _leading(found)
@@ -83,7 +84,9 @@ def one_recipe(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Respons
         attempt_columns=ATTEMPTS,
         notice=ORIGINS.get(lead.campaign.figures, ""),
         choices=[(one.name.replace("_", " "), choice(recipe, one)) for one in DIMENSIONS.values()],
-        can_be_replayed=bool(_replayable(found)),
+        commands=commands(
+            found.recipe_id, can_be_replayed=bool(_replayable(found)), server=service.settings.seen_by(request)
+        ),
         replay=_replay(service, role, found),
     )
 
