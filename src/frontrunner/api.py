@@ -22,7 +22,7 @@ from frontrunner.store import LocalStore, as_function, opened
 
 if TYPE_CHECKING:
     from frontrunner.results.check import Check
-    from frontrunner.results.pruning import Prunable
+    from frontrunner.results.pruning import Deleted, Prunable
     from frontrunner.results.transfer import Archived, Copied, Unarchived
     from frontrunner.search.driver import Conclusion, OnDriver
     from frontrunner.search.listener import Listener
@@ -176,6 +176,23 @@ def prune_store(campaign: str | None = None, *, store: str | None = None) -> tup
     found = prunable(campaign, store=store)
     pruning.prune(found)
     return found
+
+
+def rename(campaign: str, name: str, *, store: str | None = None) -> None:
+    """Give a campaign another name; its run folders keep theirs. Refused while a driver holds it."""
+    from frontrunner.results.store import open_store
+
+    with open_store(store_url(store), create=False) as found:
+        found.rename(campaign, name)
+
+
+def delete(campaign: str, *, store: str | None = None, preview: bool = False) -> Deleted:
+    """Delete a campaign with its outcomes and run folders, or only list them; refused while a driver holds it."""
+    from frontrunner.results.pruning import delete_campaign
+    from frontrunner.results.store import open_store
+
+    with open_store(store_url(store), create=False, read_only=preview) as found:
+        return delete_campaign(found, campaign, preview=preview)
 
 
 def archive(campaign: str | None, file: str | Path, *, store: str | None = None) -> Archived:

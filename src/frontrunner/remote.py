@@ -90,7 +90,10 @@ def connect(url: str, *, token: str | None = None) -> RemoteStore:
 
 
 class RemoteStore(Questions):
-    """One service, with the questions of `frontrunner.store.LocalStore` and actions."""
+    """One service, with the questions of `frontrunner.store.LocalStore` and actions.
+
+    Renaming, deleting and pruning campaigns is not offered: that is done where the store is.
+    """
 
     def __init__(self, url: str, token: str, *, client: httpx2.Client | None = None) -> None:
         """Name the service at `url`, which is sent the token; `client` sends the requests where one is given."""

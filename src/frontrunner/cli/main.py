@@ -34,6 +34,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "export": ("maintain:export", "Export a recipe as another tool's configuration."),
         "import-config": ("maintain:import_config", "Read another tool's configuration as a recipe."),
         "store": ("maintain:store", "Check, back up, upgrade, copy and prune stores."),
+        "rename": ("maintain:rename", "Give a campaign another name."),
+        "delete": ("maintain:delete", "Delete a campaign, with its outcomes."),
         "archive": ("maintain:archive", "Write a campaign as one portable file."),
         "unarchive": ("maintain:unarchive", "Add an archived campaign to the store."),
     },
@@ -96,8 +98,8 @@ class Commands(SuggestingGroup):
 def frontrunner() -> None:
     """Find the fastest way to train a given transformer on given machines.
 
-    A campaign file describes model, machines and budget. Short real training runs try recipes, a store
-    ranks them, and the winner is replayed as the full run.
+    A campaign file describes model, machines and budget. Short training runs try recipes, a store ranks
+    them, and the winner is replayed as the full run.
     """
 
 

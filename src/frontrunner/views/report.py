@@ -193,14 +193,14 @@ class NotDrawn:
     reason: str
 
 
-def reported(store: Store, campaign: str | None, surveys: MutableMapping[int, Survey] | None = None) -> Reported:
-    """Read what a campaign's report needs; `surveys` caches surveys of spaces by the id of their campaign."""
+def reported(store: Store, campaign: str | None, surveys: MutableMapping[str, Survey] | None = None) -> Reported:
+    """Read what a campaign's report needs; `surveys` caches surveys of spaces by the text of their campaign."""
     record = store.campaign(campaign)
     spec = stored_spec(record)
     cache = {} if surveys is None else surveys
-    if record.id not in cache:
-        cache[record.id] = stored_survey(spec)
-    return Reported(collected=collect(store, record, cache[record.id]), spec=spec)
+    if record.spec_json not in cache:
+        cache[record.spec_json] = stored_survey(spec)
+    return Reported(collected=collect(store, record, cache[record.spec_json]), spec=spec)
 
 
 def report_text(found: Reported, *, store: str = "", server: str = "") -> str:

@@ -17,6 +17,7 @@ from rich.text import Text
 from frontrunner.config.settings import located
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.predictions import Predicted, SmallScale, outlook_of
+from frontrunner.results.pruning import Deleted
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import IMPORTED, Campaign, CampaignSummary
 from frontrunner.results.states import CampaignState, TrialState
@@ -198,13 +199,19 @@ def print_prunable(found: Sequence[Prunable], *, removed: bool) -> None:
     """Print the folders that can be removed by campaign, and what to do next."""
     out = console()
     for part in found:
-        out.say(f"{part.campaign}: {counted(len(part.folders), 'run folder')}, {counted(part.bytes, 'byte')}")
+        rows = f"{counted(part.rows, 'row')} of the store, " if isinstance(part, Deleted) else ""
+        out.say(f"{part.campaign}: {rows}{counted(len(part.folders), 'run folder')}, {counted(part.bytes, 'byte')}")
         for folder in part.folders[:MOST_FOLDERS]:
             out.say(f"  {folder}", whole=True)
         if len(part.folders) > MOST_FOLDERS:
             out.say(f"  and {len(part.folders) - MOST_FOLDERS:,} more")
     done = "removed" if removed else "nothing was removed yet; to remove them: add --yes"
     out.say(done if found else "there is nothing to remove")
+
+
+def print_deleted(found: Deleted) -> None:
+    """Print what was deleted, or would be."""
+    print_prunable([found], removed=not found.is_preview)
 
 
 Row = TypeVar("Row")
