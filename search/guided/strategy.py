@@ -48,10 +48,11 @@ MEDIAN_OVER_MEAN = 1.25
 
 @dataclass(kw_only=True)
 class Observations:
-    """Outcomes by row; `log_speeds` and `log_peaks` are the campaign's own, of rows that never failed since."""
+    """Outcomes by row; `log_speeds`, `spreads` and `log_peaks` are the campaign's own, unless the row failed since."""
 
     memory_bytes: int
     log_speeds: dict[int, list[float]] = field(default_factory=dict)
+    spreads: dict[int, list[float]] = field(default_factory=dict)
     log_peaks: dict[int, float] = field(default_factory=dict)
     observations: list[Observation] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
@@ -65,9 +66,10 @@ class Observations:
                 self.log_peaks[row] = max(math.log(peak / self.memory_bytes), self.log_peaks.get(row, -math.inf))
             # The standard error of its median step, as a share.
             spread = MEDIAN_OVER_MEAN * outcome.step_time_spread / math.sqrt(len(outcome.step_times_s))
+            self.spreads.setdefault(row, []).append(spread)
         elif outcome.policy.counts_against_recipe:
-            self.log_speeds.pop(row, None)
-            self.log_peaks.pop(row, None)
+            for known in (self.log_speeds, self.spreads, self.log_peaks):
+                known.pop(row, None)
         self.learn(row, outcome, table, spread=spread, memory_bytes=self.memory_bytes)
 
     def learn(self, row: int, outcome: Outcome, table: CandidateTable, *, spread: float, memory_bytes: int) -> None:
@@ -91,18 +93,14 @@ class Observations:
         if repeated:
             squares = sum(statistics.variance(values) * (len(values) - 1) for values in repeated)
             return math.sqrt(squares / sum(len(values) - 1 for values in repeated))
-        spreads = [seen.spread for seen in self.observations if seen.row in self.log_speeds]
-        return float(np.median(spreads)) if spreads else 0.0
+        return float(np.median(list(itertools.chain(*self.spreads.values())) or [0.0]))
 
     def deviations(self) -> Rows:
         """Return the standard error of each measured row's mean logarithm, from its probes' spreads and repeats."""
-        spreads: dict[int, list[float]] = {row: [] for row in self.log_speeds}
-        for seen in self.observations:
-            if seen.row in spreads:
-                spreads[seen.row].append(seen.spread)
-        repeats, noise = np.array([len(values) for values in self.log_speeds.values()]), self.noise()
-        own = np.array([math.hypot(*found) / len(found) for found in spreads.values()])
-        return np.where(repeats > 1, np.maximum(own, noise / np.sqrt(repeats)), own)
+        noise = self.noise()
+        counted = ((spreads, len(spreads)) for spreads in self.spreads.values())
+        own = (math.hypot(*spreads, noise * count**0.5 * (count > 1)) / count for spreads, count in counted)
+        return np.fromiter(own, dtype=np.float64)
 
 
 class Guided:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from frontrunner.results.outcome import Failure, Outcome
 from frontrunner.results.pages import probed
-from frontrunner.results.prior_results import reused_trials
+from frontrunner.results.prior_results import REUSED, trials_noted
 from frontrunner.results.ranking import RankedRecipe, best, pareto
 from frontrunner.results.records import Campaign, Event, Probed
 from frontrunner.results.status import FailedTrial, failures, status
@@ -203,7 +203,7 @@ def collect(store: Store, campaign: Campaign, survey: Survey) -> Collected:
         front=pareto(store, campaign),
         failed=failures(store, campaign),
         outlook=status(store, campaign).outlook,
-        reused=len(reused_trials(store, campaign.id)),
+        reused=len(trials_noted(store, campaign.id, REUSED)),
     )
 
 
