@@ -264,6 +264,16 @@ def test_recipe_page_shows_the_error_of_the_estimate(every_page: dict[str, str],
     assert "Rank 1 of 3 in second" in text
     assert "measured in second: 105 ms" in text
     assert "How the model is cut" in text
+    assert "simulation" not in text
+
+
+def test_recipe_page_reconciles_the_memory_of_simulation_and_estimate(tmp_path: Path) -> None:
+    ids, chosen = page_store(tmp_path, figures="simulated"), settings(tmp_path)
+    with TestClient(create_app(chosen), base_url=ORIGIN) as client:
+        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+        text = shown(client, f"/recipes/{ids[0]}?campaign=first")
+    assert "by rougher formulas than the estimates from here on" in text
+    assert "(the simulation's: 286 MiB)" in text
 
 
 def test_pages_of_a_campaign_lead_to_its_own_figures(client: TestClient, ids: list[str]) -> None:
