@@ -178,12 +178,19 @@ class TestExplain:
         assert seen.below.gap_percent == pytest.approx(100 * (1 - 1.02 / 1.5))
         assert not seen.below.within_spread
 
-    def test_a_recipe_of_two_campaigns_shows_both_newest_first(self, store: Store, writer: CampaignWriter) -> None:
+    def test_a_named_campaign_comes_first_else_the_newest_that_measured(
+        self, store: Store, writer: CampaignWriter
+    ) -> None:
         record(writer, "aaaa0000", measurement((1.0,), 1))
         later = start(store, "later")
         record(later, "bbbb0000", measurement((0.5,), 1))
         record(later, "aaaa0000", Failure(kind=FailureKind.OUT_OF_MEMORY, message="too big"))
-        newest, oldest = explain(store, "aaaa0000").appearances
+        oldest, newest = explain(store, "aaaa0000").appearances
+        assert explain(store, "aaaa", "later").appearances == (newest, oldest)
+        assert explain(store, "aaaa", "ranked").appearances == (oldest, newest)
+        with pytest.raises(NotFound, match="campaign ranked did not try recipe bbbb0000") as elsewhere:
+            explain(store, "bbbb", "ranked")
+        assert elsewhere.value.hint == "it was tried in: later"
         assert (newest.campaign.name, newest.rank, newest.ranked_recipes, newest.standing) == ("later", None, 1, None)
         assert (oldest.campaign.name, oldest.rank, oldest.ranked_recipes) == ("ranked", 1, 1)
         assert oldest.campaign.problem_summary == {"model": "ranked"}

@@ -90,14 +90,14 @@ def report_page(
     if ranking:
         memory_bytes = collected.problem.cluster.memory_bytes_per_device
         values["figures"] = figures_in_words(ranking[0].standing, memory_bytes)
-        values["commands"] = _commands(ranking[0], elsewhere)
+        values["commands"] = _commands(ranking[0], campaign.name, elsewhere)
         values["fastest"] = ranking_table(ranking[:TOP])
     return templates.get_template("report.html").render(
         campaign=campaign, ranking=ranking, failed=collected.failed, charts=charts, script=script, **values
     )
 
 
-def _commands(best: RankedRecipe, elsewhere: Elsewhere) -> dict[str, str]:
+def _commands(best: RankedRecipe, campaign: str, elsewhere: Elsewhere) -> dict[str, str]:
     recipe, option = best.recipe_id, elsewhere.option
     found = {}
     if best.figures != "imported" and elsewhere.server is not None:
@@ -106,7 +106,7 @@ def _commands(best: RankedRecipe, elsewhere: Elsewhere) -> dict[str, str]:
     elif best.figures != "imported":
         train = f"frontrunner replay {recipe} --steps 1000"
         found |= {train + option: "train with it", f"{train} --print-command{option}": "print the command of its ranks"}
-    return found | {f"frontrunner show {recipe}{option}": "see why it ranks first"}
+    return found | {f"frontrunner show {recipe} --campaign {campaign}{option}": "see why it ranks first"}
 
 
 def warnings(collected: Collected) -> Iterator[str]:
