@@ -211,7 +211,7 @@ def sensitivity(collected: Collected) -> Chart | Missing:
 
 
 def curve(knob: str, collected: Collected) -> Iterator[Json]:
-    """Yield a point for each value of the space; `note` names the reason where there is no speed.
+    """Yield a point for each value of the space; `note` is why there is no speed, or if it fits.
 
     An estimate is the model's ratio to its own estimate of the best recipe, times the measured speed of that: the ratio
     cancels an error of the model that all recipes share.
@@ -239,7 +239,7 @@ def curve(knob: str, collected: Collected) -> Iterator[Json]:
         elif tried is not None and tried.state is TrialState.FAILED:
             source, note = "failed", tried.outcome
         elif found in known and best.recipe in known:
-            source = "estimated" if known[found].fits else "estimated not to fit"
+            source, note = "estimated" if known[found].fits else "estimated not to fit", known[found].fit
             speed = best.standing.tokens_per_s * known[found].tokens_per_s / known[best.recipe].tokens_per_s
         point = {"knob": DIMENSIONS[knob].label, "value": shown(value), "place": place}
         yield point | {"tokens_per_s": speed, "drawn": speed or 0, "source": source, "note": note}
