@@ -219,27 +219,32 @@ class Appearance:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(Displayed):
-    """A recipe and its appearances, the newest campaign first."""
+    """A recipe and its appearances: the campaign that was named, then those that measured it, the newest first."""
 
     recipe_id: str
     recipe: Recipe
     appearances: tuple[Appearance, ...]
 
 
-def explain(store: Store, recipe_id: str) -> Explanation:
+def explain(store: Store, recipe_id: str, campaign: str | None = None) -> Explanation:
     """Return what the store holds about the recipe with this id, or with a unique prefix of it.
 
     Raises `InvalidInput` for a short prefix, and `NotFound`, naming candidates, where no recipe or more than one
-    begins so.
+    begins so, and where `campaign` did not try it.
     """
+    wanted = None if campaign is None else store.campaign(campaign).id
     prefix = recipe_id.strip().lower()
     if len(prefix) < MIN_PREFIX:
         raise bad_value("recipe id", prefix, f"at least the first {MIN_PREFIX} characters of one")
     with store.database.read() as connection:
         full_id = _complete_id(connection, prefix)
         trials = values(connection, Trial, TrialRow.recipe_id == full_id, order=TrialRow.campaign_id.desc())
-        appearances = tuple(_appearance(connection, trial) for trial in trials)
-    return Explanation(recipe_id=full_id, recipe=appearances[0].trial.recipe, appearances=appearances)
+        found = [_appearance(connection, trial) for trial in trials]
+    found.sort(key=lambda row: (row.campaign.id != wanted, row.standing is None))
+    if wanted not in (None, found[0].campaign.id):
+        tried = ", ".join(row.campaign.name for row in found)
+        raise NotFound(f"campaign {campaign} did not try recipe {full_id}", hint=f"it was tried in: {tried}")
+    return Explanation(recipe_id=full_id, recipe=found[0].trial.recipe, appearances=tuple(found))
 
 
 def _complete_id(connection: Connection, prefix: str) -> str:

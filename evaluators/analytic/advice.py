@@ -17,8 +17,6 @@ from frontrunner.spaces.space import Space
 
 WORTH_ITS_COMPLEXITY = 0.05
 """A layout is preferred to a plainer one only if it is faster by more than this share; assumed."""
-MARGIN = 0.05
-"""Of a device's memory, left free by the recommended recipe where a layout has such a recipe; assumed."""
 LARGEST_MICRO_BATCH = 8
 TILES = {"loss_chunks": 8, "feed_forward_tiles": 4}
 """What tiling is tried with; more pieces save little more, since the rest of a layer stays."""
@@ -32,8 +30,7 @@ Choices = dict[str, tuple[Choice, ...]]
 class ParallelLayout:
     """One layout on `devices`: its recommended recipe, and how many legal ones there are.
 
-    The recipe is the fastest that leaves `MARGIN` of the memory free, else the fastest that fits, else the smallest;
-    `choices` single it out in a space, or `reason` is why there is none.
+    The recipe is the first of the plan; `choices` single it out in a space, or `reason` is why there is none.
     """
 
     name: str
@@ -156,7 +153,8 @@ def advise(space: Space, problem: Problem) -> Advice:
 
 
 def choose(found: Sequence[ParallelLayout]) -> ParallelLayout | None:
-    """Return the plainest layout that fits and that no other outruns by more than `WORTH_ITS_COMPLEXITY`."""
+    """Return the plainest layout that none outruns by more than `WORTH_ITS_COMPLEXITY`; tight if all are."""
+    found = [layout for layout in found if layout.estimate and layout.estimate.fit == "fits"] or found
     best = max(map(speed, found), default=0.0)
     good = (layout for layout in found if layout.fits and speed(layout) * (1 + WORTH_ITS_COMPLEXITY) >= best)
     return next(good, None)
@@ -237,11 +235,9 @@ def divisors(number: int) -> list[int]:
 def _layout(name: str, about: str, space: Space, problem: Problem) -> ParallelLayout:
     survey = space.survey(problem)
     found = plan(survey.recipes, problem)
-    table, best, choices = found.table, None, dict[str, Choice]()
-    if len(table):
-        limit = (1 - MARGIN) * found.memory_limit_bytes
-        roomy = table.order[table.peak_memory_bytes[table.order] <= limit]
-        best = table[int((roomy if len(roomy) else table.order)[0])]
+    best, choices = None, dict[str, Choice]()
+    if len(found.table):
+        best = found.table[int(found.table.order[0])]
         choices = dict(zip(survey.dimensions, survey.points_by_recipe[best.recipe], strict=False))
     return ParallelLayout(
         name=name,

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.accuracy_bounds import Trust, expected_error, trust_in, unvalidated
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.memory import PeakMemory, fullest_parameters, host_memory, peak_memory
+from frontrunner.evaluators.analytic.memory import FITS, PeakMemory, fit, fullest_parameters, host_memory, peak_memory
 from frontrunner.evaluators.analytic.software import ENGINES, Software
 from frontrunner.evaluators.analytic.step import StepTime, step_time
-from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
+from frontrunner.evaluators.analytic.workload import Rows, Workload
 from frontrunner.evaluators.probe.measure import rates
 from frontrunner.notebook import Displayed
 from frontrunner.spaces.document import recipe_id
@@ -35,8 +35,9 @@ WORTH_NAMING = 0.1
 class Estimate:
     """The formulas' results for one recipe.
 
-    Parts add up to `step_time_s` and `peak_memory_bytes` (the fullest rank's). `limit` is the largest part that is not
-    computing, or "compute", or "memory" where it does not fit; `unjudged` are choices whose formulas are not validated.
+    Parts add up to `step_time_s` and `peak_memory_bytes` (the fullest rank's); `fit` is one of `FITS`. `limit` is the
+    largest part that is not computing, or "compute", or "memory" where it does not fit; `unjudged` are choices whose
+    formulas are not validated.
     """
 
     recipe_id: str
@@ -47,12 +48,17 @@ class Estimate:
     mfu: float | None
     peak_memory_bytes: int
     host_memory_bytes_per_rank: int
-    fits: bool
+    fit: str
     limit: str
     step_parts_s: Mapping[str, float]
     memory_parts_bytes: Mapping[str, float]
     unjudged: tuple[str, ...]
     expected_error: float | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is at most a device's memory."""
+        return self.fit != "does not fit"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -77,7 +83,7 @@ class EstimateTable(Sequence[Estimate]):
         waits = {name: seconds for name, seconds in step_parts.items() if name != "compute"}
         longest = max(waits, key=lambda name: waits[name])
         limit = longest if waits[longest] >= WORTH_NAMING * time_s else "compute"
-        rate, fits = rates(recipe, self.problem, time_s), bool(self.fits[row])
+        rate, verdict = rates(recipe, self.problem, time_s), FITS[self.fit[row]]
         return Estimate(
             recipe_id=recipe_id(self.problem, recipe),
             recipe=recipe,
@@ -87,8 +93,8 @@ class EstimateTable(Sequence[Estimate]):
             mfu=rate["mfu"],
             peak_memory_bytes=int(self.peak_memory_bytes[row]),
             host_memory_bytes_per_rank=int(self.host_memory_bytes_per_rank[row]),
-            fits=fits,
-            limit=limit if fits else "memory",
+            fit=verdict,
+            limit="memory" if verdict == "does not fit" else limit,
             step_parts_s=step_parts,
             memory_parts_bytes={name: float(column[row]) for name, column in self.memory_parts_bytes.items()},
             unjudged=unvalidated(recipe),
@@ -112,20 +118,25 @@ class EstimateTable(Sequence[Estimate]):
         return sequences * self.problem.sequence_length / self.step_time_s
 
     @cached_property
-    def fits(self) -> Flags:
-        """Whether each recipe's peak is at most a device's memory."""
-        return self.peak_memory_bytes <= self.problem.cluster.memory_bytes_per_device
+    def fit(self) -> npt.NDArray[np.intp]:
+        """The place of each recipe in `FITS`."""
+        return fit(self.peak_memory_bytes, self.problem.cluster.memory_bytes_per_device)
 
     @cached_property
     def order(self) -> npt.NDArray[np.intp]:
-        """The rows that fit, fastest first, then the others, smallest first; equals in the order of the recipes."""
-        worth = np.where(self.fits, -self.tokens_per_s, self.peak_memory_bytes)
-        return np.lexsort((worth, ~self.fits))
+        """The rows that fit, fastest first, the tight ones, likewise, and the others, smallest first."""
+        worth = np.where(self.fit < 2, -self.tokens_per_s, self.peak_memory_bytes)
+        return np.lexsort((worth, self.fit))
 
     @property
     def fitting(self) -> int:
-        """The number of recipes that fit; their rows are the first of `order`."""
-        return int(np.count_nonzero(self.fits))
+        """The number of recipes that fit, tight ones included; their rows are the first of `order`."""
+        return int(np.count_nonzero(self.fit < 2))
+
+    @property
+    def tight(self) -> int:
+        """The number of those that are tight."""
+        return int(np.count_nonzero(self.fit == 1))
 
 
 def _total(parts: Mapping[str, Rows]) -> Rows:
@@ -135,10 +146,11 @@ def _total(parts: Mapping[str, Rows]) -> Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownPlan(Trust):
-    """A plan for programs: `fitting` of `legal` recipes fit, with the fastest `estimates` and the Pareto `front`."""
+    """A plan for programs: `fitting` of `legal` recipes fit, `tight` ones included, with the first `estimates`."""
 
     legal: int
     fitting: int
+    tight: int
     not_modelled: Mapping[str, int]
     memory_limit_bytes: int
     estimates: tuple[Estimate, ...]
@@ -165,11 +177,11 @@ class Plan(Displayed):
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
-        """All estimates: those that fit, fastest first, then the others, smallest first."""
+        """All estimates, in the order of the table."""
         return tuple(self.table[row] for row in self.table.order.tolist())
 
     def fastest(self, top: int) -> tuple[Estimate, ...]:
-        """Return the first `top` recipes that fit, fastest first."""
+        """Return the first `top` recipes that fit, fastest first, the tight ones after all others."""
         return tuple(self.table[row] for row in self.table.order[: min(top, self.table.fitting)].tolist())
 
     @cached_property
@@ -177,13 +189,15 @@ class Plan(Displayed):
         """The fitting recipes that no other beats in both speed and memory, fastest first."""
         rows = self.table.order[: self.table.fitting]
         points = np.stack([self.table.tokens_per_s[rows], -self.table.peak_memory_bytes[rows]], axis=1).tolist()
-        return tuple(self.table[row] for row in rows[pareto_front(points)].tolist())
+        best = sorted(pareto_front(points), key=lambda place: -points[place][0])
+        return tuple(self.table[row] for row in rows[best].tolist())
 
     def shown(self, top: int) -> ShownPlan:
         """Return the plan for programs, with its `top` fastest estimates."""
         return ShownPlan(
             legal=self.legal,
             fitting=self.table.fitting,
+            tight=self.table.tight,
             not_modelled=self.not_modelled,
             memory_limit_bytes=self.memory_limit_bytes,
             estimates=self.fastest(top),

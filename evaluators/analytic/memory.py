@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.workload import Flags, Parts, Rows, Workload
 
+Size = TypeVar("Size", float, Rows)
+
 WORKING_SHARE = 0.3
 """What a layer holds for a moment while it runs, as a share of what it keeps; fitted."""
+MARGIN = 0.05
+"""Share of a device's memory that a recipe should leave free; assumed."""
+FITS = ("fits", "tight", "does not fit")
+"""Verdicts on a peak; tight is what fits and leaves less than `MARGIN` free."""
+
+
+def fit(peak_bytes: Rows | float, memory_bytes: float) -> npt.NDArray[np.intp]:
+    """Return the place in `FITS` of each peak on a device with so much memory."""
+    return np.searchsorted(((1 - MARGIN) * memory_bytes, memory_bytes), peak_bytes)
+
+
+def runtime_bytes(machine: Machine, held: Size) -> Size:
+    """Return what device context, libraries and the allocator take beside parameters and activations `held`."""
+    return machine.runtime_bytes + machine.software.fragmentation * held
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +116,7 @@ def _rank(
         activations=activations,
         logits=loss,
         working=np.where(again, 1.0, WORKING_SHARE) * whole,
-        runtime=machine.runtime_bytes + software.fragmentation * (parameters + activations),
+        runtime=runtime_bytes(machine, parameters + activations),
     )
 
 

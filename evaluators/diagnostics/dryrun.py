@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.memory import FITS, fit, runtime_bytes
+from frontrunner.evaluators.analytic.software import ENGINES
 from frontrunner.evaluators.diagnostics.ranks import Rank, await_ranks
 from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.probe.job import dry_run_job
@@ -114,6 +117,7 @@ def worst_ranks(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
 class TracedRank:
     """Traced training step of one rank: what lives at the peak, by category, and FLOPs, a multiply-add counted as two.
 
+    `memory_bytes` ends with `runtime`, the estimate that the formulas make of what no trace sees.
     `recomputed_flops` are those of what is computed a second time, within flash attention's backward pass too.
     """
 
@@ -129,7 +133,7 @@ class TracedRank:
 
     @property
     def peak_bytes(self) -> int:
-        """The sum of `memory_bytes`: the most that lives at any moment of the step."""
+        """The sum of `memory_bytes`."""
         return sum(self.memory_bytes.values())
 
     @property
@@ -150,6 +154,7 @@ class DryRun:
     recipe_id: str
     recipe: Recipe
     device: str
+    backend: str
     device_memory_bytes: int
     ranks: tuple[TracedRank, ...]
     micro_batches: int
@@ -167,13 +172,18 @@ class DryRun:
         return self.worst.peak_bytes
 
     @property
+    def fit(self) -> str:
+        """The verdict on that peak, one of `FITS`."""
+        return FITS[fit(self.peak_bytes, self.device_memory_bytes)]
+
+    @property
     def fits(self) -> bool:
-        """Whether the worst rank's peak is within the device's memory."""
+        """Whether it is within the device's memory."""
         return self.margin_bytes >= 0
 
     @property
     def margin_bytes(self) -> int:
-        """device_memory_bytes - peak_bytes: what is left for all that is not in a dry run; negative if too little."""
+        """device_memory_bytes - peak_bytes: what is left; negative if too little."""
         return self.device_memory_bytes - self.peak_bytes
 
 
@@ -198,6 +208,7 @@ def run(chosen: DryRunPlan) -> DryRun:
         recipe_id=chosen.recipe_id,
         recipe=chosen.recipe,
         device=chosen.problem.cluster.device,
+        backend=chosen.problem.cluster.backend,
         device_memory_bytes=chosen.problem.cluster.memory_bytes_per_device,
         ranks=tuple(sorted(ranks, key=lambda rank: -rank.peak_bytes)),
         micro_batches=few,
@@ -216,6 +227,8 @@ def _traced_rank(chosen: DryRunPlan, few: dict[str, Any], many: dict[str, Any] |
         steps = recipe.accumulation / chosen.micro_batches - 1
         sizes = {what: max(0, round(n + steps * (many["memory_bytes"][what] - n))) for what, n in sizes.items()}
         trace_time_s += many["trace_time_s"]
+    machine = Machine.of(problem.cluster, problem.precision, ENGINES[recipe.engine])
+    runtime = runtime_bytes(machine, sizes["gathered parameters"] + sizes["activations"])
     # By formula: 3 x tokens of a copy x (layers x FLOPs of a layer + FLOPs of the head where it is) / tensor_parallel.
     forward = layers * model.layer_flops_per_token(problem.sequence_length)
     if rank_of_stage(recipe, recipe.stages - 1) == place:
@@ -225,7 +238,7 @@ def _traced_rank(chosen: DryRunPlan, few: dict[str, Any], many: dict[str, Any] |
         rank=few["rank"],
         pipeline_rank=place,
         layers=layers,
-        memory_bytes=sizes,
+        memory_bytes=sizes | {"runtime": int(runtime)},
         forward_flops=few["flops"]["forward"],
         backward_flops=few["flops"]["backward"],
         recomputed_flops=few["flops"]["recompute"],

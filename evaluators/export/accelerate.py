@@ -115,8 +115,8 @@ class Accelerate(Tool):
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a script of `render`'s form, or of a configuration alone with the batch stated."""
         inside = reading.split_files(given.text)[1].get(FILE)
-        said = Options({}) if inside is None else reading.read_options(given.text)
-        root = reading.yaml_table(given.text if inside is None else inside)
+        said = Options({}) if inside is None else given.keep(reading.read_options(given.text))
+        root = given.keep(reading.yaml_table(given.text if inside is None else inside))
         kind, precision = root.get("distributed_type"), root.get("mixed_precision", "no")
         precision = "fp32" if precision == "no" else precision
         reading.refuse_other_problem({"mixed_precision": (precision, problem.precision)})

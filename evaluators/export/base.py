@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from frontrunner.spaces.errors import InvalidInput, shown
@@ -78,6 +78,20 @@ class Tool(ABC):
     @abstractmethod
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe that a configuration of the tool describes; raise `InvalidInput` if there is none."""
+
+    def ignored(self, problem: Problem, given: Given, recipe: Recipe) -> tuple[str, ...]:
+        """Return the settings of a configuration that was read which neither its recipe nor the recipe's export has."""
+        said: Mapping[str, tuple[Any, bool]] = {}
+        if self.why_not(problem, recipe) is None:
+            stated = {"engine": recipe.engine, "devices": recipe.devices}
+            again = replace(given, text=self.render(problem, recipe, ()), stated=stated, tables=[])
+            self.read(problem, again)
+            said = again.settings()
+        return tuple(
+            key
+            for key, (value, is_read) in given.settings().items()
+            if not is_read and (key not in said or said[key][0] != value)
+        )
 
     def numbers(self, recipe: Recipe, *but: str) -> dict[str, Any]:
         """Return the tool's options for a recipe's numbers `but` some, with their values."""

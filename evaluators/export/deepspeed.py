@@ -67,7 +67,8 @@ class DeepSpeed(Tool):
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a configuration; numbers that it leaves to the script ("auto") have to be stated."""
-        root = reading.json_table(given.text)
+        root = given.keep(reading.json_table(given.text))
+        root.seen.add(PROVENANCE)
         found = choices(problem, root)
         stages = root.get("pipeline.stages", "auto")
         if stages not in ("auto", 1):

@@ -167,6 +167,9 @@ class MegatronLM(Tool):
             "--use-megatron-fsdp": fsdp is not None,
             f"--{STRATEGY}": fsdp,
             "--ckpt-format": "fsdp_dtensor" if fsdp else None,
+            "--accumulate-allreduce-grads-in-fp32": problem.precision == "bf16",
+            "--overlap-grad-reduce": recipe.copies > 1,
+            "--overlap-param-gather": recipe.sharding.optimizer > 1,
             "--use-precision-aware-optimizer": bf16_states,
             "--exp-avg-dtype": "bf16" if bf16_states else None,
             "--exp-avg-sq-dtype": "bf16" if bf16_states else None,
@@ -175,7 +178,7 @@ class MegatronLM(Tool):
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a launch script or an argument file."""
-        said = reading.read_options(given.text)
+        said = given.keep(reading.read_options(given.text))
         said.refuse(REFUSED)
         self._refuse_other_model(problem, said)
         found = self._choices(problem, said)
@@ -356,7 +359,7 @@ class MegatronDeepSpeed(MegatronLM):
 
         Raises `InvalidInput` where the two disagree: DeepSpeed would follow one and Megatron the other.
         """
-        said = reading.read_options(given.text)
+        said = given.keep(reading.read_options(given.text))
         said.refuse(REFUSED_WITH_DEEPSPEED)
         self._refuse_other_model(problem, said)
         found = self._choices(problem, said) | {"rank_order": "tp-dp-pp"} | said.launch
@@ -370,7 +373,7 @@ class MegatronDeepSpeed(MegatronLM):
         if text is None:
             what = f"--deepspeed_config {shown_key(name)}: no such file beside the configuration"
             raise InvalidInput(what, hint="copy it there")
-        configured = deepspeed.choices(problem, reading.json_table(text))
+        configured = deepspeed.choices(problem, given.keep(reading.json_table(text)))
         for key in ("micro_batch_seqs", "global_batch_seqs"):
             if found.setdefault(key, configured.get(key)) != (configured.get(key) or found[key]):
                 theirs = f"{configured[key]} in DeepSpeed's configuration"
@@ -419,6 +422,8 @@ class MegatronBridge(MegatronLM):
             **self._recomputing(recipe),
             "ddp.use_distributed_optimizer": is_sharded,
             "optimizer.use_distributed_optimizer": is_sharded,
+            "ddp.overlap_grad_reduce": recipe.copies > 1,
+            "ddp.overlap_param_gather": is_sharded,
             "dist.use_tp_pp_dp_mapping": recipe.rank_order == "tp-pp-dp",
         }
         if fsdp:
@@ -428,7 +433,7 @@ class MegatronBridge(MegatronLM):
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a YAML file; its devices are the launcher's, so they are stated, or the cluster's."""
-        root = reading.yaml_table(given.text)
+        root = given.keep(reading.yaml_table(given.text))
         root.refuse(REFUSED_BY_BRIDGE)
         _refuse_other_precision(problem, root)
         self._refuse_other_sizes(problem, root)

@@ -99,7 +99,7 @@ class Nanotron(Tool):
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a configuration."""
-        root = reading.yaml_table(given.text)
+        root = given.keep(reading.yaml_table(given.text))
         _refuse_other_model(problem, root)
         root.refuse(REFUSED)
         found: dict[str, Any] = {number: root.number(name) for number, name in self.names.items()}

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, shown, shown_key
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 
+T = TypeVar("T", bound="Table")
 MAX_CHARACTERS = 256 * 1024
 MAX_VARIABLE_CHARACTERS = 200
 """Scripts that repeat variables within one another could grow without end."""
@@ -21,6 +22,14 @@ STATED = tuple(f.name for f in fields(Recipe) if f.name != "layers_per_stage")
 """What the user may state for a configuration that leaves it out; sharding by its name."""
 OTHER_PROBLEM = "give the campaign file of this configuration's model, sequence length, precision and batch"
 LARGEST = 2**31 - 1
+HARMLESS = re.compile(
+    r"\b(adam|addr|beta[123]|cache|checkpoints|ckpt|clip|clipping|data|dataloader|datasets?|decay|dir|dump|eps|epsilon|eval|"
+    r"exit|experiment|file|folder|general|id|init|interval|iters|learning|load|log|logger|logging|lr|master|metrics|momentum|node-rank|"
+    r"name|output|path|port|print|project|random|rdzv|run|samples|save|scheduler|seed|split|std|steps|tensorboard|timeout|"
+    r"timing|tokenizer|vocab|wandb|warmup|workers)\b"
+)
+"""Words in names of settings that change neither speed nor memory, unless one of `COSTLY` is there too; assumed."""
+COSTLY = re.compile(r"\b(activations?|dtype|bf16|fp16|fp32|fused|fusion|offload|overlap|recompute)\b")
 _ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(\"[^\"$`]*\"|'[^']*'|[^\s;()\"'$`]*)\s*(?:#.*)?")
 _OPTIONS = re.compile(r"(?<!\S)[A-Za-z_][A-Za-z0-9_]*\+?=(?=[\"'(]|--)")
 """A variable that is assigned options in quotes; the look-behind keeps a search through a long word short."""
@@ -36,6 +45,7 @@ class Given:
     text: str
     stated: Mapping[str, Any] = field(default_factory=dict)
     beside: Callable[[str], str | None] = lambda _: None
+    tables: list[Table] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if len(self.text) > MAX_CHARACTERS:
@@ -46,15 +56,40 @@ class Given:
             if key not in STATED:
                 raise bad_value(shown_key(key), value, "a choice of a recipe", hint=did_you_mean(key, STATED))
 
+    def keep(self, table: T) -> T:
+        """Add a table to those that the configuration consists of, and return it."""
+        self.tables.append(table)
+        return table
+
+    def settings(self) -> dict[str, tuple[Any, bool]]:
+        """Return all settings by their whole path: (value, whether it was looked at)."""
+        return {key: (value, key in table.seen) for table in self.tables for key, value in _leaves(table.values)}
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def is_harmless(setting: str) -> bool:
+    """Return whether a setting changes neither speed nor memory, by the words of its name."""
+    name = setting.lower().replace("_", "-")
+    return HARMLESS.search(name) is not None and COSTLY.search(name) is None
+
 
 @dataclass(frozen=True)
 class Table:
-    """A parsed file, whose entries are named by their whole path, `section.key`."""
+    """A parsed file, whose entries are named by their whole path, `section.key`; `seen` are those asked for."""
 
     values: Mapping[str, Any]
+    seen: set[str] = field(default_factory=set)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return an entry's value; the default where it, or a table that it is in, is missing or null."""
+        self.seen.add(key)
         found: Any = self.values
         path = key.split(".")
         for depth, name in enumerate(path):
@@ -110,13 +145,14 @@ class Options(Table):
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return an option's word, or the whole number that it is; the default where it is not there."""
-        value = self.values.get(key.replace("_", "-"), default)
+        self.seen.add(key := key.replace("_", "-"))
+        value = self.values.get(key, default)
         is_number = isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) <= 10
         return int(value) if is_number else value
 
     def flag(self, key: str) -> bool:
         """Return whether an option is there."""
-        return key in self.values
+        return self.get(key) is not None
 
     @property
     def launch(self) -> dict[str, Any]:

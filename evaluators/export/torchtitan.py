@@ -119,11 +119,10 @@ class Torchtitan(Tool):
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a launch script or argument file of torchtitan 0.3."""
-        said = read_options(given.text)
+        said = given.keep(read_options(given.text))
         _refuse_other_run(problem, said)
-        said = Options(
-            {k: v for k, v in said.values.items() if v != "-1" or not k.endswith(("degree", "size", "stage"))}
-        )
+        defaults = [k for k, v in said.values.items() if v == "-1" and k.endswith(("degree", "size", "stage"))]
+        said = Options({key: value for key, value in said.values.items() if key not in defaults}, said.seen)
         found: dict[str, Any] = {
             number: said.number(name) or 1 for number, name in self.names.items() if number != "global_batch_seqs"
         }

@@ -11,7 +11,7 @@ from frontrunner.config.campaign import named_cluster, read_campaign_file
 from frontrunner.config.recipe_file import FIGURES, Measured, Origin, RecipeFile, Training, read, to_text
 from frontrunner.config.settings import shown_store, store_url
 from frontrunner.config.toml_file import holds, read_text
-from frontrunner.evaluators.export.reading import Given
+from frontrunner.evaluators.export.reading import Given, is_harmless
 from frontrunner.evaluators.export.tools import SCHEDULERS, TOOLS, batch_script, tool_named
 from frontrunner.evaluators.tables.reading import Reading, Repeats, TableForm
 from frontrunner.evaluators.tables.reading import read as read_table
@@ -51,11 +51,16 @@ TARGETS = (*TOOLS, *SCHEDULERS, RECIPE_FILE)
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRecipe:
-    """A configuration read as a recipe; `illegal` is why our trainer cannot run it, None where it can."""
+    """A configuration read as a recipe; `illegal` is why our trainer cannot run it, None where it can.
+
+    What the recipe does not have: `ignored` settings may change speed or memory, `harmless` ones are assumed not to.
+    """
 
     recipe_id: str
     recipe: Recipe
     illegal: str | None
+    ignored: tuple[str, ...]
+    harmless: tuple[str, ...]
     file: RecipeFile | None
 
 
@@ -160,14 +165,21 @@ def import_config(
         other = path.parent / Path(name).name
         return read_text(other, "configuration") if holds(other.is_file) else None
 
-    text = read_text(path, "configuration")
+    given, reader = Given(text=read_text(path, "configuration"), stated=stated or {}, beside=beside), tool_named(tool)
     try:
-        recipe = tool_named(tool).read(spec.problem, Given(text=text, stated=stated or {}, beside=beside))
+        recipe = reader.read(spec.problem, given)
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
     reason, identity = why_illegal(recipe, spec.problem), recipe_id(spec.problem, recipe)
-    file = None if reason else _file(spec, recipe, identity, None, {})
-    return ImportedRecipe(recipe_id=identity, recipe=recipe, illegal=str(reason) if reason else None, file=file)
+    left_out = reader.ignored(spec.problem, given, recipe)
+    return ImportedRecipe(
+        recipe_id=identity,
+        recipe=recipe,
+        illegal=str(reason) if reason else None,
+        ignored=tuple(key for key in left_out if not is_harmless(key)),
+        harmless=tuple(filter(is_harmless, left_out)),
+        file=None if reason else _file(spec, recipe, identity, None, {}),
+    )
 
 
 def mirror(campaign: str | None = None, *, storage: str, store: str | None = None) -> Mirrored:

@@ -105,12 +105,12 @@ def breakdown_of(store: LocalStore, recipe: str | Mapping[str, object], campaign
     problem, _, found = find_recipe(store, recipe, campaign)
     measured = None
     with suppress(NotFound):  # a recipe that the store lacks, or no store
-        measured = newest_measurement(store.show(recipe_id(problem, found)), store.url)
+        measured = first_measurement(store.show(recipe_id(problem, found)), store.url)
     return breakdown(found, problem, measured)
 
 
-def newest_measurement(explanation: Explanation, store: str) -> Measured | None:
-    """Return the figures of the newest campaign that measured the recipe; simulated ones do not count."""
+def first_measurement(explanation: Explanation, store: str) -> Measured | None:
+    """Return the figures of the first campaign that measured the recipe; simulated ones do not count."""
     from frontrunner.evaluators.analytic.breakdown import Measured
 
     for appearance in explanation.appearances:
@@ -171,8 +171,7 @@ def plan_profile(
             f"recipe {explanation.recipe_id} is of a simulated campaign, so there is no training to profile",
             hint='launch its campaign file with evaluator = "probe"',
         )
-    # Of the campaigns that measured it the newest, else the newest that tried.
-    appearance = next((found for found in probed if found.standing is not None), probed[0])
+    appearance = probed[0]
     return plan(
         recipe_id=explanation.recipe_id,
         recipe=explanation.recipe,

@@ -1,6 +1,7 @@
 """Questions to a store of campaigns; `LocalStore` and `frontrunner.remote.RemoteStore` have the same methods.
 
-In each `campaign` is a name, and None the newest campaign; `recipe_id` is an id or a unique prefix of one.
+In each `campaign` is a name, and None the newest campaign (in `show`: the newest that measured the recipe); `recipe_id`
+is an id or a unique prefix of one.
 """
 
 from __future__ import annotations
@@ -176,10 +177,10 @@ class LocalStore:
                 if not more:
                     time.sleep(POLL_S)
 
-    def show(self, recipe_id: str) -> Explanation:
-        """Return everything that the store knows of a recipe, and why it ranks where it does."""
+    def show(self, recipe_id: str, *, campaign: str | None = None) -> Explanation:
+        """Return everything that the store knows of a recipe: `campaign` first, else the newest that measured it."""
         with self.opened() as store:
-            return status.explain(store, recipe_id)
+            return status.explain(store, recipe_id, campaign)
 
     def explain(self, recipe: str | Mapping[str, object], *, campaign: str | Path | None = None) -> Breakdown:
         """Break a recipe's estimated step time and memory down, with its newest measurement.

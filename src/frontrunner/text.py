@@ -43,13 +43,13 @@ def gib(size_bytes: float | None) -> str:
     return "-" if size_bytes is None else f"{size_bytes / 2**30:.2f}"
 
 
-def fit_verdict(peak_bytes: int, device_bytes: int) -> str:
-    """Return whether a peak fits in a device's memory, and by how much."""
+def fit_verdict(fit: str, peak_bytes: int, device_bytes: int) -> str:
+    """Return whether a peak fits in a device's memory, one of `FITS`, and by how much."""
     left = device_bytes - peak_bytes
     if left < 0:
         return f"does not fit: {gib(peak_bytes)} GiB on a device of {gib(device_bytes)} GiB, {gib(-left)} GiB too much"
     share = percent(peak_bytes / device_bytes)
-    return f"fits: {gib(peak_bytes)} of {gib(device_bytes)} GiB ({share}), {gib(left)} GiB left"
+    return f"{fit}: {gib(peak_bytes)} of {gib(device_bytes)} GiB ({share}), {gib(left)} GiB left"
 
 
 def size(size_bytes: float) -> str:

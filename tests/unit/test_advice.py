@@ -88,17 +88,20 @@ def test_a_small_model_fits_and_is_trained_by_plain_copies() -> None:
     assert "whole copy" in words_of(found)
 
 
-def form(name: str, tokens_per_s: float, *, fits: bool = True) -> ParallelLayout:
-    base = replace(estimate_many([recipe()], PROBLEM)[0], tokens_per_s=tokens_per_s, fits=fits)
+def form(name: str, tokens_per_s: float, fit: str = "fits") -> ParallelLayout:
+    base = replace(estimate_many([recipe()], PROBLEM)[0], tokens_per_s=tokens_per_s, fit=fit)
     return ParallelLayout(name=name, devices=64, legal=1, estimate=base, choices={}, reason=None, about="")
 
 
 def test_a_plainer_form_is_kept_unless_another_is_faster_by_more_than_a_twentieth() -> None:
-    plain, sharded, three_d = form("plain", 200.0, fits=False), form("sharded", 100.0), form("3D", 105.0)
+    plain, sharded, three_d = form("plain", 200.0, "does not fit"), form("sharded", 100.0), form("3D", 105.0)
 
     assert choose((plain, sharded, three_d)) is sharded
     assert choose((plain, sharded, form("3D", 105.1))) is not sharded
     assert choose((plain,)) is None
+    tight = form("tight", 200.0, "tight")
+    assert choose((tight, sharded)) is sharded
+    assert choose((tight, plain)) is tight
 
 
 @pytest.mark.parametrize("name", ["frontier-22b", "frontier-175b", "laptop-accumulation"])

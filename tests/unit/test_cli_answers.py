@@ -105,7 +105,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr.count(" of 30 probes)\n") == PROBES
     assert "campaign sim finished: the budget is used up: 30 of 30 probes" in finished.stderr
-    assert re.search(r"frontrunner show [0-9a-f]{12} +# why it ranks first", finished.stdout)
+    assert re.search(r"frontrunner show [0-9a-f]{12} --campaign sim +# why it ranks first", finished.stdout)
     assert "frontrunner replay" not in finished.stdout  # simulated for a device that is not here: it would be refused
     assert "sim: exhaustive over" in finished.stderr
     assert "legal recipes, simulated" in finished.stderr

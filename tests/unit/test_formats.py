@@ -8,13 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import frontrunner
+from frontrunner.cli.main import frontrunner as command
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.megatron import layers_of_layout, layout
-from frontrunner.evaluators.export.reading import Given
+from frontrunner.evaluators.export.reading import Given, is_harmless
 from frontrunner.evaluators.export.tools import SCHEDULERS, TOOLS
 from frontrunner.evaluators.probe import DataSettings
 from frontrunner.spaces.document import recipe_id
@@ -22,6 +25,7 @@ from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from support import charted
+from support.campaigns import tiny, write_toml
 from support.formats import problem, recipes
 
 PROBLEM = problem()
@@ -46,7 +50,9 @@ def test_what_can_be_said_is_read_back_to_the_same_recipe(name: str, data: st.Da
         return
     text = TOOLS[name].render(PROBLEM, recipe, HEADER)
     stated = {"engine": "torch"} | ({"devices": recipe.devices} if name == "nemo" else {})
-    assert TOOLS[name].read(PROBLEM, Given(text=text, stated=stated)) == as_read(recipe)
+    given = Given(text=text, stated=stated)
+    assert TOOLS[name].read(PROBLEM, given) == as_read(recipe)
+    assert TOOLS[name].ignored(PROBLEM, given, as_read(recipe)) == ()
 
 
 PLAIN = Recipe(devices=16, tensor_parallel=2, micro_batch_seqs=2, accumulation=8, sharding=Sharding.named("zero-3", 8))
@@ -143,6 +149,71 @@ def test_options_in_quotes_over_lines_are_read() -> None:
 
 def test_a_launch_script_of_another_hand_is_read_without_running_it() -> None:
     assert TOOLS["megatron-lm"].read(PROBLEM, Given(text=LAUNCH_SCRIPT)) == PIPELINED
+
+
+IGNORED = {
+    "megatron-lm": (
+        ("--bf16", "--bf16 --grad-reduce-in-bf16 --overlap-grad-reduce --log-interval 1 --no-masked-softmax-fusion"),
+        ("--grad-reduce-in-bf16", "--no-masked-softmax-fusion"),
+        ("--log-interval",),
+    ),
+    "megatron-deepspeed": (
+        ('"stage": 1', '"stage": 1, "overlap_comm": true}, "steps_per_print": 5, "more": {"a": 1'),
+        ("zero_optimization.overlap_comm", "more.a"),
+        ("steps_per_print",),
+    ),
+    "nemo": (
+        ("model:", "logger:\n  log_interval: 5\nmodel:\n  cuda_graphs: true"),
+        ("model.cuda_graphs",),
+        ("logger.log_interval",),
+    ),
+    "torchtitan": (
+        ("--training.seq_len", "--training.steps 9 --parallelism.enable_async_tensor_parallel --training.seq_len"),
+        ("--parallelism.enable-async-tensor-parallel",),
+        ("--training.steps",),
+    ),
+    "nanotron": (
+        ("train_steps: 100", "train_steps: 7\n  limit_val_batches: 3"),
+        ("tokens.limit_val_batches",),
+        ("tokens.train_steps",),
+    ),
+    "accelerate": (
+        ("use_cpu:", "downcast_bf16: true\nmain_process_port: 1\nuse_cpu:"),
+        ("downcast_bf16",),
+        ("main_process_port",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_settings_that_a_recipe_does_not_have_are_listed_in_two_groups(name: str) -> None:
+    recipe = replace(
+        PLAIN, sharding=Sharding.named("zero-1" if name in ("nanotron", "megatron-deepspeed") else "zero-2", 8)
+    )
+    (old, new), costly, harmless = IGNORED[name]
+    text = TOOLS[name].render(PROBLEM, recipe, ())
+    assert old in text
+    given = Given(text=text.replace(old, new, 1), stated={"devices": 16, "engine": "torch"})
+    found = TOOLS[name].ignored(PROBLEM, given, TOOLS[name].read(PROBLEM, given))
+    assert tuple(key for key in found if not is_harmless(key)) == costly
+    assert tuple(filter(is_harmless, found)) == harmless
+
+
+def test_the_hint_names_the_baseline_from_the_campaign_file_s_folder(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    file = write_toml(tmp_path / "c" / "tiny.toml", tiny())
+    (tmp_path / "ds.json").write_text(
+        '{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "zero_force": 1, "seed": 3}'
+    )
+    arguments = ["import-config", str(tmp_path / "ds.json"), "--from", "deepspeed", "--campaign", str(file)]
+    found = CliRunner().invoke(
+        command, [*arguments, "--set", "engine=torch", "--out", str(tmp_path / "today.json")], catch_exceptions=False
+    )
+    assert f'baseline = "../today.json" in {file}' in found.output
+    assert "may change speed or memory: zero_force\n" in found.output
+    assert "assumed harmless: seed\n" in found.output
+    write_toml(file, tiny(search={"baseline": "../today.json"}))
+    assert read_campaign_file(file).spec.search.baseline is not None
 
 
 MISTAKES = {

@@ -70,8 +70,8 @@ def found(home: Path, folder: Path) -> Replay:
     return Replays(settings(home)).one(folder.name)
 
 
-def card(client: TestClient, recipe_id: str) -> str:
-    answer = client.get(f"/recipes/{recipe_id}/replay")
+def card(client: TestClient, recipe_id: str, campaign: str = "second") -> str:
+    answer = client.get(f"/recipes/{recipe_id}/replay?campaign={campaign}")
     assert answer.status_code == 200
     return " ".join(re.sub(r"<[^>]+>", " ", answer.text).split())
 
@@ -90,6 +90,7 @@ def test_replay_card_compares_its_newest_steps_with_the_measurement(
     share = TOKENS / 0.2 / measured_tokens_per_s
     assert f"tokens/s 40,960, {share:.0%}".replace("%", " %") in told
     assert f"of the {measured_tokens_per_s:,.0f} measured in second" in told
+    assert "measured in first" in card(client, folder.name, "first")
     assert "step 200 ms" in told
     assert "evaluation loss 3.250 after step 30" in told
     assert "loss 1.000" in told

@@ -262,8 +262,36 @@ def test_reader_sees_no_buttons_and_cannot_use_them(client: TestClient, folder: 
 def test_recipe_page_shows_the_error_of_the_estimate(every_page: dict[str, str], ids: list[str]) -> None:
     text = every_page[f"/recipes/{ids[0]}"]
     assert "Rank 1 of 3 in second" in text
-    assert "measured: 105 ms" in text
+    assert "measured in second: 105 ms" in text
     assert "How the model is cut" in text
+    assert "simulation" not in text
+
+
+def test_recipe_page_reconciles_the_memory_of_simulation_and_estimate(tmp_path: Path) -> None:
+    ids, chosen = page_store(tmp_path, figures="simulated"), settings(tmp_path)
+    with TestClient(create_app(chosen), base_url=ORIGIN) as client:
+        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+        text = shown(client, f"/recipes/{ids[0]}?campaign=first")
+    assert "by rougher formulas than the estimates from here on" in text
+    assert "(the simulation's: 286 MiB)" in text
+
+
+def test_pages_of_a_campaign_lead_to_its_own_figures(client: TestClient, ids: list[str]) -> None:
+    for name, other in (("first", "second"), ("second", "first")):
+        whole = shown(client, f"/campaigns/{name}") + shown(client, f"/campaigns/{name}/trials?page=1")
+        here = f"/recipes/{ids[0]}?campaign={name}"
+        links = set(re.findall(r'"(/recipes/[^"]+)"', whole))
+        assert here in links
+        assert all(link.endswith(f"?campaign={name}") for link in links), links
+        text = shown(client, here)
+        assert f"Rank 1 of 3 in {name}" in text
+        assert f'<a href="/campaigns/{name}">{name}</a></p>' in text
+        assert f"measured in {name}: 105 ms" in text
+        assert f'<a href="/recipes/{ids[0]}?campaign={other}">{other}</a> (rank 1 of 3)' in text
+        assert f"{ids[1]}?campaign={name}" in text, "the next recipe"
+        assert f"frontrunner show {ids[0]} --campaign {name}\n" in text
+        both = shown(client, f"/compare?recipe={ids[0]}&recipe={ids[1]}&campaign={name}")
+        assert both.count(f">in {name}<") == 2
 
 
 def test_launch_check_reports_mistakes(client: TestClient) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, pool
+from frontrunner.results.pages import ranking_sample
 from frontrunner.results.ranking import best, pareto
 from frontrunner.results.states import CampaignState
 from frontrunner.results.status import explain, failures, status
@@ -178,12 +179,19 @@ class TestExplain:
         assert seen.below.gap_percent == pytest.approx(100 * (1 - 1.02 / 1.5))
         assert not seen.below.within_spread
 
-    def test_a_recipe_of_two_campaigns_shows_both_newest_first(self, store: Store, writer: CampaignWriter) -> None:
+    def test_a_named_campaign_comes_first_else_the_newest_that_measured(
+        self, store: Store, writer: CampaignWriter
+    ) -> None:
         record(writer, "aaaa0000", measurement((1.0,), 1))
         later = start(store, "later")
         record(later, "bbbb0000", measurement((0.5,), 1))
         record(later, "aaaa0000", Failure(kind=FailureKind.OUT_OF_MEMORY, message="too big"))
-        newest, oldest = explain(store, "aaaa0000").appearances
+        oldest, newest = explain(store, "aaaa0000").appearances
+        assert explain(store, "aaaa", "later").appearances == (newest, oldest)
+        assert explain(store, "aaaa", "ranked").appearances == (oldest, newest)
+        with pytest.raises(NotFound, match="campaign ranked did not try recipe bbbb0000") as elsewhere:
+            explain(store, "bbbb", "ranked")
+        assert elsewhere.value.hint == "it was tried in: later"
         assert (newest.campaign.name, newest.rank, newest.ranked_recipes, newest.standing) == ("later", None, 1, None)
         assert (oldest.campaign.name, oldest.rank, oldest.ranked_recipes) == ("ranked", 1, 1)
         assert oldest.campaign.problem_summary == {"model": "ranked"}
@@ -240,6 +248,19 @@ class TestFailuresAndStatus:
         assert [event.data["number"] for event in seen.last_events] == list(range(2, 12))
         assert seen.campaign.node_seconds_spent == 3 * 2.5 + 10.0
         assert seen.driver_is_live
+
+
+def test_sample_of_a_ranking_has_every_so_manieth_recipe_the_fastest_and_the_wanted(
+    store: Store, measured: dict[str, list[Measurement]]
+) -> None:
+    whole = best(store, "ranked", top=None)
+    some, ranked, with_peak = ranking_sample(
+        store, store.campaign("ranked"), most=5, fastest=3, always={whole[-1].recipe_id}
+    )
+    places = sorted({1, 2, 3, *range(1, len(whole) + 1, -(-len(whole) // 5)), len(whole)})
+    assert some == [whole[place - 1] for place in places]
+    assert ranked == with_peak == len(whole)
+    assert ranking_sample(store, store.campaign("ranked"), most=40, fastest=0, always=())[0] == whole
 
 
 def test_questions_other_than_the_table_do_not_import_pandas() -> None:

@@ -83,9 +83,13 @@ def test_cut_of_a_large_machine_shows_a_node_of_each_stage() -> None:
     drawn = cut(found, cluster(128, 8), layers=96)
     assert {row["shade"] for row in boxes(drawn, "device")} == {row["shade"] for row in stages(found, 96)}
     assert len({row["node"] for row in boxes(drawn, "device")}) == MOST_NODES
-    assert drawn.nodes_left_out == 128 - MOST_NODES
+    assert (drawn.nodes_left_out, drawn.stages_left_out) == (128 - MOST_NODES, 0)
     deep = recipe(512, pipeline_parallel=32, schedule="1f1b")
     assert {0, 31 * 16 // 8} <= set(shown_nodes(deep, cluster(64, 8), 64))
+    narrow = cut(recipe(128, pipeline_parallel=16, schedule="1f1b"), cluster(16, 8), layers=48)
+    assert (narrow.nodes_left_out, narrow.stages_left_out) == (4, 4), "a stage on each node"
+    looped = recipe(64, pipeline_parallel=32, virtual_stages=2, schedule="interleaved-1f1b")
+    assert cut(looped, cluster(32, 2), layers=64).stages_left_out == 2 * (32 - MOST_NODES)
 
 
 def test_groups_reach_over_as_many_nodes_as_their_ranks_lie_on() -> None:

@@ -58,15 +58,6 @@ COMMANDS_WITHOUT_A_SERVICE = {
     *("launch", "resume", "replay", "profile", "dryrun", "serve"),  # run on this machine
     *("calibrate", "doctor", "import", "store", "archive", "unarchive"),  # measure it, or keep its stores
     *("rename", "delete"),
-        "calibrate",
-        "doctor",
-        "import",
-        "store",
-        "archive",
-        "unarchive",
-        "rename",
-        "delete",
-    ),  # measure it, or keep its stores
 }
 SECRET = "hunter2-is-no-secret"
 
@@ -243,6 +234,8 @@ def test_a_recipe_is_named_to_a_service_as_to_a_store(client: RemoteStore, ids: 
     contents = [json.loads(client.export(name, to="recipe"))["content"] for name in (written, first)]
     assert contents[0] | {"origin": None} == contents[1] | {"origin": None}, "but when they were written"
     assert client.explain(written) == client.explain(first)
+    for name in ("first", "second"):
+        assert client.show(first, campaign=name).appearances[0].campaign.name == name
     with pytest.raises(NotFound, match="no predicted recipe"):
         client.predictions_of(written)
 

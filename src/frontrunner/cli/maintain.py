@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -220,8 +221,12 @@ def import_config(
         opt.print_json(found)
         return
     click.echo(f"recipe {found.recipe_id}: {found.recipe.describe()}")
+    for what, names in {"may change speed or memory": found.ignored, "assumed harmless": found.harmless}.items():
+        if names:
+            click.echo(f"not in the recipe, {what}: {' '.join(names)}")
     if out is not None:
-        click.echo(f'written to {out}; to measure it first: [search] baseline = "{out}" in {campaign}')
+        named = os.path.relpath(out, campaign.parent)
+        click.echo(f'written to {out}; to measure it first: [search] baseline = "{named}" in {campaign}')
 
 
 @click.command("import")

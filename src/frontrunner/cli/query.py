@@ -79,33 +79,34 @@ def pareto(campaign: str | None, objectives: str | None, backend: Backend, *, as
 
 @click.command("show")
 @click.argument("recipe_id")
+@click.option("--campaign", metavar="NAME", help="Begin with this campaign [default: the newest that measured it].")
 @backend_options
 @json_option
-def show_recipe(recipe_id: str, backend: Backend, *, as_json: bool) -> None:
+def show_recipe(recipe_id: str, campaign: str | None, backend: Backend, *, as_json: bool) -> None:
     """Print everything about RECIPE_ID (or a unique prefix of it), and why it ranks where it does."""
     try:
-        explanation = backend.show(recipe_id)
+        explanation = backend.show(recipe_id, campaign=campaign)
     except NotFound:
-        if not _show_predicted(recipe_id, backend, as_json=as_json):
+        if not _show_predicted(recipe_id, campaign, backend, as_json=as_json):
             raise
         return
     show(explanation, views.print_explanation, as_json=as_json)
     if not as_json:
-        _show_predicted(explanation.recipe_id, backend, as_json=False)
+        _show_predicted(explanation.recipe_id, None, backend, as_json=False)
 
 
-def _show_predicted(recipe_id: str, backend: Backend, *, as_json: bool) -> bool:
+def _show_predicted(recipe_id: str, campaign: str | None, backend: Backend, *, as_json: bool) -> bool:
     """Print what is predicted of a recipe; return whether anything is."""
     try:
-        scales = backend.predictions_of(recipe_id)
+        scales = [one for one in backend.predictions_of(recipe_id) if campaign in (None, one.campaign)]
     except NotFound:
         return False
-    if as_json:
+    if as_json and scales:
         print_json({"recipe_id": scales[0].predicted[0].recipe_id, "appearances": [], "predictions": scales})
     else:
         for scale in scales:
             views.print_prediction(scale)
-    return True
+    return bool(scales)
 
 
 @click.command()

@@ -25,7 +25,7 @@ from frontrunner.results.redaction import REDACTED, redact
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import ActiveDriver, Appearance, Explanation, Status
 from frontrunner.server.settings import EVALUATOR_OF, KINDS, Registered
-from frontrunner.spaces.errors import FALLBACK_NAME, InvalidInput, bad_value, shown, shown_key
+from frontrunner.spaces.errors import CAMPAIGN_NAME, FALLBACK_NAME, InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.spaces.validation import invalid_input, refuse_unusable_values
 from frontrunner.store import Baseline, LocalStore
@@ -297,6 +297,7 @@ MOST_RANKED = 1000
 Page = Annotated[int, Field(ge=1, le=1_000_000, description="The page, from 1.")]
 PageSize = Annotated[int, Field(ge=1, le=200, description="Items per page.")]
 MaxMemory = Annotated[float | None, Field(gt=0, le=1e9, description="Largest peak memory of a rank, in GB.")]
+InCampaign: Any = Annotated[str | None, Field(pattern=f"^{CAMPAIGN_NAME.pattern}$", description="Its figures first.")]
 PAGED: dict[str, Any] = {"page": Page, "page_size": PageSize}
 SIDE: Any = Annotated[str, Field(min_length=1, max_length=64)]
 
@@ -347,7 +348,7 @@ QUESTIONS = (
         make=Ranking,
     ),
     Question("pareto", "recipes", "/campaigns/{name}/pareto", list[RankedRecipe], make=Ranking),
-    Question("show", "recipes", "/recipes/{recipe_id}", Explanation),
+    Question("show", "recipes", "/recipes/{recipe_id}", Explanation, {"campaign": InCampaign}),
     Question("export", "recipes", "/recipes/{recipe_id}/export", str, {"to": str}),
     Question("predictions_of", "recipes", "/recipes/{recipe_id}/predictions", list[SmallScale], make=tuple),
     Question("predictions", "reports", "/campaigns/{name}/predictions", SmallScale | None),

@@ -113,7 +113,8 @@ FIGURES: tuple[Column[Any], ...] = (
            about="of the model's own work, without recomputation"),
     Column("mfu", "MFU", _rate("mfu"), percent, drop=5, about="model FLOPs utilization"),
     Column("peak_memory_bytes_max_rank", "peak GiB", _figure("peak_memory_bytes_max_rank", "peak_memory_bytes"), gib,
-           drop=1, label="GiB at the peak", brief="{} GiB", about="memory of the rank that needs most"),
+           label="GiB at the peak", brief="{} GiB", about="memory of the fullest rank; marked where it is tight",
+           drop=1, is_doubtful=lambda figures: getattr(figures, "fit", "") == "tight"),
     Column("repeats", "n", _figure("repeats"), drop=7, label="measurements", about="measurements"),
 )  # fmt: skip
 """Figures of a `RecipeStats`, a `Measurement` or an estimate."""

@@ -156,8 +156,12 @@ def print_dryrun(found: DryRun) -> None:
     for label, name in _FLOPS.items():
         table.add_row(label, *(thousands(getattr(rank, name) / 1e12) for rank in found.ranks))
     out.print(table)
-    out.say(fit_verdict(found.peak_bytes, found.device_memory_bytes), style="bold")
-    out.say("not included: the allocator's fragmentation, the collective library's buffers, the device's own context")
+    out.say(fit_verdict(found.fit, found.peak_bytes, found.device_memory_bytes), style="bold")
+    out.say("runtime is estimated, as by plan: device context, the collective library's buffers, fragmentation")
+    if found.backend != "cpu":
+        out.say(
+            f"traced with torch's CPU kernels: those for {found.backend} may keep more or less for the backward pass"
+        )
     traced, every = found.micro_batches, found.recipe.accumulation
     how = f"memory extrapolated from {traced} and {2 * traced}" if found.extrapolated else "more need no more memory"
     part = "" if traced == every else f", {how}; FLOPs are those of all"

@@ -18,6 +18,7 @@ from frontrunner.evaluators.analytic.accuracy_bounds import Trust
 from frontrunner.evaluators.analytic.advice import WORTH_ITS_COMPLEXITY, Advice, ParallelLayout, speed, traffic_s
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
 from frontrunner.evaluators.analytic.estimates import Estimate, Plan, ShownPlan
+from frontrunner.evaluators.analytic.memory import MARGIN
 from frontrunner.evaluators.analytic.scaling import Scaling, ScalingRow
 from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
 from frontrunner.spaces.errors import shown
@@ -28,6 +29,7 @@ from frontrunner.views.terminal import column_table, console, ruled_table
 INDENT = 3
 SHOWN = 10
 WIDEST_TEXT = 110
+TIGHT = f"less than {percent(MARGIN, 0)} of the memory stays free"
 
 
 def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
@@ -36,11 +38,13 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
     left_out = sum(plan.not_modelled.values())
     out.say(
         f"{plan.legal:,} legal recipes: {plan.fitting:,} are estimated to fit in {gib(plan.memory_limit_bytes)} GiB "
-        "per device" + (f", {left_out:,} are not estimated" if left_out else "")
+        "per device"
+        + (f", {plan.tight:,} of them tightly (!): {TIGHT}" if plan.tight else "")
+        + (f", {left_out:,} are not estimated" if left_out else "")
     )
     for reason, many in plan.not_modelled.items():
         out.say(f"note: {many:,} recipes are left out: the formulas do not cover {reason}", style="dim")
-    tables = {"estimated, fastest first": plan.estimates}
+    tables = {"estimated, fastest first, tight ones last": plan.estimates}
     if len(plan.front) > 1:
         tables["speed against memory: what nothing else beats in both"] = plan.front[: len(plan.estimates)]
     for title, estimates in tables.items():
@@ -119,6 +123,8 @@ def print_scaling(found: Scaling) -> None:
             if row.reason is not None:
                 out.say(f"{counted(row.nodes, 'node')}: {row.reason}")
     out.say("\nefficiency: tokens/s per device relative to the smallest node count that has a recipe", style="dim")
+    if any(row.best and row.best.fit == "tight" for row in (*found.strong, *found.weak)):
+        out.say(f"! tight: {TIGHT}", style="dim")
     for bound in found.bounds:
         *most, last = (f"{nodes:,}" for nodes in bound.nodes)
         nodes = f"{', '.join(most)} and {last}" if most else last
@@ -163,7 +169,7 @@ def print_breakdown(found: Breakdown) -> None:
     for table in (step, _memory_table(found)):
         out.print()
         out.print(table)
-    out.say(fit_verdict(estimate.peak_memory_bytes, found.memory_limit_bytes), style="bold")
+    out.say(fit_verdict(estimate.fit, estimate.peak_memory_bytes, found.memory_limit_bytes), style="bold")
     if estimate.host_memory_bytes_per_rank:
         out.say(f"in the host's memory: {gib(estimate.host_memory_bytes_per_rank)} GiB per rank")
     for mark in found.marks:
@@ -267,7 +273,8 @@ def _named(found: Estimate) -> str:
 
 
 def _peak(found: Estimate, advice: Advice) -> str:
-    return f"{gib(found.peak_memory_bytes)} of {gib(advice.problem.cluster.memory_bytes_per_device)} GiB"
+    tight = " (tight)" if found.fit == "tight" else ""
+    return f"{gib(found.peak_memory_bytes)} of {gib(advice.problem.cluster.memory_bytes_per_device)} GiB{tight}"
 
 
 def _estimate(advice: Advice) -> Estimate | None:
@@ -328,7 +335,7 @@ _FIGURES: Mapping[str, Column[ParallelLayout]] = {
 }
 LAYOUTS: tuple[Column[ParallelLayout], ...] = (
     words("layout", "layout", attrgetter("name")),
-    words("fits", "fits", lambda layout: "yes" if layout.fits else "no"),
+    words("fit", "memory", lambda layout: layout.estimate and layout.estimate.fit),
     _FIGURES["tokens_per_s"],
     _FIGURES["peak_memory_bytes_max_rank"],
     Column("host", "host GiB", lambda x: (x.estimate and x.estimate.host_memory_bytes_per_rank) or None, gib, drop=5,

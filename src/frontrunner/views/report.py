@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from frontrunner import __version__
 from frontrunner.evaluators.probe.files import write_bytes
-from frontrunner.results.outcome import Measurement, ProbeEnding
+from frontrunner.results.outcome import ProbeEnding
 from frontrunner.results.predictions import outlook_of
 from frontrunner.results.records import IMPORTED
 from frontrunner.search.budget import outlook_in_words
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from frontrunner.spaces.space import Survey
 
 TOP = 10
-MOST_FAILURES = 200
 MOST_ROWS = 500
 LONG_WORDS = 16
 NUMBER = re.compile(r"-|[+-]?[\d.,]+(e[+-]?\d+)?( (%|s|ms))?")
@@ -69,29 +68,30 @@ def report_page(
         "facts": facts_of(collected, spec),
         "version": __version__,
         "most_rows": MOST_ROWS,
-        "most_failures": MOST_FAILURES,
+        "failures": len(collected.final_failures),
     }
     if ranking:
         memory_bytes = collected.problem.cluster.memory_bytes_per_device
         values["figures"] = figures_in_words(ranking[0].standing, memory_bytes)
-        can_be_replayed = ranking[0].figures != "imported"
-        values["commands"] = commands(ranking[0].recipe_id, can_be_replayed=can_be_replayed, store=store, server=server)
+        replays = ranking[0].figures != "imported"
+        where = {"store": store, "server": server}
+        values["commands"] = commands(ranking[0].recipe_id, campaign.name, replays=replays, **where)
         values["fastest"] = ranking_table(ranking[:TOP])
     return templates.get_template("report.html").render(
         campaign=campaign, ranking=ranking, failed=collected.failed, charts=charts, script=script, **values
     )
 
 
-def commands(recipe: str, *, can_be_replayed: bool, store: str = "", server: str = "") -> dict[str, str]:
+def commands(recipe: str, campaign: str, *, replays: bool, store: str = "", server: str = "") -> dict[str, str]:
     """Return the commands that take a recipe along, each with its purpose; they name the store, or the service."""
     option, found = next((f" --{k} {shlex.quote(v)}" for k, v in (("server", server), ("store", store)) if v), ""), {}
-    if server and can_be_replayed:
+    if server and replays:
         found[f"frontrunner export {recipe} --to recipe --out {recipe}.json{option}"] = "keep it as a file"
         found[f"frontrunner replay {recipe}.json --steps 1000"] = "train with it"
-    elif can_be_replayed:
+    elif replays:
         train = f"frontrunner replay {recipe} --steps 1000"
         found |= {train + option: "train with it", f"{train} --print-command{option}": "print the command of its ranks"}
-    found[f"frontrunner show {recipe}{option}"] = "see why it ranks there"
+    found[f"frontrunner show {recipe} --campaign {campaign}{option}"] = "see why it ranks there"
     return found | {f"frontrunner explain {recipe}{option}": "see what its step and memory go to"}
 
 
@@ -113,8 +113,7 @@ def warnings(collected: Collected) -> Iterator[str]:
                 f"The second recipe, {collected.ranking[1].recipe_id}, is {gap:.1f} % behind, within the spread of "
                 f"{spread:.1f} %: another measurement could reverse their order."
             )
-    outcomes = (ended.outcome for ended in collected.attempts)
-    rough = sum(isinstance(found, Measurement) and found.ended is ProbeEnding.SLOWER for found in outcomes)
+    rough = sum(ended.ended is ProbeEnding.SLOWER for ended in collected.attempts)
     if rough:
         yield (
             f"{counted(rough, 'probe')} ended early, clearly slower than the best recipe: the figures of "
@@ -129,7 +128,7 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
     campaign, problem = collected.campaign, collected.problem
     model, cluster = problem.model, problem.cluster
     peak = cluster.peak_flops(problem.precision)
-    kinds = Counter(row.failure.kind.value for row in collected.failed)
+    kinds = Counter(ended.outcome for ended in collected.final_failures)
     failed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) or "none failed"
     budget = spec.budget
     limits = {"probes": budget.probes, "minutes": budget.minutes, "node-hours": budget.node_hours}
@@ -148,7 +147,7 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
         f"{cluster.device}, {cluster.memory_gib_per_device:g} GiB each"
         + ("" if peak is None else f", peak {thousands(peak / 1e12)} TFLOPS in {problem.precision}"),
         "search": f"{campaign.strategy} over {campaign.legal_recipes:,} legal recipes, seed {spec.search.seed}",
-        "tried": f"{len(collected.ranking)} recipes measured, {failed}",
+        "tried": f"{collected.ranked} recipes measured, {failed}",
         "budget": ", ".join(f"{value:,g} {what}" for what, value in limits.items() if value is not None) or "no limit",
         "spent": spent,
         "dates": f"begun {minute(campaign.created_at)} UTC, last changed {minute(campaign.updated_at)} UTC",

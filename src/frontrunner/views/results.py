@@ -267,7 +267,7 @@ def print_next_commands(
     out = console()
     several = f" --objectives {','.join(objectives)}" if len(objectives) > 1 else ""
     commands = {
-        f"frontrunner show {winner.recipe_id}": "why it ranks first",
+        f"frontrunner show {winner.recipe_id} --campaign {campaign}": "why it ranks first",
         f"frontrunner pareto {campaign}{several}": "the front" if several else "speed against memory",
     }
     if replays:

@@ -32,6 +32,7 @@ from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLeg
 from frontrunner.spaces.model import ACTIVATIONS, POSITIONS
 from frontrunner.views.charts.cut import cut
 from frontrunner.views.columns import ESTIMATES, used
+from frontrunner.views.plan import TIGHT
 
 router = APIRouter(route_class=CachedRoute)
 TOP = 12
@@ -204,6 +205,7 @@ def _answer(spec: CampaignSpec) -> Markup:
         plan=plan,
         problem=problem,
         scaling=found,
+        why_tight=TIGHT,
         fits_on=next((row.nodes for row in found.strong if row.best is not None), None),
         rows=rows,
         columns=used(ESTIMATES, rows),
@@ -317,5 +319,5 @@ async def launch(service: ServiceOf, given: CampaignText) -> Response:
         parsed(table)  # TOML has numbers that no campaign has, and that cannot be passed to a driver
         return service.drivers.launch(table)
 
-    started = await service.slowly(begun)
+    started = await service.slowly(begun, starts=True)
     return Response(status_code=204, headers={"HX-Redirect": f"/campaigns/{started['campaign']}"})

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
 from frontrunner.evaluators.analytic.breakdown import breakdown
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.exchange import TARGETS
-from frontrunner.recipe_actions import newest_measurement
+from frontrunner.recipe_actions import first_measurement
 from frontrunner.results.outcome import Measurement
 from frontrunner.results.pages import compare, newest_names
 from frontrunner.results.status import Appearance, Explanation, explain
@@ -20,7 +20,7 @@ from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Replay, ReplayState
 from frontrunner.server.pages.rendering import page, render
-from frontrunner.server.requests import ReplayBody
+from frontrunner.server.requests import InCampaign, ReplayBody
 from frontrunner.server.routes import RecipeId
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, message_without_store
 from frontrunner.spaces.errors import InvalidInput, NotFound
@@ -44,19 +44,20 @@ REPLAY_STATES = {
 Two = Annotated[list[Annotated[str, Query(max_length=64)]], Query(max_length=MOST_NAMES)]
 
 
-def _leading(found: Explanation) -> Appearance:
-    """Return the newest campaign that measured a recipe, else the newest that tried."""
-    return next((row for row in found.appearances if row.standing is not None), found.appearances[0])
+def _explained(service: ServiceOf, recipe_id: RecipeId, campaign: Annotated[InCampaign, Query()] = None) -> Explanation:
+    return explain(service.store, recipe_id, campaign)
+
+
+ExplainedOf = Annotated[Explanation, Depends(_explained)]
 
 
 @router.get("/recipes/{recipe_id}")
-def one_recipe(request: Request, service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Response:
+def one_recipe(request: Request, service: ServiceOf, role: RoleOf, found: ExplainedOf) -> Response:
     """One recipe in full."""
-    found = explain(service.store, recipe_id)
-    recipe, lead = found.recipe, _leading(found)
-    problem = stored_spec(lead.campaign).problem
+    recipe, lead = found.recipe, found.appearances[0]
+    problem, server = stored_spec(lead.campaign).problem, service.settings.seen_by(request)
     try:
-        parts, why_no_breakdown = breakdown(recipe, problem, newest_measurement(found, "")), ""
+        parts, why_no_breakdown = breakdown(recipe, problem, first_measurement(found, "")), ""
     except InvalidInput as error:
         parts, why_no_breakdown = None, error.message
     refusals = {name: TOOLS[name].why_not(problem, recipe) if name in TOOLS else None for name in TARGETS}
@@ -72,6 +73,7 @@ def one_recipe(request: Request, service: ServiceOf, role: RoleOf, recipe_id: Re
         recipe_id=found.recipe_id,
         recipe=recipe,
         lead=lead,
+        others=found.appearances[1:],
         problem=problem,
         cut=cut(recipe, problem.cluster, layers=problem.model.layers),
         breakdown=parts,
@@ -84,9 +86,7 @@ def one_recipe(request: Request, service: ServiceOf, role: RoleOf, recipe_id: Re
         attempt_columns=ATTEMPTS,
         notice=ORIGINS.get(lead.campaign.figures, ""),
         choices=[(one.name.replace("_", " "), choice(recipe, one)) for one in DIMENSIONS.values()],
-        commands=commands(
-            found.recipe_id, can_be_replayed=bool(_replayable(found)), server=service.settings.seen_by(request)
-        ),
+        commands=commands(found.recipe_id, lead.campaign.name, replays=bool(_replayable(found)), server=server),
         replay=_replay(service, role, found),
     )
 
@@ -116,6 +116,7 @@ def _replay(service: Service, role: Role, found: Explanation) -> Markup:
     return render(
         "replay.html",
         recipe_id=found.recipe_id,
+        campaign=found.appearances[0].campaign.name,
         replay=replay,
         words=words,
         is_running=replay is not None and replay.state is ReplayState.RUNNING,
@@ -128,29 +129,29 @@ def _replay(service: Service, role: Role, found: Explanation) -> Markup:
 
 
 @router.get("/recipes/{recipe_id}/replay")
-def replay_so_far(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Response:
+def replay_so_far(service: ServiceOf, role: RoleOf, found: ExplainedOf) -> Response:
     """How far the recipe's replay is."""
-    return HTMLResponse(_replay(service, role, explain(service.store, recipe_id)))
+    return HTMLResponse(_replay(service, role, found))
 
 
 @router.post("/recipes/{recipe_id}/replay", dependencies=OPERATOR)
-async def start_replay(service: ServiceOf, role: RoleOf, recipe_id: RecipeId, body: ReplayBody) -> Response:
+async def start_replay(service: ServiceOf, role: RoleOf, found: ExplainedOf, body: ReplayBody) -> Response:
     """Start a replay, or continue one."""
-    await service.slowly(lambda: service.replays.start(body.settings()))
-    return HTMLResponse(_replay(service, role, explain(service.store, recipe_id)))
+    await service.slowly(lambda: service.replays.start(body.settings()), starts=True)
+    return HTMLResponse(_replay(service, role, found))
 
 
 @router.post("/recipes/{recipe_id}/replay/stop", dependencies=OPERATOR)
-def stop_replay(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Response:
+def stop_replay(service: ServiceOf, role: RoleOf, found: ExplainedOf) -> Response:
     """End the recipe's replay; its checkpoints stay."""
-    service.replays.stop(recipe_id)
-    return HTMLResponse(_replay(service, role, explain(service.store, recipe_id)))
+    service.replays.stop(found.recipe_id)
+    return HTMLResponse(_replay(service, role, found))
 
 
-def compare_recipes(store: Store, *recipe_ids: str) -> dict[str, Any]:
+def compare_recipes(store: Store, recipe_ids: list[str], campaign: str | None) -> dict[str, Any]:
     """Compare two recipes figure by figure and choice by choice, differences first."""
-    sides = [explain(store, recipe_id) for recipe_id in recipe_ids]
-    recipes, (left, right) = [side.recipe for side in sides], map(_leading, sides)
+    sides = [explain(store, recipe_id, campaign) for recipe_id in recipe_ids]
+    recipes, (left, right) = [side.recipe for side in sides], [side.appearances[0] for side in sides]
     choices = [
         (one.name.replace("_", " "), *(choice(recipe, one) for recipe in recipes)) for one in DIMENSIONS.values()
     ]
@@ -174,16 +175,17 @@ def compared(
     campaign: Two = [],  # noqa: B006 - FastAPI copies it
     recipe: Two = [],  # noqa: B006
 ) -> Response:
-    """Two campaigns, or two recipes, side by side; without either, the forms to choose them."""
+    """Two campaigns, or two recipes (of one campaign), side by side; without either, the forms to choose them."""
     store = service.store
     names = newest_names(store, MOST_NAMES)
     both, pair, problem = None, None, ""
+    within = campaign[0] if len(campaign) == 1 and len(recipe) == 2 else None
     try:
         both = compare(store, *campaign) if len(campaign) == 2 else None
-        pair = compare_recipes(store, *recipe) if len(recipe) == 2 else None
+        pair = compare_recipes(store, recipe, within) if len(recipe) == 2 else None
     except (InvalidInput, NotFound) as error:
         problem = message_without_store(error, store.url)
-    if len(campaign) not in (0, 2) or len(recipe) not in (0, 2):
+    if (len(campaign) not in (0, 2) and within is None) or len(recipe) not in (0, 2):
         problem = "choose two to compare"
     return page(
         "compare.html",

@@ -28,9 +28,9 @@
     return found;
   }
 
-  function open(base, item) {
+  function open(address, item) {
     const recipe = item?.datum?.recipe;
-    if (recipe) window.location.assign(base + encodeURIComponent(recipe));
+    if (recipe) window.location.assign(address.replace("RECIPE", encodeURIComponent(recipe)));
   }
 
   // The chart is made aside and then put in place, so that nothing flickers where one is drawn again.

@@ -38,6 +38,7 @@ class Cut:
     spec: Json
     nodes_left_out: int
     devices_left_out: int
+    stages_left_out: int
     reaches: tuple[Json, ...]
 
 
@@ -47,6 +48,7 @@ def cut(recipe: Recipe, cluster: Cluster, *, layers: int) -> Cut:
     shown = shown_nodes(recipe, cluster, nodes)
     per_node = min(cluster.devices_per_node, MOST_DEVICES_PER_NODE)
     rows = [row for node in shown for row in _node_rows(recipe, node, node * cluster.devices_per_node, per_node)]
+    drawn = {row["pipeline"] for row in rows if row["kind"] == "device"}
     return Cut(
         spec={
             "vconcat": [_strip(recipe, stages(recipe, layers)), _nodes(rows, per_node)],
@@ -55,6 +57,7 @@ def cut(recipe: Recipe, cluster: Cluster, *, layers: int) -> Cut:
         },
         nodes_left_out=nodes - len(shown),
         devices_left_out=cluster.devices_per_node - per_node,
+        stages_left_out=sum(rank_of_stage(recipe, stage) not in drawn for stage in range(recipe.stages)),
         reaches=tuple(_reaches(recipe, cluster)),
     )
 
@@ -136,7 +139,7 @@ def _node_rows(recipe: Recipe, node: int, first_rank: int, devices: int) -> Iter
         if first_rank + place < recipe.devices:
             held = places(recipe, first_rank + place)
             found.append((where, held))
-            look = {"kind": "device", "shade": shade(held["PP"], recipe.pipeline_parallel)}
+            look = {"kind": "device", "pipeline": held["PP"], "shade": shade(held["PP"], recipe.pipeline_parallel)}
             yield where | look | _device_words(recipe, first_rank + place, held)
         else:
             yield where | {"kind": "idle", "words": ["idle"], "hint": "no rank runs here", "shade": 0}
