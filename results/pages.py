@@ -5,18 +5,20 @@ Pages are counted from 1. A page after the last is empty; `total` is the number 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, and_, func, select
 from sqlalchemy.orm import aliased
 from sqlalchemy.sql.selectable import GenerativeSelect
 
-from frontrunner.results.outcome import Outcome
+from frontrunner.results.outcome import FailureKind, Outcome, ProbeEnding
 from frontrunner.results.ranking import (
     BYTES_PER_GB,
     ORDERED_COLUMNS,
+    PEAK_IS_KNOWN,
     Filters,
     RankBy,
     RankedRecipe,
@@ -26,10 +28,19 @@ from frontrunner.results.ranking import (
     passes,
     rank,
 )
-from frontrunner.results.records import AttemptOutcome, Campaign, CampaignSummary, Probed, Trial
-from frontrunner.results.rows import attempts_by_trial, cell, finished_attempts, read_attempts, value_of
-from frontrunner.results.schema import AttemptRow, CampaignRow, StandingRow, TrialRow
-from frontrunner.results.states import TrialState
+from frontrunner.results.records import AttemptOutcome, Campaign, CampaignSummary, Trial
+from frontrunner.results.rows import attempts_by_trial, cell, finished_attempts, has_table, read_attempts, value_of
+from frontrunner.results.schema import (
+    AttemptRow,
+    CampaignRow,
+    EndingRow,
+    FailureRow,
+    MeasurementRow,
+    StandingRow,
+    TrialRow,
+    recipe_from_json,
+)
+from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.recipe import Recipe
@@ -239,10 +250,87 @@ def newest_spans(store: Store, campaign_id: int, limit: int) -> Page[AttemptOutc
         return Page(items=tuple(read_attempts(connection, mine, newest=limit)), total=total)
 
 
-def probed(store: Store, campaign: Campaign | str | None) -> list[Probed]:
+class Ended(NamedTuple):
+    """A finished attempt, in the columns that charts of 100,000 need.
+
+    `kind` is None for a measurement, `standing` the pooled tokens/s of the recipe, None where it does not rank.
+    """
+
+    recipe_id: str
+    recipe_json: str
+    state: TrialState
+    standing: float | None
+    kind: FailureKind | None
+    tokens_per_s: float | None
+    node_seconds: float
+    ended: ProbeEnding | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe, which takes as long to read as all else of ten attempts."""
+        return recipe_from_json(self.recipe_json)
+
+    @property
+    def outcome(self) -> str:
+        """`measured`, or the failure's kind."""
+        return "measured" if self.kind is None else self.kind.value
+
+
+ENDED = TypeAdapter(list[Ended])
+
+
+def probed(store: Store, campaign: Campaign | str | None) -> list[Ended]:
     """Return every finished attempt of the campaign (None: the newest), in the order in which they ended."""
     with store.read(campaign) as (connection, found):
-        return finished_attempts(connection, AttemptRow.campaign_id == found.id)
+        mine = AttemptRow.campaign_id == found.id
+        query = (
+            select(
+                *(TrialRow.recipe_id, TrialRow.recipe_json, TrialRow.state, StandingRow.tokens_per_s, FailureRow.kind),
+                MeasurementRow.tokens_per_s,
+                func.coalesce(MeasurementRow.node_seconds, FailureRow.node_seconds),
+            )
+            .select_from(AttemptRow)
+            .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
+            .outerjoin(StandingRow, StandingRow.trial_id == AttemptRow.trial_id)
+            .outerjoin(MeasurementRow, MeasurementRow.attempt_id == AttemptRow.id)
+            .outerjoin(FailureRow, FailureRow.attempt_id == AttemptRow.id)
+            .where(mine, AttemptRow.state != AttemptState.RUNNING)
+            .order_by(AttemptRow.finished_at, AttemptRow.id)
+        )
+        if has_table(connection, EndingRow):
+            query = query.add_columns(EndingRow.ended).outerjoin(EndingRow, EndingRow.attempt_id == AttemptRow.id)
+        try:
+            return ENDED.validate_python(connection.execute(query).all())
+        except ValidationError:
+            finished_attempts(connection, mine)  # names the damaged cell
+            rank(connection, found)
+            raise
+
+
+def stride(ranked: int, most: int) -> int:
+    """Return of how many ranks each one is drawn, so that up to `most` are."""
+    return max(1, -(-ranked // most))
+
+
+def ranking_sample(
+    store: Store, campaign: Campaign, *, most: int, fastest: int, always: Collection[str]
+) -> tuple[list[RankedRecipe], int, int]:
+    """Return every `stride`-th recipe of the ranking, with the fastest and those `always` wanted.
+
+    Then how many are ranked, and of how many of them the peak memory is known.
+    """
+    with store.read(campaign) as (connection, found):
+        query = select(StandingRow.trial_id, StandingRow.recipe_id, PEAK_IS_KNOWN)
+        rows = connection.execute(query.where(StandingRow.campaign_id == found.id).order_by(*ordering(RankBy.TOKENS)))
+        standing = rows.all()
+        step = stride(len(standing), most)
+        places = {
+            place: trial_id
+            for place, (trial_id, recipe_id, _) in enumerate(standing, start=1)
+            if place <= fastest or (place - 1) % step == 0 or recipe_id in always
+        }
+        ranking = rank(connection, found, StandingRow.trial_id.in_(places.values()), ranks=places)
+    return ranking, len(standing), sum(bool(row[2]) for row in standing)
 
 
 @dataclass(frozen=True, kw_only=True)

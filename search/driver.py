@@ -13,7 +13,7 @@ from frontrunner.evaluators.protocol import Finished, NodesUnavailable
 from frontrunner.notebook import Displayed
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import OUTLOOK, newest_outlooks, outlook_of
-from frontrunner.results.prior_results import probes_made, reused_trials
+from frontrunner.results.prior_results import REUSED, probes_made, trials_noted
 from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
@@ -188,7 +188,7 @@ class Driver:
             self._stop_rule.hear(session.view.outlook, measured=measured)
         session.budget.probes = probes_made(store, store.campaign(campaign.name))
         # A reused result does not show that anything runs here.
-        reused = reused_trials(store, campaign.id)
+        reused = trials_noted(store, campaign.id, REUSED)
         self._has_measured = any(trial.state is TrialState.MEASURED and trial.number not in reused for trial in trials)
 
     def _start_what_fits(self) -> Ending | None:

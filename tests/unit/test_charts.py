@@ -36,7 +36,7 @@ from frontrunner.views.charts.knobs import (
     shap,
     shap_effects,
 )
-from frontrunner.views.charts.marks import OUTCOMES, Chart, Collected, Missing, knobs
+from frontrunner.views.charts.marks import MOST_DRAWN, OUTCOMES, Chart, Collected, Missing, knobs
 from frontrunner.views.charts.render import fitted
 from support.charted import GIB, failed, measured, recorded, spec
 
@@ -95,30 +95,44 @@ def test_history_pools_repeats_and_counts_every_attempt(collected: Collected) ->
 
 
 def test_time_of_nodes_is_in_seconds_if_short(collected: Collected) -> None:
-    attempts = collected.attempts[:1]
-    short = replace(collected, attempts=[replace(attempts[0], outcome=replace(attempts[0].outcome, node_seconds=18.0))])
+    short = replace(collected, attempts=[collected.attempts[0]._replace(node_seconds=18.0)])
     assert "after 18 of 18 node-seconds" in chart_of(history(short)).reading
     assert "18 node-seconds went to 1 attempts" in chart_of(node_hours(short)).reading
 
 
 def test_history_best_is_the_best_standing_after_each_probe(collected: Collected) -> None:
     dice = random.Random(7)
-    by_recipe = {row.trial.recipe_id: row for row in collected.attempts}
+    by_recipe = {row.recipe_id: row for row in collected.attempts}
     attempts, speeds, expected = [], defaultdict(list), []
     for _ in range(400):
         attempted = by_recipe[dice.choice(sorted(by_recipe))]
         outcome = dice.choice([measured(dice.choice([100.0, 200.0, 300.0, 400.0])), failed()])
-        attempts.append(replace(attempted, outcome=outcome))
-        standing = speeds[attempted.trial.recipe_id]
+        speed, kind = (getattr(outcome, name, None) for name in ("tokens_per_s", "kind"))
+        attempts.append(attempted._replace(tokens_per_s=speed, kind=kind))
+        standing = speeds[attempted.recipe_id]
         if isinstance(outcome, Measurement):
             standing.append((outcome.tokens_per_s, True))
         else:  # its earlier repeats count again with the next that is measured
-            speeds[attempted.trial.recipe_id] = [(speed, False) for speed, _ in standing]
+            speeds[attempted.recipe_id] = [(speed, False) for speed, _ in standing]
         stands = [[speed for speed, _ in rows] for rows in speeds.values() if rows and rows[-1][1]]
         expected.append(max(map(statistics.median, stands), default=None))
     rows = rows_of(chart_of(history(replace(collected, attempts=attempts))).spec, "probe")
     assert [row["best"] for row in rows] == expected
     assert None in expected[1:]  # every recipe had failed once
+
+
+def test_history_of_many_probes_draws_some_thousand_and_every_step_of_the_best(collected: Collected) -> None:
+    first, *others = collected.attempts
+    many = replace(collected, attempts=[first] * 9001 + others)
+    chart = chart_of(history(many))
+    rows = rows_of(chart.spec, "probe")
+    assert len(rows) < MOST_DRAWN + 10
+    assert {row["best"]: row["probe"] for row in reversed(rows)} == {100: 1, 500: 9002, 400: 9003}
+    assert chart.remarks == (
+        f"{len(rows):,} of 9,007 probes are drawn: an even selection, and each step of the best so far.",
+    )
+    assert "found by probe 9003 of 9007" in chart.reading
+    assert sum(row["attempts"] for row in rows_of(chart_of(node_hours(many)).spec, "outcome")) == 9007
 
 
 def test_node_hours_by_outcome(collected: Collected) -> None:
@@ -274,7 +288,7 @@ def test_parallel_coordinates_draw_the_fastest_last(collected: Collected) -> Non
     assert list(dict.fromkeys(row["recipe"] for row in rows)) == [row.recipe_id for row in collected.ranking][::-1]
     best = {row["axis"]: row["height"] for row in rows if row["recipe"] == collected.ranking[0].recipe_id}
     assert best == {"PP": 0.0, "micro-batch": 1.0, "peak GiB": 1.0, "tokens/s": 1.0}  # all measured have TP 1
-    many = replace(collected, ranking=[*collected.ranking] * MOST_LINES)
+    many = replace(collected, ranked=3 * MOST_LINES)
     assert chart_of(parallel_coordinates(many)).remarks == (f"The {2 * MOST_LINES} slowest recipes are not drawn.",)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, pool
+from frontrunner.results.pages import ranking_sample
 from frontrunner.results.ranking import best, pareto
 from frontrunner.results.states import CampaignState
 from frontrunner.results.status import explain, failures, status
@@ -247,6 +248,19 @@ class TestFailuresAndStatus:
         assert [event.data["number"] for event in seen.last_events] == list(range(2, 12))
         assert seen.campaign.node_seconds_spent == 3 * 2.5 + 10.0
         assert seen.driver_is_live
+
+
+def test_sample_of_a_ranking_has_every_so_manieth_recipe_the_fastest_and_the_wanted(
+    store: Store, measured: dict[str, list[Measurement]]
+) -> None:
+    whole = best(store, "ranked", top=None)
+    some, ranked, with_peak = ranking_sample(
+        store, store.campaign("ranked"), most=5, fastest=3, always={whole[-1].recipe_id}
+    )
+    places = sorted({1, 2, 3, *range(1, len(whole) + 1, -(-len(whole) // 5)), len(whole)})
+    assert some == [whole[place - 1] for place in places]
+    assert ranked == with_peak == len(whole)
+    assert ranking_sample(store, store.campaign("ranked"), most=40, fastest=0, always=())[0] == whole
 
 
 def test_questions_other_than_the_table_do_not_import_pandas() -> None:

@@ -212,13 +212,13 @@ async def plan(service: ServiceOf, body: requests.PlanBody) -> Response:
 async def launch(service: ServiceOf, body: requests.CampaignBody) -> Response:
     """Start a campaign; the response comes once it is in the store and its driver has begun."""
     table = requests.campaign_table(body, service.settings.registered)
-    return answer(await service.slowly(lambda: service.drivers.launch(table)), status=201)
+    return answer(await service.slowly(lambda: service.drivers.launch(table), starts=True), status=201)
 
 
 @api.post("/campaigns/{name}/resume", response_model=requests.LaunchAnswer, tags=["control"], dependencies=OPERATOR)
 async def resume(service: ServiceOf, name: CampaignName) -> Response:
     """Continue a campaign where it stopped."""
-    return answer(await service.slowly(lambda: service.drivers.resume(name)))
+    return answer(await service.slowly(lambda: service.drivers.resume(name), starts=True))
 
 
 def _add_signal(word: Word, description: str) -> None:
@@ -249,7 +249,7 @@ def one_replay(service: ServiceOf, recipe_id: RecipeId) -> Response:
 @uncached.post("/replays", response_model=Replay, status_code=201, tags=["replays"], dependencies=OPERATOR)
 async def start_replay(service: ServiceOf, body: requests.ReplayBody) -> Response:
     """Start a replay, or continue one from its newest checkpoint."""
-    return answer(await service.slowly(lambda: service.replays.start(body.settings())), status=201)
+    return answer(await service.slowly(lambda: service.replays.start(body.settings()), starts=True), status=201)
 
 
 @uncached.post("/replays/{recipe_id}/stop", response_model=Replay, tags=["replays"], dependencies=OPERATOR)

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 import anyio.to_thread
-from cachetools import TTLCache
+from cachetools import LRUCache, TTLCache
 from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
@@ -23,6 +23,7 @@ from frontrunner.server.drivers import Drivers, Replays
 from frontrunner.server.errors import STATUS_OF, Forbidden
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError
+from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import invalid_input
 from frontrunner.store import LocalStore
 from frontrunner.text import to_json
@@ -54,9 +55,10 @@ class Service:
         self.store = open_store(settings.store, create=True)
         self.local = LocalStore(is_open=self.store)
         self.drivers, self.replays = Drivers(self.store, settings), Replays(settings)
-        self.slow_work = anyio.CapacityLimiter(SLOW_THREADS)
+        self.slow_work, self.starts = anyio.CapacityLimiter(SLOW_THREADS), anyio.CapacityLimiter(SLOW_THREADS)
         self.streams = anyio.CapacityLimiter(limits.streams)
         self.cache = Cache(limits.cache_s, limits.cache_bytes)
+        self._surveys: LRUCache[int, Survey] = LRUCache(MOST_REPORTED)
         self._reported: TTLCache[tuple[str, str], Reported] = TTLCache(
             MOST_REPORTED, min(REPORT_TTL_S, 10 * limits.cache_s)
         )
@@ -65,12 +67,12 @@ class Service:
         """Read what a campaign's report and figures show, at most once per `REPORT_TTL_S` and version of a page."""
         found: Reported | None = self._reported.get((campaign, version))
         if found is None:
-            found = self._reported[campaign, version] = reported(self.store, campaign)
+            found = self._reported[campaign, version] = reported(self.store, campaign, self._surveys)
         return found
 
-    async def slowly(self, work: Callable[[], T]) -> T:
-        """Run work that takes seconds on a thread of its own, so that quick questions do not wait for it."""
-        return await anyio.to_thread.run_sync(work, limiter=self.slow_work)
+    async def slowly(self, work: Callable[[], T], *, starts: bool = False) -> T:
+        """Run work that takes seconds on a thread of its own: no question, and no start, waits for the others."""
+        return await anyio.to_thread.run_sync(work, limiter=self.starts if starts else self.slow_work)
 
 
 class Cache:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from frontrunner import __version__
 from frontrunner.evaluators.probe.files import write_bytes
-from frontrunner.results.outcome import Measurement, ProbeEnding
+from frontrunner.results.outcome import ProbeEnding
 from frontrunner.results.predictions import outlook_of
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import IMPORTED
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from frontrunner.spaces.space import Survey
 
 TOP = 10
-MOST_FAILURES = 200
 MOST_ROWS = 500
 LONG_WORDS = 16
 NUMBER = re.compile(r"-|[+-]?[\d.,]+(e[+-]?\d+)?( (%|s|ms))?")
@@ -85,7 +84,7 @@ def report_page(
         "facts": facts_of(collected, spec),
         "version": __version__,
         "most_rows": MOST_ROWS,
-        "most_failures": MOST_FAILURES,
+        "failures": len(collected.final_failures),
     }
     if ranking:
         memory_bytes = collected.problem.cluster.memory_bytes_per_device
@@ -127,8 +126,7 @@ def warnings(collected: Collected) -> Iterator[str]:
                 f"The second recipe, {collected.ranking[1].recipe_id}, is {gap:.1f} % behind, within the spread of "
                 f"{spread:.1f} %: another measurement could reverse their order."
             )
-    outcomes = (ended.outcome for ended in collected.attempts)
-    rough = sum(isinstance(found, Measurement) and found.ended is ProbeEnding.SLOWER for found in outcomes)
+    rough = sum(ended.ended is ProbeEnding.SLOWER for ended in collected.attempts)
     if rough:
         yield (
             f"{counted(rough, 'probe')} ended early, clearly slower than the best recipe: the figures of "
@@ -143,7 +141,7 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
     campaign, problem = collected.campaign, collected.problem
     model, cluster = problem.model, problem.cluster
     peak = cluster.peak_flops(problem.precision)
-    kinds = Counter(row.failure.kind.value for row in collected.failed)
+    kinds = Counter(ended.outcome for ended in collected.final_failures)
     failed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) or "none failed"
     budget = spec.budget
     limits = {"probes": budget.probes, "minutes": budget.minutes, "node-hours": budget.node_hours}
@@ -162,7 +160,7 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
         f"{cluster.device}, {cluster.memory_gib_per_device:g} GiB each"
         + ("" if peak is None else f", peak {thousands(peak / 1e12)} TFLOPS in {problem.precision}"),
         "search": f"{campaign.strategy} over {campaign.legal_recipes:,} legal recipes, seed {spec.search.seed}",
-        "tried": f"{len(collected.ranking)} recipes measured, {failed}",
+        "tried": f"{collected.ranked} recipes measured, {failed}",
         "budget": ", ".join(f"{value:,g} {what}" for what, value in limits.items() if value is not None) or "no limit",
         "spent": spent,
         "dates": f"begun {minute(campaign.created_at)} UTC, last changed {minute(campaign.updated_at)} UTC",

@@ -235,7 +235,7 @@ async def one_figure(service: ServiceOf, name: CampaignName, wanted: str) -> Res
 @router.post("/campaigns/{name}/resume", dependencies=OPERATOR)
 async def resume(service: ServiceOf, name: CampaignName) -> Response:
     """Have a driver go on with the campaign."""
-    started = await service.slowly(lambda: service.drivers.resume(name))
+    started = await service.slowly(lambda: service.drivers.resume(name), starts=True)
     return HTMLResponse(f'<p class="fine">Process {started["pid"]} continues {name}.</p>')
 
 

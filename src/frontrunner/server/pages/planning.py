@@ -319,5 +319,5 @@ async def launch(service: ServiceOf, given: CampaignText) -> Response:
         parsed(table)  # TOML has numbers that no campaign has, and that cannot be passed to a driver
         return service.drivers.launch(table)
 
-    started = await service.slowly(begun)
+    started = await service.slowly(begun, starts=True)
     return Response(status_code=204, headers={"HX-Redirect": f"/campaigns/{started['campaign']}"})

@@ -136,7 +136,7 @@ def replay_so_far(service: ServiceOf, role: RoleOf, found: ExplainedOf) -> Respo
 @router.post("/recipes/{recipe_id}/replay", dependencies=OPERATOR)
 async def start_replay(service: ServiceOf, role: RoleOf, found: ExplainedOf, body: ReplayBody) -> Response:
     """Start a replay, or continue one."""
-    await service.slowly(lambda: service.replays.start(body.settings()))
+    await service.slowly(lambda: service.replays.start(body.settings()), starts=True)
     return HTMLResponse(_replay(service, role, found))
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
-import statistics
+from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from operator import attrgetter
+from heapq import heappop, heappush
+from operator import itemgetter
 
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.results.outcome import Measurement
+from frontrunner.results.outcome import POLICIES
+from frontrunner.results.pages import Ended
 from frontrunner.results.ranking import RankedRecipe
+from frontrunner.results.states import TrialState
 from frontrunner.text import counted, gib, node_time, node_unit, percent, seconds, thousands
 from frontrunner.views.charts import marks as vl
-from frontrunner.views.charts.marks import Chart, Collected, Json, Knob, Missing, Table, knobs, shown, table
+from frontrunner.views.charts.marks import MOST_LINES, Chart, Collected, Json, Knob, Missing, Table, knobs, shown, table
 from frontrunner.views.columns import COLUMNS, used
 
 LONGEST_PAUSE_S = 20.0
@@ -25,8 +30,8 @@ def history(collected: Collected) -> Chart | Missing:
     """Draw the tokens/s of every probe and the best so far, over probes and over the time of nodes."""
     if not collected.attempts:
         return vl.NOTHING_ENDED
-    unit, size_s = node_unit(math.fsum(ended.outcome.node_seconds for ended in collected.attempts))
-    rows = _history_rows(collected, size_s)
+    unit, size_s = node_unit(math.fsum(ended.node_seconds for ended in collected.attempts))
+    rows = _history_rows(collected.attempts, size_s)
     final, reading = rows[-1]["best"], "No probe has measured a recipe yet."
     if final is not None:
         found = max((row["probe"] for row in rows if row["best"] != final), default=0)
@@ -34,6 +39,11 @@ def history(collected: Collected) -> Chart | Missing:
             f"The best recipe, {thousands(final)} tokens/s, was found by probe {found + 1} of {len(rows)}, after "
             f"{thousands(rows[found]['spent'])} of {thousands(rows[-1]['spent'])} {unit}."
         )
+    turns = [row for before, row in itertools.pairwise([{"best": None}, *rows]) if row["best"] != before["best"]]
+    total, drawn = len(rows), {row["probe"]: row for row in (*vl.evenly(rows), *turns, rows[-1])}
+    rows = [drawn[probe] for probe in sorted(drawn)]
+    for row in rows:
+        row["choices"] = collected.attempts[row["probe"] - 1].recipe.describe()
     hints = vl.tooltip("probe", "recipe", "choices", "outcome", numbers={"tokens_per_s": "tokens/s"})
     marks = vl.looks("outcome", vl.OUTCOMES, (row["outcome"] for row in rows), "color", "shape")
     best = {"y": vl.number("best", "tokens/s")}
@@ -45,6 +55,7 @@ def history(collected: Collected) -> Chart | Missing:
     return Chart(
         reading=f"{reading} The line is the best so far, with repeats of a recipe pooled; failed probes are drawn at "
         "zero.",
+        remarks=vl.selected(len(rows), total, "probes are drawn: an even selection, and each step of the best so far"),
         spec={
             "data": {"values": rows},
             "transform": [{"calculate": "isValid(datum.tokens_per_s) ? datum.tokens_per_s : 0", "as": "drawn"}],
@@ -60,23 +71,25 @@ def history(collected: Collected) -> Chart | Missing:
     )
 
 
-def _history_rows(collected: Collected, size_s: float) -> list[Json]:
+def _history_rows(attempts: Sequence[Ended], size_s: float) -> list[Json]:
     """Return one row per attempt; `best` is the pooled tokens/s of the recipe that led after it."""
     measured: dict[str, list[float]] = defaultdict(list)
     standing: dict[str, float] = {}
+    led: list[tuple[float, str]] = []  # a heap of what stood once, the fastest on top
     rows, spent_s = [], 0.0
-    for probe, ended in enumerate(collected.attempts, start=1):
-        recipe_id, outcome, tokens_per_s = ended.trial.recipe_id, ended.outcome, None
-        spent_s += outcome.node_seconds
-        if isinstance(outcome, Measurement):
-            tokens_per_s = outcome.tokens_per_s
-            measured[recipe_id].append(tokens_per_s)
-            standing[recipe_id] = statistics.median(measured[recipe_id])
-        elif outcome.policy.counts_against_recipe:
-            standing.pop(recipe_id, None)
-        row = {"probe": probe, "spent": spent_s / size_s, "outcome": vl.outcome_name(outcome)}
-        row |= {"tokens_per_s": tokens_per_s, "best": max(standing.values(), default=None)}
-        rows.append(row | {"recipe": recipe_id, "choices": ended.trial.recipe.describe()})
+    for probe, ended in enumerate(attempts, start=1):
+        spent_s += ended.node_seconds
+        if ended.tokens_per_s is not None:
+            times = measured[ended.recipe_id]
+            insort(times, ended.tokens_per_s)
+            standing[ended.recipe_id] = (times[(len(times) - 1) // 2] + times[len(times) // 2]) / 2
+            heappush(led, (-standing[ended.recipe_id], ended.recipe_id))
+        elif ended.kind is None or POLICIES[ended.kind].counts_against_recipe:
+            standing.pop(ended.recipe_id, None)
+        while led and standing.get(led[0][1]) != -led[0][0]:
+            heappop(led)
+        row = {"probe": probe, "spent": spent_s / size_s, "outcome": ended.outcome, "recipe": ended.recipe_id}
+        rows.append(row | {"tokens_per_s": ended.tokens_per_s, "best": -led[0][0] if led else None})
     return rows
 
 
@@ -86,7 +99,7 @@ def node_hours(collected: Collected) -> Chart | Missing:
         return vl.NOTHING_ENDED
     spent: dict[str, list[float]] = defaultdict(list)
     for ended in collected.attempts:
-        spent[vl.outcome_name(ended.outcome)].append(ended.outcome.node_seconds)
+        spent[ended.outcome].append(ended.node_seconds)
     total_s = math.fsum(map(math.fsum, spent.values()))
     unit, size_s = node_unit(total_s)
     rows: list[Json] = [
@@ -182,7 +195,7 @@ def timeline(spans: Sequence[Span]) -> Json | None:
 FAR = 2.0
 """A memory limit beyond this multiple of the fullest recipe's peak is a remark: drawn, it would squeeze the points."""
 APART = 0.06
-MOST_LINES = 500
+MOST_CELLS = 1000
 NODE_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down")
 ON_FRONT = "on the front"
 
@@ -225,7 +238,10 @@ def speed_memory(collected: Collected) -> Chart | Missing:
             f"Recipes take {counts[0]} to {counts[-1]} nodes, which this front does not weigh: frontrunner pareto "
             "--objectives tokens,memory,nodes does."
         )
-    if unknown := len(collected.ranking) - len(ranking):
+    remarks += vl.selected(
+        len(ranking), collected.with_peak, "recipes are drawn: an even selection, the fastest and the front"
+    )
+    if unknown := collected.ranked - collected.with_peak:
         remarks.append(f"Left out: {counted(unknown, 'recipe')} whose peak memory is unknown.")
     if not is_near:
         remarks.append(f"The device's {gib(limit)} GiB lie beyond the chart.")
@@ -241,9 +257,9 @@ def speed_memory(collected: Collected) -> Chart | Missing:
     where = f"datum.group == '{ON_FRONT}'"
     return Chart(
         reading=(
-            f"{len(front)} of {len(ranking)} recipes are on the front: no other is both faster and smaller. The "
-            f"fastest leaves {percent(room, 0)} of a device's {gib(limit)} GiB free; the leanest of the front needs "
-            f"{gib(leanest.peak_memory_bytes_max_rank)} GiB and reaches {thousands(leanest.tokens_per_s)} tokens/s."
+            f"{len(front)} of {collected.with_peak:,} recipes are on the front: no other is both faster and smaller. "
+            f"The fastest leaves {percent(room, 0)} of a device's {gib(limit)} GiB free; the leanest of the front "
+            f"needs {gib(peaks[front[-1].recipe_id])} GiB and reaches {thousands(leanest.tokens_per_s)} tokens/s."
         ),
         remarks=tuple(remarks),
         spec={
@@ -270,7 +286,7 @@ def parallel_coordinates(collected: Collected) -> Chart | Missing:
     if len(ranking) < 2:
         return Missing(reason=f"Lines can be compared from two measured recipes on; there are {len(ranking)}.")
     varied = knobs(collected.survey, [row.recipe for row in ranking])
-    left_out = len(ranking) - MOST_LINES
+    left_out = collected.ranked - MOST_LINES
     return Chart(
         reading=(
             "Each line is a measured recipe, orange the fastest. In a browser, drag a box over an axis to keep the "
@@ -279,7 +295,7 @@ def parallel_coordinates(collected: Collected) -> Chart | Missing:
         remarks=(f"The {left_out} slowest recipes are not drawn.",) if left_out > 0 else (),
         spec=_parallel_spec(varied, ranking[:MOST_LINES]),
         table=table(
-            ranking,
+            ranking[:MOST_LINES],
             ("recipe", lambda row: row.recipe_id),
             *((knob.label, lambda row, knob=knob: knob.word(row.recipe)) for knob in varied),
             ("peak GiB", lambda row: gib(row.standing.peak_memory_bytes_max_rank)),
@@ -353,14 +369,15 @@ def feasibility(collected: Collected) -> Chart | Missing:
     """Draw a panel per micro-batch: what ran and what failed by tensor and pipeline parallelism."""
     if not collected.ranking and not collected.final_failures:
         return vl.NOTHING_ENDED
-    corner = attrgetter("tensor_parallel", "pipeline_parallel", "micro_batch_seqs")
-    legal: Counter[tuple[int, ...]] = Counter(map(corner, collected.survey.recipes))
+    corner = itemgetter("tensor_parallel", "pipeline_parallel", "micro_batch_seqs")
+    legal: Counter[tuple[int, ...]] = Counter(corner(vars(recipe)) for recipe in collected.survey.recipes)
     speeds: dict[tuple[int, ...], list[float]] = defaultdict(list)
     failures: dict[tuple[int, ...], Counter[str]] = defaultdict(Counter)
-    for row in collected.ranking:
-        speeds[corner(row.recipe)].append(row.standing.tokens_per_s)
-    for recipe, failure in collected.final_failures.items():
-        failures[corner(recipe)][failure.kind.value] += 1
+    for ended in collected.tried.values():
+        if ended.standing is not None:
+            speeds[corner(json.loads(ended.recipe_json))].append(ended.standing)
+        elif ended.state is TrialState.FAILED:
+            failures[corner(json.loads(ended.recipe_json))][ended.outcome] += 1
     rows: list[Json] = []
     for place in sorted({*legal, *speeds, *failures}):
         tensor, pipeline, micro_batch = place
@@ -384,13 +401,15 @@ def feasibility(collected: Collected) -> Chart | Missing:
     tried = [row for row in rows if row["state"] != NOT_TRIED]
     lost = sum(row["state"].startswith(ALL_FAILED) for row in tried)
     colors = vl.palette("state", CELLS, (row["state"] for row in rows))
-    is_tried = f"datum.state != '{NOT_TRIED}'"
+    is_tried, corners = f"datum.state != '{NOT_TRIED}'", len(rows)
+    rows = rows if corners <= MOST_CELLS else tried[:MOST_CELLS]
     panels = list(dict.fromkeys(row["panel"] for row in sorted(rows, key=lambda row: row["micro_batch"])))
     return Chart(
         reading=(
-            f"Of {len(rows)} corners with a legal recipe {len(tried)} were tried; {lost or 'none'} of these failed "
+            f"Of {corners} corners with a legal recipe {len(tried)} were tried; {lost or 'none'} of these failed "
             "altogether. A cell shows how many of the recipes tried there ran; an empty place has no legal one."
         ),
+        remarks=vl.selected(len(rows), corners, "corners are drawn"),
         spec={
             "data": {"values": rows},
             "facet": {"field": "panel", "type": "nominal", "sort": panels, "header": {"title": None}},

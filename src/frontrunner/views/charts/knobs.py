@@ -19,6 +19,8 @@ from frontrunner.evaluators.analytic.accuracy_bounds import trust_in
 from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, not_modelled
 from frontrunner.results.outcome import FailureKind
 from frontrunner.results.ranking import RankedRecipe
+from frontrunner.results.states import TrialState
+from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.legality import Reason, why_illegal
 from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.space import recipe_at
@@ -42,7 +44,8 @@ def predicted(collected: Collected) -> Chart | Missing:
     """Draw the model's speed and memory over the measured ones, with the line of a perfect model."""
     if not collected.ranking:
         return vl.NOTHING_MEASURED
-    found = _estimates([row.recipe for row in collected.ranking], collected)
+    ranking = collected.even
+    found = _estimates([row.recipe for row in ranking], collected)
     if not found:
         return Missing(reason="The formulas know none of the measured recipes.")
     rows: list[Json] = [
@@ -53,7 +56,7 @@ def predicted(collected: Collected) -> Chart | Missing:
             "GiB": None if (peak := row.standing.peak_memory_bytes_max_rank) is None else peak / vl.GIB,
             "predicted GiB": found[row.recipe].peak_memory_bytes / vl.GIB,
         }
-        for row in collected.ranking
+        for row in ranking
         if row.recipe in found
     ]
     speeds, guesses = [row["tokens/s"] for row in rows], [row["predicted tokens/s"] for row in rows]
@@ -66,9 +69,9 @@ def predicted(collected: Collected) -> Chart | Missing:
         over = "" if len(with_peak) == len(rows) else f" over the {len(with_peak)} whose peak is known"
         memory = f", its peak memory by {off}{over}"
     trust = trust_in(list(found), collected.problem)
-    unknown = len(collected.ranking) - len(rows)
-    failed = [recipe for recipe, why in collected.final_failures.items() if why.kind is FailureKind.OUT_OF_MEMORY]
-    judged = _estimates(failed, collected).values()
+    unknown = len(ranking) - len(rows)
+    failed = [ended for ended in collected.final_failures if ended.kind is FailureKind.OUT_OF_MEMORY]
+    judged = _estimates([ended.recipe for ended in vl.evenly(failed)], collected).values()
     too_large, of_those = (sum(not one.fits for one in some) for some in (judged, found.values()))
     out_of_memory = (
         f"Of {len(judged)} recipes that ran out of memory the model had called {too_large} too large; of {len(found)} "
@@ -84,6 +87,7 @@ def predicted(collected: Collected) -> Chart | Missing:
         remarks=(
             *(f"{remark[:1].upper()}{remark[1:]}." for remark in trust.remarks),
             *([out_of_memory] if judged else ()),
+            *vl.selected(len(ranking), collected.ranked, "measured recipes are looked at: an even selection"),
             *([f"{unknown} measured recipes are unknown to the formulas and left out."] if unknown else ()),
         ),
         spec={
@@ -225,16 +229,15 @@ def curve(knob: str, collected: Collected) -> Iterator[Json]:
         if value == own or variant != best.recipe:  # else the value changes nothing
             variants[value] = variant
     known = _estimates([best.recipe, *(found for found in variants.values() if isinstance(found, Recipe))], collected)
-    measured = {row.recipe: row.standing.tokens_per_s for row in collected.ranking}
-    failures = collected.final_failures
     for place, (value, found) in enumerate(variants.items()):
         source, speed, note = "unknown to the model", None, ""
+        tried = None if isinstance(found, Reason) else collected.tried.get(recipe_id(collected.problem, found))
         if isinstance(found, Reason):
             source, note = ILLEGAL, found.text
-        elif found in measured:
-            source, speed = BEST if found == best.recipe else "measured", measured[found]
-        elif found in failures:
-            source, note = "failed", failures[found].kind.value
+        elif tried is not None and tried.standing is not None:
+            source, speed = BEST if found == best.recipe else "measured", tried.standing
+        elif tried is not None and tried.state is TrialState.FAILED:
+            source, note = "failed", tried.outcome
         elif found in known and best.recipe in known:
             source, note = "estimated" if known[found].fits else "estimated not to fit", known[found].fit
             speed = best.standing.tokens_per_s * known[found].tokens_per_s / known[best.recipe].tokens_per_s
@@ -351,7 +354,7 @@ def shap(collected: Collected) -> Chart | Missing:
 
 
 def _weighed(collected: Collected) -> Sequence[RankedRecipe]:
-    return collected.ranking[:: -(-len(collected.ranking) // MOST_WEIGHED)]
+    return vl.evenly(collected.even, MOST_WEIGHED)
 
 
 def _varied(collected: Collected) -> tuple[Knob, ...] | Missing:

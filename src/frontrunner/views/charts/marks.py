@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from frontrunner.results.outcome import Failure, Outcome
-from frontrunner.results.pages import probed
-from frontrunner.results.prior_results import reused_trials
-from frontrunner.results.ranking import RankedRecipe, best, pareto
-from frontrunner.results.records import Campaign, Event, Probed
+from frontrunner.results.pages import Ended, probed, ranking_sample, stride
+from frontrunner.results.prior_results import REUSED, trials_noted
+from frontrunner.results.ranking import RankedRecipe, pareto
+from frontrunner.results.records import Campaign, Event
+from frontrunner.results.states import TrialState
 from frontrunner.results.status import FailedTrial, failures, status
 from frontrunner.results.store import Store
 from frontrunner.spaces.problem import Problem
@@ -42,11 +42,6 @@ OUTCOMES: dict[str, tuple[str, str]] = {
     "running": ("#2aa198", "arrow"),
 }
 """Color and symbol of each outcome: each is unique by itself, and visible on white and on black."""
-
-
-def outcome_name(outcome: Outcome) -> str:
-    """Return `measured`, or the failure's kind."""
-    return outcome.kind.value if isinstance(outcome, Failure) else MEASURED
 
 
 def number(field: str, title: str | None, *, from_zero: bool = True, **more: Any) -> Json:
@@ -166,17 +161,25 @@ class Chart:
     remarks: tuple[str, ...] = ()
 
 
+MOST_DRAWN, MOST_FAILURES = 2000, 200
+MOST_LINES = 500
+
+
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """One campaign as the store knows it: attempts as they ended; one row per recipe in `ranking` and `front`.
+    """One campaign as the store knows it: all attempts as they ended, and of its recipes as many as can be drawn.
 
-    `failed` are the trials whose final outcome is a failure; `reused` counts attempts that reused earlier outcomes.
+    `ranking` has the front, the `MOST_LINES` fastest and an even selection of the `ranked` recipes, of which
+    `with_peak` have a known peak memory. `failed` are the first `MOST_FAILURES` trials whose final outcome is a
+    failure; `reused` counts attempts that reused earlier outcomes.
     """
 
     campaign: Campaign
     survey: Survey
-    attempts: Sequence[Probed]
+    attempts: Sequence[Ended]
     ranking: Sequence[RankedRecipe]
+    ranked: int
+    with_peak: int
     front: Sequence[RankedRecipe]
     failed: Sequence[FailedTrial]
     outlook: Event | None = None
@@ -187,23 +190,48 @@ class Collected:
         """The problem that the campaign's recipes solve."""
         return self.survey.problem
 
+    @cached_property
+    def tried(self) -> dict[str, Ended]:
+        """The last attempt at each recipe, by its id."""
+        return {ended.recipe_id: ended for ended in self.attempts}
+
+    @cached_property
+    def final_failures(self) -> list[Ended]:
+        """The last attempt at each recipe that ended with a failure."""
+        return [ended for ended in self.tried.values() if ended.state is TrialState.FAILED]
+
     @property
-    def final_failures(self) -> dict[Recipe, Failure]:
-        """The failure of each recipe that ended with one."""
-        return {row.trial.recipe: row.failure for row in self.failed}
+    def even(self) -> list[RankedRecipe]:
+        """An even selection of all ranks: `ranking` without the fastest and the front, where there are too many."""
+        return [row for row in self.ranking if (row.rank - 1) % stride(self.ranked, MOST_DRAWN) == 0]
+
+
+def selected(drawn: int, total: int, words: str) -> tuple[str, ...]:
+    """Return the remark that only some are drawn, if so."""
+    return (f"{drawn:,} of {total:,} {words}.",) if drawn < total else ()
+
+
+def evenly(rows: Sequence[Row], most: int = MOST_DRAWN) -> Sequence[Row]:
+    """Return up to `most` of the rows, evenly selected."""
+    return rows[:: stride(len(rows), most)]
 
 
 def collect(store: Store, campaign: Campaign, survey: Survey) -> Collected:
     """Read what the charts need; `survey` is the one of the campaign's space and problem."""
+    front = pareto(store, campaign)
+    ids = {row.recipe_id for row in front}
+    ranking, ranked, with_peak = ranking_sample(store, campaign, most=MOST_DRAWN, fastest=MOST_LINES, always=ids)
     return Collected(
         campaign=campaign,
         survey=survey,
         attempts=probed(store, campaign),
-        ranking=best(store, campaign, top=None),
-        front=pareto(store, campaign),
-        failed=failures(store, campaign),
+        ranking=ranking,
+        ranked=ranked,
+        with_peak=with_peak,
+        front=front,
+        failed=failures(store, campaign, limit=MOST_FAILURES),
         outlook=status(store, campaign).outlook,
-        reused=len(reused_trials(store, campaign.id)),
+        reused=len(trials_noted(store, campaign.id, REUSED)),
     )
 
 
