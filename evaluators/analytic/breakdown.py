@@ -97,7 +97,7 @@ class Breakdown(Displayed):
 def breakdown(
     recipe: Recipe, problem: Problem, measured: Measured | None = None, unmatched: str | None = None
 ) -> Breakdown:
-    """Break down one legal recipe, measured or `unmatched`; raises `InvalidInput` for one that the formulas do not know."""
+    """Break down a legal recipe, `measured` or `unmatched`; raises `InvalidInput` where the formulas do not know it."""
     unknown = not_modelled(recipe)
     if unknown is not None:
         what = f"recipe {recipe_id(problem, recipe)} cannot be estimated: the formulas do not know {unknown}"

@@ -40,17 +40,9 @@ def test_a_row_is_its_recipe_and_its_measurement(tmp_path: Path) -> None:
 
 def test_a_row_of_a_preset_s_shape_is_the_recipe_of_a_campaign_with_that_preset(tmp_path: Path) -> None:
     shape = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn_hidden": 14336, "vocab": 128256}
-    changes = {
-        "model": "our Llama",
-        "hardware": "H100",
-        "seq": 8192,
-        "gpus": 32,
-        "tp": 2,
-        "dp": 16,
-        "gas": 32,
-        "gbs": 512,
-    }
-    (found,) = read(tmp_path, row(**shape, **changes, precision="bf16")).problems
+    degrees = {"gpus": 32, "tp": 2, "dp": 16, "gas": 32, "gbs": 512}
+    changes = shape | degrees | {"model": "our Llama", "hardware": "H100", "seq": 8192, "precision": "bf16"}
+    (found,) = read(tmp_path, row(**changes)).problems
     table = {
         "model": {"preset": "llama-3-8b"},
         "cluster": {"preset": "dgx-h100", "nodes": 4},
