@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -13,15 +14,17 @@ from frontrunner.config.recipe_file import RecipeFile, read
 from frontrunner.config.settings import run_root, store_url
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.results.status import measured_with
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.document import identity, recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean, shown, shown_key
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe, current_names
 from frontrunner.spaces.space import Space
 from frontrunner.spaces.validation import refuse_unusable_values, validate
 from frontrunner.store import LocalStore
+from frontrunner.text import counted
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
@@ -102,23 +105,45 @@ def breakdown_of(store: LocalStore, recipe: str | Mapping[str, object], campaign
     """Break a recipe's estimate down, with its newest measurement in a store; see `LocalStore.explain`."""
     from frontrunner.evaluators.analytic.breakdown import breakdown
 
-    problem, _, found = find_recipe(store, recipe, campaign)
-    measured = None
-    with suppress(NotFound):  # a recipe that the store lacks, or no store
+    (problem, _, found), measured, unmatched = find_recipe(store, recipe, campaign), None, None
+    with suppress(NotFound):  # no such recipe, or no store
         measured = first_measurement(store.show(recipe_id(problem, found)), store.url)
-    return breakdown(found, problem, measured)
+    with suppress(NotFound):
+        unmatched = None if measured else _why_unmatched(store, problem, found)
+    return breakdown(found, problem, measured, unmatched)
+
+
+def _why_unmatched(store: LocalStore, problem: Problem, recipe: Recipe) -> str:
+    """Return that a store did not measure a recipe, and in what the recipes differ that have its choices."""
+
+    def differs(other: Problem) -> tuple[str, ...]:
+        (first, second) = (identity(one, recipe) for one in (problem, other))
+        whole = (f"problem.{key}" for key in ("sequence_length", "precision") if first[key] != second[key])
+        parts = ((part, key) for part in ("model", "cluster") for key in sorted(first[part] | second[part]))
+        return (*whole, *(f"{part}.{key}" for part, key in parts if first[part].get(key) != second[part].get(key)))
+
+    with store.opened() as opened:
+        campaigns = [one for one in measured_with(opened, recipe) if one.figures != "simulated"]
+    none = "the store has no measurement of this recipe"
+    if not campaigns:
+        return none
+    keys, count = min(
+        Counter(differs(stored_spec(one).problem) for one in campaigns).items(), key=lambda one: len(one[0])
+    )
+    return f"{none}; {counted(count, 'campaign')} measured its choices, with another {' and '.join(keys)}"
 
 
 def first_measurement(explanation: Explanation, store: str) -> Measured | None:
-    """Return the figures of the first campaign that measured the recipe; simulated ones do not count."""
+    """Return the figures of the first campaign that measured the recipe, else imported ones, never simulated ones."""
     from frontrunner.evaluators.analytic.breakdown import Measured
 
-    for appearance in explanation.appearances:
+    for appearance in sorted(explanation.appearances, key=lambda found: found.campaign.figures != "measured"):
         standing = appearance.standing
-        if standing is not None and appearance.campaign.figures == "measured":
+        if standing is not None and appearance.campaign.figures != "simulated":
             return Measured(
                 store=store,
                 campaign=appearance.campaign.name,
+                figures=appearance.campaign.figures,
                 repeats=standing.repeats,
                 step_time_s=standing.step_time_s_median,
                 step_time_spread=standing.step_time_spread,

@@ -156,6 +156,25 @@ def test_what_a_store_measured_stands_beside_the_estimate(tmp_path: Path, capsys
     assert frontrunner.explain(CHOICES, campaign=EXAMPLE, store=str(store)).measured == found.measured
 
 
+def test_a_recipe_that_only_another_problem_measured_is_unmatched_with_the_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = read_campaign_file(EXAMPLE).spec
+    chosen, store = one_recipe(spec, CHOICES), tmp_path / "s.db"
+    stored(store, chosen, figures="simulated", name="simulated")
+    longer = tmp_path / "longer.toml"
+    longer.write_text(EXAMPLE.read_text().replace("sequence_length = 2048", "sequence_length = 1024"))
+
+    alone = frontrunner.explain(CHOICES, campaign=longer, store=str(store))
+    assert alone.unmatched == "the store has no measurement of this recipe"
+    stored(store, chosen, figures="imported", name="table")
+    found = frontrunner.explain(CHOICES, campaign=longer, store=str(store))
+    another = "1 campaign measured its choices, with another problem.sequence_length"
+    assert found.unmatched == f"{alone.unmatched}; {another}"
+    command(["explain", recipe_id(spec.problem, chosen), "--store", str(store)], standalone_mode=False)
+    assert "measured elsewhere, and imported as table of " in capsys.readouterr().out
+
+
 def test_without_a_store_there_is_just_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FRONTRUNNER_STORE", raising=False)
