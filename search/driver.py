@@ -104,7 +104,7 @@ class Driver:
         except Exception as error:
             reason = f"the driver ended on {type(error).__name__}: {error}"[:500]
             if isinstance(error, OSError):  # such as a full disk
-                hint = f"after fixing the cause, run: frontrunner resume {self.campaign_name}"
+                hint = f"fix the cause, then: frontrunner resume {self.campaign_name}"
                 raise FrontrunnerError(f"campaign {self.campaign_name} has stopped: {error}", hint=hint) from error
             raise
         finally:

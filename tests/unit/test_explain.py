@@ -179,9 +179,20 @@ def test_without_a_store_there_is_just_the_estimate(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FRONTRUNNER_STORE", raising=False)
     assert frontrunner.explain(CHOICES, campaign=EXAMPLE).measured is None
-    with pytest.raises(NotFound, match="there is no store"):
-        frontrunner.explain(CHOICES, campaign=EXAMPLE, store="other.db")
-    assert list(tmp_path.iterdir()) == []
+    spec = read_campaign_file(EXAMPLE).spec
+    stored(tmp_path / "s.db", one_recipe(spec, CHOICES), figures="measured", name="c")
+    identity = recipe_id(spec.problem, one_recipe(spec, CHOICES))
+    (tmp_path / "r.json").write_text(frontrunner.export(identity, to="recipe", store="s.db"))
+    assert frontrunner.explain("r.json", store="s.db") == frontrunner.explain(identity, store="s.db")
+    (tmp_path / "s.db").unlink()
+    assert frontrunner.explain("r.json").measured is None
+    assert frontrunner.plan_dryrun("r.json").recipe_id == identity
+    for chosen, campaign in ((CHOICES, EXAMPLE), ("r.json", None)):
+        with pytest.raises(NotFound, match="there is no store"):
+            frontrunner.explain(chosen, campaign=campaign, store="other.db")
+    with pytest.raises(NotFound, match=r"there is no folder .*/no to write x\.svg to"):
+        command(["explain", "r.json", "--svg", "no/x.svg"], standalone_mode=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
 
 
 def test_the_command_answers_people_and_programs(
