@@ -29,7 +29,7 @@ from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import (
     AlreadyDriven,
-    InvalidInput,
+    NameTaken,
     NotFound,
     StoreUnusable,
     did_you_mean,
@@ -95,12 +95,12 @@ class Store:
     def create_campaign(
         self, *, name: str, spec_json: str, legal_recipes: int, problem_summary: Mapping[str, object]
     ) -> Campaign:
-        """Add a campaign in state `created`; raises `InvalidInput` for a name that is taken or not a name."""
+        """Add a campaign in state `created`; raises `NameTaken`, and `InvalidInput` for what is not a name."""
         require_campaign_name("campaign.name", name)
         with self.database.write(whole_store=True) as connection:
             now = timestamp(self.database.now(connection))
             if connection.execute(select(CampaignRow.id).where(CampaignRow.name == name)).first():
-                raise InvalidInput(
+                raise NameTaken(
                     f"campaign {name!r} exists already in {self.url}",
                     hint=f"run: frontrunner resume {name}, or choose another name",
                 )

@@ -18,9 +18,10 @@ from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.server.app import metrics
+from frontrunner.server.errors import STATUS_OF, from_table, to_table
 from frontrunner.server.requests import FORBIDDEN_KEYS, SECTIONS
 from frontrunner.server.service import response_of
-from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NameTaken
 from frontrunner.spaces.validation import dump_json
 from frontrunner.store import Cursor, Follower, parse_cursor, read_end
 from frontrunner.text import as_plain
@@ -188,11 +189,18 @@ def test_metrics_of_a_simulated_campaign_say_so(tmp_path: Path) -> None:
 def test_a_name_that_is_taken_is_refused_without_telling_where_the_store_is(tmp_path: Path) -> None:
     with open_store(str(tmp_path / "store.db"), create=True) as store:
         start(store, "taken")
-        with pytest.raises(InvalidInput, match=re.escape(str(tmp_path))) as refused:
+        with pytest.raises(NameTaken, match=re.escape(str(tmp_path))) as refused:
             store.create_campaign(name="taken", spec_json="{}", legal_recipes=1, problem_summary={})
         scope = {"type": "http", "path": "/api/v1/campaigns", "headers": []}
-        told = json.loads(response_of(scope, refused.value, store.url).body)["error"]
+        response = response_of(scope, refused.value, store.url)
+    told = json.loads(response.body)["error"]
+    assert response.status_code == 409
     assert told["message"] == "campaign 'taken' exists already"
+
+
+@pytest.mark.parametrize("kind", STATUS_OF, ids=lambda kind: kind.__name__)
+def test_an_error_crosses_the_wire_as_its_own_class(kind: type[FrontrunnerError]) -> None:
+    assert type(from_table(to_table(kind("why", hint="next")))) is kind
 
 
 def test_a_stored_script_stays_text(client: TestClient) -> None:
