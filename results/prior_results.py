@@ -37,7 +37,7 @@ def campaign_results(store: Store, campaign_id: int) -> list[PriorResult]:
     """Return the recipes of a campaign with a final outcome, without those reused from an earlier campaign."""
     mine, by_trial = AttemptRow.campaign_id == campaign_id, defaultdict[int, list[Probed]](list)
     with store.database.reading(), store.database.read() as connection:
-        reused = reused_trials(store, campaign_id)
+        reused = trials_noted(store, campaign_id, REUSED)
         ran_with = provenance_by_attempt(connection, mine)
         for one in finished_attempts(connection, mine, AttemptRow.state != AttemptState.LOST):
             if one.trial.state in (TrialState.MEASURED, TrialState.FAILED) and one.trial.number not in reused:
@@ -64,20 +64,11 @@ def _prior_result(attempts: list[Probed], ran_with: dict[int, Provenance]) -> Pr
     )
 
 
-def reused_trials(store: Store, campaign_id: int) -> set[int]:
-    """Return the numbers of the campaign's trials whose outcomes were reused from earlier campaigns."""
-    return set(_trials_of_events(store, campaign_id, REUSED))
-
-
-def cuts_by_trial(store: Store, campaign_id: int) -> Counter[int]:
-    """Count the attempts of each of the campaign's trials, by number, whose nodes were taken away."""
-    return Counter(_trials_of_events(store, campaign_id, CUT))
-
-
-def _trials_of_events(store: Store, campaign_id: int, kind: str) -> list[int]:
-    mine = (EventRow.campaign_id == campaign_id, EventRow.kind == kind)
+def trials_noted(store: Store, campaign_id: int, kind: str) -> Counter[int]:
+    """Count the campaign's events of a kind, `REUSED` or `CUT`, by the number of the trial that they name."""
     with store.database.read() as connection:
-        return [_trial_number(event) for event in values(connection, Event, *mine)]
+        events = values(connection, Event, EventRow.campaign_id == campaign_id, EventRow.kind == kind)
+        return Counter(map(_trial_number, events))
 
 
 def _trial_number(event: Event) -> int:
@@ -86,4 +77,4 @@ def _trial_number(event: Event) -> int:
 
 def probes_made(store: Store, campaign: Campaign) -> int:
     """Count the outcomes that are charged to a budget of probes: all but those reused from earlier campaigns."""
-    return max(0, campaign.outcomes - len(reused_trials(store, campaign.id)))
+    return max(0, campaign.outcomes - len(trials_noted(store, campaign.id, REUSED)))

@@ -16,7 +16,7 @@ from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOrder, Progress
 from frontrunner.evaluators.registry import make_evaluator
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
-from frontrunner.results.prior_results import CUT, REUSED, cuts_by_trial
+from frontrunner.results.prior_results import CUT, REUSED, trials_noted
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.provenance import collect
 from frontrunner.results.records import Attempt, Campaign, Trial
@@ -193,7 +193,7 @@ class CampaignSession:
     def settle_earlier(self) -> None:
         """Store the outcomes, or the loss, of attempts that earlier drivers left under way."""
         trials = {trial.id: trial for trial in self._store.trials(self._campaign.id)}
-        cuts = cuts_by_trial(self._store, self._campaign.id)
+        cuts = trials_noted(self._store, self._campaign.id, CUT)
         self.retries.cuts_of_trial.update({trial.id: cuts[trial.number] for trial in trials.values()})
         left_open = self._store.open_attempts(self._campaign.id)
         # What earlier drivers' attempts still run has to end first: the devices are needed, and the outcomes.

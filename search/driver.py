@@ -13,7 +13,7 @@ from frontrunner.evaluators.protocol import Finished, NodesUnavailable
 from frontrunner.notebook import Displayed
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import OUTLOOK, newest_outlooks, outlook_of
-from frontrunner.results.prior_results import probes_made, reused_trials
+from frontrunner.results.prior_results import REUSED, probes_made, trials_noted
 from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
@@ -102,7 +102,7 @@ class Driver:
         except Exception as error:
             reason = f"the driver ended on {type(error).__name__}: {error}"[:500]
             if isinstance(error, OSError):  # such as a full disk
-                hint = f"after fixing the cause, run: frontrunner resume {self.campaign_name}"
+                hint = f"fix the cause, then: frontrunner resume {self.campaign_name}"
                 raise FrontrunnerError(f"campaign {self.campaign_name} has stopped: {error}", hint=hint) from error
             raise
         finally:
@@ -191,7 +191,7 @@ class Driver:
             self._stop_rule.hear(session.view.outlook, measured=measured)
         session.budget.probes = probes_made(store, store.campaign(campaign.name))
         # A reused result does not show that anything runs here.
-        reused = reused_trials(store, campaign.id)
+        reused = trials_noted(store, campaign.id, REUSED)
         self._has_measured = any(trial.state is TrialState.MEASURED and trial.number not in reused for trial in trials)
 
     def _start_what_fits(self) -> Ending | None:

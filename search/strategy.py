@@ -72,9 +72,6 @@ class Forecaster(Strategy, Protocol):
         """Predict the `count` recipes of the highest expected tokens/s; none before the first outcome."""
 
 
-StrategyFactory = Callable[..., Strategy]
-"""Makes a strategy from the surveyed space and a seed; `objectives` are given to those of `SEEK_MORE` alone."""
-
 STRATEGIES: dict[str, str] = {
     "guided": "frontrunner.search.guided.strategy:Guided",
     "exhaustive": "frontrunner.search.strategies.candidates:exhaustive",
@@ -92,7 +89,7 @@ def make_strategy(name: str, survey: Survey, seed: int, objectives: tuple[str, .
         raise bad_value("search.strategy", name, "a known strategy", hint=did_you_mean(name, STRATEGIES))
     check_objectives(objectives, name)
     module, factory = STRATEGIES[name].split(":")
-    make: StrategyFactory = getattr(import_module(module), factory)
+    make: Callable[..., Strategy] = getattr(import_module(module), factory)
     return make(survey, seed) if objectives == TOKENS_ALONE else make(survey, seed, objectives=objectives)
 
 

@@ -13,9 +13,9 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, cast
 
 from frontrunner.results import predictions, status
-from frontrunner.results.prior_results import reused_trials
+from frontrunner.results.prior_results import REUSED, trials_noted
 from frontrunner.results.process_identity import this_host
-from frontrunner.results.records import Campaign
+from frontrunner.results.records import SMALL_CAMPAIGN, Campaign
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.results.writer import CampaignWriter
@@ -128,7 +128,7 @@ def create_pair(store: Store, spec: CampaignSpec, survey: Survey) -> Campaign:
     small = replace(small, name=free_name(store, small.name))
     create(store, small, len(small.survey().recipes))
     scale = scale_in_words(small.problem, spec.problem)
-    more = {predictions.SMALL_CAMPAIGN: small.name, predictions.SMALL_SCALE: scale}
+    more = {SMALL_CAMPAIGN: small.name, predictions.SMALL_SCALE: scale}
     return create(store, replace(spec, confirms=small.name), legal, more | {"nodes": spec.problem.cluster.nodes})
 
 
@@ -157,7 +157,7 @@ def run_pair(
         return Conclusion(state=CampaignState.FINISHED, reason=f"{small.name} measured nothing", measured=0)
     survey = spec.survey()
     _predict(store, record, spec, survey, take_over=take_over)
-    reused = len(reused_trials(store, small.id))
+    reused = len(trials_noted(store, small.id, REUSED))
     left = what_is_left(spec.budget, store.campaign(small.name), spec.search.confirm_probes, reused=reused)
     why_not = why_not_here(spec)
     if left is not None and why_not is None:

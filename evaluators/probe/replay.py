@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,8 @@ def plan(
 ) -> ReplayPlan:
     """Plan a replay, and write its token file; raises `InvalidInput` as `prepare_recipe_here` does."""
     cluster = setup.problem.cluster
+    if settings.metrics == "tensorboard" and find_spec("tensorboard") is None and not settings.launched:
+        raise InvalidInput("metrics for TensorBoard need it installed", hint="run: pip install tensorboard")
     doing: Doing = "launch" if settings.launched else "replay"
     differences = prepare_recipe_here(recipe_id, recipe, cluster, doing=doing, anyway=anyway)
     setup.work_folder.mkdir(parents=True, exist_ok=True)

@@ -127,7 +127,7 @@ class SpeedModel:
 
     def predict(self, rows: Places) -> tuple[Rows, Rows]:
         """Predict mean and standard deviation, without a measurement's noise; at first without the common factor."""
-        if self._process is None:
+        if self._process is None or not len(rows):
             near = np.hypot(np.linalg.norm(self._inputs[rows], axis=1), LOCAL)
             return self._log_speed[rows], near
         mean, deviation = self._process.predict(self._inputs[rows], return_std=True)

@@ -20,6 +20,7 @@ from frontrunner.search.guided.speed import Observation, SpeedModel, amplitudes_
 from frontrunner.search.strategies.candidates import Candidates
 from frontrunner.search.strategy import TOKENS_ALONE, Evidence, Outlook, Told
 from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.pareto import pareto_front
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
@@ -31,8 +32,8 @@ CLOSE_CALL = 0.005
 LEAST_WORTH = 1e-3
 """An improvement that is not sought: where less is expected, recipes come in the order of their chances to run."""
 ALMOST_NONE = 1e-9
-DRAWS, DRAWN = 256, 500
-"""Joint draws of the most promising recipes' speeds for the gap to the best, and of how many recipes."""
+DRAWS, DRAWN, DRAWN_AGAIN = 256, 400, 100
+"""Joint draws of speeds for the gap to the best, of how many promising recipes, and of how many measured ones."""
 SAME_PROBLEM_SPREAD, OTHER_PROBLEM_SPREAD = 0.05, 0.1
 """Noise of remembered measurements besides a measurement's own; assumed."""
 MOST_REPEATS = 3
@@ -47,10 +48,11 @@ MEDIAN_OVER_MEAN = 1.25
 
 @dataclass(kw_only=True)
 class Observations:
-    """Outcomes by row; `log_speeds` and `log_peaks` are the campaign's own, of rows that never failed since."""
+    """Outcomes by row; `log_speeds`, `spreads` and `log_peaks` are the campaign's own, unless the row failed since."""
 
     memory_bytes: int
     log_speeds: dict[int, list[float]] = field(default_factory=dict)
+    spreads: dict[int, list[float]] = field(default_factory=dict)
     log_peaks: dict[int, float] = field(default_factory=dict)
     observations: list[Observation] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
@@ -64,9 +66,10 @@ class Observations:
                 self.log_peaks[row] = max(math.log(peak / self.memory_bytes), self.log_peaks.get(row, -math.inf))
             # The standard error of its median step, as a share.
             spread = MEDIAN_OVER_MEAN * outcome.step_time_spread / math.sqrt(len(outcome.step_times_s))
+            self.spreads.setdefault(row, []).append(spread)
         elif outcome.policy.counts_against_recipe:
-            self.log_speeds.pop(row, None)
-            self.log_peaks.pop(row, None)
+            for known in (self.log_speeds, self.spreads, self.log_peaks):
+                known.pop(row, None)
         self.learn(row, outcome, table, spread=spread, memory_bytes=self.memory_bytes)
 
     def learn(self, row: int, outcome: Outcome, table: CandidateTable, *, spread: float, memory_bytes: int) -> None:
@@ -90,8 +93,14 @@ class Observations:
         if repeated:
             squares = sum(statistics.variance(values) * (len(values) - 1) for values in repeated)
             return math.sqrt(squares / sum(len(values) - 1 for values in repeated))
-        spreads = [seen.spread for seen in self.observations if seen.row in self.log_speeds]
-        return float(np.median(spreads)) if spreads else 0.0
+        return float(np.median(list(itertools.chain(*self.spreads.values())) or [0.0]))
+
+    def deviations(self) -> Rows:
+        """Return the standard error of each measured row's mean logarithm, from its probes' spreads and repeats."""
+        noise = self.noise()
+        counted = ((spreads, len(spreads)) for spreads in self.spreads.values())
+        own = (math.hypot(*spreads, noise * count**0.5 * (count > 1)) / count for spreads, count in counted)
+        return np.fromiter(own, dtype=np.float64)
 
 
 class Guided:
@@ -166,20 +175,29 @@ class Guided:
         speeds, held = self._measured()
         front = Front(self._allowances, speeds, held)
         rows = self._promising(self._candidates.open_rows(), front)
-        several = self._allowances.are_several
-        if not len(rows):
-            return Outlook(expected_improvement=0.0, gap=0.0, gap_at_most=0.0, of_front=several)
         mean, deviation = self._speed.predict(rows)
         chance, demands = self._feasible.chance(rows), self._demands(rows)
         gains = front.gain(mean, deviation, demands) * chance
         few = np.argsort(-gains, kind="stable")[:DRAWN]
-        drawn = self._speed.draws(rows[few], DRAWS, self._seed)
-        runs = np.random.default_rng(self._seed).random(drawn.shape) < chance[few, None]
-        joined = np.concatenate([np.repeat(speeds[:, None], DRAWS, axis=1), np.where(runs, drawn, -np.inf)])
-        gaps = self._allowances.worth(joined - front.log_worth, np.concatenate([held, demands[few]])) - 1
+        best = np.array(pareto_front(np.column_stack([-held, speeds]).tolist()))
+        again = np.union1d(best, np.argsort(-speeds, kind="stable")[:DRAWN_AGAIN])
+        measured = np.fromiter(self._seen.log_speeds, dtype=np.intp)[again]
+        drawn = self._speed.draws(np.concatenate([measured, rows[few]]), DRAWS, self._seed)
+        random = np.random.default_rng(self._seed)
+        runs = random.random((len(few), DRAWS)) < chance[few, None]
+        # A measured speed is as true as its noise is small against what the model cannot learn of one recipe.
+        noise, own = self._speed.noise, self._seen.deviations()[again, None]
+        true = (noise**2 * speeds[again, None] + own**2 * drawn[: len(again)]) / (noise**2 + own**2)
+        true += noise * own / np.hypot(noise, own) * random.standard_normal(true.shape)
+        joined = np.concatenate([true, np.where(runs, drawn[len(again) :], -np.inf)]) - front.log_worth
+        present = np.isin(again, best)
+        worths = self._allowances.worth(joined[: len(again)][present], held[again][present])
+        gaps = self._allowances.worth(joined, np.concatenate([held[again], demands[few]])) / worths - 1
         gap = max(float(gaps.mean()), 0.0)  # of a small chance of much it is above the percentile
-        at_most = max(gap, float(np.quantile(gaps, 0.95)))
-        return Outlook(expected_improvement=float(gains.max()), gap=gap, gap_at_most=at_most, of_front=several)
+        at_most, several = max(gap, float(np.quantile(gaps, 0.95))), self._allowances.are_several
+        return Outlook(
+            expected_improvement=float(gains.max(initial=0.0)), gap=gap, gap_at_most=at_most, of_front=several
+        )
 
     def forecasts(self, count: int) -> list[Predicted]:
         """Predict the `count` best recipes; none before any outcome was remembered or told."""

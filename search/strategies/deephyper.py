@@ -23,9 +23,8 @@ MEASUREMENTS_BEFORE_MODEL = 8
 
 ACQUISITION = {
     "max_total_failures": -1,  # else the 100th failure raises
-    # A failed recipe counts as an average one. As the slowest one ("min") it drives the search from the edge
-    # of memory, where the fastest recipes are.
-    "filter_failures": "mean",
+    # A failed recipe counts as the slowest one. As an average one ("mean") more probes fail, and none are saved.
+    "filter_failures": "min",
     "filter_duplicated": False,  # the samples differ, and a forgotten recipe may come again
     "outliers_iqr_factor": math.inf,  # clipping also logs, and sets up the root logger
 }

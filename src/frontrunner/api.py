@@ -1,6 +1,7 @@
 """Python API of campaigns and stores: run, query (by the methods of `frontrunner.store.LocalStore`) and maintain them.
 
-`store` is a URL or path (None: $FRONTRUNNER_STORE, else `frontrunner.db`), `campaign` a name (None: the newest).
+`store` is a URL or path (None: $FRONTRUNNER_STORE, else `frontrunner.db`). `campaign` is a name; None means the newest,
+but one that ended without an outcome, as it never got nodes, only where there is no other.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from frontrunner.store import LocalStore, as_function, opened
 
 if TYPE_CHECKING:
     from frontrunner.results.check import Check
-    from frontrunner.results.pruning import Prunable
+    from frontrunner.results.pruning import Deleted, Prunable
     from frontrunner.results.transfer import Archived, Copied, Unarchived
     from frontrunner.search.driver import Conclusion, OnDriver
     from frontrunner.search.listener import Listener
@@ -73,12 +74,12 @@ def resume(
     listener: Listener | None = None,
     on_driver: OnDriver | None = None,
 ) -> Conclusion:
-    """Go on with a campaign wherever it was left, under the budget it was launched with."""
+    """Go on with a campaign (None: the one created last) wherever it was left."""
     from frontrunner.results.store import open_store
     from frontrunner.search.driver import run_campaign
 
     with open_store(store_url(store), create=False) as found:
-        record = found.campaign(campaign)
+        record = found.campaign(campaign or next((one.name for one in found.campaigns()), None))
         setup.refuse_imported_campaign(record)
         spec = setup.stored_spec(record)
         if spec.confirms is not None:
@@ -175,6 +176,23 @@ def prune_store(campaign: str | None = None, *, store: str | None = None) -> tup
     found = prunable(campaign, store=store)
     pruning.prune(found)
     return found
+
+
+def rename(campaign: str, name: str, *, store: str | None = None) -> None:
+    """Give a campaign another name; its run folders keep theirs. Refused while a driver holds it."""
+    from frontrunner.results.store import open_store
+
+    with open_store(store_url(store), create=False) as found:
+        found.rename(campaign, name)
+
+
+def delete(campaign: str, *, store: str | None = None, preview: bool = False) -> Deleted:
+    """Delete a campaign with its outcomes and run folders, or only list them; refused while a driver holds it."""
+    from frontrunner.results.pruning import delete_campaign
+    from frontrunner.results.store import open_store
+
+    with open_store(store_url(store), create=False, read_only=preview) as found:
+        return delete_campaign(found, campaign, preview=preview)
 
 
 def archive(campaign: str | None, file: str | Path, *, store: str | None = None) -> Archived:

@@ -197,7 +197,7 @@ def test_guided_strategies_find_faster_recipes_than_random_ones(name, landscape,
     assert average_best(name, landscape, machine, range(3)) >= by_chance
 
 
-@pytest.mark.parametrize("name", ["guided", "optuna-gp", "optuna-nsga2"])
+@pytest.mark.parametrize("name", ["guided", "optuna-gp", "optuna-nsga2", "deephyper"])
 def test_failures_are_learned_from(name, landscape, machine):
     failing = sum(isinstance(machine.probe(recipe), Failure) for recipe in landscape.recipes) / len(landscape.recipes)
     assert 0.25 <= failing <= 0.4

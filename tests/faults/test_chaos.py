@@ -26,8 +26,6 @@ from frontrunner.search.campaign_setup import create
 from frontrunner.search.spec import Budget, CampaignSpec
 from support.campaigns import environment, spec_of, tiny
 
-pytestmark = pytest.mark.alone
-
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LEAVER = Path(__file__).parents[1] / "support" / "leaver.py"
 NOTHING = {"processes": [], "ports": [], "files": [], "shared_memory": []}

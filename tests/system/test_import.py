@@ -11,7 +11,7 @@ import pytest
 import frontrunner as api
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.results.outcome import Measurement
-from frontrunner.results.prior_results import REUSED, campaign_results, reused_trials
+from frontrunner.results.prior_results import REUSED, campaign_results, trials_noted
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store
 from frontrunner.search.driver import Driver
@@ -87,13 +87,13 @@ def test_an_answer_takes_no_probe_and_nothing_of_the_budget(store: Store, tmp_pa
     conclusion = driver(first).run()
     assert len(first.endings) == 3
     assert "3 of 3 probes" in conclusion.reason
-    reused = reused_trials(store, record.id)
+    reused = trials_noted(store, record.id, REUSED)
     assert first.notices.count(REUSED) == len(reused) > 0
     second = Recorder()
     ended = driver(second, budget=10).run()
     assert "every legal recipe" in ended.reason
     assert (len(second.endings), ended.measured) == (1, LEGAL), "4 recipes were probed, once each"
-    assert len(reused_trials(store, record.id)) == LEGAL - 4
+    assert len(trials_noted(store, record.id, REUSED)) == LEGAL - 4
     assert len(campaign_results(store, record.id)) == 4, "what was answered is not this campaign's own knowledge"
     told = facts_of(collect(store, store.campaign(record.name), spec.survey()), spec)
     assert told["spent"].startswith(f"4 probes, {LEGAL - 4} recipes reused from earlier campaigns, ")

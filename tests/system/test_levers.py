@@ -143,17 +143,14 @@ def test_states_in_bf16_follow_those_in_fp32(recipe: dict[str, Any], tmp_path: P
 
 
 FULL_PIECES = {"recompute": "full", "micro_batch_seqs": 1} | PIECES
-# A block that was compiled before is not compiled again: those of the first two cases are alike, and those with pieces
-# under tensor parallelism.
+# A block that was compiled before is not compiled again: those of the cases of full pieces are alike.
 COMPILED = {
     "one-rank-full-pieces": FULL_PIECES,
     "dp4-levels-full-pieces": LEVELS | FULL_PIECES,
     "dp2-ddp": {"data_parallel": 2, "replication": "ddp"},
     "tp2-sp-pp2-interleaved-pieces": SEQUENCE_PARALLEL | _looped("interleaved-1f1b") | PIECES,
-    "tp2-sp-dp2-zero3-pieces": SEQUENCE_PARALLEL | ZERO_3 | PIECES,
-    "cp2-full": CONTEXT | {"recompute": "full"},
+    "dp2-zero3-full-pieces": ZERO_3 | FULL_PIECES,
     "tp2-sp-cp2": SEQUENCE_PARALLEL | CONTEXT,
-    "tp4-replicated-heads": {"tensor_parallel": 4},
 }
 
 

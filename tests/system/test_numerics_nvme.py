@@ -94,10 +94,9 @@ def test_losses_equal_one_process(recipe: dict[str, Any], tmp_path: Path, disk: 
     assert sum(found.values()) <= disk.needed_bytes
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_clipped_steps_are_those_of_the_same_recipe_in_memory(precision: str, tmp_path: Path, disk: Disk) -> None:
-    in_memory = replace(_job(tmp_path / "memory", None, offload="none", clip=0.2, **ZERO_3), precision=precision)
-    on_disk = replace(_job(tmp_path / "run", disk, clip=0.2, **ZERO_3), precision=precision)
+def test_clipped_steps_are_those_of_the_same_recipe_in_memory(tmp_path: Path, disk: Disk) -> None:
+    in_memory = replace(_job(tmp_path / "memory", None, offload="none", clip=0.2, **ZERO_3), precision="bf16")
+    on_disk = replace(_job(tmp_path / "run", disk, clip=0.2, **ZERO_3), precision="bf16")
 
     assert run_job(on_disk)["losses"] == pytest.approx(run_job(in_memory)["losses"], abs=1e-6)
 

@@ -29,7 +29,7 @@ from support.trainer_runs import (
 
 TOLERANCE = 1e-5
 LAYERS = 7  # no number of stages divides it
-EXAMPLES = 6
+EXAMPLES = 3
 
 PROBLEM = small_problem(layers=LAYERS)
 

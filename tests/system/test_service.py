@@ -213,7 +213,8 @@ def test_a_stream_can_be_left_and_opened_again(service: Served) -> None:
 
 
 @pytest.mark.smoke
-def test_service_starts_answers_and_stops(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_service_starts_answers_and_stops(number: signal.Signals, tmp_path: Path) -> None:
     filled(tmp_path)
     with served(tmp_path) as service:
         assert [campaign.name for campaign in service.start().campaigns()] == ["first"]
@@ -227,7 +228,7 @@ def test_service_starts_answers_and_stops(tmp_path: Path) -> None:
             other.request("GET", "/healthz", headers={"connection": "close"})
             with other.getresponse() as healthy:
                 assert healthy.status == 200
-        service.process.send_signal(signal.SIGTERM)
+        service.process.send_signal(number)
         assert service.process.wait(timeout=30) in (0, -signal.SIGTERM)
 
 

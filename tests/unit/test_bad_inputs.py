@@ -38,9 +38,9 @@ DEEP = "[" * 100_000
 
 
 @pytest.mark.system
-def test_two_thousand_bad_inputs_are_refused_or_read_as_they_were_written() -> None:
+def test_a_thousand_bad_inputs_are_refused_or_read_as_they_were_written() -> None:
     done = subprocess.run(
-        [sys.executable, str(FUZZ), "--inputs", "2000", "--seed", "1"],
+        [sys.executable, str(FUZZ), "--inputs", "1000", "--seed", "1"],
         env=environment(),
         capture_output=True,
         text=True,
@@ -48,7 +48,7 @@ def test_two_thousand_bad_inputs_are_refused_or_read_as_they_were_written() -> N
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["inputs"] == 2000
+    assert json.loads(done.stdout.splitlines()[-1])["inputs"] == 1000
 
 
 def quickly(begin: float) -> bool:

@@ -9,9 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from frontrunner.cli.main import EPILOG, SECTIONS, frontrunner
+from frontrunner.cli.maintain import store
+from frontrunner.cli.options import locate
+from frontrunner.config.settings import BY_SERVER, BY_STORE, located
 from support.commands import warm_command_line
 
 COMMANDS = [name for section in SECTIONS.values() for name in section]
@@ -61,6 +65,23 @@ def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
     asked = [sys.executable, "-m", "frontrunner", "--version"]
     done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("frontrunner, version")
+
+
+@pytest.mark.parametrize("name", ["store", "server"])
+def test_hints_name_the_store_or_the_service_that_was_given(name: str) -> None:
+    known = {"store": BY_STORE, "server": BY_SERVER}[name].split("|")
+    for command in known:
+        group, _, part = command.partition(" ")
+        found = store.commands[part] if part else frontrunner.load(group)
+        assert name in {option.name for option in found.params}, command
+    with click.Context(frontrunner) as context:
+        assert located("frontrunner best") == "frontrunner best"
+        locate(context, name, "a b")
+        option = f" --{name} 'a b'"
+        assert located("run: frontrunner best, or wait") == f"run: frontrunner best{option}, or wait"
+        assert located("`frontrunner show 01` says why") == f"`frontrunner show 01{option}` says why"
+        after = option if name == "store" else "  # where the store is"
+        assert located("frontrunner resume c --take-over") == f"frontrunner resume c --take-over{after}"
 
 
 MISTAKES: dict[str, tuple[list[str], int, str]] = {

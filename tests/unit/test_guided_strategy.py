@@ -116,6 +116,22 @@ def test_the_outlook_shrinks_as_the_best_is_found_and_covers_the_true_gap() -> N
     assert seen[-1][0].expected_improvement < 0.01 < seen[0][0].expected_improvement
 
 
+def test_noise_hides_which_is_best_even_where_all_were_measured() -> None:
+    ran = [(point, recipe) for point, recipe in SURVEY.legal.items() if RUNS[ROW[recipe]]]
+    two = replace(SURVEY, legal=dict(ran[:2]))
+
+    def bound(spread: float) -> float:
+        strategy = Guided(two, 0)
+        for recipe in strategy.ask(2):
+            strategy.tell(Told(recipe=recipe, outcome=measured(math.exp(TRUTH[ROW[recipe]]), spread)))
+        outlook = strategy.outlook()
+        assert outlook is not None
+        return outlook.gap_at_most
+
+    assert bound(0.0) == 0.0
+    assert bound(0.9) > 0.1
+
+
 def test_remembered_outcomes_of_a_smaller_cluster_move_the_first_probe() -> None:
     small = replace(PROBLEM, cluster=replace(PROBLEM.cluster, nodes=1))
     space = replace(SPACE, micro_batch_seqs=(1, 2))

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import IN_A_ROW, LEAST_MEASURED, STOPPING, Limit, StopRule, outlook_in_words
 from frontrunner.search.listener import View
 from frontrunner.search.strategy import Outlook
@@ -82,6 +83,12 @@ def test_print_outlook_shows_the_unused_budget(capsys: pytest.CaptureFixture[str
     outlook, unused = capsys.readouterr().out.splitlines()
     assert outlook.startswith("outlook: the next probe is expected to gain 0.42 %; the best is estimated")
     assert unused == "unused:  12 of 40 probes, 0 of 4 minutes"
+
+
+def test_an_end_that_the_command_reports_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for state in (CampaignState.PAUSED, CampaignState.STOPPED, CampaignState.FINISHED):
+        Lines().ended(View(name="c", strategy="s", legal_recipes=9), state, "so")
+    assert capsys.readouterr().err == "campaign c finished: so\n"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from frontrunner.config.settings import LOCATED
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.text import to_json
 
@@ -57,15 +58,24 @@ class SuggestingGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def locate(context: click.Context, option: str, value: str | None) -> str | None:
+    """Have hints name the store or the service at hand (`frontrunner.config.settings.located`)."""
+    if value is not None:
+        context.meta[LOCATED] = option, value
+    return value
+
+
 campaign_argument = click.argument("campaign", required=False)
 store_option = click.option(
     "--store",
     metavar="URL",
+    callback=lambda context, option, value: locate(context, option.name, value),
     help="The store: a path or an SQLAlchemy URL [default: $FRONTRUNNER_STORE, else frontrunner.db].",
 )
 server_option = click.option(
     "--server",
     metavar="URL",
+    callback=lambda context, option, value: locate(context, option.name, value),
     help="Query this service, with the token of $FRONTRUNNER_TOKEN or, on this machine, of the token file.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.diagnostics.dryrun import DryRun
 
 TOP = 10
-recipe_argument = click.argument("recipe", nargs=-1, metavar="RECIPE_ID | CHOICE=VALUE...")
+recipe_argument = click.argument("recipe", nargs=-1, metavar="RECIPE_ID | FILE | CHOICE=VALUE...")
 file_option = click.option("--campaign", type=opt.FILE, metavar="FILE", help="The recipe is one of this campaign file.")
 
 
@@ -68,8 +68,8 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
 def explain(recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, backend: Backend) -> Breakdown:
     """Break down a recipe's estimated step time and memory, as a table and a picture.
 
-    The recipe is a stored one, or one of a campaign file's space: by its id, or by choices that leave one. Its newest
-    measurement in the store is printed too.
+    The recipe is a stored one, that of a recipe file, or one of a campaign file's space: by its id, or by choices that
+    leave one. Its newest measurement in the store is printed too.
     """
     found = backend.explain(opt.recipe_from(recipe, campaign), campaign=campaign)
     if svg is not None:
@@ -112,7 +112,7 @@ def dryrun(recipe: tuple[str, ...], campaign: Path | None, rank: int | None, sto
     """Trace a recipe's real training step, and print its peak memory by category and its FLOPs.
 
     No device is needed, whatever the recipe's size: one rank runs in one process, over tensors without data. The
-    recipe is a stored one, or one of a campaign file's space: by its id, or by choices that leave one.
+    recipe is a stored one, that of a recipe file, or one of a campaign file's space: by its id, or by choices.
     """
     from frontrunner.evaluators.diagnostics.dryrun import run
     from frontrunner.recipe_actions import plan_dryrun

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -13,7 +12,7 @@ import click
 
 from frontrunner import api
 from frontrunner.cli import options as opt
-from frontrunner.config.settings import DEFAULT_STORE, shown_store, store_url
+from frontrunner.config.settings import located, store_url
 from frontrunner.spaces.errors import CampaignFailed, InvalidInput, NothingLegal
 from frontrunner.stop_signals import INTERRUPTED, stopped_by_signals
 from frontrunner.store import LocalStore
@@ -44,6 +43,8 @@ def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) ->
     url = store_url(store, from_file=campaign.store.url)
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         conclusion = api.launch(campaign, store=url, name=name, listener=listener, on_driver=on_driver)
+    if url != store_url():
+        opt.locate(click.get_current_context(), "store", url)
     _finish(conclusion, listener.campaign, url, stopped=on_driver.exit_code, as_json=as_json)
 
 
@@ -107,11 +108,10 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped
             if front:
                 views.print_front(front, conclusion.objectives)
             views.print_outlook(conclusion.outlook, conclusion.limits)
-            named = None if store is None or store == store_url() else shown_store(store)
             replays = not conclusion.trainer and _replays_here(found, campaign, ranking[0])
-            views.print_next_commands(campaign, ranking[0], named, conclusion.objectives, replays=replays)
+            views.print_next_commands(campaign, ranking[0], conclusion.objectives, replays=replays)
     has_result = bool(conclusion.measured) or (scale is not None and bool(scale.predicted))
-    _raise_unless_done(conclusion, campaign, store, stopped=stopped, has_result=has_result)
+    _raise_unless_done(conclusion, campaign, stopped=stopped, has_result=has_result)
 
 
 def _replays_here(found: LocalStore, campaign: str, winner: RankedRecipe) -> bool:
@@ -123,19 +123,16 @@ def _replays_here(found: LocalStore, campaign: str, winner: RankedRecipe) -> boo
     return winner.figures == "measured" and winner.recipe.devices <= cluster.devices_per_node
 
 
-def _raise_unless_done(
-    conclusion: Conclusion, campaign: str, store: str | None, *, stopped: int, has_result: bool
-) -> None:
+def _raise_unless_done(conclusion: Conclusion, campaign: str, *, stopped: int, has_result: bool) -> None:
     from frontrunner.results.states import CampaignState
     from frontrunner.search.driver import PAUSED_BY_REQUEST
 
-    named = f" --store {shlex.quote(shown_store(store))}" if store and store != DEFAULT_STORE else ""
-    command = f"frontrunner resume {campaign}{named}"
+    command = f"frontrunner resume {campaign}"
     if conclusion.state is CampaignState.STOPPED or conclusion.reason == PAUSED_BY_REQUEST:
-        click.echo(f"{conclusion.state}; continue with: {command}", err=True)
+        click.echo(located(f"campaign {campaign} {conclusion.state}; continue with: {command}"), err=True)
         sys.exit(stopped)
     if conclusion.state is CampaignState.PAUSED:
-        message, hint = f"campaign {campaign} paused: {conclusion.reason}", f"after fixing the cause, run: {command}"
+        message, hint = f"campaign {campaign} paused: {conclusion.reason}", f"fix the cause, then: {command}"
         failure = conclusion.last_failure
         if failure is not None:
             message = f"{message}\n{failure.message}\n{failure.log_tail}".rstrip()
@@ -143,8 +140,7 @@ def _raise_unless_done(
         raise CampaignFailed(message, hint=hint)
     if not has_result:
         raise NothingLegal(
-            f"campaign {campaign} ended without a measured recipe: {conclusion.reason}",
-            hint=f"frontrunner failures {campaign}",
+            f"campaign {campaign} has no measured recipe: {conclusion.reason}", hint=f"frontrunner failures {campaign}"
         )
 
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from pathlib import Path
+
+import click
 
 DEFAULT_STORE = "frontrunner.db"
 STORE_VARIABLE = "FRONTRUNNER_STORE"
 RUNS_VARIABLE = "FRONTRUNNER_RUNS"
+BY_SERVER = "best|pareto|show|status|failures|campaigns|dataframe|report|plot|explain|export"
+BY_STORE = f"{BY_SERVER}|launch|resume|rename|delete|replay|profile|dryrun|archive|store check|store prune"
+"""Commands with --server, and with --store, that hints name."""
+LOCATED = "frontrunner.located"
+"""Key of click's `Context.meta`: the --store or --server of the running command, as (its name, its value)."""
 
 
 def store_url(flag: str | None = None, *, from_file: str | None = None) -> str:
@@ -22,6 +31,23 @@ def shown_store(url: str) -> str:
     from frontrunner.results.redaction import redact
 
     return redact([url])[0]
+
+
+def located(text: str) -> str:
+    """Add the --store or --server of the running command to the commands in a text; each ends at one of "`,;#()"."""
+    context = click.get_current_context(silent=True)
+    if context is None or LOCATED not in context.meta:
+        return text
+    name, value = context.meta[LOCATED]
+    option = f" --{name} {shlex.quote(shown_store(value))}"
+
+    def add(found: re.Match[str]) -> str:
+        command = found[0]
+        if name == "server" and not re.match(rf"frontrunner ({BY_SERVER})\b", command):
+            return f"{command}  # where the store is"
+        return command if option in command else command + option
+
+    return re.sub(rf"frontrunner ({BY_STORE})\b([^`,;#()]*[^`,;#()\s])?", add, text)
 
 
 def run_root(url: str, *, from_file: str | None = None) -> Path:

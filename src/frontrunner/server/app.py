@@ -7,7 +7,7 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from typing import Annotated, Any
 
@@ -257,4 +257,5 @@ def run(app: FastAPI, settings: ServiceSettings, listener: socket.socket) -> Non
         h11_max_incomplete_event_size=settings.limits.header_bytes,
         timeout_graceful_shutdown=GRACE_S,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    with suppress(KeyboardInterrupt):  # uvicorn ends in order, then raises the signal again
+        uvicorn.Server(config).run(sockets=[listener])

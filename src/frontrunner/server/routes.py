@@ -27,8 +27,8 @@ from frontrunner.store import LOG_BYTES, POLL_S, Follower, OnFront, parse_cursor
 from frontrunner.text import to_json
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.marks import Missing
-from frontrunner.views.report import Elsewhere, not_drawn, report_text
 from frontrunner.views.report import figure as draw_figure
+from frontrunner.views.report import not_drawn, report_text
 
 api = APIRouter(route_class=CachedRoute)
 uncached = APIRouter()
@@ -123,9 +123,7 @@ def filtered(service: ServiceOf, name: CampaignName, asked: Annotated[requests.R
 @api.get("/campaigns/{name}/report", tags=["reports"], **_content("text/html"))
 async def report(request: Request, service: ServiceOf, name: CampaignName) -> Response:
     """Return a campaign as one self-contained HTML page."""
-    scheme = "https" if service.settings.behind_tls else "http"
-    elsewhere = Elsewhere(server=f"{scheme}://{request.url.netloc}")
-    text = await service.slowly(lambda: report_text(service.report(name), elsewhere))
+    text = await service.slowly(lambda: report_text(service.report(name), server=service.settings.seen_by(request)))
     headers = {"content-disposition": f'attachment; filename="{name}.html"'}
     return Response(text, media_type="text/html", headers=headers)
 

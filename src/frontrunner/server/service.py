@@ -58,7 +58,7 @@ class Service:
         self.slow_work, self.starts = anyio.CapacityLimiter(SLOW_THREADS), anyio.CapacityLimiter(SLOW_THREADS)
         self.streams = anyio.CapacityLimiter(limits.streams)
         self.cache = Cache(limits.cache_s, limits.cache_bytes)
-        self._surveys: LRUCache[int, Survey] = LRUCache(MOST_REPORTED)
+        self._surveys: LRUCache[str, Survey] = LRUCache(MOST_REPORTED)
         self._reported: TTLCache[tuple[str, str], Reported] = TTLCache(
             MOST_REPORTED, min(REPORT_TTL_S, 10 * limits.cache_s)
         )
@@ -99,7 +99,7 @@ class Cache:
 
 
 class CachedRoute(APIRoute):
-    """Route whose responses to GET are cached by role, path and query; other methods empty the cache."""
+    """Route whose responses to GET are cached by role, host, path and query; other methods empty the cache."""
 
     def get_route_handler(self) -> Handler:
         """Return the route's handler behind the cache."""
@@ -108,7 +108,7 @@ class CachedRoute(APIRoute):
         async def cached(request: Request) -> Response:
             cache: Cache = request.app.state.service.cache
             if request.method == "GET":
-                key = (request.scope.get(ROLE), request.url.path, request.url.query)
+                key = (request.scope.get(ROLE), request.headers.get("host"), request.url.path, request.url.query)
                 return await cache.response(key, lambda: handler(request))
             try:
                 return await handler(request)

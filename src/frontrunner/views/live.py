@@ -58,8 +58,9 @@ class Lines(Watcher):
         _write(_notice(kind, data))
 
     def ended(self, view: View, state: CampaignState, reason: str) -> None:
-        """Report how it ended."""
-        _write(f"campaign {view.name} {state}: {reason}")
+        """Report its end; of another state the command reports, with how to continue."""
+        if state is CampaignState.FINISHED:
+            _write(f"campaign {view.name} {state}: {reason}")
 
 
 class Panel(Watcher):
@@ -90,10 +91,11 @@ class Panel(Watcher):
         self._live.console.print(_notice(kind, data), style="yellow", markup=False)
 
     def ended(self, view: View, state: CampaignState, reason: str) -> None:
-        """Draw the last panel, and below it how it ended."""
+        """Draw the last panel, and below it the end of a finished campaign."""
         self._live.update(panel(view, width=self._live.console.width), refresh=True)
         self._live.stop()
-        self._live.console.print(f"campaign {view.name} {state}: {plain(reason)}", markup=False)
+        if state is CampaignState.FINISHED:
+            self._live.console.print(f"campaign {view.name} {state}: {plain(reason)}", markup=False)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from frontrunner.results.pages import Ended, probed, ranking_sample, stride
-from frontrunner.results.prior_results import reused_trials
+from frontrunner.results.prior_results import REUSED, trials_noted
 from frontrunner.results.ranking import RankedRecipe, pareto
 from frontrunner.results.records import Campaign, Event
 from frontrunner.results.states import TrialState
@@ -231,7 +231,7 @@ def collect(store: Store, campaign: Campaign, survey: Survey) -> Collected:
         front=front,
         failed=failures(store, campaign, limit=MOST_FAILURES),
         outlook=status(store, campaign).outlook,
-        reused=len(reused_trials(store, campaign.id)),
+        reused=len(trials_noted(store, campaign.id, REUSED)),
     )
 
 
