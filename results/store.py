@@ -39,6 +39,7 @@ from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import (
     AlreadyDriven,
+    InvalidInput,
     NameTaken,
     NotFound,
     StoreUnusable,
