@@ -99,6 +99,12 @@ def test_questions_out_of_bounds_are_refused(client: TestClient, question: str) 
     assert question.partition("=")[0] in refused.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["campaigns", "campaigns/first", "campaigns/first/best", "registered", "drivers"])
+def test_an_unknown_parameter_is_refused(client: TestClient, path: str) -> None:
+    refused = client.get(f"/api/v1/{path}?page_sise=1")
+    assert (refused.status_code, refused.json()["error"]["message"]) == (422, "unknown parameter page_sise")
+
+
 def test_trials_come_with_what_came_of_them(client: TestClient) -> None:
     trials = ask(client, "/campaigns/first/trials")
     assert [item["trial"]["state"] for item in trials["items"]] == ["measured"] * 3 + ["failed"]

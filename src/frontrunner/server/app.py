@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import anyio
 import anyio.to_thread
 import uvicorn
-from fastapi import APIRouter, FastAPI, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
@@ -87,7 +87,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     )
     app.state.service = service
     for router in (routes.api, routes.uncached):
-        app.include_router(router, prefix=API, responses=ERRORS)
+        app.include_router(router, prefix=API, responses=ERRORS, dependencies=[Depends(serving.known_parameters)])
     for router in (campaigns.router, recipes.router, planning.router, rendering.router, scraped, outside):
         app.include_router(router, include_in_schema=False)
     _handle_errors(app, service)
