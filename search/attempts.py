@@ -76,7 +76,7 @@ class RetryPolicy:
         """Return the reason to pause the campaign, or None."""
         if len(self.alike) < self._identical_failures:
             return None
-        return f"the first {len(self.alike)} probes all failed alike: {self.alike[-1].kind}"
+        return f"{len(self.alike)} probes failed alike before any was measured: {self.alike[-1].kind}"
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 
+from frontrunner.evaluators.analytic.estimates import plan
 from frontrunner.evaluators.probe.files import is_disk_full, why_disk_full
 from frontrunner.evaluators.protocol import Finished, NodesUnavailable
 from frontrunner.notebook import Displayed
@@ -252,12 +254,24 @@ class Driver:
             self._proposals.put_back(replace(trial, state=TrialState.QUEUED))
         else:
             session.budget.probes += 1
-            session.retries.count(outcome, measured_before=self._has_measured)
+            if self._has_measured or not self._is_expected(trial.recipe, outcome):
+                session.retries.count(outcome, measured_before=self._has_measured)
             self._has_measured = self._has_measured or isinstance(outcome, Measurement)
             self._learn(trial.recipe, outcome)
         view.running = tuple(probe for probe in view.running if probe.number != trial.number)
         session.refresh_limits()
         self._listener.probe_ended(view, ended)
+
+    def _is_expected(self, recipe: Recipe, outcome: Outcome) -> bool:
+        """Return whether a recipe ran out of memory as the formulas predict, which predict that others fit."""
+        if not isinstance(outcome, Failure) or outcome.kind is not FailureKind.OUT_OF_MEMORY:
+            return False
+        return recipe in self._too_large
+
+    @cached_property
+    def _too_large(self) -> frozenset[Recipe]:
+        table = plan(self._survey.recipes, self._survey.problem).table
+        return frozenset(table.recipes[row] for row in table.order[table.fitting or len(table) :])
 
     def _learn(self, recipe: Recipe, outcome: Outcome) -> None:
         self._proposals.tell(recipe, outcome)
