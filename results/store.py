@@ -40,6 +40,7 @@ from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import (
     AlreadyDriven,
     InvalidInput,
+    NameTaken,
     NotFound,
     StoreUnusable,
     did_you_mean,
@@ -107,7 +108,7 @@ class Store:
     def create_campaign(
         self, *, name: str, spec_json: str, legal_recipes: int, problem_summary: Mapping[str, object]
     ) -> Campaign:
-        """Add a campaign in state `created`; raises `InvalidInput` for a name that is taken or not a name."""
+        """Add a campaign in state `created`; raises `NameTaken`, and `InvalidInput` for what is not a name."""
         require_campaign_name("campaign.name", name)
         with self.database.write(whole_store=True) as connection:
             now = timestamp(self.database.now(connection))
@@ -136,7 +137,7 @@ class Store:
 
     def _refuse_taken(self, connection: Connection, name: str) -> None:
         if connection.execute(select(CampaignRow.id).where(CampaignRow.name == name)).first():
-            raise InvalidInput(
+            raise NameTaken(
                 f"campaign {name!r} exists already in {self.url}",
                 hint=f"choose another name, or go on with it: frontrunner resume {name}",
             )

@@ -71,7 +71,7 @@ class Driver:
         self._prior = prior or PriorResults()
         self._stop_rule = StopRule(spec.search.stop_below_improvement)
         self._wants_stop = self._wants_pause = self._wants_kill = False
-        self._announced: CampaignState | None = None
+        self._announced: tuple[CampaignState, bool] | None = None
 
     @property
     def campaign_name(self) -> str:
@@ -146,19 +146,22 @@ class Driver:
             if ending is not None:
                 self._withdraw_queued()
             running = session.running
+            self._announce_end(len(running))
             is_over = not running or self._wants_kill or session.budget.must_cut(running.values())
             if ending is not None and is_over:
                 return ending
             for finished in session.evaluator.finished(TICK_S):
                 self._conclude(finished)
-            leaves = CampaignState.PAUSED if self._wants_pause else CampaignState.STOPPED
-            if self._wants_stop and self._announced is not leaves:
-                self._announced = leaves
-                probes = 0 if self._wants_kill else len(running)
-                session.notice(STOPPING, leaves=leaves.value, probes_to_finish=probes)
             session.keep()
             session.refresh_view()
             self._listener.ticked(session.view)
+
+    def _announce_end(self, running: int) -> None:
+        leaves, kills = CampaignState.PAUSED if self._wants_pause else CampaignState.STOPPED, self._wants_kill
+        if self._wants_stop and self._announced != (leaves, kills):
+            self._announced = leaves, kills
+            probes = {"probes_to_finish": 0, "probes_ended": running} if kills else {"probes_to_finish": running}
+            self._session.notice(STOPPING, leaves=leaves.value, **probes)
 
     def _restore(self) -> None:
         """Take in what is stored: outcomes, waiting trials, and outlooks, so that an ended campaign stays ended."""
@@ -217,7 +220,7 @@ class Driver:
         if self._wants_pause:
             return CampaignState.PAUSED, PAUSED_BY_REQUEST
         if self._wants_stop:
-            return CampaignState.STOPPED, "stopped by request"
+            return CampaignState.STOPPED, f"{'canceled' if self._wants_kill else 'stopped'} by request"
         if (alike := self._session.retries.why_pause()) is not None:
             return CampaignState.PAUSED, alike
         used_up = self._session.budget.used_up(running)

@@ -30,6 +30,10 @@ class InvalidInput(FrontrunnerError, ValueError):
     exit_code = 2
 
 
+class NameTaken(InvalidInput):
+    """A name for something new that another has already."""
+
+
 class NotFound(FrontrunnerError, LookupError):
     """Something named by a person that does not exist."""
 

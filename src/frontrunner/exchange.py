@@ -64,6 +64,12 @@ class ImportedRecipe:
     file: RecipeFile | None
 
 
+def export_name(recipe_id: str, to: str) -> str:
+    """Return the file name of an export: ID.json, ID.slurm.sh, ID.nanotron.yaml."""
+    suffix = Path(TOOLS[to].file).suffix if to in TOOLS else ""
+    return f"{recipe_id}.json" if to == RECIPE_FILE else f"{recipe_id}.{to}{suffix or '.sh'}"
+
+
 def exported(store: LocalStore, recipe: str, *, to: str) -> str:
     """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`, one of `TARGETS`."""
     if to not in TARGETS:

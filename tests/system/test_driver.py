@@ -232,12 +232,17 @@ def test_a_request_to_end_queues_what_was_running(campaigns: Campaigns, scripted
             driver.kill()
 
     driver = campaigns.driver(record, spec, Impatient())
-    assert driver.run().state is CampaignState.STOPPED
+    conclusion = driver.run()
+    assert (conclusion.state, conclusion.reason) == (CampaignState.STOPPED, "canceled by request")
     assert campaigns.states(record) == {TrialState.QUEUED: 2}
+    began, ended = campaigns.store.events(record.id)
+    assert (began.kind, began.data) == ("launched", {"driver": f"{this_host()}:{os.getpid()}"})
+    assert (ended.kind, ended.data) == ("stopping", {"leaves": "stopped", "probes_to_finish": 0, "probes_ended": 2})
     assert campaigns.store.open_attempts(record.id) == []
     scripted(lambda recipe, attempt: None)
     assert campaigns.driver(record, spec).run().measured == LEGAL
     assert len(campaigns.store.trials(record.id)) == LEGAL
+    assert "resumed" in [event.kind for event in campaigns.store.events(record.id)]
 
 
 def test_the_same_seed_goes_on_where_it_was_stopped(campaigns: Campaigns) -> None:

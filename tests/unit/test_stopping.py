@@ -99,6 +99,7 @@ def test_an_end_that_the_command_reports_is_printed_once(capsys: pytest.CaptureF
             {"leaves": "stopped", "probes_to_finish": 1},
             "finishing 1 running probe; press Ctrl-C again to end it now",
         ),
+        (STOPPING, {"leaves": "stopped", "probes_to_finish": 0, "probes_ended": 2}, "ending 2 running probes"),
         (STOPPING, {"leaves": "paused", "probes_to_finish": 0}, "stopping; then the campaign is paused"),
         ("lost", {"trial": 4, "recipe": "tp1 mb2"}, "probe 4 was cut off with its driver: tp1 mb2"),
     ],

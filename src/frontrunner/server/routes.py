@@ -12,6 +12,7 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from frontrunner.evaluators.analytic.estimates import ShownPlan
+from frontrunner.exchange import export_name
 from frontrunner.planning import plan_of
 from frontrunner.results import frames
 from frontrunner.results.pages import CampaignPage, RecipePage, campaign_page
@@ -55,7 +56,10 @@ def _add(question: requests.Question) -> None:
     def route(service: Service, **given: Any) -> Response:
         of = [given.pop(name) for name in subjects]
         found = getattr(service.local, question.method)(*of, **given)
-        return Response(found, media_type=TEXT) if question.result is str else answer(requests.redacted(found))
+        if question.result is not str:
+            return answer(requests.redacted(found))
+        headers = {"content-disposition": f'attachment; filename="{export_name(of[0], given["to"])}"'}
+        return Response(found, media_type=TEXT, headers=headers)
 
     of_path = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=SUBJECTS[name]) for name in subjects]
     service = inspect.Parameter("service", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ServiceOf)

@@ -121,6 +121,8 @@ NOTICES = {
 def _notice(kind: str, data: EventData) -> str:
     if kind in NOTICES:
         return plain(NOTICES[kind].format_map(data))
+    if ended := data.get("probes_ended"):
+        return f"ending {counted(int(ended), 'running probe')}"
     if kind == STOPPING:
         running = int(data["probes_to_finish"] or 0)
         them = "it" if running == 1 else "them"
