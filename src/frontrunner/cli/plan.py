@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 TOP = 10
 recipe_argument = click.argument("recipe", nargs=-1, metavar="RECIPE_ID | FILE | CHOICE=VALUE...")
 file_option = click.option(
-    "--campaign", type=opt.CAMPAIGN_FILE, metavar="FILE", help="The recipe is one of this campaign file."
+    "--campaign", type=opt.FILE, callback=opt.remember, metavar="FILE", help="The recipe is one of this file."
 )
 
 
 @click.command()
-@click.argument("file", type=opt.CAMPAIGN_FILE)
+@opt.file_argument
 @click.option("--top", type=click.IntRange(1, 1_000_000), help=f"How many recipes [default: {TOP}].")
 @click.option("--nodes", metavar="N,N,...", help="Strong and weak scaling over these numbers of nodes instead.")
 @opt.json_option
@@ -87,7 +87,7 @@ def explain(recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, ba
 
 
 @click.command()
-@click.argument("file", type=opt.CAMPAIGN_FILE)
+@opt.file_argument
 @opt.json_option
 def advise(file: Path, *, as_json: bool) -> None:
     """Recommend a starting configuration for the model and the machines of campaign FILE.

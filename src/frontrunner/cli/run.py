@@ -12,7 +12,7 @@ import click
 
 from frontrunner import api
 from frontrunner.cli import options as opt
-from frontrunner.config.settings import located, store_url
+from frontrunner.config.settings import AT_HAND, located, store_url
 from frontrunner.spaces.errors import CampaignFailed, InvalidInput, NothingLegal
 from frontrunner.stop_signals import INTERRUPTED, stopped_by_signals
 from frontrunner.store import LocalStore
@@ -27,7 +27,7 @@ TOP = 10
 
 
 @click.command()
-@click.argument("file", type=opt.CAMPAIGN_FILE)
+@opt.file_argument
 @click.option("--name", help="The campaign's name [default: the file's `name`, else the file's own name].")
 @opt.store_option
 @opt.json_option
@@ -44,7 +44,7 @@ def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) ->
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         conclusion = api.launch(campaign, store=url, name=name, listener=listener, on_driver=on_driver)
     if url != store_url():
-        opt.locate(click.get_current_context(), "store", url)
+        click.get_current_context().meta[f"{AT_HAND}store"] = url
     _finish(conclusion, listener.campaign, url, stopped=on_driver.exit_code, as_json=as_json)
 
 
@@ -74,7 +74,7 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
 
 
 @click.command()
-@click.argument("file", type=opt.CAMPAIGN_FILE)
+@opt.file_argument
 @opt.json_option
 def space(file: Path, *, as_json: bool) -> None:
     """Count the legal and illegal recipes of FILE's space, with the reasons."""
