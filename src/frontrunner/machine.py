@@ -136,9 +136,7 @@ def _cluster(cluster: str | Cluster | None) -> Cluster | None:
 
 def _writable(out: str | Path) -> Path:
     path = Path(out)
-    if path.is_dir() or not path.name:
-        raise bad_value("--out", str(out), "a file, not a folder")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise bad_value("--out", str(out), "a file in a folder that exists and can be written to")
     return path
 
