@@ -198,7 +198,7 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
         status = _train(chosen, on_step)
     result = read_json(chosen.folder / "result.json") or {}
     if status != 0 or result.get("status") != "trained":
-        hint = f"the whole log: {chosen.log}; the same command goes on from the newest checkpoint"
+        hint = f"the whole log: {chosen.log}; the same command continues from the newest checkpoint, if any"
         raise FrontrunnerError(f"the replay ended with status {status}:\n{tail(chosen.log)}", hint=hint)
     times = result["step_times_s"]
     return ReplayResult(
