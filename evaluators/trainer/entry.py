@@ -16,7 +16,7 @@ from frontrunner.evaluators.trainer.data import TokenFile
 from frontrunner.evaluators.trainer.job import Job, check_job
 from frontrunner.evaluators.trainer.layout import make_layout
 from frontrunner.evaluators.trainer.probe_run import run_probe, run_profile
-from frontrunner.evaluators.trainer.rendezvous import use_one_thread_per_group
+from frontrunner.evaluators.trainer.rendezvous import rank_device
 from frontrunner.evaluators.trainer.run import (
     ProgressLog,
     RunContext,
@@ -67,7 +67,9 @@ def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_ra
         if rank == 0:
             (folder / "result.json").unlink(missing_ok=True)
         check_job(job, world_size=world_size)
-        device = _prepare_process(job, local_rank)
+        device = rank_device(job.device, local_rank)
+        if job.memory_limit_bytes_per_rank is not None:
+            limit_memory(device, job.memory_limit_bytes_per_rank)
         dist.init_process_group(
             _BACKENDS[job.device],
             init_method=init_method,
@@ -93,40 +95,27 @@ def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_ra
             leave(1)
 
 
-def _prepare_process(job: Job, local_rank: int) -> torch.device:
-    device = torch.device("cpu") if job.device == "cpu" else torch.device(job.device, local_rank)
-    if job.device == "cpu":
-        use_one_thread_per_group()
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    else:
-        torch.accelerator.set_device_index(local_rank)
-    if job.memory_limit_bytes_per_rank is not None:
-        limit_memory(device, job.memory_limit_bytes_per_rank)
-    return device
-
-
 def _run(job: Job, rank: int, device: torch.device, start: float, phases: list[str]) -> None:
     """Build and train; the last of `phases` is how far the rank has come."""
     phases.append("building")
     log_path = Path(job.run_folder) / "progress.jsonl" if rank == 0 else None
     # A probe is always a new run; a training run may be the continuation of one.
-    with ProgressLog(log_path, append=job.mode == "train") as log:
-        engine = "deepspeed_engine" if job.recipe.engine == "deepspeed" else "torch_engine"
-        make_stepper = import_module(f"frontrunner.evaluators.trainer.{engine}").make_stepper
-        layout = make_layout(job.recipe, device_type=job.device)
-        data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
-        stepper: Stepper = make_stepper(job, layout, data, device)
-        dist.all_reduce(torch.zeros(1, device=device))  # so that no step's time holds another rank's build
-        build_time_s = time.monotonic() - start
-        context = RunContext(job=job, rank=rank, stepper=stepper, log=log, build_time_s=build_time_s)
-        log.write("built", time_s=build_time_s)
-        phases.append("stepping")
-        if job.mode == "train" and job.train is not None:
-            run_training(context, job.train)
-        elif job.probe is not None:
-            steps_done = run_probe(context, job.probe)
-            if job.profile is not None:
-                run_profile(context, job.profile, steps_done=steps_done)
+    log = ProgressLog(log_path, append=job.mode == "train")
+    make_stepper = import_module(f"frontrunner.evaluators.trainer.{job.recipe.engine}_engine").make_stepper
+    layout = make_layout(job.recipe, device_type=job.device)
+    data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
+    stepper: Stepper = make_stepper(job, layout, data, device)
+    dist.all_reduce(torch.zeros(1, device=device))  # so that no step's time holds another rank's build
+    build_time_s = time.monotonic() - start
+    context = RunContext(job=job, rank=rank, stepper=stepper, log=log, build_time_s=build_time_s)
+    log.write("built", time_s=build_time_s)
+    phases.append("stepping")
+    if job.mode == "train" and job.train is not None:
+        run_training(context, job.train)
+    elif job.probe is not None:
+        steps_done = run_probe(context, job.probe)
+        if job.profile is not None:
+            run_profile(context, job.profile, steps_done=steps_done)
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,21 +40,17 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-class ProgressLog(AbstractContextManager["ProgressLog"]):
+class ProgressLog:
     """`progress.jsonl`: one event per line, on disk as soon as it is written; ranks other than 0 pass None."""
 
     def __init__(self, path: Path | None, *, append: bool) -> None:
-        self._file = path.open("a" if append else "w", encoding="utf-8") if path is not None else None
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        mode = "a" if append else "w"
+        self._file = path.open(mode, encoding="utf-8", buffering=1) if path is not None else None
 
     def write(self, event: str, **values: float | None) -> None:
         """Append one event."""
         if self._file is not None:
             self._file.write(json.dumps({"event": event, **values}, allow_nan=False) + "\n")
-            self._file.flush()
 
 
 @dataclass(frozen=True, kw_only=True)
