@@ -57,8 +57,7 @@ def preload(engines: Sequence[str] = ("torch",)) -> None:
 def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_rank: int) -> None:
     """Be rank `rank` of the job from start to end; return once the job is done.
 
-    A rank that fails writes `rank-N.error.json` and ends its process with status 1 at once: an orderly exit would wait
-    for peers until their collectives time out.
+    A rank that fails ends its process at once: an orderly exit would wait until its peers' collectives time out.
     """
     folder, start, phases = Path(job.run_folder), time.monotonic(), ["starting"]
     error_path = folder / f"rank-{rank}.error.json"
@@ -96,7 +95,6 @@ def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_ra
 
 
 def _run(job: Job, rank: int, device: torch.device, start: float, phases: list[str]) -> None:
-    """Build and train; the last of `phases` is how far the rank has come."""
     phases.append("building")
     log_path = Path(job.run_folder) / "progress.jsonl" if rank == 0 else None
     # A probe is always a new run; a training run may be the continuation of one.
@@ -123,7 +121,7 @@ def main() -> None:
     if len(sys.argv) != 2:
         sys.exit("usage: python -P -m frontrunner.evaluators.trainer JOB.json")
     try:
-        job = Job.read(Path(sys.argv[1]))
+        job = Job.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         sys.exit(f"{sys.argv[1]}: {error}")
     rendezvous = Path(job.run_folder) / f"rendezvous-{os.getpid()}"

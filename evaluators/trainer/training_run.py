@@ -31,20 +31,21 @@ class CsvMetrics:
     """`metrics.csv` with the COLUMNS, without rows of steps after `resumed_step` that a killed run has left."""
 
     def __init__(self, folder: Path, *, resumed_step: int) -> None:
-        path = folder / "metrics.csv"
+        self._path = folder / "metrics.csv"
         kept: list[dict[str, str]] = []
-        if path.exists():
-            with path.open(newline="", encoding="utf-8") as file:
+        if self._path.exists():
+            with self._path.open(newline="", encoding="utf-8") as file:
                 whole = (row for row in csv.DictReader(file) if None not in row.values())  # the last may be cut off
                 kept = [row for row in whole if row["step"].isdigit() and int(row["step"]) <= resumed_step]
-        self._file = path.open("w", newline="", encoding="utf-8", buffering=1)
-        self._writer = csv.DictWriter(self._file, COLUMNS)
-        self._writer.writeheader()
-        self._writer.writerows(kept)
+        with self._path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(kept)
 
     def write(self, row: dict[str, float | None]) -> None:
         """Store one step's row; None is a value that this step does not have."""
-        self._writer.writerow(row)
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, COLUMNS).writerow(row)
 
 
 class TensorBoardMetrics:
