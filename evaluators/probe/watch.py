@@ -287,7 +287,7 @@ def written(folder: RunFolder, outcome: Outcome) -> Outcome:
 def _from_result(folder: RunFolder, order: ProbeOrder, setup: ProbeSetup, node_seconds: float) -> Outcome | None:
     """Return the outcome that follows from `result.json`; None where it is missing, damaged or another attempt's."""
     try:
-        result = folder.result()
+        result = folder.own("result.json")
         if result is None:
             return None
         outcome = measurement(result, order.recipe, setup.problem, node_seconds)

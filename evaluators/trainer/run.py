@@ -18,9 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from frontrunner.evaluators.trainer.data import Batch, TokenFile, written_whole
+from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.job import DATA_RANGE, STEP_RANGE, Job
 from frontrunner.evaluators.trainer.layout import Layout
+from frontrunner.spaces.document import write_bytes
 
 RESULT_VERSION = 1
 _STATUS = Path("/proc/self/status")
@@ -28,8 +29,7 @@ _STATUS = Path("/proc/self/status")
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Write `document`, whole or not at all; raise ValueError for a number that is not finite."""
-    with written_whole(path) as file:
-        json.dump(document, file, indent=1, allow_nan=False)
+    write_bytes(path, json.dumps(document, indent=1, allow_nan=False).encode())
 
 
 def leave(status: int) -> NoReturn:
