@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from frontrunner.results.outcome import RecipeStats
-from frontrunner.results.records import Campaign, Event, Figures, Outlook
+from frontrunner.results.records import SMALL_CAMPAIGN, Campaign, Event, Figures, Outlook
 from frontrunner.results.rows import interpreted, value_of, values
 from frontrunner.results.schema import CampaignRow, EventRow, StandingRow, TrialRow, recipe_from_json, recipe_to_json
 from frontrunner.results.states import TrialState
@@ -22,7 +22,7 @@ from frontrunner.spaces.recipe import Recipe
 
 PREDICTION = "prediction"
 # Keys of a campaign's problem summary: the campaign that it is predicted from, and how that differs.
-SMALL_CAMPAIGN, SMALL_SCALE = "small_campaign", "small_scale"
+SMALL_SCALE = "small_scale"
 FIGURES = ("tokens_per_s", "low", "high", "chance")
 OUTLOOK = "outlook"
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, or_, select
+from sqlalchemy import Connection, delete, func, or_, select
 
 from frontrunner.results.rows import cell
-from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, MeasurementRow
+from frontrunner.results.schema import AttemptRow, Base, CampaignRow, EventRow, FailureRow, MeasurementRow
 from frontrunner.results.states import CampaignState
-from frontrunner.results.store import Store
-from frontrunner.results.transfer import UNARCHIVED
+from frontrunner.results.store import Store, refuse_referred
+from frontrunner.results.transfer import TABLES, UNARCHIVED, of_campaign
 from frontrunner.spaces.errors import InvalidInput
 
 NAMED_IN = {
@@ -50,19 +50,44 @@ def prunable(store: Store, campaign: str | None = None) -> tuple[Prunable, ...]:
             f"campaign {campaign} is {state}, so its run folders may still be needed",
             hint=f"finish it first: frontrunner resume {campaign}",
         )
-    archived = select(EventRow.campaign_id).where(EventRow.kind == UNARCHIVED)
-    query = select(CampaignRow.id, CampaignRow.name).where(
-        CampaignRow.state == CampaignState.FINISHED, CampaignRow.id.not_in(archived)
-    )
-    found = []
+    finished = select(CampaignRow.id, CampaignRow.name).where(CampaignRow.state == CampaignState.FINISHED)
     with store.database.read() as connection:
-        for row in connection.execute(query.order_by(CampaignRow.id)).all():
-            folders = _folders(connection, row.id, row.name) if campaign in (None, row.name) else ()
-            if folders:
-                files = (file for folder in folders for file in folder.rglob("*"))
-                size = sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
-                found.append(Prunable(campaign=row.name, folders=folders, bytes=size))
-    return tuple(found)
+        rows = [row for row in connection.execute(finished.order_by(CampaignRow.id)) if campaign in (None, row.name)]
+        found = [(row.name, _folders(connection, row.id, row.name)) for row in rows]
+    return tuple(Prunable(campaign=name, folders=folders, bytes=_bytes(folders)) for name, folders in found if folders)
+
+
+def _bytes(folders: Iterable[Path]) -> int:
+    files = (file for folder in folders for file in folder.rglob("*"))
+    return sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deleted(Prunable):
+    """A campaign with its rows in the store and its run folders, which were deleted, or in a preview would be."""
+
+    rows: int
+    is_preview: bool
+
+
+def delete_campaign(store: Store, campaign: str, *, preview: bool = False) -> Deleted:
+    """Delete a campaign: its rows, then the run folders that `prunable` returns of a finished one.
+
+    Raises as `Store.rename` does.
+    """
+    rows = 0
+    with store.read(campaign) if preview else store.alone(campaign) as (connection, found):
+        refuse_referred(connection, campaign)
+        folders = _folders(connection, found.id, found.name)
+        for table in (Base.metadata.tables[name] for name in reversed(TABLES)):
+            mine = of_campaign(table, found.id)
+            rows += connection.execute(select(func.count()).select_from(table).where(mine)).scalar_one()
+            if not preview:
+                connection.execute(delete(table).where(mine))
+    part = Deleted(campaign=campaign, folders=folders, bytes=_bytes(folders), rows=rows, is_preview=preview)
+    if not preview:
+        prune([part])
+    return part
 
 
 def prune(found: Iterable[Prunable]) -> None:
@@ -85,6 +110,12 @@ def names_itself(folder: Path) -> bool:
 
 
 def _folders(connection: Connection, campaign_id: int, name: str) -> tuple[Path, ...]:
+    """Return the run folders whose outcomes are stored, in a folder that has the name of the campaign's launch."""
+    archived = select(EventRow.id).where(EventRow.campaign_id == campaign_id, EventRow.kind == UNARCHIVED)
+    if connection.execute(archived).first():
+        return ()
+    spec = connection.execute(select(CampaignRow.spec_json).where(CampaignRow.id == campaign_id)).scalar_one()
+    name = json.loads(cell(CampaignRow.spec_json, spec, campaign_id)).get("name", name)
     stored = (
         select(AttemptRow.id, AttemptRow.run_folder)
         .outerjoin(MeasurementRow, MeasurementRow.attempt_id == AttemptRow.id)
@@ -98,7 +129,7 @@ def _folders(connection: Connection, campaign_id: int, name: str) -> tuple[Path,
     return tuple(folder for folder in folders if _is_run_folder(folder, name) and names_itself(folder))
 
 
-def _is_run_folder(folder: Path, campaign: str) -> bool:
+def _is_run_folder(folder: Path, campaign: object) -> bool:
     """Return whether a folder is named as drivers name it: absolute, NUMBER.NUMBER, in one with the campaign's name."""
     trial, _, attempt = folder.name.partition(".")
     named = folder.is_absolute() and folder.parent.name == campaign and trial.isdigit() and attempt.isdigit()

@@ -22,6 +22,8 @@ Figures = Literal["measured", "simulated", "imported"]
 IMPORTED = "imported"
 
 
+SMALL_CAMPAIGN = "small_campaign"
+"""Key of a problem summary: the campaign on fewer nodes from which this one is predicted."""
 CUT_OFF = "cut off"
 """State shown for a campaign that is running by its row and has no live driver."""
 
@@ -60,6 +62,12 @@ class Campaign(Displayed):
         said = self.problem_summary.get("figures")
         return cast(Figures, said) if said in get_args(Figures) else "measured"
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it neither runs nor has an outcome or a prediction, as one that never got nodes."""
+        is_under_way = self.state in (CampaignState.CREATED, CampaignState.RUNNING)
+        return not (is_under_way or self.outcomes or SMALL_CAMPAIGN in self.problem_summary)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignSummary:
@@ -77,6 +85,7 @@ class CampaignSummary:
     created_at: str
     updated_at: str
     is_driven: bool = False
+    is_idle: bool = False
 
     @property
     def state_in_words(self) -> str:

@@ -26,7 +26,15 @@ from frontrunner.results.rows import (
     trials_by_state,
     values,
 )
-from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, StandingRow, TrialRow
+from frontrunner.results.schema import (
+    AttemptRow,
+    CampaignRow,
+    EventRow,
+    FailureRow,
+    StandingRow,
+    TrialRow,
+    recipe_to_json,
+)  # fmt: skip
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
 from frontrunner.spaces.errors import NotFound, bad_value
@@ -245,6 +253,13 @@ def explain(store: Store, recipe_id: str, campaign: str | None = None) -> Explan
         tried = ", ".join(row.campaign.name for row in found)
         raise NotFound(f"campaign {campaign} did not try recipe {full_id}", hint=f"it was tried in: {tried}")
     return Explanation(recipe_id=full_id, recipe=found[0].trial.recipe, appearances=tuple(found))
+
+
+def measured_with(store: Store, recipe: Recipe) -> list[Campaign]:
+    """Return the campaigns that have a measurement of these choices, whatever their problem."""
+    alike = select(TrialRow.campaign_id).where(TrialRow.recipe_json == recipe_to_json(recipe))
+    with store.database.read() as connection:
+        return values(connection, Campaign, CampaignRow.id.in_(alike.join(StandingRow)))
 
 
 def _complete_id(connection: Connection, prefix: str) -> str:

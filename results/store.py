@@ -18,10 +18,21 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from frontrunner.results.address import damaged
 from frontrunner.results.database import Database, open_database
-from frontrunner.results.lease import is_held, until
+from frontrunner.results.lease import is_held, refuse_driven, until
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.process_identity import process_id
-from frontrunner.results.records import Attempt, Campaign, CampaignSummary, Clock, Event, Lease, Trial, timestamp
+from frontrunner.results.records import (
+    SMALL_CAMPAIGN,
+    Attempt,
+    Campaign,
+    CampaignSummary,
+    Clock,
+    Event,
+    EventData,
+    Lease,
+    Trial,
+    timestamp,
+)
 from frontrunner.results.rows import DamagedCell, cell, finished_attempts, trials_by_state, value_of, values
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, HolderRow, StandingRow, TrialRow
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
@@ -30,6 +41,7 @@ from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import (
     AlreadyDriven,
     InvalidInput,
+    NameTaken,
     NotFound,
     StoreUnusable,
     did_you_mean,
@@ -39,6 +51,8 @@ from frontrunner.spaces.recipe import Recipe
 
 SUMMARIZED = {field.name for field in fields(CampaignSummary)} - {"probes", "best_tokens_per_s", "is_driven"}
 BUSY_TIMEOUT_S = 90.0
+MOST_IDLE = 50
+"""Campaigns without an outcome that are passed over, at most, to find the newest."""
 
 
 def open_store(
@@ -95,15 +109,11 @@ class Store:
     def create_campaign(
         self, *, name: str, spec_json: str, legal_recipes: int, problem_summary: Mapping[str, object]
     ) -> Campaign:
-        """Add a campaign in state `created`; raises `InvalidInput` for a name that is taken or not a name."""
+        """Add a campaign in state `created`; raises `NameTaken`, and `InvalidInput` for what is not a name."""
         require_campaign_name("campaign.name", name)
         with self.database.write(whole_store=True) as connection:
             now = timestamp(self.database.now(connection))
-            if connection.execute(select(CampaignRow.id).where(CampaignRow.name == name)).first():
-                raise InvalidInput(
-                    f"campaign {name!r} exists already in {self.url}",
-                    hint=f"run: frontrunner resume {name}, or choose another name",
-                )
+            self._refuse_taken(connection, name)
             made = insert(CampaignRow).values(
                 name=name,
                 state=CampaignState.CREATED,
@@ -116,23 +126,64 @@ class Store:
             )
             return value_of(Campaign, connection.execute(made.returning(CampaignRow)).one())
 
+    def rename(self, campaign: str, name: str) -> None:
+        """Give a campaign another name; its run folders keep theirs. Raises as `alone` and `create_campaign` do."""
+        require_campaign_name("name", name)
+        with self.alone(campaign) as (connection, found):
+            refuse_referred(connection, campaign)
+            self._refuse_taken(connection, name)
+            self._change(connection, found, "renamed", {"earlier": campaign, "name": name}, name=name)
+
+    def respecify(self, campaign: str, spec_json: str, kind: str, data: EventData) -> None:
+        """Give a campaign that no driver holds another specification, and record that as an event."""
+        with self.alone(campaign) as (connection, found):
+            self._change(connection, found, kind, data, spec_json=spec_json)
+
+    def _change(self, connection: Connection, found: Campaign, kind: str, data: EventData, **columns: str) -> None:
+        now, text = timestamp(self.database.now(connection)), canonical_json(dict(data))
+        mine = update(CampaignRow).where(CampaignRow.id == found.id)
+        connection.execute(mine.values(updated_at=now, **columns))
+        connection.execute(insert(EventRow).values(campaign_id=found.id, at=now, kind=kind, data_json=text))
+
+    def _refuse_taken(self, connection: Connection, name: str) -> None:
+        if connection.execute(select(CampaignRow.id).where(CampaignRow.name == name)).first():
+            raise NameTaken(
+                f"campaign {name!r} exists already in {self.url}",
+                hint=f"choose another name, or go on with it: frontrunner resume {name}",
+            )
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[tuple[Connection, Campaign]]:
+        """Open a transaction that changes a campaign as a whole; raises `AlreadyDriven` while a driver holds it."""
+        with self.database.write(whole_store=True) as connection:
+            connection.execute(select(CampaignRow.id).where(CampaignRow.name == name).with_for_update())
+            found = self._named(connection, name)
+            refuse_driven(self.database, connection, name)
+            yield connection, found
+
     @contextmanager
     def read(self, campaign: Campaign | str | None) -> Iterator[tuple[Connection, Campaign]]:
-        """Open a transaction that reads a campaign as it is now (None: the one created last); raises `NotFound`."""
-        name = campaign.name if isinstance(campaign, Campaign) else campaign
-        query = select(CampaignRow).order_by(CampaignRow.id.desc()).limit(1)
+        """Open a transaction that reads a campaign as it is now (None: the newest); raises `NotFound`.
+
+        A campaign that was left without an outcome, as one that never got nodes, is the newest only of such ones.
+        """
         with self.database.read() as connection:
-            row = connection.execute(query if name is None else query.where(CampaignRow.name == name)).first()
-            if row is None:
-                rows = connection.execute(select(CampaignRow.id, CampaignRow.name)).all()
-                names = [cell(CampaignRow.name, row.name, row.id) for row in rows]
-                hint = did_you_mean(str(name), names) or "start one: frontrunner launch CAMPAIGN.toml"
-                wanted = f" {name!r}" if names else ""
-                raise NotFound(f"there is no campaign{wanted} in {self.url}", hint=hint)
-            yield connection, value_of(Campaign, row)
+            yield connection, self._named(connection, campaign.name if isinstance(campaign, Campaign) else campaign)
+
+    def _named(self, connection: Connection, name: str | None) -> Campaign:
+        query = select(CampaignRow).order_by(CampaignRow.id.desc()).limit(MOST_IDLE)
+        found = connection.execute(query if name is None else query.where(CampaignRow.name == name)).all()
+        if not found:
+            rows = connection.execute(select(CampaignRow.id, CampaignRow.name)).all()
+            names = [cell(CampaignRow.name, row.name, row.id) for row in rows]
+            hint = did_you_mean(str(name), names) or "start one: frontrunner launch CAMPAIGN.toml"
+            wanted = f" {name!r}" if names else ""
+            raise NotFound(f"there is no campaign{wanted} in {self.url}", hint=hint)
+        newest = (value_of(Campaign, row) for row in found)
+        return next((one for one in newest if not one.is_idle), None) or value_of(Campaign, found[0])
 
     def campaign(self, name: str | None) -> Campaign:
-        """Return the named campaign, or for None the one created last; `NotFound` where there is none."""
+        """Return the named campaign, or for None the newest (see `read`); `NotFound` where there is none."""
         with self.read(name) as (_, found):
             return found
 
@@ -223,3 +274,10 @@ class Store:
     def drive(self, lease: Lease) -> CampaignWriter:
         """Return the write side of the lease's campaign. Used by one thread."""
         return CampaignWriter(self.database, lease)
+
+
+def refuse_referred(connection: Connection, name: str) -> None:
+    """Raise `InvalidInput` where another campaign is predicted from the named one."""
+    for row in connection.execute(select(CampaignRow)):
+        if value_of(Campaign, row).problem_summary.get(SMALL_CAMPAIGN) == name:
+            raise InvalidInput(f"campaign {row.name} is predicted from {name}: delete {row.name} first")

@@ -23,7 +23,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Select, Table, insert, inspect, select
+from sqlalchemy import ColumnElement, Connection, Table, insert, inspect, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from frontrunner.results.address import backup_beside, parse_address
@@ -98,8 +98,6 @@ class Unarchived(Archived):
 def written_whole(path: Path) -> Iterator[Path]:
     """Yield the path of a new file in the same folder that becomes `path` at the end; nothing is left on an error."""
     folder = path.absolute().parent
-    if not folder.is_dir():
-        raise NotFound(f"there is no folder {folder} to write {path.name} to", hint="create it first")
     with writing(path), tempfile.TemporaryDirectory(dir=folder, prefix=f".{path.name}.") as beside:
         unfinished = Path(beside) / path.name
         yield unfinished
@@ -221,17 +219,18 @@ def _rows_of(store: Store, connection: Connection, campaign_id: int) -> Iterator
     present = set(inspect(connection).get_table_names())
     for table in (Base.metadata.tables[name] for name in TABLES if name in present):
         with store.database.translated():  # which names this store, not one that is copied to
-            for part in connection.execute(_of_campaign(table, campaign_id)).mappings().partitions(BATCH):
+            query = select(table).where(of_campaign(table, campaign_id)).order_by(*table.primary_key.columns)
+            for part in connection.execute(query).mappings().partitions(BATCH):
                 yield table, [{key: storable(v) if isinstance(v, str) else v for key, v in row.items()} for row in part]
 
 
-def _of_campaign(table: Table, campaign_id: int) -> Select[Any]:
-    query = select(table).order_by(*table.primary_key.columns)
+def of_campaign(table: Table, campaign_id: int) -> ColumnElement[bool]:
+    """Return the condition for the rows of a campaign."""
     if table.name == "campaigns":
-        return query.where(table.c.id == campaign_id)
+        return table.c.id == campaign_id
     if "campaign_id" in table.columns:
-        return query.where(table.c.campaign_id == campaign_id)
-    return query.where(table.c.attempt_id.in_(select(AttemptRow.id).where(AttemptRow.campaign_id == campaign_id)))
+        return table.c.campaign_id == campaign_id
+    return table.c.attempt_id.in_(select(AttemptRow.id).where(AttemptRow.campaign_id == campaign_id))
 
 
 def _first_line(error: DBAPIError) -> str:

@@ -123,8 +123,10 @@ class CampaignWriter:
         current = (mine, CampaignRow.epoch == lease.epoch, CampaignRow.lease_until.is_not(None))
         changed = connection.execute(update(CampaignRow).where(*current).values(updated_at=timestamp(self._now)))
         if changed.rowcount == 0:
-            row = connection.execute(select(CampaignRow).where(mine)).one()
+            row = connection.execute(select(CampaignRow).where(mine)).first()
             name, holder = lease.campaign_name, f"{lease.host}:{lease.pid}"
+            if row is None:
+                raise AlreadyDriven(f"campaign {name} was deleted; {holder} may no longer write to it")
             if row.driver_host is None:
                 hint = f"frontrunner resume {name}"
                 raise AlreadyDriven(f"campaign {name}: the lease of {holder} was given back", hint=hint)

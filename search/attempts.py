@@ -76,7 +76,7 @@ class RetryPolicy:
         """Return the reason to pause the campaign, or None."""
         if len(self.alike) < self._identical_failures:
             return None
-        return f"the first {len(self.alike)} probes all failed alike: {self.alike[-1].kind}"
+        return f"{len(self.alike)} probes failed alike before any was measured: {self.alike[-1].kind}"
 
 
 @dataclass(kw_only=True)
@@ -130,8 +130,8 @@ class CampaignSession:
         """Acquire the lease; raises `AlreadyDriven` where another live driver holds it, unless it is taken over."""
         former = store.campaign(campaign.name).driver
         host, pid = this_host(), os.getpid()
-        lease = store.acquire_lease(campaign.id, host=host, pid=pid, duration_s=LEASE_S, take_over=take_over)
-        self.writer = store.drive(lease)
+        self._lease = store.acquire_lease(campaign.id, host=host, pid=pid, duration_s=LEASE_S, take_over=take_over)
+        self.writer = store.drive(self._lease)
         as_left = store.campaign(campaign.name)  # under the lease: earlier drivers charge it until theirs ends
         self.budget = BudgetTracker(
             spec.budget,
@@ -152,8 +152,10 @@ class CampaignSession:
         self._fenced = fenced_here(former, spec.run_folder)
 
     def begin(self) -> None:
-        """Record that the campaign runs, and with what software, and make its evaluator."""
+        """Record that the campaign runs, by which driver and with what software, and make its evaluator."""
         self.writer.set_state(CampaignState.RUNNING, reason="")
+        lease = self._lease
+        self.writer.event("launched" if lease.epoch == 1 else "resumed", driver=f"{lease.host}:{lease.pid}")
         self.writer.record_provenance(collect(self._spec.problem.cluster.device))
         self.evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 
+from frontrunner.evaluators.analytic.estimates import plan
 from frontrunner.evaluators.probe.files import is_disk_full, why_disk_full
 from frontrunner.evaluators.protocol import Finished, NodesUnavailable
 from frontrunner.notebook import Displayed
@@ -69,7 +71,7 @@ class Driver:
         self._prior = prior or PriorResults()
         self._stop_rule = StopRule(spec.search.stop_below_improvement)
         self._wants_stop = self._wants_pause = self._wants_kill = False
-        self._announced: CampaignState | None = None
+        self._announced: tuple[CampaignState, bool] | None = None
 
     @property
     def campaign_name(self) -> str:
@@ -102,7 +104,7 @@ class Driver:
         except Exception as error:
             reason = f"the driver ended on {type(error).__name__}: {error}"[:500]
             if isinstance(error, OSError):  # such as a full disk
-                hint = f"after fixing the cause, run: frontrunner resume {self.campaign_name}"
+                hint = f"fix the cause, then: frontrunner resume {self.campaign_name}"
                 raise FrontrunnerError(f"campaign {self.campaign_name} has stopped: {error}", hint=hint) from error
             raise
         finally:
@@ -144,19 +146,22 @@ class Driver:
             if ending is not None:
                 self._withdraw_queued()
             running = session.running
+            self._announce_end(len(running))
             is_over = not running or self._wants_kill or session.budget.must_cut(running.values())
             if ending is not None and is_over:
                 return ending
             for finished in session.evaluator.finished(TICK_S):
                 self._conclude(finished)
-            leaves = CampaignState.PAUSED if self._wants_pause else CampaignState.STOPPED
-            if self._wants_stop and self._announced is not leaves:
-                self._announced = leaves
-                probes = 0 if self._wants_kill else len(running)
-                session.notice(STOPPING, leaves=leaves.value, probes_to_finish=probes)
             session.keep()
             session.refresh_view()
             self._listener.ticked(session.view)
+
+    def _announce_end(self, running: int) -> None:
+        leaves, kills = CampaignState.PAUSED if self._wants_pause else CampaignState.STOPPED, self._wants_kill
+        if self._wants_stop and self._announced != (leaves, kills):
+            self._announced = leaves, kills
+            probes = {"probes_to_finish": 0, "probes_ended": running} if kills else {"probes_to_finish": running}
+            self._session.notice(STOPPING, leaves=leaves.value, **probes)
 
     def _restore(self) -> None:
         """Take in what is stored: outcomes, waiting trials, and outlooks, so that an ended campaign stays ended."""
@@ -215,7 +220,7 @@ class Driver:
         if self._wants_pause:
             return CampaignState.PAUSED, PAUSED_BY_REQUEST
         if self._wants_stop:
-            return CampaignState.STOPPED, "stopped by request"
+            return CampaignState.STOPPED, f"{'canceled' if self._wants_kill else 'stopped'} by request"
         if (alike := self._session.retries.why_pause()) is not None:
             return CampaignState.PAUSED, alike
         used_up = self._session.budget.used_up(running)
@@ -249,12 +254,24 @@ class Driver:
             self._proposals.put_back(replace(trial, state=TrialState.QUEUED))
         else:
             session.budget.probes += 1
-            session.retries.count(outcome, measured_before=self._has_measured)
+            if self._has_measured or not self._is_expected(trial.recipe, outcome):
+                session.retries.count(outcome, measured_before=self._has_measured)
             self._has_measured = self._has_measured or isinstance(outcome, Measurement)
             self._learn(trial.recipe, outcome)
         view.running = tuple(probe for probe in view.running if probe.number != trial.number)
         session.refresh_limits()
         self._listener.probe_ended(view, ended)
+
+    def _is_expected(self, recipe: Recipe, outcome: Outcome) -> bool:
+        """Return whether a recipe ran out of memory as the formulas predict, which predict that others fit."""
+        if not isinstance(outcome, Failure) or outcome.kind is not FailureKind.OUT_OF_MEMORY:
+            return False
+        return recipe in self._too_large
+
+    @cached_property
+    def _too_large(self) -> frozenset[Recipe]:
+        table = plan(self._survey.recipes, self._survey.problem).table
+        return frozenset(table.recipes[row] for row in table.order[table.fitting or len(table) :])
 
     def _learn(self, recipe: Recipe, outcome: Outcome) -> None:
         self._proposals.tell(recipe, outcome)

@@ -41,7 +41,8 @@ class SearchSettings:
     """Probes at a time, on [several nodes](clusters.md). On one machine they share its cores, so more than 1 only ranks
     memory; its accelerators take 1."""
     identical_failures: int = 5
-    """Failures of one kind, before anything was measured, that pause the campaign."""
+    """Failures of one kind, before anything was measured, that pause the campaign; see
+    [failures](failures.md#when-everything-fails)."""
     stop_below_improvement: float = 0.003
     """End when the next probe is expected to gain less than this share of the best tokens/s (of the front's worth),
     twice in a row and after three measured recipes; 0 never does. For
@@ -100,8 +101,8 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignSpec:
-    """One campaign. Set at launch: `run_root`, the parent of its folder for probes' files, and `confirms`, the campaign
-    on fewer nodes whose predictions it confirms."""
+    """One campaign. Set at launch: `run_root`, the parent of its folder for probes' files, `file`, the path that it was
+    read from, and `confirms`, the campaign on fewer nodes whose predictions it confirms."""
 
     name: str
     problem: Problem
@@ -115,6 +116,7 @@ class CampaignSpec:
     command: CommandSettings = field(default_factory=CommandSettings)
     evaluator: str = "probe"
     run_root: str | None = None
+    file: str | None = None
     confirms: str | None = None
 
     def __post_init__(self) -> None:

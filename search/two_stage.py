@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from frontrunner.results import predictions, status
 from frontrunner.results.prior_results import REUSED, trials_noted
 from frontrunner.results.process_identity import this_host
-from frontrunner.results.records import Campaign
+from frontrunner.results.records import SMALL_CAMPAIGN, Campaign
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.results.writer import CampaignWriter
@@ -55,6 +55,7 @@ def small_spec(spec: CampaignSpec, *, confirmable: bool = True) -> CampaignSpec:
         search=replace(spec.search, probe_nodes=None, baseline=None),  # a baseline is of the whole cluster
         budget=budget,
         table=replace(spec.table, problem=None),
+        file=None,  # which describes the whole cluster
     )
     return replace(small, problem=_small_problem(spec, small, nodes))
 
@@ -128,7 +129,7 @@ def create_pair(store: Store, spec: CampaignSpec, survey: Survey) -> Campaign:
     small = replace(small, name=free_name(store, small.name))
     create(store, small, len(small.survey().recipes))
     scale = scale_in_words(small.problem, spec.problem)
-    more = {predictions.SMALL_CAMPAIGN: small.name, predictions.SMALL_SCALE: scale}
+    more = {SMALL_CAMPAIGN: small.name, predictions.SMALL_SCALE: scale}
     return create(store, replace(spec, confirms=small.name), legal, more | {"nodes": spec.problem.cluster.nodes})
 
 

@@ -72,7 +72,7 @@ class Cluster:
     """Equal nodes of equal devices. A device is what one rank drives: a GPU, a GCD, a tile, or a CPU process."""
 
     name: str
-    """For people."""
+    """For people, up to 200 characters."""
     device: str
     """Name of the device; the figures of a device that ships are filled in."""
     backend: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import itertools
 import math
 import re
@@ -27,6 +28,10 @@ class InvalidInput(FrontrunnerError, ValueError):
     """A value given by a person that cannot be used."""
 
     exit_code = 2
+
+
+class NameTaken(InvalidInput):
+    """A name for something new that another has already."""
 
 
 class NotFound(FrontrunnerError, LookupError):
@@ -139,13 +144,20 @@ def free_among(taken: Collection[str], wanted: str) -> str:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise `InvalidInput` naming the file if it cannot be written: the error of a full disk carries no path."""
+    """Raise `NotFound` for a missing folder, and `InvalidInput` naming the file if it cannot be written."""
     try:
         yield
     except OSError as error:
-        raise InvalidInput(
-            f"{path} cannot be written: {error.strerror or error}", hint="free some space, or name another place"
-        ) from error
+        require_folder(path)
+        hint = ("free some space, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else "") + "name another place"
+        raise InvalidInput(f"{path} cannot be written: {error.strerror or error}", hint=hint) from error
+
+
+def require_folder(path: Path) -> None:
+    """Raise `NotFound` unless the folder of a file that is to be written exists."""
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        raise NotFound(f"there is no folder {parent} to write {path.name} to", hint="create it first")
 
 
 MOST_CHARACTERS = 80

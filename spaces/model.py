@@ -25,7 +25,7 @@ class Model:
     """
 
     name: str
-    """For people; no part of a recipe's identity."""
+    """For people, up to 200 characters; no part of a recipe's identity."""
     layers: int
     """Transformer layers."""
     hidden: int

@@ -40,10 +40,11 @@ class PipelineRank:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A campaign's measurement of a recipe; times are medians, memory is the fullest rank's, None if unknown."""
+    """A measurement, imported or not by `figures`; times are medians, memory is the fullest rank's, None if unknown."""
 
     store: str
     campaign: str
+    figures: str
     repeats: int
     step_time_s: float
     step_time_spread: float
@@ -63,6 +64,7 @@ class Breakdown(Displayed):
     marks: tuple[Mark, ...]
     trust: Trust
     measured: Measured | None = None
+    unmatched: str | None = None
 
     @property
     def memory_limit_bytes(self) -> int:
@@ -92,8 +94,10 @@ class Breakdown(Displayed):
         return self.estimate.peak_memory_bytes / self.measured.peak_memory_bytes - 1
 
 
-def breakdown(recipe: Recipe, problem: Problem, measured: Measured | None = None) -> Breakdown:
-    """Break down one legal recipe; raises `InvalidInput` for one that the formulas do not know."""
+def breakdown(
+    recipe: Recipe, problem: Problem, measured: Measured | None = None, unmatched: str | None = None
+) -> Breakdown:
+    """Break down a legal recipe, `measured` or `unmatched`; raises `InvalidInput` where the formulas do not know it."""
     unknown = not_modelled(recipe)
     if unknown is not None:
         what = f"recipe {recipe_id(problem, recipe)} cannot be estimated: the formulas do not know {unknown}"
@@ -107,6 +111,7 @@ def breakdown(recipe: Recipe, problem: Problem, measured: Measured | None = None
         marks=tuple(marks(recipe, problem)),
         trust=replace(trust_in([recipe], problem), expected_error=found.expected_error),
         measured=measured,
+        unmatched=unmatched,
     )
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,8 @@ def plan(
 ) -> ReplayPlan:
     """Plan a replay, and write its token file; raises `InvalidInput` as `prepare_recipe_here` does."""
     cluster = setup.problem.cluster
+    if settings.metrics == "tensorboard" and find_spec("tensorboard") is None and not settings.launched:
+        raise InvalidInput("metrics for TensorBoard need it installed", hint="run: pip install tensorboard")
     doing: Doing = "launch" if settings.launched else "replay"
     differences = prepare_recipe_here(recipe_id, recipe, cluster, doing=doing, anyway=anyway)
     setup.work_folder.mkdir(parents=True, exist_ok=True)
@@ -199,7 +202,7 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
         status = _train(chosen, on_step)
     result = read_json(chosen.folder / "result.json") or {}
     if status != 0 or result.get("status") != "trained":
-        hint = f"the whole log: {chosen.log}; the same command goes on from the newest checkpoint"
+        hint = f"the whole log: {chosen.log}; the same command continues from the newest checkpoint, if any"
         raise FrontrunnerError(f"the replay ended with status {status}:\n{tail(chosen.log)}", hint=hint)
     times = result["step_times_s"]
     return ReplayResult(

@@ -60,9 +60,10 @@ class RunFolder:
         return found if is_own else None
 
     def busy_seconds(self) -> float:
-        """Return wall seconds from the order to the newest file, the time of an attempt whose driver died."""
-        written = [path.stat().st_mtime for path in self.path.glob("*") if path.is_file() and path.name != CANCEL]
-        return max(0.0, max(written) - self.job.stat().st_mtime) if self.job.exists() else 0.0
+        """Return wall seconds from the job, else the oldest file, to the newest: the time of a lost attempt."""
+        written = {path.name: path.stat().st_mtime for path in self.path.glob("*") if path.is_file()}
+        written.pop(CANCEL, None)
+        return max(written.values()) - written.get("job.json", min(written.values())) if written else 0.0
 
     def errors(self, world_size: int) -> tuple[RankError, ...]:
         """Return the exceptions that ended ranks, in rank order; skip files that cannot be read."""

@@ -75,7 +75,8 @@ def share_processors(table: dict[str, Any], devices_per_node: int) -> dict[str, 
     factor = table["devices_per_node"] / devices_per_node
     memory_gib = table["memory_gib_per_device"] * factor
     if memory_gib < MIN_MEMORY_GIB:
-        expected = f"so few processes that each has {MIN_MEMORY_GIB} GiB of this machine's free memory"
+        most = int(table["devices_per_node"] * table["memory_gib_per_device"] / MIN_MEMORY_GIB)
+        expected = f"at most {most}, so that each has {MIN_MEMORY_GIB} GiB of this machine's free memory"
         raise bad_value("cluster.devices_per_node", devices_per_node, expected)
     shared = table | {"devices_per_node": devices_per_node, "memory_gib_per_device": round(memory_gib, 2)}
     if "peak_tflops" in table:

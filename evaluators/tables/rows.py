@@ -22,7 +22,7 @@ from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, refuse_unstorable
 from frontrunner.spaces.cluster import PRECISIONS, Cluster, Links, PeakTflops
 from frontrunner.spaces.model import Model
-from frontrunner.spaces.presets import cluster_preset, device_preset
+from frontrunner.spaces.presets import cluster_preset, device_preset, model_names, model_preset
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
@@ -44,6 +44,10 @@ SAME_MEMORY = 0.02
 """A name states a little more than the driver reports, which is what a preset states."""
 _OTHER_SIZES = {("a100-80gb", "40"): {"memory_gb_per_s": device_preset("a100-40gb")["memory_gb_per_s"]}}
 """What else differs where a name states another memory than its preset's device has."""
+_PRESETS = tuple(
+    Model(**{"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table)
+    for table in map(model_preset, model_names())
+)
 LINKS = ("node_gb_per_s", "nic_gb_per_s", "nics_per_node")
 COUNTED = {"gpus_per_node": "devices_per_node", "compute_units": "compute_units"}
 DEVICES_PER_NODE = 8
@@ -168,7 +172,7 @@ def model_of(row: Row) -> Model:
     kv_heads = int(row.kv_heads) if _is_count(row.kv_heads) else heads
     gpt = row.two_matrices
     width = row.ffn_hidden if _is_count(row.ffn_hidden) else (4 if gpt else schema.SWIGLU_WIDTH) * hidden
-    return Model(
+    found = Model(
         name=row.model or "unnamed",
         layers=layers,
         hidden=hidden,
@@ -183,6 +187,10 @@ def model_of(row: Row) -> Model:
         tied_embeddings=gpt,
         attention="flash" if is_fused(row) else "math",
     )
+    # The range that a preset's rotary positions were trained for is part of its recipes' ids.
+    alike = (one for one in _PRESETS if replace(one, name=found.name, max_positions=found.max_positions) == found)
+    preset = next(alike, found) if found.positions == "rotary" else found
+    return preset if preset is found or row.seq > (preset.max_positions or 0) else replace(preset, name=found.name)
 
 
 def _shape(row: Row) -> tuple[int, int]:

@@ -232,7 +232,7 @@ def as_memory_error(error: Exception) -> Exception:
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit == resource.RLIM_INFINITY or "Resource temporarily unavailable" not in str(error):
         return error
-    return MemoryError(f"out of memory: a thread's stack does not fit into the {_gib(limit)} of data allowed ({error})")
+    return MemoryError(f"out of memory: the limit of {_gib(limit)} is too low even to start a thread ({error})")
 
 
 def _process_bytes() -> dict[str, int]:

@@ -52,10 +52,7 @@ class TensorBoardMetrics:
     """Event files; each column is a scalar of its own. See CsvMetrics."""
 
     def __init__(self, folder: Path, *, resumed_step: int) -> None:
-        try:
-            module: Any = import_module("torch.utils.tensorboard")
-        except ImportError as error:
-            raise ValueError("metrics for TensorBoard need it installed: pip install tensorboard") from error
+        module: Any = import_module("torch.utils.tensorboard")
         self._writer = module.SummaryWriter(str(folder / "tensorboard"), purge_step=resumed_step + 1)
 
     def write(self, row: dict[str, float | None]) -> None:

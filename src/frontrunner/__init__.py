@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from frontrunner.api import check_store as check_store
     from frontrunner.api import copy_store as copy_store
     from frontrunner.api import dataframe as dataframe
+    from frontrunner.api import delete as delete
     from frontrunner.api import explain as explain
     from frontrunner.api import export as export
     from frontrunner.api import failures as failures
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from frontrunner.api import predictions as predictions
     from frontrunner.api import prunable as prunable
     from frontrunner.api import prune_store as prune_store
+    from frontrunner.api import rename as rename
     from frontrunner.api import report as report
     from frontrunner.api import resume as resume
     from frontrunner.api import show as show
@@ -56,8 +58,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 _MODULES = {
     "api": (
-        "archive backup_store best campaigns check_store copy_store dataframe explain export failures front launch "
-        "pareto plot predictions prunable prune_store report resume show status survey unarchive upgrade_store"
+        "archive backup_store best campaigns check_store copy_store dataframe delete explain export failures front "
+        "launch pareto plot predictions prunable prune_store rename report resume show status survey unarchive "
+        "upgrade_store"
     ),
     "exchange": "TableForm import_config import_table mirror",
     "machine": "calibrate call_ranks doctor fit_campaign fit_tables",

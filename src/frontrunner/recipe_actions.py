@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.config.campaign import keys_of, read_campaign_file
+from frontrunner.config.recipe_file import RecipeFile, read
 from frontrunner.config.settings import run_root, store_url
+from frontrunner.evaluators.probe import DataSettings, ProbeSettings
+from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.results.status import measured_with
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.document import identity, recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean, shown, shown_key
+from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe, current_names
 from frontrunner.spaces.space import Space
 from frontrunner.spaces.validation import refuse_unusable_values, validate
 from frontrunner.store import LocalStore
+from frontrunner.text import counted
 
 if TYPE_CHECKING:
-    from frontrunner.config.recipe_file import RecipeFile
     from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
     from frontrunner.evaluators.diagnostics.dryrun import DryRun, DryRunPlan
     from frontrunner.evaluators.diagnostics.profile import ProfilePlan, ProfileReport, ProfileSettings
@@ -38,15 +45,20 @@ def names_a_file(recipe: str) -> bool:
 
 def find_recipe(
     store: LocalStore, recipe: str | Mapping[str, object], campaign: str | Path | None
-) -> tuple[CampaignSpec, Recipe]:
-    """Return a recipe and its campaign: a stored one by its id, or by id or choices one of a campaign file's space."""
+) -> tuple[Problem, ProbeSettings, Recipe]:
+    """Return a recipe of the store by its id, of a recipe file, or by id or choices of a campaign file's space."""
     if campaign is not None:
         spec = read_campaign_file(Path(campaign)).spec
-        return spec, recipe_by_id(spec, recipe) if isinstance(recipe, str) else one_recipe(spec, recipe)
-    if not isinstance(recipe, str):
+        found = recipe_by_id(spec, recipe) if isinstance(recipe, str) else one_recipe(spec, recipe)
+    elif not isinstance(recipe, str):
         raise InvalidInput("a recipe by its choices needs the campaign file that they are of")
-    explanation = store.show(recipe)
-    return stored_spec(explanation.appearances[0].campaign), explanation.recipe
+    elif names_a_file(recipe):
+        file = read(Path(recipe))
+        return file.problem, ProbeSettings(optimizer=file.training.optimizer), file.recipe
+    else:
+        explanation = store.show(recipe)
+        spec, found = stored_spec(explanation.appearances[0].campaign), explanation.recipe
+    return spec.problem, spec.probe, found
 
 
 def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
@@ -81,7 +93,7 @@ def recipe_by_id(spec: CampaignSpec, beginning: str) -> Recipe:
     if not found:
         raise NotFound(
             f"none of the {len(recipes):,} legal recipes of the space has an id that begins with {wanted!r}",
-            hint="frontrunner plan FILE names recipes; choices as tensor_parallel=8 name one that the space lacks",
+            hint="choices as tensor_parallel=8 name one that the space lacks; to list them: frontrunner plan FILE",
         )
     if len(found) > 1:
         candidates = ", ".join(sorted(found)[:MOST_CANDIDATES])
@@ -93,26 +105,45 @@ def breakdown_of(store: LocalStore, recipe: str | Mapping[str, object], campaign
     """Break a recipe's estimate down, with its newest measurement in a store; see `LocalStore.explain`."""
     from frontrunner.evaluators.analytic.breakdown import breakdown
 
-    spec, found = find_recipe(store, recipe, campaign)
-    try:
-        measured = first_measurement(store.show(recipe_id(spec.problem, found)), store.url)
-    except NotFound:  # no such recipe, or no store
-        if campaign is None:
-            raise
-        measured = None
-    return breakdown(found, spec.problem, measured)
+    (problem, _, found), measured, unmatched = find_recipe(store, recipe, campaign), None, None
+    with suppress(NotFound):  # no such recipe, or no store
+        measured = first_measurement(store.show(recipe_id(problem, found)), store.url)
+    with suppress(NotFound):
+        unmatched = None if measured else _why_unmatched(store, problem, found)
+    return breakdown(found, problem, measured, unmatched)
+
+
+def _why_unmatched(store: LocalStore, problem: Problem, recipe: Recipe) -> str:
+    """Return that a store did not measure a recipe, and in what the recipes differ that have its choices."""
+
+    def differs(other: Problem) -> tuple[str, ...]:
+        (first, second) = (identity(one, recipe) for one in (problem, other))
+        whole = (f"problem.{key}" for key in ("sequence_length", "precision") if first[key] != second[key])
+        parts = ((part, key) for part in ("model", "cluster") for key in sorted(first[part] | second[part]))
+        return (*whole, *(f"{part}.{key}" for part, key in parts if first[part].get(key) != second[part].get(key)))
+
+    with store.opened() as opened:
+        campaigns = [one for one in measured_with(opened, recipe) if one.figures != "simulated"]
+    none = "the store has no measurement of this recipe"
+    if not campaigns:
+        return none
+    keys, count = min(
+        Counter(differs(stored_spec(one).problem) for one in campaigns).items(), key=lambda one: len(one[0])
+    )
+    return f"{none}; {counted(count, 'campaign')} measured its choices, with another {' and '.join(keys)}"
 
 
 def first_measurement(explanation: Explanation, store: str) -> Measured | None:
-    """Return the figures of the first campaign that measured the recipe; simulated ones do not count."""
+    """Return the figures of the first campaign that measured the recipe, else imported ones, never simulated ones."""
     from frontrunner.evaluators.analytic.breakdown import Measured
 
-    for appearance in explanation.appearances:
+    for appearance in sorted(explanation.appearances, key=lambda found: found.campaign.figures != "measured"):
         standing = appearance.standing
-        if standing is not None and appearance.campaign.figures == "measured":
+        if standing is not None and appearance.campaign.figures != "simulated":
             return Measured(
                 store=store,
                 campaign=appearance.campaign.name,
+                figures=appearance.campaign.figures,
                 repeats=standing.repeats,
                 step_time_s=standing.step_time_s_median,
                 step_time_spread=standing.step_time_spread,
@@ -133,9 +164,8 @@ def plan_dryrun(
     """Return what a dry run would trace; see `dryrun`."""
     from frontrunner.evaluators.diagnostics.dryrun import plan
 
-    spec, found = find_recipe(LocalStore(store), recipe, campaign)
-    identity = recipe_id(spec.problem, found)
-    return plan(recipe_id=identity, recipe=found, problem=spec.problem, probe=spec.probe, rank=rank)
+    problem, probe, found = find_recipe(LocalStore(store), recipe, campaign)
+    return plan(recipe_id=recipe_id(problem, found), recipe=found, problem=problem, probe=probe, rank=rank)
 
 
 def dryrun(
@@ -190,15 +220,12 @@ def plan_replay(
     recipe_id: str, settings: ReplaySettings, *, store: str | None = None, anyway: bool = False
 ) -> ReplayPlan:
     """Return what a replay would run, checked against this machine; it is compared with the newest measurement."""
-    from frontrunner.config.recipe_file import read
-    from frontrunner.evaluators.probe import DataSettings, ProbeSettings
     from frontrunner.evaluators.probe.replay import plan
-    from frontrunner.evaluators.protocol import ProbeSetup
 
     found: Explanation | RecipeFile
     if names_a_file(recipe_id):
         found = file = read(Path(recipe_id))
-        refuse_file_of_others(file)
+        refuse_file_of_others(file, recipe_id)
         figures, tokens_per_s = (file.measured.figures, file.measured.tokens_per_s) if file.measured else ("", None)
         setup = ProbeSetup(
             problem=file.problem,
@@ -257,11 +284,11 @@ def _refuse_recipe_of_others(explanation: Explanation) -> None:
         raise _of_another_trainer(explanation.recipe_id, specs[-1].evaluator, named=explanation.recipe_id)
 
 
-def refuse_file_of_others(file: RecipeFile) -> None:
+def refuse_file_of_others(file: RecipeFile, named: str) -> None:
     """Raise `InvalidInput`, as for a stored recipe, for a recipe file with figures of others."""
     measured = file.measured
     if measured is not None and measured.trainer is not None:
-        raise _of_another_trainer(file.recipe_id, measured.trainer, named="FILE")
+        raise _of_another_trainer(file.recipe_id, measured.trainer, named=named)
     if measured is not None and not measured.is_ours:
         raise _of_a_table(file.recipe_id)
 
@@ -276,5 +303,5 @@ def _of_a_table(recipe_id: str, learning: str = "") -> InvalidInput:
 def _of_another_trainer(recipe_id: str, evaluator: str, *, named: str) -> InvalidInput:
     return InvalidInput(
         f"recipe {recipe_id} was run by another trainer, with evaluator = {evaluator!r}",
-        hint=f"frontrunner export {named} --to FORMAT says it in that trainer's words",
+        hint=f"export it for that trainer: frontrunner export {named} --to TOOL",
     )

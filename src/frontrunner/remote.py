@@ -21,6 +21,7 @@ from frontrunner.config.toml_file import Table, read_toml
 from frontrunner.results.pages import CampaignPage, RecipePage
 from frontrunner.results.records import CampaignList
 from frontrunner.results.status import FailedTrial, FailureList
+from frontrunner.results.store import MOST_IDLE
 from frontrunner.server.auth import TOKEN_VARIABLE, default_token_file, read_tokens
 from frontrunner.server.drivers import Replay
 from frontrunner.server.errors import from_table
@@ -89,7 +90,10 @@ def connect(url: str, *, token: str | None = None) -> RemoteStore:
 
 
 class RemoteStore(Questions):
-    """One service, with the questions of `frontrunner.store.LocalStore` and actions."""
+    """One service, with the questions of `frontrunner.store.LocalStore` and actions.
+
+    Renaming, deleting and pruning campaigns is not offered: that is done where the store is.
+    """
 
     def __init__(self, url: str, token: str, *, client: httpx2.Client | None = None) -> None:
         """Name the service at `url`, which is sent the token; `client` sends the requests where one is given."""
@@ -200,7 +204,8 @@ class RemoteStore(Questions):
         self._post(dict[str, Any], self._of(campaign, "/pause"))
 
     def resume(self, campaign: str | None = None) -> str:
-        """Continue a campaign where it stopped, and return its name."""
+        """Continue a campaign (None: the one created last) where it stopped, and return its name."""
+        campaign = campaign or next((one.name for one in self.campaigns()), None)
         return str(self._post(dict[str, Any], self._of(campaign, "/resume"))["campaign"])
 
     def stop(self, campaign: str) -> None:
@@ -232,12 +237,12 @@ class RemoteStore(Questions):
         return self._post(Replay, f"/replays/{_path_part(recipe_id)}/stop")
 
     def _of(self, campaign: str | None, rest: str = "") -> str:
-        """Return a path under a campaign, the newest one for None."""
+        """Return a path under a campaign, the newest one for None (see `Store.read`)."""
         if campaign is None:
-            newest = self._get(CampaignPage, "/campaigns", page_size=1).items
+            newest = self._get(CampaignPage, "/campaigns", page_size=MOST_IDLE).items
             if not newest:
                 raise errors.NotFound(f"there is no campaign at {self.url}")
-            campaign = newest[0].name
+            campaign = next((one for one in newest if not one.is_idle), newest[0]).name
         return f"/campaigns/{_path_part(campaign)}{rest}"
 
     def _submit(self, kind: type[T], path: str, campaign: CampaignSource, more: Table) -> T:

@@ -185,19 +185,20 @@ class LocalStore:
     def explain(self, recipe: str | Mapping[str, object], *, campaign: str | Path | None = None) -> Breakdown:
         """Break a recipe's estimated step time and memory down, with its newest measurement.
 
-        `recipe` is a stored id, or with a `campaign` file an id or choices such as `{"tensor_parallel": 8}` that leave
-        one legal recipe of its space. Raises `InvalidInput` for a recipe that the estimate does not cover.
+        `recipe` is a stored id or a recipe file, or with a `campaign` file an id or choices such as
+        `{"tensor_parallel": 8}` that leave one legal recipe of its space. Raises `InvalidInput` for a recipe that the
+        estimate does not cover.
         """
         from frontrunner.config.campaign import read_campaign_file
         from frontrunner.recipe_actions import breakdown_of
 
-        if campaign is None:
-            return breakdown_of(self, recipe, None)
+        store = self
         if self._is_named:
             with self.opened():  # one that was named by mistake is not passed over in silence
-                return breakdown_of(self, recipe, campaign)
-        from_file = read_campaign_file(Path(campaign)).store.url
-        return breakdown_of(LocalStore(store_url(from_file=from_file)), recipe, campaign)
+                pass
+        elif campaign is not None:
+            store = LocalStore(store_url(from_file=read_campaign_file(Path(campaign)).store.url))
+        return breakdown_of(store, recipe, campaign)
 
     def export(self, recipe: str, *, to: str) -> str:
         """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`.
@@ -246,7 +247,6 @@ class LocalStore:
         from frontrunner.spaces.errors import writing
         from frontrunner.views import report as reporting
         from frontrunner.views.charts.render import require_installed
-        from frontrunner.views.report import Elsewhere
 
         require_installed()
         if out is not None:
@@ -254,8 +254,7 @@ class LocalStore:
         with self.opened() as store:
             path = reporting.report_place(out, store.campaign(campaign).name)
             found = reporting.reported(store, campaign)
-        elsewhere = Elsewhere(store=None if self.url == DEFAULT_STORE else self.url)
-        text = reporting.report_text(found, elsewhere)
+        text = reporting.report_text(found, store="" if self.url == DEFAULT_STORE else self.url)
         with writing(path):
             write_text(path, text)
         return path
@@ -440,7 +439,5 @@ class Baseline:
     def in_words(self) -> str:
         """Return the baseline's rank and speed, and what the best makes of it, in one line."""
         speed = thousands(self.own.standing.tokens_per_s)
-        return (
-            f"baseline {self.own.recipe_id}: rank {self.own.rank}, {speed} tokens/s; "
-            f"the best is {self.factor:.3g} times as fast"
-        )
+        best = f"the best is {self.factor:.3g} times as fast" if self.own.rank > 1 else "no recipe was faster"
+        return f"baseline {self.own.recipe_id}: rank {self.own.rank}, {speed} tokens/s; {best}"

@@ -10,6 +10,7 @@ import pytest
 
 from frontrunner.results.outcome import FailureKind, Measurement, ProbeEnding
 from frontrunner.results.provenance import Provenance
+from frontrunner.results.pruning import delete_campaign
 from frontrunner.results.ranking import best
 from frontrunner.results.records import Campaign
 from frontrunner.results.schema import LATER_TABLES
@@ -22,7 +23,7 @@ from frontrunner.results.states import (
 from frontrunner.results.status import explain
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
-from frontrunner.spaces.errors import InvalidInput, NotFound
+from frontrunner.spaces.errors import AlreadyDriven, InvalidInput, NotFound
 from support.store_contract import (
     RECIPE,
     START,
@@ -80,6 +81,41 @@ class TestCampaigns(StoreContract):
         create(store, "newer")
         assert store.campaign(None).name == "newer"
         assert [summary.name for summary in store.campaigns()] == ["newer", "older"]
+
+    def test_a_campaign_left_without_an_outcome_is_not_the_newest(self, store: Store) -> None:
+        create(store, "measured")
+        one = store.drive(lease_elsewhere(store, create(store, "waiting")))
+        assert store.campaign(None).name == "waiting"
+        one.set_state(CampaignState.RUNNING, reason="")
+        one.release(CampaignState.PAUSED, reason="no nodes")
+        assert [summary.is_idle for summary in store.campaigns()] == [True, False]
+
+    def test_a_campaign_that_is_driven_or_predicted_from_is_neither_renamed_nor_deleted(
+        self, store: Store, campaign: Campaign, writer: CampaignWriter
+    ) -> None:
+        create(store, "other")
+        changes = (lambda: store.rename("first", "second"), lambda: delete_campaign(store, "first"))
+        for change in changes:
+            with pytest.raises(AlreadyDriven, match="campaign first is driven by"):
+                change()
+        writer.set_state(CampaignState.RUNNING, reason="")
+        writer.release(CampaignState.STOPPED, reason="")
+        with pytest.raises(InvalidInput, match="'other' exists already"):
+            store.rename("first", "other")
+        summary = {"small_campaign": "first"}
+        store.create_campaign(name="large", spec_json="{}", legal_recipes=1, problem_summary=summary)
+        for change in changes:
+            with pytest.raises(InvalidInput, match="campaign large is predicted from first: delete large first"):
+                change()
+        delete_campaign(store, "large")
+        store.rename("first", "second")
+        assert store.campaign("second").id == campaign.id
+        assert [(event.kind, event.data) for event in store.events(campaign.id)] == [
+            ("renamed", {"earlier": "first", "name": "second"})
+        ]
+        delete_campaign(store, "second")
+        with pytest.raises(AlreadyDriven, match="campaign first was deleted"):
+            writer.renew()
 
     def test_an_unknown_name_brings_the_nearest(self, store: Store, campaign: Campaign) -> None:
         with pytest.raises(NotFound) as missing:

@@ -82,7 +82,7 @@ def test_probes_that_all_fail_alike_pause_the_campaign_and_show_why(tmp_path: Pa
     limits = {"cluster": {"memory_gib_per_device": 0.03}, "search": {"identical_failures": 2}}
     done = frontrunner("launch", write(tmp_path, **limits), cwd=tmp_path)
     assert done.returncode == 6, done.stderr
-    assert "the first 2 probes all failed alike: out-of-memory" in done.stderr
+    assert "2 probes failed alike before any was measured: out-of-memory" in done.stderr
     assert "MemoryError" in done.stderr, "the log's end"
     log = re.search(r"full log: (\S+);", done.stderr)
     assert log is not None

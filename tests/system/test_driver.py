@@ -10,6 +10,7 @@ import pytest
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import QUEUED, Finished, ProbeOrder, ProbeSetup, Progress
+from frontrunner.planning import plan_of
 from frontrunner.results.outcome import FailureKind, Outcome
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import Campaign
@@ -175,11 +176,31 @@ def test_failing_alike_pauses_before_the_first_measurement_only(campaigns: Campa
     record, spec = campaigns.create("scripted", search={"identical_failures": 3})
     conclusion = campaigns.driver(record, spec).run()
     assert conclusion.state is CampaignState.PAUSED
-    assert conclusion.reason == "the first 3 probes all failed alike: crashed"
+    assert conclusion.reason == "3 probes failed alike before any was measured: crashed"
     assert conclusion.last_failure is not None
     assert conclusion.last_failure.log_tail == "the tail"
     scripted(lambda recipe, attempt: None)  # mended
     assert campaigns.driver(record, spec).run().measured == LEGAL - 3
+
+
+def test_running_out_of_memory_as_the_formulas_predict_does_not_pause(campaigns: Campaigns, scripted: Any) -> None:
+    _, whole = campaigns.create(name="whole")
+    peaks = sorted(found.peak_memory_bytes for found in plan_of(whole).estimates)
+    limits = {"memory_gib_per_device": peaks[2] / 2**30}  # three of the recipes are estimated to fit
+    fitting: set[Recipe] = set()
+    scripted(lambda recipe, attempt: None if recipe in fitting else failure(FailureKind.OUT_OF_MEMORY))
+    record, spec = campaigns.create("scripted", cluster=limits, search={"identical_failures": 2})
+    fitting.update(found.recipe for found in plan_of(spec).fastest(LEGAL))
+    assert len(fitting) == 3
+    conclusion = campaigns.driver(record, spec).run()
+    assert (conclusion.state, conclusion.measured) == (CampaignState.FINISHED, 3)
+
+    surprising, spec = campaigns.create("scripted", cluster=limits, search={"identical_failures": 2}, name="surprising")
+    scripted(lambda recipe, attempt: failure(FailureKind.OUT_OF_MEMORY))
+    paused = campaigns.driver(surprising, spec).run()
+    assert paused.reason == "2 probes failed alike before any was measured: out-of-memory"
+    tried = [trial.recipe for trial in campaigns.store.trials(surprising.id)]
+    assert len(fitting.intersection(tried)) == 2 < len(tried)
 
 
 def test_failures_of_different_kinds_do_not_pause(campaigns: Campaigns, scripted: Any) -> None:
@@ -211,12 +232,17 @@ def test_a_request_to_end_queues_what_was_running(campaigns: Campaigns, scripted
             driver.kill()
 
     driver = campaigns.driver(record, spec, Impatient())
-    assert driver.run().state is CampaignState.STOPPED
+    conclusion = driver.run()
+    assert (conclusion.state, conclusion.reason) == (CampaignState.STOPPED, "canceled by request")
     assert campaigns.states(record) == {TrialState.QUEUED: 2}
+    began, ended = campaigns.store.events(record.id)
+    assert (began.kind, began.data) == ("launched", {"driver": f"{this_host()}:{os.getpid()}"})
+    assert (ended.kind, ended.data) == ("stopping", {"leaves": "stopped", "probes_to_finish": 0, "probes_ended": 2})
     assert campaigns.store.open_attempts(record.id) == []
     scripted(lambda recipe, attempt: None)
     assert campaigns.driver(record, spec).run().measured == LEGAL
     assert len(campaigns.store.trials(record.id)) == LEGAL
+    assert "resumed" in [event.kind for event in campaigns.store.events(record.id)]
 
 
 def test_the_same_seed_goes_on_where_it_was_stopped(campaigns: Campaigns) -> None:

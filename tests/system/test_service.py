@@ -9,9 +9,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
+from http.client import HTTPConnection
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -84,6 +87,9 @@ def test_a_campaign_goes_on_while_the_service_is_killed_and_restarted(service: S
         client.resume(name)
     client.cancel(name)
     wait_for(lambda: client.status(name).campaign.state == "stopped")
+    assert service.process
+    children = psutil.Process(service.process.pid).children
+    wait_for(lambda: all(child.status() != psutil.STATUS_ZOMBIE for child in children()))
     ranking = client.best(name, top=3)
     assert [row.rank for row in ranking] == [1, 2, 3]
     kinds = [event.kind for event in takewhile(lambda event: event.kind != "state", client.events(name))]
@@ -207,12 +213,22 @@ def test_a_stream_can_be_left_and_opened_again(service: Served) -> None:
 
 
 @pytest.mark.smoke
-def test_service_starts_answers_and_stops(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_service_starts_answers_and_stops(number: signal.Signals, tmp_path: Path) -> None:
     filled(tmp_path)
     with served(tmp_path) as service:
         assert [campaign.name for campaign in service.start().campaigns()] == ["first"]
         assert service.process
-        service.process.send_signal(signal.SIGTERM)
+        port = urlsplit(service.url).port
+        with ExitStack() as stack:
+            for _ in range(300):  # that never send a request
+                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            other = HTTPConnection("127.0.0.1", port, timeout=30, source_address=("127.0.0.2", 0))
+            stack.callback(other.close)
+            other.request("GET", "/healthz", headers={"connection": "close"})
+            with other.getresponse() as healthy:
+                assert healthy.status == 200
+        service.process.send_signal(number)
         assert service.process.wait(timeout=30) in (0, -signal.SIGTERM)
 
 

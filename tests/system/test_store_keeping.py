@@ -15,7 +15,18 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from frontrunner import archive, backup_store, check_store, copy_store, prunable, prune_store, unarchive
+from frontrunner import (
+    archive,
+    backup_store,
+    campaigns,
+    check_store,
+    copy_store,
+    delete,
+    prunable,
+    prune_store,
+    rename,
+    unarchive,
+)  # fmt: skip
 from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.schema import Base, recipe_to_json
 from frontrunner.results.states import CampaignState
@@ -402,7 +413,8 @@ class TestPrune:
         runs = tmp_path / "runs"
         with open_store(str(tmp_path / "store.db")) as store:
             for name, state in (("done", CampaignState.FINISHED), ("halted", CampaignState.STOPPED)):
-                campaign = store.create_campaign(name=name, spec_json="{}", legal_recipes=1, problem_summary={})
+                spec = json.dumps({"name": name})
+                campaign = store.create_campaign(name=name, spec_json=spec, legal_recipes=1, problem_summary={})
                 writer = store.drive(lease_elsewhere(store, campaign))
                 writer.set_state(CampaignState.RUNNING, reason="")
                 for number in (1, 2):
@@ -464,6 +476,22 @@ class TestPrune:
         with pytest.raises(StoreUnusable, match=r"damaged: attempts row 1, run_folder: it holds b"):
             prune_store(store=url)
         assert (folders / "done" / "00001.1").exists()
+
+    def test_a_campaign_is_deleted_with_its_rows_and_folders_also_under_another_name(
+        self, folders: Path, tmp_path: Path
+    ) -> None:
+        url = str(tmp_path / "store.db")
+        before = content(url, "done")
+        rename("halted", "kept", store=url)
+        found = delete("kept", store=url, preview=True)
+        assert (found.folders, found.is_preview) == ((folders / "halted" / "00001.1",), True)
+        assert found.rows == 1 + 2 + 2 + 1 + 1 + 1, "campaign, trials, attempts, a measurement, its standing, an event"
+        assert delete("kept", store=url) == replace(found, is_preview=False)
+        assert [campaign.name for campaign in campaigns(store=url)] == ["done"]
+        assert content(url, "done") == before
+        assert check_store(url).is_sound
+        assert not found.folders[0].exists()
+        assert (folders / "halted" / "00002.1").exists(), "whose outcome the store did not hold"
 
     def test_what_an_archive_names_is_not_touched(self, tmp_path: Path) -> None:
         here, there, runs = str(tmp_path / "here.db"), str(tmp_path / "there.db"), tmp_path / "kept"

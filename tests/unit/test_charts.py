@@ -121,6 +121,12 @@ def test_history_best_is_the_best_standing_after_each_probe(collected: Collected
     assert None in expected[1:]  # every recipe had failed once
 
 
+def test_an_imported_table_has_no_course_of_a_search(collected: Collected) -> None:
+    imported = replace(collected, campaign=replace(collected.campaign, problem_summary={"figures": "imported"}))
+    for draw in (history, node_hours):
+        assert draw(imported) == Missing(reason="Nothing ran here: the table's rows were measured elsewhere.")
+
+
 def test_history_of_many_probes_draws_some_thousand_and_every_step_of_the_best(collected: Collected) -> None:
     first, *others = collected.attempts
     many = replace(collected, attempts=[first] * 9001 + others)

@@ -36,12 +36,14 @@ def lines(width: int, rows: list[RankedRecipe], monkeypatch: pytest.MonkeyPatch)
         return [re.sub("<.*?>", "", line) for line in html().splitlines()]
 
 
-def test_ranking_on_a_narrow_terminal_keeps_the_mark_of_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = lines(80, [ROW, replace(ROW, rank=2)], monkeypatch)
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_ranking_on_a_narrow_terminal_keeps_the_mark_of_noise(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = lines(width, [ROW, replace(ROW, rank=2)], monkeypatch)
     row = next(line for line in shown if "0123456789ab" in line)
     assert "8 % !" in row
-    assert "tp8 pp16 dp4" in row
-    assert all(len(line) <= 81 for line in shown if "tokens/s" in line and "#" in line)
+    assert "123,456" in row
+    assert ("tp8 pp16 dp4" in row) == (width > 40)
+    assert all(len(line) <= width + 1 for line in shown if "tokens/s" in line and "#" in line)
     assert any("the order near such a row may change" in line for line in shown)
 
 

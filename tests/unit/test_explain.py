@@ -156,13 +156,43 @@ def test_what_a_store_measured_stands_beside_the_estimate(tmp_path: Path, capsys
     assert frontrunner.explain(CHOICES, campaign=EXAMPLE, store=str(store)).measured == found.measured
 
 
+def test_a_recipe_that_only_another_problem_measured_is_unmatched_with_the_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = read_campaign_file(EXAMPLE).spec
+    chosen, store = one_recipe(spec, CHOICES), tmp_path / "s.db"
+    stored(store, chosen, figures="simulated", name="simulated")
+    longer = tmp_path / "longer.toml"
+    longer.write_text(EXAMPLE.read_text().replace("sequence_length = 2048", "sequence_length = 1024"))
+
+    alone = frontrunner.explain(CHOICES, campaign=longer, store=str(store))
+    assert alone.unmatched == "the store has no measurement of this recipe"
+    stored(store, chosen, figures="imported", name="table")
+    found = frontrunner.explain(CHOICES, campaign=longer, store=str(store))
+    another = "1 campaign measured its choices, with another problem.sequence_length"
+    assert found.unmatched == f"{alone.unmatched}; {another}"
+    command(["explain", recipe_id(spec.problem, chosen), "--store", str(store)], standalone_mode=False)
+    assert "measured elsewhere, and imported as table of " in capsys.readouterr().out
+
+
 def test_without_a_store_there_is_just_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FRONTRUNNER_STORE", raising=False)
     assert frontrunner.explain(CHOICES, campaign=EXAMPLE).measured is None
-    with pytest.raises(NotFound, match="there is no store"):
-        frontrunner.explain(CHOICES, campaign=EXAMPLE, store="other.db")
-    assert list(tmp_path.iterdir()) == []
+    spec = read_campaign_file(EXAMPLE).spec
+    stored(tmp_path / "s.db", one_recipe(spec, CHOICES), figures="measured", name="c")
+    identity = recipe_id(spec.problem, one_recipe(spec, CHOICES))
+    (tmp_path / "r.json").write_text(frontrunner.export(identity, to="recipe", store="s.db"))
+    assert frontrunner.explain("r.json", store="s.db") == frontrunner.explain(identity, store="s.db")
+    (tmp_path / "s.db").unlink()
+    assert frontrunner.explain("r.json").measured is None
+    assert frontrunner.plan_dryrun("r.json").recipe_id == identity
+    for chosen, campaign in ((CHOICES, EXAMPLE), ("r.json", None)):
+        with pytest.raises(NotFound, match="there is no store"):
+            frontrunner.explain(chosen, campaign=campaign, store="other.db")
+    with pytest.raises(NotFound, match=r"there is no folder .*/no to write x\.svg to"):
+        command(["explain", "r.json", "--svg", "no/x.svg"], standalone_mode=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
 
 
 def test_the_command_answers_people_and_programs(

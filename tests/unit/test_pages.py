@@ -289,9 +289,13 @@ def test_pages_of_a_campaign_lead_to_its_own_figures(client: TestClient, ids: li
         assert f"measured in {name}: 105 ms" in text
         assert f'<a href="/recipes/{ids[0]}?campaign={other}">{other}</a> (rank 1 of 3)' in text
         assert f"{ids[1]}?campaign={name}" in text, "the next recipe"
-        assert f"frontrunner show {ids[0]} --campaign {name}\n" in text
+        assert f"frontrunner show {ids[0]} --campaign {name} --server http://127.0.0.1:8787\n" in text
         both = shown(client, f"/compare?recipe={ids[0]}&recipe={ids[1]}&campaign={name}")
         assert both.count(f">in {name}<") == 2
+    assert re.search(r'<button id="resume"[^>]* hx-disabled-elt="this" hx-sync="#notice:drop"', whole), "sent once"
+    for target, file in (("recipe", f"{ids[0]}.json"), ("slurm", f"{ids[0]}.slurm.sh")):
+        found = client.get(f"/api/v1/recipes/{ids[0]}/export?to={target}")
+        assert found.headers["content-disposition"] == f'attachment; filename="{file}"'
 
 
 def test_launch_check_reports_mistakes(client: TestClient) -> None:

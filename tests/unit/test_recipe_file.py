@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 
 from frontrunner.config import recipe_file
 from frontrunner.config.recipe_file import Measured, Origin, RecipeFile, Training, content_hash, from_text, to_text
+from frontrunner.evaluators.probe.replay import ReplaySettings
+from frontrunner.recipe_actions import plan_replay
 from frontrunner.spaces.cluster import Links
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound
@@ -156,3 +158,13 @@ def test_a_file_that_is_too_long_or_no_text_is_refused_before_it_is_parsed(tmp_p
 def test_a_file_cannot_be_made_of_an_illegal_recipe() -> None:
     with pytest.raises(InvalidInput, match="illegal"):
         made(replace(PLAIN, schedule="1f1b"))
+
+
+def test_a_replay_is_refused_for_a_missing_extra_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "r.json").write_text(to_text(made()))
+    monkeypatch.setattr("frontrunner.evaluators.probe.replay.find_spec", lambda _: None)
+    with pytest.raises(InvalidInput, match="TensorBoard need it installed") as refused:
+        plan_replay(str(tmp_path / "r.json"), ReplaySettings(steps=2, metrics="tensorboard"))
+    assert refused.value.hint == "run: pip install tensorboard"

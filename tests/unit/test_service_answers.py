@@ -18,9 +18,10 @@ from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.server.app import metrics
+from frontrunner.server.errors import STATUS_OF, from_table, to_table
 from frontrunner.server.requests import FORBIDDEN_KEYS, SECTIONS
 from frontrunner.server.service import response_of
-from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NameTaken
 from frontrunner.spaces.validation import dump_json
 from frontrunner.store import Cursor, Follower, parse_cursor, read_end
 from frontrunner.text import as_plain
@@ -96,6 +97,12 @@ def test_questions_out_of_bounds_are_refused(client: TestClient, question: str) 
     refused = client.get(f"/api/v1/campaigns/first/recipes?{question}")
     assert refused.status_code == 422
     assert question.partition("=")[0] in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["campaigns", "campaigns/first", "campaigns/first/best", "registered", "drivers"])
+def test_an_unknown_parameter_is_refused(client: TestClient, path: str) -> None:
+    refused = client.get(f"/api/v1/{path}?page_sise=1")
+    assert (refused.status_code, refused.json()["error"]["message"]) == (422, "unknown parameter page_sise")
 
 
 def test_trials_come_with_what_came_of_them(client: TestClient) -> None:
@@ -188,11 +195,18 @@ def test_metrics_of_a_simulated_campaign_say_so(tmp_path: Path) -> None:
 def test_a_name_that_is_taken_is_refused_without_telling_where_the_store_is(tmp_path: Path) -> None:
     with open_store(str(tmp_path / "store.db"), create=True) as store:
         start(store, "taken")
-        with pytest.raises(InvalidInput, match=re.escape(str(tmp_path))) as refused:
+        with pytest.raises(NameTaken, match=re.escape(str(tmp_path))) as refused:
             store.create_campaign(name="taken", spec_json="{}", legal_recipes=1, problem_summary={})
         scope = {"type": "http", "path": "/api/v1/campaigns", "headers": []}
-        told = json.loads(response_of(scope, refused.value, store.url).body)["error"]
+        response = response_of(scope, refused.value, store.url)
+    told = json.loads(response.body)["error"]
+    assert response.status_code == 409
     assert told["message"] == "campaign 'taken' exists already"
+
+
+@pytest.mark.parametrize("kind", STATUS_OF, ids=lambda kind: kind.__name__)
+def test_an_error_crosses_the_wire_as_its_own_class(kind: type[FrontrunnerError]) -> None:
+    assert type(from_table(to_table(kind("why", hint="next")))) is kind
 
 
 def test_a_stored_script_stays_text(client: TestClient) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -128,7 +127,8 @@ class TestDocument:
                 asked = path
                 for name, value in values.items():
                     asked = asked.replace(name, value)
-                answer = service.get(asked, params=questions if re.search("compare|front", path) else {})
+                taken = {one["name"] for one in operations["get"].get("parameters", ()) if one["in"] == "query"}
+                answer = service.get(asked, params={name: questions[name] for name in taken & questions.keys()})
                 if answer.status_code == 200:
                     seen += 1
                     assert accepts(content["application/json"]["schema"], answer.json(), document), path

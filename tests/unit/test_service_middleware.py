@@ -14,7 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from frontrunner.server.auth import Role, Tokens
-from frontrunner.server.middleware import COOKIE, SECURITY_HEADERS
+from frontrunner.server.middleware import SECURITY_HEADERS
 from frontrunner.server.settings import Limits, ServiceSettings
 from frontrunner.spaces.errors import InvalidInput
 from support.services import BODY, ORIGIN, bearer, browser, filled, settings, tokens_of
@@ -65,7 +65,7 @@ def test_only_the_tokens_themselves_open(client: TestClient, tokens: Tokens) -> 
         {"authorization": tokens.operator},
         {"authorization": "Bearer \u00e9".encode("latin-1").decode("latin-1")},
         {"x-token": tokens.operator},
-        {"cookie": f"{COOKIE}={tokens.operator}"},
+        {"cookie": f"{tokens.cookie}={tokens.operator}"},
     ]
     for headers in wrong:
         raw = {key: value.encode("latin-1") for key, value in headers.items()}
@@ -83,17 +83,19 @@ def test_session_cookie_is_good_for_its_role_and_time(
     with monkeypatch.context() as earlier:
         earlier.setattr(time, "time", lambda: real() - 13 * 3600)
         old = tokens.session(Role.OPERATOR)
-    others = replace(tokens, reader="another" * 5).session(Role.OPERATOR)
+    elsewhere = replace(tokens, reader="another" * 5)
+    assert elsewhere.cookie != tokens.cookie, "two services of one host do not log each other out"
+    others = elsewhere.session(Role.OPERATOR)
     raised = tokens.session(Role.OPERATOR).partition(".")[0] + "." + good.partition(".")[2]
     for cookie, status in ((good, 200), (old, 401), (others, 401), (raised, 401), ("", 401), ("a.b.c", 401)):
-        assert client.get(CAMPAIGNS, headers={"cookie": f"{COOKIE}={cookie}"}).status_code == status
-    both = bearer("wrong") | {"cookie": f"{COOKIE}={good}"}
+        assert client.get(CAMPAIGNS, headers={"cookie": f"{tokens.cookie}={cookie}"}).status_code == status
+    both = bearer("wrong") | {"cookie": f"{tokens.cookie}={good}"}
     assert client.get(CAMPAIGNS, headers=both).status_code == 401
 
 
 @pytest.mark.parametrize("other", ['other={"a":1}', "other=[1,2]", "a b=c", "=", 'x="'])
 def test_cookies_of_other_programs_on_this_host_keep_nobody_out(client: TestClient, tokens: Tokens, other: str) -> None:
-    ours = f"{COOKIE}={tokens.session(Role.READER)}"
+    ours = f"{tokens.cookie}={tokens.session(Role.READER)}"
     for cookies in (f"{other}; {ours}", f"{ours}; {other}"):
         assert client.get(CAMPAIGNS, headers={"cookie": cookies}).status_code == 200, cookies
 
@@ -161,7 +163,7 @@ def test_other_pages_change_nothing(client: TestClient, tokens: Tokens, method: 
 
 
 def test_a_cookie_alone_changes_nothing_without_a_page_that_sends_it(client: TestClient, tokens: Tokens) -> None:
-    cookie = {"cookie": f"{COOKIE}={tokens.session(Role.OPERATOR)}"}
+    cookie = {"cookie": f"{tokens.cookie}={tokens.session(Role.OPERATOR)}"}
     asked = f"{CAMPAIGNS}/none/stop"
     assert client.post(asked, headers=cookie).status_code == 403
     assert client.post(asked, headers=cookie | {"origin": ORIGIN}).status_code == 404
@@ -254,6 +256,7 @@ def test_too_many_requests_are_told_to_wait(tmp_path: Path) -> None:
         statuses = [client.get("/healthz").status_code for _ in range(4)]
         refused = client.get("/healthz")
     assert statuses == [200, 200, 200, 429]
+    assert refused.json()["error"]["kind"] == "TooMany"
     assert 90 <= int(refused.headers["retry-after"]) <= 101
 
 

@@ -40,7 +40,8 @@ OF_FILES = {"advise", "plan", "scaling", "survey", "import_config"}
 RUN_HERE = {"calibrate", "call_ranks", "doctor", "dryrun", "plan_dryrun", "plan_profile", "profile", "replay"}
 WRITING = {"import_table", "TableForm", "mirror", "fit_campaign", "fit_tables", "plan_replay"}
 KEEPING = {
-    "archive", "backup_store", "check_store", "copy_store", "prunable", "prune_store", "unarchive", "upgrade_store",
+    "archive", "backup_store", "check_store", "copy_store", "delete", "prunable", "prune_store", "rename", "unarchive",
+    "upgrade_store",
 }  # fmt: skip
 """Done by whoever keeps the store, where it lies."""
 ACTIONS = {
@@ -56,6 +57,7 @@ READING = (
 COMMANDS_WITHOUT_A_SERVICE = {
     *("launch", "resume", "replay", "profile", "dryrun", "serve"),  # run on this machine
     *("calibrate", "doctor", "import", "store", "archive", "unarchive"),  # measure it, or keep its stores
+    *("rename", "delete"),
 }
 SECRET = "hunter2-is-no-secret"
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import IN_A_ROW, LEAST_MEASURED, STOPPING, Limit, StopRule, outlook_in_words
 from frontrunner.search.listener import View
 from frontrunner.search.strategy import Outlook
@@ -81,7 +82,13 @@ def test_print_outlook_shows_the_unused_budget(capsys: pytest.CaptureFixture[str
     print_outlook(LITTLE, LIMITS)
     outlook, unused = capsys.readouterr().out.splitlines()
     assert outlook.startswith("outlook: the next probe is expected to gain 0.42 %; the best is estimated")
-    assert unused == "unused:  12 of 40 probes, 0 of 4 minutes"
+    assert unused == "unused budget: 12 of 40 probes, 0 of 4 minutes"
+
+
+def test_an_end_that_the_command_reports_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for state in (CampaignState.PAUSED, CampaignState.STOPPED, CampaignState.FINISHED):
+        Lines().ended(View(name="c", strategy="s", legal_recipes=9), state, "so")
+    assert capsys.readouterr().err == "campaign c finished: so\n"
 
 
 @pytest.mark.parametrize(
@@ -92,6 +99,7 @@ def test_print_outlook_shows_the_unused_budget(capsys: pytest.CaptureFixture[str
             {"leaves": "stopped", "probes_to_finish": 1},
             "finishing 1 running probe; press Ctrl-C again to end it now",
         ),
+        (STOPPING, {"leaves": "stopped", "probes_to_finish": 0, "probes_ended": 2}, "ending 2 running probes"),
         (STOPPING, {"leaves": "paused", "probes_to_finish": 0}, "stopping; then the campaign is paused"),
         ("lost", {"trial": 4, "recipe": "tp1 mb2"}, "probe 4 was cut off with its driver: tp1 mb2"),
     ],

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from search_runs import survey_of
 
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.tables.rows import TableProblems, read_problems
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.spaces.document import recipe_id
+from support.campaigns import write_toml
 from support.tables import row, write_table
 
 
@@ -33,6 +36,23 @@ def test_a_row_is_its_recipe_and_its_measurement(tmp_path: Path) -> None:
     assert second.peak_memory_bytes_max_rank is None
     model, cluster = problem.problem.model, problem.problem.cluster
     assert (model.layers, model.hidden, model.ffn_matrices, cluster.devices) == (24, 2048, 2, 8)
+
+
+def test_a_row_of_a_preset_s_shape_is_the_recipe_of_a_campaign_with_that_preset(tmp_path: Path) -> None:
+    shape = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn_hidden": 14336, "vocab": 128256}
+    degrees = {"gpus": 32, "tp": 2, "dp": 16, "gas": 32, "gbs": 512}
+    changes = shape | degrees | {"model": "our Llama", "hardware": "H100", "seq": 8192, "precision": "bf16"}
+    (found,) = read(tmp_path, row(**changes)).problems
+    table = {
+        "model": {"preset": "llama-3-8b"},
+        "cluster": {"preset": "dgx-h100", "nodes": 4},
+        "problem": {"sequence_length": 8192, "global_batch": 512, "precision": "bf16"},
+        "space": {},
+    }
+    spec = read_campaign_file(write_toml(tmp_path / "c.toml", table)).spec
+    (one,) = found.rows
+    assert recipe_id(found.problem, one.recipe) == recipe_id(spec.problem, one.recipe)
+    assert found.problem.model.name == "our Llama"
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def examine(needs: Needs) -> tuple[Check, ...]:
         ("devices", "torch", lambda: check_torch(torch, system)),
         ("devices", "devices", lambda: check_devices(torch, system)),
         ("devices", "collectives", lambda: check_collectives(torch)),
-        ("devices", "campaign", lambda: check_needed_devices(torch, needs)),
+        ("devices", "campaign", lambda: check_needed_devices(torch, needs, processors()["devices_per_node"])),
         ("job", "scheduler", lambda: site.check_schedulers(site.gather_schedulers(), needs.scheduler)),
         ("job", "allocation", lambda: site.check_job(job_environment(os.environ, detect()), needs)),
         ("network", "host name", lambda: site.check_host(*site.gather_host())),
@@ -286,18 +286,21 @@ def check_collectives(torch: Torch) -> Iterator[Check]:
     yield judge("collectives", found, fine=not missing, otherwise=PROBLEM, remedy=remedy)
 
 
-def check_needed_devices(torch: Torch, needs: Needs) -> Iterator[Check]:
+def check_needed_devices(torch: Torch, needs: Needs, cores: int) -> Iterator[Check]:
     """Check whether probes of the campaign's cluster can run on this machine's devices."""
     if needs.backend is None or torch.error is not None:
         return
     fine, found = True, f"its cluster's {needs.backend} devices are of this machine's kind"
+    bad, ranks, remedy = PROBLEM, needs.devices_per_node or 0, "run this on a node of that cluster, inside a job"
     if needs.backend not in ("cpu", torch.backend):
         fine, found = False, f"its cluster has {needs.backend} devices, this machine {torch.backend}"
-    elif needs.backend != "cpu" and len(torch.devices) < (needs.devices_per_node or 0):
-        shown = f"this machine shows {len(torch.devices)}"
-        fine, found = False, f"its cluster has {needs.devices_per_node} devices per node, {shown}"
-    otherwise = PROBLEM if needs.scheduler is None else NOTE  # a batch system may run probes elsewhere
-    remedy = "run this on a node of that cluster, inside a job"
+    elif needs.backend != "cpu" and len(torch.devices) < ranks:
+        fine, found = False, f"its cluster has {ranks} devices per node, this machine shows {len(torch.devices)}"
+    elif needs.backend == "cpu" and cores < ranks:
+        fine, bad = False, WARNING
+        found = f"its cluster has {ranks} ranks per node, and they share this machine's {cores} processors"
+        remedy = f"expect slow and noisy steps, or set cluster.devices_per_node to at most {cores}"
+    otherwise = bad if needs.scheduler is None else NOTE  # a batch system may run probes elsewhere
     yield judge("campaign", found, fine=fine, otherwise=otherwise, remedy=remedy)
 
 

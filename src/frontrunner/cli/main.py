@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from typing import Any
 
 import click
 
 from frontrunner.cli.options import SuggestingGroup
+from frontrunner.config.settings import located
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
@@ -32,6 +34,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "export": ("maintain:export", "Export a recipe as another tool's configuration."),
         "import-config": ("maintain:import_config", "Read another tool's configuration as a recipe."),
         "store": ("maintain:store", "Check, back up, upgrade, copy and prune stores."),
+        "rename": ("maintain:rename", "Give a campaign another name."),
+        "delete": ("maintain:delete", "Delete a campaign, with its outcomes."),
         "archive": ("maintain:archive", "Write a campaign as one portable file."),
         "unarchive": ("maintain:unarchive", "Add an archived campaign to the store."),
     },
@@ -73,6 +77,14 @@ class Commands(SuggestingGroup):
                 return command
         return None
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error's hint names the store or the service that was given."""
+        try:
+            return super().invoke(ctx)
+        except FrontrunnerError as error:
+            error.hint = error.hint and located(error.hint)
+            raise
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each section from the one-line texts above."""
         del ctx
@@ -86,8 +98,8 @@ class Commands(SuggestingGroup):
 def frontrunner() -> None:
     """Find the fastest way to train a given transformer on given machines.
 
-    A campaign file describes model, machines and budget. Short real training runs try recipes, a store
-    ranks them, and the winner is replayed as the full run.
+    A campaign file describes model, machines and budget. Short training runs try recipes, a store ranks
+    them, and the winner is replayed as the full run.
     """
 
 

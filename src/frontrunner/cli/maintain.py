@@ -12,10 +12,11 @@ from frontrunner import api
 from frontrunner.cli import options as opt
 from frontrunner.spaces.errors import NothingLegal, StoreUnusable, bad_value, writing
 from frontrunner.text import plain
-from frontrunner.views.results import print_check, print_import, print_prunable
+from frontrunner.views.results import print_check, print_deleted, print_import, print_prunable
 
 if TYPE_CHECKING:
     from frontrunner.exchange import Import
+    from frontrunner.results.pruning import Deleted
     from frontrunner.results.transfer import Archived, Copied, Unarchived
 
 
@@ -99,6 +100,29 @@ def prune(campaign: str | None, store: str | None, *, yes: bool, as_json: bool) 
 
 
 @click.command()
+@click.argument("campaign", metavar="OLD")
+@click.argument("name", metavar="NEW")
+@opt.store_option
+def rename(campaign: str, name: str, store: str | None) -> None:
+    """Give the campaign OLD the name NEW; its run folders keep theirs. Refused while a driver holds it."""
+    api.rename(campaign, name, store=store)
+    click.echo(f"campaign {campaign} is now {name}")
+
+
+@click.command()
+@click.argument("campaign")
+@click.option("--yes", is_flag=True, help="Delete it instead of only listing what that removes.")
+@opt.store_option
+@opt.prints(print_deleted)
+def delete(campaign: str, store: str | None, *, yes: bool) -> Deleted:
+    """List what belongs to CAMPAIGN, or delete it: its outcomes and events, and its run folders as in `store prune`.
+
+    Refused while a driver holds it. Other campaigns keep what they took over from it.
+    """
+    return api.delete(campaign, store=store, preview=not yes)
+
+
+@click.command()
 @click.argument("campaign")
 @click.argument("file", type=opt.FILE)
 @opt.store_option
@@ -161,8 +185,6 @@ def export(name: str, to: str, out: Path | None, storage: str | None, store: str
 
 
 def _write(path: Path, text: str) -> None:
-    if not path.absolute().parent.is_dir() or path.is_dir():
-        raise bad_value("--out", str(path), "a file in a folder that exists")
     from frontrunner.evaluators.probe.files import write_text
 
     with writing(path):
@@ -172,7 +194,7 @@ def _write(path: Path, text: str) -> None:
 @click.command("import-config")
 @click.argument("file", type=opt.FILE)
 @click.option("--from", "tool", required=True, metavar="TOOL", help="The tool that the configuration is for.")
-@click.option("--campaign", required=True, type=opt.FILE, metavar="FILE", help="Whose problem it is.")
+@click.option("--campaign", required=True, type=opt.CAMPAIGN_FILE, metavar="FILE", help="Whose problem it is.")
 @click.option("--set", "stated", multiple=True, metavar="CHOICE=VALUE", help="A choice that the file leaves out.")
 @click.option("--out", type=opt.FILE, metavar="FILE", help="Write the recipe file there.")
 @opt.json_option

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from frontrunner.config.settings import CAMPAIGN_FILE_AT_HAND, LOCATED
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.text import to_json
 
@@ -22,6 +23,19 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
+
+
+class _CampaignFile(click.Path):
+    """Path of a campaign file, which hints name in place of FILE."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Remember the path."""
+        if ctx is not None:
+            ctx.meta[CAMPAIGN_FILE_AT_HAND] = str(value)
+        return super().convert(value, param, ctx)
+
+
+CAMPAIGN_FILE = _CampaignFile(path_type=Path)
 FLAGS = {"true": True, "false": False}
 MOST_CHARACTERS = 200
 MOST_EXAMPLES = 3
@@ -57,15 +71,24 @@ class SuggestingGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def locate(context: click.Context, option: str, value: str | None) -> str | None:
+    """Have hints name the store or the service at hand (`frontrunner.config.settings.located`)."""
+    if value is not None:
+        context.meta[LOCATED] = option, value
+    return value
+
+
 campaign_argument = click.argument("campaign", required=False)
 store_option = click.option(
     "--store",
     metavar="URL",
+    callback=lambda context, option, value: locate(context, option.name, value),
     help="The store: a path or an SQLAlchemy URL [default: $FRONTRUNNER_STORE, else frontrunner.db].",
 )
 server_option = click.option(
     "--server",
     metavar="URL",
+    callback=lambda context, option, value: locate(context, option.name, value),
     help="Query this service, with the token of $FRONTRUNNER_TOKEN or, on this machine, of the token file.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.diagnostics.dryrun import DryRun
 
 TOP = 10
-recipe_argument = click.argument("recipe", nargs=-1, metavar="RECIPE_ID | CHOICE=VALUE...")
-file_option = click.option("--campaign", type=opt.FILE, metavar="FILE", help="The recipe is one of this campaign file.")
+recipe_argument = click.argument("recipe", nargs=-1, metavar="RECIPE_ID | FILE | CHOICE=VALUE...")
+file_option = click.option(
+    "--campaign", type=opt.CAMPAIGN_FILE, metavar="FILE", help="The recipe is one of this campaign file."
+)
 
 
 @click.command()
-@click.argument("file", type=opt.FILE)
+@click.argument("file", type=opt.CAMPAIGN_FILE)
 @click.option("--top", type=click.IntRange(1, 1_000_000), help=f"How many recipes [default: {TOP}].")
 @click.option("--nodes", metavar="N,N,...", help="Strong and weak scaling over these numbers of nodes instead.")
 @opt.json_option
@@ -50,12 +52,12 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
         raise NothingLegal(
             f"none of the {found.legal:,} legal recipes can be estimated: the model does not cover "
             f"{', '.join(found.not_modelled)}",
-            hint="frontrunner dryrun traces single recipes",
+            hint="trace single recipes: frontrunner dryrun --campaign FILE CHOICE=VALUE...",
         )
     if not shown.fitting:
         raise NothingLegal(
             f"no recipe of this space is estimated to fit in {found.memory_limit_bytes / 2**30:.3g} GiB per device",
-            hint="frontrunner advise FILE looks beyond the space; or allow more sharding, recompute or devices",
+            hint="allow more sharding, recompute or devices, or look beyond the space: frontrunner advise FILE",
         )
 
 
@@ -68,8 +70,8 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
 def explain(recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, backend: Backend) -> Breakdown:
     """Break down a recipe's estimated step time and memory, as a table and a picture.
 
-    The recipe is a stored one, or one of a campaign file's space: by its id, or by choices that leave one. Its newest
-    measurement in the store is printed too.
+    The recipe is a stored one, that of a recipe file, or one of a campaign file's space: by its id, or by choices that
+    leave one. Its newest measurement in the store is printed too.
     """
     found = backend.explain(opt.recipe_from(recipe, campaign), campaign=campaign)
     if svg is not None:
@@ -85,7 +87,7 @@ def explain(recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, ba
 
 
 @click.command()
-@click.argument("file", type=opt.FILE)
+@click.argument("file", type=opt.CAMPAIGN_FILE)
 @opt.json_option
 def advise(file: Path, *, as_json: bool) -> None:
     """Recommend a starting configuration for the model and the machines of campaign FILE.
@@ -112,7 +114,7 @@ def dryrun(recipe: tuple[str, ...], campaign: Path | None, rank: int | None, sto
     """Trace a recipe's real training step, and print its peak memory by category and its FLOPs.
 
     No device is needed, whatever the recipe's size: one rank runs in one process, over tensors without data. The
-    recipe is a stored one, or one of a campaign file's space: by its id, or by choices that leave one.
+    recipe is a stored one, that of a recipe file, or one of a campaign file's space: by its id, or by choices.
     """
     from frontrunner.evaluators.diagnostics.dryrun import run
     from frontrunner.recipe_actions import plan_dryrun

@@ -39,9 +39,19 @@ def best(
         if baseline := backend.baseline(campaign):
             click.echo(baseline.in_words())
     elif scale is None or not scale.predicted:
-        raise NothingLegal("no measured recipe matches", hint="see `frontrunner status`")
+        raise _nothing_measured(backend, campaign, "a peak within --max-memory-gb")
     if scale is not None:
         views.print_predictions(scale)
+
+
+def _nothing_measured(backend: Backend, campaign: str | None, wanted: str) -> NothingLegal:
+    """Return the error for a campaign without a measurement, or without one within what was `wanted`."""
+    found = backend.status(campaign)
+    name, state = found.campaign.name, found.state_in_words
+    why = f"campaign {name} has no measurements yet ({state})"
+    if found.best is not None:
+        why = f"campaign {name} ({state}) has no measured recipe with {wanted}"
+    return NothingLegal(why, hint=f"frontrunner status {name}")
 
 
 @click.command()
@@ -60,7 +70,7 @@ def pareto(campaign: str | None, objectives: str | None, backend: Backend, *, as
     if as_json:
         print_json(front or ranking)
     elif not front and not ranking:
-        raise NothingLegal("no recipe was measured with a known peak memory", hint="see `frontrunner status`")
+        raise _nothing_measured(backend, campaign, "a known peak memory")
     elif ranking:
         views.print_ranking(ranking, title="Pareto front of speed and memory")
     else:

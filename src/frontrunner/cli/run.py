@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -13,7 +12,7 @@ import click
 
 from frontrunner import api
 from frontrunner.cli import options as opt
-from frontrunner.config.settings import DEFAULT_STORE, shown_store, store_url
+from frontrunner.config.settings import located, store_url
 from frontrunner.spaces.errors import CampaignFailed, InvalidInput, NothingLegal
 from frontrunner.stop_signals import INTERRUPTED, stopped_by_signals
 from frontrunner.store import LocalStore
@@ -28,7 +27,7 @@ TOP = 10
 
 
 @click.command()
-@click.argument("file", type=opt.FILE)
+@click.argument("file", type=opt.CAMPAIGN_FILE)
 @click.option("--name", help="The campaign's name [default: the file's `name`, else the file's own name].")
 @opt.store_option
 @opt.json_option
@@ -44,28 +43,38 @@ def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) ->
     url = store_url(store, from_file=campaign.store.url)
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         conclusion = api.launch(campaign, store=url, name=name, listener=listener, on_driver=on_driver)
+    if url != store_url():
+        opt.locate(click.get_current_context(), "store", url)
     _finish(conclusion, listener.campaign, url, stopped=on_driver.exit_code, as_json=as_json)
 
 
 @click.command()
 @opt.campaign_argument
 @click.option("--take-over", is_flag=True, help="Take the campaign from a driver that still holds it.")
+@click.option("--probes", type=int, help="The budget's probes from now on, those that were made included.")
+@click.option("--minutes", type=float, help="The budget's minutes, likewise.")
+@click.option("--node-hours", type=float, help="The budget's node-hours, likewise.")
 @opt.store_option
 @opt.json_option
-def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json: bool) -> None:
-    """Continue CAMPAIGN (default: the newest) after its driver was stopped, or killed at any moment.
+def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json: bool, **limits: float | None) -> None:
+    """Continue CAMPAIGN (default: the one created last) after its driver was stopped, or killed at any moment.
 
-    Nothing that was measured is lost or measured again.
+    Nothing that was measured is lost or measured again. The campaign goes on as it was launched: a change of its file
+    is reported and not used, --probes, --minutes and --node-hours change its budget.
     """
+    budget = {name: value for name, value in limits.items() if value is not None}
     from frontrunner.views.live import make_listener
 
+    if change := api.changed_since_launch(campaign, store=store):
+        opt.warn([located(change)])
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
-        conclusion = api.resume(campaign, store=store, take_over=take_over, listener=listener, on_driver=on_driver)
+        hooks: Any = {"listener": listener, "on_driver": on_driver}
+        conclusion = api.resume(campaign, store=store, take_over=take_over, budget=budget, **hooks)
     _finish(conclusion, listener.campaign, store, stopped=on_driver.exit_code, as_json=as_json)
 
 
 @click.command()
-@click.argument("file", type=opt.FILE)
+@click.argument("file", type=opt.CAMPAIGN_FILE)
 @opt.json_option
 def space(file: Path, *, as_json: bool) -> None:
     """Count the legal and illegal recipes of FILE's space, with the reasons."""
@@ -79,7 +88,7 @@ def space(file: Path, *, as_json: bool) -> None:
 
         print_survey(surveyed)
     if not surveyed.recipes:
-        raise NothingLegal("no recipe of this space is legal", hint="widen a dimension that the reasons name")
+        raise NothingLegal("no recipe of this space is legal", hint="change a value that the reasons name")
 
 
 def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped: int, as_json: bool) -> None:
@@ -107,11 +116,10 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped
             if front:
                 views.print_front(front, conclusion.objectives)
             views.print_outlook(conclusion.outlook, conclusion.limits)
-            named = None if store is None or store == store_url() else shown_store(store)
             replays = not conclusion.trainer and _replays_here(found, campaign, ranking[0])
-            views.print_next_commands(campaign, ranking[0], named, conclusion.objectives, replays=replays)
+            views.print_next_commands(campaign, ranking[0], conclusion.objectives, replays=replays)
     has_result = bool(conclusion.measured) or (scale is not None and bool(scale.predicted))
-    _raise_unless_done(conclusion, campaign, store, stopped=stopped, has_result=has_result)
+    _raise_unless_done(conclusion, campaign, stopped=stopped, has_result=has_result)
 
 
 def _replays_here(found: LocalStore, campaign: str, winner: RankedRecipe) -> bool:
@@ -123,19 +131,16 @@ def _replays_here(found: LocalStore, campaign: str, winner: RankedRecipe) -> boo
     return winner.figures == "measured" and winner.recipe.devices <= cluster.devices_per_node
 
 
-def _raise_unless_done(
-    conclusion: Conclusion, campaign: str, store: str | None, *, stopped: int, has_result: bool
-) -> None:
+def _raise_unless_done(conclusion: Conclusion, campaign: str, *, stopped: int, has_result: bool) -> None:
     from frontrunner.results.states import CampaignState
     from frontrunner.search.driver import PAUSED_BY_REQUEST
 
-    named = f" --store {shlex.quote(shown_store(store))}" if store and store != DEFAULT_STORE else ""
-    command = f"frontrunner resume {campaign}{named}"
+    command = f"frontrunner resume {campaign}"
     if conclusion.state is CampaignState.STOPPED or conclusion.reason == PAUSED_BY_REQUEST:
-        click.echo(f"{conclusion.state}; continue with: {command}", err=True)
+        click.echo(located(f"campaign {campaign} {conclusion.state}; continue with: {command}"), err=True)
         sys.exit(stopped)
     if conclusion.state is CampaignState.PAUSED:
-        message, hint = f"campaign {campaign} paused: {conclusion.reason}", f"after fixing the cause, run: {command}"
+        message, hint = f"campaign {campaign} paused: {conclusion.reason}", f"fix the cause, then: {command}"
         failure = conclusion.last_failure
         if failure is not None:
             message = f"{message}\n{failure.message}\n{failure.log_tail}".rstrip()
@@ -143,8 +148,7 @@ def _raise_unless_done(
         raise CampaignFailed(message, hint=hint)
     if not has_result:
         raise NothingLegal(
-            f"campaign {campaign} ended without a measured recipe: {conclusion.reason}",
-            hint=f"frontrunner failures {campaign}",
+            f"campaign {campaign} has no measured recipe: {conclusion.reason}", hint=f"frontrunner failures {campaign}"
         )
 
 
@@ -194,14 +198,14 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
     try:
         result = run(planned, _printer(chosen.steps))
     except KeyboardInterrupt:
-        click.echo("stopped; the same command continues from the newest checkpoint", err=True)
+        click.echo("stopped; the same command continues from the newest checkpoint, if there is one", err=True)
         sys.exit(INTERRUPTED)
     opt.show(result, _print, as_json=as_json)
 
 
 def _print(result: ReplayResult) -> None:
     if result.tokens_per_s is None:
-        click.echo(f"step {result.final_step} was reached before; more --steps train on")
+        click.echo(f"already trained to step {result.final_step}; a larger --steps continues")
     else:
         compared = "no probe measured this recipe: its campaign was simulated"
         if result.measured_tokens_per_s is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -112,6 +113,20 @@ def _over_file(table: Table, base: Path) -> Table:
         both_tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = merged[key] | value if both_tables else value
     return merged
+
+
+MOST_NAME, CONTROL = 200, re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def _check_name(section: str) -> AfterValidator:
+
+    def checked(found: Any) -> Any:
+        if len(found.name) > MOST_NAME or CONTROL.search(found.name):
+            expected = f"at most {MOST_NAME} characters, and no control characters"
+            raise errors.bad_value(f"{section}.name", found.name, expected)
+        return found
+
+    return AfterValidator(checked)
 
 
 def _check_efficiencies(cluster: Cluster) -> Cluster:
@@ -224,7 +239,11 @@ def _valid_name(name: str) -> str:
 
 CampaignName = Annotated[str, AfterValidator(_valid_name), WithJsonSchema(_NAME_SCHEMA)]
 ClusterSection = Annotated[
-    Cluster, _filled(_fill_cluster), AfterValidator(_check_efficiencies), SchemaOf(_cluster_schema)
+    Cluster,
+    _filled(_fill_cluster),
+    _check_name("cluster"),
+    AfterValidator(_check_efficiencies),
+    SchemaOf(_cluster_schema),
 ]
 
 
@@ -244,7 +263,7 @@ class ProblemSection(Config):
 class CampaignConfig(Config):
     """A campaign file. Each section is validated to the values that the campaign works with."""
 
-    model: Annotated[Model, _filled(_fill_model), SchemaOf(_model_schema)]
+    model: Annotated[Model, _filled(_fill_model), _check_name("model"), SchemaOf(_model_schema)]
     cluster: ClusterSection
     problem: ProblemSection
     space: Annotated[Space, _filled(_fill_space), SchemaOf(_space_schema)]
@@ -295,13 +314,15 @@ class CampaignFile:
     spec: CampaignSpec
     store: StoreSettings
     named: bool
+    path: Path | None = None
 
 
 def read_campaign_file(path: Path) -> CampaignFile:
     """Read and validate a campaign file; raises `NotFound`, or `InvalidInput` naming the key."""
     table = read_toml(path, "campaign file", "examples/laptop.toml is one to begin with")
     try:
-        return parse_campaign(table, default_name=errors.campaign_name_from(path.stem), base=path.parent)
+        found = parse_campaign(table, default_name=errors.campaign_name_from(path.stem), base=path.parent)
+        return replace(found, path=path.resolve())
     except errors.InvalidInput as error:
         raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from pathlib import Path
+
+import click
 
 DEFAULT_STORE = "frontrunner.db"
 STORE_VARIABLE = "FRONTRUNNER_STORE"
 RUNS_VARIABLE = "FRONTRUNNER_RUNS"
+BY_SERVER = "best|pareto|show|status|failures|campaigns|dataframe|report|plot|explain|export"
+BY_STORE = f"{BY_SERVER}|launch|resume|rename|delete|replay|profile|dryrun|archive|store check|store prune"
+"""Commands with --server, and with --store, that hints name."""
+LOCATED, CAMPAIGN_FILE_AT_HAND = "frontrunner.located", "frontrunner.campaign-file"
+"""Keys of click's `Context.meta`: the command's --store or --server, as (name, value), and its campaign file."""
 
 
 def store_url(flag: str | None = None, *, from_file: str | None = None) -> str:
@@ -22,6 +31,26 @@ def shown_store(url: str) -> str:
     from frontrunner.results.redaction import redact
 
     return redact([url])[0]
+
+
+def located(text: str) -> str:
+    """Add the running command's campaign file, --store or --server to commands; each ends at one of "`,;#()"."""
+    context = click.get_current_context(silent=True)
+    meta = {} if context is None else context.meta
+    if CAMPAIGN_FILE_AT_HAND in meta:
+        text = re.sub(r"\bFILE\b", lambda _: shlex.quote(meta[CAMPAIGN_FILE_AT_HAND]), text)
+    if LOCATED not in meta:
+        return text
+    name, value = meta[LOCATED]
+    option = f" --{name} {shlex.quote(shown_store(value))}"
+
+    def add(found: re.Match[str]) -> str:
+        command = found[0]
+        if name == "server" and not re.match(rf"frontrunner ({BY_SERVER})\b", command):
+            return f"{command}  # where the store is"
+        return command if option in command else command + option
+
+    return re.sub(rf"frontrunner ({BY_STORE})\b([^`,;#()]*[^`,;#()\s])?", add, text)
 
 
 def run_root(url: str, *, from_file: str | None = None) -> Path:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from typing import Annotated, Any
 
 import anyio
 import anyio.to_thread
 import uvicorn
-from fastapi import APIRouter, FastAPI, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from starlette.exceptions import HTTPException
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from frontrunner import __version__
 from frontrunner.results.pages import campaign_page, newest_names
@@ -30,7 +32,7 @@ from frontrunner.server import routes
 from frontrunner.server import service as serving
 from frontrunner.server.auth import SESSION_S
 from frontrunner.server.errors import Forbidden
-from frontrunner.server.middleware import COOKIE, middleware
+from frontrunner.server.middleware import middleware
 from frontrunner.server.pages import campaigns, planning, recipes, rendering
 from frontrunner.server.requests import API, ErrorAnswer
 from frontrunner.server.settings import KINDS, ServiceSettings
@@ -51,7 +53,6 @@ SCHEMES: dict[str, Any] = {
     "session": {
         "type": "apiKey",
         "in": "cookie",
-        "name": COOKIE,
         "description": "Set in a browser that opened a link of `frontrunner serve`.",
     },
 }
@@ -86,7 +87,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     )
     app.state.service = service
     for router in (routes.api, routes.uncached):
-        app.include_router(router, prefix=API, responses=ERRORS)
+        app.include_router(router, prefix=API, responses=ERRORS, dependencies=[Depends(serving.known_parameters)])
     for router in (campaigns.router, recipes.router, planning.router, rendering.router, scraped, outside):
         app.include_router(router, include_in_schema=False)
     _handle_errors(app, service)
@@ -131,7 +132,8 @@ def _describe(app: FastAPI, service: serving.Service) -> None:
     @cache
     def described() -> dict[str, Any]:
         document = describe_routes()
-        document["components"]["securitySchemes"] = SCHEMES
+        session = SCHEMES["session"] | {"name": service.tokens.cookie}
+        document["components"]["securitySchemes"] = SCHEMES | {"session": session}
         document["security"] = [{name: []} for name in SCHEMES]
         for body in ("CampaignBody", "PlanBody"):
             for kind in KINDS:
@@ -161,7 +163,7 @@ def login(service: serving.ServiceOf, code: Annotated[str, Query(max_length=128)
         raise Forbidden("this link was used already, or has expired", hint="`frontrunner serve` prints a new one")
     page = HTMLResponse(LOGGED_IN)
     page.set_cookie(
-        COOKIE,
+        service.tokens.cookie,
         service.tokens.session(role),
         max_age=SESSION_S,
         httponly=True,
@@ -224,11 +226,27 @@ def listen(settings: ServiceSettings) -> socket.socket:
     return listener
 
 
+class Connection(H11Protocol):
+    """Connection of a client, closed at once where its address holds half of all: they may never send a request."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count the address's connections."""
+        super().connection_made(transport)
+        held = [one for one in self.connections if isinstance(one, Connection) and one.address == self.address]
+        if len(held) > (self.limit_concurrency or 0) // 2:
+            transport.close()
+
+    @property
+    def address(self) -> str:
+        """The client's address, without its port."""
+        return self.client[0] if self.client else ""
+
+
 def run(app: FastAPI, settings: ServiceSettings, listener: socket.socket) -> None:
     """Serve plain HTTP/1.1 until a signal asks for the end; open streams are then cut after `GRACE_S`."""
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="on",
         access_log=False,
@@ -239,4 +257,5 @@ def run(app: FastAPI, settings: ServiceSettings, listener: socket.socket) -> Non
         h11_max_incomplete_event_size=settings.limits.header_bytes,
         timeout_graceful_shutdown=GRACE_S,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    with suppress(KeyboardInterrupt):  # uvicorn ends in order, then raises the signal again
+        uvicorn.Server(config).run(sockets=[listener])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import os
@@ -60,6 +61,11 @@ class Tokens:
         is_operator = hmac.compare_digest(given, self.operator.encode())
         is_reader = hmac.compare_digest(given, self.reader.encode())
         return Role.OPERATOR if is_operator else Role.READER if is_reader else None
+
+    @property
+    def cookie(self) -> str:
+        """The name of the session cookie: browsers send cookies to every port of a host, so each pair has its own."""
+        return f"frontrunner_{hashlib.sha256(f'{self.operator}.{self.reader}'.encode()).hexdigest()[:16]}"
 
     def session(self, role: Role) -> str:
         """Return the value of a cookie that grants a role for `SESSION_S`; it ends with the tokens."""

@@ -48,7 +48,7 @@ class Reporting(Lines):
 
     def ended(self, view: View, state: CampaignState, reason: str) -> None:
         """Report a campaign that was paused, for lack of nodes, before it began."""
-        super().ended(view, state, reason)
+        sys.stderr.write(f"campaign {view.name} {state}: {reason}\n")
         self.report({"campaign": view.name})
 
 

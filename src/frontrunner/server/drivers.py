@@ -56,7 +56,6 @@ class Starter:
 
     def start(self, arguments: Sequence[str], body: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Start a child; return its report, with its `pid`, or raise the reported error. Later output goes to a log."""
-        self.running_pids()
         self._log_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = self._log_folder / f"{arguments[0]}-{uuid.uuid4().hex}.log"
         environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
@@ -70,6 +69,7 @@ class Starter:
                 start_new_session=True,
             )
         self._children.append(child)
+        threading.Thread(target=child.wait, daemon=True).start()  # lest it stays a zombie
         stdin, stdout = cast("IO[bytes]", child.stdin), cast("IO[bytes]", child.stdout)
         with stdin, stdout:
             with suppress(BrokenPipeError):  # it has ended; its report, if any, is the reason
@@ -88,7 +88,7 @@ class Starter:
         return found | {"pid": child.pid}
 
     def running_pids(self) -> set[int]:
-        """Return the children of this service that still run, and collect those that have ended."""
+        """Return the children of this service that still run."""
         self._children = [child for child in self._children if child.poll() is None]
         return {child.pid for child in self._children}
 
@@ -255,7 +255,6 @@ class Replays:
 
     def one(self, recipe_id: str) -> Replay:
         """Return one replay, by its recipe's whole id; raise `NotFound` where the service has started none."""
-        self._starter.running_pids()
         folder, started = self._root / recipe_id, self._started(recipe_id)
         events = _last_events(folder / "progress.jsonl")
         steps = [event for event in events if event.get("event") == "step"]
@@ -265,7 +264,7 @@ class Replays:
         process = None if "ended" in started else our_process(started["pid"], since=started["since"])
         if "ended" in started:
             state = ReplayState(started["ended"])
-        elif process is not None and process.status() != psutil.STATUS_ZOMBIE:
+        elif process is not None:
             state = ReplayState.RUNNING
         else:
             state = ReplayState.FINISHED if (folder / "result.json").exists() else ReplayState.CUT_OFF

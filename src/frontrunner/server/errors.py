@@ -24,6 +24,7 @@ class TooMany(FrontrunnerError):
 STATUS_OF: dict[type[FrontrunnerError], int] = {
     errors.NotFound: 404,
     errors.InvalidInput: 422,
+    errors.NameTaken: 409,
     errors.AlreadyDriven: 409,
     errors.CampaignFailed: 409,
     errors.NothingLegal: 422,
@@ -43,6 +44,5 @@ def to_table(error: FrontrunnerError) -> dict[str, Any]:
 
 def from_table(table: Mapping[str, Any]) -> FrontrunnerError:
     """Return the error of {"kind", "message", "hint"}; a `FrontrunnerError` for an unknown kind."""
-    kind = getattr(errors, str(table.get("kind")), None)
-    known = isinstance(kind, type) and issubclass(kind, FrontrunnerError)
-    return (kind if known and kind else FrontrunnerError)(str(table.get("message")), hint=table.get("hint"))
+    kind = next((kind for kind in STATUS_OF if kind.__name__ == table.get("kind")), FrontrunnerError)
+    return kind(str(table.get("message")), hint=table.get("hint"))

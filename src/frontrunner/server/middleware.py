@@ -21,7 +21,6 @@ from frontrunner.server.settings import ServiceSettings
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing; all others, known or not, must come from our own pages or from a program."""
-COOKIE = "frontrunner_session"
 OPEN_PATHS = frozenset({"/healthz", "/login"})
 CLOSE = {"connection": "close"}
 MOST_ADDRESSES = 4096
@@ -43,7 +42,7 @@ Check = Callable[[Scope], Response | None]
 def middleware(settings: ServiceSettings, tokens: Tokens) -> list[Middleware]:
     """Return the middleware of a service, the outermost first."""
     limits = settings.limits
-    checks = (RateLimit(limits.requests_per_s, limits.request_burst), check_origin, Authentication(tokens))
+    checks = (RateLimit(limits.requests_per_s, limits.request_burst), CheckOrigin(tokens), Authentication(tokens))
     return [
         Middleware(SecurityHeaders),
         Middleware(TrustedHostMiddleware, allowed_hosts=sorted(settings.host_names), www_redirect=False),
@@ -125,28 +124,36 @@ class RateLimit:
         wait_s = self.wait_s((scope.get("client") or ("",))[0])
         if wait_s <= 0:
             return None
-        return error_response(scope, 429, "too many requests", headers={"retry-after": str(int(wait_s) + 1), **CLOSE})
+        again = {"retry-after": str(int(wait_s) + 1), **CLOSE}
+        return error_response(scope, 429, "too many requests", kind="TooMany", headers=again)
 
 
-def check_origin(scope: Scope) -> Response | None:
-    """Refuse with 403 a request of a page of another origin that may change something.
+class CheckOrigin:
+    """Refuses requests of pages of another origin that may change something.
 
     A browser names the origin in Origin or Sec-Fetch-Site. A program names neither, and must then send a token, since
     only browsers add a cookie by themselves.
     """
-    headers = Headers(scope=scope)
-    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-    parts = urlsplit(origin or "")
-    if scope["method"] in SAFE_METHODS:
-        is_ours = True
-    elif origin is None and site is None:
-        is_ours = "authorization" in headers or _session_cookie(headers) is None
-    elif origin is None or site not in (None, "same-origin"):
-        is_ours = site == "same-origin"
-    else:
-        is_ours = parts.scheme in ("http", "https") and parts.netloc.lower() == headers.get("host", "").strip().lower()
-    message = "this request comes from a page of another origin"
-    return None if is_ours else error_response(scope, 403, message, headers=CLOSE)
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+
+    def __call__(self, scope: Scope) -> Response | None:
+        """Refuse with 403."""
+        headers = Headers(scope=scope)
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        parts = urlsplit(origin or "")
+        if scope["method"] in SAFE_METHODS:
+            return None
+        if origin is None and site is None:
+            is_ours = "authorization" in headers or _session_cookie(headers, self._tokens) is None
+        elif origin is None or site not in (None, "same-origin"):
+            is_ours = site == "same-origin"
+        else:
+            host = headers.get("host", "").strip().lower()
+            is_ours = parts.scheme in ("http", "https") and parts.netloc.lower() == host
+        message = "this request comes from a page of another origin"
+        return None if is_ours else error_response(scope, 403, message, kind="Forbidden", headers=CLOSE)
 
 
 class Authentication:
@@ -161,7 +168,7 @@ class Authentication:
             return None
         headers = Headers(scope=scope)
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        cookie = _session_cookie(headers)
+        cookie = _session_cookie(headers, self._tokens)
         if "authorization" in headers:  # a valid cookie does not make up for an invalid token
             role = self._tokens.role_of(token.strip()) if scheme.lower() == "bearer" else None
         else:
@@ -174,6 +181,6 @@ class Authentication:
         return error_response(scope, 401, "a valid token is needed", hint=hint, headers=refused)
 
 
-def _session_cookie(headers: Headers) -> str | None:
+def _session_cookie(headers: Headers, tokens: Tokens) -> str | None:
     """Return our cookie's value; browsers send the cookies of every program on this host to each of them."""
-    return cookie_parser(headers.get("cookie", "")).get(COOKIE)
+    return cookie_parser(headers.get("cookie", "")).get(tokens.cookie)

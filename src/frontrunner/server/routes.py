@@ -12,6 +12,7 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from frontrunner.evaluators.analytic.estimates import ShownPlan
+from frontrunner.exchange import export_name
 from frontrunner.planning import plan_of
 from frontrunner.results import frames
 from frontrunner.results.pages import CampaignPage, RecipePage, campaign_page
@@ -26,8 +27,8 @@ from frontrunner.store import LOG_BYTES, POLL_S, Follower, OnFront, parse_cursor
 from frontrunner.text import to_json
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.marks import Missing
-from frontrunner.views.report import Elsewhere, not_drawn, report_text
 from frontrunner.views.report import figure as draw_figure
+from frontrunner.views.report import not_drawn, report_text
 
 api = APIRouter(route_class=CachedRoute)
 uncached = APIRouter()
@@ -55,7 +56,10 @@ def _add(question: requests.Question) -> None:
     def route(service: Service, **given: Any) -> Response:
         of = [given.pop(name) for name in subjects]
         found = getattr(service.local, question.method)(*of, **given)
-        return Response(found, media_type=TEXT) if question.result is str else answer(requests.redacted(found))
+        if question.result is not str:
+            return answer(requests.redacted(found))
+        headers = {"content-disposition": f'attachment; filename="{export_name(of[0], given["to"])}"'}
+        return Response(found, media_type=TEXT, headers=headers)
 
     of_path = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=SUBJECTS[name]) for name in subjects]
     service = inspect.Parameter("service", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ServiceOf)
@@ -119,9 +123,7 @@ def filtered(service: ServiceOf, name: CampaignName, asked: Annotated[requests.R
 @api.get("/campaigns/{name}/report", tags=["reports"], **_content("text/html"))
 async def report(request: Request, service: ServiceOf, name: CampaignName) -> Response:
     """Return a campaign as one self-contained HTML page."""
-    scheme = "https" if service.settings.behind_tls else "http"
-    elsewhere = Elsewhere(server=f"{scheme}://{request.url.netloc}")
-    text = await service.slowly(lambda: report_text(service.report(name), elsewhere))
+    text = await service.slowly(lambda: report_text(service.report(name), server=service.settings.seen_by(request)))
     headers = {"content-disposition": f'attachment; filename="{name}.html"'}
     return Response(text, media_type="text/html", headers=headers)
 

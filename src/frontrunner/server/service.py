@@ -21,8 +21,9 @@ from frontrunner.results.store import open_store
 from frontrunner.server.auth import ROLE, LoginLinks, Role, make_tokens
 from frontrunner.server.drivers import Drivers, Replays
 from frontrunner.server.errors import STATUS_OF, Forbidden
+from frontrunner.server.requests import API
 from frontrunner.server.settings import ServiceSettings
-from frontrunner.spaces.errors import FrontrunnerError
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, did_you_mean, shown_key
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import invalid_input
 from frontrunner.store import LocalStore
@@ -58,7 +59,7 @@ class Service:
         self.slow_work, self.starts = anyio.CapacityLimiter(SLOW_THREADS), anyio.CapacityLimiter(SLOW_THREADS)
         self.streams = anyio.CapacityLimiter(limits.streams)
         self.cache = Cache(limits.cache_s, limits.cache_bytes)
-        self._surveys: LRUCache[int, Survey] = LRUCache(MOST_REPORTED)
+        self._surveys: LRUCache[str, Survey] = LRUCache(MOST_REPORTED)
         self._reported: TTLCache[tuple[str, str], Reported] = TTLCache(
             MOST_REPORTED, min(REPORT_TTL_S, 10 * limits.cache_s)
         )
@@ -99,7 +100,7 @@ class Cache:
 
 
 class CachedRoute(APIRoute):
-    """Route whose responses to GET are cached by role, path and query; other methods empty the cache."""
+    """Route whose responses to GET are cached by role, host, path and query; other methods empty the cache."""
 
     def get_route_handler(self) -> Handler:
         """Return the route's handler behind the cache."""
@@ -108,7 +109,7 @@ class CachedRoute(APIRoute):
         async def cached(request: Request) -> Response:
             cache: Cache = request.app.state.service.cache
             if request.method == "GET":
-                key = (request.scope.get(ROLE), request.url.path, request.url.query)
+                key = (request.scope.get(ROLE), request.headers.get("host"), request.url.path, request.url.query)
                 return await cache.response(key, lambda: handler(request))
             try:
                 return await handler(request)
@@ -133,6 +134,16 @@ async def operator(request: Request) -> None:
     """Refuse everyone but the operator."""
     if await the_role(request) is not Role.OPERATOR:
         raise Forbidden("a reader's token may read, not launch or stop", hint="use the operator's token")
+
+
+async def known_parameters(request: Request) -> None:
+    """Refuse a query parameter that the route does not have."""
+    path = API + request.scope["route"].path_format.removeprefix(API)
+    described = request.app.openapi()["paths"][path][request.method.lower()]
+    known = [one["name"] for one in described.get("parameters", ()) if one["in"] == "query"]
+    for name in request.query_params:
+        if name not in known:
+            raise InvalidInput(f"unknown parameter {shown_key(name)}", hint=did_you_mean(name, known))
 
 
 ServiceOf = Annotated[Service, Depends(the_service)]

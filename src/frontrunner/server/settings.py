@@ -6,12 +6,15 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.toml_file import Table, holds, read_toml
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces import errors
+
+if TYPE_CHECKING:
+    from fastapi import Request
 
 KINDS = ("site", "trainer", "data", "table")
 SECTIONS = {"site": ("cluster", "dispatch"), "trainer": ("command",), "data": ("data",), "table": ("table",)}
@@ -175,6 +178,10 @@ class ServiceSettings:
         """Return the URL by which browsers reach a service that listens on `port`."""
         name = self.allowed_hosts[0] if self.allowed_hosts else _in_address(self.host)
         return f"https://{name}" if self.behind_tls else f"http://{name}:{port}"
+
+    def seen_by(self, request: Request) -> str:
+        """Return the URL by which a client has reached the service."""
+        return f"{'https' if self.behind_tls else 'http'}://{request.url.netloc}"
 
     def listening(self, port: int) -> str:
         """Return the address that a proxy connects to, where the service listens on `port`."""

@@ -29,7 +29,7 @@ ORIGINS = {
 ENDINGS = {
     ProbeEnding.KNOWN: "ended when its step time was known well enough",
     ProbeEnding.SLOWER: "ended early, clearly slower than the best: its figures are rough",
-    ProbeEnding.NOISY: "ended as too noisy to be known better with more steps",
+    ProbeEnding.NOISY: "ended because its step times vary too much for more steps to help",
     ProbeEnding.LIMIT: "ended at its limit of steps or time",
     ProbeEnding.FIXED: "ended after the requested number of steps",
 }
@@ -95,10 +95,10 @@ def words(key: str, title: str, value: Callable[[Any], Any], text: Callable[[Any
 
 
 CHOICES: tuple[Column[Recipe], ...] = (
-    words("layout", "layout", Recipe.layout, about="tensor, pipeline, data and context parallel degrees"),
-    words("batch", "batch", "{0.micro_batch_seqs} x {0.accumulation}".format, drop=1,
+    words("layout", "layout", Recipe.layout, drop=1, about="tensor, pipeline, data and context parallel degrees"),
+    words("batch", "batch", "{0.micro_batch_seqs} x {0.accumulation}".format, drop=2,
           about="micro-batch in sequences x accumulation"),
-    words("sharding", "sharding", lambda recipe: recipe.sharding_name if recipe.copies > 1 else None),
+    words("sharding", "sharding", lambda recipe: recipe.sharding_name if recipe.copies > 1 else None, drop=1),
     words("options", "options", lambda recipe: ", ".join(recipe.options()) or None, drop=3, least=12),
 )  # fmt: skip
 
@@ -114,7 +114,7 @@ FIGURES: tuple[Column[Any], ...] = (
     Column("mfu", "MFU", _rate("mfu"), percent, drop=5, about="model FLOPs utilization"),
     Column("peak_memory_bytes_max_rank", "peak GiB", _figure("peak_memory_bytes_max_rank", "peak_memory_bytes"), gib,
            label="GiB at the peak", brief="{} GiB", about="memory of the fullest rank; marked where it is tight",
-           is_doubtful=lambda figures: getattr(figures, "fit", "") == "tight"),
+           drop=1, is_doubtful=lambda figures: getattr(figures, "fit", "") == "tight"),
     Column("repeats", "n", _figure("repeats"), drop=7, label="measurements", about="measurements"),
 )  # fmt: skip
 """Figures of a `RecipeStats`, a `Measurement` or an estimate."""

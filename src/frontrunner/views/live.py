@@ -58,8 +58,9 @@ class Lines(Watcher):
         _write(_notice(kind, data))
 
     def ended(self, view: View, state: CampaignState, reason: str) -> None:
-        """Report how it ended."""
-        _write(f"campaign {view.name} {state}: {reason}")
+        """Report its end; of another state the command reports, with how to continue."""
+        if state is CampaignState.FINISHED:
+            _write(f"campaign {view.name} {state}: {reason}")
 
 
 class Panel(Watcher):
@@ -90,10 +91,11 @@ class Panel(Watcher):
         self._live.console.print(_notice(kind, data), style="yellow", markup=False)
 
     def ended(self, view: View, state: CampaignState, reason: str) -> None:
-        """Draw the last panel, and below it how it ended."""
+        """Draw the last panel, and below it the end of a finished campaign."""
         self._live.update(panel(view, width=self._live.console.width), refresh=True)
         self._live.stop()
-        self._live.console.print(f"campaign {view.name} {state}: {plain(reason)}", markup=False)
+        if state is CampaignState.FINISHED:
+            self._live.console.print(f"campaign {view.name} {state}: {plain(reason)}", markup=False)
 
 
 @contextmanager
@@ -119,6 +121,8 @@ NOTICES = {
 def _notice(kind: str, data: EventData) -> str:
     if kind in NOTICES:
         return plain(NOTICES[kind].format_map(data))
+    if ended := data.get("probes_ended"):
+        return f"ending {counted(int(ended), 'running probe')}"
     if kind == STOPPING:
         running = int(data["probes_to_finish"] or 0)
         them = "it" if running == 1 else "them"
@@ -127,12 +131,12 @@ def _notice(kind: str, data: EventData) -> str:
         return finishing if data["leaves"] == CampaignState.STOPPED else f"{finishing}; then the campaign is paused"
     if kind != "evidence":
         return plain(f"{kind}: " + " ".join(f"{key}={value}" for key, value in data.items()))
-    prefix = "left out: "  # evidence: 12 outcomes of a.csv, 3 recipes answered; left out: 2 simulated
+    prefix = "left out: "  # warm start: 12 outcomes of a.csv, 3 recipes answered; left out: 2 simulated
     origins = f" of {data['origins']}" if "origins" in data else ""
     answered = f", {data['answers']} recipes answered" if data["answers"] else ""
     left_out = [f"{count} {key.removeprefix(prefix)}" for key, count in data.items() if key.startswith(prefix)]
     more = f"; {prefix}{', '.join(left_out)}" if left_out else ""
-    return plain(f"evidence: {data['learned_from']} outcomes{origins}{answered}{more}")
+    return plain(f"warm start: {data['learned_from'] or 'no'} usable outcomes{origins}{answered}{more}")
 
 
 def _write(line: str) -> None:

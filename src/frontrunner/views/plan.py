@@ -46,7 +46,7 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
         out.say(f"note: {many:,} recipes are left out: the formulas do not cover {reason}", style="dim")
     tables = {"estimated, fastest first, tight ones last": plan.estimates}
     if len(plan.front) > 1:
-        tables["speed against memory: what nothing else beats in both"] = plan.front[: len(plan.estimates)]
+        tables["Pareto front of speed and memory"] = plan.front[: len(plan.estimates)]
     for title, estimates in tables.items():
         rows = list(enumerate(estimates, start=1))
         if rows:
@@ -150,11 +150,14 @@ def print_breakdown(found: Breakdown) -> None:
     if measured is not None:
         errors = {"step time": found.step_time_error, "peak memory": found.peak_memory_error}
         off = " and ".join(f"{100 * error:+.0f} % in {of}" for of, error in errors.items() if error is not None)
-        line = f"measured by campaign {measured.campaign} of {measured.store}; the estimate is off by {off}"
+        by = "measured by campaign" if measured.figures == "measured" else "measured elsewhere, and imported as"
+        line = f"{by} {measured.campaign} of {measured.store}; the estimate is off by {off}"
         if (expected := found.trust.expected_error) is not None:
             within = "within" if abs(found.step_time_error or 0.0) <= expected else "beyond"
             line += f", {within} its expected error of {percent(expected, 0)}"
         out.say(line, style="dim")
+    elif found.unmatched is not None:
+        out.say(found.unmatched, style="dim")
     out.say(f"limited by {limited_by(estimate)}")
     parts = {name: time for name, time in estimate.step_parts_s.items() if time > 0}
     title = "the step, on the slowest rank of the pipeline" if len(found.ranks) > 1 else "the step"

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 from frontrunner import __version__
 from frontrunner.results.outcome import ProbeEnding
 from frontrunner.results.predictions import outlook_of
-from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import IMPORTED
 from frontrunner.search.budget import outlook_in_words
 from frontrunner.search.campaign_setup import stored_spec, stored_survey
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import write_bytes
-from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean, writing
+from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, did_you_mean, require_folder, writing
 from frontrunner.text import count, counted, minute, node_time, percent, plain, seconds, thousands
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import ranking_table
@@ -44,25 +43,10 @@ LONG_WORDS = 16
 NUMBER = re.compile(r"-|[+-]?[\d.,]+(e[+-]?\d+)?( (%|s|ms))?")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Elsewhere:
-    """Option of the commands that a report names, if they do not find its store by default: a store, or a service."""
-
-    store: str | None = None
-    server: str | None = None
-
-    @property
-    def option(self) -> str:
-        """The option with a blank before it."""
-        if self.server is not None:
-            return f" --server {shlex.quote(self.server)}"
-        return f" --store {shlex.quote(self.store)}" if self.store else ""
-
-
 def report_page(
-    collected: Collected, spec: CampaignSpec, charts: Mapping[str, Chart | Missing], elsewhere: Elsewhere
+    collected: Collected, spec: CampaignSpec, charts: Mapping[str, Chart | Missing], *, store: str, server: str
 ) -> str:
-    """Return the whole page; `charts` are those of `FIGURES` by name."""
+    """Return the whole page; `charts` are those of `FIGURES` by name, `store` or `server` is what commands name."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     campaign, ranking, script = collected.campaign, collected.ranking, javascript()
@@ -89,23 +73,26 @@ def report_page(
     if ranking:
         memory_bytes = collected.problem.cluster.memory_bytes_per_device
         values["figures"] = figures_in_words(ranking[0].standing, memory_bytes)
-        values["commands"] = _commands(ranking[0], campaign.name, elsewhere)
+        replays = ranking[0].figures != "imported"
+        where = {"store": store, "server": server}
+        values["commands"] = commands(ranking[0].recipe_id, campaign.name, replays=replays, **where)
         values["fastest"] = ranking_table(ranking[:TOP])
     return templates.get_template("report.html").render(
         campaign=campaign, ranking=ranking, failed=collected.failed, charts=charts, script=script, **values
     )
 
 
-def _commands(best: RankedRecipe, campaign: str, elsewhere: Elsewhere) -> dict[str, str]:
-    recipe, option = best.recipe_id, elsewhere.option
-    found = {}
-    if best.figures != "imported" and elsewhere.server is not None:
+def commands(recipe: str, campaign: str, *, replays: bool, store: str = "", server: str = "") -> dict[str, str]:
+    """Return the commands that take a recipe along, each with its purpose; they name the store, or the service."""
+    option, found = next((f" --{k} {shlex.quote(v)}" for k, v in (("server", server), ("store", store)) if v), ""), {}
+    if server and replays:
         found[f"frontrunner export {recipe} --to recipe --out {recipe}.json{option}"] = "keep it as a file"
         found[f"frontrunner replay {recipe}.json --steps 1000"] = "train with it"
-    elif best.figures != "imported":
+    elif replays:
         train = f"frontrunner replay {recipe} --steps 1000"
         found |= {train + option: "train with it", f"{train} --print-command{option}": "print the command of its ranks"}
-    return found | {f"frontrunner show {recipe} --campaign {campaign}{option}": "see why it ranks first"}
+    found[f"frontrunner show {recipe} --campaign {campaign}{option}"] = "see why it ranks there"
+    return found | {f"frontrunner explain {recipe}{option}": "see what its step and memory go to"}
 
 
 def warnings(collected: Collected) -> Iterator[str]:
@@ -205,21 +192,21 @@ class NotDrawn:
     reason: str
 
 
-def reported(store: Store, campaign: str | None, surveys: MutableMapping[int, Survey] | None = None) -> Reported:
-    """Read what a campaign's report needs; `surveys` caches surveys of spaces by the id of their campaign."""
+def reported(store: Store, campaign: str | None, surveys: MutableMapping[str, Survey] | None = None) -> Reported:
+    """Read what a campaign's report needs; `surveys` caches surveys of spaces by the text of their campaign."""
     record = store.campaign(campaign)
     spec = stored_spec(record)
     cache = {} if surveys is None else surveys
-    if record.id not in cache:
-        cache[record.id] = stored_survey(spec)
-    return Reported(collected=collect(store, record, cache[record.id]), spec=spec)
+    if record.spec_json not in cache:
+        cache[record.spec_json] = stored_survey(spec)
+    return Reported(collected=collect(store, record, cache[record.spec_json]), spec=spec)
 
 
-def report_text(found: Reported, elsewhere: Elsewhere) -> str:
+def report_text(found: Reported, *, store: str = "", server: str = "") -> str:
     """Return a campaign as one self-contained HTML page; raise `InvalidInput` if vl-convert is not installed."""
     require_installed()
     charts = {name: found.chart(name) for name in FIGURES}
-    return report_page(found.collected, found.spec, charts, elsewhere)
+    return report_page(found.collected, found.spec, charts, store=store, server=server)
 
 
 def figure(found: Reported, name: str, kind: str) -> bytes | Missing:
@@ -255,7 +242,7 @@ def save_pictures(
         )
     if named is not None and format not in (None, named):
         raise bad_value("--format", format, f"{named}, as in --out {path}")
-    _require_folder(path)
+    require_folder(path)
     written, absent, kind = [], [], named or format or "svg"
     for name in FIGURES if figure is None else (figure,):
         content, target = draw(name, kind), path if named else path / f"{name}.{kind}"
@@ -276,7 +263,7 @@ def report_place(out: str | Path | None, campaign: str) -> Path:
     if out is not None and Path(out).suffix != ".html":
         raise bad_value("--out", str(out), "a name that ends with .html")
     path = Path(out if out is not None else f"{campaign}.html")
-    _require_folder(path)
+    require_folder(path)
     return path
 
 
@@ -290,9 +277,3 @@ def _require_known(name: str | None, kind: str | None) -> None:
         raise bad_value("--figure", name, f"one of {', '.join(FIGURES)}", hint=did_you_mean(name, FIGURES))
     if kind is not None and kind not in FORMATS:
         raise bad_value("--format", kind, f"one of {', '.join(FORMATS)}")
-
-
-def _require_folder(path: Path) -> None:
-    parent = path.absolute().parent
-    if not parent.is_dir():
-        raise NotFound(f"there is no folder {parent} to write {path.name} to", hint="create it first")

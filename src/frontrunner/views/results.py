@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rich.text import Text
 
+from frontrunner.config.settings import located
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.predictions import Predicted, SmallScale, outlook_of
+from frontrunner.results.pruning import Deleted
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import IMPORTED, Campaign, CampaignSummary
 from frontrunner.results.states import CampaignState, TrialState
@@ -48,7 +50,7 @@ def print_survey(survey: Survey) -> None:
     out = console()
     out.say(
         f"{survey.points:,} points: {len(survey.recipes):,} legal recipes, "
-        f"{survey.repeats:,} other names of the same recipes, {sum(survey.refusals.values()):,} refused"
+        f"{survey.repeats:,} duplicates, {sum(survey.refusals.values()):,} illegal"
     )
     searched = {name: values for name, values in survey.dimensions.items() if len(values) > 1}
     out.say("choices: " + ", ".join(f"{name} {len(values)}" for name, values in searched.items()))
@@ -69,7 +71,7 @@ def print_campaigns(summaries: Sequence[CampaignSummary]) -> None:
     if summaries:
         out.print(column_table(None, CAMPAIGNS, summaries, width=out.width))
     else:
-        out.say("no campaign yet: frontrunner launch FILE")
+        out.say(located("no campaign yet: frontrunner launch FILE"))
 
 
 def print_campaign(campaign: Campaign, *, state: str = "") -> None:
@@ -104,11 +106,11 @@ def print_status(status: Status) -> None:
     if status.driver_is_live:
         out.say(f"driven by {campaign.driver}")
     elif campaign.state == CampaignState.RUNNING:
-        out.say(f"its driver is gone; to continue: frontrunner resume {campaign.name}", style="yellow")
+        out.say(located(f"its driver is gone; to continue: frontrunner resume {campaign.name}"), style="yellow")
     counts = ", ".join(f"{count} {state}" for state, count in status.trials.items() if count)
     out.say(f"recipes   {counts or 'none tried'} of {campaign.legal_recipes:,} legal")
     if kinds := [f"{count} {kind}" for kind, count in status.failures.items() if kind is not FailureKind.LOST]:
-        more = f"  (frontrunner failures {campaign.name})" if status.trials[TrialState.FAILED] else ""
+        more = located(f"  (frontrunner failures {campaign.name})") if status.trials[TrialState.FAILED] else ""
         out.say(f"failures  {', '.join(kinds)}{more}")
     if lost := status.failures.get(FailureKind.LOST):  # no failure of a recipe
         out.say(f"lost      {counted(lost, 'attempt')}, interrupted or withdrawn")
@@ -161,7 +163,7 @@ def print_import(found: Import) -> None:
             table.add_row(row.campaign, *problem, f"{row.rows:,}", f"{row.recipes:,}", f"{row.failed:,}")
         out.print(table)
         if len(found.problems) > MOST_PROBLEMS:
-            out.say(f"and {len(found.problems) - MOST_PROBLEMS:,} more campaigns: frontrunner campaigns")
+            out.say(located(f"and {len(found.problems) - MOST_PROBLEMS:,} more campaigns: frontrunner campaigns"))
     if found.known_rows:
         out.say(f"already in the store, and not kept twice: {counted(found.known_rows, 'row')}")
     if found.left_out:
@@ -197,13 +199,19 @@ def print_prunable(found: Sequence[Prunable], *, removed: bool) -> None:
     """Print the folders that can be removed by campaign, and what to do next."""
     out = console()
     for part in found:
-        out.say(f"{part.campaign}: {counted(len(part.folders), 'run folder')}, {counted(part.bytes, 'byte')}")
+        rows = f"{counted(part.rows, 'row')} of the store, " if isinstance(part, Deleted) else ""
+        out.say(f"{part.campaign}: {rows}{counted(len(part.folders), 'run folder')}, {counted(part.bytes, 'byte')}")
         for folder in part.folders[:MOST_FOLDERS]:
             out.say(f"  {folder}", whole=True)
         if len(part.folders) > MOST_FOLDERS:
             out.say(f"  and {len(part.folders) - MOST_FOLDERS:,} more")
     done = "removed" if removed else "nothing was removed yet; to remove them: add --yes"
     out.say(done if found else "there is nothing to remove")
+
+
+def print_deleted(found: Deleted) -> None:
+    """Print what was deleted, or would be."""
+    print_prunable([found], removed=not found.is_preview)
 
 
 Row = TypeVar("Row")
@@ -223,7 +231,7 @@ def print_ranking(ranking: Sequence[RankedRecipe] | RankedRecipe, *, title: str 
 
 def print_front(front: Sequence[OnFront], objectives: Sequence[str] = tuple(OBJECTIVE_VALUES)) -> None:
     """Print a front, fastest first."""
-    title = f"what nothing else beats in {' and '.join([', '.join(objectives[:-1]), objectives[-1]])}"
+    title = f"Pareto front of {' and '.join([', '.join(objectives[:-1]), objectives[-1]])}"
     _print_rows(title, FRONT, front, lambda row: row.ranked)
 
 
@@ -245,20 +253,18 @@ def print_outlook(outlook: Outlook | None, limits: Sequence[Limit]) -> None:
     out = console()
     out.say(f"outlook: {outlook_in_words(outlook)}")
     if limits:
-        out.say(f"unused:  {unused(limits)}")
+        out.say(f"unused budget: {unused(limits)}")
 
 
 def print_next_commands(
     campaign: str,
     winner: RankedRecipe,
-    store: str | None,
     objectives: Sequence[str] = ("tokens",),
     *,
     replays: bool = True,
 ) -> None:
-    """Print what to do next as commands to copy, with `store` where the commands would not find it themselves."""
+    """Print what to do next as commands to copy."""
     out = console()
-    named = f" --store {shlex.quote(store)}" if store else ""
     several = f" --objectives {','.join(objectives)}" if len(objectives) > 1 else ""
     commands = {
         f"frontrunner show {winner.recipe_id} --campaign {campaign}": "why it ranks first",
@@ -266,7 +272,7 @@ def print_next_commands(
     }
     if replays:
         commands[f"frontrunner replay {winner.recipe_id} --steps 200"] = "train with it"
-    lines = {command + named: what for command, what in commands.items()}
+    lines = {located(command): what for command, what in commands.items()}
     if shutil.which("frontrunner") is None:
         activate = Path(sys.prefix, "bin", "activate")
         activate = activate.relative_to(Path.cwd()) if activate.is_relative_to(Path.cwd()) else activate

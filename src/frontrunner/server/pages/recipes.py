@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
@@ -28,6 +28,7 @@ from frontrunner.spaces.recipe import DIMENSIONS, Dimension, Recipe
 from frontrunner.views.charts.cut import cut
 from frontrunner.views.charts.recipe import memory_bars, step_bars, step_times
 from frontrunner.views.columns import ATTEMPTS, FIGURES, ORIGINS, Column
+from frontrunner.views.report import commands
 
 router = APIRouter(route_class=CachedRoute)
 MOST_STRIPS = 12
@@ -51,10 +52,10 @@ ExplainedOf = Annotated[Explanation, Depends(_explained)]
 
 
 @router.get("/recipes/{recipe_id}")
-def one_recipe(service: ServiceOf, role: RoleOf, found: ExplainedOf) -> Response:
+def one_recipe(request: Request, service: ServiceOf, role: RoleOf, found: ExplainedOf) -> Response:
     """One recipe in full."""
     recipe, lead = found.recipe, found.appearances[0]
-    problem = stored_spec(lead.campaign).problem
+    problem, server = stored_spec(lead.campaign).problem, service.settings.seen_by(request)
     try:
         parts, why_no_breakdown = breakdown(recipe, problem, first_measurement(found, "")), ""
     except InvalidInput as error:
@@ -85,7 +86,7 @@ def one_recipe(service: ServiceOf, role: RoleOf, found: ExplainedOf) -> Response
         attempt_columns=ATTEMPTS,
         notice=ORIGINS.get(lead.campaign.figures, ""),
         choices=[(one.name.replace("_", " "), choice(recipe, one)) for one in DIMENSIONS.values()],
-        can_be_replayed=bool(_replayable(found)),
+        commands=commands(found.recipe_id, lead.campaign.name, replays=bool(_replayable(found)), server=server),
         replay=_replay(service, role, found),
     )
 

@@ -28,8 +28,8 @@ LONGEST_PAUSE_S = 20.0
 
 def history(collected: Collected) -> Chart | Missing:
     """Draw the tokens/s of every probe and the best so far, over probes and over the time of nodes."""
-    if not collected.attempts:
-        return vl.NOTHING_ENDED
+    if nothing := collected.nothing_ran:
+        return nothing
     unit, size_s = node_unit(math.fsum(ended.node_seconds for ended in collected.attempts))
     rows = _history_rows(collected.attempts, size_s)
     final, reading = rows[-1]["best"], "No probe has measured a recipe yet."
@@ -95,8 +95,8 @@ def _history_rows(attempts: Sequence[Ended], size_s: float) -> list[Json]:
 
 def node_hours(collected: Collected) -> Chart | Missing:
     """Draw the time of nodes by outcome: measurements first, then failures, the costliest first."""
-    if not collected.attempts:
-        return vl.NOTHING_ENDED
+    if nothing := collected.nothing_ran:
+        return nothing
     spent: dict[str, list[float]] = defaultdict(list)
     for ended in collected.attempts:
         spent[ended.outcome].append(ended.node_seconds)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from frontrunner.results.pages import Ended, probed, ranking_sample, stride
 from frontrunner.results.prior_results import REUSED, trials_noted
 from frontrunner.results.ranking import RankedRecipe, pareto
-from frontrunner.results.records import Campaign, Event
+from frontrunner.results.records import IMPORTED, Campaign, Event
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import FailedTrial, failures, status
 from frontrunner.results.store import Store
@@ -189,6 +189,13 @@ class Collected:
     def problem(self) -> Problem:
         """The problem that the campaign's recipes solve."""
         return self.survey.problem
+
+    @property
+    def nothing_ran(self) -> Missing | None:
+        """Why there is no course of the search to draw, if so."""
+        if self.campaign.figures == IMPORTED:
+            return Missing(reason="Nothing ran here: the table's rows were measured elsewhere.")
+        return None if self.attempts else NOTHING_ENDED
 
     @cached_property
     def tried(self) -> dict[str, Ended]:
