@@ -120,17 +120,13 @@ class Layout:
         return int(self.mesh.get_local_rank("pipeline"))
 
     @property
-    def replica(self) -> int:
-        """This rank's number among the data_parallel replicas."""
-        shard_ranks = self.mesh.size(_DIMENSIONS.index("shard"))
-        copy = int(self.mesh.get_local_rank("replicate")) * shard_ranks + int(self.mesh.get_local_rank("shard"))
-        return copy // self.recipe.context_parallel
-
-    @property
     def replica_sequences(self) -> slice:
         """The part of the global batch that this rank's replica trains on."""
+        shard_ranks = self.mesh.size(_DIMENSIONS.index("shard"))
+        copy = int(self.mesh.get_local_rank("replicate")) * shard_ranks + int(self.mesh.get_local_rank("shard"))
         size = self.recipe.micro_batch_seqs * self.recipe.accumulation
-        return slice(self.replica * size, (self.replica + 1) * size)
+        first = copy // self.recipe.context_parallel * size
+        return slice(first, first + size)
 
 
 def make_layout(recipe: Recipe, *, device_type: str) -> Layout:
