@@ -104,7 +104,8 @@ def check_file(address: StoreAddress, path: Path, *, create: bool) -> None:
         raise StoreUnusable(f"{str(path)[:60]}... cannot be a store: {error.strerror}") from error
     if not exists:
         if not create:
-            raise NotFound(f"there is no store at {path}", hint="name another one, or launch a campaign to create it")
+            hint = "name another with --store or $FRONTRUNNER_STORE, or launch a campaign to create it"
+            raise NotFound(f"there is no store at {path}", hint=hint)
         if not path.parent.is_dir():
             raise NotFound(f"there is no folder {path.parent} to create the store in", hint="create it first")
         return

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, delete, func, or_, select
 from frontrunner.results.rows import cell
 from frontrunner.results.schema import AttemptRow, Base, CampaignRow, EventRow, FailureRow, MeasurementRow
 from frontrunner.results.states import CampaignState
-from frontrunner.results.store import Store
+from frontrunner.results.store import Store, refuse_referred
 from frontrunner.results.transfer import TABLES, UNARCHIVED, of_campaign
 from frontrunner.spaces.errors import InvalidInput
 
@@ -73,10 +73,11 @@ class Deleted(Prunable):
 def delete_campaign(store: Store, campaign: str, *, preview: bool = False) -> Deleted:
     """Delete a campaign: its rows, then the run folders that `prunable` returns of a finished one.
 
-    Raises as `Store.alone` does.
+    Raises as `Store.rename` does.
     """
     rows = 0
     with store.read(campaign) if preview else store.alone(campaign) as (connection, found):
+        refuse_referred(connection, campaign)
         folders = _folders(connection, found.id, found.name)
         for table in (Base.metadata.tables[name] for name in reversed(TABLES)):
             mine = of_campaign(table, found.id)

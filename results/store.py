@@ -28,6 +28,7 @@ from frontrunner.results.records import (
     CampaignSummary,
     Clock,
     Event,
+    EventData,
     Lease,
     Trial,
     timestamp,
@@ -129,11 +130,20 @@ class Store:
         """Give a campaign another name; its run folders keep theirs. Raises as `alone` and `create_campaign` do."""
         require_campaign_name("name", name)
         with self.alone(campaign) as (connection, found):
+            refuse_referred(connection, campaign)
             self._refuse_taken(connection, name)
-            now = timestamp(self.database.now(connection))
-            connection.execute(update(CampaignRow).where(CampaignRow.id == found.id).values(name=name, updated_at=now))
-            data = canonical_json({"earlier": campaign, "name": name})
-            connection.execute(insert(EventRow).values(campaign_id=found.id, at=now, kind="renamed", data_json=data))
+            self._change(connection, found, "renamed", {"earlier": campaign, "name": name}, name=name)
+
+    def respecify(self, campaign: str, spec_json: str, kind: str, data: EventData) -> None:
+        """Give a campaign that no driver holds another specification, and record that as an event."""
+        with self.alone(campaign) as (connection, found):
+            self._change(connection, found, kind, data, spec_json=spec_json)
+
+    def _change(self, connection: Connection, found: Campaign, kind: str, data: EventData, **columns: str) -> None:
+        now, text = timestamp(self.database.now(connection)), canonical_json(dict(data))
+        mine = update(CampaignRow).where(CampaignRow.id == found.id)
+        connection.execute(mine.values(updated_at=now, **columns))
+        connection.execute(insert(EventRow).values(campaign_id=found.id, at=now, kind=kind, data_json=text))
 
     def _refuse_taken(self, connection: Connection, name: str) -> None:
         if connection.execute(select(CampaignRow.id).where(CampaignRow.name == name)).first():
@@ -144,17 +154,11 @@ class Store:
 
     @contextmanager
     def alone(self, name: str) -> Iterator[tuple[Connection, Campaign]]:
-        """Open a transaction that changes a campaign as a whole.
-
-        Raises `AlreadyDriven` while a driver holds it, and `InvalidInput` where another is predicted from it.
-        """
+        """Open a transaction that changes a campaign as a whole; raises `AlreadyDriven` while a driver holds it."""
         with self.database.write(whole_store=True) as connection:
             connection.execute(select(CampaignRow.id).where(CampaignRow.name == name).with_for_update())
             found = self._named(connection, name)
             refuse_driven(self.database, connection, name)
-            for row in connection.execute(select(CampaignRow)):
-                if value_of(Campaign, row).problem_summary.get(SMALL_CAMPAIGN) == name:
-                    raise InvalidInput(f"campaign {row.name} is predicted from {name}: delete {row.name} first")
             yield connection, found
 
     @contextmanager
@@ -270,3 +274,10 @@ class Store:
     def drive(self, lease: Lease) -> CampaignWriter:
         """Return the write side of the lease's campaign. Used by one thread."""
         return CampaignWriter(self.database, lease)
+
+
+def refuse_referred(connection: Connection, name: str) -> None:
+    """Raise `InvalidInput` where another campaign is predicted from the named one."""
+    for row in connection.execute(select(CampaignRow)):
+        if value_of(Campaign, row).problem_summary.get(SMALL_CAMPAIGN) == name:
+            raise InvalidInput(f"campaign {row.name} is predicted from {name}: delete {row.name} first")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.probe.preflight import prepare_here
 from frontrunner.results.records import IMPORTED, Campaign
@@ -64,6 +66,19 @@ def create(store: Store, spec: CampaignSpec, legal_recipes: int, more: dict[str,
         legal_recipes=legal_recipes,
         problem_summary=problem_summary(spec) | (more or {}),
     )
+
+
+def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any]) -> None:
+    """Replace limits of a stored campaign's budget, and so of the campaign that it confirms; that is an event."""
+    spec = stored_spec(record)
+    specs = [replace(spec, budget=replace(spec.budget, **limits))]
+    if spec.confirms is not None:
+        from frontrunner.search.two_stage import small_spec
+
+        small = stored_spec(store.campaign(spec.confirms))
+        specs.append(replace(small, budget=small_spec(specs[0]).budget))
+    for name, changed in zip((record.name, spec.confirms), specs, strict=False):
+        store.respecify(str(name), dump_json(changed), "budget", limits)
 
 
 def problem_summary(spec: CampaignSpec) -> dict[str, object]:

@@ -101,8 +101,8 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignSpec:
-    """One campaign. Set at launch: `run_root`, the parent of its folder for probes' files, and `confirms`, the campaign
-    on fewer nodes whose predictions it confirms."""
+    """One campaign. Set at launch: `run_root`, the parent of its folder for probes' files, `file`, the path that it was
+    read from, and `confirms`, the campaign on fewer nodes whose predictions it confirms."""
 
     name: str
     problem: Problem
@@ -116,6 +116,7 @@ class CampaignSpec:
     command: CommandSettings = field(default_factory=CommandSettings)
     evaluator: str = "probe"
     run_root: str | None = None
+    file: str | None = None
     confirms: str | None = None
 
     def __post_init__(self) -> None:

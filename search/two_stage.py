@@ -55,6 +55,7 @@ def small_spec(spec: CampaignSpec, *, confirmable: bool = True) -> CampaignSpec:
         search=replace(spec.search, probe_nodes=None, baseline=None),  # a baseline is of the whole cluster
         budget=budget,
         table=replace(spec.table, problem=None),
+        file=None,  # which describes the whole cluster
     )
     return replace(small, problem=_small_problem(spec, small, nodes))
 

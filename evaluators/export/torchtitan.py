@@ -171,7 +171,7 @@ def _refuse_other_run(problem: Problem, said: Options) -> None:
     said.refuse(REFUSED)
     for name, value in said.values.items():
         if name.startswith(QUANTIZED) and str(value).lower() != "false" and ".no-enable" not in name:
-            raise InvalidInput(f"{name}: no recipe of ours has 8-bit arithmetic")
+            raise InvalidInput(f"{name}: FP8 is not supported")
     weights = said.text("--training.dtype", "float32")
     if weights != "float32":
         raise bad_value("--training.dtype", weights, "float32: recipes keep weights and states in no less")

@@ -6,16 +6,18 @@ but one that ended without an outcome, as it never got nodes, only where there i
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.config.campaign import CampaignFile, StoreSettings, read_campaign_file
+from frontrunner.config.campaign import SECTIONS, CampaignFile, StoreSettings, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
 from frontrunner.search import campaign_setup as setup
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.errors import require_campaign_name
+from frontrunner.spaces.errors import FrontrunnerError, require_campaign_name
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import load_json
 from frontrunner.store import LocalStore, as_function, opened
@@ -23,6 +25,8 @@ from frontrunner.store import LocalStore, as_function, opened
 if TYPE_CHECKING:
     from frontrunner.results.check import Check
     from frontrunner.results.pruning import Deleted, Prunable
+    from frontrunner.results.records import Campaign
+    from frontrunner.results.store import Store
     from frontrunner.results.transfer import Archived, Copied, Unarchived
     from frontrunner.search.driver import Conclusion, OnDriver
     from frontrunner.search.listener import Listener
@@ -54,7 +58,8 @@ def launch(
     require_campaign_name("name", spec.name)
     surveyed = setup.runnable(spec)
     url = store_url(store, from_file=file.store.url)
-    spec = replace(spec, run_root=str(run_root(url, from_file=file.store.run_folder)))
+    path = None if file.path is None else str(file.path)
+    spec = replace(spec, run_root=str(run_root(url, from_file=file.store.run_folder)), file=path)
     with opened(url, create=True) as found:
         if name is None and not file.named:
             spec = replace(spec, name=setup.free_name(found, spec.name))
@@ -71,16 +76,23 @@ def resume(
     *,
     store: str | None = None,
     take_over: bool = False,
+    budget: Mapping[str, float] | None = None,
     listener: Listener | None = None,
     on_driver: OnDriver | None = None,
 ) -> Conclusion:
-    """Go on with a campaign (None: the one created last) wherever it was left."""
+    """Go on with a campaign (None: the one created last) wherever it was left.
+
+    `budget` replaces limits of its budget: `probes`, `minutes` and `node_hours`.
+    """
     from frontrunner.results.store import open_store
     from frontrunner.search.driver import run_campaign
 
     with open_store(store_url(store), create=False) as found:
-        record = found.campaign(campaign or next((one.name for one in found.campaigns()), None))
+        record = _last_created(found, campaign)
         setup.refuse_imported_campaign(record)
+        if budget:
+            setup.change_budget(found, record, budget)
+            record = found.campaign(record.name)
         spec = setup.stored_spec(record)
         if spec.confirms is not None:
             from frontrunner.search.two_stage import run_pair
@@ -91,6 +103,42 @@ def resume(
         return run_campaign(
             found, record, spec, survey=surveyed, listener=listener, on_driver=on_driver, take_over=take_over
         )
+
+
+def _last_created(store: Store, campaign: str | None) -> Campaign:
+    return store.campaign(campaign or next((one.name for one in store.campaigns()), None))
+
+
+def changed_since_launch(campaign: str | None = None, *, store: str | None = None) -> str | None:
+    """Return what differs in the file that a campaign was launched from, and what to do; None where nothing is known.
+
+    `campaign` None is the one created last, as for `resume`.
+    """
+    with opened(store) as found:
+        record = _last_created(found, campaign)
+        spec = setup.stored_spec(record)
+        if spec.file is None or not Path(spec.file).is_file():
+            return None
+        try:
+            file = read_campaign_file(Path(spec.file))
+        except FrontrunnerError as error:
+            return f"the file of campaign {record.name}, which goes on as it was launched, has changed: {error.message}"
+        now, then = _by_section(file.spec), _by_section(spec)
+        changed = ", ".join(key for key in (*SECTIONS, "evaluator") if key in now and now[key] != then[key])
+        name = f" --name {setup.free_name(found, file.spec.name)}" if file.named else ""
+    wanted = {key: getattr(file.spec.budget, key) for key in ("probes", "minutes", "node_hours")}
+    raised = {key: value for key, value in wanted.items() if value not in (None, getattr(spec.budget, key))}
+    way = f"to use the file, and the results that still hold: frontrunner launch {shlex.quote(spec.file)}{name}"
+    if changed == "budget" and raised:
+        options = (f"--{key.replace('_', '-')} {value:g}" for key, value in raised.items())
+        way = f"to use it: frontrunner resume {record.name} {' '.join(options)}"
+    what = f"{spec.file} has changed ({changed}) since campaign {record.name} was launched, which goes on as it was"
+    return changed and f"{what}; {way}"
+
+
+def _by_section(spec: CampaignSpec) -> dict[str, object]:
+    problem = dict(vars(spec.problem))
+    return {**vars(spec), "model": problem.pop("model"), "cluster": problem.pop("cluster"), "problem": problem}
 
 
 best = as_function(LocalStore.best)

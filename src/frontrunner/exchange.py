@@ -83,12 +83,12 @@ def exported(store: LocalStore, recipe: str, *, to: str) -> str:
     if to == RECIPE_FILE:
         return to_text(file)
     if to in SCHEDULERS:
-        refuse_file_of_others(file)
+        refuse_file_of_others(file, recipe)
         if spec is not None and spec.data.path is not None:
             raise InvalidInput(
                 f"campaign {spec.name} trains on data.path = {shown(spec.data.path)}, which a batch script cannot name "
                 "yet: it would train on the built-in text",
-                hint=f"train with it where its store is: frontrunner replay {recipe}",
+                hint=f"train with it where its store is: frontrunner replay {recipe} --steps 1000",
             )
         setup = () if spec is None else spec.dispatch.worker_init
         return batch_script(to, file.problem, file.recipe, provenance(file), to_text(file), setup)

@@ -109,7 +109,7 @@ def fit_campaign(
     if record.figures == "imported":
         raise InvalidInput(
             f"campaign {record.name} is imported, from training code that it does not name",
-            hint="fit to the table itself: frontrunner calibrate --from-table CSV",
+            hint="fit to the table itself: frontrunner calibrate --from-table CSV --out FILE",
         )
     own = spec.problem.cluster
     base = _cluster(cluster) or own

@@ -93,7 +93,7 @@ def recipe_by_id(spec: CampaignSpec, beginning: str) -> Recipe:
     if not found:
         raise NotFound(
             f"none of the {len(recipes):,} legal recipes of the space has an id that begins with {wanted!r}",
-            hint="frontrunner plan FILE names recipes; choices as tensor_parallel=8 name one that the space lacks",
+            hint="choices as tensor_parallel=8 name one that the space lacks; to list them: frontrunner plan FILE",
         )
     if len(found) > 1:
         candidates = ", ".join(sorted(found)[:MOST_CANDIDATES])
@@ -225,7 +225,7 @@ def plan_replay(
     found: Explanation | RecipeFile
     if names_a_file(recipe_id):
         found = file = read(Path(recipe_id))
-        refuse_file_of_others(file)
+        refuse_file_of_others(file, recipe_id)
         figures, tokens_per_s = (file.measured.figures, file.measured.tokens_per_s) if file.measured else ("", None)
         setup = ProbeSetup(
             problem=file.problem,
@@ -284,11 +284,11 @@ def _refuse_recipe_of_others(explanation: Explanation) -> None:
         raise _of_another_trainer(explanation.recipe_id, specs[-1].evaluator, named=explanation.recipe_id)
 
 
-def refuse_file_of_others(file: RecipeFile) -> None:
+def refuse_file_of_others(file: RecipeFile, named: str) -> None:
     """Raise `InvalidInput`, as for a stored recipe, for a recipe file with figures of others."""
     measured = file.measured
     if measured is not None and measured.trainer is not None:
-        raise _of_another_trainer(file.recipe_id, measured.trainer, named="FILE")
+        raise _of_another_trainer(file.recipe_id, measured.trainer, named=named)
     if measured is not None and not measured.is_ours:
         raise _of_a_table(file.recipe_id)
 
@@ -303,5 +303,5 @@ def _of_a_table(recipe_id: str, learning: str = "") -> InvalidInput:
 def _of_another_trainer(recipe_id: str, evaluator: str, *, named: str) -> InvalidInput:
     return InvalidInput(
         f"recipe {recipe_id} was run by another trainer, with evaluator = {evaluator!r}",
-        hint=f"frontrunner export {named} --to FORMAT says it in that trainer's words",
+        hint=f"export it for that trainer: frontrunner export {named} --to TOOL",
     )

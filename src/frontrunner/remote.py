@@ -157,7 +157,7 @@ class RemoteStore(Questions):
             raise self._unreadable(error) from error
 
     def report(self, campaign: str | None = None, *, out: str | Path | None = None) -> Path:
-        from frontrunner.evaluators.probe.files import write_bytes
+        from frontrunner.spaces.document import write_bytes
         from frontrunner.views.report import report_place
 
         path = self._of(campaign)

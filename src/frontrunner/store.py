@@ -439,7 +439,5 @@ class Baseline:
     def in_words(self) -> str:
         """Return the baseline's rank and speed, and what the best makes of it, in one line."""
         speed = thousands(self.own.standing.tokens_per_s)
-        return (
-            f"baseline {self.own.recipe_id}: rank {self.own.rank}, {speed} tokens/s; "
-            f"the best is {self.factor:.3g} times as fast"
-        )
+        best = f"the best is {self.factor:.3g} times as fast" if self.own.rank > 1 else "no recipe was faster"
+        return f"baseline {self.own.recipe_id}: rank {self.own.rank}, {speed} tokens/s; {best}"

@@ -31,7 +31,7 @@ def test_a_campaign_for_several_objectives_ends_with_their_front(tmp_path: Path)
     write_toml(tmp_path / "tiny.toml", table())
     done = frontrunner("launch", "tiny.toml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "what nothing else beats in tokens, memory and nodes" in done.stdout
+    assert "Pareto front of tokens, memory and nodes" in done.stdout
     assert "to the front; the front is estimated to cover" in done.stdout
     assert "strategy-replaced" not in done.stderr
     asked = json.loads(frontrunner("pareto", "--objectives", SOUGHT, "--json", cwd=tmp_path).stdout)

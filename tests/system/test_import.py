@@ -49,14 +49,14 @@ def test_a_table_is_imported_and_a_campaign_begins_with_it(tmp_path: Path) -> No
     write_toml(tmp_path / "warm.toml", CAMPAIGN)
     launched = frontrunner("launch", "warm.toml", cwd=tmp_path)
     assert launched.returncode == 0, launched.stderr
-    [line] = [line for line in launched.stderr.splitlines() if line.startswith("evidence")]
-    assert line == "evidence: 5 outcomes of sweep.csv; left out: 1 of another device"
+    [line] = [line for line in launched.stderr.splitlines() if line.startswith("warm start")]
+    assert line == "warm start: 5 usable outcomes of sweep.csv; left out: 1 of another device"
     told = api.status("warm", store=str(tmp_path / "frontrunner.db")).last_events
     assert [event.data["learned_from"] for event in told if event.kind == "evidence"] == [5]
     write_toml(tmp_path / "cold.toml", CAMPAIGN | {"name": "cold", "search": {"strategy": "random"}})
     assert "7 the strategy does not learn from before" in frontrunner("launch", "cold.toml", cwd=tmp_path).stderr
     write_toml(tmp_path / "cold.toml", CAMPAIGN | {"name": "none", "search": {"warm_start": False, "reuse": False}})
-    assert "evidence" not in frontrunner("launch", "cold.toml", cwd=tmp_path).stderr
+    assert "warm start" not in frontrunner("launch", "cold.toml", cwd=tmp_path).stderr
     shown = frontrunner("best", "sweep-llama-1b-8x-s2048-b64", cwd=tmp_path).stdout
     assert "Imported: these figures come from a table" in shown.replace("\n", " ")
 

@@ -236,7 +236,7 @@ def test_a_run_that_is_complete_is_not_run_again(
     before = metrics(uninterrupted[0])
     again = frontrunner("replay", recipe, *OPTIONS, "--folder", "whole", cwd=home)
     assert again.returncode == 0, again.stderr
-    assert f"step {STEPS} was reached before" in again.stdout
+    assert f"already trained to step {STEPS}" in again.stdout
     assert metrics(uninterrupted[0]) == before
 
 

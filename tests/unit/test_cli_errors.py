@@ -15,7 +15,8 @@ import pytest
 from frontrunner.cli.main import EPILOG, SECTIONS, frontrunner
 from frontrunner.cli.maintain import store
 from frontrunner.cli.options import locate
-from frontrunner.config.settings import BY_SERVER, BY_STORE, located
+from frontrunner.config.settings import BY_SERVER, BY_STORE, CAMPAIGN_FILE_AT_HAND, located
+from frontrunner.results.store import open_store
 from support.commands import warm_command_line
 
 COMMANDS = [name for section in SECTIONS.values() for name in section]
@@ -75,7 +76,9 @@ def test_hints_name_the_store_or_the_service_that_was_given(name: str) -> None:
         found = store.commands[part] if part else frontrunner.load(group)
         assert name in {option.name for option in found.params}, command
     with click.Context(frontrunner) as context:
-        assert located("frontrunner best") == "frontrunner best"
+        assert located("frontrunner plan FILE") == "frontrunner plan FILE"
+        context.meta[CAMPAIGN_FILE_AT_HAND] = "my c.toml"
+        assert located("frontrunner plan FILE") == "frontrunner plan 'my c.toml'"
         locate(context, name, "a b")
         option = f" --{name} 'a b'"
         assert located("run: frontrunner best, or wait") == f"run: frontrunner best{option}, or wait"
@@ -143,6 +146,31 @@ def test_a_recipe_that_was_only_simulated_is_not_profiled(folder: Path) -> None:
     assert "no recipe id begins with 'abcdefabcdef'" in error_of(unknown)
     assert unknown.returncode == 2
     assert sorted(entry.name for entry in folder.iterdir()) == before
+
+
+def test_resume_reports_a_changed_file_and_raises_the_budget(folder: Path) -> None:
+    (folder / "c.toml").write_text(CAMPAIGN.replace("[space]", "[space]\nmicro_batch_seqs = [1, 2, 4]"))
+    assert run("launch", "c.toml", "--store", "s.db", cwd=folder).returncode == 0
+    assert "warning" not in run("resume", "--store", "s.db", cwd=folder).stderr
+
+    def warning(old: str, new: str) -> str:
+        (folder / "c.toml").write_text((folder / "c.toml").read_text().replace(old, new))
+        return run("resume", "--store", "s.db", cwd=folder).stderr.splitlines()[0]
+
+    what = (
+        f"warning: {folder}/c.toml has changed ({{}}) since campaign c was launched, which goes on as it was; to use "
+    )
+    command = "frontrunner resume c --probes 2 --store s.db"
+    assert warning("probes = 1", "probes = 2") == what.format("budget") + f"it: {command}"
+    raised = run(*command.split()[1:], cwd=folder)
+    assert "budget is used up: 2 of 2 probes" in raised.stderr
+    with open_store(str(folder / "s.db")) as store:
+        events = store.events(store.campaign(None).id)
+    assert [event.data for event in events if event.kind == "budget"] == [{"probes": 2}]
+    again = f"the file, and the results that still hold: frontrunner launch {folder}/c.toml --store s.db"
+    assert warning("_device = 1.0", "_device = 2.0") == what.format("cluster") + again
+    refused = run("resume", "--store", "s.db", "--probes", "0", cwd=folder)
+    assert "error: budget.probes = 0: expected a number above 0" in refused.stderr
 
 
 def test_a_space_with_nothing_legal_is_still_described(folder: Path) -> None:

@@ -263,4 +263,4 @@ def test_pareto_objectives_as_text_and_as_json(store: str, capsys: pytest.Captur
     assert [row["nodes"] for row in rows] == [1, 1, 1]
     assert [row["headroom_bytes"] / 2**30 for row in rows] == [-0.5, 0.5, 1.5]
     assert all(row.recipe_id in text for row in best)
-    assert "what nothing else beats in tokens, memory and nodes" in text
+    assert "Pareto front of tokens, memory and nodes" in text

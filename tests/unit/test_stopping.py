@@ -82,7 +82,7 @@ def test_print_outlook_shows_the_unused_budget(capsys: pytest.CaptureFixture[str
     print_outlook(LITTLE, LIMITS)
     outlook, unused = capsys.readouterr().out.splitlines()
     assert outlook.startswith("outlook: the next probe is expected to gain 0.42 %; the best is estimated")
-    assert unused == "unused:  12 of 40 probes, 0 of 4 minutes"
+    assert unused == "unused budget: 12 of 40 probes, 0 of 4 minutes"
 
 
 def test_an_end_that_the_command_reports_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ def test_processors_are_shared_out_evenly(devices: int, gib: float, tflops: floa
 
 @pytest.mark.parametrize("devices", [5000, 2**62])
 def test_more_processes_than_the_memory_holds_are_refused(devices: int) -> None:
-    with pytest.raises(InvalidInput, match=rf"^cluster\.devices_per_node = {devices}: expected so few"):
+    with pytest.raises(InvalidInput, match=rf"^cluster\.devices_per_node = {devices}: expected at most 3200"):
         share_processors(TABLE, devices)
 
 

@@ -194,7 +194,7 @@ def _write(path: Path, text: str) -> None:
 @click.command("import-config")
 @click.argument("file", type=opt.FILE)
 @click.option("--from", "tool", required=True, metavar="TOOL", help="The tool that the configuration is for.")
-@click.option("--campaign", required=True, type=opt.FILE, metavar="FILE", help="Whose problem it is.")
+@click.option("--campaign", required=True, type=opt.CAMPAIGN_FILE, metavar="FILE", help="Whose problem it is.")
 @click.option("--set", "stated", multiple=True, metavar="CHOICE=VALUE", help="A choice that the file leaves out.")
 @click.option("--out", type=opt.FILE, metavar="FILE", help="Write the recipe file there.")
 @opt.json_option

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from frontrunner.config.settings import LOCATED
+from frontrunner.config.settings import CAMPAIGN_FILE_AT_HAND, LOCATED
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.text import to_json
 
@@ -23,6 +23,19 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
+
+
+class _CampaignFile(click.Path):
+    """Path of a campaign file, which hints name in place of FILE."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Remember the path."""
+        if ctx is not None:
+            ctx.meta[CAMPAIGN_FILE_AT_HAND] = str(value)
+        return super().convert(value, param, ctx)
+
+
+CAMPAIGN_FILE = _CampaignFile(path_type=Path)
 FLAGS = {"true": True, "false": False}
 MOST_CHARACTERS = 200
 MOST_EXAMPLES = 3

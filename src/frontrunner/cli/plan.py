@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 TOP = 10
 recipe_argument = click.argument("recipe", nargs=-1, metavar="RECIPE_ID | FILE | CHOICE=VALUE...")
-file_option = click.option("--campaign", type=opt.FILE, metavar="FILE", help="The recipe is one of this campaign file.")
+file_option = click.option(
+    "--campaign", type=opt.CAMPAIGN_FILE, metavar="FILE", help="The recipe is one of this campaign file."
+)
 
 
 @click.command()
-@click.argument("file", type=opt.FILE)
+@click.argument("file", type=opt.CAMPAIGN_FILE)
 @click.option("--top", type=click.IntRange(1, 1_000_000), help=f"How many recipes [default: {TOP}].")
 @click.option("--nodes", metavar="N,N,...", help="Strong and weak scaling over these numbers of nodes instead.")
 @opt.json_option
@@ -50,12 +52,12 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
         raise NothingLegal(
             f"none of the {found.legal:,} legal recipes can be estimated: the model does not cover "
             f"{', '.join(found.not_modelled)}",
-            hint="frontrunner dryrun traces single recipes",
+            hint="trace single recipes: frontrunner dryrun --campaign FILE CHOICE=VALUE...",
         )
     if not shown.fitting:
         raise NothingLegal(
             f"no recipe of this space is estimated to fit in {found.memory_limit_bytes / 2**30:.3g} GiB per device",
-            hint="frontrunner advise FILE looks beyond the space; or allow more sharding, recompute or devices",
+            hint="allow more sharding, recompute or devices, or look beyond the space: frontrunner advise FILE",
         )
 
 
@@ -73,7 +75,7 @@ def explain(recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, ba
     """
     found = backend.explain(opt.recipe_from(recipe, campaign), campaign=campaign)
     if svg is not None:
-        from frontrunner.evaluators.probe.files import write_bytes
+        from frontrunner.spaces.document import write_bytes
         from frontrunner.views.charts.recipe import breakdown
         from frontrunner.views.charts.render import picture
 
@@ -85,7 +87,7 @@ def explain(recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, ba
 
 
 @click.command()
-@click.argument("file", type=opt.FILE)
+@click.argument("file", type=opt.CAMPAIGN_FILE)
 @opt.json_option
 def advise(file: Path, *, as_json: bool) -> None:
     """Recommend a starting configuration for the model and the machines of campaign FILE.

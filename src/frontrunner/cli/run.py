@@ -27,7 +27,7 @@ TOP = 10
 
 
 @click.command()
-@click.argument("file", type=opt.FILE)
+@click.argument("file", type=opt.CAMPAIGN_FILE)
 @click.option("--name", help="The campaign's name [default: the file's `name`, else the file's own name].")
 @opt.store_option
 @opt.json_option
@@ -51,22 +51,30 @@ def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) ->
 @click.command()
 @opt.campaign_argument
 @click.option("--take-over", is_flag=True, help="Take the campaign from a driver that still holds it.")
+@click.option("--probes", type=int, help="The budget's probes from now on, those that were made included.")
+@click.option("--minutes", type=float, help="The budget's minutes, likewise.")
+@click.option("--node-hours", type=float, help="The budget's node-hours, likewise.")
 @opt.store_option
 @opt.json_option
-def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json: bool) -> None:
-    """Continue CAMPAIGN (default: the newest) after its driver was stopped, or killed at any moment.
+def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json: bool, **limits: float | None) -> None:
+    """Continue CAMPAIGN (default: the one created last) after its driver was stopped, or killed at any moment.
 
-    Nothing that was measured is lost or measured again.
+    Nothing that was measured is lost or measured again. The campaign goes on as it was launched: a change of its file
+    is reported and not used, --probes, --minutes and --node-hours change its budget.
     """
+    budget = {name: value for name, value in limits.items() if value is not None}
     from frontrunner.views.live import make_listener
 
+    if change := api.changed_since_launch(campaign, store=store):
+        opt.warn([located(change)])
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
-        conclusion = api.resume(campaign, store=store, take_over=take_over, listener=listener, on_driver=on_driver)
+        hooks: Any = {"listener": listener, "on_driver": on_driver}
+        conclusion = api.resume(campaign, store=store, take_over=take_over, budget=budget, **hooks)
     _finish(conclusion, listener.campaign, store, stopped=on_driver.exit_code, as_json=as_json)
 
 
 @click.command()
-@click.argument("file", type=opt.FILE)
+@click.argument("file", type=opt.CAMPAIGN_FILE)
 @opt.json_option
 def space(file: Path, *, as_json: bool) -> None:
     """Count the legal and illegal recipes of FILE's space, with the reasons."""
@@ -80,7 +88,7 @@ def space(file: Path, *, as_json: bool) -> None:
 
         print_survey(surveyed)
     if not surveyed.recipes:
-        raise NothingLegal("no recipe of this space is legal", hint="widen a dimension that the reasons name")
+        raise NothingLegal("no recipe of this space is legal", hint="change a value that the reasons name")
 
 
 def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped: int, as_json: bool) -> None:
@@ -190,14 +198,14 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
     try:
         result = run(planned, _printer(chosen.steps))
     except KeyboardInterrupt:
-        click.echo("stopped; the same command continues from the newest checkpoint", err=True)
+        click.echo("stopped; the same command continues from the newest checkpoint, if there is one", err=True)
         sys.exit(INTERRUPTED)
     opt.show(result, _print, as_json=as_json)
 
 
 def _print(result: ReplayResult) -> None:
     if result.tokens_per_s is None:
-        click.echo(f"step {result.final_step} was reached before; more --steps train on")
+        click.echo(f"already trained to step {result.final_step}; a larger --steps continues")
     else:
         compared = "no probe measured this recipe: its campaign was simulated"
         if result.measured_tokens_per_s is not None:

@@ -314,13 +314,15 @@ class CampaignFile:
     spec: CampaignSpec
     store: StoreSettings
     named: bool
+    path: Path | None = None
 
 
 def read_campaign_file(path: Path) -> CampaignFile:
     """Read and validate a campaign file; raises `NotFound`, or `InvalidInput` naming the key."""
     table = read_toml(path, "campaign file", "examples/laptop.toml is one to begin with")
     try:
-        return parse_campaign(table, default_name=errors.campaign_name_from(path.stem), base=path.parent)
+        found = parse_campaign(table, default_name=errors.campaign_name_from(path.stem), base=path.parent)
+        return replace(found, path=path.resolve())
     except errors.InvalidInput as error:
         raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
 

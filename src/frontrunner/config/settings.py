@@ -15,8 +15,8 @@ RUNS_VARIABLE = "FRONTRUNNER_RUNS"
 BY_SERVER = "best|pareto|show|status|failures|campaigns|dataframe|report|plot|explain|export"
 BY_STORE = f"{BY_SERVER}|launch|resume|rename|delete|replay|profile|dryrun|archive|store check|store prune"
 """Commands with --server, and with --store, that hints name."""
-LOCATED = "frontrunner.located"
-"""Key of click's `Context.meta`: the --store or --server of the running command, as (its name, its value)."""
+LOCATED, CAMPAIGN_FILE_AT_HAND = "frontrunner.located", "frontrunner.campaign-file"
+"""Keys of click's `Context.meta`: the command's --store or --server, as (name, value), and its campaign file."""
 
 
 def store_url(flag: str | None = None, *, from_file: str | None = None) -> str:
@@ -34,11 +34,14 @@ def shown_store(url: str) -> str:
 
 
 def located(text: str) -> str:
-    """Add the --store or --server of the running command to the commands in a text; each ends at one of "`,;#()"."""
+    """Add the running command's campaign file, --store or --server to commands; each ends at one of "`,;#()"."""
     context = click.get_current_context(silent=True)
-    if context is None or LOCATED not in context.meta:
+    meta = {} if context is None else context.meta
+    if CAMPAIGN_FILE_AT_HAND in meta:
+        text = re.sub(r"\bFILE\b", lambda _: shlex.quote(meta[CAMPAIGN_FILE_AT_HAND]), text)
+    if LOCATED not in meta:
         return text
-    name, value = context.meta[LOCATED]
+    name, value = meta[LOCATED]
     option = f" --{name} {shlex.quote(shown_store(value))}"
 
     def add(found: re.Match[str]) -> str:

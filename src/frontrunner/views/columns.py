@@ -29,7 +29,7 @@ ORIGINS = {
 ENDINGS = {
     ProbeEnding.KNOWN: "ended when its step time was known well enough",
     ProbeEnding.SLOWER: "ended early, clearly slower than the best: its figures are rough",
-    ProbeEnding.NOISY: "ended as too noisy to be known better with more steps",
+    ProbeEnding.NOISY: "ended because its step times vary too much for more steps to help",
     ProbeEnding.LIMIT: "ended at its limit of steps or time",
     ProbeEnding.FIXED: "ended after the requested number of steps",
 }

@@ -163,8 +163,8 @@ def print_dryrun(found: DryRun) -> None:
             f"traced with torch's CPU kernels: those for {found.backend} may keep more or less for the backward pass"
         )
     traced, every = found.micro_batches, found.recipe.accumulation
-    how = f"memory extrapolated from {traced} and {2 * traced}" if found.extrapolated else "more need no more memory"
-    part = "" if traced == every else f", {how}; FLOPs are those of all"
+    how = f"memory extrapolated from {traced} and {2 * traced}" if found.extrapolated else "later ones add no memory"
+    part = "" if traced == every else f", {how}; FLOPs cover all {every}"
     out.say(f"traced: {traced} of {every} micro-batches{part}")
     out.say(f"traced in {seconds(found.wall_time_s)}")
 
@@ -175,10 +175,7 @@ def print_profile(report: ProfileReport) -> None:
     out.say((report.recipe_id, "bold"), f"  {report.recipe.describe()}")
     out.print(_parts(report))
     if len(report.ranks) > 1:
-        out.say(
-            "communication: the time that a rank waited for it, a slower rank included; "
-            "slowest: the rank that waited least"
-        )
+        out.say("communication: waiting time, including for slower ranks; slowest: the rank that waited least")
     if hidden := [f"{part} {seconds(time)}" for part, time in report.mean.hidden.items() if time > 0]:
         out.say(f"hidden behind computing, in no part: {', '.join(hidden)}")
     measured = report.measured_step_time_s

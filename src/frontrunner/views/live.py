@@ -131,12 +131,12 @@ def _notice(kind: str, data: EventData) -> str:
         return finishing if data["leaves"] == CampaignState.STOPPED else f"{finishing}; then the campaign is paused"
     if kind != "evidence":
         return plain(f"{kind}: " + " ".join(f"{key}={value}" for key, value in data.items()))
-    prefix = "left out: "  # evidence: 12 outcomes of a.csv, 3 recipes answered; left out: 2 simulated
+    prefix = "left out: "  # warm start: 12 outcomes of a.csv, 3 recipes answered; left out: 2 simulated
     origins = f" of {data['origins']}" if "origins" in data else ""
     answered = f", {data['answers']} recipes answered" if data["answers"] else ""
     left_out = [f"{count} {key.removeprefix(prefix)}" for key, count in data.items() if key.startswith(prefix)]
     more = f"; {prefix}{', '.join(left_out)}" if left_out else ""
-    return plain(f"evidence: {data['learned_from']} outcomes{origins}{answered}{more}")
+    return plain(f"warm start: {data['learned_from'] or 'no'} usable outcomes{origins}{answered}{more}")
 
 
 def _write(line: str) -> None:

@@ -46,7 +46,7 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
         out.say(f"note: {many:,} recipes are left out: the formulas do not cover {reason}", style="dim")
     tables = {"estimated, fastest first, tight ones last": plan.estimates}
     if len(plan.front) > 1:
-        tables["speed against memory: what nothing else beats in both"] = plan.front[: len(plan.estimates)]
+        tables["Pareto front of speed and memory"] = plan.front[: len(plan.estimates)]
     for title, estimates in tables.items():
         rows = list(enumerate(estimates, start=1))
         if rows:

@@ -50,7 +50,7 @@ def print_survey(survey: Survey) -> None:
     out = console()
     out.say(
         f"{survey.points:,} points: {len(survey.recipes):,} legal recipes, "
-        f"{survey.repeats:,} other names of the same recipes, {sum(survey.refusals.values()):,} refused"
+        f"{survey.repeats:,} duplicates, {sum(survey.refusals.values()):,} illegal"
     )
     searched = {name: values for name, values in survey.dimensions.items() if len(values) > 1}
     out.say("choices: " + ", ".join(f"{name} {len(values)}" for name, values in searched.items()))
@@ -231,7 +231,7 @@ def print_ranking(ranking: Sequence[RankedRecipe] | RankedRecipe, *, title: str 
 
 def print_front(front: Sequence[OnFront], objectives: Sequence[str] = tuple(OBJECTIVE_VALUES)) -> None:
     """Print a front, fastest first."""
-    title = f"what nothing else beats in {' and '.join([', '.join(objectives[:-1]), objectives[-1]])}"
+    title = f"Pareto front of {' and '.join([', '.join(objectives[:-1]), objectives[-1]])}"
     _print_rows(title, FRONT, front, lambda row: row.ranked)
 
 
@@ -253,7 +253,7 @@ def print_outlook(outlook: Outlook | None, limits: Sequence[Limit]) -> None:
     out = console()
     out.say(f"outlook: {outlook_in_words(outlook)}")
     if limits:
-        out.say(f"unused:  {unused(limits)}")
+        out.say(f"unused budget: {unused(limits)}")
 
 
 def print_next_commands(
