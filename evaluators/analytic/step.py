@@ -38,8 +38,6 @@ TRAFFIC = ("tensor_parallel", "context_parallel", "pipeline_transfer", "data_par
 
 @dataclass(frozen=True, kw_only=True)
 class _Layer(Parts):
-    """Seconds of one micro-batch in one layer of a rank."""
-
     forward: Rows
     backward: Rows
     recompute: Rows
