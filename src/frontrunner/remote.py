@@ -20,7 +20,6 @@ from pydantic import TypeAdapter, ValidationError
 from frontrunner.config.toml_file import Table, read_toml
 from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.evaluators.analytic.estimates import ShownPlan
-from frontrunner.evaluators.probe.files import write_bytes
 from frontrunner.recipe_actions import breakdown_of
 from frontrunner.results.frames import from_columns
 from frontrunner.results.pages import CampaignPage, RecipePage
@@ -33,6 +32,7 @@ from frontrunner.server.errors import from_table
 from frontrunner.server.requests import API, QUESTIONS, FrameAnswer, Question
 from frontrunner.server.settings import is_loopback
 from frontrunner.spaces import errors
+from frontrunner.spaces.document import write_bytes
 from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.spaces.validation import OF_NO_TYPE
 from frontrunner.store import LOG_BYTES, Front, LocalStore, OnFront, StreamEvent
@@ -242,7 +242,7 @@ class RemoteStore(Questions):
         except errors.InvalidInput as error:
             if isinstance(campaign, Mapping):
                 raise
-            raise errors.InvalidInput(f"{campaign}: {error.message}", hint=error.hint) from None
+            raise type(error)(f"{campaign}: {error.message}", hint=error.hint) from None
 
     def _get(self, kind: type[T], path: str, **params: Any) -> T:
         given = {key: value for key, value in params.items() if value is not None}

@@ -12,8 +12,8 @@ from frontrunner import planning
 from frontrunner.cli import options as opt
 from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.evaluators.diagnostics.dryrun import DryRun, run
-from frontrunner.evaluators.probe.files import write_bytes
 from frontrunner.recipe_actions import plan_dryrun
+from frontrunner.spaces.document import write_bytes
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, writing
 from frontrunner.views.charts.recipe import breakdown
 from frontrunner.views.charts.render import picture
