@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import errno
 import itertools
+import json
 import math
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -121,19 +122,19 @@ def require_one_of(owner: str, key: str, value: str, known: Iterable[str]) -> No
 
 CAMPAIGN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 MOST_NAME_CHARACTERS = 64
-FALLBACK_NAME = "campaign"
 
 
-def require_campaign_name(key: str, name: str) -> None:
-    """Raise `InvalidInput` naming `key` unless `name` may be a campaign's name."""
+def require_campaign_name(key: str, name: str) -> str:
+    """Return the name; raise `InvalidInput` naming `key` unless it may be a campaign's."""
     if not CAMPAIGN_NAME.fullmatch(name):
         raise bad_value(key, name, "1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a-z or 0-9")
+    return name
 
 
 def campaign_name_from(text: str) -> str:
     """Return the campaign name nearest to any text, such as a file's name: `22B run (2)` gives `22b-run-2`."""
     plain = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")
-    return plain[:MOST_NAME_CHARACTERS].rstrip("-._") or FALLBACK_NAME
+    return plain[:MOST_NAME_CHARACTERS].rstrip("-._") or "campaign"
 
 
 def free_among(taken: Collection[str], wanted: str) -> str:
@@ -158,6 +159,29 @@ def require_folder(path: Path) -> None:
     parent = path.absolute().parent
     if not parent.is_dir():
         raise NotFound(f"there is no folder {parent} to write {path.name} to", hint="create it first")
+
+
+def read_bytes(path: Path, what: str, hint: str | None = None, *, most: int) -> bytes:
+    """Return the content of a file that messages call `what`; `hint` says where to get one."""
+    if not holds(path.is_file):
+        why = "it is a device, a pipe or a socket" if holds(path.exists) else "there is no such file"
+        raise NotFound(f"no {what} at {path}: {'it is a folder' if holds(path.is_dir) else why}", hint=hint)
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
+    if len(content) > most:
+        raise InvalidInput(f"{path} is too long: a {what} has at most {most:,} bytes")
+    return content
+
+
+def holds(question: Callable[[], bool]) -> bool:
+    """Evaluate a path's `is_file` or `is_dir`; False for an impossible path (too long, with a NUL)."""
+    try:
+        return question()
+    except (OSError, ValueError):
+        return False
 
 
 MOST_CHARACTERS = 80
@@ -190,8 +214,7 @@ def _written(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-    return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped) + '"'
+    return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def _cut(text: str) -> str:
