@@ -122,6 +122,7 @@ def require_one_of(owner: str, key: str, value: str, known: Iterable[str]) -> No
 
 CAMPAIGN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 MOST_NAME_CHARACTERS = 64
+FALLBACK_NAME = "campaign"
 
 
 def require_campaign_name(key: str, name: str) -> str:
@@ -134,7 +135,7 @@ def require_campaign_name(key: str, name: str) -> str:
 def campaign_name_from(text: str) -> str:
     """Return the campaign name nearest to any text, such as a file's name: `22B run (2)` gives `22b-run-2`."""
     plain = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")
-    return plain[:MOST_NAME_CHARACTERS].rstrip("-._") or "campaign"
+    return plain[:MOST_NAME_CHARACTERS].rstrip("-._") or FALLBACK_NAME
 
 
 def free_among(taken: Collection[str], wanted: str) -> str:

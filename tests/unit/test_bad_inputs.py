@@ -28,7 +28,7 @@ from frontrunner.evaluators.tables.schema import read_csv
 from frontrunner.exchange import import_table
 from frontrunner.machine import fit_tables
 from frontrunner.results.outcome import Failure, FailureKind
-from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.errors import InvalidInput, NotFound
 from support.campaigns import environment, order, setup_of, tiny_recipe
 from support.formats import problem
 from support.tables import row, write_table
