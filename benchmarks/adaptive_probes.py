@@ -25,7 +25,7 @@ from probe_start import EXAMPLE
 
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.probe import ProbeSettings
-from frontrunner.evaluators.probe.training_probe import TrainingProbe
+from frontrunner.evaluators.probe.watch import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.results.outcome import Measurement
 from frontrunner.search.spec import CampaignSpec

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # for the module besid
 
 from probe_start import chosen_recipes, cold, warm
 
-from frontrunner.evaluators.probe.training_probe import TrainingProbe
+from frontrunner.evaluators.probe.watch import TrainingProbe
 
 MEASURED_STEPS = 6
 

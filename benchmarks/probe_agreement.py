@@ -24,7 +24,7 @@ from probe_start import EXAMPLE
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.probe.replay import ReplaySettings, plan, run
-from frontrunner.evaluators.probe.training_probe import TrainingProbe
+from frontrunner.evaluators.probe.watch import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.results.outcome import Measurement
 from frontrunner.spaces.recipe import Recipe

@@ -23,7 +23,7 @@ from frontrunner.evaluators.probe.files import write_json
 from frontrunner.evaluators.probe.job import probe_job
 from frontrunner.evaluators.probe.replay import torchrun
 from frontrunner.evaluators.probe.run_folder import StepCounter
-from frontrunner.evaluators.probe.training_probe import TrainingProbe, rank_environment
+from frontrunner.evaluators.probe.watch import TrainingProbe, rank_environment
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.recipe import ENGINES, Recipe

@@ -35,10 +35,10 @@ def one_rank(device: torch.device) -> Iterator[Path]:
         folder = Path(name)
         sys.path.insert(0, str(ROOT / "src"))
         if device.type == "cpu":
-            from frontrunner.evaluators.trainer.rendezvous import use_one_thread_per_group
+            from frontrunner.evaluators.trainer.rendezvous import rank_device
 
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            use_one_thread_per_group()
+            rank_device("cpu", 0)
         dist.init_process_group(BACKENDS[device.type], init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
         try:
             yield folder

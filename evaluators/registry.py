@@ -54,7 +54,7 @@ def training_probe(setup: ProbeSetup) -> Evaluator:
 
     source = node_source(setup.dispatch, setup.problem.cluster)
     if source is None:
-        from frontrunner.evaluators.probe.training_probe import TrainingProbe
+        from frontrunner.evaluators.probe.watch import TrainingProbe
 
         return TrainingProbe(setup)
     from frontrunner.evaluators.cluster.probe import DispatchedProbe

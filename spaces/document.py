@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import types
 import typing
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from frontrunner.spaces.problem import Problem
@@ -39,6 +41,23 @@ def _off_default(value: Any) -> dict[str, Any]:
         if f.default is MISSING or item != f.default:
             kept[STORED_NAMES.get(f.name, f.name)] = _off_default(item) if is_dataclass(item) else item
     return kept
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file durably and atomically; leave no temporary file if the disk is full."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)  # the rename itself
+    os.close(folder)
 
 
 def canonical_json(value: object) -> str:

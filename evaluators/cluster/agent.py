@@ -51,7 +51,7 @@ class NodeAgent:
         """Fork the ranks and stay until each has ended, or cannot be ended."""
         self._update()
         step, folder = self._step, self._folder
-        server = ForkClient(folder.node_log(self._report.node), step.environment, step.engines)
+        server = ForkClient(folder.path / f"node-{self._report.node}.log", step.environment, step.engines)
         try:
             server.start(step.token, job=folder.path / "job.json", world_size=step.world_size, ranks=self._ranks)
             while not self._has_ended():

@@ -107,7 +107,6 @@ def why_ended(scheduler: str, job_id: str) -> str | None:
 
 
 def _query(*command: str) -> str:
-    """Return a command's output; empty if it does not exist, fails or takes too long."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=QUERY_TIMEOUT_S

@@ -13,8 +13,7 @@ from frontrunner.evaluators.cluster.step import Heartbeat, NodeReport, Step, Ste
 from frontrunner.evaluators.probe.files import tail
 from frontrunner.evaluators.probe.job import disk_folder, probe_job
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.evaluators.probe.training_probe import rank_environment
-from frontrunner.evaluators.probe.watch import RankedProbes, RankWatch, write_job
+from frontrunner.evaluators.probe.watch import RankedProbes, RankWatch, rank_environment, write_job
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup
 from frontrunner.spaces.errors import bad_value
 

@@ -120,10 +120,6 @@ class StepFolder:
             return bool(self._cancel.read_bytes())
         return False
 
-    def node_log(self, node: int) -> Path:
-        """Return the path of the output of one node's agent and fork server."""
-        return self.path / f"node-{node}.log"
-
     def write_report(self, report: NodeReport) -> None:
         """Write a node's report."""
         write_json(self.path / f"node-{report.node}.json", asdict(report))

@@ -15,7 +15,7 @@ from typing import Any
 from frontrunner.evaluators.diagnostics.step_breakdown import Breakdown, break_down, events_of, mean
 from frontrunner.evaluators.probe.job import Corpus, profile_job
 from frontrunner.evaluators.probe.preflight import prepare_recipe_here
-from frontrunner.evaluators.probe.training_probe import TrainingProbe
+from frontrunner.evaluators.probe.watch import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, require_at_least

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.results.redaction import without_secrets
+from frontrunner.spaces.document import write_bytes
 
 MIN_FREE_BYTES = 8 * 2**20
 """Room that a probe needs for its job, logs and results. Assumed: they take less than 1 MiB."""
@@ -30,34 +31,9 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file durably and atomically; leave no temporary file if the disk is full."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    os.fsync(folder)  # the rename itself
-    os.close(folder)
-
-
 def read_json(path: Path) -> Any | None:
     """Return the content of a JSON file, or None if there is no file; raise ValueError for a file that is not JSON."""
-    return parse_json(path.read_bytes()) if path.exists() else None
-
-
-def parse_json(content: bytes) -> Any:
-    """Parse JSON; raise ValueError for invalid content, including what is nested too deeply."""
-    try:
-        return json.loads(content.decode())
-    except RecursionError:
-        raise ValueError("not usable JSON: nested too deeply") from None
+    return json.loads(path.read_bytes()) if path.exists() else None
 
 
 class LineReader:

@@ -40,7 +40,7 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 class RankExited(NamedTuple):
-    """One rank's end: exit code, or minus the signal that killed it."""
+    """One rank's end; `status` is as in the server's message."""
 
     token: str
     rank: int
@@ -211,7 +211,8 @@ class ForkServer:
             for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
                 os.dup2(source, target)
             self._pipe.close()
-            status = _run(request, rank)
+            _run(request, rank)
+            status = 0
         except BaseException:
             traceback.print_exc()
         finally:
@@ -221,23 +222,16 @@ class ForkServer:
             os._exit(status)
 
 
-def _run(request: dict[str, Any], rank: int) -> int:
+def _run(request: dict[str, Any], rank: int) -> None:
     from frontrunner.evaluators.trainer.entry import run_rank
     from frontrunner.evaluators.trainer.job import Job
     from frontrunner.evaluators.trainer.rendezvous import rendezvous_url, set_local_rank_env
 
-    job = Job.read(Path(request["job"]))
-    first, count = request["ranks"]
+    path, (first, count) = Path(request["job"]), request["ranks"]
+    job = Job.from_json(path.read_text(encoding="utf-8"))
     set_local_rank_env(rank - first, count)
-    url, size = rendezvous_url(Path(request["job"]).parent), request["world_size"]
-    try:
-        run_rank(job, rank=rank, world_size=size, init_method=url, local_rank=rank - first)
-    except SystemExit as ending:
-        return ending.code if isinstance(ending.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
+    url, size = rendezvous_url(path.parent), request["world_size"]
+    run_rank(job, rank=rank, world_size=size, init_method=url, local_rank=rank - first)
 
 
 def main() -> None:

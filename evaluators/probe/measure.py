@@ -32,7 +32,7 @@ def hardware_flops_per_token(recipe: Recipe, problem: Problem) -> float:
     )
 
 
-def rates(recipe: Recipe, problem: Problem, step_time_s: float) -> dict[str, float | None]:
+def rates(recipe: Recipe, problem: Problem, step_time_s: float) -> dict[str, Any]:
     """Return tokens_per_s, model_tflops_per_device, hardware_tflops_per_device and mfu for a step of `step_time_s`.
 
     TFLOPS per device = tokens/s * FLOPs per token / devices / 1e12; MFU = model FLOPs over the device's peak.
@@ -52,16 +52,11 @@ def rates(recipe: Recipe, problem: Problem, step_time_s: float) -> dict[str, flo
 
 def measured_steps(recipe: Recipe, problem: Problem, step_times_s: tuple[float, ...], **more: Any) -> Measurement:
     """Return the measurement of these steps, with the rates of their median; `more` are its other fields."""
-    found = rates(recipe, problem, statistics.median(step_times_s))
     unknown: dict[str, Any] = {"losses": (), "build_time_s": 0.0, "first_step_time_s": step_times_s[0]}
     return Measurement(
         step_times_s=step_times_s,
         tokens_per_step=tokens_per_step(recipe, problem),
-        tokens_per_s=found["tokens_per_s"] or 0.0,
-        model_tflops_per_device=found["model_tflops_per_device"] or 0.0,
-        hardware_tflops_per_device=found["hardware_tflops_per_device"] or 0.0,
-        mfu=found["mfu"],
-        **(unknown | more),
+        **(rates(recipe, problem, statistics.median(step_times_s)) | unknown | more),
     )
 
 

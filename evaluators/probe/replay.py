@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import shlex
 import shutil
@@ -24,10 +23,16 @@ from frontrunner.evaluators.probe.job import common_job, corpus
 from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.probe.preflight import Doing, prepare_recipe_here
 from frontrunner.evaluators.probe.processes import end_child, kill_tagged, start_child
-from frontrunner.evaluators.probe.training_probe import rank_environment
+from frontrunner.evaluators.probe.watch import rank_environment
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.results.provenance import collect
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, require_at_least, require_one_of
+from frontrunner.spaces.errors import (
+    FrontrunnerError,
+    InvalidInput,
+    require_above_zero,
+    require_at_least,
+    require_one_of,
+)
 from frontrunner.spaces.recipe import Recipe
 
 METRICS = ("csv", "tensorboard")
@@ -63,8 +68,7 @@ class ReplaySettings:
         require_at_least("replay", 0, warm_up_steps=self.warm_up_steps)
         if self.checkpoint_every_steps is not None:
             require_at_least("replay", 1, checkpoint_every_steps=self.checkpoint_every_steps)
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise InvalidInput(f"replay.learning_rate = {self.learning_rate}: expected a number above 0")
+        require_above_zero("replay.learning_rate", self.learning_rate, "a number above 0")
         require_one_of("replay", "metrics", self.metrics, METRICS)
 
     def train_table(self) -> dict[str, Any]:

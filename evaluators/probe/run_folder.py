@@ -8,8 +8,8 @@ rank-N.error.json    the exception that ended the rank
 result.json          what the ranks measured, by rank 0
 outcome.json         the outcome, as returned to the driver
 
-`job.json`, `result.json` and `outcome.json` name the folder that they were written for. A file that names another was
-copied here, and belongs to another attempt. `cluster/step.py` lists what steps on other nodes add.
+`job.json`, `result.json` and `outcome.json` name the folder that they were written for: one that names another was
+copied here. `cluster/step.py` lists what steps on other nodes add.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.probe.classify import RankError
-from frontrunner.evaluators.probe.files import LineReader, parse_json, read_json, write_json
+from frontrunner.evaluators.probe.files import LineReader, read_json, write_json
 from frontrunner.results.outcome import Failure, Measurement, Outcome, refuse_unstorable
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 UNFINISHED = re.compile(r"\..+\.json\.\d+")
-"""Name of a JSON file before it is whole: `files.write_bytes` and the trainer's `files.py`."""
+"""Name of a JSON file before it is whole: see `write_bytes`."""
 CANCEL = "cancel"
 """A flag next to those files, where ranks are on other nodes."""
 MEETING = "meeting.json"
@@ -50,19 +50,14 @@ class RunFolder:
         """Return the path of one rank's output."""
         return self.path / f"rank-{rank}.log"
 
-    def result(self) -> dict[str, Any] | None:
-        """Return what the ranks measured, or None; raise ValueError or TypeError for a damaged file."""
-        return self._own("result.json")
+    def own(self, name: str) -> dict[str, Any] | None:
+        """Return a file's table; None if there is none, or it is for another folder (earlier versions name none).
 
-    def _own(self, name: str) -> dict[str, Any] | None:
-        """Return a file's table; None if it is for another folder. Those of earlier versions name none."""
-        found = read_json(self.path / name)
-        if found is None:
-            return None
-        if not isinstance(found, dict):
-            raise TypeError(f"{self.path / name} holds no table")
-        named = found.get("run_folder", str(self.path))
-        return found if isinstance(named, str) and Path(named).absolute() == self.path.absolute() else None
+        Raises ValueError, TypeError or AttributeError for a damaged file.
+        """
+        found: dict[str, Any] | None = read_json(self.path / name)
+        is_own = found is not None and Path(found.get("run_folder", self.path)).absolute() == self.path.absolute()
+        return found if is_own else None
 
     def busy_seconds(self) -> float:
         """Return wall seconds from the job, else the oldest file, to the newest: the time of a lost attempt."""
@@ -98,12 +93,12 @@ class RunFolder:
     def outcome(self) -> Outcome | None:
         """Return the outcome that `write_outcome` left; None where there is none, or none that a store can hold."""
         try:
-            found = self._own("outcome.json")
+            found = self.own("outcome.json")
             if found is None:
                 return None
             outcome: Outcome = _adapter(found["kind"]).validate_json(json.dumps(found["outcome"]), strict=True)
             refuse_unstorable(outcome)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             return None
         return outcome
 
@@ -128,7 +123,7 @@ class StepCounter:
         lines = self._lines.new_lines()
         for line in lines:
             try:
-                event = parse_json(line)["event"]
+                event = json.loads(line)["event"]
             except (ValueError, KeyError, TypeError):
                 continue  # cut short by a full disk or a kill
             self.steps_done += event == "step"

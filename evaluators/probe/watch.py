@@ -1,21 +1,44 @@
-"""Probes in flight: their deadlines, the ends of their ranks, and their outcomes, on disk before they are reported."""
+"""Probes in flight: short real training runs, started warm, watched and ended from outside.
+
+Deadlines, the ends of ranks, and outcomes, which are on disk before they are reported.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import psutil
+
+from frontrunner.evaluators.probe import TORCH_DEVICES
 from frontrunner.evaluators.probe.classify import Evidence, classify
 from frontrunner.evaluators.probe.files import is_disk_full, tail, why_disk_full, write_json
-from frontrunner.evaluators.probe.job import Corpus, corpus
+from frontrunner.evaluators.probe.fork_server import ForkClient, RanksStarted, ServerLost
+from frontrunner.evaluators.probe.job import Corpus, corpus, disk_folder, probe_job
 from frontrunner.evaluators.probe.measure import measurement, nodes_used, tokens_per_step
-from frontrunner.evaluators.probe.processes import KILL_GRACE_S, PEER_GRACE_S, kernel_oom_kills, kill_rank
+from frontrunner.evaluators.probe.processes import (
+    KILL_GRACE_S,
+    PEER_GRACE_S,
+    cannot_be_ended,
+    kernel_oom_kills,
+    kill_rank,
+    running,
+)
 from frontrunner.evaluators.probe.run_folder import MEETING, RunFolder, StepCounter
 from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOrder, ProbeSetup, Progress
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, refuse_unstorable
+from frontrunner.spaces.recipe import Recipe
+
+MakeJob = Callable[[ProbeSetup, Recipe, Path, Corpus], dict[str, Any]]
+
+STUCK_S = 60.0
+"""How long a probe waits for killed ranks of another that do not end; the campaign is paused then."""
 
 
 class Watch(ABC):
@@ -149,21 +172,16 @@ class RankedProbes(WatchedProbes[AnyWatch]):
 
 
 class RankWatch(Watch):
-    """Follows the ranks of a probe on this machine; `killed` holds those that were killed on purpose."""
+    """Follows the ranks of a probe; `killed` holds those that were killed on purpose, `pids` the ids of local ones."""
 
     def __init__(self, order: ProbeOrder, setup: ProbeSetup) -> None:
         super().__init__(order, setup)
         self.statuses: dict[int, int] = {}
         self.killed: set[int] = set()
-        self._pids: tuple[int, ...] = ()
+        self.pids: tuple[int, ...] = ()
         self._steps = StepCounter(order.run_folder)
         self._failed_s: float | None = None
         self._killed_s: float | None = None
-
-    def ranks_began(self, pids: tuple[int, ...]) -> None:
-        """Note that the ranks have started."""
-        self._pids = pids
-        self.begin()
 
     def rank_ended(self, rank: int, status: int) -> None:
         """Note how a rank ended."""
@@ -187,7 +205,7 @@ class RankWatch(Watch):
         """Return the process ids of the ranks that were killed on purpose and have not ended."""
         if self.lost is not None:
             return []
-        return [pid for rank, pid in enumerate(self._pids) if rank in self.killed and rank not in self.statuses]
+        return [pid for rank, pid in enumerate(self.pids) if rank in self.killed and rank not in self.statuses]
 
     @property
     def progress(self) -> Progress:
@@ -287,7 +305,7 @@ def written(folder: RunFolder, outcome: Outcome) -> Outcome:
 def _from_result(folder: RunFolder, order: ProbeOrder, setup: ProbeSetup, node_seconds: float) -> Outcome | None:
     """Return the outcome that follows from `result.json`; None where it is missing, damaged or another attempt's."""
     try:
-        result = folder.result()
+        result = folder.own("result.json")
         if result is None:
             return None
         outcome = measurement(result, order.recipe, setup.problem, node_seconds)
@@ -295,3 +313,87 @@ def _from_result(folder: RunFolder, order: ProbeOrder, setup: ProbeSetup, node_s
     except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError):
         return None
     return outcome if isinstance(outcome, Measurement) else with_log(outcome, folder.log(0))
+
+
+class TrainingProbe(RankedProbes[RankWatch]):
+    """The `Evaluator` that trains on this machine: the ranks of each probe are forked from one warm server."""
+
+    def __init__(self, setup: ProbeSetup, make_job: MakeJob = probe_job) -> None:
+        super().__init__(setup)
+        self._make_job = make_job
+        self._stuck: list[psutil.Process] = []
+        self._log = setup.work_folder / "fork-server.log"
+        self._start_server()
+
+    def _start_server(self) -> None:
+        self._server = ForkClient(self._log, rank_environment(self._setup), self._setup.engines)
+
+    def start(self, order: ProbeOrder) -> None:
+        """Fork the ranks of one probe, once no killed rank of an earlier one is left."""
+        super().start(order)
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        self._stuck = running(self._stuck)
+        if self._stuck:
+            if any(time.monotonic() - since_s > STUCK_S for _, since_s in self._waiting.values()):
+                raise cannot_be_ended(self._stuck)
+            return
+        for order, _ in self._waiting.values():
+            job = self._make_job(self._setup, order.recipe, order.run_folder, self.tokens)
+            path = write_job(order, job, self._setup)
+            self._running[order.token] = RankWatch(order, self._setup)
+            scratch = disk_folder(self._setup, order.recipe, order.run_folder)
+            self._server.start(order.token, job=path, world_size=order.recipe.devices, scratch=scratch)
+        self._waiting.clear()
+
+    def _poll(self, timeout_s: float) -> None:
+        self._start_waiting()
+        for report in self._server.reports(timeout_s):
+            if isinstance(report, ServerLost):
+                for watch in self._running.values():
+                    watch.lost, watch.lost_log = "the fork server ended, and the ranks with it", self._log
+                self._server.close()
+                self._start_server()
+            elif report.token not in self._running:
+                continue  # a rank that ended after its probe was given up
+            elif isinstance(report, RanksStarted):
+                self._running[report.token].pids = report.pids
+                self._running[report.token].begin()
+            else:
+                self._running[report.token].rank_ended(report.rank, report.status)
+
+    def _conclude(self, watch: RankWatch) -> Finished:
+        self._remove_offloaded(watch.order)
+        for pid in watch.unended:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._stuck.append(psutil.Process(pid))
+        return super()._conclude(watch)
+
+    def harvest(self, order: ProbeOrder) -> Outcome | None:
+        """Return the outcome on disk, or what its ranks had finished measuring when their driver died."""
+        self._remove_offloaded(order)
+        return super().harvest(order)
+
+    def close(self) -> None:
+        """Kill what still runs and end the fork server."""
+        for watch in self._running.values():
+            watch.end()
+        self._server.close()
+        for watch in self._running.values():
+            self._remove_offloaded(watch.order)
+
+    def _remove_offloaded(self, order: ProbeOrder) -> None:
+        folder = disk_folder(self._setup, order.recipe, order.run_folder)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def rank_environment(setup: ProbeSetup) -> dict[str, str]:
+    """Return the environment of ranks on one machine; with DS_ACCELERATOR the fork server need not touch a device."""
+    environment = {"OMP_NUM_THREADS": "1"}
+    if "deepspeed" in setup.engines:
+        environment["DS_ACCELERATOR"] = TORCH_DEVICES[setup.problem.cluster.backend]
+    if setup.problem.cluster.backend == "cpu":
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    return environment

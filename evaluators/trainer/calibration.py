@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES
-from frontrunner.evaluators.trainer.rendezvous import set_local_rank_env, use_one_thread_per_group
+from frontrunner.evaluators.trainer.rendezvous import rank_device, set_local_rank_env
 from frontrunner.evaluators.trainer.run import describe_software, leave, synchronize, write_json
 from frontrunner.spaces.model import Model
 
@@ -303,24 +303,14 @@ def measure(device: torch.device, seconds: float, ranks_per_node: int) -> dict[s
     return {**rows, "left_out": clock.left_out, "measured_for_s": clock.now_s}
 
 
-def rank_device(kind: str, local_rank: int, ranks_per_node: int) -> torch.device:
-    """Prepare this process to be a rank, before its first group, and return its device, of those that it sees."""
-    use_one_thread_per_group()
-    set_local_rank_env(local_rank, ranks_per_node)
-    if kind == "cpu":
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        return torch.device("cpu")
-    number = local_rank % torch.accelerator.device_count()  # 0 where the launcher shows each rank its own device
-    torch.accelerator.set_device_index(number)
-    return torch.device(kind, number)
-
-
 def main() -> None:
     """Measure with the other ranks; rank 0 writes what was measured."""
     order = json.loads(sys.stdin.read())
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])
-    device = rank_device(order["device"], int(os.environ["LOCAL_RANK"]), per_node)
+    local_rank = int(os.environ["LOCAL_RANK"])
+    set_local_rank_env(local_rank, per_node)
+    device = rank_device(order["device"], local_rank)
     dist.init_process_group(
         BACKENDS[order["device"]],
         init_method=os.environ.get("FRONTRUNNER_RENDEZVOUS", "env://"),

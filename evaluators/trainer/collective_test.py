@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.distributed_c10d import _get_default_group
 
-from frontrunner.evaluators.trainer.calibration import BACKENDS, Clock, Level, collective_cells, rank_device
+from frontrunner.evaluators.trainer.calibration import BACKENDS, Clock, Level, collective_cells
+from frontrunner.evaluators.trainer.rendezvous import rank_device, set_local_rank_env
 from frontrunner.evaluators.trainer.run import leave, synchronize
 
 PREFIX = "frontrunner-doctor"
@@ -196,7 +197,8 @@ def _pairs(order: Order, device: torch.device, progress: Progress) -> Iterator[d
 def main() -> None:
     """Wait for the others, run the rounds with them, and report."""
     order = Order(**json.loads(sys.stdin.read()))
-    device = rank_device(order.device, order.local_rank, order.local_world_size)
+    set_local_rank_env(order.local_rank, order.local_world_size)
+    device = rank_device(order.device, order.local_rank)
     progress = Progress(order)
     progress.arrive()
     progress.step("connecting")

@@ -7,16 +7,16 @@ ends a document. Importing this module imports no torch.
 from __future__ import annotations
 
 import inspect
-import os
 import pydoc_data.topics
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from frontrunner.spaces.document import write_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -36,21 +36,6 @@ _MODULES = (
 )  # fmt: skip
 
 
-@contextmanager
-def written_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Yield a file under a temporary name, which is forced to disk and renamed to `path`, or removed after an error."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def builtin_text() -> str:
     """Return text that comes with every Python, the same on every run of one version; NUL separates its documents."""
     topics = [topic for _, topic in sorted(pydoc_data.topics.topics.items())]
@@ -65,8 +50,7 @@ def write_token_file(text: str | bytes, path: Path) -> int:
     tokens = np.frombuffer(raw, dtype=np.uint8).astype(np.uint16)
     tokens[tokens == 0] = END_OF_DOCUMENT
     tokens = np.append(tokens, np.uint16(END_OF_DOCUMENT))
-    with written_whole(path, "wb") as file:
-        file.write(tokens.astype("<u2").tobytes())
+    write_bytes(path, tokens.astype("<u2").tobytes())
     return len(tokens)
 
 

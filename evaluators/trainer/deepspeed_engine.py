@@ -1,9 +1,8 @@
 """The DeepSpeed engine: the trainer's model, data and outputs, stepped by `deepspeed.initialize`.
 
-One rank's part of the model is without a pipeline (ZeRO 0 to 3 over the replicas, tensor parallelism by AutoTP) or with
-one (DeepSpeed's 1F1B with ZeRO 0 or 1, and our own column- and row-parallel layers, since AutoTP forms its groups over
-all ranks as if there were no pipeline). Either way attention and feed-forward are split; embedding, norms and head are
-whole on every rank. Only `make_stepper` and what it makes import deepspeed.
+Without a pipeline: ZeRO 0 to 3 over the replicas, tensor parallelism by AutoTP. With one: DeepSpeed's 1F1B, ZeRO 0 or
+1, and our own column- and row-parallel layers, since AutoTP forms its groups over all ranks as if there were no
+pipeline. Either way attention and feed-forward are split; embedding, norms and head are whole on every rank.
 """
 
 import math
@@ -99,11 +98,8 @@ def make_stepper(job: Job, layout: Layout, data: TokenFile, device: torch.device
     """Import deepspeed for the job's device, compiling nothing on a CPU; return this rank's steps."""
     os.environ.setdefault("DS_ACCELERATOR", job.device)
     # What its launcher would have set; deepspeed reads them even where the process group exists already.
-    for name, value in (
-        ("RANK", dist.get_rank()),
-        ("LOCAL_RANK", dist.get_rank()),
-        ("WORLD_SIZE", dist.get_world_size()),
-    ):
+    places = {"RANK": dist.get_rank(), "LOCAL_RANK": dist.get_rank(), "WORLD_SIZE": dist.get_world_size()}
+    for name, value in places.items():
         os.environ.setdefault(name, str(value))
     operators = import_module("deepspeed.ops")
     if job.device == "cpu":
@@ -137,16 +133,12 @@ class DeepSpeedStepper(Stepper):
         """Return this rank's part of the model with its first weights."""
 
     @abstractmethod
-    def _train(self, batch: Batch) -> Tensor:
-        """Do one optimizer step on the replica's batch; the mean of the losses over all ranks is the global batch's."""
-
-    @abstractmethod
-    def _evaluate(self, batch: Batch) -> Tensor:
-        """Return the loss without a step; see `_train`."""
+    def _loss(self, batch: Batch, *, trains: bool) -> Tensor:
+        """Return the loss of the replica's batch, whose mean over all ranks is the global batch's; maybe do a step."""
 
     def step(self, number: int) -> StepOutcome:
         """See Stepper. Without ZeRO in fp32 DeepSpeed clips and does not report the norm, which is then None."""
-        loss = self._train(self.training_batch(number))
+        loss = self._loss(self.training_batch(number), trains=True)
         dist.all_reduce(loss)
         synchronize(self.device)
         if number == 1:
@@ -162,7 +154,7 @@ class DeepSpeedStepper(Stepper):
     def loss_share(self, batch: Batch) -> Tensor:
         """See Stepper."""
         self._engine.eval()
-        loss = self._evaluate(batch)
+        loss = self._loss(batch, trains=False)
         self._engine.train()
         return loss / dist.get_world_size()
 
@@ -216,18 +208,15 @@ class WholeStepper(DeepSpeedStepper):
                     initialize([(name, parameter)], seed=job.seed, layers=shape.layers)
         return model
 
-    def _train(self, batch: Batch) -> Tensor:
+    def _loss(self, batch: Batch, *, trains: bool) -> Tensor:
         total = torch.zeros((), device=self.device)
         for micro_batch in batch.split(self.recipe.micro_batch_seqs):
             loss = mean_cross_entropy(self._engine(micro_batch.inputs), micro_batch.targets)
-            self._engine.backward(loss)
-            self._engine.step()
+            if trains:
+                self._engine.backward(loss)
+                self._engine.step()
             total += loss.detach()
         return total / self.recipe.accumulation
-
-    def _evaluate(self, batch: Batch) -> Tensor:
-        parts = batch.split(self.recipe.micro_batch_seqs)
-        return torch.stack([mean_cross_entropy(self._engine(part.inputs), part.targets) for part in parts]).mean()
 
 
 class StagedStepper(DeepSpeedStepper):
@@ -250,15 +239,10 @@ class StagedStepper(DeepSpeedStepper):
         )
         return model
 
-    def _train(self, batch: Batch) -> Tensor:
-        return self._loss(self._engine.train_batch, batch)
-
-    def _evaluate(self, batch: Batch) -> Tensor:
-        return self._loss(self._engine.eval_batch, batch)
-
-    def _loss(self, run: Callable[..., Tensor], batch: Batch) -> Tensor:
+    def _loss(self, batch: Batch, *, trains: bool) -> Tensor:
         parts = ((part.inputs, part.targets) for part in batch.split(self.recipe.micro_batch_seqs))
-        return run(data_iter=parts).detach().clone().reshape(())  # DeepSpeed keeps the tensor; evaluations are [1]
+        loss: Tensor = (self._engine.train_batch if trains else self._engine.eval_batch)(data_iter=parts)
+        return loss.detach().clone().reshape(())  # DeepSpeed keeps the tensor; evaluations are [1]
 
 
 class _Stage(Gpt):

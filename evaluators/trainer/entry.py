@@ -16,7 +16,7 @@ from frontrunner.evaluators.trainer.data import TokenFile
 from frontrunner.evaluators.trainer.job import Job, check_job
 from frontrunner.evaluators.trainer.layout import make_layout
 from frontrunner.evaluators.trainer.probe_run import run_probe, run_profile
-from frontrunner.evaluators.trainer.rendezvous import use_one_thread_per_group
+from frontrunner.evaluators.trainer.rendezvous import rank_device
 from frontrunner.evaluators.trainer.run import (
     ProgressLog,
     RunContext,
@@ -57,8 +57,7 @@ def preload(engines: Sequence[str] = ("torch",)) -> None:
 def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_rank: int) -> None:
     """Be rank `rank` of the job from start to end; return once the job is done.
 
-    A rank that fails writes `rank-N.error.json` and ends its process with status 1 at once: an orderly exit would wait
-    for peers until their collectives time out.
+    A rank that fails ends its process at once: an orderly exit would wait until its peers' collectives time out.
     """
     folder, start, phases = Path(job.run_folder), time.monotonic(), ["starting"]
     error_path = folder / f"rank-{rank}.error.json"
@@ -67,7 +66,9 @@ def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_ra
         if rank == 0:
             (folder / "result.json").unlink(missing_ok=True)
         check_job(job, world_size=world_size)
-        device = _prepare_process(job, local_rank)
+        device = rank_device(job.device, local_rank)
+        if job.memory_limit_bytes_per_rank is not None:
+            limit_memory(device, job.memory_limit_bytes_per_rank)
         dist.init_process_group(
             _BACKENDS[job.device],
             init_method=init_method,
@@ -93,40 +94,26 @@ def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_ra
             leave(1)
 
 
-def _prepare_process(job: Job, local_rank: int) -> torch.device:
-    device = torch.device("cpu") if job.device == "cpu" else torch.device(job.device, local_rank)
-    if job.device == "cpu":
-        use_one_thread_per_group()
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    else:
-        torch.accelerator.set_device_index(local_rank)
-    if job.memory_limit_bytes_per_rank is not None:
-        limit_memory(device, job.memory_limit_bytes_per_rank)
-    return device
-
-
 def _run(job: Job, rank: int, device: torch.device, start: float, phases: list[str]) -> None:
-    """Build and train; the last of `phases` is how far the rank has come."""
     phases.append("building")
     log_path = Path(job.run_folder) / "progress.jsonl" if rank == 0 else None
     # A probe is always a new run; a training run may be the continuation of one.
-    with ProgressLog(log_path, append=job.mode == "train") as log:
-        engine = "deepspeed_engine" if job.recipe.engine == "deepspeed" else "torch_engine"
-        make_stepper = import_module(f"frontrunner.evaluators.trainer.{engine}").make_stepper
-        layout = make_layout(job.recipe, device_type=job.device)
-        data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
-        stepper: Stepper = make_stepper(job, layout, data, device)
-        dist.all_reduce(torch.zeros(1, device=device))  # so that no step's time holds another rank's build
-        build_time_s = time.monotonic() - start
-        context = RunContext(job=job, rank=rank, stepper=stepper, log=log, build_time_s=build_time_s)
-        log.write("built", time_s=build_time_s)
-        phases.append("stepping")
-        if job.mode == "train" and job.train is not None:
-            run_training(context, job.train)
-        elif job.probe is not None:
-            steps_done = run_probe(context, job.probe)
-            if job.profile is not None:
-                run_profile(context, job.profile, steps_done=steps_done)
+    log = ProgressLog(log_path, append=job.mode == "train")
+    make_stepper = import_module(f"frontrunner.evaluators.trainer.{job.recipe.engine}_engine").make_stepper
+    layout = make_layout(job.recipe, device_type=job.device)
+    data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
+    stepper: Stepper = make_stepper(job, layout, data, device)
+    dist.all_reduce(torch.zeros(1, device=device))  # so that no step's time holds another rank's build
+    build_time_s = time.monotonic() - start
+    context = RunContext(job=job, rank=rank, stepper=stepper, log=log, build_time_s=build_time_s)
+    log.write("built", time_s=build_time_s)
+    phases.append("stepping")
+    if job.mode == "train" and job.train is not None:
+        run_training(context, job.train)
+    elif job.probe is not None:
+        steps_done = run_probe(context, job.probe)
+        if job.profile is not None:
+            run_profile(context, job.profile, steps_done=steps_done)
 
 
 def main() -> None:
@@ -134,7 +121,7 @@ def main() -> None:
     if len(sys.argv) != 2:
         sys.exit("usage: python -P -m frontrunner.evaluators.trainer JOB.json")
     try:
-        job = Job.read(Path(sys.argv[1]))
+        job = Job.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         sys.exit(f"{sys.argv[1]}: {error}")
     rendezvous = Path(job.run_folder) / f"rendezvous-{os.getpid()}"

@@ -4,7 +4,6 @@ Reading is strict: an unknown key, a missing key or a value of another type rais
 Importing this module imports neither torch nor numpy.
 """
 
-import dataclasses
 import json
 import os
 import shutil
@@ -62,11 +61,8 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """When a probe ends before it has taken all its steps: see `ending` of `step_time_stats.py`.
-
-    `best_step_time_s` is the best recipe's at the same number of tokens per step. No step is begun that would end later
-    than `stop_after_s` after the rank's start.
-    """
+    """When a probe ends early: see `step_time_stats.ending`. `stop_after_s` is from the rank's start, and
+    `best_step_time_s` the best recipe's at as many tokens per step."""
 
     min_measured_steps: int
     precision: float
@@ -138,15 +134,6 @@ class Job:
         if getattr(job, job.mode) is None:
             raise ValueError(f"job.mode is {job.mode!r}, so job.{job.mode} must not be null")
         return job
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Parse the job file at `path`; see `from_json`."""
-        return cls.from_json(path.read_text(encoding="utf-8"))
-
-    def to_json(self) -> str:
-        """Return the text that `from_json` reads back as an equal job."""
-        return json.dumps(dataclasses.asdict(self), indent=1)
 
     @property
     def data_path(self) -> Path:

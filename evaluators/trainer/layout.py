@@ -12,7 +12,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor, all
 from torch.distributed.device_mesh import DeviceMesh
 
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.stages import even_layers, rank_of_stage
+from frontrunner.spaces.stages import layers_of_stages, rank_of_stage
 
 ShardingKind = Literal["replicate", "zero-1", "zero-2", "zero-3", "hybrid", "levels"]
 
@@ -120,17 +120,13 @@ class Layout:
         return int(self.mesh.get_local_rank("pipeline"))
 
     @property
-    def replica(self) -> int:
-        """This rank's number among the data_parallel replicas."""
-        shard_ranks = self.mesh.size(_DIMENSIONS.index("shard"))
-        copy = int(self.mesh.get_local_rank("replicate")) * shard_ranks + int(self.mesh.get_local_rank("shard"))
-        return copy // self.recipe.context_parallel
-
-    @property
     def replica_sequences(self) -> slice:
         """The part of the global batch that this rank's replica trains on."""
+        shard_ranks = self.mesh.size(_DIMENSIONS.index("shard"))
+        copy = int(self.mesh.get_local_rank("replicate")) * shard_ranks + int(self.mesh.get_local_rank("shard"))
         size = self.recipe.micro_batch_seqs * self.recipe.accumulation
-        return slice(self.replica * size, (self.replica + 1) * size)
+        first = copy // self.recipe.context_parallel * size
+        return slice(first, first + size)
 
 
 def make_layout(recipe: Recipe, *, device_type: str) -> Layout:
@@ -178,7 +174,7 @@ def sharding_kind(recipe: Recipe) -> ShardingKind:
 
 def stage_layers(layers: int, recipe: Recipe) -> list[range]:
     """Return the layers of each stage: as many as the recipe says, else as even as possible."""
-    counts = recipe.layers_per_stage or even_layers(layers, recipe.stages)
+    counts = layers_of_stages(recipe, layers)
     ends = itertools.accumulate(counts)
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 

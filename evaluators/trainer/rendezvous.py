@@ -17,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlparse
 
+import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore, default_pg_timeout, distributed_c10d  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import register_rendezvous_handler
@@ -93,9 +94,8 @@ class OneThreadGloo(dist.ProcessGroupGloo):
     """A gloo group with a single thread for its collectives.
 
     torch gives each gloo group two threads, and after a collective each of them writes the collective's name into one
-    string of the group, without a lock (`ProcessGroupGloo::runLoop`, torch 2.11 to 2.13): names of more than 15 letters
-    lie on the heap, and two that end at the same time free the same memory twice. Sequence parallelism under an
-    interleaved schedule met that once in some 150 probes.
+    string of the group, without a lock (`ProcessGroupGloo::runLoop`, torch 2.11 to 2.13): two that end at the same time
+    free the same memory twice. Sequence parallelism under an interleaved schedule met that.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
@@ -106,9 +106,15 @@ class OneThreadGloo(dist.ProcessGroupGloo):
         super().__init__(store, rank, size, options)
 
 
-def use_one_thread_per_group() -> None:
-    """Replace torch's gloo class in this process: torch hands options to other backends but not to gloo."""
-    distributed_c10d.ProcessGroupGloo = OneThreadGloo  # type: ignore[misc]
+def rank_device(kind: str, local_rank: int) -> torch.device:
+    """Prepare this process to be a rank, before its first group, and return its device, of those that it sees."""
+    distributed_c10d.ProcessGroupGloo = OneThreadGloo  # type: ignore[misc]  # torch hands gloo no options
+    if kind == "cpu":
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        return torch.device("cpu")
+    number = local_rank if torch.accelerator.device_count() > 1 else 0  # each rank may see a device of its own
+    torch.accelerator.set_device_index(number)
+    return torch.device(kind, number)
 
 
 def set_local_rank_env(local_rank: int, local_world_size: int) -> None:

@@ -9,7 +9,6 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,9 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from frontrunner.evaluators.trainer.data import Batch, TokenFile, written_whole
+from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.job import DATA_RANGE, STEP_RANGE, Job
 from frontrunner.evaluators.trainer.layout import Layout
+from frontrunner.spaces.document import write_bytes
 
 RESULT_VERSION = 1
 _STATUS = Path("/proc/self/status")
@@ -29,8 +29,7 @@ _STATUS = Path("/proc/self/status")
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Write `document`, whole or not at all; raise ValueError for a number that is not finite."""
-    with written_whole(path) as file:
-        json.dump(document, file, indent=1, allow_nan=False)
+    write_bytes(path, json.dumps(document, indent=1, allow_nan=False).encode())
 
 
 def leave(status: int) -> NoReturn:
@@ -41,21 +40,17 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-class ProgressLog(AbstractContextManager["ProgressLog"]):
+class ProgressLog:
     """`progress.jsonl`: one event per line, on disk as soon as it is written; ranks other than 0 pass None."""
 
     def __init__(self, path: Path | None, *, append: bool) -> None:
-        self._file = path.open("a" if append else "w", encoding="utf-8") if path is not None else None
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        mode = "a" if append else "w"
+        self._file = path.open(mode, encoding="utf-8", buffering=1) if path is not None else None
 
     def write(self, event: str, **values: float | None) -> None:
         """Append one event."""
         if self._file is not None:
             self._file.write(json.dumps({"event": event, **values}, allow_nan=False) + "\n")
-            self._file.flush()
 
 
 @dataclass(frozen=True, kw_only=True)

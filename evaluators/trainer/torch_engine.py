@@ -93,6 +93,9 @@ class TorchStepper(Stepper):
         self._parameters = [parameter for _, parameter in self._named]
         self.optimizer = build_optimizer(job.optimizer, self._parameters, state=recipe.optimizer_state)
         self._holders = recipe.copies * recipe.tensor_parallel  # the ranks that hold the same pipeline stage
+        self._pipeline = layout.mesh["pipeline"].get_group()
+        self._holds_last_stage = recipe.stages - 1 in self._parts
+        self._kept = torch.empty(0)
         self._ahead: tuple[int, Batch] | None = None
         self._loss_of: LossFunction = micro_batch_loss
         # Compiled, the loss's fp32 copies of the logits are never written to memory. Not where the logits are split
@@ -107,9 +110,38 @@ class TorchStepper(Stepper):
         Return the loss where the last layer is, 0 elsewhere.
         """
 
-    @abstractmethod
     def _forward(self, batch: Batch) -> Tensor:
         """Return the batch's mean loss where the last layer is, 0 elsewhere."""
+        total = torch.zeros((), device=self.device)
+        for micro_batch in batch.split(self.recipe.micro_batch_seqs):
+            options = self._for_chunks(micro_batch) if self._holds_last_stage else {}
+            for stage, part in self._parts.items():
+                x = micro_batch.inputs if stage == 0 else self._receive(stage - 1, micro_batch.inputs)
+                output = cast("Tensor", part.model(x, **options))
+                if stage < self.recipe.stages - 1:
+                    self._send(stage + 1, output)
+                else:
+                    total += micro_batch_loss(output, micro_batch.targets) / self.recipe.accumulation
+        return total
+
+    def _receive(self, source_stage: int, tokens: Tensor) -> Tensor:
+        source = rank_of_stage(self.recipe, source_stage)
+        if source == self.layout.pipeline_rank:
+            return self._kept
+        sequence = tokens.shape[1]
+        if self.recipe.sequence_parallel:
+            sequence //= self.recipe.tensor_parallel
+        dtype = COMPUTE_TYPES[self.job.precision]
+        x = torch.empty(tokens.shape[0], sequence, self.job.model.hidden, dtype=dtype, device=self.device)
+        dist.recv(x, group=self._pipeline, group_src=source)
+        return x
+
+    def _send(self, target_stage: int, output: Tensor) -> None:
+        target = rank_of_stage(self.recipe, target_stage)
+        if target == self.layout.pipeline_rank:
+            self._kept = output
+            return
+        dist.send(output.contiguous(), group=self._pipeline, group_dst=target)
 
     def step(self, number: int) -> StepOutcome:
         """See Stepper."""
@@ -193,22 +225,14 @@ class WholeStepper(TorchStepper):
         (part,) = self._parts.values()
         total = torch.zeros((), device=self.device)
         with self._loss_context():
-            for number, micro_batch in enumerate(batch.split(self.recipe.micro_batch_seqs), start=1):
+            for number, one in enumerate(batch.split(self.recipe.micro_batch_seqs), start=1):
                 part.before_backward(last=number == self.recipe.accumulation)
-                loss = self._loss(part.forward, micro_batch, self._loss_of)
+                output = part.forward(one.inputs, **self._for_chunks(one))
+                loss = self._loss_of(output, one.targets) / self.recipe.accumulation
                 torch.autograd.backward(self.scale.scaled(loss))
                 total += loss.detach()
                 part.after_backward()
         return total
-
-    def _forward(self, batch: Batch) -> Tensor:
-        (part,) = self._parts.values()
-        micro_batches = batch.split(self.recipe.micro_batch_seqs)
-        return torch.stack([self._loss(part.model, one, micro_batch_loss) for one in micro_batches]).sum()
-
-    def _loss(self, forward: nn.Module, micro_batch: Batch, loss_of: LossFunction) -> Tensor:
-        output = forward(micro_batch.inputs, **self._for_chunks(micro_batch))
-        return loss_of(output, micro_batch.targets) / self.recipe.accumulation
 
 
 class PipelineStepper(TorchStepper):
@@ -216,9 +240,6 @@ class PipelineStepper(TorchStepper):
 
     def __init__(self, job: Job, layout: Layout, data: TokenFile, device: torch.device) -> None:
         super().__init__(job, layout, data, device)
-        self._holds_last_stage = self.recipe.stages - 1 in self._parts
-        self._kept = torch.empty(0)
-        self._pipeline = layout.mesh["pipeline"].get_group()
         self._schedule = build_schedule(self._parts, layout, self._scaled_loss, device)
 
     def _scaled_loss(self, output: Tensor, targets: Tensor) -> Tensor:
@@ -235,38 +256,6 @@ class PipelineStepper(TorchStepper):
         if not losses:
             return torch.zeros((), device=self.device)
         return self.scale.unscaled(torch.stack(losses).sum().detach())
-
-    def _forward(self, batch: Batch) -> Tensor:
-        total = torch.zeros((), device=self.device)
-        for micro_batch in batch.split(self.recipe.micro_batch_seqs):
-            for stage, part in self._parts.items():
-                x = micro_batch.inputs if stage == 0 else self._receive(stage - 1, micro_batch.inputs)
-                options = self._for_chunks(micro_batch) if self._holds_last_stage else {}
-                output = cast("Tensor", part.model(x, **options))
-                if stage < self.recipe.stages - 1:
-                    self._send(stage + 1, output)
-                else:
-                    total += micro_batch_loss(output, micro_batch.targets) / self.recipe.accumulation
-        return total
-
-    def _receive(self, source_stage: int, tokens: Tensor) -> Tensor:
-        source = rank_of_stage(self.recipe, source_stage)
-        if source == self.layout.pipeline_rank:
-            return self._kept
-        sequence = tokens.shape[1]
-        if self.recipe.sequence_parallel:
-            sequence //= self.recipe.tensor_parallel
-        dtype = COMPUTE_TYPES[self.job.precision]
-        x = torch.empty(tokens.shape[0], sequence, self.job.model.hidden, dtype=dtype, device=self.device)
-        dist.recv(x, group=self._pipeline, group_src=source)
-        return x
-
-    def _send(self, target_stage: int, output: Tensor) -> None:
-        target = rank_of_stage(self.recipe, target_stage)
-        if target == self.layout.pipeline_rank:
-            self._kept = output
-            return
-        dist.send(output.contiguous(), group=self._pipeline, group_dst=target)
 
 
 class _Opaque(nn.Module):

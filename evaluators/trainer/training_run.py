@@ -8,7 +8,6 @@ import math
 import re
 import shutil
 from collections import deque
-from contextlib import closing, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -32,25 +31,21 @@ class CsvMetrics:
     """`metrics.csv` with the COLUMNS, without rows of steps after `resumed_step` that a killed run has left."""
 
     def __init__(self, folder: Path, *, resumed_step: int) -> None:
-        path = folder / "metrics.csv"
+        self._path = folder / "metrics.csv"
         kept: list[dict[str, str]] = []
-        if path.exists():
-            with path.open(newline="", encoding="utf-8") as file:
+        if self._path.exists():
+            with self._path.open(newline="", encoding="utf-8") as file:
                 whole = (row for row in csv.DictReader(file) if None not in row.values())  # the last may be cut off
                 kept = [row for row in whole if row["step"].isdigit() and int(row["step"]) <= resumed_step]
-        self._file = path.open("w", newline="", encoding="utf-8")
-        self._writer = csv.DictWriter(self._file, COLUMNS)
-        self._writer.writeheader()
-        self._writer.writerows(kept)
+        with self._path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(kept)
 
     def write(self, row: dict[str, float | None]) -> None:
         """Store one step's row; None is a value that this step does not have."""
-        self._writer.writerow(row)
-        self._file.flush()
-
-    def close(self) -> None:
-        """Finish the file."""
-        self._file.close()
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, COLUMNS).writerow(row)
 
 
 class TensorBoardMetrics:
@@ -67,10 +62,6 @@ class TensorBoardMetrics:
                 self._writer.add_scalar(name, value, row["step"])
         self._writer.flush()
 
-    def close(self) -> None:
-        """See CsvMetrics."""
-        self._writer.close()
-
 
 METRICS: dict[str, type[CsvMetrics] | type[TensorBoardMetrics]] = {"csv": CsvMetrics, "tensorboard": TensorBoardMetrics}
 
@@ -78,9 +69,7 @@ METRICS: dict[str, type[CsvMetrics] | type[TensorBoardMetrics]] = {"csv": CsvMet
 class Checkpoints:
     """Checkpoints by torch.distributed.checkpoint: complete or not there, the newest few kept.
 
-    A checkpoint is written to a hidden folder and renamed once every rank has finished. The torch engine stores tensors
-    under their names in the whole model, so its checkpoint can be loaded under another parallel form; the DeepSpeed
-    engine's only under its own.
+    The torch engine's can be loaded under another parallel form, the DeepSpeed engine's only under its own.
     """
 
     def __init__(self, context: RunContext, *, keep: int) -> None:
@@ -99,9 +88,9 @@ class Checkpoints:
         if is_first:
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir(parents=True)
-        self._wait_for_all()
+        dist.barrier()
         save(self._context.stepper.state(), checkpoint_id=unfinished)
-        self._wait_for_all()
+        dist.barrier()
         if is_first:
             shutil.rmtree(target, ignore_errors=True)
             unfinished.rename(target)
@@ -121,9 +110,6 @@ class Checkpoints:
     def _complete_steps(self) -> list[int]:
         found = (_COMPLETE.fullmatch(path.name) for path in self._folder.glob("step-*"))
         return sorted(int(match.group(1)) for match in found if match)
-
-    def _wait_for_all(self) -> None:
-        dist.all_reduce(torch.zeros(1, device=self._context.stepper.device))
 
 
 def learning_rate_at(step: int, *, peak: float, train: Train) -> float:
@@ -150,28 +136,27 @@ def run_training(context: RunContext, train: Train) -> None:
         """Return whether what is done every so many steps (0: never) and after the last is due now."""
         return every > 0 and (final_step % every == 0 or final_step == train.steps)
 
-    with closing(metrics) if metrics is not None else nullcontext():
-        for final_step in range(resumed_step + 1, train.steps + 1):
-            rate = learning_rate_at(final_step, peak=context.job.optimizer.learning_rate, train=train)
-            set_learning_rate(context.stepper.optimizer, rate)
-            outcome, seconds = context.timed_step(final_step)
-            times.append(seconds)
-            overflowed += outcome.overflowed
-            final_loss, evaluation_loss = finite_or_none(outcome.loss), None
-            if outcome.is_finite and train.evaluation_batches > 0 and is_due(train.evaluation_every_steps):
-                evaluation_loss = finite_or_none(context.stepper.evaluate(train.evaluation_batches))
-                evaluations.append((final_step, evaluation_loss))
-                context.log.write("evaluation", step=final_step, loss=evaluation_loss)
-            if metrics is not None:
-                norm, speed = finite_or_none(outcome.gradient_norm), context.tokens_per_step / seconds
-                row = (final_step, final_loss, rate, norm, seconds, speed, evaluation_loss)
-                metrics.write(dict(zip(COLUMNS, row, strict=True)))
-            if not outcome.is_finite:
-                status = "not-finite"
-                break
-            if is_due(train.checkpoint_every_steps):
-                checkpoints.save(final_step)
-                context.log.write("checkpoint", step=final_step)
+    for final_step in range(resumed_step + 1, train.steps + 1):
+        rate = learning_rate_at(final_step, peak=context.job.optimizer.learning_rate, train=train)
+        set_learning_rate(context.stepper.optimizer, rate)
+        outcome, seconds = context.timed_step(final_step)
+        times.append(seconds)
+        overflowed += outcome.overflowed
+        final_loss, evaluation_loss = finite_or_none(outcome.loss), None
+        if outcome.is_finite and train.evaluation_batches > 0 and is_due(train.evaluation_every_steps):
+            evaluation_loss = finite_or_none(context.stepper.evaluate(train.evaluation_batches))
+            evaluations.append((final_step, evaluation_loss))
+            context.log.write("evaluation", step=final_step, loss=evaluation_loss)
+        if metrics is not None:
+            norm, speed = finite_or_none(outcome.gradient_norm), context.tokens_per_step / seconds
+            row = (final_step, final_loss, rate, norm, seconds, speed, evaluation_loss)
+            metrics.write(dict(zip(COLUMNS, row, strict=True)))
+        if not outcome.is_finite:
+            status = "not-finite"
+            break
+        if is_due(train.checkpoint_every_steps):
+            checkpoints.save(final_step)
+            context.log.write("checkpoint", step=final_step)
     checkpoint = checkpoints.path_of(final_step)
     context.write_result(
         status,

@@ -157,7 +157,7 @@ class RemoteStore(Questions):
             raise self._unreadable(error) from error
 
     def report(self, campaign: str | None = None, *, out: str | Path | None = None) -> Path:
-        from frontrunner.evaluators.probe.files import write_bytes
+        from frontrunner.spaces.document import write_bytes
         from frontrunner.views.report import report_place
 
         path = self._of(campaign)
@@ -251,7 +251,7 @@ class RemoteStore(Questions):
         except errors.InvalidInput as error:
             if isinstance(campaign, Mapping):
                 raise
-            raise errors.InvalidInput(f"{campaign}: {error.message}", hint=error.hint) from None
+            raise type(error)(f"{campaign}: {error.message}", hint=error.hint) from None
 
     def _get(self, kind: type[T], path: str, **params: Any) -> T:
         given = {key: value for key, value in params.items() if value is not None}

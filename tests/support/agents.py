@@ -9,8 +9,7 @@ from pathlib import Path
 
 from frontrunner.evaluators.cluster.step import NodeReport, Step, StepFolder
 from frontrunner.evaluators.probe.job import corpus, probe_job
-from frontrunner.evaluators.probe.training_probe import rank_environment
-from frontrunner.evaluators.probe.watch import write_job
+from frontrunner.evaluators.probe.watch import rank_environment, write_job
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frontrunner.evaluators.probe.training_probe import TrainingProbe
+from frontrunner.evaluators.probe.watch import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.results.outcome import Failure, Measurement
 from support.campaigns import setup_of, tiny_recipe, wait_for

@@ -53,7 +53,7 @@ class _CollectiveCounter(TorchDispatchMode):
 
 def _run_forked(order: dict[str, Any]) -> list[int]:
     """Fork the job's ranks and wait; where one dies the others are killed, since they would wait for it."""
-    job = Job.read(Path(order["job"]))
+    job = Job.from_json(Path(order["job"]).read_text(encoding="utf-8"))
     world_size = job.recipe.devices
     rendezvous = Path(job.run_folder) / f"rendezvous-{os.getpid()}"
     rendezvous.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,11 @@ def small_job(folder: Path, **changes: Any) -> Job:
     return replace(job, **changes)
 
 
+def job_text(job: Job) -> str:
+    """Return the text of the job's file."""
+    return json.dumps(asdict(job), indent=1)
+
+
 def prepare(job: Job) -> Path:
     """Write the job file and a short token file into the run folder; returns the job file's path."""
     folder = Path(job.run_folder)
@@ -92,7 +97,7 @@ def prepare(job: Job) -> Path:
     if not job.data_path.exists():
         write_token_file(" ".join(str(number**2 % 977) for number in range(8000)), job.data_path)
     path = folder / "job.json"
-    path.write_text(job.to_json(), encoding="utf-8")
+    path.write_text(job_text(job), encoding="utf-8")
     return path
 
 

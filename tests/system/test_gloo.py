@@ -14,7 +14,7 @@ from frontrunner.evaluators.trainer.entry import run_rank
 from frontrunner.evaluators.trainer.job import Job
 
 job_path, store = sys.argv[1:]
-run_rank(Job.read(Path(job_path)), rank=0, world_size=1, init_method=f"file://{store}-1", local_rank=0)
+run_rank(Job.from_json(Path(job_path).read_text()), rank=0, world_size=1, init_method=f"file://{store}-1", local_rank=0)
 dist.init_process_group("gloo", init_method=f"file://{store}-2", rank=0, world_size=1)
 for group in (dist.group.WORLD, dist.new_group([0])):
     print(group._get_backend(torch.device("cpu")).options._threads)

@@ -75,7 +75,7 @@ def test_two_nodes_compute_what_one_does(tmp_path: Path) -> None:
     heart.stop()
     assert [report.statuses for report in reports(step)] == [{0: 0}, {1: 0}]
     assert all(report.ended and not report.killed for report in reports(step))
-    there = RunFolder(one.run_folder).result()
+    there = RunFolder(one.run_folder).own("result.json")
     here = _on_one_machine(setup_of(tmp_path / "one"))
     assert there is not None
     assert there["losses"] == pytest.approx(here, rel=1e-6)
@@ -87,7 +87,7 @@ def _on_one_machine(setup: ProbeSetup) -> list[float]:
     evaluator.start(one)
     wait_for(lambda: evaluator.finished(0.25), 90)
     evaluator.close()
-    result = RunFolder(one.run_folder).result()
+    result = RunFolder(one.run_folder).own("result.json")
     assert result is not None
     return list(result["losses"])
 

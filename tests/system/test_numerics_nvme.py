@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from frontrunner.evaluators.probe.preflight import prepare_disk
-from frontrunner.evaluators.probe.training_probe import TrainingProbe
+from frontrunner.evaluators.probe.watch import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.evaluators.trainer.deepspeed_disk import check_written
 from frontrunner.evaluators.trainer.job import Disk, Job, Train

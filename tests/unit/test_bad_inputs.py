@@ -17,11 +17,10 @@ from frontrunner.config.toml_file import parse_toml
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.export.reading import Given, json_table
 from frontrunner.evaluators.export.tools import TOOLS
-from frontrunner.evaluators.external.evaluator import read_end
 from frontrunner.evaluators.external.logs import LogReader, patterns_of
 from frontrunner.evaluators.external.supervisor import LOG, Log
 from frontrunner.evaluators.external.trainers import LOG_PATTERNS
-from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
+from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.probe.watch import harvest
 from frontrunner.evaluators.tables.rows import read_problems
 from frontrunner.evaluators.tables.schema import read_csv
@@ -183,9 +182,7 @@ class TestRunFolders:
             (tmp_path / "outcome.json").write_text(json.dumps({"run_folder": folder, **said}))
             assert (RunFolder(tmp_path).outcome() is not None) is expected
 
-    @pytest.mark.parametrize(
-        "text", [DEEP, "null", "[]", '"text"', "{}", '{"kind": "failure", "outcome": {"kind": 1}}']
-    )
+    @pytest.mark.parametrize("text", ["null", "[]", '"text"', "{}", '{"kind": "failure", "outcome": {"kind": 1}}'])
     def test_a_file_that_is_no_outcome(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "outcome.json").write_text(text)
         assert RunFolder(tmp_path).outcome() is None
@@ -194,17 +191,6 @@ class TestRunFolders:
         failure = Failure(kind=FailureKind.HUNG, message="m", log_tail="t", log_path="p", node_seconds=1.5)
         RunFolder(tmp_path).write_outcome(failure)
         assert RunFolder(tmp_path).outcome() == failure
-
-    def test_results_errors_and_progress_nested_without_end(self, tmp_path: Path) -> None:
-        setup = setup_of(tmp_path)
-        asked = order(setup)
-        asked.run_folder.mkdir()
-        for name in ("result.json", "rank-0.error.json", "progress.jsonl", "ended.json"):
-            (asked.run_folder / name).write_text(DEEP + "\n")
-        assert harvest(asked, setup) is None
-        assert RunFolder(asked.run_folder).errors(1) == ()
-        assert StepCounter(asked.run_folder).advance()
-        assert read_end(asked.run_folder) is None
 
     def test_a_result_with_an_infinite_loss_is_not_harvested(self, tmp_path: Path) -> None:
         setup = setup_of(tmp_path)

@@ -40,4 +40,3 @@ def test_without_context_parallelism_sequences_are_whole(rank: int) -> None:
     layout = make_layout(small_recipe(tensor_parallel=2, data_parallel=4), device_type="cpu")
 
     assert layout.context is None
-    assert layout.replica == rank // 2

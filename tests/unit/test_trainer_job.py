@@ -8,18 +8,18 @@ import pytest
 
 from frontrunner.evaluators.trainer.job import Job, check_job
 from frontrunner.evaluators.trainer.layout import sharding_kind
-from support.trainer_runs import small_job, small_model, small_recipe
+from support.trainer_runs import job_text, small_job, small_model, small_recipe
 
 
 def _document() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(small_job(Path("/run")).to_json())
+    document: dict[str, Any] = json.loads(job_text(small_job(Path("/run"))))
     return document
 
 
 def test_a_job_survives_its_file() -> None:
     job = small_job(Path("/run"))
 
-    assert Job.from_json(job.to_json()) == job
+    assert Job.from_json(job_text(job)) == job
 
 
 @pytest.mark.parametrize(

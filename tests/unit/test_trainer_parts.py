@@ -216,13 +216,11 @@ def test_metrics_drop_rows_after_the_resumed_step_and_a_torn_line(tmp_path: Path
     metrics = CsvMetrics(tmp_path, resumed_step=0)
     for step in (1, 2, 3):
         metrics.write(dict.fromkeys(COLUMNS) | {"step": step, "loss": step / 10})
-    metrics.close()
     with (tmp_path / "metrics.csv").open("a") as file:
         file.write("4,0.")
 
     resumed = CsvMetrics(tmp_path, resumed_step=2)
     resumed.write(dict.fromkeys(COLUMNS) | {"step": 3, "loss": 0.7})
-    resumed.close()
 
     lines = (tmp_path / "metrics.csv").read_text().splitlines()
     assert lines == [",".join(COLUMNS), "1,0.1,,,,,", "2,0.2,,,,,", "3,0.7,,,,,"]

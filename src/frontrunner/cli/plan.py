@@ -75,7 +75,7 @@ def explain(recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, ba
     """
     found = backend.explain(opt.recipe_from(recipe, campaign), campaign=campaign)
     if svg is not None:
-        from frontrunner.evaluators.probe.files import write_bytes
+        from frontrunner.spaces.document import write_bytes
         from frontrunner.views.charts.recipe import breakdown
         from frontrunner.views.charts.render import picture
 

@@ -119,7 +119,7 @@ MOST_NAME, CONTROL = 200, re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 def _check_name(found: Any, info: ValidationInfo) -> Any:
     if len(found.name) > MOST_NAME or CONTROL.search(found.name):
-        expected = f"at most {MOST_NAME} characters, and no control characters"
+        expected = f"at most {MOST_NAME} characters, none a control character"
         raise errors.bad_value(f"{info.field_name}.name", found.name, expected)
     return found
 

@@ -17,13 +17,13 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from frontrunner import __version__
-from frontrunner.evaluators.probe.files import write_bytes
 from frontrunner.results.outcome import ProbeEnding
 from frontrunner.results.predictions import outlook_of
 from frontrunner.results.records import IMPORTED
 from frontrunner.search.budget import outlook_in_words
 from frontrunner.search.campaign_setup import stored_spec, stored_survey
 from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.document import write_bytes
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, did_you_mean, require_folder, writing
 from frontrunner.text import count, counted, minute, node_time, percent, plain, seconds, thousands
 from frontrunner.views.charts import FIGURES
