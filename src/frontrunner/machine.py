@@ -23,12 +23,13 @@ from frontrunner.evaluators.probe.this_machine import detect, processors, share_
 from frontrunner.evaluators.tables.workloads import read, samples_of_tables
 from frontrunner.results.address import parse_address
 from frontrunner.search.campaign_setup import stored_spec
-from frontrunner.spaces.cluster import Cluster, PeakTflops
+from frontrunner.spaces.cluster import ByPrecision, Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.store import opened
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.diagnostics.doctor.collective_test import TestResult
+
 SHORTEST_S = 5.0
 LONGEST_S = 3600.0
 MOST_RANKS = 1024
@@ -148,7 +149,7 @@ def _base(cluster: str | Cluster | None, ranks_per_node: int | None, device: str
             "peak_tflops": {name: rate for name, rate in asdict(base.peak_tflops).items() if rate is not None},
         }
         shared = share_processors(table, ranks_per_node or base.devices_per_node)
-        base = replace(base, **shared | {"peak_tflops": PeakTflops(**shared["peak_tflops"])})
+        base = replace(base, **shared | {"peak_tflops": ByPrecision(**shared["peak_tflops"])})
     if device is not None and TORCH_DEVICES[base.backend] != device:
         raise bad_value("--device", device, f"{TORCH_DEVICES[base.backend]}, as {base.name} has")
     return base
