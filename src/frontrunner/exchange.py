@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from frontrunner.config.campaign import named_cluster, read_campaign_file
 from frontrunner.config.recipe_file import FIGURES, Measured, Origin, RecipeFile, Training, read, to_text
 from frontrunner.config.settings import shown_store, store_url
-from frontrunner.config.toml_file import holds, read_text
+from frontrunner.config.toml_file import read_text
 from frontrunner.evaluators.export.reading import Given, is_harmless
 from frontrunner.evaluators.export.tools import SCHEDULERS, TOOLS, batch_script, tool_named
 from frontrunner.evaluators.tables.reading import Reading, Repeats, TableForm
@@ -30,6 +30,7 @@ from frontrunner.spaces.errors import (
     bad_value,
     campaign_name_from,
     did_you_mean,
+    holds,
     require_campaign_name,
     shown,
 )
@@ -43,7 +44,6 @@ from frontrunner.text import thousands
 if TYPE_CHECKING:
     from frontrunner.results.status import Appearance, Explanation
     from frontrunner.search.optuna_export import Mirrored
-    from frontrunner.search.spec import CampaignSpec
 
 RECIPE_FILE = "recipe"
 TARGETS = (*TOOLS, *SCHEDULERS, RECIPE_FILE)

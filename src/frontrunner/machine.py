@@ -16,7 +16,7 @@ from frontrunner.evaluators.cluster.environment import JobEnvironment, job_envir
 from frontrunner.evaluators.probe import TORCH_DEVICES
 from frontrunner.evaluators.probe.this_machine import detect, processors, share_processors
 from frontrunner.results.address import parse_address
-from frontrunner.spaces.cluster import Cluster, PeakTflops
+from frontrunner.spaces.cluster import ByPrecision, Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _base(cluster: str | Cluster | None, ranks_per_node: int | None, device: str
             "peak_tflops": {name: rate for name, rate in asdict(base.peak_tflops).items() if rate is not None},
         }
         shared = share_processors(table, ranks_per_node or base.devices_per_node)
-        base = replace(base, **shared | {"peak_tflops": PeakTflops(**shared["peak_tflops"])})
+        base = replace(base, **shared | {"peak_tflops": ByPrecision(**shared["peak_tflops"])})
     if device is not None and TORCH_DEVICES[base.backend] != device:
         raise bad_value("--device", device, f"{TORCH_DEVICES[base.backend]}, as {base.name} has")
     return base
