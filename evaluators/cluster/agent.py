@@ -1,8 +1,7 @@
 """Node agent, `python -P -m frontrunner.evaluators.cluster.agent STEP.json`: runs one node's ranks of one step.
 
-The site's launcher starts one per node. Its fork server imports torch once and forks the ranks, which end with the
-server, as the server ends with the agent. The agent ends them all when the driver cancels the step or misses its
-heartbeat, and when it is ended by a signal. Only files connect it to the driver: see `step.py`.
+The site's launcher starts one per node. Ranks end with its fork server, as that ends with the agent, which ends them
+when the driver cancels the step or misses its heartbeat, or a signal ends it. Only files connect it to the driver.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class NodeAgent:
         """Fork the ranks and stay until each has ended, or cannot be ended."""
         self._update()
         step, folder = self._step, self._folder
-        server = ForkClient(folder.node_log(self._report.node), step.environment, step.engines)
+        server = ForkClient(folder.path / f"node-{self._report.node}.log", step.environment, step.engines)
         try:
             server.start(step.token, job=folder.path / "job.json", world_size=step.world_size, ranks=self._ranks)
             while not self._has_ended():

@@ -54,7 +54,6 @@ export PBS_NODEFILE="$FRONTRUNNER_NODES\""""
 _AFTER_INIT = {"pbs": UNIQUE_PBS_NODES, "lsf": LSF_NODES}
 _TITLES = {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF"}
 _SLURM_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
-"""days-hours:minutes:seconds, as squeue abbreviates it."""
 
 
 def launch_command(launcher: str, options: Sequence[str], nodes: Sequence[str], command: Sequence[str]) -> list[str]:
@@ -107,7 +106,6 @@ def why_ended(scheduler: str, job_id: str) -> str | None:
 
 
 def _query(*command: str) -> str:
-    """Return a command's output; empty if it does not exist, fails or takes too long."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=QUERY_TIMEOUT_S

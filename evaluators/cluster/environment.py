@@ -1,8 +1,4 @@
-"""The job that this process is part of: its launcher and rank, the nodes of its allocation, and its devices.
-
-Launchers and batch systems describe a process's place in environment variables of their own, which the tables here
-list. All input is passed in, so that every launcher can be tested without one.
-"""
+"""The job that this process is part of, by environment variables: launcher, rank, nodes and devices."""
 
 from __future__ import annotations
 
@@ -201,24 +197,17 @@ def launched_rank(environment: Environment) -> LaunchedRank | None:
 
 
 def _started(launcher: Launcher, environment: Environment) -> bool:
-    """Return whether this launcher started the process.
-
-    srun may set PMI_RANK for MPICH's sake, so the variables count only together. torchrun's RANK counts alone: who sets
-    it by hand and forgets the rest gets an error.
-    """
-    if launcher.name == "torchrun":
+    if launcher.name == "torchrun":  # alone: who sets it by hand and forgets the rest gets an error
         return "RANK" in environment
     step = environment.get("SLURM_STEP_ID", "")
     if launcher.name == "srun" and not (step.isdecimal() and int(step) < FIRST_SPECIAL_STEP):
         return False  # sbatch or salloc started it: their steps have the numbers of slurm.h
+    # srun may set PMI_RANK for MPICH's sake, so the variables count only together.
     return all(_first(environment, names) is not None for names in launcher[1:4])
 
 
 def _master_address(launcher: Launcher, environment: Environment, nodes: int, held: Allocation | None) -> str:
-    """Return MASTER_ADDR if set, this host for one node, else the first node of the step or the job.
-
-    SLURM_LAUNCH_NODE_IPADDR does not help: it is where srun was typed, which may be a login node.
-    """
+    # SLURM_LAUNCH_NODE_IPADDR does not help: it is where srun was typed, which may be a login node.
     if "MASTER_ADDR" in environment:
         return environment["MASTER_ADDR"]
     if nodes == 1:

@@ -9,9 +9,8 @@ The rule is EASY backfilling (Lifka 1995, "The ANL/IBM SP scheduling system"; Mu
 3. Later probes may pass it. In another allocation they pass freely. In the reserved one they must be expected to end
    before the reservation begins, or use nodes that the reservation leaves over.
 
-Nothing starves behind a stream of smaller probes: a reserved probe waits only for probes that were started before its
-reservation, or that end before it begins, and once it has started the next in line gets the reservation. A probe that
-no allocation can hold, for lack of nodes or of time, has no reservation and delays nobody.
+So nothing starves behind a stream of smaller probes. A probe that no allocation can hold, for lack of nodes or of time,
+has no reservation and delays nobody.
 
 Times are seconds on one clock of the caller's.
 """

@@ -5,12 +5,12 @@ All files are in the attempt's run folder, on a file system that all nodes and t
 
 step.json            what each node's agent has to do
 node-K.json          how the ranks of node K are, by its agent
-node-K.log           the agent's own output
+node-K.log           the output of its fork server
 launcher.log         the output of what started the agents
 cancel               not empty: the driver wants the ranks to end
 
 Files that somebody waits for exist from the beginning, empty: a network file system may cache for a minute that a file
-was missing, but checks again for one that it opens.
+is missing.
 """
 
 from __future__ import annotations
@@ -119,10 +119,6 @@ class StepFolder:
         with contextlib.suppress(OSError):
             return bool(self._cancel.read_bytes())
         return False
-
-    def node_log(self, node: int) -> Path:
-        """Return the path of the output of one node's agent and fork server."""
-        return self.path / f"node-{node}.log"
 
     def write_report(self, report: NodeReport) -> None:
         """Write a node's report."""

@@ -1,8 +1,7 @@
 """Breakdown of a rank's step time into parts, from a Chrome trace of torch's profiler.
 
-At each moment of a step exactly one thing counts: what the rank's device computes; else what it waits for; else what
-the host is known to do; else it is idle. The parts therefore sum to the step's time. Communication that runs while
-something is computed costs nothing and is counted apart, as hidden.
+At each moment of a step one thing counts: what the rank's device computes; else what it waits for; else what the host
+is known to do; else it is idle. Communication that runs while something is computed is counted apart, as hidden.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ def total(spans: Iterable[Span]) -> float:
 class Part(StrEnum):
     """Part of a step's time; of several at once the earlier here counts.
 
-    Sends come last of the communication: they stay in flight until the other stage takes them, while the rank waits
-    for something else.
+    Sends come last of the communication: they stay in flight while the rank waits for something else.
     """
 
     OPTIMIZER = "optimizer"
@@ -100,8 +98,7 @@ class Breakdown:
 
 
 def mean(breakdowns: Sequence[Breakdown]) -> Breakdown:
-    """Return the mean over ranks; parts still sum to the step's time."""
-
+    """Return the mean over ranks."""
     return Breakdown(
         step_time_s=fmean(each.step_time_s for each in breakdowns),
         seconds={part: fmean(each.seconds.get(part, 0.0) for each in breakdowns) for part in Part},
@@ -272,10 +269,7 @@ def _is_compiled(event: Event) -> bool:
 
 
 def _is_computing(event: Event) -> bool:
-    """Return whether the self time of a host's event is computing: operators (`aten::mm`) and compiled regions.
-
-    Nodes of autograd, functions written in Python and collectives hold others' time and their own waiting.
-    """
+    # Nodes of autograd, functions written in Python and collectives hold others' time and their own waiting.
     namespace, colons, _ = event.name.partition("::")
     is_operator = bool(colons) and namespace not in (*COLLECTIVE_NAMESPACES, "autograd", "frontrunner")
     return is_operator or _is_compiled(event)

@@ -155,9 +155,9 @@ def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
 
 
 def _problem_of(row: Row) -> Problem:
-    sequence, batch = _count(row, "seq"), _count(row, "gbs")
+    batch = _count(row, "gbs")
     return Problem(
-        sequence_length=sequence,
+        sequence_length=_count(row, "seq"),
         model=model_of(row),
         cluster=cluster_of(row),
         global_batch=GlobalBatch(minimum=batch, maximum=batch),

@@ -1,9 +1,8 @@
 """Offload to a disk by DeepSpeed (ZeRO-Infinity, arXiv 2104.07857): its settings, its operator, the machine's limits.
 
 DeepSpeed compiles its async_io operator at first use, in every rank, behind a lock file that a killed rank leaves for
-good. Here this module as a program compiles it once before any rank starts, into a folder that is there whole or not at
-all. One built with DeepSpeed (DS_BUILD_AIO=1) is DeepSpeed's to load. Importing this module imports neither deepspeed
-nor torch.
+good. This module as a program compiles it once before any rank starts; one built with DeepSpeed (DS_BUILD_AIO=1) is
+DeepSpeed's to load. Importing this module imports neither deepspeed nor torch.
 """
 
 from __future__ import annotations

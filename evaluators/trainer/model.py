@@ -346,11 +346,8 @@ def initialize(parameters: Iterable[tuple[str, nn.Parameter]], *, seed: int, lay
 
 
 def _local_part(whole: Tensor, like: DTensor) -> Tensor:
-    """Return the part of `whole` that this rank holds of a DTensor `like` of the same shape.
-
-    Mesh dimensions split from the outermost to the innermost, but for strided ones, which split what those have left:
-    tensor parallelism is applied before FSDP2 shards, and stands further in.
-    """
+    # Mesh dimensions split from the outermost to the innermost, but for strided ones, which split what those have left:
+    # tensor parallelism is applied before FSDP2 shards, and stands further in.
     mesh, placements, part = like.device_mesh, like.placements, whole
     for dimension in sorted(range(mesh.ndim), key=lambda number: hasattr(placements[number], "split_factor")):
         along = getattr(placements[dimension], "dim", None)

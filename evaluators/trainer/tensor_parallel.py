@@ -5,10 +5,9 @@ columns, the matrices after them by rows, embedding and head by the vocabulary. 
 activations between the parts of a block are whole on every rank; with it (arXiv 2205.05198) each rank holds S / t
 neighboring positions there.
 
-Weights are DTensors, so that sharding, checkpoints and the gradient norm know what each rank holds. All that lies
-before the last norm computes on plain tensors: an operator on DTensors takes the host several times as long
-(docs/measurements.md). Last norm and head are torch's DTensor plans; logits stay split over the vocabulary, and the
-loss is computed under `loss_parallel`.
+Weights are DTensors; all that lies before the last norm computes on plain tensors, since an operator on DTensors takes
+the host several times as long (docs/measurements.md). Last norm and head are torch's DTensor plans; logits stay split
+over the vocabulary, and the loss is computed under `loss_parallel`.
 
 Shapes below: B sequences, S tokens, D hidden width, t tensor-parallel ranks.
 """

@@ -270,11 +270,9 @@ class _Opaque(nn.Module):
 
 
 class ReplicatedStage(PipelineStage):
-    """A stage whose replicas reduce gradients as its `Replicas` say, at each backward pass.
+    """A stage whose gradients are reduced as its `Replicas` say; for schedules with each backward pass in one piece.
 
-    torch's own stage turns the reduction off for every backward pass and reduces once after the last, for every
-    sharding: ZeRO-2 and ZeRO-3 would be ZeRO-1 in disguise. Only for schedules that compute each backward pass in one
-    piece.
+    torch's own stage reduces once, after the last pass, for every sharding: ZeRO-2 and ZeRO-3 would be ZeRO-1.
     """
 
     def __init__(self, replicas: Replicas, **options: Any) -> None:
@@ -295,10 +293,7 @@ class ReplicatedStage(PipelineStage):
 def build_schedule(
     parts: Mapping[int, Replicas], layout: Layout, loss: Any, device: torch.device
 ) -> PipelineScheduleSingle | PipelineScheduleMulti:
-    """Return the recipe's schedule over this rank's stages, by number, in ascending order.
-
-    The loss function must already divide by the number of micro-batches.
-    """
+    """Return the schedule over this rank's stages, in ascending order; `loss` divides by the micro-batches."""
     recipe = layout.recipe
     stages: list[PipelineStage] = []
     for number, replicas in parts.items():
