@@ -20,7 +20,7 @@ from typing import Any
 
 from frontrunner.evaluators.cluster.environment import launched_rank
 from frontrunner.evaluators.cluster.step import LOOK_S, HeartbeatMonitor, NodeReport, Step, StepFolder
-from frontrunner.evaluators.probe.fork_server import ForkClient, RankExited, RanksStarted, Report
+from frontrunner.evaluators.probe.fork_server import ForkClient, RankExited, RanksStarted
 from frontrunner.evaluators.probe.processes import KILL_GRACE_S, kernel_oom_kills, kill_rank
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
@@ -55,7 +55,13 @@ class NodeAgent:
             server.start(step.token, job=folder.path / "job.json", world_size=step.world_size, ranks=self._ranks)
             while not self._has_ended():
                 for report in server.reports(POLL_S):
-                    self._handle(report)
+                    if isinstance(report, RanksStarted):
+                        self._pids = dict(zip(self._ranks, report.pids, strict=True))
+                        self._update(running=True)
+                    elif isinstance(report, RankExited):
+                        self._update(statuses=self._report.statuses | {report.rank: report.status})
+                    else:
+                        self._update(trouble="the node's fork server ended, and the ranks with it")
                 if self._should_end():
                     self._kill_ranks()
         except FrontrunnerError as error:  # the fork server did not start
@@ -65,15 +71,6 @@ class NodeAgent:
             if step.scratch is not None:
                 shutil.rmtree(step.scratch, ignore_errors=True)
             self._update(ended=True)
-
-    def _handle(self, report: Report) -> None:
-        if isinstance(report, RanksStarted):
-            self._pids = dict(zip(self._ranks, report.pids, strict=True))
-            self._update(running=True)
-        elif isinstance(report, RankExited):
-            self._update(statuses=self._report.statuses | {report.rank: report.status})
-        else:
-            self._update(trouble="the node's fork server ended, and the ranks with it")
 
     def _has_ended(self) -> bool:
         if self._report.trouble is not None or len(self._report.statuses) == len(self._ranks):

@@ -13,13 +13,10 @@ from frontrunner.spaces.errors import InvalidInput, bad_value
 
 Environment = Mapping[str, str]
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torch.distributed reads, and torchrun sets."""
 RENDEZVOUS_PORT = 29500
-"""torchrun's own default, where the launcher names none."""
 FIRST_SPECIAL_STEP = 0xFFFFFFFA
 """SLURM_INTERACTIVE_STEP: from here on steps are salloc's shell, the batch script and what Slurm adds to a job."""
 COLLECTIVES = {"cpu": ("gloo", "gloo"), "cuda": ("nccl", "NCCL"), "rocm": ("nccl", "RCCL"), "xpu": ("xccl", "oneCCL")}
-"""By backend of a cluster: torch's name for the collective back end, and the library behind it."""
 DEVICE_MASKS = {
     "cuda": ("CUDA_VISIBLE_DEVICES",),
     "rocm": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),

@@ -64,7 +64,6 @@ class ForkClient:
     """One fork server process, from the side of its driver. Used by one thread."""
 
     def __init__(self, log: Path, environment: Mapping[str, str], engines: Sequence[str] = ("torch",)) -> None:
-        """Start the server, which imports the `engines` meanwhile; `log`, in the folder of runs, gets its output."""
         self._log = log
         self._pipe, theirs = Pipe()
         with theirs, log.open("ab") as output:

@@ -84,7 +84,7 @@ def kill_group(pid: int) -> None:
 
 
 def kill_rank(pid: int) -> None:
-    """Kill one rank and whatever it has started; a rank that is gone already is no error."""
+    """Kill one rank and whatever it has started; one that is gone is no error."""
     kill_group(pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)  # one that has no group of its own yet

@@ -217,14 +217,12 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
 
 
 def _remove_leftovers(chosen: ReplayPlan) -> None:
-    """Kill ranks that are left, as of a torchrun that was killed with its parent, and remove what they offloaded."""
     kill_tagged(REPLAY_TAG, str(chosen.folder), wait_s=STOP_GRACE_S)
     if chosen.job["disk"] is not None:
         shutil.rmtree(chosen.job["disk"]["folder"], ignore_errors=True)
 
 
 def _train(chosen: ReplayPlan, on_step: OnStep | None) -> int:
-    """Run torchrun to its end, pass on its events, and return its exit status; on an exception end its ranks first."""
     progress = chosen.folder / "progress.jsonl"
     events = LineReader(progress, offset=progress.stat().st_size if progress.exists() else 0)
     with chosen.log.open("ab") as output:

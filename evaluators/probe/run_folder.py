@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 UNFINISHED = re.compile(r"\..+\.json\.\d+")
 """Name of a JSON file before it is whole: see `write_bytes`."""
 CANCEL = "cancel"
-"""A flag next to those files, where ranks are on other nodes."""
 MEETING = "meeting.json"
 
 

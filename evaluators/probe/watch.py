@@ -42,10 +42,12 @@ STUCK_S = 60.0
 
 
 class Watch(ABC):
-    """One probe in flight; `overdue` is the deadline that passed, `lost` what ended and took the ranks along."""
+    """One probe in flight: `overdue` is the deadline that passed, `lost` what ended and took the ranks along.
+
+    `is_cut`: the machine was taken away meanwhile.
+    """
 
     is_cut = False
-    """Whether the machine was taken away during the probe."""
 
     def __init__(self, order: ProbeOrder, setup: ProbeSetup) -> None:
         self.order = order
@@ -371,7 +373,7 @@ class TrainingProbe(RankedProbes[RankWatch]):
         return super()._conclude(watch)
 
     def harvest(self, order: ProbeOrder) -> Outcome | None:
-        """Return the outcome on disk, or what its ranks had finished measuring when their driver died."""
+        """See `harvest`."""
         self._remove_offloaded(order)
         return super().harvest(order)
 
