@@ -7,13 +7,14 @@ import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.diagnostics.step_breakdown import Breakdown, break_down, events_of, mean
-from frontrunner.evaluators.probe.job import Corpus, profile_job
+from frontrunner.evaluators.probe.job import profile_job
 from frontrunner.evaluators.probe.preflight import prepare_recipe_here
 from frontrunner.evaluators.probe.watch import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
@@ -169,9 +170,7 @@ def run(chosen: ProfilePlan, on_progress: OnProgress | None = None) -> ProfileRe
 
 
 def _outcome(chosen: ProfilePlan, on_progress: OnProgress | None) -> Measurement | Failure:
-    def job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpus) -> dict[str, object]:
-        return profile_job(setup, recipe, run_folder, tokens, steps=chosen.steps, samples_host=chosen.samples_host)
-
+    job = partial(profile_job, steps=chosen.steps, samples_host=chosen.samples_host)
     probe = TrainingProbe(chosen.setup, make_job=job)
     try:
         probe.start(ProbeOrder(token=TOKEN, recipe=chosen.recipe, run_folder=chosen.folder))

@@ -120,15 +120,9 @@ class Event:
     name: str
     category: str
     thread: str
-    start_us: float
-    end_us: float
+    span: Span
     correlation: int | None = None
     collective: str = ""
-
-    @property
-    def span(self) -> Span:
-        """Start and end."""
-        return (self.start_us, self.end_us)
 
     @property
     def is_step(self) -> bool:
@@ -165,8 +159,7 @@ def events_of(trace: Mapping[str, Any]) -> list[Event]:
             name=str(table["name"]),
             category=str(table.get("cat", "")),
             thread=f"{table['pid']}/{table['tid']}",
-            start_us=float(table["ts"]),
-            end_us=float(table["ts"]) + float(table["dur"]),
+            span=(float(table["ts"]), float(table["ts"]) + float(table["dur"])),
             correlation=table.get("args", {}).get("correlation"),
             collective=str(table.get("args", {}).get("Collective name", "")),
         )
@@ -209,7 +202,7 @@ Activities = tuple[list[Activity], list[Activity], list[Activity], list[Activity
 
 
 def _on_device(events: Sequence[Event]) -> Activities:
-    launched_us = {event.correlation: event.start_us for event in events if event.category.endswith(LAUNCH_CATEGORIES)}
+    launched_us = {event.correlation: event.span[0] for event in events if event.category.endswith(LAUNCH_CATEGORIES)}
     ranges = _host_ranges(events)
     busy, moving = [], []
     for event in events:
@@ -236,7 +229,7 @@ def _on_host(events: Sequence[Event]) -> Activities:
     # A wait or a compiled region takes time from the operators around it.
     nested = [e for e in own if e.category == OPERATOR or e.name == WAIT_RANGE or _is_compiled(e)]
     busy = [
-        Activity(_part_at(event.start_us, ranges), span)
+        Activity(_part_at(event.span[0], ranges), span)
         for event, spans in self_times(nested)
         if _is_computing(event)
         for span in spans
@@ -277,14 +270,14 @@ def _is_computing(event: Event) -> bool:
 
 def _in_flight(events: Iterable[Event]) -> list[Activity]:
     """Return gloo's collectives, each of the kind that was called: its all-reduce may be torch's reduce-scatter."""
-    ordered = sorted(events, key=lambda event: event.start_us)
+    ordered = sorted(events, key=lambda event: event.span[0])
     calls = [event for event in ordered if event.category == OPERATOR and event.name.startswith("c10d::")]
     asked = [call for call in calls if collective_part(call.name) in (Part.ALL_REDUCE, Part.REDUCE_SCATTER)]
     found = []
     for event in ordered:
         if event.name.startswith(IN_FLIGHT_ON_CPU):
             part = collective_part(event.name)
-            if part == Part.ALL_REDUCE and asked and asked[0].start_us <= event.start_us:
+            if part == Part.ALL_REDUCE and asked and asked[0].span[0] <= event.span[0]:
                 part = collective_part(asked.pop(0).name)
             found.append(Activity(part, event.span))
     return found
@@ -319,12 +312,12 @@ def self_times(events: Iterable[Event]) -> Iterator[tuple[Event, list[Span]]]:
 
     One that holds another of the same name is left out: it is the dispatch of an operator on a distributed tensor.
     """
-    ordered = sorted(events, key=lambda event: (event.start_us, -event.end_us))
+    ordered = sorted(events, key=lambda event: (event.span[0], -event.span[1]))
     inside: dict[int, list[Span]] = {}
     wrappers: set[int] = set()
     nest: list[tuple[int, Event]] = []
     for number, event in enumerate(ordered):
-        while nest and nest[-1][1].end_us <= event.start_us:
+        while nest and nest[-1][1].span[1] <= event.span[0]:
             nest.pop()
         if nest:
             inside[nest[-1][0]].append(event.span)

@@ -9,7 +9,7 @@ result.json          what the ranks measured, by rank 0
 outcome.json         the outcome, as returned to the driver
 
 `job.json`, `result.json` and `outcome.json` name the folder that they were written for: one that names another was
-copied here. `cluster/step.py` lists what steps on other nodes add.
+copied here. `cluster/agent.py` lists what steps on other nodes add.
 """
 
 from __future__ import annotations

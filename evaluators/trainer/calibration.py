@@ -85,19 +85,14 @@ class Clock:
         self._device = device
         self._on_step = on_step
         self.left_out: list[dict[str, Any]] = []
-        self._began_s = time.monotonic()
+        self.began_s = time.monotonic()
         self._meeting_s = statistics.median(self._window_s(lambda: None, 1) for _ in range(MEETINGS))
-
-    @property
-    def now_s(self) -> float:
-        """Seconds since the clock's start."""
-        return time.monotonic() - self._began_s
 
     def sweep(self, of: str, cells: Iterable[Cell], until_s: float) -> list[dict[str, Any]]:
         """Return a row per cell, until `until_s` after the start; what would take longer goes to `left_out`."""
         cells, rows, seen = list(cells), list[dict[str, Any]](), list[tuple[float, float]]()
         for number, cell in enumerate(cells):
-            left_s = -self.largest(self.now_s - until_s)
+            left_s = -self.largest(time.monotonic() - self.began_s - until_s)
             expected_s = expected(cell.work, seen) * (UNTIMED_RUNS + WINDOWS)
             if number >= ALWAYS and (left_s <= 0 or expected_s > left_s):
                 why = f"would take {expected_s:.2g} s of {max(left_s, 0.0):.2g} s that were left"
@@ -291,7 +286,7 @@ def measure(device: torch.device, seconds: float, ranks_per_node: int) -> dict[s
         from_s = until_s
     for row in rows["collectives"]:
         row["time_s"] /= 2 if row["collective"] == "point-to-point" else 1  # there and back
-    return {**rows, "left_out": clock.left_out, "measured_for_s": clock.now_s}
+    return {**rows, "left_out": clock.left_out, "measured_for_s": time.monotonic() - clock.began_s}
 
 
 def main() -> None:

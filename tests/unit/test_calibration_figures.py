@@ -166,7 +166,7 @@ def test_timings_that_follow_no_line_change_nothing_and_are_told() -> None:
 
 
 def test_a_written_file_reads_back_equal(found: Calibration, tmp_path: Path) -> None:
-    odd = replace(found, cluster=replace(found.cluster, name='a "quoted"\n\x7f name \\ \u00e9', source="# no comment"))
+    odd = replace(found, cluster=replace(found.cluster, source='a "quoted"\n\x7f text \\ \u00e9 # no comment'))
     out = tmp_path / "cluster.toml"
 
     write_measured(out, odd)
