@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shlex
 import shutil
@@ -26,13 +27,7 @@ from frontrunner.evaluators.probe.processes import end_child, kill_tagged, start
 from frontrunner.evaluators.probe.watch import rank_environment
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.results.provenance import collect
-from frontrunner.spaces.errors import (
-    FrontrunnerError,
-    InvalidInput,
-    require_above_zero,
-    require_at_least,
-    require_one_of,
-)
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, require_at_least, require_one_of
 from frontrunner.spaces.recipe import Recipe
 
 METRICS = ("csv", "tensorboard")
@@ -68,7 +63,8 @@ class ReplaySettings:
         require_at_least("replay", 0, warm_up_steps=self.warm_up_steps)
         if self.checkpoint_every_steps is not None:
             require_at_least("replay", 1, checkpoint_every_steps=self.checkpoint_every_steps)
-        require_above_zero("replay.learning_rate", self.learning_rate, "a number above 0")
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise InvalidInput(f"replay.learning_rate = {self.learning_rate}: expected a number above 0")
         require_one_of("replay", "metrics", self.metrics, METRICS)
 
     def train_table(self) -> dict[str, Any]:

@@ -18,14 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor, parallel
 from torch.nn import functional
 
 from frontrunner.evaluators.trainer.layout import exchanged
@@ -168,10 +161,14 @@ def apply_tensor_parallel(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequenc
     if model.head is None:
         return
     between: Placement = Shard(1) if sequence_parallel else Replicate()
-    head: ParallelStyle = ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)
+    head: parallel.ParallelStyle = parallel.ColwiseParallel(
+        input_layouts=between, output_layouts=Shard(-1), use_local_output=False
+    )
     if isinstance(model.head, TiedHead):
-        head = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
-    parallelize_module(model, mesh, {"head": head} | ({"norm": SequenceParallel()} if sequence_parallel else {}))
+        head = parallel.PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
+    parallel.parallelize_module(
+        model, mesh, {"head": head} | ({"norm": parallel.SequenceParallel()} if sequence_parallel else {})
+    )
 
 
 def split_blocks(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_parallel: bool) -> TensorRanks:
