@@ -166,9 +166,8 @@ def apply_tensor_parallel(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequenc
     )
     if isinstance(model.head, TiedHead):
         head = parallel.PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
-    parallel.parallelize_module(
-        model, mesh, {"head": head} | ({"norm": parallel.SequenceParallel()} if sequence_parallel else {})
-    )
+    plan = {"head": head} | ({"norm": parallel.SequenceParallel()} if sequence_parallel else {})
+    parallel.parallelize_module(model, mesh, plan)
 
 
 def split_blocks(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_parallel: bool) -> TensorRanks:
