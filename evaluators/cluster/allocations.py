@@ -192,10 +192,7 @@ class Pool:
         self._at_a_time = source.allocations
 
     def place(self, waiting: Sequence[Waiting], now_s: float) -> dict[str, HeldAllocation]:
-        """Return the allocation for each probe that can start now; request nodes where there are too few.
-
-        Raises `NodesUnavailable` if they cannot be obtained.
-        """
+        """Return the allocation for each probe that can start now; request nodes, or raise `NodesUnavailable`."""
         self._drop_ended(now_s)
         ready = {one.name: one for one in self._allocations if one.ready_s is not None}
         placed = place(waiting, [self._room(one) for one in ready.values()], now_s)
@@ -304,10 +301,7 @@ class Occupied(NamedTuple):
 
 @dataclass(kw_only=True)
 class Room:
-    """Nodes of an allocation, held until `end_s` (None: without an end), and what runs on them.
-
-    From `reserved_from_s` on only `left_over` nodes are free for probes that came after the reserved one.
-    """
+    """Nodes of an allocation until `end_s`; from `reserved_from_s` on `left_over` of them are free for later probes."""
 
     name: str
     nodes: int

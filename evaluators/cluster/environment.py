@@ -29,10 +29,7 @@ MAX_HOSTS = 1_000_000
 
 
 class Launcher(NamedTuple):
-    """Names of the variables by which a launcher describes a process's place; the first that is set of each counts.
-
-    Without a variable for the local world size it follows from the world size and the number of nodes.
-    """
+    """Names of the variables by which a launcher describes a process's place; the first that is set of each counts."""
 
     name: str
     rank: str

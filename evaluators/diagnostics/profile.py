@@ -185,10 +185,7 @@ def _outcome(chosen: ProfilePlan, on_progress: OnProgress | None) -> Measurement
 
 
 def join_traces(traces: Sequence[Path], joined: Path) -> tuple[Breakdown, ...]:
-    """Write the spans of the ranks' traces, given in rank order, to one gzipped Chrome trace; break each down.
-
-    Arrows between spans are left out: their numbers mean something within one rank only.
-    """
+    """Write the spans of the ranks' traces, given in rank order, to one gzipped Chrome trace; break each down."""
     processes: dict[tuple[int, int], int] = {}
     events: list[dict[str, Any]] = []
     breakdowns = []
@@ -203,7 +200,7 @@ def join_traces(traces: Sequence[Path], joined: Path) -> tuple[Breakdown, ...]:
         base_ns.append(int(trace.get("baseTimeNanoseconds", 0)))
         for event in trace["traceEvents"]:
             if event.get("ph") not in ("X", "M") or not isinstance(event["pid"], int):
-                continue  # the profiler's own marks have text as process ids
+                continue  # arrows, whose numbers are of one rank, and the profiler's own marks, whose ids are text
             number = processes.setdefault((rank, event["pid"]), len(processes) + 1)
             start_us = event.get("ts", 0) + (base_ns[rank] - base_ns[0]) / 1000
             events.append(event | {"pid": number, "ts": start_us})

@@ -59,10 +59,7 @@ def total(spans: Iterable[Span]) -> float:
 
 
 class Part(StrEnum):
-    """Part of a step's time; of several at once the earlier here counts.
-
-    Sends come last of the communication: they stay in flight while the rank waits for something else.
-    """
+    """Part of a step's time; of several at once the earlier here counts."""
 
     OPTIMIZER = "optimizer"
     DATA = "data"
@@ -73,7 +70,7 @@ class Part(StrEnum):
     ALL_TO_ALL = "all-to-all"
     BROADCAST = "broadcast"
     OTHER_COLLECTIVE = "other collective"
-    SEND_RECV = "send/recv"
+    SEND_RECV = "send/recv"  # last of the communication: sends stay in flight while the rank waits for something else
     HOST_COPY = "host-device copy"
     IDLE = "idle"
 

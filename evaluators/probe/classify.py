@@ -78,10 +78,7 @@ class Verdict:
 
 
 def classify(evidence: Evidence) -> Verdict:
-    """Return the kind of a failure and the rank to blame.
-
-    Memory comes first: its peers then fail as if the network had. A rank's own error outweighs peers' complaints.
-    """
+    """Return the kind of a failure and the rank to blame: memory first, then a rank's own error before its peers'."""
     return next(_verdicts(evidence), Verdict(FailureKind.LOST, "the ranks ended without a result or an error"))
 
 

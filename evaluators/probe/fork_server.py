@@ -93,10 +93,7 @@ class ForkClient:
             self._pipe.send_bytes(json.dumps(request).encode())
 
     def reports(self, timeout_s: float) -> list[Report]:
-        """Return what the server has reported, waiting up to `timeout_s`; kill a server that does not reply.
-
-        Raises `FrontrunnerError` if the server exited by itself before it was ready, or is not ready in time.
-        """
+        """Return what the server reports within `timeout_s`; raise `FrontrunnerError` if it does not get ready."""
         found: list[Report] = []
         while self._pipe.poll(timeout_s):
             timeout_s = 0.0

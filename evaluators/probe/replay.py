@@ -178,11 +178,7 @@ def prepare(chosen: ReplayPlan) -> None:
 
 
 def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
-    """Run a replay to its end, going on from the newest checkpoint in its folder.
-
-    Raises `InvalidInput` if the folder holds another or a running replay, `FrontrunnerError` with the log's end if it
-    fails.
-    """
+    """Run a replay to its end, from its folder's newest checkpoint; raise `FrontrunnerError` with the log's end."""
     prepare(chosen)
     with (chosen.folder / ".lock").open("w") as lock:  # held until this process ends, however it does
         try:

@@ -1,7 +1,4 @@
-"""Probes in flight: short real training runs, started warm, watched and ended from outside.
-
-Deadlines, the ends of ranks, and outcomes, which are on disk before they are reported.
-"""
+"""Probes in flight: their deadlines, the ends of their ranks, and their outcomes, on disk before they are reported."""
 
 from __future__ import annotations
 

@@ -255,10 +255,7 @@ class LeveledUnit:
 
 
 class Cut:
-    """How tensors are cut along their first dimension over a group's ranks, in the parts of `torch.chunk` and Shard(0).
-
-    What travels is padded to equal parts, and all tensors travel together.
-    """
+    """How tensors are cut along their first dimension over a group's ranks, as by `torch.chunk` and Shard(0)."""
 
     def __init__(self, shapes: Sequence[torch.Size], mesh: DeviceMesh) -> None:
         self._shapes = list(shapes)

@@ -47,10 +47,7 @@ def preload(engines: Sequence[str] = ("torch",)) -> None:
 
 
 def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_rank: int) -> None:
-    """Be rank `rank` of the job from start to end; return once the job is done.
-
-    A rank that fails ends its process at once: an orderly exit would wait until its peers' collectives time out.
-    """
+    """Be rank `rank` of the job; one that fails ends at once, since an orderly exit would wait for its peers."""
     folder, start, phases = Path(job.run_folder), time.monotonic(), ["starting"]
     error_path = folder / f"rank-{rank}.error.json"
     try:

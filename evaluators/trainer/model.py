@@ -95,10 +95,7 @@ def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class RotaryTable:
-    """Cosines and sines of rotary position embedding (arXiv 2104.09864), shared by the blocks of a stage.
-
-    Not a module, so that no wrapper shards, casts or stores it.
-    """
+    """Cosines and sines of rotary position embedding (arXiv 2104.09864); no module, which wrappers would store."""
 
     def __init__(self, *, sequence_length: int, head_width: int) -> None:
         self._sequence_length = sequence_length
@@ -250,10 +247,7 @@ class TiedHead(nn.Module):
 
 
 class Gpt(nn.Module):
-    """The blocks `layers`, with the embedding before the first layer and the norm and head after the last.
-
-    `context` are the ranks that share the sequences; None where the model is given whole ones.
-    """
+    """The blocks `layers`, with the embedding before the first layer and the norm and head after the last."""
 
     def __init__(
         self,

@@ -160,10 +160,7 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 class NarrowStateOptimizer(torch.optim.Optimizer):
-    """AdamW or SGD with momentum whose states are kept in bf16; a step computes in fp32.
-
-    The states of a few parameters at a time are widened, and torch's own update is run on them.
-    """
+    """AdamW or SGD with momentum whose states are in bf16; torch's update runs on a few at a time, in fp32."""
 
     def __init__(self, groups: list[dict[str, Any]], options: job.Optimizer) -> None:
         super().__init__(groups, {"lr": options.learning_rate})

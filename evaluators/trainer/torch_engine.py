@@ -96,10 +96,7 @@ class TorchStepper(Stepper):
 
     @abstractmethod
     def _forward_backward(self, batch: Batch) -> Tensor:
-        """Accumulate gradients of the batch's mean loss, averaged over the copies of the model.
-
-        Return the loss where the last layer is, 0 elsewhere.
-        """
+        """Accumulate gradients of the batch's mean loss; return the loss where the last layer is, 0 elsewhere."""
 
     def _forward(self, batch: Batch) -> Tensor:
         """Return the batch's mean loss where the last layer is, 0 elsewhere."""
