@@ -50,7 +50,7 @@ class RunFolder:
         return self.path / f"rank-{rank}.log"
 
     def own(self, name: str) -> dict[str, Any] | None:
-        """Return a file's table; None if missing or another folder's; ValueError, Type- or AttributeError if damaged."""
+        """Return a file's table; None if missing or another folder's; ValueError, Type-, AttributeError if damaged."""
         found: dict[str, Any] | None = read_json(self.path / name)
         is_own = found is not None and Path(found.get("run_folder", self.path)).absolute() == self.path.absolute()
         return found if is_own else None

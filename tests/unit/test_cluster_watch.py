@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from frontrunner.evaluators.cluster import probe, step
+from frontrunner.evaluators.cluster import agent, probe
 from frontrunner.evaluators.cluster.agent import (
     Heartbeat,
     HeartbeatMonitor,
@@ -235,7 +235,7 @@ def test_a_node_that_is_gone_is_not_waited_for_beyond_its_lifeline(
     left: StepFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = OrphanedSteps([left.path])
-    monkeypatch.setattr(step, "ORPHAN_END_S", -10.0)
+    monkeypatch.setattr(agent, "ORPHAN_END_S", -10.0)
     assert steps.have_ended()
     assert not was_interrupted(left.path)
 
