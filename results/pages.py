@@ -5,7 +5,7 @@ Pages are counted from 1. A page after the last is empty; `total` is the number 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -18,7 +18,6 @@ from frontrunner.results.outcome import FailureKind, Outcome, ProbeEnding
 from frontrunner.results.ranking import (
     BYTES_PER_GB,
     ORDERED_COLUMNS,
-    PEAK_IS_KNOWN,
     Filters,
     RankBy,
     RankedRecipe,
@@ -253,13 +252,15 @@ def newest_spans(store: Store, campaign_id: int, limit: int) -> Page[AttemptOutc
 class Ended(NamedTuple):
     """A finished attempt, in the columns that charts of 100,000 need.
 
-    `kind` is None for a measurement, `standing` the pooled tokens/s of the recipe, None where it does not rank.
+    `kind` is None for a measurement, `standing` the pooled tokens/s of the recipe, None where it does not rank, and
+    `peak_memory_bytes` its peak, 0 where it is unknown.
     """
 
     recipe_id: str
     recipe_json: str
     state: TrialState
     standing: float | None
+    peak_memory_bytes: int | None
     kind: FailureKind | None
     tokens_per_s: float | None
     node_seconds: float
@@ -285,8 +286,9 @@ def probed(store: Store, campaign: Campaign | str | None) -> list[Ended]:
         mine = AttemptRow.campaign_id == found.id
         query = (
             select(
-                *(TrialRow.recipe_id, TrialRow.recipe_json, TrialRow.state, StandingRow.tokens_per_s, FailureRow.kind),
-                MeasurementRow.tokens_per_s,
+                *(TrialRow.recipe_id, TrialRow.recipe_json, TrialRow.state),
+                *(StandingRow.tokens_per_s, StandingRow.peak_memory_bytes_max_rank),
+                *(FailureRow.kind, MeasurementRow.tokens_per_s),
                 func.coalesce(MeasurementRow.node_seconds, FailureRow.node_seconds),
             )
             .select_from(AttemptRow)
@@ -307,30 +309,10 @@ def probed(store: Store, campaign: Campaign | str | None) -> list[Ended]:
             raise
 
 
-def stride(ranked: int, most: int) -> int:
-    """Return of how many ranks each one is drawn, so that up to `most` are."""
-    return max(1, -(-ranked // most))
-
-
-def ranking_sample(
-    store: Store, campaign: Campaign, *, most: int, fastest: int, always: Collection[str]
-) -> tuple[list[RankedRecipe], int, int]:
-    """Return every `stride`-th recipe of the ranking, with the fastest and those `always` wanted.
-
-    Then how many are ranked, and of how many of them the peak memory is known.
-    """
+def ranked_at(store: Store, campaign: Campaign, places: Mapping[str, int]) -> list[RankedRecipe]:
+    """Return some recipes of the ranking by tokens/s, given as recipe id -> rank in its order, the first included."""
     with store.read(campaign) as (connection, found):
-        query = select(StandingRow.trial_id, StandingRow.recipe_id, PEAK_IS_KNOWN)
-        rows = connection.execute(query.where(StandingRow.campaign_id == found.id).order_by(*ordering(RankBy.TOKENS)))
-        standing = rows.all()
-        step = stride(len(standing), most)
-        places = {
-            place: trial_id
-            for place, (trial_id, recipe_id, _) in enumerate(standing, start=1)
-            if place <= fastest or (place - 1) % step == 0 or recipe_id in always
-        }
-        ranking = rank(connection, found, StandingRow.trial_id.in_(places.values()), ranks=places)
-    return ranking, len(standing), sum(bool(row[2]) for row in standing)
+        return rank(connection, found, StandingRow.recipe_id.in_(places), ranks=places.values())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,25 +99,17 @@ def small_scale(store: Store, campaign: Campaign) -> SmallScale | None:
         )
 
 
-def scales_that_predict(store: Store, recipe_id: str) -> tuple[SmallScale, ...]:
-    """Return the campaigns that predict this recipe, the newest first, each with that prediction only."""
+def scales_that_predict(store: Store, prefix: str) -> tuple[SmallScale, ...]:
+    """Return the campaigns that predict recipes whose ids have this prefix, the newest first, each with these only."""
     predict = CampaignRow.id.in_(select(EventRow.campaign_id).where(EventRow.kind == PREDICTION))
     with store.database.read() as connection:
         campaigns = values(connection, Campaign, predict, order=CampaignRow.id.desc())
-    found = []
-    for campaign in campaigns:
-        scale = small_scale(store, campaign)
-        mine = tuple(one for one in scale.predicted if one.recipe_id == recipe_id) if scale else ()
-        if scale is not None and mine:
-            found.append(replace(scale, predicted=mine))
-    return tuple(found)
-
-
-def predicted_ids(store: Store) -> tuple[str, ...]:
-    """Return the ids of all predicted recipes of the store, measured or not."""
-    with store.database.read() as connection:
-        events = values(connection, Event, EventRow.kind == PREDICTION)
-        return tuple(dict.fromkeys(_prediction(event).recipe_id for event in events))
+    scales = [scale for campaign in campaigns if (scale := small_scale(store, campaign)) is not None]
+    found = (
+        replace(scale, predicted=tuple(one for one in scale.predicted if one.recipe_id.startswith(prefix)))
+        for scale in scales
+    )
+    return tuple(scale for scale in found if scale.predicted)
 
 
 def _predictions(connection: Connection, campaign_id: int) -> tuple[Predicted, ...]:

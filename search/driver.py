@@ -254,7 +254,8 @@ class Driver:
             self._proposals.put_back(replace(trial, state=TrialState.QUEUED))
         else:
             session.budget.probes += 1
-            if self._has_measured or not self._is_expected(trial.recipe, outcome):
+            is_full = isinstance(outcome, Failure) and outcome.kind is FailureKind.OUT_OF_MEMORY
+            if self._has_measured or not (is_full and trial.recipe in self._too_large):
                 session.retries.count(outcome, measured_before=self._has_measured)
             self._has_measured = self._has_measured or isinstance(outcome, Measurement)
             self._learn(trial.recipe, outcome)
@@ -262,14 +263,9 @@ class Driver:
         session.refresh_limits()
         self._listener.probe_ended(view, ended)
 
-    def _is_expected(self, recipe: Recipe, outcome: Outcome) -> bool:
-        """Return whether a recipe ran out of memory as the formulas predict, which predict that others fit."""
-        if not isinstance(outcome, Failure) or outcome.kind is not FailureKind.OUT_OF_MEMORY:
-            return False
-        return recipe in self._too_large
-
     @cached_property
     def _too_large(self) -> frozenset[Recipe]:
+        """The recipes that the formulas predict not to fit, where they predict that others do."""
         table = plan(self._survey.recipes, self._survey.problem).table
         return frozenset(table.recipes[row] for row in table.order[table.fitting or len(table) :])
 

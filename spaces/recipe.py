@@ -47,10 +47,6 @@ def _in_a_pipeline(degrees: Degrees | Recipe) -> bool:
     return degrees.pipeline_parallel > 1
 
 
-def _schedule_words(recipe: Recipe) -> str:
-    return recipe.schedule + (f" v{recipe.virtual_stages}" if recipe.virtual_stages > 1 else "")
-
-
 def _over_copies(degrees: Degrees | Recipe) -> bool:
     return degrees.copies > 1
 
@@ -162,7 +158,8 @@ class Recipe(Displayed):
     )  # fmt: skip
     schedule: str = _choice(
         SCHEDULES, "pipeline schedule",
-        group="pipeline", word=_schedule_words, default=("1f1b",), matters=_in_a_pipeline, is_one_hot=True,
+        group="pipeline", word=lambda one: one.schedule + (f" v{one.virtual_stages}" if one.virtual_stages > 1 else ""),
+        default=("1f1b",), matters=_in_a_pipeline, is_one_hot=True,
     )  # fmt: skip
     sharding: Sharding = _declare(  # noqa: RUF009 - it declares a field
         "sharding",

@@ -26,6 +26,19 @@ def even_layers(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(size + (stage < remainder) for stage in range(stages))
 
 
+def layers_of_stages(recipe: Recipe, layers: int) -> tuple[int, ...]:
+    """Return the layers of each stage of a recipe."""
+    return recipe.layers_per_stage or even_layers(layers, recipe.stages)
+
+
+def layers_of_ranks(recipe: Recipe, layers: int) -> list[int]:
+    """Return the layers that each pipeline rank holds in all its stages."""
+    held = [0] * recipe.pipeline_parallel
+    for stage, count in enumerate(layers_of_stages(recipe, layers)):
+        held[rank_of_stage(recipe, stage)] += count
+    return held
+
+
 def balanced_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
     """Return how many layers each stage holds so that the busiest pipeline rank has as little to do as possible.
 

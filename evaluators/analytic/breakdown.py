@@ -44,7 +44,7 @@ class Measured:
 
     store: str
     campaign: str
-    figures: str
+    figures: str = "measured"
     repeats: int
     step_time_s: float
     step_time_spread: float

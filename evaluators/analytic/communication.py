@@ -71,12 +71,6 @@ def point_to_point_s(machine: Machine, message_bytes: Rows, stride: Rows) -> Row
     return message_bytes / speed + np.where(crosses, eff.network_latency_s, eff.node_latency_s)
 
 
-def tensor_reduce_s(machine: Machine, work: Workload) -> Rows:
-    """Return the time of one all-reduce, or its two halves (arXiv 2205.05198), over the tensor-parallel ranks."""
-    message = work.tokens * work.hidden * work.bytes_per_value
-    return ring_s(machine, message, group=work.tensor_parallel, stride=work.strides["tp"], passes=2)
-
-
 def pipeline_transfer_s(machine: Machine, work: Workload) -> Rows:
     """Return the time to send activations to the next rank and their gradients back, per micro-batch."""
     sent = 2 * point_to_point_s(machine, boundary_bytes(work), work.strides["pp"])

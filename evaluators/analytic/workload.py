@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import RANK_ORDERS, SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDULES, Recipe
-from frontrunner.spaces.stages import even_layers, rank_of_stage
+from frontrunner.spaces.stages import layers_of_ranks, rank_of_stage
 
 Rows = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -101,8 +101,10 @@ class Workload:
         }
         for name in ("layers", "hidden", "heads", "kv_hidden", "ffn_hidden", "ffn_matrices"):
             columns[name] = number(getattr(model, name))
-        held = np.array([_layers_of_ends(recipe, model.layers) for recipe in recipes], dtype=np.float64)
-        columns |= zip(("layers_first", "layers_middle", "layers_last"), held.reshape(-1, 3).T, strict=True)
+        last = (rank_of_stage(recipe, recipe.stages - 1) for recipe in recipes)
+        held = [ends(layers_of_ranks(one, model.layers), rank) for one, rank in zip(recipes, last, strict=True)]
+        counts = np.array(held, dtype=np.float64).reshape(-1, 3).T
+        columns |= zip(("layers_first", "layers_middle", "layers_last"), counts, strict=True)
         for name, dtype in ((column.name, _DTYPES[column.type]) for column in fields(cls)):
             if name not in columns:
                 columns[name] = np.fromiter(map(_FROM_RECIPE.get(name, attrgetter(name)), recipes), dtype=dtype)
@@ -175,14 +177,6 @@ _FROM_RECIPE: Mapping[str, Callable[[Recipe], float]] = {
     "bytes_per_optimizer_state": lambda recipe: 2 if recipe.optimizer_state == "bf16" else 4,
     "rank_order": lambda recipe: RANK_ORDERS.index(recipe.rank_order),
 }
-
-
-def _layers_of_ends(recipe: Recipe, layers: int) -> tuple[int, int, int]:
-    counts = recipe.layers_per_stage or even_layers(layers, recipe.stages)
-    held = [0] * recipe.pipeline_parallel
-    for stage, count in enumerate(counts):
-        held[rank_of_stage(recipe, stage)] += count
-    return ends(held, last=rank_of_stage(recipe, recipe.stages - 1))
 
 
 def ends(held: Sequence[int], last: int = -1) -> tuple[int, int, int]:

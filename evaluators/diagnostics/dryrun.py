@@ -20,7 +20,7 @@ from frontrunner.evaluators.probe.job import dry_run_job
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import INTERLEAVED_SCHEDULES, Recipe
-from frontrunner.spaces.stages import even_layers, rank_of_stage
+from frontrunner.spaces.stages import layers_of_ranks, rank_of_stage
 
 CHILD = "frontrunner.evaluators.trainer.dry_run"
 DEADLINE_S = 600.0
@@ -55,7 +55,7 @@ def plan(
     if rank is not None and not 0 <= rank < recipe.devices:
         raise bad_value("rank", rank, f"one of the recipe's ranks, 0 to {recipe.devices - 1}")
     needed = needed_micro_batches(recipe)
-    layers = max(layers_of_pipeline_ranks(recipe, problem))
+    layers = max(layers_of_ranks(recipe, problem.model.layers))
     is_long = needed * layers > MOST_LAYER_PASSES and needed > 2 * recipe.stages
     extrapolated = recipe.schedule in ALL_IN_FLIGHT and is_long
     few = min(recipe.stages, 4) if recipe.schedule == "gpipe" else recipe.stages  # GPipe's all cost the same
@@ -96,17 +96,9 @@ def needed_micro_batches(recipe: Recipe) -> int:
     return min(accumulation, recipe.stages + (ranks if recipe.schedule in INTERLEAVED_SCHEDULES else 1))
 
 
-def layers_of_pipeline_ranks(recipe: Recipe, problem: Problem) -> list[int]:
-    """Return the number of layers that each pipeline rank holds in all its stages."""
-    held = [0] * recipe.pipeline_parallel
-    for stage, layers in enumerate(recipe.layers_per_stage or even_layers(problem.model.layers, recipe.stages)):
-        held[rank_of_stage(recipe, stage)] += layers
-    return held
-
-
 def worst_ranks(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
     """Return the first replica's first and last pipeline rank, and the first rank with more layers than both."""
-    layers = layers_of_pipeline_ranks(recipe, problem)
+    layers = layers_of_ranks(recipe, problem.model.layers)
     chosen = {0, recipe.pipeline_parallel - 1}
     if max(layers) > max(layers[0], layers[-1]):
         chosen.add(layers.index(max(layers)))
@@ -221,7 +213,7 @@ def _traced_rank(chosen: DryRunPlan, few: dict[str, Any], many: dict[str, Any] |
     """Return what a trace shows; with a second one of twice as many micro-batches, the memory of all of them."""
     recipe, problem, model = chosen.recipe, chosen.problem, chosen.problem.model
     place = recipe.pipeline_rank(few["rank"])
-    layers = layers_of_pipeline_ranks(recipe, problem)[place]
+    layers = layers_of_ranks(recipe, model.layers)[place]
     sizes, trace_time_s = few["memory_bytes"], few["trace_time_s"]
     if many is not None:
         steps = recipe.accumulation / chosen.micro_batches - 1

@@ -244,7 +244,6 @@ def _host_ranges(events: Iterable[Event]) -> list[Activity]:
 
 
 def _part_at(time_us: float, ranges: Iterable[Activity]) -> Part:
-    """Return the part of the host's range that contains a moment; outside of all ranges, the model."""
     return next((part for part, (start, end) in ranges if start <= time_us < end), Part.COMPUTE)
 
 

@@ -27,7 +27,7 @@ from frontrunner.spaces.errors import InvalidInput, bad_value, shown_key
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import SHARDING_NAMES
-from frontrunner.spaces.stages import even_layers
+from frontrunner.spaces.stages import even_layers, layers_of_stages
 
 OPTIONS = {
     "tensor_parallel": "--tensor-model-parallel-size",
@@ -97,10 +97,6 @@ BRIDGE_KEYS = {number: _bridge_key(option) for number, option in OPTIONS.items()
 BRIDGE_KEYS["virtual_stages"] = "model.virtual_pipeline_model_parallel_size"
 
 
-def _stage_layers(problem: Problem, recipe: Recipe) -> tuple[int, ...]:
-    return recipe.layers_per_stage or even_layers(problem.model.layers, recipe.stages)
-
-
 class MegatronLM(Tool):
     """Megatron-LM: a bash file of arguments for pretrain_gpt.py."""
 
@@ -151,7 +147,7 @@ class MegatronLM(Tool):
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return what follows pretrain_gpt.py, except data, steps and learning rate."""
-        model, layers = problem.model, _stage_layers(problem, recipe)
+        model, layers = problem.model, layers_of_stages(recipe, problem.model.layers)
         has_gqa, is_even = model.kv_heads != model.heads, len(set(layers)) == 1
         fsdp, bf16_states = FSDP.get(recipe.sharding_name), recipe.optimizer_state == "bf16"
         settings = self._common(problem, recipe) | {
@@ -322,7 +318,11 @@ class MegatronDeepSpeed(MegatronLM):
 
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
         """Return what of pipeline and ZeRO Megatron-DeepSpeed does not run."""
-        tool, layers, has_stages = self.title, _stage_layers(problem, recipe), recipe.pipeline_parallel > 1
+        tool, layers, has_stages = (
+            self.title,
+            layers_of_stages(recipe, problem.model.layers),
+            recipe.pipeline_parallel > 1,
+        )
         return (
             (has_stages and recipe.schedule != "1f1b", "schedule-unsaid",
              f"{tool}'s pipeline runs 1f1b, not {recipe.schedule}"),
@@ -411,7 +411,7 @@ class MegatronBridge(MegatronLM):
         return _bridge_key(name)
 
     def _settings(self, problem: Problem, recipe: Recipe) -> dict[str, Any]:
-        layers, fsdp = _stage_layers(problem, recipe), FSDP.get(recipe.sharding_name)
+        layers, fsdp = layers_of_stages(recipe, problem.model.layers), FSDP.get(recipe.sharding_name)
         is_sharded = recipe.sharding_name != "none"
         found = self.numbers(recipe)
         if recipe.virtual_stages == 1:

@@ -164,7 +164,6 @@ def check_data(data: DataSettings, problem: Problem) -> None:
 
 
 def _token_file(data: DataSettings, problem: Problem) -> Corpus | None:
-    """Return the user's file of tokens; None where the data is text."""
     if data.path is None or not data.path.endswith(".bin"):
         return None
     return Corpus(Path(data.path), "uint16" if problem.model.vocabulary <= UINT16_VOCABULARY else "uint32")

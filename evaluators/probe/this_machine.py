@@ -7,6 +7,9 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,37 +25,89 @@ CPU_MEMORY_SHARE = 0.8
 """Share of the memory that is free now that the ranks of a probe may use together."""
 MIN_MEMORY_GIB = 0.01
 
-_TORCH_PROGRAM = """
+TORCH_TIMEOUT_S = 180.0
+"""Assumed: importing torch from a cold network file system, and a driver that wakes its devices."""
+TORCH_PROGRAM = """
 import json, torch
-backend = "cuda" if torch.cuda.is_available() else "xpu" if torch.xpu.is_available() else "cpu"
-found = {"backend": "rocm" if backend == "cuda" and torch.version.hip else backend}
-if backend != "cpu":
-    device = getattr(torch, backend)
-    properties = device.get_device_properties(0)
-    found |= {"count": device.device_count(), "name": properties.name, "memory_bytes": properties.total_memory}
-print(json.dumps(found))
+import torch.distributed as dist
+words = {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
+         "xpu": getattr(torch.version, "xpu", None), "devices": [], "device_error": None, "nccl": None}
+kind = "xpu" if words["xpu"] else "cuda" if words["cuda"] or words["hip"] else None
+if kind is not None:
+    module = getattr(torch, kind)
+    try:
+        module.init()
+        for number in range(module.device_count()):
+            found = module.get_device_properties(number)
+            words["devices"].append({"name": found.name, "memory_bytes": found.total_memory})
+    except Exception as error:
+        words["device_error"] = str(error).strip().split(chr(10))[0]
+if kind == "cuda" and dist.is_nccl_available():
+    version = torch.cuda.nccl.version()
+    words["nccl"] = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
+names = ("gloo", "nccl", "mpi", "xccl")
+words["collectives"] = [name for name in names if getattr(dist, f"is_{name}_available", lambda: False)()]
+print(json.dumps(words))
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Torch:
+    """What `TORCH_PROGRAM` prints; `error` is why torch could not be imported, `device_error` why it sees no device."""
+
+    version: str = ""
+    cuda: str | None = None
+    hip: str | None = None
+    xpu: str | None = None
+    devices: Sequence[Mapping[str, Any]] = ()
+    device_error: str | None = None
+    collectives: Sequence[str] = ()
+    nccl: str | None = None
+    error: str | None = None
+
+    @property
+    def platform(self) -> tuple[str, str]:
+        """The backend that it is built for, with the version of the platform."""
+        found = {"xpu": self.xpu, "rocm": self.hip, "cuda": self.cuda}
+        return next(((backend, version) for backend, version in found.items() if version), ("cpu", ""))
+
+    @property
+    def backend(self) -> str:
+        """The backend of the devices that it sees."""
+        return self.platform[0] if self.devices else "cpu"
 
 
 def detect() -> dict[str, Any]:
     """Return the fields of [cluster] for this machine as one node, without unknown rates; on CPU a device is a core."""
     if not any(Path(node).exists() for node in ACCELERATOR_NODES):
         return processors()
-    # In a child process, so that this one never holds a device.
-    program = [sys.executable, "-c", _TORCH_PROGRAM]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
-    lines = done.stdout.strip().splitlines()
-    found: dict[str, Any] = json.loads(lines[-1]) if done.returncode == 0 and lines else {"backend": "cpu"}
-    if found["backend"] == "cpu":
+    torch = torch_facts()
+    if not torch.devices:
         return processors()
-    known = known_device(found["name"]) or {"device": found["name"], "backend": found["backend"]}
+    first = torch.devices[0]
+    known = known_device(first["name"]) or {"device": first["name"], "backend": torch.backend}
     return known | {
         "name": "this-machine",
         "nodes": 1,
-        "devices_per_node": found["count"],
-        "memory_gib_per_device": round(found["memory_bytes"] / GIB, 1),
-        "source": f"detected: {found['name']}",
+        "devices_per_node": len(torch.devices),
+        "memory_gib_per_device": round(first["memory_bytes"] / GIB, 1),
+        "source": f"detected: {first['name']}",
     }
+
+
+@cache
+def torch_facts() -> Torch:
+    """Return what torch is built for and sees, from a process of its own, so that this one never holds a device."""
+    command = [sys.executable, "-P", "-c", TORCH_PROGRAM]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return Torch(error=f"importing it took more than {TORCH_TIMEOUT_S:g} s")
+    lines = done.stdout.strip().splitlines()
+    if done.returncode != 0 or not lines:
+        last = done.stderr.strip().splitlines()
+        return Torch(error=last[-1] if last else f"it ended with status {done.returncode}")
+    return Torch(**json.loads(lines[-1]))
 
 
 def processors() -> dict[str, Any]:

@@ -198,7 +198,6 @@ def _on_cluster(cluster: Cluster, problems: Sequence[TableProblem], left_out: Re
 
 
 def _peak_share(measured: Measurement, table: TableProblem) -> float:
-    """Return hardware FLOPs over the device's peak, 0 where no peak is known."""
     peak = table.problem.cluster.peak_flops(table.problem.precision)
     return 0.0 if peak is None else measured.hardware_tflops_per_device * 1e12 / peak
 

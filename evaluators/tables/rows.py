@@ -153,11 +153,13 @@ def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
 
 
 def _problem_of(row: Row) -> Problem:
-    batch = _count(row, "gbs")
+    sequence, batch, machine = _count(row, "seq"), _count(row, "gbs"), machine_of(row)
+    if not _is_count(row.gpus):
+        raise ValueError("no gpus")
     return Problem(
-        sequence_length=_count(row, "seq"),
+        sequence_length=sequence,
         model=model_of(row),
-        cluster=cluster_of(row),
+        cluster=replace(machine, nodes=math.ceil(row.gpus / machine.devices_per_node)),
         global_batch=GlobalBatch(minimum=batch, maximum=batch),
         precision=row.precision if row.precision in PRECISIONS else "bf16",
     )
@@ -311,11 +313,3 @@ def machine_of(row: Row) -> Cluster:
     peaks = {row.precision or "bf16": own.pop("peak_tflops")} if "peak_tflops" in own else figures["peak_tflops"]
     counts = {key: int(own.pop(name)) for name, key in COUNTED.items() if name in own}
     return Cluster(**figures | own | counts | {"links": Links(**links), "peak_tflops": PeakTflops(**peaks)})
-
-
-def cluster_of(row: Row) -> Cluster:
-    """Return as many whole nodes of the row's machine as its devices need; raises ValueError without devices."""
-    if not _is_count(row.gpus):
-        raise ValueError("no gpus")
-    found = machine_of(row)
-    return replace(found, nodes=math.ceil(row.gpus / found.devices_per_node))

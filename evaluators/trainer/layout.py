@@ -12,7 +12,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor, all
 from torch.distributed.device_mesh import DeviceMesh
 
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.stages import even_layers, rank_of_stage
+from frontrunner.spaces.stages import layers_of_stages, rank_of_stage
 
 ShardingKind = Literal["replicate", "zero-1", "zero-2", "zero-3", "hybrid", "levels"]
 
@@ -168,7 +168,7 @@ def sharding_kind(recipe: Recipe) -> ShardingKind:
 
 def stage_layers(layers: int, recipe: Recipe) -> list[range]:
     """Return the layers of each stage: as many as the recipe says, else as even as possible."""
-    counts = recipe.layers_per_stage or even_layers(layers, recipe.stages)
+    counts = layers_of_stages(recipe, layers)
     ends = itertools.accumulate(counts)
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 

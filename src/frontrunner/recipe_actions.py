@@ -116,21 +116,19 @@ def breakdown_of(store: LocalStore, recipe: str | Mapping[str, object], campaign
 def _why_unmatched(store: LocalStore, problem: Problem, recipe: Recipe) -> str:
     """Return that a store did not measure a recipe, and in what the recipes differ that have its choices."""
 
-    def differs(other: Problem) -> tuple[str, ...]:
-        (first, second) = (identity(one, recipe) for one in (problem, other))
-        whole = (f"problem.{key}" for key in ("sequence_length", "precision") if first[key] != second[key])
-        parts = ((part, key) for part in ("model", "cluster") for key in sorted(first[part] | second[part]))
-        return (*whole, *(f"{part}.{key}" for part, key in parts if first[part].get(key) != second[part].get(key)))
+    def parts(of: Problem) -> set[tuple[str, str]]:
+        found = identity(of, recipe)
+        tables = {part: found[part] for part in ("model", "cluster")}
+        tables["problem"] = {key: found[key] for key in ("sequence_length", "precision")}
+        return {(f"{part}.{key}", repr(value)) for part, table in tables.items() for key, value in table.items()}
 
     with store.opened() as opened:
-        campaigns = [one for one in measured_with(opened, recipe) if one.figures != "simulated"]
-    none = "the store has no measurement of this recipe"
-    if not campaigns:
-        return none
-    keys, count = min(
-        Counter(differs(stored_spec(one).problem) for one in campaigns).items(), key=lambda one: len(one[0])
-    )
-    return f"{none}; {counted(count, 'campaign')} measured its choices, with another {' and '.join(keys)}"
+        others = [stored_spec(one).problem for one in measured_with(opened, recipe) if one.figures != "simulated"]
+    own, none = parts(problem), "the store has no measurement of this recipe"
+    found = Counter(tuple(sorted({key for key, _ in own ^ parts(other)})) for other in others)
+    keys, count = min(found.items(), key=lambda one: len(one[0]), default=((), 0))
+    differing = f"; {counted(count, 'campaign')} measured its choices, with another {' and '.join(keys)}"
+    return none + (differing if count else "")
 
 
 def first_measurement(explanation: Explanation, store: str) -> Measured | None:

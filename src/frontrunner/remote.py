@@ -251,7 +251,7 @@ class RemoteStore(Questions):
         except errors.InvalidInput as error:
             if isinstance(campaign, Mapping):
                 raise
-            raise errors.InvalidInput(f"{campaign}: {error.message}", hint=error.hint) from None
+            raise type(error)(f"{campaign}: {error.message}", hint=error.hint) from None
 
     def _get(self, kind: type[T], path: str, **params: Any) -> T:
         given = {key: value for key, value in params.items() if value is not None}

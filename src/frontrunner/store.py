@@ -229,10 +229,11 @@ class LocalStore:
         Raises `NotFound` unless exactly one predicted recipe has this id or prefix.
         """
         with self.opened() as store:
-            alike = [known for known in predictions.predicted_ids(store) if known.startswith(recipe_id.strip().lower())]
-            if len(alike) != 1 or len(recipe_id) < status.MIN_PREFIX:
-                raise NotFound(f"{len(alike) or 'no'} predicted recipe ids begin with {recipe_id!r}")
-            return predictions.scales_that_predict(store, alike[0])
+            scales = predictions.scales_that_predict(store, recipe_id.strip().lower())
+        alike = {one.recipe_id for scale in scales for one in scale.predicted}
+        if len(alike) != 1 or len(recipe_id) < status.MIN_PREFIX:
+            raise NotFound(f"{len(alike) or 'no'} predicted recipe ids begin with {recipe_id!r}")
+        return scales
 
     def dataframe(self, campaign: str | None = None) -> pd.DataFrame:
         """Return a table with one row per finished attempt."""

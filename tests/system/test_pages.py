@@ -169,9 +169,11 @@ def test_browser_launches_watches_and_replays_a_campaign(service: Served) -> Non
         wait_for_figures(page)
         assert page.locator("#chart-cut text", has_text="replica").count() == 2
         with page.expect_download() as begun:
-            page.locator("a[download$='.recipe.txt']").click()
+            page.locator("a[href$='to=recipe']").click()
         exported = json.loads(begun.value.path().read_text(encoding="utf-8"))
-        assert page.url.endswith(exported["content"]["recipe_id"])
+        recipe = exported["content"]["recipe_id"]
+        assert begun.value.suggested_filename == f"{recipe}.json"
+        assert page.url.endswith(f"/recipes/{recipe}?campaign=seen")
 
         page.get_by_label("steps").fill("4")
         page.get_by_role("button", name="Start a replay").click()

@@ -44,9 +44,9 @@ CASES: dict[str, tuple[dict[str, str | None], str, str | None]] = {
     "key of another section": ({"problem.nodes": "4"}, "unknown key problem.nodes = 4", "nodes belongs in [cluster]"),
     "a section in a section": ({"problem.model": "{ layers = 1 }"}, "unknown key problem.model = {layers = 1}", None),
     "control characters in a key": ({'model."a\\u001b[2J"': "1"}, 'unknown key model."a\\u001b[2J" = 1', None),
-    "a long name": ({"model.name": f'"{"x" * 201}"'}, "expected at most 200 characters, and no control", None),
+    "a long name": ({"model.name": f'"{"x" * 201}"'}, "expected at most 200 characters, none", None),
     "an escape in a name": ({"cluster.name": '"a\\u001b[2J"'}, 'cluster.name = "a\\u001b[2J": expected at most', None),
-    "a NUL in a name": ({"model.name": '"a\\u0000"'}, "and no control characters", None),
+    "a NUL in a name": ({"model.name": '"a\\u0000"'}, "none a control character", None),
     # Values of another type
     "text for a number": ({"model.layers": '"4"'}, 'model.layers = "4": expected a whole number', None),
     "decimal number for a whole one": ({"model.layers": "4.5"}, "model.layers = 4.5: expected a whole number", None),

@@ -17,8 +17,8 @@ from frontrunner.results.predictions import (
     PREDICTION,
     Predicted,
     newest_outlooks,
-    predicted_ids,
     prediction_data,
+    scales_that_predict,
     small_scale,
 )
 from frontrunner.results.prior_results import CUT, campaign_results, probes_made
@@ -59,7 +59,7 @@ QUESTIONS: dict[str, Callable[[Store], object]] = {
     "compare": lambda store: pages.compare(store, "kept", "kept"),
     "known": lambda store: (campaign_results(store, 1), probes_made(store, store.campaign("kept"))),
     "drivers": lambda store: (status.active_drivers(store), status.version_of(store, "kept")),
-    "predictions": lambda store: (predicted_ids(store), small_scale(store, store.campaign("kept"))),
+    "predictions": lambda store: (scales_that_predict(store, ""), small_scale(store, store.campaign("kept"))),
     "outlooks": outlooks,
     "specification": lambda store: stored_spec(store.campaign("kept")),
 }

@@ -13,12 +13,12 @@ from frontrunner.cli.main import frontrunner as command
 from frontrunner.cli.options import recipe_from as named
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.analytic.breakdown import Breakdown, breakdown
-from frontrunner.evaluators.diagnostics.dryrun import layers_of_pipeline_ranks
 from frontrunner.recipe_actions import one_recipe, recipe_by_id
 from frontrunner.results.store import open_store
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.stages import layers_of_ranks
 from frontrunner.spaces.validation import dump_json
 from support.analytic import PROBLEM, recipe
 from support.campaigns import spec_of, tiny, write_toml
@@ -69,7 +69,7 @@ def test_a_step_is_the_busiest_rank_s_work_and_what_it_waits_for(name: str) -> N
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_ranks_hold_the_layers_that_the_trainer_gives_them(name: str) -> None:
-    held = layers_of_pipeline_ranks(RECIPES[name], PROBLEM)
+    held = layers_of_ranks(RECIPES[name], PROBLEM.model.layers)
     ranks = breakdown(RECIPES[name], PROBLEM).ranks
     assert ranks[0].layers == held[0]
     if len(ranks) > 1:

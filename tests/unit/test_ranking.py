@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, pool
-from frontrunner.results.pages import ranking_sample
+from frontrunner.results.pages import ranked_at
 from frontrunner.results.ranking import best, pareto
 from frontrunner.results.states import CampaignState
 from frontrunner.results.status import explain, failures, status
@@ -250,17 +250,10 @@ class TestFailuresAndStatus:
         assert seen.driver_is_live
 
 
-def test_sample_of_a_ranking_has_every_so_manieth_recipe_the_fastest_and_the_wanted(
-    store: Store, measured: dict[str, list[Measurement]]
-) -> None:
+def test_some_recipes_are_ranked_as_among_all(store: Store, measured: dict[str, list[Measurement]]) -> None:
     whole = best(store, "ranked", top=None)
-    some, ranked, with_peak = ranking_sample(
-        store, store.campaign("ranked"), most=5, fastest=3, always={whole[-1].recipe_id}
-    )
-    places = sorted({1, 2, 3, *range(1, len(whole) + 1, -(-len(whole) // 5)), len(whole)})
-    assert some == [whole[place - 1] for place in places]
-    assert ranked == with_peak == len(whole)
-    assert ranking_sample(store, store.campaign("ranked"), most=40, fastest=0, always=())[0] == whole
+    some = {whole[place].recipe_id: place + 1 for place in (0, 3, 4, len(whole) - 1)}
+    assert ranked_at(store, store.campaign("ranked"), some) == [whole[place - 1] for place in some.values()]
 
 
 def test_questions_other_than_the_table_do_not_import_pandas() -> None:

@@ -11,9 +11,11 @@ import pytest
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
 from frontrunner.evaluators.analytic.memory import PeakMemory
 from frontrunner.evaluators.trainer.layout import rank_grid
+from frontrunner.results.records import Attempt, AttemptOutcome, Trial, timestamp
+from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.spaces.cluster import Cluster, Links
 from frontrunner.spaces.recipe import RANK_ORDERS, Recipe
-from frontrunner.views.charts.campaign import Span, timeline
+from frontrunner.views.charts.campaign import timeline
 from frontrunner.views.charts.cut import MOST_NODES, cut, nodes_of_groups, places, shown_nodes, stages
 from frontrunner.views.charts.recipe import COLORS, memory_bars, step_bars, step_times
 from frontrunner.views.columns import PARTS
@@ -102,23 +104,24 @@ def test_groups_reach_over_as_many_nodes_as_their_ranks_lie_on() -> None:
     assert across["words"] == "over 4 nodes, 25 GB/s per network port"
 
 
-def span(begin_s: float, end_s: float) -> Span:
-    return Span(
-        started_at=BEGINNING + timedelta(seconds=begin_s),
-        ended_at=BEGINNING + timedelta(seconds=end_s),
-        outcome="measured",
-        words="",
-        recipe_id="1",
+def attempt(begin_s: float, end_s: float | None) -> AttemptOutcome:
+    ended = None if end_s is None else timestamp(BEGINNING + timedelta(seconds=end_s))
+    state = AttemptState.RUNNING if ended is None else AttemptState.MEASURED
+    times = {"started_at": timestamp(BEGINNING + timedelta(seconds=begin_s)), "finished_at": ended}
+    return AttemptOutcome(
+        trial=Trial(id=1, campaign_id=1, number=1, recipe_id="1", recipe=recipe(8), state=TrialState.RUNNING),
+        attempt=Attempt(id=1, campaign_id=1, trial_id=1, number=1, state=state, run_folder="/runs/1", **times),
+        outcome=None,
     )
 
 
 def test_timeline_has_a_lane_per_concurrent_probe_and_cuts_pauses_out() -> None:
-    found = timeline([span(0, 10), span(5, 15), span(1000, 1010)])
+    found = timeline([attempt(0, 10), attempt(5, 15), attempt(1000, None)], BEGINNING + timedelta(seconds=1010))
     assert found is not None
     bars, cuts = (layer["data"]["values"] for layer in found["layer"])
     assert [(bar["lane"], bar["begin"], bar["end"]) for bar in bars] == [(0, 0, 10), (1, 5, 15), (0, 15, 25)]
     assert [row["begin"] for row in cuts] == [15]
-    assert timeline([]) is None
+    assert timeline([], None) is None
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +132,7 @@ def parts() -> Breakdown:
     measured = Measured(
         store="s.db",
         campaign="c",
+        figures="measured",
         repeats=1,
         step_time_s=2 * found.estimate.step_time_s,
         step_time_spread=0.0,

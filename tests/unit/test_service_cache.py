@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from starlette.responses import Response
 
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
-from frontrunner.server.service import Cache
+from frontrunner.server.service import Cache, Service
 from support.rankings import measurement, record, start
 from support.services import UNLIMITED, bearer, browser, filled, settings, tokens_of
 
@@ -32,6 +33,22 @@ def test_cache_makes_a_response_once_for_all_who_ask_at_the_same_time() -> None:
     assert len(made) == 2
     cache.clear()
     assert asyncio.run(cache.response("a", make)) is not found[0]
+
+
+def test_no_start_waits_for_figures(tmp_path: Path) -> None:
+    service, drawn = Service(settings(tmp_path)), threading.Event()
+
+    async def ask() -> str:
+        drawing = [asyncio.create_task(service.slowly(lambda: drawn.wait(60))) for _ in range(3)]
+        await asyncio.sleep(0)
+        try:
+            return await asyncio.wait_for(service.slowly(lambda: "begun", starts=True), 30)
+        finally:
+            drawn.set()
+            await asyncio.gather(*drawing)
+
+    assert asyncio.run(ask()) == "begun"
+    service.store.close()
 
 
 def test_cache_keeps_neither_failures_nor_responses_beyond_its_size_or_time() -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import resource
 import shutil
 import sqlite3
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 from packaging.requirements import Requirement
@@ -24,7 +20,7 @@ from packaging.requirements import Requirement
 from frontrunner.evaluators.cluster.environment import COLLECTIVES, job_environment
 from frontrunner.evaluators.diagnostics.doctor import site
 from frontrunner.evaluators.diagnostics.doctor.check import NOTE, PROBLEM, WARNING, Check, Needs, judge, run_checks
-from frontrunner.evaluators.probe.this_machine import cpu_name, detect, processors
+from frontrunner.evaluators.probe.this_machine import Torch, cpu_name, detect, processors, torch_facts
 
 GIB = 2**30
 MIN_PYTHON = (3, 11)
@@ -49,33 +45,8 @@ PLATFORMS = {
 }
 INTEL = "0x8086"
 """Vendor of Intel's render nodes: a render node alone may be any graphics card."""
-TORCH_TIMEOUT_S = 180.0
-"""Assumed: importing torch from a cold network file system, and a driver that wakes its devices."""
 MIN_OPEN_FILES = 4096
 """Assumed: a rank of a full mesh of sockets holds one for each of its peers, for each group that it is in."""
-
-TORCH_PROGRAM = """
-import json, torch
-import torch.distributed as dist
-words = {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
-         "xpu": getattr(torch.version, "xpu", None), "devices": [], "device_error": None, "nccl": None}
-kind = "xpu" if words["xpu"] else "cuda" if words["cuda"] or words["hip"] else None
-if kind is not None:
-    module = getattr(torch, kind)
-    try:
-        module.init()
-        for number in range(module.device_count()):
-            found = module.get_device_properties(number)
-            words["devices"].append({"name": found.name, "memory_bytes": found.total_memory})
-    except Exception as error:
-        words["device_error"] = str(error).strip().split(chr(10))[0]
-if kind == "cuda" and dist.is_nccl_available():
-    version = torch.cuda.nccl.version()
-    words["nccl"] = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
-names = ("gloo", "nccl", "mpi", "xccl")
-words["collectives"] = [name for name in names if getattr(dist, f"is_{name}_available", lambda: False)()]
-print(json.dumps(words))
-"""
 
 
 class Package(NamedTuple):
@@ -89,32 +60,6 @@ class Package(NamedTuple):
     def fits(self) -> bool:
         """Whether it is installed, in the range."""
         return self.installed is not None and self.required.specifier.contains(self.installed, prereleases=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Torch:
-    """What `TORCH_PROGRAM` prints; `error` is why torch could not be imported, `device_error` why it sees no device."""
-
-    version: str = ""
-    cuda: str | None = None
-    hip: str | None = None
-    xpu: str | None = None
-    devices: Sequence[Mapping[str, Any]] = ()
-    device_error: str | None = None
-    collectives: Sequence[str] = ()
-    nccl: str | None = None
-    error: str | None = None
-
-    @property
-    def platform(self) -> tuple[str, str]:
-        """The backend that it is built for, with the version of the platform."""
-        found = {"xpu": self.xpu, "rocm": self.hip, "cuda": self.cuda}
-        return next(((backend, version) for backend, version in found.items() if version), ("cpu", ""))
-
-    @property
-    def backend(self) -> str:
-        """The backend of the devices that it sees."""
-        return self.platform[0] if self.devices else "cpu"
 
 
 class Accelerators(NamedTuple):
@@ -206,21 +151,6 @@ def check_tools(compiler: str | None, ninja: str | None, needs: Needs) -> Iterat
 
 
 # Accelerators
-
-
-@cache
-def torch_facts() -> Torch:
-    """Return what torch is built for and sees, from a process of its own, so that this one never holds a device."""
-    command = [sys.executable, "-P", "-c", TORCH_PROGRAM]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return Torch(error=f"importing it took more than {TORCH_TIMEOUT_S:g} s")
-    lines = done.stdout.strip().splitlines()
-    if done.returncode != 0 or not lines:
-        last = done.stderr.strip().splitlines()
-        return Torch(error=last[-1] if last else f"it ended with status {done.returncode}")
-    return Torch(**json.loads(lines[-1]))
 
 
 def gather_accelerators(root: Path = Path("/")) -> Accelerators:

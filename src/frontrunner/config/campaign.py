@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema
 
@@ -115,18 +115,19 @@ def _over_file(table: Table, base: Path) -> Table:
     return merged
 
 
+T = TypeVar("T")
 MOST_NAME, CONTROL = 200, re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-def _check_name(section: str) -> AfterValidator:
-
-    def checked(found: Any) -> Any:
-        if len(found.name) > MOST_NAME or CONTROL.search(found.name):
-            expected = f"at most {MOST_NAME} characters, and no control characters"
-            raise errors.bad_value(f"{section}.name", found.name, expected)
-        return found
-
-    return AfterValidator(checked)
+def _check_name(found: T) -> T:
+    name = getattr(found, "name", "")
+    if len(name) > MOST_NAME or CONTROL.search(name):
+        key, expected = (
+            f"{type(found).__name__.lower()}.name",
+            f"at most {MOST_NAME} characters, none a control character",
+        )
+        raise errors.bad_value(key, name, expected)
+    return found
 
 
 def _check_efficiencies(cluster: Cluster) -> Cluster:
@@ -241,7 +242,7 @@ CampaignName = Annotated[str, AfterValidator(_valid_name), WithJsonSchema(_NAME_
 ClusterSection = Annotated[
     Cluster,
     _filled(_fill_cluster),
-    _check_name("cluster"),
+    AfterValidator(_check_name),
     AfterValidator(_check_efficiencies),
     SchemaOf(_cluster_schema),
 ]
@@ -263,7 +264,7 @@ class ProblemSection(Config):
 class CampaignConfig(Config):
     """A campaign file. Each section is validated to the values that the campaign works with."""
 
-    model: Annotated[Model, _filled(_fill_model), _check_name("model"), SchemaOf(_model_schema)]
+    model: Annotated[Model, _filled(_fill_model), AfterValidator(_check_name), SchemaOf(_model_schema)]
     cluster: ClusterSection
     problem: ProblemSection
     space: Annotated[Space, _filled(_fill_space), SchemaOf(_space_schema)]

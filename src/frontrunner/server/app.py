@@ -232,14 +232,10 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the address's connections."""
         super().connection_made(transport)
-        held = [one for one in self.connections if isinstance(one, Connection) and one.address == self.address]
-        if len(held) > (self.limit_concurrency or 0) // 2:
+        client = self.client or ("", 0)
+        held = sum((getattr(other, "client", None) or ("",))[0] == client[0] for other in self.connections)
+        if held > (self.limit_concurrency or 0) // 2:
             transport.close()
-
-    @property
-    def address(self) -> str:
-        """The client's address, without its port."""
-        return self.client[0] if self.client else ""
 
 
 def run(app: FastAPI, settings: ServiceSettings, listener: socket.socket) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import urlsplit
 
 from cachetools import LRUCache
@@ -42,7 +43,11 @@ Check = Callable[[Scope], Response | None]
 def middleware(settings: ServiceSettings, tokens: Tokens) -> list[Middleware]:
     """Return the middleware of a service, the outermost first."""
     limits = settings.limits
-    checks = (RateLimit(limits.requests_per_s, limits.request_burst), CheckOrigin(tokens), Authentication(tokens))
+    checks = (
+        RateLimit(limits.requests_per_s, limits.request_burst),
+        partial(check_origin, tokens),
+        Authentication(tokens),
+    )
     return [
         Middleware(SecurityHeaders),
         Middleware(TrustedHostMiddleware, allowed_hosts=sorted(settings.host_names), www_redirect=False),
@@ -128,32 +133,25 @@ class RateLimit:
         return error_response(scope, 429, "too many requests", kind="TooMany", headers=again)
 
 
-class CheckOrigin:
-    """Refuses requests of pages of another origin that may change something.
+def check_origin(tokens: Tokens, scope: Scope) -> Response | None:
+    """Refuse with 403 a request of a page of another origin that may change something.
 
     A browser names the origin in Origin or Sec-Fetch-Site. A program names neither, and must then send a token, since
     only browsers add a cookie by themselves.
     """
-
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
-
-    def __call__(self, scope: Scope) -> Response | None:
-        """Refuse with 403."""
-        headers = Headers(scope=scope)
-        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        parts = urlsplit(origin or "")
-        if scope["method"] in SAFE_METHODS:
-            return None
-        if origin is None and site is None:
-            is_ours = "authorization" in headers or _session_cookie(headers, self._tokens) is None
-        elif origin is None or site not in (None, "same-origin"):
-            is_ours = site == "same-origin"
-        else:
-            host = headers.get("host", "").strip().lower()
-            is_ours = parts.scheme in ("http", "https") and parts.netloc.lower() == host
-        message = "this request comes from a page of another origin"
-        return None if is_ours else error_response(scope, 403, message, kind="Forbidden", headers=CLOSE)
+    headers = Headers(scope=scope)
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    parts = urlsplit(origin or "")
+    if scope["method"] in SAFE_METHODS:
+        is_ours = True
+    elif origin is None and site is None:
+        is_ours = "authorization" in headers or _session_cookie(headers, tokens) is None
+    elif origin is None or site not in (None, "same-origin"):
+        is_ours = site == "same-origin"
+    else:
+        is_ours = parts.scheme in ("http", "https") and parts.netloc.lower() == headers.get("host", "").strip().lower()
+    message = "this request comes from a page of another origin"
+    return None if is_ours else error_response(scope, 403, message, kind="Forbidden", headers=CLOSE)
 
 
 class Authentication:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -13,12 +12,11 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
-from frontrunner.results.outcome import Failure
 from frontrunner.results.pages import campaign_page, newest_spans, trial_page
 from frontrunner.results.predictions import outlook_of
 from frontrunner.results.prior_results import probes_made
 from frontrunner.results.ranking import pareto, rank
-from frontrunner.results.records import IMPORTED, AttemptOutcome
+from frontrunner.results.records import IMPORTED
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import Status, active_drivers, failures, status, version_of
 from frontrunner.results.store import Store
@@ -33,7 +31,7 @@ from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, S
 from frontrunner.spaces.errors import bad_value
 from frontrunner.text import to_json
 from frontrunner.views.charts import FIGURES
-from frontrunner.views.charts.campaign import Span, timeline
+from frontrunner.views.charts.campaign import timeline
 from frontrunner.views.charts.marks import Missing
 from frontrunner.views.columns import CAMPAIGNS, COLUMNS, ORIGINS, TRIALS, used
 
@@ -67,7 +65,7 @@ def campaign_view(store: Store, name: str) -> dict[str, Any]:
             driver_seconds=campaign.driver_seconds,
             node_seconds=campaign.node_seconds_spent,
         )
-        newest = newest_spans(store, campaign.id, MOST_SPANS)
+        newest, now = newest_spans(store, campaign.id, MOST_SPANS), store.now() if found.driver_is_live else None
         with store.database.read() as connection:
             ranking = rank(connection, campaign, top=TOP)
         outlook = "" if found.outlook is None else outlook_in_words(outlook_of(found.outlook)[0])
@@ -91,7 +89,7 @@ def campaign_view(store: Store, name: str) -> dict[str, Any]:
             "rows_ahead": most_rows - len(ranking) if found.driver_is_live else 0,  # that the ranking may come to have
             "front_ids": {row.recipe_id for row in front},
             "failed": failures(store, campaign, limit=MOST_FAILURES, offset=older_failures)[::-1],
-            "timeline": _timeline(store, found, newest.items),
+            "timeline": timeline([] if campaign.figures == IMPORTED else newest.items, now),
             "timeline_left_out": newest.total - len(newest.items),
             **_trials(store, name, 1),
         }
@@ -111,22 +109,6 @@ def _ending(store: Store, found: Status) -> str:
     word = "pausing" if request.data.get("leaves") == CampaignState.PAUSED else "stopping"
     left = found.trials[TrialState.RUNNING]
     return f"{word}, {left} probe{'s' if left > 1 else ''} to finish" if left else word
-
-
-def _timeline(store: Store, found: Status, attempts: Sequence[AttemptOutcome]) -> dict[str, Any] | None:
-    """Draw the newest attempts; running ones reach up to now. None for none, and for an imported table."""
-    if found.campaign.figures == IMPORTED:
-        return None
-    now = store.now() if found.driver_is_live else None
-    spans = []
-    for one in attempts:
-        trial, attempt = one.trial, one.attempt
-        begun = datetime.fromisoformat(attempt.started_at)
-        ended = datetime.fromisoformat(attempt.finished_at) if attempt.finished_at else max(begun, now or begun)
-        outcome = one.outcome.kind if isinstance(one.outcome, Failure) else attempt.state
-        words = f"{trial.number}.{attempt.number} {trial.recipe.describe()}"
-        spans.append(Span(started_at=begun, ended_at=ended, outcome=outcome, words=words, recipe_id=trial.recipe_id))
-    return timeline(spans)
 
 
 def version(store: Store, name: str) -> str:

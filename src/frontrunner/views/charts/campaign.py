@@ -8,15 +8,15 @@ import math
 from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from heapq import heappop, heappush
 from operator import itemgetter
 
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.results.outcome import POLICIES
+from frontrunner.results.outcome import POLICIES, Failure
 from frontrunner.results.pages import Ended
 from frontrunner.results.ranking import RankedRecipe
+from frontrunner.results.records import AttemptOutcome
 from frontrunner.results.states import TrialState
 from frontrunner.text import counted, gib, node_time, node_unit, percent, seconds, thousands
 from frontrunner.views.charts import marks as vl
@@ -138,34 +138,28 @@ def node_hours(collected: Collected) -> Chart | Missing:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Span:
-    """One attempt: when it ran and how it ended (a failure's kind, `measured` or `running`)."""
-
-    started_at: datetime
-    ended_at: datetime
-    outcome: str
-    words: str
-    recipe_id: str
-
-
-def timeline(spans: Sequence[Span]) -> Json | None:
-    """Specify when each probe ran, in lanes, with pauses cut out; None without a span."""
+def timeline(attempts: Sequence[AttemptOutcome], now: datetime | None) -> Json | None:
+    """Specify when each probe ran, in lanes, with pauses cut out; running ones reach up to `now`. None for no probe."""
     rows: list[Json] = []
     cuts: list[float] = []
     lanes: list[datetime] = []
-    paused_s = 0.0
-    ordered = sorted(spans, key=lambda span: (span.started_at, span.ended_at))
-    for span in ordered:
-        begin_s = (span.started_at - ordered[0].started_at).total_seconds() - paused_s
-        pause_s = (span.started_at - max(lanes, default=span.started_at)).total_seconds()
+    paused_s, spans = 0.0, []
+    for one in attempts:
+        begun, finished_at = datetime.fromisoformat(one.attempt.started_at), one.attempt.finished_at
+        spans.append((begun, datetime.fromisoformat(finished_at) if finished_at else max(begun, now or begun), one))
+    spans.sort(key=itemgetter(0, 1))
+    for begun, ended, one in spans:
+        begin_s = (begun - spans[0][0]).total_seconds() - paused_s
+        pause_s = (begun - max(lanes, default=begun)).total_seconds()
         if pause_s > LONGEST_PAUSE_S:
             begin_s, paused_s = begin_s - pause_s, paused_s + pause_s
             cuts.append(begin_s)
-        lane = next((place for place, ends_at in enumerate(lanes) if ends_at <= span.started_at), len(lanes))
-        lanes[lane : lane + 1] = [span.ended_at]
-        took_s = (span.ended_at - span.started_at).total_seconds()
-        words = {"recipe": span.recipe_id, "outcome": span.outcome, "words": span.words, "took": seconds(took_s)}
+        lane = next((place for place, ends_at in enumerate(lanes) if ends_at <= begun), len(lanes))
+        lanes[lane : lane + 1] = [ended]
+        took_s, trial = (ended - begun).total_seconds(), one.trial
+        outcome = one.outcome.kind if isinstance(one.outcome, Failure) else one.attempt.state
+        words = {"recipe": trial.recipe_id, "outcome": outcome.value, "took": seconds(took_s)}
+        words["words"] = f"{trial.number}.{one.attempt.number} {trial.recipe.describe()}"
         rows.append(words | {"lane": lane, "begin": begin_s, "end": begin_s + took_s})
     if not rows:
         return None

@@ -10,7 +10,7 @@ import numpy as np
 
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
-from frontrunner.spaces.stages import even_layers, rank_of_stage
+from frontrunner.spaces.stages import layers_of_stages, rank_of_stage
 from frontrunner.text import counted
 from frontrunner.views.charts import marks as vl
 from frontrunner.views.charts.marks import Json
@@ -79,7 +79,7 @@ def places(recipe: Recipe, rank: int) -> dict[str, int]:
 
 def stages(recipe: Recipe, layers: int) -> list[Json]:
     """Return one row per stage: its layers, where they begin and end, and the pipeline rank that holds it."""
-    counts = recipe.layers_per_stage or even_layers(layers, recipe.stages)
+    counts = layers_of_stages(recipe, layers)
     ends = list(accumulate(counts))
     width = _strip_width(recipe) / ends[-1]
     found = []

@@ -44,7 +44,7 @@ def predicted(collected: Collected) -> Chart | Missing:
     """Draw the model's speed and memory over the measured ones, with the line of a perfect model."""
     if not collected.ranking:
         return vl.NOTHING_MEASURED
-    ranking = collected.even
+    ranking = _even(collected)
     found = _estimates([row.recipe for row in ranking], collected)
     if not found:
         return Missing(reason="The formulas know none of the measured recipes.")
@@ -353,8 +353,12 @@ def shap(collected: Collected) -> Chart | Missing:
     )
 
 
+def _even(collected: Collected) -> list[RankedRecipe]:
+    return [row for row in collected.ranking if row.recipe_id in collected.even]
+
+
 def _weighed(collected: Collected) -> Sequence[RankedRecipe]:
-    return vl.evenly(collected.even, MOST_WEIGHED)
+    return vl.evenly(_even(collected), MOST_WEIGHED)
 
 
 def _varied(collected: Collected) -> tuple[Knob, ...] | Missing:

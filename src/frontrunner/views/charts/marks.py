@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from frontrunner.results.pages import Ended, probed, ranking_sample, stride
+from frontrunner.results.pages import Ended, probed, ranked_at
 from frontrunner.results.prior_results import REUSED, trials_noted
 from frontrunner.results.ranking import RankedRecipe, pareto
 from frontrunner.results.records import IMPORTED, Campaign, Event
@@ -169,7 +169,7 @@ MOST_LINES = 500
 class Collected:
     """One campaign as the store knows it: all attempts as they ended, and of its recipes as many as can be drawn.
 
-    `ranking` has the front, the `MOST_LINES` fastest and an even selection of the `ranked` recipes, of which
+    `ranking` has the front, the `MOST_LINES` fastest and an `even` selection of the `ranked` recipes, of which
     `with_peak` have a known peak memory. `failed` are the first `MOST_FAILURES` trials whose final outcome is a
     failure; `reused` counts attempts that reused earlier outcomes.
     """
@@ -180,6 +180,7 @@ class Collected:
     ranking: Sequence[RankedRecipe]
     ranked: int
     with_peak: int
+    even: Collection[str]
     front: Sequence[RankedRecipe]
     failed: Sequence[FailedTrial]
     outlook: Event | None = None
@@ -207,11 +208,6 @@ class Collected:
         """The last attempt at each recipe that ended with a failure."""
         return [ended for ended in self.tried.values() if ended.state is TrialState.FAILED]
 
-    @property
-    def even(self) -> list[RankedRecipe]:
-        """An even selection of all ranks: `ranking` without the fastest and the front, where there are too many."""
-        return [row for row in self.ranking if (row.rank - 1) % stride(self.ranked, MOST_DRAWN) == 0]
-
 
 def selected(drawn: int, total: int, words: str) -> tuple[str, ...]:
     """Return the remark that only some are drawn, if so."""
@@ -220,21 +216,24 @@ def selected(drawn: int, total: int, words: str) -> tuple[str, ...]:
 
 def evenly(rows: Sequence[Row], most: int = MOST_DRAWN) -> Sequence[Row]:
     """Return up to `most` of the rows, evenly selected."""
-    return rows[:: stride(len(rows), most)]
+    return rows[:: max(1, -(-len(rows) // most))]
 
 
 def collect(store: Store, campaign: Campaign, survey: Survey) -> Collected:
     """Read what the charts need; `survey` is the one of the campaign's space and problem."""
-    front = pareto(store, campaign)
-    ids = {row.recipe_id for row in front}
-    ranking, ranked, with_peak = ranking_sample(store, campaign, most=MOST_DRAWN, fastest=MOST_LINES, always=ids)
+    attempts, front = probed(store, campaign), pareto(store, campaign)
+    standing = {ended.recipe_id: ended for ended in attempts if ended.standing is not None}
+    ids = sorted(standing, key=lambda name: (-(standing[name].standing or 0.0), name))  # the order of the ranking
+    even = set(evenly(ids))
+    drawn = {*ids[:MOST_LINES], *even, *(row.recipe_id for row in front)}
     return Collected(
         campaign=campaign,
         survey=survey,
-        attempts=probed(store, campaign),
-        ranking=ranking,
-        ranked=ranked,
-        with_peak=with_peak,
+        attempts=attempts,
+        ranking=ranked_at(store, campaign, {name: place for place, name in enumerate(ids, start=1) if name in drawn}),
+        ranked=len(ids),
+        with_peak=sum(bool(ended.peak_memory_bytes) for ended in standing.values()),
+        even=even,
         front=front,
         failed=failures(store, campaign, limit=MOST_FAILURES),
         outlook=status(store, campaign).outlook,
