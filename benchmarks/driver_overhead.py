@@ -16,7 +16,7 @@ from pathlib import Path
 import frontrunner
 from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
-from frontrunner.spaces.cluster import Cluster, PeakTflops
+from frontrunner.spaces.cluster import ByPrecision, Cluster
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.space import Space
@@ -32,7 +32,7 @@ def campaign(trials: int) -> CampaignSpec:
         nodes=128,
         devices_per_node=8,
         memory_gib_per_device=64,
-        peak_tflops=PeakTflops(bf16=191.5),
+        peak_tflops=ByPrecision(bf16=191.5),
     )
     return CampaignSpec(
         name="bench",

@@ -30,7 +30,7 @@ from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.software import MEGATRON_GPT
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Workload
-from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
+from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.presets import cluster_preset, model_preset
 from frontrunner.spaces.problem import GlobalBatch, Problem
@@ -114,7 +114,7 @@ SCALED = {"frontier-175b": (16, 8000, 0.89), "frontier-1t": (6, 8016, 0.87)}
 def problem_of(model: Model, devices: int, sequence_length: int) -> Problem:
     """A model on so many devices of Frontier in fp16; any batch."""
     preset = cluster_preset("frontier")
-    made = {"links": Links(**preset["links"]), "peak_tflops": PeakTflops(**preset["peak_tflops"])}
+    made = {"links": Links(**preset["links"]), "peak_tflops": ByPrecision(**preset["peak_tflops"])}
     cluster = Cluster(**preset | made | {"nodes": -(-devices // preset["devices_per_node"])})
     batch = GlobalBatch(minimum=1, maximum=10**6)
     return Problem(model=model, cluster=cluster, sequence_length=sequence_length, global_batch=batch, precision="fp16")

@@ -35,7 +35,7 @@ from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.tables.workloads import Table, read
-from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
+from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 
 SPEED_ROWS = 500_000
 WIDTH = 170
@@ -65,7 +65,7 @@ def recipes_per_second() -> float:
     )  # fmt: skip
     cluster = Cluster(
         name="speed", device="a100-80gb", backend="cuda", nodes=128, devices_per_node=8, memory_gib_per_device=80,
-        memory_gb_per_s=2039, peak_tflops=PeakTflops(bf16=312), matmul_share=0.86, compute_units=108,
+        memory_gb_per_s=2039, peak_tflops=ByPrecision(bf16=312), matmul_share=0.86, compute_units=108,
         links=Links(node_gb_per_s=300, nic_gb_per_s=25, nics_per_node=8),
     )  # fmt: skip
     machine = Machine.of(cluster, "bf16", FRONTRUNNER)

@@ -38,7 +38,7 @@ from frontrunner.evaluators.registry import EVALUATORS
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import open_store
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
-from frontrunner.spaces.cluster import Cluster, PeakTflops
+from frontrunner.spaces.cluster import ByPrecision, Cluster
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.space import Space
@@ -85,7 +85,7 @@ def campaign(probes: int, nodes: int) -> CampaignSpec:
         nodes=nodes,
         devices_per_node=DEVICES_PER_NODE,
         memory_gib_per_device=64,
-        peak_tflops=PeakTflops(bf16=191.5),
+        peak_tflops=ByPrecision(bf16=191.5),
     )
     return CampaignSpec(
         name="bench",

@@ -19,25 +19,12 @@ MOST_TFLOPS, MOST_MEMORY_GIB, MOST_GB_PER_S = 1e5, 1e5, 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ByPrecision:
+class ByPrecision:
+    """A figure of a device for each of `PRECISIONS`, None where it is not known."""
+
     fp32: float | None = None
     bf16: float | None = None
     fp16: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PeakTflops(_ByPrecision):
-    """A device's highest arithmetic rate by precision, TFLOP/s, dense."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MatmulTflops(_ByPrecision):
-    """The rate of a device's fastest measured matrix product by precision, TFLOP/s."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpectedError(_ByPrecision):
-    """Mean error of estimated step times by precision, a share, on rows of this cluster that were held back."""
 
 
 _RATE, _SHARE = "a rate above 0 in TFLOP/s, or no entry", "a share above 0, or no entry"
@@ -85,19 +72,19 @@ class Cluster:
     """What a rank may use; enforced on `cpu`."""
     memory_gb_per_s: float | None = None
     """Memory bandwidth of the device, 1e9 bytes/s."""
-    peak_tflops: PeakTflops = PeakTflops()
-    """Dense peak rates by precision. MFU is relative to them, and no measurement above them is ranked."""
+    peak_tflops: ByPrecision = ByPrecision()
+    """Dense peak rates by precision, TFLOP/s. MFU is relative to them, and no measurement above them is ranked."""
     matmul_share: float | None = None
     """Share of its 16-bit peak that the device's fastest matrix product reaches."""
     compute_units: int | None = None
     """Multiprocessors or compute units: tiles of a product that the device works on at once."""
-    matmul_tflops: MatmulTflops = MatmulTflops()
+    matmul_tflops: ByPrecision = ByPrecision()
     """Rates of the device's fastest measured matrix products, used instead of `peak_tflops` and `matmul_share`."""
     links: Links = Links()
     """Bandwidths of the machine's levels, one direction; `host` joins a device with its node's memory."""
     efficiencies: Mapping[str, float] = field(default_factory=dict)
     """Constants of the estimates as measured on this cluster, by name: see [calibration](calibration.md)."""
-    expected_error: ExpectedError = ExpectedError()
+    expected_error: ByPrecision = ByPrecision()
     """Mean error of estimated step times, as a share, on rows that were held back."""
     nvme_path: str | None = None
     """Absolute path of a folder on each node's own fast disk, for recipes with `offload = "nvme"`."""

@@ -9,7 +9,7 @@ import types
 import typing
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import STORED_NAMES, Recipe, current_names
@@ -79,33 +79,16 @@ def read_plain(kind: Any, value: Any, name: str) -> Any:
     arms, origin = typing.get_args(kind), typing.get_origin(kind)
     if origin is types.UnionType:
         return None if value is None else read_plain(arms[0], value, name)
-    if is_dataclass(kind):
-        return _read_dataclass(kind, _required(dict, value, name, "an object"), name)
-    if origin is tuple:
-        items = _required((list, tuple), value, name, "a list")
-        return tuple(read_plain(arms[0], item, f"{name}[{place}]") for place, item in enumerate(items))
-    if origin is Literal:
-        if value not in arms:
-            raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, arms))}")
-        return value
-    if isinstance(value, bool) and kind is not bool:  # an int to Python, and never a number to a person
-        raise ValueError(f"{name} is {value!r}, expected {kind.__name__}")
-    return kind(_required((int, float) if kind is float else kind, value, name, kind.__name__))
-
-
-def _required(accepted: Any, value: Any, name: str, expected: str) -> Any:
-    if not isinstance(value, accepted):
-        raise ValueError(f"{name} is {value!r}, expected {expected}")  # noqa: TRY004 - a person's mistake
-    return value
-
-
-def _read_dataclass(kind: Any, table: dict[str, Any], name: str) -> Any:
-    table = current_names(table) if kind is Recipe else table
-    hints = typing.get_type_hints(kind)
-    for key in table:
-        if key not in hints:
-            raise ValueError(f"{name}.{key} is not a key; {name} has {', '.join(hints)}")
-    for field in fields(kind):
-        if field.name not in table and field.default is MISSING:
-            raise ValueError(f"{name}.{field.name} is missing")
-    return kind(**{key: read_plain(hints[key], item, f"{name}.{key}") for key, item in table.items()})
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(read_plain(arms[0], item, f"{name}[{place}]") for place, item in enumerate(value))
+    is_table = is_dataclass(kind)
+    if is_table and isinstance(value, dict):
+        table, hints = current_names(value) if kind is Recipe else value, typing.get_type_hints(kind)
+        if wrong := {f.name for f in fields(kind) if f.default is MISSING} - set(table) or set(table) - set(hints):
+            raise ValueError(f"{name}.{min(wrong)} is {'not a key' if wrong & set(table) else 'missing'}")
+        return kind(**{key: read_plain(hints[key], item, f"{name}.{key}") for key, item in table.items()})
+    accepted = (int, float) if kind is float else kind
+    if value not in arms if arms else not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):
+        known = f"one of {', '.join(map(repr, arms))}" if arms else kind.__name__
+        raise ValueError(f"{name} is {value!r}, expected {'an object' if is_table else known}")
+    return float(value) if kind is float else value

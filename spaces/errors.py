@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import errno
 import itertools
+import json
 import math
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -124,10 +125,11 @@ MOST_NAME_CHARACTERS = 64
 FALLBACK_NAME = "campaign"
 
 
-def require_campaign_name(key: str, name: str) -> None:
-    """Raise `InvalidInput` naming `key` unless `name` may be a campaign's name."""
+def require_campaign_name(key: str, name: str) -> str:
+    """Return the name; raise `InvalidInput` naming `key` unless it may be a campaign's."""
     if not CAMPAIGN_NAME.fullmatch(name):
         raise bad_value(key, name, "1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a-z or 0-9")
+    return name
 
 
 def campaign_name_from(text: str) -> str:
@@ -160,6 +162,29 @@ def require_folder(path: Path) -> None:
         raise NotFound(f"there is no folder {parent} to write {path.name} to", hint="create it first")
 
 
+def read_bytes(path: Path, what: str, hint: str | None = None, *, most: int) -> bytes:
+    """Return the content of a file that messages call `what`; `hint` says where to get one."""
+    if not holds(path.is_file):
+        why = "it is a device, a pipe or a socket" if holds(path.exists) else "there is no such file"
+        raise NotFound(f"no {what} at {path}: {'it is a folder' if holds(path.is_dir) else why}", hint=hint)
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
+    if len(content) > most:
+        raise InvalidInput(f"{path} is too long: a {what} has at most {most:,} bytes")
+    return content
+
+
+def holds(question: Callable[[], bool]) -> bool:
+    """Evaluate a path's `is_file` or `is_dir`; False for an impossible path (too long, with a NUL)."""
+    try:
+        return question()
+    except (OSError, ValueError):
+        return False
+
+
 MOST_CHARACTERS = 80
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
@@ -190,8 +215,7 @@ def _written(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-    return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped) + '"'
+    return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def _cut(text: str) -> str:

@@ -24,7 +24,7 @@ from frontrunner.spaces.recipe import (
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a recipe is illegal: a stable code to count by, and the sentence with the numbers."""
+    """Why a recipe is illegal, or a remark on it: a stable code to count by, and the sentence with the numbers."""
 
     code: str
     text: str
@@ -261,7 +261,7 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Iterator[Reason]:  #
         yield Reason("precision-fp16", f"{engine} does not report skipped steps yet, as fp16 needs; use bf16")
     if problem.precision == "bf16" and is_whole:
         yield Reason("deepspeed-bf16", "DeepSpeed sums bf16 gradients in fp32 only under ZeRO 1 to 3; sharding is none")
-    levers = [lever for lever in recipe.levers if not lever.startswith("offload=")]
+    levers = [lever for lever in recipe.words("lever") if not lever.startswith("offload=")]
     if levers:
         yield Reason("levers-engine", f"only the torch engine has {', '.join(levers)}")
 
@@ -272,15 +272,7 @@ ENGINE_RULES: dict[str, tuple[Rules, ...]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mark:
-    """A remark about a legal recipe."""
-
-    code: str
-    text: str
-
-
-def marks(recipe: Recipe, problem: Problem) -> Iterator[Mark]:
+def marks(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
     """Yield what a reader should know about a legal recipe: unusual, allowed, and often slow."""
     model, devices, per_node = problem.model, problem.cluster.devices, problem.cluster.devices_per_node
     tp, cp, stages = recipe.tensor_parallel, recipe.context_parallel, recipe.stages
@@ -288,15 +280,15 @@ def marks(recipe: Recipe, problem: Problem) -> Iterator[Mark]:
     crosses = f"crosses nodes of {per_node} devices"
     if tp > 1 and tp * apart > per_node:
         spread = f", its ranks {apart} apart," if apart > 1 else ""
-        yield Mark(code="tp-beyond-node", text=f"tensor_parallel {tp}{spread} {crosses}")
+        yield Reason("tp-beyond-node", f"tensor_parallel {tp}{spread} {crosses}")
     if cp > 1 and span * cp > per_node:
         spread = f"tensor_parallel {span} x" if span == tp else f"groups of {span} ranks x"
-        yield Mark(code="cp-beyond-node", text=f"{spread} context_parallel {cp} {crosses}")
+        yield Reason("cp-beyond-node", f"{spread} context_parallel {cp} {crosses}")
     if tp > model.kv_heads:
         copies = tp // model.kv_heads
-        yield Mark(code="kv-replicated", text=f"each of {model.kv_heads} kv heads is held by {copies} ranks")
+        yield Reason("kv-replicated", f"each of {model.kv_heads} kv heads is held by {copies} ranks")
     if not recipe.layers_per_stage and (more := model.layers % stages):
         text = f"{model.layers} layers over {stages} stages: the first {more} hold one more"
-        yield Mark(code="uneven-stages", text=text)
+        yield Reason("uneven-stages", text)
     if recipe.devices < devices:
-        yield Mark(code="idle-devices", text=f"{devices - recipe.devices} of {devices} devices stay idle")
+        yield Reason("idle-devices", f"{devices - recipe.devices} of {devices} devices stay idle")

@@ -25,19 +25,9 @@ def _entry(catalogue: str, key: str, name: object, *extra: str) -> Table:
     return {field: value for field, value in known[name].items() if field not in ("matches", "unless")}
 
 
-def model_names() -> tuple[str, ...]:
-    """Return the model presets' names."""
-    return tuple(_catalogue("models"))
-
-
-def cluster_names() -> tuple[str, ...]:
-    """Return the cluster presets' names, without `this-machine`, which is detected."""
-    return tuple(_catalogue("clusters"))
-
-
-def device_names() -> tuple[str, ...]:
-    """Return the devices' keys in devices.toml."""
-    return tuple(_catalogue("devices"))
+def preset_names(catalogue: str) -> tuple[str, ...]:
+    """Return the names of all presets in `models`, `clusters` (without the detected this-machine) or `devices`."""
+    return tuple(_catalogue(catalogue))
 
 
 def model_preset(name: object) -> Table:

@@ -129,8 +129,23 @@ def _choice(values: tuple[str, ...], description: str, **more: Any) -> Any:
     return _declare("choice", description, values[0], values=values, **more)
 
 
+class ReadsEarlierNames:
+    """Dataclass of dimensions that pydantic reads from keys of earlier versions as well."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        schema = handler(source)
+        arguments = handler.resolve_ref_schema(schema)["schema"]
+        while "fields" not in arguments:  # wrapped by the check of __post_init__
+            arguments = arguments["schema"]
+        for one in arguments["fields"]:
+            if one["name"] in STORED_NAMES:
+                one["validation_alias"] = [[one["name"]], [STORED_NAMES[one["name"]]]]
+        return schema
+
+
 @dataclass(frozen=True, kw_only=True)
-class Recipe(Displayed):
+class Recipe(ReadsEarlierNames, Displayed):
     """How one model is cut over the devices and how one optimizer step is run; the fields say what each is.
 
     `layers_per_stage` holds the layers of each stage along the model; empty is as even as possible, the first
@@ -302,11 +317,6 @@ class Recipe(Displayed):
         runs = [(count, len(list(group))) for count, group in itertools.groupby(self.layers_per_stage)]
         return "+".join(str(count) if length == 1 else f"{count}x{length}" for count, length in runs) or "even"
 
-    @property
-    def levers(self) -> tuple[str, ...]:
-        """The choices of compilation and memory that are not neutral, in words."""
-        return self.words("lever")
-
     def words(self, *groups: Group) -> tuple[str, ...]:
         """Return the choices of these groups that are not neutral, in words."""
         found = (one.words(self) for one in DIMENSIONS.values() if one.group in groups)
@@ -326,10 +336,6 @@ class Recipe(Displayed):
         batch = f"mb{self.micro_batch_seqs} x{self.accumulation}"
         copies = (self.sharding_name,) if self.copies > 1 and self.replication == "replicate" else ()
         return " ".join((self.layout(), *self.words("pipeline"), batch, *copies, *self.words("option", "lever")))
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        return reading_earlier_names(source, handler)
 
 
 def _declared() -> dict[str, Dimension]:
@@ -365,15 +371,3 @@ def current_names(table: Mapping[str, Any]) -> dict[str, Any]:
 def stored_recipe(recipe: Recipe) -> dict[str, Any]:
     """Return every field of a recipe under the keys of stores, recipe files and ids."""
     return {STORED_NAMES.get(name, name): value for name, value in asdict(recipe).items()}
-
-
-def reading_earlier_names(source: Any, handler: Any) -> Any:
-    """Return pydantic's schema of a dataclass of dimensions, reading keys of earlier versions as well."""
-    schema = handler(source)
-    arguments = handler.resolve_ref_schema(schema)["schema"]
-    while "fields" not in arguments:  # wrapped by the check of __post_init__
-        arguments = arguments["schema"]
-    for one in arguments["fields"]:
-        if one["name"] in STORED_NAMES:
-            one["validation_alias"] = [[one["name"]], [STORED_NAMES[one["name"]]]]
-    return schema

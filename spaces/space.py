@@ -13,7 +13,7 @@ from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown
 from frontrunner.spaces.legality import Reason, why_illegal_in_frame, why_no_frame
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, Choice, Degrees, Recipe, reading_earlier_names
+from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, Choice, Degrees, ReadsEarlierNames, Recipe
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.stages import balanced_layers, even_layers
 
@@ -89,7 +89,7 @@ _Choices: Any = make_dataclass(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Space(_Choices):  # type: ignore[misc]
+class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
     """The choices for each of `DIMENSIONS`, as fields of its name.
 
     An empty `accumulation` follows from the fixed global batch; an empty `devices` is all of the cluster's.
@@ -105,10 +105,6 @@ class Space(_Choices):  # type: ignore[misc]
                 raise bad_value(key, list(values), "values that differ from one another")
             for value in values:
                 one.check("space", value)
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        return reading_earlier_names(source, handler)
 
     def with_choices(self, **choices: tuple[Choice, ...]) -> Space:
         """Return this space with other choices for these dimensions."""
@@ -133,10 +129,9 @@ class Space(_Choices):  # type: ignore[misc]
             raise bad_value("space.accumulation", None, expected)
         survey = Survey(problem=problem, dimensions=self.dimensions(problem.cluster))
         if survey.points > MAX_POINTS:
-            raise InvalidInput(
-                f"space has {shown(survey.points)} points: expected at most {MAX_POINTS}",
-                hint=f"narrow a dimension: {survey.sizes}",
-            )
+            sizes = ", ".join(f"{name} {len(values)}" for name, values in survey.dimensions.items() if len(values) > 1)
+            message = f"space has {shown(survey.points)} points: expected at most {MAX_POINTS}"
+            raise InvalidInput(message, hint=f"narrow a dimension: {sizes}")
         framing = sum(name in FRAME for name in survey.dimensions)
         values = tuple(survey.dimensions.values())
         rest = tuple(itertools.product(*values[framing:]))
@@ -167,20 +162,10 @@ class Survey:
         """All combinations of the choices, legal or not."""
         return math.prod(map(len, self.dimensions.values()))
 
-    @property
-    def sizes(self) -> str:
-        """How many values each dimension with a choice has: `tensor_parallel 3, sharding 4`."""
-        return ", ".join(f"{name} {len(values)}" for name, values in self.dimensions.items() if len(values) > 1)
-
     @cached_property
     def recipes(self) -> tuple[Recipe, ...]:
         """The legal recipes, each once, in the order of the choices."""
         return tuple(self.legal.values())
-
-    @cached_property
-    def points_by_recipe(self) -> dict[Recipe, Point]:
-        """The point that represents each legal recipe."""
-        return {recipe: point for point, recipe in self.legal.items()}
 
     def look_at_frame(self, frame: Point, rest: Sequence[Point]) -> None:
         """Look at the points that begin with `frame` and go on with each of `rest`.

@@ -238,7 +238,8 @@ def _layout(name: str, about: str, space: Space, problem: Problem) -> ParallelLa
     best, choices = None, dict[str, Choice]()
     if len(found.table):
         best = found.table[int(found.table.order[0])]
-        choices = dict(zip(survey.dimensions, survey.points_by_recipe[best.recipe], strict=False))
+        point = next(point for point, recipe in survey.legal.items() if recipe == best.recipe)
+        choices = dict(zip(survey.dimensions, point, strict=False))
     return ParallelLayout(
         name=name,
         devices=space.devices[0],

@@ -18,7 +18,7 @@ from frontrunner.evaluators.probe.measure import rates
 from frontrunner.notebook import Displayed
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.spaces.legality import Mark, marks
+from frontrunner.spaces.legality import Reason, marks
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import V_SHAPED_SCHEDULES, Recipe
 
@@ -61,7 +61,7 @@ class Breakdown(Displayed):
     estimate: Estimate
     hardware_tflops_per_device: float
     ranks: tuple[PipelineRank, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[Reason, ...]
     trust: Trust
     measured: Measured | None = None
     unmatched: str | None = None

@@ -15,7 +15,7 @@ from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
 from frontrunner.results.outcome import Measurement, Outcome
-from frontrunner.spaces.cluster import PRECISIONS, Cluster, ExpectedError
+from frontrunner.spaces.cluster import PRECISIONS, ByPrecision, Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -170,7 +170,7 @@ class StepFit:
     error_after: float
     median_error_before: float
     median_error_after: float
-    expected_error: ExpectedError
+    expected_error: ByPrecision
 
     @property
     def efficiencies(self) -> dict[str, float]:
@@ -211,7 +211,7 @@ def fit_steps(measured: Samples) -> StepFit:
         error_after=float(after.mean()),
         median_error_before=float(np.median(before)),
         median_error_after=float(np.median(after)),
-        expected_error=ExpectedError(**by_precision),
+        expected_error=ByPrecision(**by_precision),
     )
 
 

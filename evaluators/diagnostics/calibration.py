@@ -25,7 +25,7 @@ from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.workload import BYTES_PER_VALUE, Rows
 from frontrunner.evaluators.diagnostics.ranks import OWN, Place, Rank, await_ranks
 from frontrunner.evaluators.probe.files import read_json, write_json, write_text
-from frontrunner.spaces.cluster import PRECISIONS, Cluster, MatmulTflops, PeakTflops
+from frontrunner.spaces.cluster import PRECISIONS, ByPrecision, Cluster
 from frontrunner.spaces.errors import FrontrunnerError
 
 CHILD = "frontrunner.evaluators.trainer.calibration"
@@ -250,8 +250,8 @@ def _with_figures(base: Cluster, figures: Iterable[Figure]) -> Cluster:
     return replace(
         base,
         **tables[""],
-        matmul_tflops=MatmulTflops(**rates),
-        peak_tflops=PeakTflops(**peaks),
+        matmul_tflops=ByPrecision(**rates),
+        peak_tflops=ByPrecision(**peaks),
         links=replace(base.links, **tables["links"]),
         efficiencies={**base.efficiencies, **tables["efficiencies"]},
     )

@@ -20,9 +20,9 @@ from frontrunner.evaluators.probe.measure import measured_steps, nodes_used
 from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, refuse_unstorable
-from frontrunner.spaces.cluster import PRECISIONS, Cluster, Links, PeakTflops
+from frontrunner.spaces.cluster import PRECISIONS, ByPrecision, Cluster, Links
 from frontrunner.spaces.model import Model
-from frontrunner.spaces.presets import cluster_preset, device_preset, model_names, model_preset
+from frontrunner.spaces.presets import cluster_preset, device_preset, model_preset, preset_names
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
@@ -46,7 +46,7 @@ _OTHER_SIZES = {("a100-80gb", "40"): {"memory_gb_per_s": device_preset("a100-40g
 """What else differs where a name states another memory than its preset's device has."""
 _PRESETS = tuple(
     Model(**{"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table)
-    for table in map(model_preset, model_names())
+    for table in map(model_preset, preset_names("models"))
 )
 LINKS = ("node_gb_per_s", "nic_gb_per_s", "nics_per_node")
 COUNTED = {"gpus_per_node": "devices_per_node", "compute_units": "compute_units"}
@@ -312,4 +312,4 @@ def machine_of(row: Row) -> Cluster:
     links = figures["links"] | {name: own.pop(name) for name in LINKS if name in own}
     peaks = {row.precision or "bf16": own.pop("peak_tflops")} if "peak_tflops" in own else figures["peak_tflops"]
     counts = {key: int(own.pop(name)) for name, key in COUNTED.items() if name in own}
-    return Cluster(**figures | own | counts | {"links": Links(**links), "peak_tflops": PeakTflops(**peaks)})
+    return Cluster(**figures | own | counts | {"links": Links(**links), "peak_tflops": ByPrecision(**peaks)})

@@ -9,7 +9,6 @@ import csv
 import hashlib
 import math
 import re
-import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from frontrunner.spaces.errors import InvalidInput, NotFound, shown_key
+from frontrunner.spaces.errors import InvalidInput, read_bytes, shown_key
 from frontrunner.spaces.recipe import DIMENSIONS, RECOMPUTES
 from frontrunner.spaces.space import DEGREES
 
@@ -136,7 +135,7 @@ class Refusals(dict[str, list[int]]):
 
 def read_csv(path: Path) -> CsvTable:
     """Read a CSV file; raises `NotFound` where there is none, and `InvalidInput` for one that is not a table."""
-    content = _content(path)
+    content = read_bytes(path, "table", most=MOST_BYTES)
     try:
         lines = csv.reader(StringIO(content.decode("utf-8-sig"), newline=""), strict=True, skipinitialspace=True)
         header, *cells = list(filter(None, lines)) or [[]]
@@ -153,23 +152,6 @@ def read_csv(path: Path) -> CsvTable:
         raise InvalidInput(f"{path} has two columns {shown_key(twice)}", hint="give each column its own name")
     padded = [row + [""] * (len(header) - len(row)) for row in cells]
     return CsvTable(hashlib.sha256(content).hexdigest(), columns, padded)
-
-
-def _content(path: Path) -> bytes:
-    """Return the file's bytes; pipes and devices are refused, since opening a pipe waits for its writer."""
-    try:
-        found = path.stat()
-        usable = stat.S_ISREG(found.st_mode) and found.st_size <= MOST_BYTES
-        content = path.read_bytes() if usable else b""
-    except FileNotFoundError:
-        raise NotFound(f"no table at {path}: there is no such file") from None
-    except (OSError, ValueError) as error:  # ValueError for a path with a NUL
-        raise InvalidInput(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if not stat.S_ISREG(found.st_mode):
-        raise InvalidInput(f"{path} cannot be read: it is not a regular file")
-    if not usable:
-        raise InvalidInput(f"{path} is too long: a table has at most {MOST_BYTES:,} bytes")
-    return content
 
 
 def row_of(place: int, cells: Mapping[str, str]) -> Row:

@@ -15,6 +15,12 @@ from typing import TYPE_CHECKING
 
 from frontrunner.config.campaign import SECTIONS, CampaignFile, StoreSettings, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
+from frontrunner.results import check, database, lease, pruning, schema, transfer
+from frontrunner.results.check import Check
+from frontrunner.results.pruning import Deleted, Prunable
+from frontrunner.results.records import Campaign
+from frontrunner.results.store import Store, open_store
+from frontrunner.results.transfer import Archived, Copied, Unarchived
 from frontrunner.search import campaign_setup as setup
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, require_campaign_name
@@ -23,14 +29,8 @@ from frontrunner.spaces.validation import load_json
 from frontrunner.store import LocalStore, as_function, opened
 
 if TYPE_CHECKING:
-    from frontrunner.results.check import Check
-    from frontrunner.results.pruning import Deleted, Prunable
-    from frontrunner.results.records import Campaign
-    from frontrunner.results.store import Store
-    from frontrunner.results.transfer import Archived, Copied, Unarchived
     from frontrunner.search.driver import Conclusion, OnDriver
     from frontrunner.search.listener import Listener
-    from frontrunner.search.spec import CampaignSpec
 
 
 def survey(campaign_file: str | Path) -> Survey:
@@ -84,7 +84,6 @@ def resume(
 
     `budget` replaces limits of its budget: `probes`, `minutes` and `node_hours`.
     """
-    from frontrunner.results.store import open_store
     from frontrunner.search.driver import run_campaign
 
     with open_store(store_url(store), create=False) as found:
@@ -168,59 +167,43 @@ class Upgraded:
 
 def check_store(store: str | None = None) -> Check:
     """Check the store: the database's own checks, every row read, and everything recomputed that can be."""
-    from frontrunner.results.check import check
-
     with opened(store) as found, found.database.read() as connection:
-        return check(connection, store=found.url)
+        return check.check(connection, store=found.url)
 
 
 def backup_store(file: str | Path | None = None, *, store: str | None = None) -> Path:
     """Write a backup of the store to a new SQLite file, which is a store; drivers may keep running."""
-    from frontrunner.results.transfer import backup
-
     with opened(store) as found:
-        return backup(found, None if file is None else Path(file))
+        return transfer.backup(found, None if file is None else Path(file))
 
 
 def upgrade_store(store: str | None = None) -> Upgraded:
     """Upgrade a store of an earlier version, after a backup next to it; refused while a driver holds a campaign."""
-    from frontrunner.results.database import revision_of
-    from frontrunner.results.lease import refuse_driven
-    from frontrunner.results.schema import REVISION
-    from frontrunner.results.store import open_store
-    from frontrunner.results.transfer import backup
-
     with opened(store) as found:
         with found.database.read() as connection:
-            before = revision_of(connection)
-            if before >= REVISION:
+            before = database.revision_of(connection)
+            if before >= schema.REVISION:
                 return Upgraded(store=found.url, before=before, now=before, backup=None)
-            refuse_driven(found.database, connection)
-        made = backup(found, None)
+            lease.refuse_driven(found.database, connection)
+        made = transfer.backup(found, None)
     open_store(store_url(store), create=False).close()
-    return Upgraded(store=found.url, before=before, now=REVISION, backup=made)
+    return Upgraded(store=found.url, before=before, now=schema.REVISION, backup=made)
 
 
 def copy_store(source: str, target: str) -> Copied:
     """Copy every campaign of a store into a new one; a copy that fails leaves no file behind."""
-    from frontrunner.results.transfer import copy
-
     with opened(source) as reading:
-        return copy(reading, store_url(target))
+        return transfer.copy(reading, store_url(target))
 
 
 def prunable(campaign: str | None = None, *, store: str | None = None) -> tuple[Prunable, ...]:
     """Return the run folders of finished campaigns, which `prune_store` would remove."""
-    from frontrunner.results import pruning
-
     with opened(store) as found:
         return pruning.prunable(found, campaign)
 
 
 def prune_store(campaign: str | None = None, *, store: str | None = None) -> tuple[Prunable, ...]:
     """Remove the run folders of finished campaigns; every outcome, and the end of every log, stays in the store."""
-    from frontrunner.results import pruning
-
     found = prunable(campaign, store=store)
     pruning.prune(found)
     return found
@@ -228,33 +211,24 @@ def prune_store(campaign: str | None = None, *, store: str | None = None) -> tup
 
 def rename(campaign: str, name: str, *, store: str | None = None) -> None:
     """Give a campaign another name; its run folders keep theirs. Refused while a driver holds it."""
-    from frontrunner.results.store import open_store
-
     with open_store(store_url(store), create=False) as found:
         found.rename(campaign, name)
 
 
 def delete(campaign: str, *, store: str | None = None, preview: bool = False) -> Deleted:
     """Delete a campaign with its outcomes and run folders, or only list them; refused while a driver holds it."""
-    from frontrunner.results.pruning import delete_campaign
-    from frontrunner.results.store import open_store
-
     with open_store(store_url(store), create=False, read_only=preview) as found:
-        return delete_campaign(found, campaign, preview=preview)
+        return pruning.delete_campaign(found, campaign, preview=preview)
 
 
 def archive(campaign: str | None, file: str | Path, *, store: str | None = None) -> Archived:
     """Write a campaign (None: the newest) to one portable file, for `unarchive` elsewhere."""
-    from frontrunner.results.transfer import archive as write
-
     with opened(store) as found:
-        return write(found, campaign, Path(file))
+        return transfer.archive(found, campaign, Path(file))
 
 
 def unarchive(file: str | Path, *, name: str | None = None, store: str | None = None) -> Unarchived:
     """Add the campaign of an archive to the store, as `name` or under its own; a damaged file leaves nothing behind."""
-    from frontrunner.results import transfer
-
     if name is not None:
         require_campaign_name("--name", name)
     check_spec = partial(load_json, CampaignSpec, what="its spec")

@@ -70,7 +70,7 @@ def test_proposals_without_any_news_differ(name, landscape, machine):
 def test_proposals_are_legal_and_of_the_space(name, landscape, machine):
     for told in run(make_strategy(name, landscape, seed=4), machine, trials=25):
         assert why_illegal(told.recipe, landscape.problem) is None
-        assert told.recipe in landscape.points_by_recipe
+        assert told.recipe in landscape.recipes
 
 
 @every_strategy

@@ -10,7 +10,7 @@ import numpy as np
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.software import MEGATRON_GPT, Software
 from frontrunner.evaluators.analytic.workload import Workload
-from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
+from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
@@ -23,7 +23,7 @@ A100 = Cluster(
     devices_per_node=8,
     memory_gib_per_device=80,
     memory_gb_per_s=2039,
-    peak_tflops=PeakTflops(bf16=312, fp16=312),
+    peak_tflops=ByPrecision(bf16=312, fp16=312),
     matmul_share=0.86,
     compute_units=108,
     links=Links(node_gb_per_s=300, nic_gb_per_s=25, nics_per_node=8),

@@ -27,7 +27,7 @@ from frontrunner.evaluators.tables.schema import read_csv
 from frontrunner.exchange import import_table
 from frontrunner.machine import fit_tables
 from frontrunner.results.outcome import Failure, FailureKind
-from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.errors import InvalidInput, NotFound
 from support.campaigns import environment, order, setup_of, tiny_recipe
 from support.formats import problem
 from support.tables import row, write_table
@@ -81,7 +81,7 @@ class TestTables:
         pipe = tmp_path / "pipe.csv"
         os.mkfifo(pipe)
         for path in (pipe, Path("/dev/zero")):
-            with pytest.raises(InvalidInput, match=f"{path} cannot be read: it is not a regular file"):
+            with pytest.raises(NotFound, match=f"no table at {path}: it is a device, a pipe or a socket"):
                 use(path, store=str(tmp_path / "store.db"))
 
     def test_a_file_too_long_for_a_table_is_refused_before_it_is_parsed(self, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from frontrunner.evaluators.diagnostics.calibration import (
     write_measured,
 )
 from frontrunner.evaluators.trainer.calibration import expected
-from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
+from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 from support.calibrations import (
     BYTES_PER_S,
     COMPUTE_UNITS,
@@ -47,7 +47,7 @@ BASE = Cluster(
     devices_per_node=8,
     memory_gib_per_device=80,
     compute_units=COMPUTE_UNITS,
-    peak_tflops=PeakTflops(fp32=40, bf16=300, fp16=300),
+    peak_tflops=ByPrecision(fp32=40, bf16=300, fp16=300),
     links=Links(nics_per_node=4),
 )
 
@@ -136,7 +136,7 @@ def test_estimates_of_the_measured_cluster_are_what_was_measured(found: Calibrat
 
 def test_the_cluster_is_as_large_as_the_allocation_and_states_no_false_peak(found: Calibration) -> None:
     assert (found.cluster.nodes, found.cluster.devices_per_node) == (4, 8)
-    assert found.cluster.peak_tflops == PeakTflops(bf16=300, fp16=300)  # fp32 ran faster than what was stated
+    assert found.cluster.peak_tflops == ByPrecision(bf16=300, fp16=300)  # fp32 ran faster than what was stated
     assert found.cluster.links.nic_gb_per_s == pytest.approx(6 * 8 / 4, rel=1e-3)
     assert found.cluster.links.host_gb_per_s == pytest.approx(20)
     assert not assumptions(found.cluster, "bf16")
@@ -166,7 +166,7 @@ def test_timings_that_follow_no_line_change_nothing_and_are_told() -> None:
 
 
 def test_a_written_file_reads_back_equal(found: Calibration, tmp_path: Path) -> None:
-    odd = replace(found, cluster=replace(found.cluster, source='a "quoted"\n\x7f text \\ \u00e9 # no comment'))
+    odd = replace(found, cluster=replace(found.cluster, name='a "quoted" name \\ \u00e9', source="# no comment"))
     out = tmp_path / "cluster.toml"
 
     write_measured(out, odd)

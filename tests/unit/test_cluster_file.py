@@ -21,7 +21,7 @@ from frontrunner.evaluators.analytic.machine import (
     check_efficiencies,
 )
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
-from frontrunner.spaces.cluster import Cluster, ExpectedError, MatmulTflops
+from frontrunner.spaces.cluster import ByPrecision, Cluster
 from frontrunner.spaces.errors import FrontrunnerError
 from support.analytic import A100, PROBLEM, recipe
 from support.campaign_files import campaign_toml, written
@@ -144,7 +144,7 @@ def test_a_cluster_by_name_is_a_preset_or_a_path(tmp_path: Path) -> None:
 
 def test_what_the_cluster_states_goes_before_what_ships() -> None:
     cluster = replace(
-        A100, matmul_tflops=MatmulTflops(fp16=200), efficiencies={"matmul": 0.9, "memory": 1.0, "host_layer_s": 1e-4}
+        A100, matmul_tflops=ByPrecision(fp16=200), efficiencies={"matmul": 0.9, "memory": 1.0, "host_layer_s": 1e-4}
     )
 
     stated, shipped = Machine.of(cluster, "fp16", FRONTRUNNER), Machine.of(A100, "fp16", FRONTRUNNER)
@@ -163,7 +163,7 @@ def test_every_constant_of_software_and_hardware_may_be_stated() -> None:
 
 
 def test_plan_states_the_error_that_was_held_back_and_of_its_precision_alone() -> None:
-    unknown = replace(A100, device="of-my-own", expected_error=ExpectedError(fp16=0.07))
+    unknown = replace(A100, device="of-my-own", expected_error=ByPrecision(fp16=0.07))
     problem = replace(PROBLEM, cluster=unknown)
 
     assert plan([recipe()], problem).trust.expected_error == 0.07
@@ -173,7 +173,7 @@ def test_plan_states_the_error_that_was_held_back_and_of_its_precision_alone() -
 
 def test_an_error_that_was_held_back_on_one_node_says_nothing_of_an_unknown_network() -> None:
     links = replace(A100.links, nic_gb_per_s=None)
-    several = replace(A100, links=links, matmul_share=None, expected_error=ExpectedError(fp16=0.07))
+    several = replace(A100, links=links, matmul_share=None, expected_error=ByPrecision(fp16=0.07))
     one = replace(several, nodes=1)
 
     found = [plan([recipe()], replace(PROBLEM, cluster=cluster)) for cluster in (one, several)]
@@ -223,4 +223,4 @@ def test_a_stored_campaign_keeps_its_cluster(tmp_path: Path) -> None:
 def test_a_cluster_s_defaults_are_nothing_measured() -> None:
     plain = Cluster(name="x", device="y", backend="cpu", nodes=1, devices_per_node=1, memory_gib_per_device=1)
 
-    assert (plain.matmul_flops("fp32"), plain.efficiencies, plain.expected_error) == (None, {}, ExpectedError())
+    assert (plain.matmul_flops("fp32"), plain.efficiencies, plain.expected_error) == (None, {}, ByPrecision())

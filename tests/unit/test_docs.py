@@ -18,8 +18,8 @@ from frontrunner.exchange import TARGETS
 from frontrunner.results.outcome import POLICIES, FailureKind
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces import errors
-from frontrunner.spaces.cluster import Links, PeakTflops
-from frontrunner.spaces.presets import cluster_names, model_names
+from frontrunner.spaces.cluster import ByPrecision, Links
+from frontrunner.spaces.presets import preset_names
 from frontrunner.spaces.recipe import DIMENSIONS
 from support import command_reference as commands
 from support.campaign_reference import updated
@@ -58,12 +58,12 @@ def test_the_reference_tables_of_the_campaign_file_are_current() -> None:
 
 def test_nested_settings_and_words_are_documented() -> None:
     cluster = section("campaign-file.md", "[cluster]")
-    for field in (*fields(PeakTflops), *fields(Links)):
+    for field in (*fields(ByPrecision), *fields(Links)):
         assert field.name in cluster
     space = section("campaign-file.md", "[space]")
     for word in (word for one in DIMENSIONS.values() if one.name != "rank_order" for word in one.values):
         assert word in space or word == "none"
-    for preset in (*model_names(), *cluster_names()):
+    for preset in (*preset_names("models"), *preset_names("clusters")):
         assert f"`{preset}`" in DOCS["campaign-file.md"]
     for evaluator in EVALUATORS:
         assert f"`{evaluator}`" in section("campaign-file.md", "At the top")

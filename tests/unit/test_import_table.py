@@ -200,7 +200,7 @@ def test_files_that_are_no_tables(content: bytes, message: str, tmp_path: Path) 
         api.import_table(tmp_path / "x.csv", store=str(tmp_path / "s.db"))
     with pytest.raises(NotFound, match="no such file"):
         api.import_table(tmp_path / "none.csv", store=str(tmp_path / "s.db"))
-    with pytest.raises(InvalidInput, match="cannot be read"):
+    with pytest.raises(NotFound, match="it is a folder"):
         api.import_table(tmp_path, store=str(tmp_path / "s.db"))
     assert not (tmp_path / "s.db").exists()
 

@@ -20,7 +20,7 @@ from frontrunner.evaluators.analytic.accuracy_bounds import (
     UNKNOWN_HARDWARE_ERROR,
 )
 from frontrunner.evaluators.analytic.estimates import Estimate, Plan, estimate_many, not_modelled, plan
-from frontrunner.spaces.cluster import PeakTflops
+from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.views.columns import FIGURES, used
@@ -185,7 +185,7 @@ def test_unknown_hardware_gets_a_wide_error() -> None:
 
 
 def test_times_without_a_peak_are_no_estimates() -> None:
-    found = plan([recipe()], replace(PROBLEM, cluster=replace(A100, peak_tflops=PeakTflops())))
+    found = plan([recipe()], replace(PROBLEM, cluster=replace(A100, peak_tflops=ByPrecision())))
     blind, key = found.trust, f"cluster.peak_tflops.{PROBLEM.precision}"
     assert blind.expected_error is None
     assert blind.in_words().startswith("no time or rate here is an estimate")
@@ -199,7 +199,7 @@ def test_times_without_a_peak_are_no_estimates() -> None:
 def test_hardware_that_the_formulas_were_not_judged_on_gets_a_wide_error() -> None:
     other = plan([recipe()], replace(PROBLEM, cluster=replace(A100, device="h100-80gb")))
     in_fp32 = plan(
-        [recipe()], replace(PROBLEM, precision="fp32", cluster=replace(A100, peak_tflops=PeakTflops(fp32=19.5)))
+        [recipe()], replace(PROBLEM, precision="fp32", cluster=replace(A100, peak_tflops=ByPrecision(fp32=19.5)))
     )
 
     for found in (other, in_fp32):

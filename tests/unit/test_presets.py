@@ -13,12 +13,11 @@ from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.presets import (
-    cluster_names,
     cluster_preset,
     device_preset,
     known_device,
-    model_names,
     model_preset,
+    preset_names,
 )
 from frontrunner.spaces.validation import validate
 
@@ -58,7 +57,7 @@ def test_models_have_the_parameters_of_their_names(name: str, billions: float, t
 
 def test_every_model_preset_is_tested() -> None:
     rows = test_models_have_the_parameters_of_their_names.pytestmark[0].args[1]
-    assert {row[0] for row in rows} == set(model_names())
+    assert {row[0] for row in rows} == set(preset_names("models"))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,7 @@ def test_clusters_have_their_published_figures(
 
 def test_every_cluster_preset_is_tested() -> None:
     rows = test_clusters_have_their_published_figures.pytestmark[0].args[1]
-    assert {row[0] for row in rows} == set(cluster_names())
+    assert {row[0] for row in rows} == set(preset_names("clusters"))
 
 
 def test_frontier_s_device() -> None:

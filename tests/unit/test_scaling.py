@@ -11,7 +11,7 @@ import pytest
 from frontrunner.cli.main import frontrunner as command
 from frontrunner.evaluators.analytic.estimates import plan
 from frontrunner.evaluators.analytic.scaling import check_counts, scaling, weak_batch
-from frontrunner.spaces.cluster import PeakTflops
+from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from frontrunner.spaces.problem import GlobalBatch
 from frontrunner.spaces.space import Space
@@ -144,4 +144,4 @@ def test_figures_in_another_unit_are_refused(figures: dict[str, float]) -> None:
     with pytest.raises(InvalidInput, match="is it in another unit"):
         replace(A100, **figures)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"cluster\.peak_tflops\.bf16 = 312000.0: expected at most 100,000"):
-        replace(A100, peak_tflops=PeakTflops(bf16=312e3))
+        replace(A100, peak_tflops=ByPrecision(bf16=312e3))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
+from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.model import Model
 
@@ -151,7 +151,7 @@ def test_a_shape_that_cannot_be_says_why(change: dict[str, Any], message: str) -
 def test_a_cluster_counts_its_devices_and_bytes() -> None:
     cluster = Cluster(
         name="c", device="d", backend="cuda", nodes=3, devices_per_node=4, memory_gib_per_device=0.5,
-        peak_tflops=PeakTflops(bf16=312),
+        peak_tflops=ByPrecision(bf16=312),
     )  # fmt: skip
     assert cluster.devices == 12
     assert cluster.memory_bytes_per_device == 536_870_912
@@ -166,6 +166,6 @@ def test_a_cluster_refuses_sizes_that_no_device_has(key: str, value: float) -> N
     with pytest.raises(InvalidInput, match=rf"cluster\.{key} = "):
         Cluster(**fields, **({"memory_gib_per_device": 1.0} | {key: value}))
     with pytest.raises(InvalidInput, match=r"cluster\.peak_tflops\.fp16 = "):
-        Cluster(**fields, memory_gib_per_device=1.0, peak_tflops=PeakTflops(fp16=value))
+        Cluster(**fields, memory_gib_per_device=1.0, peak_tflops=ByPrecision(fp16=value))
     with pytest.raises(InvalidInput, match=r"cluster\.links\.nic_gb_per_s = "):
         Links(nic_gb_per_s=value)

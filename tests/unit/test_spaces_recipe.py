@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
+from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.model import Model
@@ -67,7 +67,7 @@ def test_identity_is_what_it_was_when_stores_were_written() -> None:
         replace(PROBLEM, model=replace(MODEL, name="renamed")),
         replace(PROBLEM, cluster=replace(CLUSTER, name="renamed", source="another")),
         replace(PROBLEM, cluster=replace(CLUSTER, memory_gib_per_device=80.0, memory_gb_per_s=2000)),
-        replace(PROBLEM, cluster=replace(CLUSTER, peak_tflops=PeakTflops(fp32=3), links=Links(nic_gb_per_s=25))),
+        replace(PROBLEM, cluster=replace(CLUSTER, peak_tflops=ByPrecision(fp32=3), links=Links(nic_gb_per_s=25))),
         replace(PROBLEM, cluster=replace(CLUSTER, nodes=4)),
         replace(PROBLEM, global_batch=GlobalBatch(minimum=1, maximum=64)),
     ],

@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema
 
-from frontrunner.config.toml_file import Table, holds, read_toml
+from frontrunner.config.toml_file import Table, read_toml
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings
@@ -37,7 +37,6 @@ _BATCH_SCHEMA = {
     "description": "Sequences per optimizer step, or [minimum, maximum].",
     "anyOf": [_COUNT, {"type": "array", "items": _COUNT, "minItems": 2, "maxItems": 2}],
 }
-_NAME_SCHEMA = {"type": "string", "pattern": f"^{errors.CAMPAIGN_NAME.pattern}$"}
 
 
 def _base(info: ValidationInfo) -> Path:
@@ -65,7 +64,7 @@ def _fill_model(given: Table, _: Path) -> Table:
 
 
 def _model_schema(schema: Schema) -> None:
-    schema["properties"] = {"preset": _preset(presets.model_names()), **schema["properties"]}
+    schema["properties"] = {"preset": _preset(presets.preset_names("models")), **schema["properties"]}
     own = [key for key in schema.pop("required") if key not in _fill_model({"heads": 1, "hidden": 1}, Path())]
     schema["anyOf"] = [{"required": ["preset"]}, {"required": [*own, "hidden", "heads"]}]
 
@@ -115,18 +114,13 @@ def _over_file(table: Table, base: Path) -> Table:
     return merged
 
 
-T = TypeVar("T")
 MOST_NAME, CONTROL = 200, re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-def _check_name(found: T) -> T:
-    name = getattr(found, "name", "")
-    if len(name) > MOST_NAME or CONTROL.search(name):
-        key, expected = (
-            f"{type(found).__name__.lower()}.name",
-            f"at most {MOST_NAME} characters, none a control character",
-        )
-        raise errors.bad_value(key, name, expected)
+def _check_name(found: Any, info: ValidationInfo) -> Any:
+    if len(found.name) > MOST_NAME or CONTROL.search(found.name):
+        expected = f"at most {MOST_NAME} characters, none a control character"
+        raise errors.bad_value(f"{info.field_name}.name", found.name, expected)
     return found
 
 
@@ -140,12 +134,12 @@ def _check_efficiencies(cluster: Cluster) -> Cluster:
 
 def _cluster_schema(schema: Schema) -> None:
     schema["properties"] = {
-        "preset": _preset((*presets.cluster_names(), THIS_MACHINE)),
+        "preset": _preset((*presets.preset_names("clusters"), THIS_MACHINE)),
         "file": {"type": "string", "description": "Path of a cluster file, relative to the campaign file."},
         **schema["properties"],
     }
-    schema["properties"]["device"]["examples"] = list(presets.device_names())
-    filled = _fill_cluster({"device": presets.device_names()[0]}, Path())
+    schema["properties"]["device"]["examples"] = list(presets.preset_names("devices"))
+    filled = _fill_cluster({"device": presets.preset_names("devices")[0]}, Path())
     own = [key for key in schema.pop("required") if key not in filled or key == "device"]
     schema["anyOf"] = [{"required": ["preset"]}, {"required": ["file"]}, {"required": own}]
 
@@ -189,18 +183,14 @@ def _search_schema(schema: Schema) -> None:
     properties["baseline"] = {"type": "string", "description": properties["baseline"]["description"]}
 
 
-def _located(section: str) -> AfterValidator:
-
-    def locate(settings: Any, info: ValidationInfo) -> Any:
-        if settings.path is None:
-            return settings
-        path = _base(info) / settings.path
-        if not holds(path.is_file):
-            expected = f"a file, by its path from {_base(info).absolute()}"
-            raise errors.bad_value(f"{section}.path", settings.path, expected)
-        return replace(settings, path=str(path.resolve()))
-
-    return AfterValidator(locate)
+def _locate(settings: Any, info: ValidationInfo) -> Any:
+    if settings.path is None:
+        return settings
+    path = _base(info) / settings.path
+    if not errors.holds(path.is_file):
+        expected = f"a file, by its path from {_base(info).absolute()}"
+        raise errors.bad_value(f"{info.field_name}.path", settings.path, expected)
+    return replace(settings, path=str(path.resolve()))
 
 
 def _locate_command(command: CommandSettings, info: ValidationInfo) -> CommandSettings:
@@ -211,7 +201,7 @@ def _locate_command(command: CommandSettings, info: ValidationInfo) -> CommandSe
                 hint=f'set it where the driver is started, and pass_environment = ["{name}", ...] hands it on',
             )
     folder = _base(info) / (command.folder or "")
-    if command.folder is not None and not holds(folder.is_dir):
+    if command.folder is not None and not errors.holds(folder.is_dir):
         raise errors.bad_value("command.folder", command.folder, f"a folder, by its path from {_base(info).absolute()}")
     return replace(command, folder=str(folder.resolve())) if command.arguments else command
 
@@ -233,12 +223,11 @@ class StoreSettings:
                 raise errors.bad_value(f"store.{key}", value, "a path" + (", or a URL" if key == "url" else ""))
 
 
-def _valid_name(name: str) -> str:
-    errors.require_campaign_name("name", name)
-    return name
-
-
-CampaignName = Annotated[str, AfterValidator(_valid_name), WithJsonSchema(_NAME_SCHEMA)]
+CampaignName = Annotated[
+    str,
+    AfterValidator(lambda name: errors.require_campaign_name("name", name)),
+    WithJsonSchema({"type": "string", "pattern": f"^{errors.CAMPAIGN_NAME.pattern}$"}),
+]
 ClusterSection = Annotated[
     Cluster,
     _filled(_fill_cluster),
@@ -271,9 +260,9 @@ class CampaignConfig(Config):
     search: Annotated[SearchSettings, _filled(_fill_search), SchemaOf(_search_schema)] = SearchSettings()
     budget: Budget = Budget()
     probe: ProbeSettings = ProbeSettings()
-    data: Annotated[DataSettings, _located("data")] = DataSettings()
+    data: Annotated[DataSettings, AfterValidator(_locate)] = DataSettings()
     dispatch: DispatchSettings = DispatchSettings()
-    table: Annotated[TableSettings, _located("table")] = TableSettings()
+    table: Annotated[TableSettings, AfterValidator(_locate)] = TableSettings()
     command: Annotated[CommandSettings, AfterValidator(_locate_command)] = CommandSettings()
     store: StoreSettings = StoreSettings()
     name: CampaignName | None = None
@@ -353,7 +342,7 @@ def read_cluster_file(path: Path) -> Cluster:
 
 def named_cluster(name: str) -> Cluster:
     """Return a cluster by the name of a preset, or by the path of a cluster file."""
-    known = (*presets.cluster_names(), THIS_MACHINE)
+    known = (*presets.preset_names("clusters"), THIS_MACHINE)
     if name in known:
         return parse_cluster({"preset": name})
     if "/" in name or name.endswith(".toml"):

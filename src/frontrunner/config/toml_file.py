@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from frontrunner.spaces.errors import InvalidInput, NotFound
+from frontrunner.spaces.errors import InvalidInput, read_bytes
 
 Table = dict[str, Any]
 
@@ -20,16 +19,7 @@ _LONG_KEY = re.compile(rf"""(?<![\w.'"-])(?:(?>[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*
 
 def read_text(path: Path, what: str, hint: str | None = None, *, most_bytes: int = MAX_FILE_BYTES) -> str:
     """Return the text of a file that messages call `what`; `hint` says where to get one."""
-    if not holds(path.is_file):
-        why = "it is a device, a pipe or a socket" if holds(path.exists) else "there is no such file"
-        raise NotFound(f"no {what} at {path}: {'it is a folder' if holds(path.is_dir) else why}", hint=hint)
-    try:
-        with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
-    if len(content) > most_bytes:
-        raise InvalidInput(f"{path} is too long: a {what} has at most {most_bytes:,} bytes")
+    content = read_bytes(path, what, hint, most=most_bytes)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -55,11 +45,3 @@ def parse_toml(text: str, name: str) -> Table:
         raise InvalidInput(f"{name} is not usable TOML: its lists or tables are nested too deeply") from None
     except ValueError:  # Python converts no more than 4,300 decimal digits
         raise InvalidInput(f"{name} is not usable TOML: one of its numbers has thousands of digits") from None
-
-
-def holds(question: Callable[[], bool]) -> bool:
-    """Evaluate a path's `is_file` or `is_dir`; False for an impossible path (too long, with a NUL)."""
-    try:
-        return question()
-    except (OSError, ValueError):
-        return False

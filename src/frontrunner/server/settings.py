@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frontrunner.config.campaign import parse_campaign
-from frontrunner.config.toml_file import Table, holds, read_toml
+from frontrunner.config.toml_file import Table, read_toml
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces import errors
 
@@ -108,7 +108,7 @@ def _about(kind: str, given: Mapping[str, Any], spec: CampaignSpec) -> str:
         return spec.table.problem or "a table of measured configurations"
     if kind == "data":
         path = Path(spec.data.path or "")
-        return f"{path.stat().st_size / 1e6:,.1f} MB" if holds(path.is_file) else "the built-in text"
+        return f"{path.stat().st_size / 1e6:,.1f} MB" if errors.holds(path.is_file) else "the built-in text"
     cluster, dispatch = spec.problem.cluster, spec.dispatch
     nodes = f"{cluster.nodes:,} node{'s' if cluster.nodes > 1 else ''} of {cluster.devices_per_node} x {cluster.device}"
     machine = f"{cluster.name}: {nodes}, " if "cluster" in given else ""

@@ -268,7 +268,8 @@ def _why(advice: Advice, chosen: ParallelLayout) -> Iterator[str]:
     if advice.tiling is not None:
         tiled, saved = advice.tiling.tiled, size(max(advice.tiling.saved_bytes, 0))
         slower = percent(advice.tiling.slower, 0)
-        yield f"With {' '.join(tiled.recipe.levers)} ({tiled.recipe_id}) it frees {saved} and takes {slower} longer."
+        levers = " ".join(tiled.recipe.words("lever"))
+        yield f"With {levers} ({tiled.recipe_id}) it frees {saved} and takes {slower} longer."
 
 
 def _named(found: Estimate) -> str:

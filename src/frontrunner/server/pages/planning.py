@@ -70,7 +70,7 @@ class Group:
 
 MODEL = Group(
     "Model",
-    Entry("model", "", "preset", options=presets.model_names(), default="frontier-22b"),
+    Entry("model", "", "preset", options=presets.preset_names("models"), default="frontier-22b"),
     (
         Entry("layers", "model", "layers"),
         Entry("hidden", "model", "hidden size"),
@@ -85,11 +85,11 @@ MODEL = Group(
 )
 CLUSTER = Group(
     "Machine",
-    Entry("cluster", "", "preset", options=presets.cluster_names(), default="frontier"),
+    Entry("cluster", "", "preset", options=presets.preset_names("clusters"), default="frontier"),
     (
         Entry("nodes", "cluster", "nodes", default=16),
         Entry("devices_per_node", "cluster", "devices per node"),
-        Entry("device", "", "device", options=presets.device_names()),
+        Entry("device", "", "device", options=presets.preset_names("devices")),
         Entry("memory_gib_per_device", "cluster", "memory", "GiB"),
         Entry("pair_gb_per_s", "links", "device pair", "GB/s"),
         Entry("node_gb_per_s", "links", "within a node", "GB/s"),
