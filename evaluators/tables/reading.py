@@ -73,11 +73,7 @@ class Reading:
 
 
 def read(path: Path, form: TableForm, cluster: Cluster | None = None) -> Reading:
-    """Read a table of measured configurations, on `cluster` where rows name no hardware or its own.
-
-    Raises `NotFound`, or `InvalidInput` for a file that is not a table, unknown or missing columns, and units that
-    cannot be right.
-    """
+    """Read a table of measured configurations, on `cluster` where rows name no hardware or its own."""
     sources = _sources(form)
     table, left_out = schema.read_csv(path), Refusals()
     if not table.cells:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from frontrunner.evaluators.analytic import software
 from frontrunner.evaluators.analytic.software import Software
@@ -97,20 +97,18 @@ class TableProblem:
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableProblems:
+class TableProblems(NamedTuple):
     """The problems of a table, and how many rows were left out, by reason."""
 
-    name: str
-    problems: tuple[TableProblem, ...]
-    left_out: Mapping[str, int]
+    problems: list[TableProblem]
+    left_out: dict[str, int]
 
 
 def read_problems(path: Path) -> TableProblems:
     """Read every problem of a table, of however few rows; raises as `read_csv` does."""
     left_out = Refusals()
     problems = problems_of(schema.rows_of(schema.read_csv(path)), left_out)
-    return TableProblems(name=path.stem, problems=tuple(problems), left_out=left_out.counts)
+    return TableProblems(problems, left_out.counts)
 
 
 def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:

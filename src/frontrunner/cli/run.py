@@ -111,7 +111,8 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped
                 views.print_front(front, conclusion.objectives)
             views.print_outlook(conclusion.outlook, conclusion.limits)
             replays = not conclusion.trainer and _replays_here(found, campaign, ranking[0])
-            views.print_next_commands(campaign, ranking[0], conclusion.objectives, replays=replays)
+            elsewhere = sum(row.standing is not None for row in found.show(ranking[0].recipe_id).appearances) > 1
+            views.print_next_commands(campaign, ranking[0], conclusion.objectives, replays=replays, elsewhere=elsewhere)
     has_result = bool(conclusion.measured) or (scale is not None and bool(scale.predicted))
     _raise_unless_done(conclusion, campaign, stopped=stopped, has_result=has_result)
 
