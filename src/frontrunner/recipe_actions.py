@@ -123,8 +123,10 @@ def _why_unmatched(store: LocalStore, problem: Problem, recipe: Recipe) -> str:
         tables["problem"] = {key: found[key] for key in ("sequence_length", "precision")}
         return {(f"{part}.{key}", repr(value)) for part, table in tables.items() for key, value in table.items()}
 
-    with store.opened() as opened:
-        others = [stored_spec(one).problem for one in measured_with(opened, recipe) if one.figures != "simulated"]
+    others: list[Problem] = []
+    if isinstance(store, LocalStore):  # not over HTTP
+        with store.opened() as opened:
+            others = [stored_spec(one).problem for one in measured_with(opened, recipe) if one.figures != "simulated"]
     own, none = parts(problem), "the store has no measurement of this recipe"
     found = Counter(tuple(sorted({key for key, _ in own ^ parts(other)})) for other in others)
     keys, count = min(found.items(), key=lambda one: len(one[0]), default=((), 0))
