@@ -110,7 +110,8 @@ def breakdown_of(store: LocalStore, recipe: str | Mapping[str, object], campaign
     with suppress(NotFound):  # no such recipe, or no store
         measured = first_measurement(store.show(recipe_id(problem, found)), store.url)
     with suppress(NotFound):
-        unmatched = None if measured else _why_unmatched(store, problem, found)
+        if measured is None and isinstance(store, LocalStore):  # a service has no question for that
+            unmatched = _why_unmatched(store, problem, found)
     return breakdown(found, problem, measured, unmatched)
 
 
