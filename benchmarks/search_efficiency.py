@@ -60,13 +60,13 @@ def cases(paths: list[Path], least_rows: int, distort: str | None) -> dict[str, 
     """The problems of all tables by table and name; says on standard error what was left out."""
     found: dict[str, Case] = {}
     for path in paths:
-        table = read_problems(path)
-        for reason, count in table.left_out.items():
-            print(f"{table.name}: {count} rows left out: {reason}", file=sys.stderr)
-        for problem in table.problems:
+        problems, left_out = read_problems(path)
+        for reason, count in left_out.counts.items():
+            print(f"{path.stem}: {count} rows left out: {reason}", file=sys.stderr)
+        for problem in problems:
             case = Case.of(problem, distort=distort) if len(problem.rows) >= least_rows else None
             if case is not None:
-                found[f"{table.name}: {problem.name}"] = case
+                found[f"{path.stem}: {problem.name}"] = case
     return found
 
 

@@ -269,6 +269,7 @@ def read_end(run_folder: Path) -> dict[str, Any] | None:
 
 def write_run(run_folder: Path, command: Command, environment: Mapping[str, str], settings: CommandSettings) -> None:
     """Write the command's files and the supervisor's order, which holds only the names of the driver's variables."""
+    run_folder.mkdir(parents=True, exist_ok=True)
     for name, text in command.files.items():
         write_text(run_folder / Path(name).name, text)
     order = {

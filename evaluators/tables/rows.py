@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,20 +98,10 @@ class TableProblem:
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableProblems:
-    """The problems of a table, and how many rows were left out, by reason."""
-
-    name: str
-    problems: tuple[TableProblem, ...]
-    left_out: Mapping[str, int]
-
-
-def read_problems(path: Path) -> TableProblems:
-    """Read every problem of a table, of however few rows; raises as `read_csv` does."""
+def read_problems(path: Path) -> tuple[list[TableProblem], Refusals]:
+    """Read every problem of a table, of however few rows, and the rows left out; raises as `read_csv` does."""
     left_out = Refusals()
-    problems = problems_of(schema.rows_of(schema.read_csv(path)), left_out)
-    return TableProblems(name=path.stem, problems=tuple(problems), left_out=left_out.counts)
+    return problems_of(schema.rows_of(schema.read_csv(path)), left_out), left_out
 
 
 def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:
