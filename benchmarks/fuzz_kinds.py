@@ -239,7 +239,7 @@ def import_a_table(path: Path) -> None:
 
 
 def read_a_table(path: Path) -> None:
-    for problem in read_problems(path)[0]:
+    for problem in read_problems(path).problems:
         for row in problem.rows:
             _storable(row.outcome)
 

@@ -60,10 +60,10 @@ def cases(paths: list[Path], least_rows: int, distort: str | None) -> dict[str, 
     """The problems of all tables by table and name; says on standard error what was left out."""
     found: dict[str, Case] = {}
     for path in paths:
-        problems, left_out = read_problems(path)
-        for reason, count in left_out.counts.items():
+        table = read_problems(path)
+        for reason, count in table.left_out.items():
             print(f"{path.stem}: {count} rows left out: {reason}", file=sys.stderr)
-        for problem in problems:
+        for problem in table.problems:
             case = Case.of(problem, distort=distort) if len(problem.rows) >= least_rows else None
             if case is not None:
                 found[f"{path.stem}: {problem.name}"] = case

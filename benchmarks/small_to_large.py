@@ -155,7 +155,7 @@ def main() -> None:
     chosen = options()
     found: dict[str, Figures] = {}
     for path in chosen.tables:
-        for small, large in pairs(read_problems(path)[0], chosen.factor, chosen.least_rows):
+        for small, large in pairs(read_problems(path).problems, chosen.factor, chosen.least_rows):
             cases = Case.of(small), Case.of(large)
             if cases[0] is None or cases[1] is None:
                 continue

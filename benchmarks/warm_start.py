@@ -75,9 +75,9 @@ def main() -> None:
     chosen = parser.parse_args()
     found: dict[str, dict[str, Figures]] = {}
     for path in chosen.tables:
-        problems, _ = read_problems(path)
-        for problem in problems:
-            evidence = evidence_for(problem, problems)
+        table = read_problems(path)
+        for problem in table.problems:
+            evidence = evidence_for(problem, table.problems)
             case = Case.of(problem) if evidence and len(problem.rows) >= chosen.least_rows else None
             if case is not None:
                 cold, warm = (figures(case, known, chosen.seeds, chosen.budget) for known in ([], evidence))

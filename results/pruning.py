@@ -15,10 +15,11 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, func, or_, select
 
+from frontrunner.results.lease import refuse_referred
 from frontrunner.results.rows import cell
 from frontrunner.results.schema import AttemptRow, Base, CampaignRow, EventRow, FailureRow, MeasurementRow
 from frontrunner.results.states import CampaignState
-from frontrunner.results.store import Store, refuse_referred
+from frontrunner.results.store import Store
 from frontrunner.results.transfer import TABLES, UNARCHIVED, of_campaign
 from frontrunner.spaces.errors import InvalidInput
 

@@ -18,21 +18,10 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from frontrunner.results.address import damaged
 from frontrunner.results.database import Database, open_database
-from frontrunner.results.lease import is_held, refuse_driven, until
+from frontrunner.results.lease import is_held, refuse_driven, refuse_referred, until
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.process_identity import process_id
-from frontrunner.results.records import (
-    SMALL_CAMPAIGN,
-    Attempt,
-    Campaign,
-    CampaignSummary,
-    Clock,
-    Event,
-    EventData,
-    Lease,
-    Trial,
-    timestamp,
-)
+from frontrunner.results.records import Attempt, Campaign, CampaignSummary, Clock, Event, Lease, Trial, timestamp
 from frontrunner.results.rows import DamagedCell, cell, finished_attempts, trials_by_state, value_of, values
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, HolderRow, StandingRow, TrialRow
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
@@ -40,7 +29,6 @@ from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import (
     AlreadyDriven,
-    InvalidInput,
     NameTaken,
     NotFound,
     StoreUnusable,
@@ -134,12 +122,14 @@ class Store:
             self._refuse_taken(connection, name)
             self._change(connection, found, "renamed", {"earlier": campaign, "name": name}, name=name)
 
-    def respecify(self, campaign: str, spec_json: str, kind: str, data: EventData) -> None:
+    def respecify(self, campaign: str, spec_json: str, kind: str, data: Mapping[str, object]) -> None:
         """Give a campaign that no driver holds another specification, and record that as an event."""
         with self.alone(campaign) as (connection, found):
             self._change(connection, found, kind, data, spec_json=spec_json)
 
-    def _change(self, connection: Connection, found: Campaign, kind: str, data: EventData, **columns: str) -> None:
+    def _change(
+        self, connection: Connection, found: Campaign, kind: str, data: Mapping[str, object], **columns: str
+    ) -> None:
         now, text = timestamp(self.database.now(connection)), canonical_json(dict(data))
         mine = update(CampaignRow).where(CampaignRow.id == found.id)
         connection.execute(mine.values(updated_at=now, **columns))
@@ -274,10 +264,3 @@ class Store:
     def drive(self, lease: Lease) -> CampaignWriter:
         """Return the write side of the lease's campaign. Used by one thread."""
         return CampaignWriter(self.database, lease)
-
-
-def refuse_referred(connection: Connection, name: str) -> None:
-    """Raise `InvalidInput` where another campaign is predicted from the named one."""
-    for row in connection.execute(select(CampaignRow)):
-        if value_of(Campaign, row).problem_summary.get(SMALL_CAMPAIGN) == name:
-            raise InvalidInput(f"campaign {row.name} is predicted from {name}: delete {row.name} first")

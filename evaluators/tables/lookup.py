@@ -74,7 +74,7 @@ def nearest_batch(settings: TableSettings, problem: Problem) -> GlobalBatch:
 def _problems(settings: TableSettings) -> list[TableProblem]:
     if settings.path is None:
         raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
-    return read_problems(Path(settings.path))[0]
+    return read_problems(Path(settings.path)).problems
 
 
 def _fits(found: TableProblem, problem: Problem, batch: GlobalBatch | None = None) -> bool:

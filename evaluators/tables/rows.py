@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from frontrunner.evaluators.analytic import software
 from frontrunner.evaluators.analytic.software import Software
@@ -98,10 +98,18 @@ class TableProblem:
         return found
 
 
-def read_problems(path: Path) -> tuple[list[TableProblem], Refusals]:
-    """Read every problem of a table, of however few rows, and the rows left out; raises as `read_csv` does."""
+class TableProblems(NamedTuple):
+    """The problems of a table, and how many rows were left out, by reason."""
+
+    problems: list[TableProblem]
+    left_out: dict[str, int]
+
+
+def read_problems(path: Path) -> TableProblems:
+    """Read every problem of a table, of however few rows; raises as `read_csv` does."""
     left_out = Refusals()
-    return problems_of(schema.rows_of(schema.read_csv(path)), left_out), left_out
+    problems = problems_of(schema.rows_of(schema.read_csv(path)), left_out)
+    return TableProblems(problems, left_out.counts)
 
 
 def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:

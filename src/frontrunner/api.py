@@ -11,26 +11,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from frontrunner.config.campaign import SECTIONS, CampaignFile, StoreSettings, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
+from frontrunner.results import check, database, lease, pruning, schema, transfer
+from frontrunner.results.check import Check
+from frontrunner.results.pruning import Deleted, Prunable
+from frontrunner.results.records import Campaign
+from frontrunner.results.store import Store, open_store
+from frontrunner.results.transfer import Archived, Copied, Unarchived
 from frontrunner.search import campaign_setup as setup
+from frontrunner.search.driver import Conclusion, OnDriver, run_campaign
+from frontrunner.search.listener import Listener
 from frontrunner.search.spec import CampaignSpec
+from frontrunner.search.two_stage import create_pair, run_pair
 from frontrunner.spaces.errors import FrontrunnerError, require_campaign_name
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import load_json
 from frontrunner.store import LocalStore, as_function, opened
-
-if TYPE_CHECKING:
-    from frontrunner.results.check import Check
-    from frontrunner.results.pruning import Deleted, Prunable
-    from frontrunner.results.records import Campaign
-    from frontrunner.results.store import Store
-    from frontrunner.results.transfer import Archived, Copied, Unarchived
-    from frontrunner.search.driver import Conclusion, OnDriver
-    from frontrunner.search.listener import Listener
-    from frontrunner.search.spec import CampaignSpec
 
 
 def survey(campaign_file: str | Path) -> Survey:
@@ -48,8 +46,6 @@ def launch(
     on_driver: OnDriver | None = None,
 ) -> Conclusion:
     """Run a new campaign, given as a file or its content, to its end; one that cannot be used leaves nothing behind."""
-    from frontrunner.search.driver import run_campaign
-
     if isinstance(campaign, CampaignSpec):
         file = CampaignFile(spec=campaign, store=StoreSettings(), named=True)
     else:
@@ -64,8 +60,6 @@ def launch(
         if name is None and not file.named:
             spec = replace(spec, name=setup.free_name(found, spec.name))
         if spec.search.probe_nodes is not None:
-            from frontrunner.search.two_stage import create_pair, run_pair
-
             return run_pair(found, create_pair(found, spec, surveyed), listener=listener, on_driver=on_driver)
         record = setup.create(found, spec, len(surveyed.recipes))
         return run_campaign(found, record, spec, survey=surveyed, listener=listener, on_driver=on_driver)
@@ -84,9 +78,6 @@ def resume(
 
     `budget` replaces limits of its budget: `probes`, `minutes` and `node_hours`.
     """
-    from frontrunner.results.store import open_store
-    from frontrunner.search.driver import run_campaign
-
     with open_store(store_url(store), create=False) as found:
         record = _last_created(found, campaign)
         setup.refuse_imported_campaign(record)
@@ -95,8 +86,6 @@ def resume(
             record = found.campaign(record.name)
         spec = setup.stored_spec(record)
         if spec.confirms is not None:
-            from frontrunner.search.two_stage import run_pair
-
             return run_pair(found, record, listener=listener, on_driver=on_driver, take_over=take_over)
         surveyed = spec.survey()
         setup.prepare(spec, surveyed)
@@ -110,10 +99,7 @@ def _last_created(store: Store, campaign: str | None) -> Campaign:
 
 
 def changed_since_launch(campaign: str | None = None, *, store: str | None = None) -> str | None:
-    """Return what differs in the file that a campaign was launched from, and what to do; None where nothing is known.
-
-    `campaign` None is the one created last, as for `resume`.
-    """
+    """Return what the file of a launch (None: of the last) now has that its campaign has not; None where unknown."""
     with opened(store) as found:
         record = _last_created(found, campaign)
         spec = setup.stored_spec(record)
@@ -122,7 +108,7 @@ def changed_since_launch(campaign: str | None = None, *, store: str | None = Non
         try:
             file = read_campaign_file(Path(spec.file))
         except FrontrunnerError as error:
-            return f"the file of campaign {record.name}, which goes on as it was launched, has changed: {error.message}"
+            return f"{error.message}; campaign {record.name} goes on as it is stored"
         now, then = _by_section(file.spec), _by_section(spec)
         changed = ", ".join(key for key in (*SECTIONS, "evaluator") if key in now and now[key] != then[key])
         name = f" --name {setup.free_name(found, file.spec.name)}" if file.named else ""
@@ -132,7 +118,7 @@ def changed_since_launch(campaign: str | None = None, *, store: str | None = Non
     if changed == "budget" and raised:
         options = (f"--{key.replace('_', '-')} {value:g}" for key, value in raised.items())
         way = f"to use it: frontrunner resume {record.name} {' '.join(options)}"
-    what = f"{spec.file} has changed ({changed}) since campaign {record.name} was launched, which goes on as it was"
+    what = f"{spec.file} differs ({changed}) from campaign {record.name}, which goes on as it is stored"
     return changed and f"{what}; {way}"
 
 
@@ -168,59 +154,43 @@ class Upgraded:
 
 def check_store(store: str | None = None) -> Check:
     """Check the store: the database's own checks, every row read, and everything recomputed that can be."""
-    from frontrunner.results.check import check
-
     with opened(store) as found, found.database.read() as connection:
-        return check(connection, store=found.url)
+        return check.check(connection, store=found.url)
 
 
 def backup_store(file: str | Path | None = None, *, store: str | None = None) -> Path:
     """Write a backup of the store to a new SQLite file, which is a store; drivers may keep running."""
-    from frontrunner.results.transfer import backup
-
     with opened(store) as found:
-        return backup(found, None if file is None else Path(file))
+        return transfer.backup(found, None if file is None else Path(file))
 
 
 def upgrade_store(store: str | None = None) -> Upgraded:
     """Upgrade a store of an earlier version, after a backup next to it; refused while a driver holds a campaign."""
-    from frontrunner.results.database import revision_of
-    from frontrunner.results.lease import refuse_driven
-    from frontrunner.results.schema import REVISION
-    from frontrunner.results.store import open_store
-    from frontrunner.results.transfer import backup
-
     with opened(store) as found:
         with found.database.read() as connection:
-            before = revision_of(connection)
-            if before >= REVISION:
+            before = database.revision_of(connection)
+            if before >= schema.REVISION:
                 return Upgraded(store=found.url, before=before, now=before, backup=None)
-            refuse_driven(found.database, connection)
-        made = backup(found, None)
+            lease.refuse_driven(found.database, connection)
+        made = transfer.backup(found, None)
     open_store(store_url(store), create=False).close()
-    return Upgraded(store=found.url, before=before, now=REVISION, backup=made)
+    return Upgraded(store=found.url, before=before, now=schema.REVISION, backup=made)
 
 
 def copy_store(source: str, target: str) -> Copied:
     """Copy every campaign of a store into a new one; a copy that fails leaves no file behind."""
-    from frontrunner.results.transfer import copy
-
     with opened(source) as reading:
-        return copy(reading, store_url(target))
+        return transfer.copy(reading, store_url(target))
 
 
 def prunable(campaign: str | None = None, *, store: str | None = None) -> tuple[Prunable, ...]:
     """Return the run folders of finished campaigns, which `prune_store` would remove."""
-    from frontrunner.results import pruning
-
     with opened(store) as found:
         return pruning.prunable(found, campaign)
 
 
 def prune_store(campaign: str | None = None, *, store: str | None = None) -> tuple[Prunable, ...]:
     """Remove the run folders of finished campaigns; every outcome, and the end of every log, stays in the store."""
-    from frontrunner.results import pruning
-
     found = prunable(campaign, store=store)
     pruning.prune(found)
     return found
@@ -228,33 +198,24 @@ def prune_store(campaign: str | None = None, *, store: str | None = None) -> tup
 
 def rename(campaign: str, name: str, *, store: str | None = None) -> None:
     """Give a campaign another name; its run folders keep theirs. Refused while a driver holds it."""
-    from frontrunner.results.store import open_store
-
     with open_store(store_url(store), create=False) as found:
         found.rename(campaign, name)
 
 
 def delete(campaign: str, *, store: str | None = None, preview: bool = False) -> Deleted:
     """Delete a campaign with its outcomes and run folders, or only list them; refused while a driver holds it."""
-    from frontrunner.results.pruning import delete_campaign
-    from frontrunner.results.store import open_store
-
     with open_store(store_url(store), create=False, read_only=preview) as found:
-        return delete_campaign(found, campaign, preview=preview)
+        return pruning.delete_campaign(found, campaign, preview=preview)
 
 
 def archive(campaign: str | None, file: str | Path, *, store: str | None = None) -> Archived:
     """Write a campaign (None: the newest) to one portable file, for `unarchive` elsewhere."""
-    from frontrunner.results.transfer import archive as write
-
     with opened(store) as found:
-        return write(found, campaign, Path(file))
+        return transfer.archive(found, campaign, Path(file))
 
 
 def unarchive(file: str | Path, *, name: str | None = None, store: str | None = None) -> Unarchived:
     """Add the campaign of an archive to the store, as `name` or under its own; a damaged file leaves nothing behind."""
-    from frontrunner.results import transfer
-
     if name is not None:
         require_campaign_name("--name", name)
     check_spec = partial(load_json, CampaignSpec, what="its spec")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from frontrunner import __version__
 from frontrunner.config.campaign import named_cluster, read_campaign_file
 from frontrunner.config.recipe_file import FIGURES, Measured, Origin, RecipeFile, Training, read, to_text
 from frontrunner.config.settings import shown_store, store_url
@@ -20,8 +22,10 @@ from frontrunner.evaluators.tables.schema import LeftOut
 from frontrunner.recipe_actions import names_a_file, refuse_file_of_others
 from frontrunner.results.outcome import Failure
 from frontrunner.results.records import IMPORTED
+from frontrunner.results.status import Appearance, Explanation
 from frontrunner.results.writer import ImportedCampaign, ImportedOutcome, add_imported
 from frontrunner.search.campaign_setup import problem_summary, stored_spec
+from frontrunner.search.optuna_export import Mirrored, mirror_campaign
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import recipe_id
@@ -40,10 +44,6 @@ from frontrunner.spaces.space import Space
 from frontrunner.spaces.validation import dump_json
 from frontrunner.store import LocalStore, opened
 from frontrunner.text import thousands
-
-if TYPE_CHECKING:
-    from frontrunner.results.status import Appearance, Explanation
-    from frontrunner.search.optuna_export import Mirrored
 
 RECIPE_FILE = "recipe"
 TARGETS = (*TOOLS, *SCHEDULERS, RECIPE_FILE)
@@ -144,10 +144,6 @@ def _source(explanation: Explanation) -> Appearance:
 def _file(
     spec: CampaignSpec, recipe: Recipe, identity: str, measured: Measured | None, versions: Mapping[str, str]
 ) -> RecipeFile:
-    from datetime import UTC, datetime
-
-    from frontrunner import __version__
-
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return RecipeFile(
         recipe_id=identity,
@@ -190,8 +186,6 @@ def import_config(
 
 def mirror(campaign: str | None = None, *, storage: str, store: str | None = None) -> Mirrored:
     """Write a campaign's trials into the Optuna study of its name; a later call adds new trials."""
-    from frontrunner.search.optuna_export import mirror_campaign
-
     with opened(store) as found:
         record = found.campaign(campaign)
         return mirror_campaign(found, record, stored_spec(record), storage)

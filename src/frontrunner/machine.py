@@ -12,19 +12,23 @@ from typing import TYPE_CHECKING
 
 from frontrunner.config.campaign import named_cluster, parse_cluster, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
+from frontrunner.evaluators.analytic.fit import Samples, StepFit, fit_steps, samples_of_outcomes
 from frontrunner.evaluators.cluster.environment import JobEnvironment, job_environment
+from frontrunner.evaluators.diagnostics.calibration import Calibration, calibration, measure, write_fit, write_measured
+from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs
+from frontrunner.evaluators.diagnostics.doctor.machine import examine
+from frontrunner.evaluators.diagnostics.ranks import Place, allocated
 from frontrunner.evaluators.probe import TORCH_DEVICES
 from frontrunner.evaluators.probe.this_machine import detect, processors, share_processors
+from frontrunner.evaluators.tables.workloads import read, samples_of_tables
 from frontrunner.results.address import parse_address
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.store import opened
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.analytic.fit import Samples, StepFit
-    from frontrunner.evaluators.diagnostics.calibration import Calibration
-    from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs
     from frontrunner.evaluators.diagnostics.doctor.collective_test import TestResult
-    from frontrunner.evaluators.diagnostics.ranks import Place
 
 SHORTEST_S = 5.0
 LONGEST_S = 3600.0
@@ -49,9 +53,6 @@ def calibrate(
     `cluster` (a preset, a cluster file, or a value; default: as detected) provides what is not measured. In an
     allocation every process calls this; rank 0 writes, and the others return None.
     """
-    from frontrunner.evaluators.diagnostics.calibration import calibration, measure, write_measured
-    from frontrunner.evaluators.diagnostics.ranks import Place, allocated
-
     path = _writable(out)
     _check_limits("--seconds", seconds, ranks)
     where = allocated(ranks)
@@ -74,8 +75,6 @@ def fit_tables(
     tables: Sequence[str | Path], *, out: str | Path | None = None, cluster: str | Cluster | None = None
 ) -> StepFit:
     """Fit the analytic model's constants to tables of step times, for `cluster` or the preset of the rows' hardware."""
-    from frontrunner.evaluators.tables.workloads import read, samples_of_tables
-
     path, base = _writable(out) if out is not None else None, _cluster(cluster)
     measured = samples_of_tables([read(Path(table), base) for table in tables], base)
     if path is not None and base is None:
@@ -95,10 +94,6 @@ def fit_campaign(
     cluster: str | Cluster | None = None,
 ) -> StepFit:
     """Fit the analytic model's constants to a campaign's measurements, for `cluster` or the campaign's own."""
-    from frontrunner.evaluators.analytic.fit import samples_of_outcomes
-    from frontrunner.search.campaign_setup import stored_spec
-    from frontrunner.store import opened
-
     path = _writable(out) if out is not None else None
     with opened(store) as found:
         record = found.campaign(campaign)
@@ -121,9 +116,6 @@ def fit_campaign(
 
 
 def _fitted(measured: Samples, path: Path | None, base: Cluster | None, origin: str) -> StepFit:
-    from frontrunner.evaluators.analytic.fit import fit_steps
-    from frontrunner.evaluators.diagnostics.calibration import write_fit
-
     found = fit_steps(measured)
     if path is not None and base is not None:
         write_fit(path, base, found, origin=origin, taken_at=datetime.now(UTC))
@@ -136,9 +128,7 @@ def _cluster(cluster: str | Cluster | None) -> Cluster | None:
 
 def _writable(out: str | Path) -> Path:
     path = Path(out)
-    if path.is_dir() or not path.name:
-        raise bad_value("--out", str(out), "a file, not a folder")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise bad_value("--out", str(out), "a file in a folder that exists and can be written to")
     return path
 
@@ -179,8 +169,6 @@ def _check_limits(flag: str, seconds: float, ranks: int | None) -> None:
 
 def doctor(campaign: str | Path | None = None, *, store: str | None = None) -> tuple[Check, ...]:
     """Check this machine, job and installation, and what a campaign file needs; `store` overrides the file's."""
-    from frontrunner.evaluators.diagnostics.doctor.machine import examine
-
     return examine(_needs(campaign, store))
 
 
@@ -197,7 +185,6 @@ def call_ranks(
     rank may take to join or to make progress.
     """
     from frontrunner.evaluators.diagnostics.doctor.collective_test import run_collective_test
-    from frontrunner.evaluators.diagnostics.ranks import Place, allocated
 
     _check_limits("--deadline", deadline_s, ranks)
     cluster = read_campaign_file(Path(campaign)).spec.problem.cluster if campaign is not None else None
@@ -219,8 +206,6 @@ def this_job() -> JobEnvironment:
 
 
 def _needs(campaign: str | Path | None, store: str | None) -> Needs:
-    from frontrunner.evaluators.diagnostics.doctor.check import Needs
-
     file = read_campaign_file(Path(campaign)) if campaign is not None else None
     url = store_url(store, from_file=file.store.url if file else None)
     runs = run_root(url, from_file=file.store.run_folder if file else None)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from frontrunner.config.campaign import read_campaign_file
+from frontrunner.evaluators.analytic import advice, estimates
+from frontrunner.evaluators.analytic import scaling as answers
+from frontrunner.evaluators.analytic.advice import Advice
+from frontrunner.evaluators.analytic.estimates import Plan
+from frontrunner.evaluators.analytic.scaling import Scaling
 from frontrunner.search.campaign_setup import nothing_legal
-
-if TYPE_CHECKING:
-    from frontrunner.evaluators.analytic.advice import Advice
-    from frontrunner.evaluators.analytic.estimates import Plan
-    from frontrunner.evaluators.analytic.scaling import Scaling
-    from frontrunner.search.spec import CampaignSpec
+from frontrunner.search.spec import CampaignSpec
 
 
 def plan(campaign_file: str | Path) -> Plan:
@@ -23,8 +22,6 @@ def plan(campaign_file: str | Path) -> Plan:
 
 def plan_of(spec: CampaignSpec) -> Plan:
     """Estimate every legal recipe of a campaign."""
-    from frontrunner.evaluators.analytic import estimates
-
     surveyed = spec.survey()
     if not surveyed.recipes:
         raise nothing_legal(surveyed)
@@ -33,15 +30,11 @@ def plan_of(spec: CampaignSpec) -> Plan:
 
 def scaling(campaign_file: str | Path, nodes: Sequence[int]) -> Scaling:
     """Return the best recipe of a campaign file's space on each of these node counts, by strong and weak scaling."""
-    from frontrunner.evaluators.analytic import scaling as answers
-
     spec = read_campaign_file(Path(campaign_file)).spec
     return answers.scaling(spec.space, spec.problem, nodes)
 
 
 def advise(campaign_file: str | Path) -> Advice:
     """Recommend a starting configuration for a campaign file's problem, on one device, one node, and the cluster."""
-    from frontrunner.evaluators.analytic import advice
-
     spec = read_campaign_file(Path(campaign_file)).spec
     return advice.advise(spec.space, spec.problem)

@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING
 from frontrunner.config.campaign import keys_of, read_campaign_file
 from frontrunner.config.recipe_file import RecipeFile, read
 from frontrunner.config.settings import run_root, store_url
+from frontrunner.evaluators.diagnostics import profile as profiling
+from frontrunner.evaluators.diagnostics.profile import ProfilePlan, ProfileReport, ProfileSettings
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings
+from frontrunner.evaluators.probe import replay as replaying
+from frontrunner.evaluators.probe.replay import ReplayPlan, ReplayResult, ReplaySettings
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.results.status import measured_with
+from frontrunner.results.status import Explanation, measured_with
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import identity, recipe_id
@@ -29,9 +33,6 @@ from frontrunner.text import counted
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
     from frontrunner.evaluators.diagnostics.dryrun import DryRun, DryRunPlan
-    from frontrunner.evaluators.diagnostics.profile import ProfilePlan, ProfileReport, ProfileSettings
-    from frontrunner.evaluators.probe.replay import ReplayPlan, ReplayResult, ReplaySettings
-    from frontrunner.results.status import Explanation
 
 
 LEAST_DIGITS = 4
@@ -182,9 +183,6 @@ def plan_profile(
     recipe_id: str, settings: ProfileSettings | None = None, *, store: str | None = None, anyway: bool = False
 ) -> ProfilePlan:
     """Return what a profile would run, checked against this machine; see `profile`."""
-    from frontrunner.evaluators.diagnostics.profile import ProfileSettings as Settings
-    from frontrunner.evaluators.diagnostics.profile import plan
-
     explanation = LocalStore(store).show(recipe_id)
     _refuse_recipe_of_others(explanation)
     probed = [found for found in explanation.appearances if stored_spec(found.campaign).evaluator == "probe"]
@@ -194,12 +192,12 @@ def plan_profile(
             hint='launch its campaign file with evaluator = "probe"',
         )
     appearance = probed[0]
-    return plan(
+    return profiling.plan(
         recipe_id=explanation.recipe_id,
         recipe=explanation.recipe,
         setup=stored_spec(appearance.campaign).probe_setup(),
         measured_step_time_s=None if appearance.standing is None else appearance.standing.step_time_s_median,
-        settings=settings or Settings(),
+        settings=settings or ProfileSettings(),
         anyway=anyway,
     )
 
@@ -208,17 +206,13 @@ def profile(
     recipe_id: str, *, settings: ProfileSettings | None = None, store: str | None = None, anyway: bool = False
 ) -> ProfileReport:
     """Run a probe of a stored recipe, trace its last steps, and return where their time went."""
-    from frontrunner.evaluators.diagnostics.profile import run
-
-    return run(plan_profile(recipe_id, settings, store=store, anyway=anyway))
+    return profiling.run(plan_profile(recipe_id, settings, store=store, anyway=anyway))
 
 
 def plan_replay(
     recipe_id: str, settings: ReplaySettings, *, store: str | None = None, anyway: bool = False
 ) -> ReplayPlan:
     """Return what a replay would run, checked against this machine; it is compared with the newest measurement."""
-    from frontrunner.evaluators.probe.replay import plan
-
     found: Explanation | RecipeFile
     if names_a_file(recipe_id):
         found = file = read(Path(recipe_id))
@@ -247,7 +241,7 @@ def plan_replay(
             )
         campaign, tokens_per_s = min(ranked, key=lambda pair: pair[0].figures == "simulated")  # the newest come first
         figures, setup = campaign.figures, stored_spec(campaign).probe_setup()
-    return plan(
+    return replaying.plan(
         recipe_id=found.recipe_id,
         recipe=found.recipe,
         setup=setup,
@@ -266,11 +260,8 @@ def replay(
     settings: ReplaySettings | None = None,
 ) -> ReplayResult:
     """Train with a stored recipe or a recipe file, from the newest checkpoint; `anyway` permits other hardware."""
-    from frontrunner.evaluators.probe.replay import ReplaySettings as Settings
-    from frontrunner.evaluators.probe.replay import run
-
-    chosen = replace(settings, steps=steps) if settings else Settings(steps=steps)
-    return run(plan_replay(recipe_id, chosen, store=store, anyway=anyway))
+    chosen = replace(settings, steps=steps) if settings else ReplaySettings(steps=steps)
+    return replaying.run(plan_replay(recipe_id, chosen, store=store, anyway=anyway))
 
 
 def _refuse_recipe_of_others(explanation: Explanation) -> None:

@@ -18,6 +18,10 @@ import httpx2
 from pydantic import TypeAdapter, ValidationError
 
 from frontrunner.config.toml_file import Table, read_toml
+from frontrunner.evaluators.analytic.breakdown import Breakdown
+from frontrunner.evaluators.analytic.estimates import ShownPlan
+from frontrunner.recipe_actions import breakdown_of
+from frontrunner.results.frames import from_columns
 from frontrunner.results.pages import CampaignPage, RecipePage
 from frontrunner.results.records import CampaignList
 from frontrunner.results.status import FailedTrial, FailureList
@@ -28,16 +32,15 @@ from frontrunner.server.errors import from_table
 from frontrunner.server.requests import API, QUESTIONS, FrameAnswer, Question
 from frontrunner.server.settings import is_loopback
 from frontrunner.spaces import errors
+from frontrunner.spaces.document import write_bytes
 from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.spaces.validation import OF_NO_TYPE
 from frontrunner.store import LOG_BYTES, Front, LocalStore, OnFront, StreamEvent
+from frontrunner.views.charts.marks import Missing
+from frontrunner.views.report import NotDrawn, not_drawn, report_place, save_pictures
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from frontrunner.evaluators.analytic.breakdown import Breakdown
-    from frontrunner.evaluators.analytic.estimates import ShownPlan
-    from frontrunner.views.report import NotDrawn
 
     Questions = LocalStore
     """Base of `RemoteStore` for type checkers only: the methods that `QUESTIONS` adds have these signatures."""
@@ -143,13 +146,9 @@ class RemoteStore(Questions):
                     fields = {}
 
     def explain(self, recipe: str | Mapping[str, object], *, campaign: str | Path | None = None) -> Breakdown:
-        from frontrunner.recipe_actions import breakdown_of
-
         return breakdown_of(self, recipe, campaign)
 
     def dataframe(self, campaign: str | None = None) -> pd.DataFrame:
-        from frontrunner.results.frames import from_columns
-
         found = self._get(FrameAnswer, self._of(campaign, "/dataframe"))
         try:
             return from_columns(found.columns)
@@ -157,9 +156,6 @@ class RemoteStore(Questions):
             raise self._unreadable(error) from error
 
     def report(self, campaign: str | None = None, *, out: str | Path | None = None) -> Path:
-        from frontrunner.spaces.document import write_bytes
-        from frontrunner.views.report import report_place
-
         path = self._of(campaign)
         place = report_place(out, path.rpartition("/")[2])
         page = self._send("GET", f"{path}/report").content
@@ -168,9 +164,6 @@ class RemoteStore(Questions):
         return place
 
     def plot(self, campaign: str | None = None, **wanted: Any) -> tuple[list[Path], list[NotDrawn]]:
-        from frontrunner.views.charts.marks import Missing
-        from frontrunner.views.report import not_drawn, save_pictures
-
         path = self._of(campaign, "/figures/")
 
         def picture(name: str, kind: str) -> bytes | Missing:
@@ -187,8 +180,6 @@ class RemoteStore(Questions):
 
     def plan(self, campaign: CampaignSource, *, top: int = 10) -> ShownPlan:
         """Return the estimates of a campaign's `top` fastest recipes; nothing is run or stored."""
-        from frontrunner.evaluators.analytic.estimates import ShownPlan
-
         return self._submit(ShownPlan, "/plan", campaign, {"top": top})
 
     def launch(self, campaign: CampaignSource, *, name: str | None = None) -> str:

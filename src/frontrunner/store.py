@@ -16,10 +16,13 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.settings import DEFAULT_STORE, store_url
+from frontrunner.evaluators.probe.files import write_text
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.notebook import Displayed
 from frontrunner.results import pages, predictions, ranking, status
+from frontrunner.results.frames import frame
 from frontrunner.results.pages import Comparison, RecipePage, TrialPage, outcomes_after
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import RankBy, RankedRecipe, Ranking
@@ -29,7 +32,7 @@ from frontrunner.results.states import TrialState
 from frontrunner.results.status import ActiveDriver, Explanation, FailureList, Status
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.campaign_setup import stored_spec
-from frontrunner.spaces.errors import FrontrunnerError, NotFound, bad_value, did_you_mean
+from frontrunner.spaces.errors import FrontrunnerError, NotFound, bad_value, did_you_mean, writing
 from frontrunner.spaces.pareto import OBJECTIVES, pareto_front
 from frontrunner.spaces.problem import Problem
 from frontrunner.text import as_plain, thousands
@@ -189,7 +192,6 @@ class LocalStore:
         `{"tensor_parallel": 8}` that leave one legal recipe of its space. Raises `InvalidInput` for a recipe that the
         estimate does not cover.
         """
-        from frontrunner.config.campaign import read_campaign_file
         from frontrunner.recipe_actions import breakdown_of
 
         store = self
@@ -237,15 +239,11 @@ class LocalStore:
 
     def dataframe(self, campaign: str | None = None) -> pd.DataFrame:
         """Return a table with one row per finished attempt."""
-        from frontrunner.results.frames import frame
-
         with self.opened() as store:
             return frame(store, campaign)
 
     def report(self, campaign: str | None = None, *, out: str | Path | None = None) -> Path:
         """Write a campaign as one self-contained HTML page (default: CAMPAIGN.html) and return its path."""
-        from frontrunner.evaluators.probe.files import write_text
-        from frontrunner.spaces.errors import writing
         from frontrunner.views import report as reporting
         from frontrunner.views.charts.render import require_installed
 

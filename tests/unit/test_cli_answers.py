@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -105,7 +106,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr.count(" of 30 probes)\n") == PROBES
     assert "campaign sim finished: the budget is used up: 30 of 30 probes" in finished.stderr
-    assert re.search(r"frontrunner show [0-9a-f]{12} --campaign sim +# why it ranks first", finished.stdout)
+    assert re.search(r"frontrunner show [0-9a-f]{12} +# why it ranks first", finished.stdout)
     assert "frontrunner replay" not in finished.stdout  # simulated for a device that is not here: it would be refused
     assert "sim: exhaustive over" in finished.stderr
     assert "legal recipes, simulated" in finished.stderr
@@ -184,6 +185,12 @@ def test_show_explains_a_rank(folder: Path, ranking: list[dict[str, Any]]) -> No
     assert appearance["above"]["recipe_id"] == ranking[0]["recipe_id"]
     assert appearance["below"]["recipe_id"] == ranking[2]["recipe_id"]
     assert appearance["attempts"][0]["provenance"]["command_line"][1:] == ["launch", "sim.toml"]
+
+
+def test_what_to_do_next_names_the_campaign_where_another_measured_the_winner_too(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    finished = run("launch", "sim.toml", "--name", "again", cwd=tmp_path)
+    assert re.search(r"frontrunner show [0-9a-f]{12} --campaign again +# why it ranks first", finished.stdout)
 
 
 def test_simulated_figures_are_called_so_wherever_they_are_shown(folder: Path, ranking: list[dict[str, Any]]) -> None:

@@ -14,8 +14,7 @@ import pytest
 
 from frontrunner.cli.main import EPILOG, SECTIONS, frontrunner
 from frontrunner.cli.maintain import store
-from frontrunner.cli.options import locate
-from frontrunner.config.settings import BY_SERVER, BY_STORE, CAMPAIGN_FILE_AT_HAND, located
+from frontrunner.config.settings import AT_HAND, BY_SERVER, BY_STORE, located
 from frontrunner.results.store import open_store
 from support.commands import warm_command_line
 
@@ -77,9 +76,9 @@ def test_hints_name_the_store_or_the_service_that_was_given(name: str) -> None:
         assert name in {option.name for option in found.params}, command
     with click.Context(frontrunner) as context:
         assert located("frontrunner plan FILE") == "frontrunner plan FILE"
-        context.meta[CAMPAIGN_FILE_AT_HAND] = "my c.toml"
+        context.meta[f"{AT_HAND}file"] = "my c.toml"
         assert located("frontrunner plan FILE") == "frontrunner plan 'my c.toml'"
-        locate(context, name, "a b")
+        context.meta[f"{AT_HAND}{name}"] = "a b"
         option = f" --{name} 'a b'"
         assert located("run: frontrunner best, or wait") == f"run: frontrunner best{option}, or wait"
         assert located("`frontrunner show 01` says why") == f"`frontrunner show 01{option}` says why"

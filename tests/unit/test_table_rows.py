@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from search_runs import survey_of
 
 from frontrunner.config.campaign import read_campaign_file
-from frontrunner.evaluators.tables.rows import read_problems
+from frontrunner.evaluators.tables.rows import TableProblems, read_problems
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.document import recipe_id
 from support.campaigns import write_toml
 from support.tables import row, write_table
 
 
-def read(folder: Path, *rows: dict[str, Any]) -> SimpleNamespace:
-    problems, left_out = read_problems(write_table(folder / "rows.csv", *rows))
-    return SimpleNamespace(problems=problems, left_out=left_out.counts)
+def read(folder: Path, *rows: dict[str, Any]) -> TableProblems:
+    return read_problems(write_table(folder / "rows.csv", *rows))
 
 
 def test_a_row_is_its_recipe_and_its_measurement(tmp_path: Path) -> None:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from frontrunner import machine
 from frontrunner.cli.options import FILE, anyway_option, json_option, print_json, refuse_both, show, store_option, warn
 from frontrunner.config.campaign import read_campaign_file
+from frontrunner.evaluators.diagnostics.doctor.check import has_problem
+from frontrunner.evaluators.diagnostics.profile import ProfileSettings, run
+from frontrunner.evaluators.diagnostics.ranks import Place
+from frontrunner.evaluators.protocol import Progress
+from frontrunner.recipe_actions import plan_profile
+from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.text import counted
 from frontrunner.views.diagnostics import print_calibration, print_doctor, print_fit, print_profile
-
-if TYPE_CHECKING:
-    from frontrunner.evaluators.diagnostics.ranks import Place
-    from frontrunner.evaluators.protocol import Progress
-    from frontrunner.spaces.cluster import Cluster
 
 NO_PYINSTRUMENT = "pyinstrument is not installed, so the host side is left out: pip install 'frontrunner[profile]'"
 
@@ -41,8 +43,6 @@ def doctor(campaign_file: Path | None, store: str | None, *, run: bool, as_json:
     given = {name: value for name, value in limits.items() if value is not None}
     if given and not run:
         raise InvalidInput("--ranks and --deadline are for --run", hint="frontrunner doctor --run")
-    from frontrunner import machine
-    from frontrunner.evaluators.diagnostics.doctor.check import has_problem
     from frontrunner.evaluators.diagnostics.doctor.collective_test import bandwidths, collective_checks
 
     launched = machine.this_job().launched
@@ -101,8 +101,6 @@ def calibrate(  # noqa: PLR0913 - an option each
     """
     if campaign_name is not None and not from_store:
         raise InvalidInput(f"campaign {campaign_name} is given without --from-store", hint="or give --campaign FILE")
-    from frontrunner.machine import fit_campaign, fit_tables
-
     if campaign is not None and cluster is not None:
         raise refuse_both("--cluster", "--campaign")
     base = cluster if campaign is None else read_campaign_file(campaign).spec.problem.cluster
@@ -114,9 +112,9 @@ def calibrate(  # noqa: PLR0913 - an option each
     if tables and from_store:
         raise refuse_both("--from-table", "--from-store")
     if tables:
-        found = fit_tables(tables, out=out, cluster=base)
+        found = machine.fit_tables(tables, out=out, cluster=base)
     else:
-        found = fit_campaign(campaign_name, store=store, out=out, cluster=base)
+        found = machine.fit_campaign(campaign_name, store=store, out=out, cluster=base)
     if as_json:
         print_json({"out": str(out), **vars(found)})
     else:
@@ -126,13 +124,11 @@ def calibrate(  # noqa: PLR0913 - an option each
 def _measure(
     out: Path, base: str | Cluster | None, *, as_json: bool, ranks: int | None, device: str | None, seconds: float
 ) -> None:
-    from frontrunner.machine import calibrate
-
     def on_start(where: Place) -> None:
         if where.writes:
             click.echo(f"measuring with {where.ranks} ranks, for about {seconds:g} s once they have started", err=True)
 
-    found = calibrate(out, ranks=ranks, device=device, seconds=seconds, cluster=base, on_start=on_start)
+    found = machine.calibrate(out, ranks=ranks, device=device, seconds=seconds, cluster=base, on_start=on_start)
     if found is None:
         return  # another rank of the allocation reports
     if as_json:
@@ -154,9 +150,6 @@ def profile(recipe_id: str, steps: int, folder: Path | None, store: str | None, 
     Computation, each kind of communication, optimizer, data, idle; a trace of every rank for Perfetto, and
     pyinstrument's tree of the Python side.
     """
-    from frontrunner.evaluators.diagnostics.profile import ProfileSettings, run
-    from frontrunner.recipe_actions import plan_profile
-
     planned = plan_profile(recipe_id, ProfileSettings(steps=steps, folder=folder), store=store, anyway=anyway)
     warn(planned.differences)
     if not planned.samples_host:

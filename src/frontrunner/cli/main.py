@@ -139,7 +139,3 @@ def _print_error(message: str, hint: str | None) -> None:
     click.echo(f"error: {plain(message)}", err=True)
     if hint:
         click.echo(f"hint: {plain(hint)}", err=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from frontrunner import api
+from frontrunner import api, exchange
 from frontrunner.cli import options as opt
+from frontrunner.config.recipe_file import to_text
+from frontrunner.evaluators.probe.files import write_text
+from frontrunner.evaluators.tables.reading import TableForm
+from frontrunner.exchange import Import
+from frontrunner.recipe_actions import names_a_file
+from frontrunner.results.pruning import Deleted
+from frontrunner.results.transfer import Archived, Copied, Unarchived
 from frontrunner.spaces.errors import NothingLegal, StoreUnusable, bad_value, writing
 from frontrunner.text import plain
 from frontrunner.views.results import print_check, print_deleted, print_import, print_prunable
-
-if TYPE_CHECKING:
-    from frontrunner.exchange import Import
-    from frontrunner.results.pruning import Deleted
-    from frontrunner.results.transfer import Archived, Copied, Unarchived
 
 
 @click.group(cls=opt.SuggestingGroup)
@@ -162,18 +164,14 @@ def export(name: str, to: str, out: Path | None, storage: str | None, store: str
 
     With optuna the whole CAMPAIGN becomes a study of --storage; run again, it adds new trials.
     """
-    from frontrunner.recipe_actions import names_a_file
-
     if (to == "optuna") != (storage is not None):
         raise bad_value("--storage", storage, "a URL with --to optuna, and with nothing else")
     if server is not None and (storage is not None or names_a_file(name)):
         raise bad_value("--server", server, "a RECIPE_ID with it: files and studies are exported without a service")
     if storage is not None:
-        from frontrunner.exchange import mirror
-
         if out is not None:
             raise bad_value("--out", str(out), "nothing with --to optuna, which writes to --storage")
-        found = mirror(name, storage=storage, store=store)
+        found = exchange.mirror(name, storage=storage, store=store)
         waiting = f"; {found.waiting} have not ended yet" if found.waiting else ""
         click.echo(f"study {found.study}: {found.added} trials added, {found.trials} in all{waiting}")
         return
@@ -185,8 +183,6 @@ def export(name: str, to: str, out: Path | None, storage: str | None, store: str
 
 
 def _write(path: Path, text: str) -> None:
-    from frontrunner.evaluators.probe.files import write_text
-
     with writing(path):
         write_text(path, text)
 
@@ -194,7 +190,9 @@ def _write(path: Path, text: str) -> None:
 @click.command("import-config")
 @click.argument("file", type=opt.FILE)
 @click.option("--from", "tool", required=True, metavar="TOOL", help="The tool that the configuration is for.")
-@click.option("--campaign", required=True, type=opt.CAMPAIGN_FILE, metavar="FILE", help="Whose problem it is.")
+@click.option(
+    "--campaign", required=True, type=opt.FILE, callback=opt.remember, metavar="FILE", help="Whose problem it is."
+)
 @click.option("--set", "stated", multiple=True, metavar="CHOICE=VALUE", help="A choice that the file leaves out.")
 @click.option("--out", type=opt.FILE, metavar="FILE", help="Write the recipe file there.")
 @opt.json_option
@@ -206,9 +204,6 @@ def import_config(
     TOOL is megatron-lm, megatron-deepspeed, deepspeed, nemo, torchtitan, nanotron or accelerate. Scripts are read, not
     run. A setting that no recipe has is refused by name, and so is a model that is not the campaign file's.
     """
-    from frontrunner import exchange
-    from frontrunner.config.recipe_file import to_text
-
     found = exchange.import_config(file, tool=tool, campaign=campaign, stated=opt.choices(stated))
     if found.file is None:
         raise NothingLegal(
@@ -247,10 +242,7 @@ def import_(
     Later campaigns learn from them. docs/warm-starts.md has the columns' names and units; --column, --set and --ignore
     adapt other tables. Unusable rows are counted with the reason.
     """
-    from frontrunner.evaluators.tables.reading import TableForm
-    from frontrunner.exchange import import_table
-
     form = TableForm(
         columns=opt.key_values("--column", columns), constants=opt.key_values("--set", constants), ignore=ignore
     )
-    return import_table(table, form=form, **given)
+    return exchange.import_table(table, form=form, **given)

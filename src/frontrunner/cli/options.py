@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from frontrunner.config.settings import CAMPAIGN_FILE_AT_HAND, LOCATED
+from frontrunner.config.settings import AT_HAND
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.text import to_json
 
@@ -22,20 +22,9 @@ if TYPE_CHECKING:
     Backend = LocalStore | RemoteStore
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 FILE = click.Path(path_type=Path)
 
-
-class _CampaignFile(click.Path):
-    """Path of a campaign file, which hints name in place of FILE."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Remember the path."""
-        if ctx is not None:
-            ctx.meta[CAMPAIGN_FILE_AT_HAND] = str(value)
-        return super().convert(value, param, ctx)
-
-
-CAMPAIGN_FILE = _CampaignFile(path_type=Path)
 FLAGS = {"true": True, "false": False}
 MOST_CHARACTERS = 200
 MOST_EXAMPLES = 3
@@ -71,24 +60,25 @@ class SuggestingGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def locate(context: click.Context, option: str, value: str | None) -> str | None:
-    """Have hints name the store or the service at hand (`frontrunner.config.settings.located`)."""
+def remember(context: click.Context, option: click.Parameter, value: T) -> T:
+    """Have hints name the campaign file, the store or the service at hand (`frontrunner.config.settings.located`)."""
     if value is not None:
-        context.meta[LOCATED] = option, value
+        context.meta[f"{AT_HAND}{option.name}"] = str(value)
     return value
 
 
+file_argument = click.argument("file", type=FILE, callback=remember)
 campaign_argument = click.argument("campaign", required=False)
 store_option = click.option(
     "--store",
     metavar="URL",
-    callback=lambda context, option, value: locate(context, option.name, value),
+    callback=remember,
     help="The store: a path or an SQLAlchemy URL [default: $FRONTRUNNER_STORE, else frontrunner.db].",
 )
 server_option = click.option(
     "--server",
     metavar="URL",
-    callback=lambda context, option, value: locate(context, option.name, value),
+    callback=remember,
     help="Query this service, with the token of $FRONTRUNNER_TOKEN or, on this machine, of the token file.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -10,24 +10,28 @@ import click
 
 from frontrunner import planning
 from frontrunner.cli import options as opt
+from frontrunner.evaluators.analytic.breakdown import Breakdown
+from frontrunner.evaluators.diagnostics.dryrun import DryRun, run
+from frontrunner.recipe_actions import plan_dryrun
+from frontrunner.spaces.document import write_bytes
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, writing
+from frontrunner.views.charts.recipe import breakdown
+from frontrunner.views.charts.render import picture
 from frontrunner.views.diagnostics import print_dryrun
 from frontrunner.views.plan import as_document, print_advice, print_breakdown, print_plan, print_scaling
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend
-    from frontrunner.evaluators.analytic.breakdown import Breakdown
-    from frontrunner.evaluators.diagnostics.dryrun import DryRun
 
 TOP = 10
 recipe_argument = click.argument("recipe", nargs=-1, metavar="RECIPE_ID | FILE | CHOICE=VALUE...")
 file_option = click.option(
-    "--campaign", type=opt.CAMPAIGN_FILE, metavar="FILE", help="The recipe is one of this campaign file."
+    "--campaign", type=opt.FILE, callback=opt.remember, metavar="FILE", help="The recipe is one of this file."
 )
 
 
 @click.command()
-@click.argument("file", type=opt.CAMPAIGN_FILE)
+@opt.file_argument
 @click.option("--top", type=click.IntRange(1, 1_000_000), help=f"How many recipes [default: {TOP}].")
 @click.option("--nodes", metavar="N,N,...", help="Strong and weak scaling over these numbers of nodes instead.")
 @opt.json_option
@@ -75,10 +79,6 @@ def explain(recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, ba
     """
     found = backend.explain(opt.recipe_from(recipe, campaign), campaign=campaign)
     if svg is not None:
-        from frontrunner.spaces.document import write_bytes
-        from frontrunner.views.charts.recipe import breakdown
-        from frontrunner.views.charts.render import picture
-
         content = picture(breakdown(found), "svg")
         with writing(svg):
             write_bytes(svg, content)
@@ -87,7 +87,7 @@ def explain(recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, ba
 
 
 @click.command()
-@click.argument("file", type=opt.CAMPAIGN_FILE)
+@opt.file_argument
 @opt.json_option
 def advise(file: Path, *, as_json: bool) -> None:
     """Recommend a starting configuration for the model and the machines of campaign FILE.
@@ -116,9 +116,6 @@ def dryrun(recipe: tuple[str, ...], campaign: Path | None, rank: int | None, sto
     No device is needed, whatever the recipe's size: one rank runs in one process, over tensors without data. The
     recipe is a stored one, that of a recipe file, or one of a campaign file's space: by its id, or by choices.
     """
-    from frontrunner.evaluators.diagnostics.dryrun import run
-    from frontrunner.recipe_actions import plan_dryrun
-
     planned = plan_dryrun(opt.recipe_from(recipe, campaign), campaign=campaign, rank=rank, store=store)
     ranks = " and ".join(map(str, planned.ranks))
     click.echo(f"tracing {planned.recipe_id}, rank {ranks} of {planned.recipe.devices}", err=True)

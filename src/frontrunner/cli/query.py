@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from frontrunner.cli.options import FILE, backend_options, campaign_argument, json_option, print_json, prints, show
+from frontrunner.results.frames import write_frame
+from frontrunner.results.records import CampaignList
+from frontrunner.results.status import FailureList
 from frontrunner.spaces.errors import NotFound, NothingLegal
 from frontrunner.text import as_plain
 from frontrunner.views import results as views
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend
-    from frontrunner.results.records import CampaignList
-    from frontrunner.results.status import FailureList
 
 
 @click.command()
@@ -148,8 +149,6 @@ def campaigns(backend: Backend) -> CampaignList:
 @backend_options
 def dataframe(campaign: str | None, out: Path, backend: Backend) -> None:
     """Write the attempts of CAMPAIGN (default: the newest) as a table, one row per finished attempt."""
-    from frontrunner.results.frames import write_frame
-
     table = backend.dataframe(campaign)
     write_frame(table, out)
     click.echo(f"{len(table)} rows, {len(table.columns)} columns: {out}")

@@ -6,28 +6,33 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from frontrunner import api
 from frontrunner.cli import options as opt
-from frontrunner.config.settings import located, store_url
+from frontrunner.config.campaign import read_campaign_file
+from frontrunner.config.settings import AT_HAND, located, store_url
+from frontrunner.evaluators.probe import replay as replaying
+from frontrunner.evaluators.probe.replay import ReplayResult, ReplaySettings
+from frontrunner.recipe_actions import plan_replay
+from frontrunner.results.ranking import RankedRecipe, Ranking
+from frontrunner.results.states import CampaignState
+from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.search.driver import PAUSED_BY_REQUEST, Conclusion
 from frontrunner.spaces.errors import CampaignFailed, InvalidInput, NothingLegal
 from frontrunner.stop_signals import INTERRUPTED, stopped_by_signals
 from frontrunner.store import LocalStore
 from frontrunner.text import percent, seconds, thousands
-
-if TYPE_CHECKING:
-    from frontrunner.evaluators.probe.replay import ReplayResult
-    from frontrunner.results.ranking import RankedRecipe
-    from frontrunner.search.driver import Conclusion
+from frontrunner.views import results as views
+from frontrunner.views.live import make_listener
 
 TOP = 10
 
 
 @click.command()
-@click.argument("file", type=opt.CAMPAIGN_FILE)
+@opt.file_argument
 @click.option("--name", help="The campaign's name [default: the file's `name`, else the file's own name].")
 @opt.store_option
 @opt.json_option
@@ -36,15 +41,12 @@ def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) ->
 
     The first Ctrl-C lets running probes finish, the second ends them; `frontrunner resume` continues later.
     """
-    from frontrunner.config.campaign import read_campaign_file
-    from frontrunner.views.live import make_listener
-
     campaign = read_campaign_file(file)
     url = store_url(store, from_file=campaign.store.url)
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         conclusion = api.launch(campaign, store=url, name=name, listener=listener, on_driver=on_driver)
     if url != store_url():
-        opt.locate(click.get_current_context(), "store", url)
+        click.get_current_context().meta[f"{AT_HAND}store"] = url
     _finish(conclusion, listener.campaign, url, stopped=on_driver.exit_code, as_json=as_json)
 
 
@@ -63,8 +65,6 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
     is reported and not used, --probes, --minutes and --node-hours change its budget.
     """
     budget = {name: value for name, value in limits.items() if value is not None}
-    from frontrunner.views.live import make_listener
-
     if change := api.changed_since_launch(campaign, store=store):
         opt.warn([located(change)])
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
@@ -74,7 +74,7 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
 
 
 @click.command()
-@click.argument("file", type=opt.CAMPAIGN_FILE)
+@opt.file_argument
 @opt.json_option
 def space(file: Path, *, as_json: bool) -> None:
     """Count the legal and illegal recipes of FILE's space, with the reasons."""
@@ -84,17 +84,13 @@ def space(file: Path, *, as_json: bool) -> None:
         counts = {"points": surveyed.points, "legal_recipes": len(surveyed.recipes), "repeats": surveyed.repeats}
         opt.print_json(counts | {"refused": refused, "dimensions": dict(surveyed.dimensions)})
     else:
-        from frontrunner.views.results import print_survey
-
-        print_survey(surveyed)
+        views.print_survey(surveyed)
     if not surveyed.recipes:
         raise NothingLegal("no recipe of this space is legal", hint="change a value that the reasons name")
 
 
 def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped: int, as_json: bool) -> None:
     """Print the ranking and the front, and raise the error of the exit code; `stopped` is that of a requested stop."""
-    from frontrunner.results.ranking import Ranking
-
     found = LocalStore(store)
     several = len(conclusion.objectives) > 1
     ranking = found.best(campaign, top=TOP) if conclusion.measured else Ranking()
@@ -106,8 +102,6 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped
         more |= {} if scale is None else {"small_scale": scale}
         opt.print_json({**document, "outlook": conclusion.outlook, "budget": conclusion.limits, **more})
     else:
-        from frontrunner.views import results as views
-
         if scale is not None:
             views.print_predictions(scale)
         if ranking:
@@ -117,24 +111,20 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped
                 views.print_front(front, conclusion.objectives)
             views.print_outlook(conclusion.outlook, conclusion.limits)
             replays = not conclusion.trainer and _replays_here(found, campaign, ranking[0])
-            views.print_next_commands(campaign, ranking[0], conclusion.objectives, replays=replays)
+            elsewhere = sum(row.standing is not None for row in found.show(ranking[0].recipe_id).appearances) > 1
+            views.print_next_commands(campaign, ranking[0], conclusion.objectives, replays=replays, elsewhere=elsewhere)
     has_result = bool(conclusion.measured) or (scale is not None and bool(scale.predicted))
     _raise_unless_done(conclusion, campaign, stopped=stopped, has_result=has_result)
 
 
 def _replays_here(found: LocalStore, campaign: str, winner: RankedRecipe) -> bool:
     """Return whether `replay`, which runs on one node, takes the recipe."""
-    from frontrunner.search.campaign_setup import stored_spec
-
     with found.opened() as store:
         cluster = stored_spec(store.campaign(campaign)).problem.cluster
     return winner.figures == "measured" and winner.recipe.devices <= cluster.devices_per_node
 
 
 def _raise_unless_done(conclusion: Conclusion, campaign: str, *, stopped: int, has_result: bool) -> None:
-    from frontrunner.results.states import CampaignState
-    from frontrunner.search.driver import PAUSED_BY_REQUEST
-
     command = f"frontrunner resume {campaign}"
     if conclusion.state is CampaignState.STOPPED or conclusion.reason == PAUSED_BY_REQUEST:
         click.echo(located(f"campaign {campaign} {conclusion.state}; continue with: {command}"), err=True)
@@ -184,19 +174,16 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
     Run again after a kill, it continues from the newest checkpoint. At the end its throughput is compared with the
     probe's.
     """
-    from frontrunner.evaluators.probe.replay import ReplaySettings, prepare, run
-    from frontrunner.recipe_actions import plan_replay
-
     chosen = ReplaySettings(**settings)  # the options are named after its fields
     planned = plan_replay(recipe_id, chosen, store=store, anyway=anyway)
     if chosen.launched:
-        prepare(planned)
+        replaying.prepare(planned)
         click.echo(planned.command)
         return
     opt.warn(planned.differences)
     click.echo(f"replaying {planned.recipe_id} in {planned.folder}", err=True)
     try:
-        result = run(planned, _printer(chosen.steps))
+        result = replaying.run(planned, _printer(chosen.steps))
     except KeyboardInterrupt:
         click.echo("stopped; the same command continues from the newest checkpoint, if there is one", err=True)
         sys.exit(INTERRUPTED)

@@ -15,8 +15,8 @@ RUNS_VARIABLE = "FRONTRUNNER_RUNS"
 BY_SERVER = "best|pareto|show|status|failures|campaigns|dataframe|report|plot|explain|export"
 BY_STORE = f"{BY_SERVER}|launch|resume|rename|delete|replay|profile|dryrun|archive|store check|store prune"
 """Commands with --server, and with --store, that hints name."""
-LOCATED, CAMPAIGN_FILE_AT_HAND = "frontrunner.located", "frontrunner.campaign-file"
-"""Keys of click's `Context.meta`: the command's --store or --server, as (name, value), and its campaign file."""
+AT_HAND = "frontrunner.at-hand."
+"""Keys of click's `Context.meta` for the running command's `store`, `server` and campaign `file`, or `campaign`."""
 
 
 def store_url(flag: str | None = None, *, from_file: str | None = None) -> str:
@@ -36,13 +36,13 @@ def shown_store(url: str) -> str:
 def located(text: str) -> str:
     """Add the running command's campaign file, --store or --server to commands; each ends at one of "`,;#()"."""
     context = click.get_current_context(silent=True)
-    meta = {} if context is None else context.meta
-    if CAMPAIGN_FILE_AT_HAND in meta:
-        text = re.sub(r"\bFILE\b", lambda _: shlex.quote(meta[CAMPAIGN_FILE_AT_HAND]), text)
-    if LOCATED not in meta:
+    at_hand = {key.removeprefix(AT_HAND): value for key, value in (context.meta if context else {}).items()}
+    if file := at_hand.get("file") or at_hand.get("campaign"):
+        text = re.sub(r"\bFILE\b", lambda _: shlex.quote(file), text)
+    name = next((name for name in ("store", "server") if name in at_hand), None)
+    if name is None:
         return text
-    name, value = meta[LOCATED]
-    option = f" --{name} {shlex.quote(shown_store(value))}"
+    option = f" --{name} {shlex.quote(shown_store(at_hand[name]))}"
 
     def add(found: re.Match[str]) -> str:
         command = found[0]

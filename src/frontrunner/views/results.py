@@ -262,12 +262,13 @@ def print_next_commands(
     objectives: Sequence[str] = ("tokens",),
     *,
     replays: bool = True,
+    elsewhere: bool = False,
 ) -> None:
-    """Print what to do next as commands to copy."""
-    out = console()
+    """Print what to do next as commands to copy; `elsewhere` is whether another campaign measured the winner too."""
+    out, where = console(), f" --campaign {campaign}" if elsewhere else ""
     several = f" --objectives {','.join(objectives)}" if len(objectives) > 1 else ""
     commands = {
-        f"frontrunner show {winner.recipe_id} --campaign {campaign}": "why it ranks first",
+        f"frontrunner show {winner.recipe_id}{where}": "why it ranks first",
         f"frontrunner pareto {campaign}{several}": "the front" if several else "speed against memory",
     }
     if replays:
