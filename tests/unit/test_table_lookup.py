@@ -90,8 +90,9 @@ def test_a_report_counts_as_legal_what_the_table_holds(tmp_path: Path) -> None:
         surveys: dict[str, Survey] = {}
         for _ in range(2):
             assert reported(found, "looked-up", surveys).collected.survey.recipes == spec.survey().recipes
-        (kept,) = surveys.values()
+        ((first, kept),) = surveys.items()
         assert reported(found, "looked-up", surveys).collected.survey is kept
+        assert first == found.campaign("looked-up").spec_json
         (tmp_path / "rows.csv").unlink()
         alone = reported(found, "looked-up").collected.survey
     assert alone.recipes == spec.space.survey(spec.problem).recipes
