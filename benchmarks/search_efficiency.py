@@ -62,11 +62,11 @@ def cases(paths: list[Path], least_rows: int, distort: str | None) -> dict[str, 
     for path in paths:
         table = read_problems(path)
         for reason, count in table.left_out.items():
-            print(f"{table.name}: {count} rows left out: {reason}", file=sys.stderr)
+            print(f"{path.stem}: {count} rows left out: {reason}", file=sys.stderr)
         for problem in table.problems:
             case = Case.of(problem, distort=distort) if len(problem.rows) >= least_rows else None
             if case is not None:
-                found[f"{table.name}: {problem.name}"] = case
+                found[f"{path.stem}: {problem.name}"] = case
     return found
 
 

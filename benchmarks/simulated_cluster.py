@@ -2,7 +2,7 @@
 
 It keeps the contract of `Evaluator`, so that the real driver runs on it. Its clock is virtual: `finished` goes on to
 the next moment at which a probe or an allocation ends, however far away that is. Which probe starts where is decided
-by `evaluators/cluster/packing.py`.
+by `evaluators/cluster/allocations.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from frontrunner.evaluators.analytic.simulated import simulate
-from frontrunner.evaluators.cluster.packing import Occupied, Room, Waiting, place
+from frontrunner.evaluators.cluster.allocations import Occupied, Room, Waiting, place
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOrder, ProbeSetup, Progress

@@ -81,7 +81,7 @@ def main() -> None:
             case = Case.of(problem) if evidence and len(problem.rows) >= chosen.least_rows else None
             if case is not None:
                 cold, warm = (figures(case, known, chosen.seeds, chosen.budget) for known in ([], evidence))
-                found[f"{table.name}: {problem.name}"] = {"cold": cold, "warm": warm}
+                found[f"{path.stem}: {problem.name}"] = {"cold": cold, "warm": warm}
                 print(f"{problem.name}: to 5 % {cold['to_5pct']:.1f} -> {warm['to_5pct']:.1f}", flush=True)
     summary = {
         f"{name}_{key}_geomean": statistics.geometric_mean(one[name][key] for one in found.values())

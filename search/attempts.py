@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frontrunner.evaluators.cluster.step import OrphanedSteps, was_interrupted
+from frontrunner.evaluators.cluster.agent import OrphanedSteps, was_interrupted
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.processes import Fenced, Orphans
 from frontrunner.evaluators.probe.run_folder import RunFolder

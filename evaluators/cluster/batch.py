@@ -54,7 +54,6 @@ export PBS_NODEFILE="$FRONTRUNNER_NODES\""""
 _AFTER_INIT = {"pbs": UNIQUE_PBS_NODES, "lsf": LSF_NODES}
 _TITLES = {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF"}
 _SLURM_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
-"""days-hours:minutes:seconds, as squeue abbreviates it."""
 
 
 def launch_command(launcher: str, options: Sequence[str], nodes: Sequence[str], command: Sequence[str]) -> list[str]:
@@ -66,10 +65,7 @@ def launch_command(launcher: str, options: Sequence[str], nodes: Sequence[str], 
 
 
 def run_step(step: str, launcher: str, options: Sequence[str]) -> int:
-    """Run a step's agents to their end and return their launcher's exit status.
-
-    Parsl calls this in a worker on the allocation's first node, with the step's nodes in the environment.
-    """
+    """Run a step's agents, from a Parsl worker on its allocation's first node; return their launcher's exit status."""
     nodes = os.environ[NODE_LIST].split(",")
     command = launch_command(launcher, options, nodes, [sys.executable, "-P", "-m", AGENT, step])
     with (Path(step).parent / "launcher.log").open("ab") as log:

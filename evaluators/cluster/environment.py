@@ -1,8 +1,4 @@
-"""The job that this process is part of: its launcher and rank, the nodes of its allocation, and its devices.
-
-Launchers and batch systems describe a process's place in environment variables of their own, which the tables here
-list. All input is passed in, so that every launcher can be tested without one.
-"""
+"""The job that this process is part of, by environment variables: launcher, rank, nodes and devices."""
 
 from __future__ import annotations
 
@@ -17,13 +13,10 @@ from frontrunner.spaces.errors import InvalidInput, bad_value
 
 Environment = Mapping[str, str]
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torch.distributed reads, and torchrun sets."""
 RENDEZVOUS_PORT = 29500
-"""torchrun's own default, where the launcher names none."""
 FIRST_SPECIAL_STEP = 0xFFFFFFFA
 """SLURM_INTERACTIVE_STEP: from here on steps are salloc's shell, the batch script and what Slurm adds to a job."""
 COLLECTIVES = {"cpu": ("gloo", "gloo"), "cuda": ("nccl", "NCCL"), "rocm": ("nccl", "RCCL"), "xpu": ("xccl", "oneCCL")}
-"""By backend of a cluster: torch's name for the collective back end, and the library behind it."""
 DEVICE_MASKS = {
     "cuda": ("CUDA_VISIBLE_DEVICES",),
     "rocm": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
@@ -36,10 +29,7 @@ MAX_HOSTS = 1_000_000
 
 
 class Launcher(NamedTuple):
-    """Names of the variables by which a launcher describes a process's place; the first that is set of each counts.
-
-    Without a variable for the local world size it follows from the world size and the number of nodes.
-    """
+    """Names of the variables by which a launcher describes a process's place; the first that is set of each counts."""
 
     name: str
     rank: str
@@ -201,24 +191,17 @@ def launched_rank(environment: Environment) -> LaunchedRank | None:
 
 
 def _started(launcher: Launcher, environment: Environment) -> bool:
-    """Return whether this launcher started the process.
-
-    srun may set PMI_RANK for MPICH's sake, so the variables count only together. torchrun's RANK counts alone: who sets
-    it by hand and forgets the rest gets an error.
-    """
-    if launcher.name == "torchrun":
+    if launcher.name == "torchrun":  # alone: who sets it by hand and forgets the rest gets an error
         return "RANK" in environment
     step = environment.get("SLURM_STEP_ID", "")
     if launcher.name == "srun" and not (step.isdecimal() and int(step) < FIRST_SPECIAL_STEP):
         return False  # sbatch or salloc started it: their steps have the numbers of slurm.h
+    # srun may set PMI_RANK for MPICH's sake, so the variables count only together.
     return all(_first(environment, names) is not None for names in launcher[1:4])
 
 
 def _master_address(launcher: Launcher, environment: Environment, nodes: int, held: Allocation | None) -> str:
-    """Return MASTER_ADDR if set, this host for one node, else the first node of the step or the job.
-
-    SLURM_LAUNCH_NODE_IPADDR does not help: it is where srun was typed, which may be a login node.
-    """
+    # SLURM_LAUNCH_NODE_IPADDR does not help: it is where srun was typed, which may be a login node.
     if "MASTER_ADDR" in environment:
         return environment["MASTER_ADDR"]
     if nodes == 1:

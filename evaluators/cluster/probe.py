@@ -6,10 +6,9 @@ import os
 import re
 import time
 
-from frontrunner.evaluators.cluster.allocations import HeldAllocation, Placed, Pool
-from frontrunner.evaluators.cluster.packing import Waiting
+from frontrunner.evaluators.cluster.agent import Heartbeat, NodeReport, Step, StepFolder
+from frontrunner.evaluators.cluster.allocations import HeldAllocation, Placed, Pool, Waiting
 from frontrunner.evaluators.cluster.settings import NodeSource
-from frontrunner.evaluators.cluster.step import Heartbeat, NodeReport, Step, StepFolder
 from frontrunner.evaluators.probe.files import tail
 from frontrunner.evaluators.probe.job import disk_folder, probe_job
 from frontrunner.evaluators.probe.measure import nodes_used

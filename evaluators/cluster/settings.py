@@ -175,10 +175,7 @@ def _check_value(key: str, value: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSource:
-    """How nodes are obtained: up to `allocations` at a time, of `nodes` each.
-
-    `held` is the job that the driver runs in; None where allocations are requested from a batch system.
-    """
+    """How nodes are obtained: up to `allocations` at a time, of `nodes` each, or as the job `held` by the driver."""
 
     scheduler: str
     nodes: int

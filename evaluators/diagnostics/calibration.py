@@ -1,7 +1,6 @@
 """Calibration: measuring a machine by real ranks, and the cluster file with what that, or a fit to steps, found.
 
-The steps: `measure` has ranks time products, memory, collectives and transfers; `ring` and `fit_products` fit the
-formulas to these timings; `calibration` sets the figures of a cluster; `write_measured` writes them.
+Ranks time products, memory, collectives and transfers; what formulas are fitted to these timings is a cluster's.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ LONGEST = 3.0
 """Times the budget after which ranks are given up: each section may overrun by its last cell."""
 
 PASSES = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1, "all-to-all": 1, "scatter": 1}
-"""Times that (g - 1) / g of the message goes over each link of a ring of g ranks (NCCL's "bus bandwidth"); the whole
-message goes once for those that are not here."""
+"""Times that (g - 1) / g of the message goes over each link of a ring of g ranks (NCCL's "bus bandwidth")."""
 RINGS = ("all-reduce", "reduce-scatter", "all-gather")
 FEWEST_POINTS = 2
 LARGE_BYTES = 2**19
@@ -61,7 +59,6 @@ LARGE_SHARE = 1 / 16
 """A precision whose largest timed product has less than this share of the largest work timed shows no rate."""
 WRITTEN_DIGITS = 6
 Seen = dict[str, Any]
-"""What rank 0 writes: see `frontrunner.evaluators.trainer.calibration`."""
 Row = Mapping[str, Any]
 
 
@@ -104,7 +101,7 @@ class Line:
 
 
 def link_bytes(collective: str, ranks: int, message_bytes: float) -> float:
-    """Return the bytes of a message that go over one rank's link."""
+    """Return the bytes of a message that go over one rank's link: all of them, once, of what is no ring."""
     if collective not in PASSES:
         return message_bytes
     return PASSES[collective] * message_bytes * (ranks - 1) / ranks
@@ -261,14 +258,12 @@ def _with_figures(base: Cluster, figures: Iterable[Figure]) -> Cluster:
 
 
 def _is_usable(what: str, residual: float, untold: list[str]) -> bool:
-    """Return whether timings follow the line that was fitted to them; note it where they do not."""
     if residual > FAR_OFF:
         untold.append(f"{what}: the fit is {100 * residual:.0f} % off")
     return residual <= FAR_OFF
 
 
 def _rates(rows: Sequence[Row], untold: list[str]) -> Iterator[Figure]:
-    """Yield the fastest rate of each precision of which large products were timed."""
     work: Counter[str] = Counter()
     for row in rows:
         work[row["precision"]] = max(work[row["precision"]], row["m"] * row["n"] * row["k"])
@@ -292,7 +287,6 @@ def _memory(rows: Sequence[Row]) -> Iterator[Figure]:
 
 
 def _links(base: Cluster, seen: Seen, untold: list[str]) -> Iterator[Figure]:
-    """Yield bandwidths and hop latencies of the levels that were there."""
     ports, node_rate = base.links.nics_per_node or 1, 0.0
     for level, key in {"node": "node", "network": "nic", "pair": "pair"}.items():
         line = ring(seen, level)
@@ -330,7 +324,7 @@ def _host(seen: Seen) -> Iterator[Figure]:
 
 def write_measured(out: Path, found: Calibration) -> None:
     """Write the raw measurements and then the cluster file, each whole or not at all."""
-    table = table_path(out)
+    table = out.with_name(f"{out.stem}.measured.json")
     about = {"taken_at": found.taken_at.isoformat(), "load_before": found.load_before}
     write_json(table, about | {"lines": [asdict(line) for line in found.lines]} | found.seen)
     heading = [
@@ -340,11 +334,6 @@ def write_measured(out: Path, found: Calibration) -> None:
         *(f"not written: {reason}" for reason in found.untold),
     ]
     write_text(out, cluster_toml(found.cluster, found.notes, heading))
-
-
-def table_path(out: Path) -> Path:
-    """Return the path of the raw measurements, next to the cluster file."""
-    return out.with_name(f"{out.stem}.measured.json")
 
 
 def write_fit(out: Path, base: Cluster, fit: StepFit, *, origin: str, taken_at: datetime) -> None:

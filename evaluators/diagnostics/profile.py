@@ -7,13 +7,14 @@ import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.diagnostics.step_breakdown import Breakdown, break_down, events_of, mean
-from frontrunner.evaluators.probe.job import Corpus, profile_job
+from frontrunner.evaluators.probe.job import profile_job
 from frontrunner.evaluators.probe.preflight import prepare_recipe_here
 from frontrunner.evaluators.probe.watch import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
@@ -169,9 +170,7 @@ def run(chosen: ProfilePlan, on_progress: OnProgress | None = None) -> ProfileRe
 
 
 def _outcome(chosen: ProfilePlan, on_progress: OnProgress | None) -> Measurement | Failure:
-    def job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpus) -> dict[str, object]:
-        return profile_job(setup, recipe, run_folder, tokens, steps=chosen.steps, samples_host=chosen.samples_host)
-
+    job = partial(profile_job, steps=chosen.steps, samples_host=chosen.samples_host)
     probe = TrainingProbe(chosen.setup, make_job=job)
     try:
         probe.start(ProbeOrder(token=TOKEN, recipe=chosen.recipe, run_folder=chosen.folder))
@@ -186,10 +185,7 @@ def _outcome(chosen: ProfilePlan, on_progress: OnProgress | None) -> Measurement
 
 
 def join_traces(traces: Sequence[Path], joined: Path) -> tuple[Breakdown, ...]:
-    """Write the spans of the ranks' traces, given in rank order, to one gzipped Chrome trace; break each down.
-
-    Arrows between spans are left out: their numbers mean something within one rank only.
-    """
+    """Write the spans of the ranks' traces, given in rank order, to one gzipped Chrome trace; break each down."""
     processes: dict[tuple[int, int], int] = {}
     events: list[dict[str, Any]] = []
     breakdowns = []
@@ -204,7 +200,7 @@ def join_traces(traces: Sequence[Path], joined: Path) -> tuple[Breakdown, ...]:
         base_ns.append(int(trace.get("baseTimeNanoseconds", 0)))
         for event in trace["traceEvents"]:
             if event.get("ph") not in ("X", "M") or not isinstance(event["pid"], int):
-                continue  # the profiler's own marks have text as process ids
+                continue  # arrows, whose numbers are of one rank, and the profiler's own marks, whose ids are text
             number = processes.setdefault((rank, event["pid"]), len(processes) + 1)
             start_us = event.get("ts", 0) + (base_ns[rank] - base_ns[0]) / 1000
             events.append(event | {"pid": number, "ts": start_us})

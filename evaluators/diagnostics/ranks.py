@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from frontrunner.evaluators.cluster.environment import launched_rank
 from frontrunner.evaluators.probe.files import tail
@@ -78,10 +78,9 @@ class Rank:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
             )
-        if self._process.stdin is not None:
-            # One that is killed before it can read is reported by its exit status.
-            with suppress(BrokenPipeError), self._process.stdin as stdin:
-                stdin.write(json.dumps(order).encode())
+        stdin = cast("IO[bytes]", self._process.stdin)
+        with suppress(BrokenPipeError), stdin:  # one that is killed before it can read is reported by its exit status
+            stdin.write(json.dumps(order).encode())
 
     @property
     def status(self) -> int | None:
@@ -95,8 +94,7 @@ class Rank:
 
     def end(self) -> None:
         """End it now, unless it has ended."""
-        if self._process.poll() is None:
-            self._process.kill()
+        self._process.kill()
         self._process.wait()
 
 

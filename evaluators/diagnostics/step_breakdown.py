@@ -1,8 +1,7 @@
 """Breakdown of a rank's step time into parts, from a Chrome trace of torch's profiler.
 
-At each moment of a step exactly one thing counts: what the rank's device computes; else what it waits for; else what
-the host is known to do; else it is idle. The parts therefore sum to the step's time. Communication that runs while
-something is computed costs nothing and is counted apart, as hidden.
+At each moment of a step one thing counts: what the rank's device computes; else what it waits for; else what the host
+is known to do; else it is idle. Communication that runs while something is computed is counted apart, as hidden.
 """
 
 from __future__ import annotations
@@ -60,11 +59,7 @@ def total(spans: Iterable[Span]) -> float:
 
 
 class Part(StrEnum):
-    """Part of a step's time; of several at once the earlier here counts.
-
-    Sends come last of the communication: they stay in flight until the other stage takes them, while the rank waits
-    for something else.
-    """
+    """Part of a step's time; of several at once the earlier here counts."""
 
     OPTIMIZER = "optimizer"
     DATA = "data"
@@ -75,7 +70,7 @@ class Part(StrEnum):
     ALL_TO_ALL = "all-to-all"
     BROADCAST = "broadcast"
     OTHER_COLLECTIVE = "other collective"
-    SEND_RECV = "send/recv"
+    SEND_RECV = "send/recv"  # last of the communication: sends stay in flight while the rank waits for something else
     HOST_COPY = "host-device copy"
     IDLE = "idle"
 
@@ -100,8 +95,7 @@ class Breakdown:
 
 
 def mean(breakdowns: Sequence[Breakdown]) -> Breakdown:
-    """Return the mean over ranks; parts still sum to the step's time."""
-
+    """Return the mean over ranks."""
     return Breakdown(
         step_time_s=fmean(each.step_time_s for each in breakdowns),
         seconds={part: fmean(each.seconds.get(part, 0.0) for each in breakdowns) for part in Part},
@@ -123,15 +117,9 @@ class Event:
     name: str
     category: str
     thread: str
-    start_us: float
-    end_us: float
+    span: Span
     correlation: int | None = None
     collective: str = ""
-
-    @property
-    def span(self) -> Span:
-        """Start and end."""
-        return (self.start_us, self.end_us)
 
     @property
     def is_step(self) -> bool:
@@ -168,8 +156,7 @@ def events_of(trace: Mapping[str, Any]) -> list[Event]:
             name=str(table["name"]),
             category=str(table.get("cat", "")),
             thread=f"{table['pid']}/{table['tid']}",
-            start_us=float(table["ts"]),
-            end_us=float(table["ts"]) + float(table["dur"]),
+            span=(float(table["ts"]), float(table["ts"]) + float(table["dur"])),
             correlation=table.get("args", {}).get("correlation"),
             collective=str(table.get("args", {}).get("Collective name", "")),
         )
@@ -212,7 +199,7 @@ Activities = tuple[list[Activity], list[Activity], list[Activity], list[Activity
 
 
 def _on_device(events: Sequence[Event]) -> Activities:
-    launched_us = {event.correlation: event.start_us for event in events if event.category.endswith(LAUNCH_CATEGORIES)}
+    launched_us = {event.correlation: event.span[0] for event in events if event.category.endswith(LAUNCH_CATEGORIES)}
     ranges = _host_ranges(events)
     busy, moving = [], []
     for event in events:
@@ -239,7 +226,7 @@ def _on_host(events: Sequence[Event]) -> Activities:
     # A wait or a compiled region takes time from the operators around it.
     nested = [e for e in own if e.category == OPERATOR or e.name == WAIT_RANGE or _is_compiled(e)]
     busy = [
-        Activity(_part_at(event.start_us, ranges), span)
+        Activity(_part_at(event.span[0], ranges), span)
         for event, spans in self_times(nested)
         if _is_computing(event)
         for span in spans
@@ -271,10 +258,7 @@ def _is_compiled(event: Event) -> bool:
 
 
 def _is_computing(event: Event) -> bool:
-    """Return whether the self time of a host's event is computing: operators (`aten::mm`) and compiled regions.
-
-    Nodes of autograd, functions written in Python and collectives hold others' time and their own waiting.
-    """
+    # Nodes of autograd, functions written in Python and collectives hold others' time and their own waiting.
     namespace, colons, _ = event.name.partition("::")
     is_operator = bool(colons) and namespace not in (*COLLECTIVE_NAMESPACES, "autograd", "frontrunner")
     return is_operator or _is_compiled(event)
@@ -282,14 +266,14 @@ def _is_computing(event: Event) -> bool:
 
 def _in_flight(events: Iterable[Event]) -> list[Activity]:
     """Return gloo's collectives, each of the kind that was called: its all-reduce may be torch's reduce-scatter."""
-    ordered = sorted(events, key=lambda event: event.start_us)
+    ordered = sorted(events, key=lambda event: event.span[0])
     calls = [event for event in ordered if event.category == OPERATOR and event.name.startswith("c10d::")]
     asked = [call for call in calls if collective_part(call.name) in (Part.ALL_REDUCE, Part.REDUCE_SCATTER)]
     found = []
     for event in ordered:
         if event.name.startswith(IN_FLIGHT_ON_CPU):
             part = collective_part(event.name)
-            if part == Part.ALL_REDUCE and asked and asked[0].start_us <= event.start_us:
+            if part == Part.ALL_REDUCE and asked and asked[0].span[0] <= event.span[0]:
                 part = collective_part(asked.pop(0).name)
             found.append(Activity(part, event.span))
     return found
@@ -324,12 +308,12 @@ def self_times(events: Iterable[Event]) -> Iterator[tuple[Event, list[Span]]]:
 
     One that holds another of the same name is left out: it is the dispatch of an operator on a distributed tensor.
     """
-    ordered = sorted(events, key=lambda event: (event.start_us, -event.end_us))
+    ordered = sorted(events, key=lambda event: (event.span[0], -event.span[1]))
     inside: dict[int, list[Span]] = {}
     wrappers: set[int] = set()
     nest: list[tuple[int, Event]] = []
     for number, event in enumerate(ordered):
-        while nest and nest[-1][1].end_us <= event.start_us:
+        while nest and nest[-1][1].span[1] <= event.span[0]:
             nest.pop()
         if nest:
             inside[nest[-1][0]].append(event.span)

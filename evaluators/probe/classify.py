@@ -18,7 +18,6 @@ OUT_OF_MEMORY_SIGNS = re.compile(
 SHORT_FILE_SIGN = "buffer nbytes > file bytes"
 """Message of DeepSpeed's async_io, before it aborts, about a file shorter than what it had written there."""
 ILLEGAL_TYPES = ("ValueError", "NotImplementedError")
-"""Exceptions of the trainer and torch for a recipe that they reject, before the first step."""
 PEER_SIGNS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 SIGNALS_FROM_OUTSIDE = {9: "SIGKILL", 15: "SIGTERM"}
 """Sent by a person, a batch system or a memory guard; a process does not send them to itself."""
@@ -79,10 +78,7 @@ class Verdict:
 
 
 def classify(evidence: Evidence) -> Verdict:
-    """Return the kind of a failure and the rank to blame.
-
-    Memory comes first: its peers then fail as if the network had. A rank's own error outweighs peers' complaints.
-    """
+    """Return the kind of a failure and the rank to blame: memory first, then a rank's own error before its peers'."""
     return next(_verdicts(evidence), Verdict(FailureKind.LOST, "the ranks ended without a result or an error"))
 
 

@@ -1,14 +1,13 @@
 """Fork server: a process that has imported torch once and forks the ranks of each probe, and the driver's side of it.
 
-A probe's ranks start warm and start clean: whatever they break ends with them. The server is single-threaded, holds no
-process group and never touches an accelerator, so that forking it is safe. Its messages are JSON:
+The server is single-threaded, holds no process group and never touches an accelerator, so that forking it is safe. Its
+messages are JSON:
 
     in    {"start": token, "job": path, "world_size": n, "ranks": [first, count], "scratch": path or null}
     out   {"ready": pid}   {"started": token, "pids": [...]}   {"exited": token, "rank": r, "status": s}
 
-`status` is as in `subprocess`: the exit code, or minus the signal. Ranks write their logs next to the job, and
-find each other by a file there. They die with the server, and the server ends, killing them and removing their scratch
-folders, when its pipe closes: when its driver is gone. Its arguments are the pipe and the engines to import.
+`status` is as in `subprocess`: the exit code, or minus the signal. Ranks write their logs next to the job. They die
+with the server, which kills them, removes their scratch folders and ends when its pipe closes, as its driver ends.
 """
 
 from __future__ import annotations
@@ -65,7 +64,6 @@ class ForkClient:
     """One fork server process, from the side of its driver. Used by one thread."""
 
     def __init__(self, log: Path, environment: Mapping[str, str], engines: Sequence[str] = ("torch",)) -> None:
-        """Start the server, which imports the `engines` meanwhile; `log`, in the folder of runs, gets its output."""
         self._log = log
         self._pipe, theirs = Pipe()
         with theirs, log.open("ab") as output:
@@ -95,10 +93,7 @@ class ForkClient:
             self._pipe.send_bytes(json.dumps(request).encode())
 
     def reports(self, timeout_s: float) -> list[Report]:
-        """Return what the server has reported, waiting up to `timeout_s`; kill a server that does not reply.
-
-        Raises `FrontrunnerError` if the server exited by itself before it was ready, or is not ready in time.
-        """
+        """Return what the server reports within `timeout_s`; raise `FrontrunnerError` if it does not get ready."""
         found: list[Report] = []
         while self._pipe.poll(timeout_s):
             timeout_s = 0.0

@@ -1,7 +1,4 @@
-"""The job that the trainer's ranks read, as plain JSON: problem, recipe, settings, training tokens, offload folder.
-
-`trainer/job.py` documents and checks the format.
-"""
+"""The job that the trainer's ranks read, as plain JSON of the format that `trainer/job.py` documents and checks."""
 
 from __future__ import annotations
 

@@ -33,7 +33,6 @@ Doing = Literal["replay", "profile", "launch"]
 """Running a recipe here, or only preparing it for the user's own launcher, which may start several nodes."""
 
 BUILD_TIMEOUT_S = 1800.0
-"""Compiling took seven minutes on a busy machine of 2 cores."""
 BUILD_PROGRAM = "frontrunner.evaluators.trainer.deepspeed_disk"
 LIBAIO_PROGRAM = "#include <libaio.h>\nint main() { return io_submit(nullptr, 0, nullptr); }\n"
 ON_ROCM = "build it with DeepSpeed: DS_BUILD_AIO=1 pip install --no-build-isolation --no-cache-dir deepspeed"

@@ -1,8 +1,7 @@
 """Supervisor of child processes: starts them, tags them, ends them with everything they started, and finds orphans.
 
-A child dies with its parent (`start_child`), is ended by SIGTERM and then SIGKILL (`end_child`), and carries tags in
-its environment by which whatever it left behind is found again (`kill_tagged`, `Orphans`). Launchers give ranks
-sessions of their own, so a process group does not reach them, but tags do.
+Tags in its environment lead to what a child has left behind: launchers give ranks sessions of their own, out of reach
+of a process group.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def kill_group(pid: int) -> None:
 
 
 def kill_rank(pid: int) -> None:
-    """Kill one rank and whatever it has started; a rank that is gone already is no error."""
+    """Kill one rank and whatever it has started; one that is gone is no error."""
     kill_group(pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)  # one that has no group of its own yet
@@ -214,8 +213,7 @@ def _own_processes() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
 
 
 def _is_gone(driver: int, *, before: psutil.Process) -> bool:
-    """Return whether a driver has ended; a process with its id that began after `before` is another one."""
-    try:
+    try:  # a process with its id that began after `before` is another one
         return not running([psutil.Process(driver)]) or _start_time(driver) > _start_time(before.pid)
     except (psutil.NoSuchProcess, FileNotFoundError):
         return True

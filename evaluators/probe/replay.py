@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shlex
 import shutil
@@ -26,13 +27,7 @@ from frontrunner.evaluators.probe.processes import end_child, kill_tagged, start
 from frontrunner.evaluators.probe.watch import rank_environment
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.results.provenance import collect
-from frontrunner.spaces.errors import (
-    FrontrunnerError,
-    InvalidInput,
-    require_above_zero,
-    require_at_least,
-    require_one_of,
-)
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, require_at_least, require_one_of
 from frontrunner.spaces.recipe import Recipe
 
 METRICS = ("csv", "tensorboard")
@@ -68,7 +63,8 @@ class ReplaySettings:
         require_at_least("replay", 0, warm_up_steps=self.warm_up_steps)
         if self.checkpoint_every_steps is not None:
             require_at_least("replay", 1, checkpoint_every_steps=self.checkpoint_every_steps)
-        require_above_zero("replay.learning_rate", self.learning_rate, "a number above 0")
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise InvalidInput(f"replay.learning_rate = {self.learning_rate}: expected a number above 0")
         require_one_of("replay", "metrics", self.metrics, METRICS)
 
     def train_table(self) -> dict[str, Any]:
@@ -182,11 +178,7 @@ def prepare(chosen: ReplayPlan) -> None:
 
 
 def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
-    """Run a replay to its end, going on from the newest checkpoint in its folder.
-
-    Raises `InvalidInput` if the folder holds another or a running replay, `FrontrunnerError` with the log's end if it
-    fails.
-    """
+    """Run a replay to its end, from its folder's newest checkpoint; raise `FrontrunnerError` with the log's end."""
     prepare(chosen)
     with (chosen.folder / ".lock").open("w") as lock:  # held until this process ends, however it does
         try:
@@ -217,14 +209,12 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
 
 
 def _remove_leftovers(chosen: ReplayPlan) -> None:
-    """Kill ranks that are left, as of a torchrun that was killed with its parent, and remove what they offloaded."""
     kill_tagged(REPLAY_TAG, str(chosen.folder), wait_s=STOP_GRACE_S)
     if chosen.job["disk"] is not None:
         shutil.rmtree(chosen.job["disk"]["folder"], ignore_errors=True)
 
 
 def _train(chosen: ReplayPlan, on_step: OnStep | None) -> int:
-    """Run torchrun to its end, pass on its events, and return its exit status; on an exception end its ranks first."""
     progress = chosen.folder / "progress.jsonl"
     events = LineReader(progress, offset=progress.stat().st_size if progress.exists() else 0)
     with chosen.log.open("ab") as output:

@@ -9,7 +9,7 @@ result.json          what the ranks measured, by rank 0
 outcome.json         the outcome, as returned to the driver
 
 `job.json`, `result.json` and `outcome.json` name the folder that they were written for: one that names another was
-copied here. `cluster/step.py` lists what steps on other nodes add.
+copied here. `cluster/agent.py` lists what steps on other nodes add.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 UNFINISHED = re.compile(r"\..+\.json\.\d+")
 """Name of a JSON file before it is whole: see `write_bytes`."""
 CANCEL = "cancel"
-"""A flag next to those files, where ranks are on other nodes."""
 MEETING = "meeting.json"
 
 
@@ -51,10 +50,7 @@ class RunFolder:
         return self.path / f"rank-{rank}.log"
 
     def own(self, name: str) -> dict[str, Any] | None:
-        """Return a file's table; None if there is none, or it is for another folder (earlier versions name none).
-
-        Raises ValueError, TypeError or AttributeError for a damaged file.
-        """
+        """Return a file's table; None if missing or another folder's; ValueError, Type-, AttributeError if damaged."""
         found: dict[str, Any] | None = read_json(self.path / name)
         is_own = found is not None and Path(found.get("run_folder", self.path)).absolute() == self.path.absolute()
         return found if is_own else None

@@ -1,7 +1,4 @@
-"""Probes in flight: short real training runs, started warm, watched and ended from outside.
-
-Deadlines, the ends of ranks, and outcomes, which are on disk before they are reported.
-"""
+"""Probes in flight: their deadlines, the ends of their ranks, and their outcomes, on disk before they are reported."""
 
 from __future__ import annotations
 
@@ -16,20 +13,12 @@ from typing import Any, Generic, TypeVar
 
 import psutil
 
-from frontrunner.evaluators.probe import TORCH_DEVICES
+from frontrunner.evaluators.probe import TORCH_DEVICES, processes
 from frontrunner.evaluators.probe.classify import Evidence, classify
 from frontrunner.evaluators.probe.files import is_disk_full, tail, why_disk_full, write_json
 from frontrunner.evaluators.probe.fork_server import ForkClient, RanksStarted, ServerLost
 from frontrunner.evaluators.probe.job import Corpus, corpus, disk_folder, probe_job
 from frontrunner.evaluators.probe.measure import measurement, nodes_used, tokens_per_step
-from frontrunner.evaluators.probe.processes import (
-    KILL_GRACE_S,
-    PEER_GRACE_S,
-    cannot_be_ended,
-    kernel_oom_kills,
-    kill_rank,
-    running,
-)
 from frontrunner.evaluators.probe.run_folder import MEETING, RunFolder, StepCounter
 from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOrder, ProbeSetup, Progress
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, refuse_unstorable
@@ -42,10 +31,12 @@ STUCK_S = 60.0
 
 
 class Watch(ABC):
-    """One probe in flight; `overdue` is the deadline that passed, `lost` what ended and took the ranks along."""
+    """One probe in flight: `overdue` is the deadline that passed, `lost` what ended and took the ranks along.
+
+    `is_cut`: the machine was taken away meanwhile.
+    """
 
     is_cut = False
-    """Whether the machine was taken away during the probe."""
 
     def __init__(self, order: ProbeOrder, setup: ProbeSetup) -> None:
         self.order = order
@@ -56,7 +47,7 @@ class Watch(ABC):
         self.lost_log: Path | None = None
         self.began_s: float | None = None
         self.progressed_s = 0.0
-        self._oom_kills_before = kernel_oom_kills()
+        self._oom_kills_before = processes.kernel_oom_kills()
 
     @abstractmethod
     def look(self) -> bool:
@@ -92,7 +83,7 @@ class Watch(ABC):
     @property
     def kernel_oom_kills(self) -> int:
         """Return how many processes the kernel killed for memory since the order, on the whole machine."""
-        return kernel_oom_kills() - self._oom_kills_before
+        return processes.kernel_oom_kills() - self._oom_kills_before
 
     def find_overdue(self, steps_done: int, missing: str = "progress") -> tuple[FailureKind, str] | None:
         """Return the deadline that has passed, as a kind of failure and a message, or None."""
@@ -197,7 +188,7 @@ class RankWatch(Watch):
     @property
     def has_ended(self) -> bool:
         """Return whether every rank has, or those that are left cannot be killed."""
-        cannot_end = self._killed_s is not None and time.monotonic() - self._killed_s > KILL_GRACE_S
+        cannot_end = self._killed_s is not None and time.monotonic() - self._killed_s > processes.KILL_GRACE_S
         return cannot_end or self.lost is not None or self.have_all_ended
 
     @property
@@ -224,7 +215,7 @@ class RankWatch(Watch):
             if self._steps.advance():
                 self.progressed_s = time.monotonic()
             self.overdue = self.overdue or self.find_overdue(self._steps.steps_done)
-            failed = self._failed_s is not None and time.monotonic() - self._failed_s > PEER_GRACE_S
+            failed = self._failed_s is not None and time.monotonic() - self._failed_s > processes.PEER_GRACE_S
             if self.overdue is not None or failed:
                 self.end()
         return self.has_ended
@@ -234,7 +225,7 @@ class RankWatch(Watch):
         self.killed.update(set(range(self.order.recipe.devices)) - self.statuses.keys())
         self._killed_s = self._killed_s or time.monotonic()
         for pid in self.unended:
-            kill_rank(pid)
+            processes.kill_rank(pid)
 
     def outcome(self) -> Outcome:
         """Return what the ranks measured if all of them ended well, else why not."""
@@ -255,8 +246,8 @@ class RankWatch(Watch):
         )
         verdict = classify(evidence)
         message = verdict.message
-        if self.unended:
-            message += f"; killed, and not ended within {KILL_GRACE_S:g} s: process {', '.join(map(str, self.unended))}"
+        if left := ", ".join(map(str, self.unended)):
+            message += f"; killed, and not ended within {processes.KILL_GRACE_S:g} s: process {left}"
         failure = Failure(kind=verdict.kind, message=message, node_seconds=self.node_seconds)
         return with_log(failure, (self.lost and self.lost_log) or self.folder.log(verdict.rank))
 
@@ -334,10 +325,10 @@ class TrainingProbe(RankedProbes[RankWatch]):
         self._start_waiting()
 
     def _start_waiting(self) -> None:
-        self._stuck = running(self._stuck)
+        self._stuck = processes.running(self._stuck)
         if self._stuck:
             if any(time.monotonic() - since_s > STUCK_S for _, since_s in self._waiting.values()):
-                raise cannot_be_ended(self._stuck)
+                raise processes.cannot_be_ended(self._stuck)
             return
         for order, _ in self._waiting.values():
             job = self._make_job(self._setup, order.recipe, order.run_folder, self.tokens)
@@ -371,7 +362,7 @@ class TrainingProbe(RankedProbes[RankWatch]):
         return super()._conclude(watch)
 
     def harvest(self, order: ProbeOrder) -> Outcome | None:
-        """Return the outcome on disk, or what its ranks had finished measuring when their driver died."""
+        """See `harvest`."""
         self._remove_offloaded(order)
         return super().harvest(order)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frontrunner.spaces.errors import bad_value
-
 
 @dataclass(frozen=True, kw_only=True)
 class TableSettings:
@@ -15,9 +13,3 @@ class TableSettings:
     """The CSV file, relative to the campaign file."""
     problem: str | None = None
     """The table's problem by name (`model seq gbs hardware gpus`), needed where several match the campaign."""
-
-    def __post_init__(self) -> None:
-        for key, value in (("path", self.path), ("problem", self.problem)):
-            if value is not None and (not value.strip() or "\0" in value):
-                expected = "the path of a CSV file" if key == "path" else "a problem's name, as messages print it"
-                raise bad_value(f"table.{key}", value, expected)

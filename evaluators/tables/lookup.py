@@ -71,7 +71,7 @@ def nearest_batch(settings: TableSettings, problem: Problem) -> GlobalBatch:
     return min(batches, key=lambda batch: abs(math.log(batch.maximum / wanted)))
 
 
-def _problems(settings: TableSettings) -> tuple[TableProblem, ...]:
+def _problems(settings: TableSettings) -> list[TableProblem]:
     if settings.path is None:
         raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
     return read_problems(Path(settings.path)).problems

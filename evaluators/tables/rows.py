@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from frontrunner.evaluators.analytic import software
 from frontrunner.evaluators.analytic.software import Software
@@ -97,20 +98,18 @@ class TableProblem:
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableProblems:
+class TableProblems(NamedTuple):
     """The problems of a table, and how many rows were left out, by reason."""
 
-    name: str
-    problems: tuple[TableProblem, ...]
-    left_out: Mapping[str, int]
+    problems: list[TableProblem]
+    left_out: dict[str, int]
 
 
 def read_problems(path: Path) -> TableProblems:
     """Read every problem of a table, of however few rows; raises as `read_csv` does."""
     left_out = Refusals()
     problems = problems_of(schema.rows_of(schema.read_csv(path)), left_out)
-    return TableProblems(name=path.stem, problems=tuple(problems), left_out=left_out.counts)
+    return TableProblems(problems, left_out.counts)
 
 
 def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:
@@ -133,18 +132,15 @@ def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:
 
 def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
     """Return the problem of rows that share `PROBLEM_COLUMNS`, as its first complete row states it, or None."""
-    problem, first, reason = None, rows[0], ""
+    problem, first = None, rows[0]
     for row in rows:
-        try:
+        with suppress(ValueError, OverflowError):
             problem, first = _problem_of(row), row
             break
-        except (ValueError, OverflowError) as error:
-            reason = reason or str(error)
     made: list[TableRow] = []
     for row in rows:
         try:
-            if problem is None:
-                raise ValueError(reason)
+            problem = problem or _problem_of(row)
             recipe = recipe_of(row, problem.model.layers)
             made.append(TableRow(number=row.number - 1, recipe=recipe, outcome=outcome_of(row, recipe, problem)))
         except (ValueError, OverflowError) as error:

@@ -1,10 +1,8 @@
 """Ranks that measure a machine, all busy at once: `python -P -m frontrunner.evaluators.trainer.calibration`.
 
-An order comes on stdin, places from the environment. Each rank times matrix products, streams through memory, the
-host's part of a layer, collectives and transfers, in the order in which a short budget loses least. Collectives run
-over the groups of each level of the machine, every group of a level at the same time. Their `bytes` is the size of the
-whole message: what an all-reduce, broadcast or reduce works on, what an all-gather results in, what a reduce-scatter,
-scatter or all-to-all begins with, and what a point-to-point transfer sends.
+An order comes on stdin, places from the environment. The order of measurements is that in which a short budget loses
+least. Collectives run over the groups of each level of the machine, every group of a level at the same time. Their
+`bytes` is the size of the whole message: what an all-gather results in, and what the others begin with.
 """
 
 import datetime as dt
@@ -30,7 +28,7 @@ from frontrunner.spaces.model import Model
 
 COLLECTIVE_TIMEOUT = dt.timedelta(seconds=120)
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
-"""By device; ranks agree on times over gloo, so that an accelerator runs nothing but what is measured."""
+"""Ranks agree on times over gloo, so that an accelerator runs nothing but what is measured."""
 UNTIL = {"memory": 0.10, "layer": 0.15, "matmul": 0.50, "collectives": 0.95, "transfers": 1.0}
 MIB = 2**20
 WIDTHS = {"cpu": (128, 512, 2048), "other": (512, 2048, 8192)}
@@ -56,8 +54,7 @@ FASTEST_GROWTH = 20
 LONGEST_WINDOW_S = 0.25
 MEETINGS = 15
 LEAST_MEETINGS = 8
-"""A window lasts at least half of this many meetings of the ranks. One ends it and is taken off, but no more than an
-eighth: it may have been shorter than usual."""
+"""A window lasts at least half of this many meetings of the ranks; the last is taken off, but at most an eighth."""
 ALWAYS = 2
 """Cells that are measured however little time is left: with fewer there is no line and no figure."""
 UNTIMED_RUNS = 2
@@ -85,23 +82,17 @@ class Clock:
     """Times operations that all ranks run at the same time. Every rank calls the same methods in the same order."""
 
     def __init__(self, device: torch.device, on_step: Callable[[], None] = lambda: None) -> None:
-        """Start, with a few meetings of all ranks to see how long one takes; `on_step` is called before each run."""
         self._device = device
         self._on_step = on_step
         self.left_out: list[dict[str, Any]] = []
-        self._began_s = time.monotonic()
+        self.began_s = time.monotonic()
         self._meeting_s = statistics.median(self._window_s(lambda: None, 1) for _ in range(MEETINGS))
-
-    @property
-    def now_s(self) -> float:
-        """Seconds since the clock's start."""
-        return time.monotonic() - self._began_s
 
     def sweep(self, of: str, cells: Iterable[Cell], until_s: float) -> list[dict[str, Any]]:
         """Return a row per cell, until `until_s` after the start; what would take longer goes to `left_out`."""
         cells, rows, seen = list(cells), list[dict[str, Any]](), list[tuple[float, float]]()
         for number, cell in enumerate(cells):
-            left_s = -self.largest(self.now_s - until_s)
+            left_s = -self.largest(time.monotonic() - self.began_s - until_s)
             expected_s = expected(cell.work, seen) * (UNTIMED_RUNS + WINDOWS)
             if number >= ALWAYS and (left_s <= 0 or expected_s > left_s):
                 why = f"would take {expected_s:.2g} s of {max(left_s, 0.0):.2g} s that were left"
@@ -124,10 +115,7 @@ class Clock:
         return max(whole_s - self._meeting_s, (1 - 1 / LEAST_MEETINGS) * whole_s) / runs
 
     def _window_s(self, run: Operation, runs: int) -> float:
-        """Return the seconds from when all ranks begin this many runs to when all have met after the last.
-
-        A rank's own time would not do: of four that share two cores, each may find a core free while it measures.
-        """
+        # A rank's own time would not do: of four that share two cores, each may find a core free while it measures.
         self.largest(0.0)
         start = time.perf_counter()
         for _ in range(runs):
@@ -181,10 +169,8 @@ def collective_cells(level: Level, collective: str, device: torch.device) -> Ite
 
 
 def _collective(name: str, level: Level, whole: torch.Tensor) -> Operation:
-    """Return the operation. A root moves on with each run, so that no rank can run ahead of the others.
-
-    Point-to-point sends there and back between neighbors: two messages per run; the last of an odd number idles.
-    """
+    # A root moves on with each run, so that no rank can run ahead of the others. Point-to-point sends there and back
+    # between neighbors: two messages per run; the last of an odd number idles.
     group, own, roots = level.group, dist.get_group_rank(level.group, dist.get_rank()), cycle(range(level.ranks))
     part, parts = whole.new_zeros(whole.numel() // level.ranks), list(whole.chunk(level.ranks))
     other, peer = torch.empty_like(whole) if name == "all-to-all" else whole, own ^ 1
@@ -281,7 +267,7 @@ def _transfer(device: torch.device, size: int, direction: str, *, pinned: bool) 
 
 
 def measure(device: torch.device, seconds: float, ranks_per_node: int) -> dict[str, Any]:
-    """Return what this rank and all others measured together: the same on every rank."""
+    """Return what all ranks measured together."""
     reach, passes = levels(ranks_per_node), 2 * TINY.layers
     clock = Clock(device)
     sections: dict[str, list[Iterable[Cell]]] = {
@@ -300,7 +286,7 @@ def measure(device: torch.device, seconds: float, ranks_per_node: int) -> dict[s
         from_s = until_s
     for row in rows["collectives"]:
         row["time_s"] /= 2 if row["collective"] == "point-to-point" else 1  # there and back
-    return {**rows, "left_out": clock.left_out, "measured_for_s": clock.now_s}
+    return {**rows, "left_out": clock.left_out, "measured_for_s": time.monotonic() - clock.began_s}
 
 
 def main() -> None:

@@ -145,12 +145,10 @@ class FsdpReplicas(Replicas):
 
 
 class LeveledReplicas(FsdpReplicas):
-    """A model sharded by levels (arXiv 2501.04266).
+    """A model sharded by levels (arXiv 2501.04266): see docs/decisions/0008-three-levels-on-fsdp2.md.
 
-    FSDP2 runs the innermost level as ZeRO-3 over p neighboring replicas; docs/decisions/0008-three-levels-on-fsdp2.md
-    says what the other two move when. Between micro-batches a rank holds a p-th of the parameters in the type they are
-    computed in and a g-th of the gradients in fp32; the masters, which the optimizer updates, are an o-th of the
-    parameters in fp32.
+    Between micro-batches a rank holds a p-th of the parameters in the type they are computed in and a g-th of the
+    gradients in fp32; the masters, which the optimizer updates, are an o-th of the parameters in fp32.
     """
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
@@ -257,10 +255,7 @@ class LeveledUnit:
 
 
 class Cut:
-    """How tensors are cut along their first dimension over a group's ranks, in the parts of `torch.chunk` and Shard(0).
-
-    What travels is padded to equal parts, and all tensors travel together.
-    """
+    """How tensors are cut along their first dimension over a group's ranks, as by `torch.chunk` and Shard(0)."""
 
     def __init__(self, shapes: Sequence[torch.Size], mesh: DeviceMesh) -> None:
         self._shapes = list(shapes)

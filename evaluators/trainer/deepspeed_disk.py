@@ -1,9 +1,8 @@
 """Offload to a disk by DeepSpeed (ZeRO-Infinity, arXiv 2104.07857): its settings, its operator, the machine's limits.
 
 DeepSpeed compiles its async_io operator at first use, in every rank, behind a lock file that a killed rank leaves for
-good. Here this module as a program compiles it once before any rank starts, into a folder that is there whole or not at
-all. One built with DeepSpeed (DS_BUILD_AIO=1) is DeepSpeed's to load. Importing this module imports neither deepspeed
-nor torch.
+good. This module as a program compiles it once before any rank starts; one built with DeepSpeed (DS_BUILD_AIO=1) is
+DeepSpeed's to load. Importing this module imports neither deepspeed nor torch.
 """
 
 from __future__ import annotations
@@ -72,24 +71,19 @@ def disk_settings(job: Job) -> dict[str, Any]:
 
 
 def check_written(job: Job) -> None:
-    """Raise RuntimeError where the job's disk ran full: the operator counts a write as done that has written nothing.
-
-    It is not an OSError, which would be taken for the run folder's full disk and blame no recipe.
-    """
+    """Raise RuntimeError where the job's disk ran full: the operator then counts a write as done."""
     if job.disk is None:
         return
     folder = Path(job.disk.folder)
     sizes = [path.stat() for path in folder.rglob("*.swp")]
     missing = sum(max(0, size.st_size - 512 * size.st_blocks) for size in sizes)
     if missing > shutil.disk_usage(folder).free:
+        # An OSError would be taken for the run folder's full disk and blame no recipe.
         raise RuntimeError(f"the disk is full: offload wrote files in {folder} that came out short")
 
 
 def tensors_on_disk(optimizer: Any) -> dict[int, Tensor]:
-    """Return what DeepSpeed's ZeRO-3 optimizer has moved to files, by the id of the tensor in its place.
-
-    Each is a view of its file: what is written to it DeepSpeed reads back.
-    """
+    """Return views of what DeepSpeed's ZeRO-3 optimizer moved to files, by the id of the tensor in its place."""
     import torch
 
     swapper = getattr(optimizer, "optimizer_swapper", None)

@@ -12,20 +12,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from frontrunner.evaluators.trainer import run
 from frontrunner.evaluators.trainer.data import TokenFile
 from frontrunner.evaluators.trainer.job import Job, check_job
 from frontrunner.evaluators.trainer.layout import make_layout
 from frontrunner.evaluators.trainer.probe_run import run_probe, run_profile
 from frontrunner.evaluators.trainer.rendezvous import rank_device
-from frontrunner.evaluators.trainer.run import (
-    ProgressLog,
-    RunContext,
-    Stepper,
-    as_memory_error,
-    leave,
-    limit_memory,
-    write_json,
-)
 from frontrunner.evaluators.trainer.training_run import run_training
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
@@ -55,10 +47,7 @@ def preload(engines: Sequence[str] = ("torch",)) -> None:
 
 
 def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_rank: int) -> None:
-    """Be rank `rank` of the job from start to end; return once the job is done.
-
-    A rank that fails ends its process at once: an orderly exit would wait until its peers' collectives time out.
-    """
+    """Be rank `rank` of the job; one that fails ends at once, since an orderly exit would wait for its peers."""
     folder, start, phases = Path(job.run_folder), time.monotonic(), ["starting"]
     error_path = folder / f"rank-{rank}.error.json"
     try:
@@ -68,7 +57,7 @@ def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_ra
         check_job(job, world_size=world_size)
         device = rank_device(job.device, local_rank)
         if job.memory_limit_bytes_per_rank is not None:
-            limit_memory(device, job.memory_limit_bytes_per_rank)
+            run.limit_memory(device, job.memory_limit_bytes_per_rank)
         dist.init_process_group(
             _BACKENDS[job.device],
             init_method=init_method,
@@ -81,7 +70,7 @@ def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_ra
     except Exception as error:
         try:
             traceback.print_exc()
-            error = as_memory_error(error)
+            error = run.as_memory_error(error)
             document = {
                 "rank": rank,
                 "type": type(error).__name__,
@@ -89,23 +78,23 @@ def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_ra
                 "traceback": "".join(traceback.format_exception(error)),
                 "phase": phases[-1],
             }
-            write_json(error_path, document)
+            run.write_json(error_path, document)
         finally:
-            leave(1)
+            run.leave(1)
 
 
 def _run(job: Job, rank: int, device: torch.device, start: float, phases: list[str]) -> None:
     phases.append("building")
     log_path = Path(job.run_folder) / "progress.jsonl" if rank == 0 else None
     # A probe is always a new run; a training run may be the continuation of one.
-    log = ProgressLog(log_path, append=job.mode == "train")
+    log = run.ProgressLog(log_path, append=job.mode == "train")
     make_stepper = import_module(f"frontrunner.evaluators.trainer.{job.recipe.engine}_engine").make_stepper
     layout = make_layout(job.recipe, device_type=job.device)
     data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
-    stepper: Stepper = make_stepper(job, layout, data, device)
+    stepper: run.Stepper = make_stepper(job, layout, data, device)
     dist.all_reduce(torch.zeros(1, device=device))  # so that no step's time holds another rank's build
     build_time_s = time.monotonic() - start
-    context = RunContext(job=job, rank=rank, stepper=stepper, log=log, build_time_s=build_time_s)
+    context = run.RunContext(job=job, rank=rank, stepper=stepper, log=log, build_time_s=build_time_s)
     log.write("built", time_s=build_time_s)
     phases.append("stepping")
     if job.mode == "train" and job.train is not None:
@@ -132,4 +121,4 @@ def main() -> None:
         init_method="env://" if "MASTER_ADDR" in os.environ else f"file://{rendezvous}",
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
     )
-    leave(0)
+    run.leave(0)

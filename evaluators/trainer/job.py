@@ -61,8 +61,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """When a probe ends early: see `step_time_stats.ending`. `stop_after_s` is from the rank's start, and
-    `best_step_time_s` the best recipe's at as many tokens per step."""
+    """When a probe ends early: see `step_time_stats.ending`; `stop_after_s` is from the rank's start."""
 
     min_measured_steps: int
     precision: float

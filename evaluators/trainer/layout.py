@@ -85,10 +85,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def exchanged(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return `there(x)`, whose gradient is `back` of the gradient.
-
-    torch's own collectives with a gradient are named and built differently from torch 2.11 to 2.13.
-    """
+    """Return `there(x)`, whose gradient is `back` of the gradient: torch's own such collectives changed since 2.11."""
     return cast("Tensor", _Exchange.apply(x, there, back))  # type: ignore[no-untyped-call]
 
 
@@ -148,10 +145,7 @@ def make_layout(recipe: Recipe, *, device_type: str) -> Layout:
 
 
 def rank_grid(recipe: Recipe, copies: tuple[int, ...]) -> Tensor:
-    """Return the ranks as an array [pipeline, *copies, tensor], numbered as the recipe's rank order says.
-
-    `copies` are the sizes by which the copies of the model are cut, outermost first.
-    """
+    """Return the ranks as [pipeline, *copies, tensor], in the recipe's order; `copies` are sizes, outermost first."""
     sizes = {"pp": (recipe.pipeline_parallel,), "dp": copies, "tp": (recipe.tensor_parallel,)}
     outermost_first = recipe.rank_order.split("-")[::-1]
     axes = [(name, part) for name in outermost_first for part in range(len(sizes[name]))]

@@ -95,10 +95,7 @@ def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class RotaryTable:
-    """Cosines and sines of rotary position embedding (arXiv 2104.09864), shared by the blocks of a stage.
-
-    Not a module, so that no wrapper shards, casts or stores it.
-    """
+    """Cosines and sines of rotary position embedding (arXiv 2104.09864); no module, which wrappers would store."""
 
     def __init__(self, *, sequence_length: int, head_width: int) -> None:
         self._sequence_length = sequence_length
@@ -146,15 +143,13 @@ class Attention(nn.Module):
         query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
         if self._rotary is not None:
             query, key = self._rotary.rotate(query), self._rotary.rotate(key)
-        mixed = self._attend(query, key, value).transpose(1, 2)
+        grouped = query.shape[1] != key.shape[1]
+        with sdpa_kernel(SDPBackend.MATH) if self._only_math else nullcontext():
+            mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+        mixed = mixed.transpose(1, 2)
         if self._context is not None:
             mixed = self._context.own_positions(mixed)
         return cast("Tensor", self.output(mixed.flatten(2)))
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        grouped = query.shape[1] != key.shape[1]
-        with sdpa_kernel(SDPBackend.MATH) if self._only_math else nullcontext():
-            return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
 
 
 class FeedForward(nn.Module):
@@ -182,7 +177,7 @@ class Block(nn.Module):
         self._recomputing = _recomputing(recipe.recompute)
         self._on_host = recipe.activation_offload
         self._tiles = recipe.feed_forward_tiles
-        self._run: Transform = self._run_recomputing
+        self.run: Transform = self._run_recomputing
         self.attention_norm = make_norm(shape)
         self.attention = Attention(shape, rotary, context)
         self.feed_forward_norm = make_norm(shape)
@@ -192,13 +187,8 @@ class Block(nn.Module):
         """[B, S, D] -> [B, S, D], recomputing in the backward pass what the recipe says."""
         if self._on_host and torch.is_grad_enabled():
             with activations_on_host(self.parameters()):
-                return self._run(x)
-        return self._run(x)
-
-    def compile_with(self, compiled: Callable[[Transform], Transform]) -> None:
-        """Run the block as `compiled` makes it from now on."""
-        # What is to be computed again is compiled with the rest: around a compiled function torch's checkpoint fails.
-        self._run = compiled(self._run_recomputing)
+                return self.run(x)
+        return self.run(x)
 
     def _run_recomputing(self, x: Tensor) -> Tensor:
         if self._recomputing is not None and torch.is_grad_enabled():
@@ -257,10 +247,7 @@ class TiedHead(nn.Module):
 
 
 class Gpt(nn.Module):
-    """The blocks `layers`, with the embedding before the first layer and the norm and head after the last.
-
-    `context` are the ranks that share the sequences; None where the model is given whole ones.
-    """
+    """The blocks `layers`, with the embedding before the first layer and the norm and head after the last."""
 
     def __init__(
         self,
@@ -294,8 +281,9 @@ class Gpt(nn.Module):
         """Run each block as `compiled` makes it from now on, on `device`."""
         if self._rotary is not None:
             self._rotary.on(device)  # torch.compile takes no function that changes what lies outside it
-        for block in self.blocks.values():
-            cast("Block", block).compile_with(compiled)
+        # What is to be computed again is compiled with the rest: around a compiled function torch's checkpoint fails.
+        for block in cast("Iterable[Block]", self.blocks.values()):
+            block.run = compiled(block.run)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """Token ids [B, S], or the previous stage's [B, S, D] -> [B, S, D], or logits [B, S, V] in the last stage.
@@ -346,11 +334,8 @@ def initialize(parameters: Iterable[tuple[str, nn.Parameter]], *, seed: int, lay
 
 
 def _local_part(whole: Tensor, like: DTensor) -> Tensor:
-    """Return the part of `whole` that this rank holds of a DTensor `like` of the same shape.
-
-    Mesh dimensions split from the outermost to the innermost, but for strided ones, which split what those have left:
-    tensor parallelism is applied before FSDP2 shards, and stands further in.
-    """
+    # Mesh dimensions split from the outermost to the innermost, but for strided ones, which split what those have left:
+    # tensor parallelism is applied before FSDP2 shards, and stands further in.
     mesh, placements, part = like.device_mesh, like.placements, whole
     for dimension in sorted(range(mesh.ndim), key=lambda number: hasattr(placements[number], "split_factor")):
         along = getattr(placements[dimension], "dim", None)

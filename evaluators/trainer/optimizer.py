@@ -75,19 +75,16 @@ class LossScale:
 def settle(parameters: Sequence[nn.Parameter]) -> None:
     """Bring each gradient into its parameter's placements, which sums what tensor parallelism left as parts."""
     for parameter in parameters:
-        gradient = parameter.grad
-        if not isinstance(parameter, DTensor) or not isinstance(gradient, DTensor):
-            continue
-        if gradient.placements != parameter.placements:
-            parameter.grad = gradient.redistribute(placements=parameter.placements)
+        gradient, placements = parameter.grad, getattr(parameter, "placements", None)
+        if isinstance(gradient, DTensor) and gradient.placements != placements:
+            parameter.grad = gradient.redistribute(placements=placements)
 
 
 @torch.no_grad()
 def squared_norm_share(parameters: Sequence[nn.Parameter], *, holders: int) -> Tensor:
     """Return this rank's share of the squared global norm: summed over all ranks, the shares give the whole.
 
-    `holders` are the ranks that hold the same pipeline stage, copies * tensor_parallel. A parameter that is cut into n
-    distinct shards is held holders / n times, and each holder counts that fraction of it.
+    Of `holders` ranks with the same pipeline stage holders / n hold each of the n shards of a parameter.
     """
     # A few kernels for all parameters together: one and more a parameter would leave an accelerator waiting.
     gradients: dict[int, list[Tensor]] = {}
@@ -163,10 +160,7 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 class NarrowStateOptimizer(torch.optim.Optimizer):
-    """AdamW or SGD with momentum whose states are kept in bf16; a step computes in fp32.
-
-    The states of a few parameters at a time are widened, and torch's own update is run on them.
-    """
+    """AdamW or SGD with momentum whose states are in bf16; torch's update runs on a few at a time, in fp32."""
 
     def __init__(self, groups: list[dict[str, Any]], options: job.Optimizer) -> None:
         super().__init__(groups, {"lr": options.learning_rate})

@@ -1,8 +1,7 @@
 """How the ranks of a job find each other, and how each learns its place in its node.
 
-Rank 0 opens a store on a port that the system picks, and only then writes where it is into a file in the run folder;
-the others wait for that file. So no port is chosen before it is used. Importing this module registers the scheme
-`frontrunner-rendezvous://` in torch; its path is the folder.
+Rank 0 opens a store on a port that the system picks, and only then writes where it is into a file in the run folder.
+Importing this module registers the scheme `frontrunner-rendezvous://` in torch; its path is the folder.
 """
 
 import fcntl

@@ -225,10 +225,7 @@ def limit_memory(device: torch.device, limit_bytes: int) -> None:
 
 
 def as_memory_error(error: Exception) -> Exception:
-    """Return a MemoryError for a thread that could not start under a memory limit; any other error as it is.
-
-    A thread's stack counts against the limit, and the kernel then reports "try again", which names no memory.
-    """
+    """Return a MemoryError for a thread's stack beyond the limit, which the kernel calls "try again"; others as is."""
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit == resource.RLIM_INFINITY or "Resource temporarily unavailable" not in str(error):
         return error

@@ -81,10 +81,7 @@ def half_width_after(times: Sequence[float], count: int) -> float:
 
 
 def ending(times: Sequence[float], *, precision: float, best_step_time_s: float | None, most: int) -> Ending | None:
-    """Return why measuring can end, at the latest after `most` steps; None to go on.
-
-    The step time is known to `precision`, is clearly above the best, or varies so much that it would not be known then.
-    """
+    """Return why measuring can end, at the latest after `most` steps; None to go on."""
     if relative_half_width(times) <= precision:
         return "known"
     if best_step_time_s is not None and interval(times)[0] > best_step_time_s * (1 + CLEARLY):

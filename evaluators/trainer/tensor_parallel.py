@@ -5,10 +5,9 @@ columns, the matrices after them by rows, embedding and head by the vocabulary. 
 activations between the parts of a block are whole on every rank; with it (arXiv 2205.05198) each rank holds S / t
 neighboring positions there.
 
-Weights are DTensors, so that sharding, checkpoints and the gradient norm know what each rank holds. All that lies
-before the last norm computes on plain tensors: an operator on DTensors takes the host several times as long
-(docs/measurements.md). Last norm and head are torch's DTensor plans; logits stay split over the vocabulary, and the
-loss is computed under `loss_parallel`.
+Weights are DTensors; all that lies before the last norm computes on plain tensors, since an operator on DTensors takes
+the host several times as long (docs/measurements.md). Last norm and head are torch's DTensor plans; logits stay split
+over the vocabulary, and the loss is computed under `loss_parallel`.
 
 Shapes below: B sequences, S tokens, D hidden width, t tensor-parallel ranks.
 """
@@ -19,14 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor, parallel
 from torch.nn import functional
 
 from frontrunner.evaluators.trainer.layout import exchanged
@@ -169,10 +161,13 @@ def apply_tensor_parallel(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequenc
     if model.head is None:
         return
     between: Placement = Shard(1) if sequence_parallel else Replicate()
-    head: ParallelStyle = ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)
+    head: parallel.ParallelStyle = parallel.ColwiseParallel(
+        input_layouts=between, output_layouts=Shard(-1), use_local_output=False
+    )
     if isinstance(model.head, TiedHead):
-        head = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
-    parallelize_module(model, mesh, {"head": head} | ({"norm": SequenceParallel()} if sequence_parallel else {}))
+        head = parallel.PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
+    plan = {"head": head} | ({"norm": parallel.SequenceParallel()} if sequence_parallel else {})
+    parallel.parallelize_module(model, mesh, plan)
 
 
 def split_blocks(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_parallel: bool) -> TensorRanks:

@@ -18,21 +18,12 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
 from torch.distributed.tensor.parallel import loss_parallel
 
+from frontrunner.evaluators.trainer import optimizer
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.data_parallel import FsdpReplicas, Replicas, spread
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout, stage_layers, stages_of_rank
 from frontrunner.evaluators.trainer.model import Gpt, initialize, mean_cross_entropy
-from frontrunner.evaluators.trainer.optimizer import (
-    COMPUTE_TYPES,
-    LossScale,
-    build_optimizer,
-    clip,
-    local_gradients,
-    make_states,
-    settle,
-    squared_norm_share,
-)
 from frontrunner.evaluators.trainer.run import StepOutcome, Stepper, synchronize
 from frontrunner.evaluators.trainer.tensor_parallel import apply_tensor_parallel
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, SPLIT_BACKWARD_SCHEDULES
@@ -83,7 +74,7 @@ class TorchStepper(Stepper):
 
     def __init__(self, job: Job, layout: Layout, data: TokenFile, device: torch.device) -> None:
         super().__init__(job, layout, data, device)
-        self.scale = LossScale(job.precision, device)
+        self.scale = optimizer.LossScale(job.precision, device)
         recipe, ranges = job.recipe, stage_layers(job.model.layers, job.recipe)
         self._parts = {
             stage: _build_part(job, layout, ranges[stage], device)
@@ -91,7 +82,7 @@ class TorchStepper(Stepper):
         }
         self._named = [named for part in self._parts.values() for named in part.named_parameters()]
         self._parameters = [parameter for _, parameter in self._named]
-        self.optimizer = build_optimizer(job.optimizer, self._parameters, state=recipe.optimizer_state)
+        self.optimizer = optimizer.build_optimizer(job.optimizer, self._parameters, state=recipe.optimizer_state)
         self._holders = recipe.copies * recipe.tensor_parallel  # the ranks that hold the same pipeline stage
         self._pipeline = layout.mesh["pipeline"].get_group()
         self._holds_last_stage = recipe.stages - 1 in self._parts
@@ -105,10 +96,7 @@ class TorchStepper(Stepper):
 
     @abstractmethod
     def _forward_backward(self, batch: Batch) -> Tensor:
-        """Accumulate gradients of the batch's mean loss, averaged over the copies of the model.
-
-        Return the loss where the last layer is, 0 elsewhere.
-        """
+        """Accumulate gradients of the batch's mean loss; return the loss where the last layer is, 0 elsewhere."""
 
     def _forward(self, batch: Batch) -> Tensor:
         """Return the batch's mean loss where the last layer is, 0 elsewhere."""
@@ -131,7 +119,7 @@ class TorchStepper(Stepper):
         sequence = tokens.shape[1]
         if self.recipe.sequence_parallel:
             sequence //= self.recipe.tensor_parallel
-        dtype = COMPUTE_TYPES[self.job.precision]
+        dtype = optimizer.COMPUTE_TYPES[self.job.precision]
         x = torch.empty(tokens.shape[0], sequence, self.job.model.hidden, dtype=dtype, device=self.device)
         dist.recv(x, group=self._pipeline, group_src=source)
         return x
@@ -155,7 +143,7 @@ class TorchStepper(Stepper):
             self.scale.update(overflowed=overflowed)
         if not overflowed:
             if clips_at is not None:
-                clip(self._parameters, norm=totals[1].sqrt(), largest=clips_at)
+                optimizer.clip(self._parameters, norm=totals[1].sqrt(), largest=clips_at)
             self.optimizer.step()
             self._publish()
         self.optimizer.zero_grad()
@@ -169,13 +157,13 @@ class TorchStepper(Stepper):
 
     def _totals(self, loss: Tensor) -> Tensor:
         """Settle the gradients and take their scale off; sum loss, squared norm and overflows over all ranks."""
-        settle(self._parameters)
+        optimizer.settle(self._parameters)
         totals = torch.zeros(3, device=self.device)
         totals[0] = loss / self._holders
         if self.scale.is_active:
-            totals[2] = self.scale.unscale_gradients(local_gradients(self._parameters))
+            totals[2] = self.scale.unscale_gradients(optimizer.local_gradients(self._parameters))
         if self.job.optimizer.gradient_clip_norm is not None:
-            totals[1] = squared_norm_share(self._parameters, holders=self._holders)
+            totals[1] = optimizer.squared_norm_share(self._parameters, holders=self._holders)
         dist.all_reduce(totals)
         return totals
 
@@ -200,7 +188,7 @@ class TorchStepper(Stepper):
 
     def restore(self, load: Callable[[dict[str, Tensor]], None]) -> None:
         """See Stepper."""
-        make_states(self.optimizer)
+        optimizer.make_states(self.optimizer)
         load(self.state())
         self._publish()
 
@@ -270,11 +258,9 @@ class _Opaque(nn.Module):
 
 
 class ReplicatedStage(PipelineStage):
-    """A stage whose replicas reduce gradients as its `Replicas` say, at each backward pass.
+    """A stage whose gradients are reduced as its `Replicas` say; for schedules with each backward pass in one piece.
 
-    torch's own stage turns the reduction off for every backward pass and reduces once after the last, for every
-    sharding: ZeRO-2 and ZeRO-3 would be ZeRO-1 in disguise. Only for schedules that compute each backward pass in one
-    piece.
+    torch's own stage reduces once, after the last pass, for every sharding: ZeRO-2 and ZeRO-3 would be ZeRO-1.
     """
 
     def __init__(self, replicas: Replicas, **options: Any) -> None:
@@ -295,10 +281,7 @@ class ReplicatedStage(PipelineStage):
 def build_schedule(
     parts: Mapping[int, Replicas], layout: Layout, loss: Any, device: torch.device
 ) -> PipelineScheduleSingle | PipelineScheduleMulti:
-    """Return the recipe's schedule over this rank's stages, by number, in ascending order.
-
-    The loss function must already divide by the number of micro-batches.
-    """
+    """Return the schedule over this rank's stages, in ascending order; `loss` divides by the micro-batches."""
     recipe = layout.recipe
     stages: list[PipelineStage] = []
     for number, replicas in parts.items():

@@ -5,7 +5,6 @@ Started again on the same run folder, it continues from the newest complete chec
 
 import csv
 import math
-import re
 import shutil
 from collections import deque
 from functools import partial
@@ -24,7 +23,6 @@ from frontrunner.evaluators.trainer.run import RunContext, finite_or_none
 
 COLUMNS = ("step", "loss", "learning_rate", "gradient_norm", "step_time_s", "tokens_per_s", "evaluation_loss")
 _REPORTED_STEP_TIMES = 200
-_COMPLETE = re.compile(r"step-(\d{8,})")
 
 
 class CsvMetrics:
@@ -67,7 +65,7 @@ METRICS: dict[str, type[CsvMetrics] | type[TensorBoardMetrics]] = {"csv": CsvMet
 
 
 class Checkpoints:
-    """Checkpoints by torch.distributed.checkpoint: complete or not there, the newest few kept.
+    """Checkpoints by torch.distributed.checkpoint, the newest few kept; a folder without `.metadata` is none.
 
     The torch engine's can be loaded under another parallel form, the DeepSpeed engine's only under its own.
     """
@@ -78,22 +76,13 @@ class Checkpoints:
         self._context = context
 
     def path_of(self, step: int) -> Path:
-        """Return where the checkpoint of `step` is, if it is complete."""
+        """Return where the checkpoint of `step` is."""
         return self._folder / f"step-{step:08d}"
 
     def save(self, step: int) -> None:
         """Store weights and optimizer states as they are after `step`; drop checkpoints beyond those to keep."""
-        target, is_first = self.path_of(step), self._context.rank == 0
-        unfinished = target.with_name(f".{target.name}.partial")
-        if is_first:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.mkdir(parents=True)
-        dist.barrier()
-        save(self._context.stepper.state(), checkpoint_id=unfinished)
-        dist.barrier()
-        if is_first:
-            shutil.rmtree(target, ignore_errors=True)
-            unfinished.rename(target)
+        save(self._context.stepper.state(), checkpoint_id=self.path_of(step))
+        if self._context.rank == 0:
             for old in self._complete_steps()[: -self._keep]:
                 shutil.rmtree(self.path_of(old))
 
@@ -108,8 +97,8 @@ class Checkpoints:
         return step
 
     def _complete_steps(self) -> list[int]:
-        found = (_COMPLETE.fullmatch(path.name) for path in self._folder.glob("step-*"))
-        return sorted(int(match.group(1)) for match in found if match)
+        # What torch writes last, under another name first.
+        return sorted(int(path.parent.name.removeprefix("step-")) for path in self._folder.glob("step-*/.metadata"))
 
 
 def learning_rate_at(step: int, *, peak: float, train: Train) -> float:

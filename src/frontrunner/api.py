@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from frontrunner.config.campaign import SECTIONS, CampaignFile, StoreSettings, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
@@ -22,15 +21,14 @@ from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.transfer import Archived, Copied, Unarchived
 from frontrunner.search import campaign_setup as setup
+from frontrunner.search.driver import Conclusion, OnDriver, run_campaign
+from frontrunner.search.listener import Listener
 from frontrunner.search.spec import CampaignSpec
+from frontrunner.search.two_stage import create_pair, run_pair
 from frontrunner.spaces.errors import FrontrunnerError, require_campaign_name
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import load_json
 from frontrunner.store import LocalStore, as_function, opened
-
-if TYPE_CHECKING:
-    from frontrunner.search.driver import Conclusion, OnDriver
-    from frontrunner.search.listener import Listener
 
 
 def survey(campaign_file: str | Path) -> Survey:
@@ -48,8 +46,6 @@ def launch(
     on_driver: OnDriver | None = None,
 ) -> Conclusion:
     """Run a new campaign, given as a file or its content, to its end; one that cannot be used leaves nothing behind."""
-    from frontrunner.search.driver import run_campaign
-
     if isinstance(campaign, CampaignSpec):
         file = CampaignFile(spec=campaign, store=StoreSettings(), named=True)
     else:
@@ -64,8 +60,6 @@ def launch(
         if name is None and not file.named:
             spec = replace(spec, name=setup.free_name(found, spec.name))
         if spec.search.probe_nodes is not None:
-            from frontrunner.search.two_stage import create_pair, run_pair
-
             return run_pair(found, create_pair(found, spec, surveyed), listener=listener, on_driver=on_driver)
         record = setup.create(found, spec, len(surveyed.recipes))
         return run_campaign(found, record, spec, survey=surveyed, listener=listener, on_driver=on_driver)
@@ -84,8 +78,6 @@ def resume(
 
     `budget` replaces limits of its budget: `probes`, `minutes` and `node_hours`.
     """
-    from frontrunner.search.driver import run_campaign
-
     with open_store(store_url(store), create=False) as found:
         record = _last_created(found, campaign)
         setup.refuse_imported_campaign(record)
@@ -94,8 +86,6 @@ def resume(
             record = found.campaign(record.name)
         spec = setup.stored_spec(record)
         if spec.confirms is not None:
-            from frontrunner.search.two_stage import run_pair
-
             return run_pair(found, record, listener=listener, on_driver=on_driver, take_over=take_over)
         surveyed = spec.survey()
         setup.prepare(spec, surveyed)
@@ -109,10 +99,7 @@ def _last_created(store: Store, campaign: str | None) -> Campaign:
 
 
 def changed_since_launch(campaign: str | None = None, *, store: str | None = None) -> str | None:
-    """Return what differs in the file that a campaign was launched from, and what to do; None where nothing is known.
-
-    `campaign` None is the one created last, as for `resume`.
-    """
+    """Return what the file of a launch (None: of the last) now has that its campaign has not; None where unknown."""
     with opened(store) as found:
         record = _last_created(found, campaign)
         spec = setup.stored_spec(record)
@@ -121,7 +108,7 @@ def changed_since_launch(campaign: str | None = None, *, store: str | None = Non
         try:
             file = read_campaign_file(Path(spec.file))
         except FrontrunnerError as error:
-            return f"the file of campaign {record.name}, which goes on as it was launched, has changed: {error.message}"
+            return f"{error.message}; campaign {record.name} goes on as it is stored"
         now, then = _by_section(file.spec), _by_section(spec)
         changed = ", ".join(key for key in (*SECTIONS, "evaluator") if key in now and now[key] != then[key])
         name = f" --name {setup.free_name(found, file.spec.name)}" if file.named else ""
@@ -131,7 +118,7 @@ def changed_since_launch(campaign: str | None = None, *, store: str | None = Non
     if changed == "budget" and raised:
         options = (f"--{key.replace('_', '-')} {value:g}" for key, value in raised.items())
         way = f"to use it: frontrunner resume {record.name} {' '.join(options)}"
-    what = f"{spec.file} has changed ({changed}) since campaign {record.name} was launched, which goes on as it was"
+    what = f"{spec.file} differs ({changed}) from campaign {record.name}, which goes on as it is stored"
     return changed and f"{what}; {way}"
 
 

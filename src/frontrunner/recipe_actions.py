@@ -26,7 +26,7 @@ from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe, current_names
 from frontrunner.spaces.space import Space
-from frontrunner.spaces.validation import refuse_unusable_values, validate
+from frontrunner.spaces.validation import validate
 from frontrunner.store import LocalStore
 from frontrunner.text import counted
 
@@ -68,7 +68,6 @@ def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
     for key in choices:
         if key not in keys_of("space"):
             raise InvalidInput(f"unknown choice {shown_key(key)}", hint=did_you_mean(key, keys_of("space")))
-    refuse_unusable_values(choices)
     space = asdict(spec.space) | {key: [value] for key, value in choices.items()}
     survey = validate(Space, space, prefix="space").survey(spec.problem)
     named = ", ".join(f"{key}={shown(value)}" for key, value in choices.items()) or "no choice made"

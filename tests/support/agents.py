@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from frontrunner.evaluators.cluster.step import NodeReport, Step, StepFolder
+from frontrunner.evaluators.cluster.agent import NodeReport, Step, StepFolder
 from frontrunner.evaluators.probe.job import corpus, probe_job
 from frontrunner.evaluators.probe.watch import rank_environment, write_job
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators.cluster.step import Heartbeat, Step, StepFolder
+from frontrunner.evaluators.cluster.agent import Heartbeat, Step, StepFolder
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import make_evaluator

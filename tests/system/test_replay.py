@@ -61,7 +61,8 @@ def metrics(folder: Path) -> list[dict[str, str]]:
 
 
 def checkpoints(folder: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))
+    found = (folder / "checkpoints").glob("step-*/.metadata")
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
 
 
 def assert_same_run(folder: Path, other: Path) -> None:
@@ -144,8 +145,8 @@ def strike_between_the_parts_of_a_checkpoint(folder: Path, command: subprocess.P
 
 def parts_without_a_whole(folder: Path) -> list[Path]:
     """The files of a checkpoint that is being written, before the one that says what they hold."""
-    for partial in (folder / "checkpoints").glob(".step-*.partial"):
-        with contextlib.suppress(FileNotFoundError):  # renamed meanwhile: it is whole
+    for partial in (folder / "checkpoints").glob("step-*"):
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
             parts = sorted(partial.iterdir())
             if parts and not (partial / ".metadata").exists():
                 return parts

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.cluster.step import StepFolder
+from frontrunner.evaluators.cluster.agent import StepFolder
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind
 from support.campaigns import command, frontrunner, started, steps_written, tiny, wait_for, write_toml

@@ -176,7 +176,7 @@ def test_a_half_written_checkpoint_is_not_resumed_from(tmp_path: Path) -> None:
     job = _training_job(tmp_path / "run", {}, steps=4)
     run_job(job)
     checkpoints = Path(job.run_folder) / "checkpoints"
-    (checkpoints / "step-00000004").rename(checkpoints / ".step-00000004.partial")
+    (checkpoints / "step-00000004" / ".metadata").unlink()
 
     result = run_job(job)
 

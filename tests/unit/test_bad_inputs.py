@@ -33,7 +33,6 @@ from support.formats import problem
 from support.tables import row, write_table
 
 FUZZ = Path(__file__).parents[2] / "benchmarks" / "fuzz_inputs.py"
-DEEP = "[" * 100_000
 
 
 @pytest.mark.system

@@ -156,9 +156,7 @@ def test_resume_reports_a_changed_file_and_raises_the_budget(folder: Path) -> No
         (folder / "c.toml").write_text((folder / "c.toml").read_text().replace(old, new))
         return run("resume", "--store", "s.db", cwd=folder).stderr.splitlines()[0]
 
-    what = (
-        f"warning: {folder}/c.toml has changed ({{}}) since campaign c was launched, which goes on as it was; to use "
-    )
+    what = f"warning: {folder}/c.toml differs ({{}}) from campaign c, which goes on as it is stored; to use "
     command = "frontrunner resume c --probes 2 --store s.db"
     assert warning("probes = 1", "probes = 2") == what.format("budget") + f"it: {command}"
     raised = run(*command.split()[1:], cwd=folder)

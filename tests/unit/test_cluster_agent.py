@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.cluster.agent import node_of
+from frontrunner.evaluators.cluster.agent import Step, node_of
 from frontrunner.evaluators.cluster.batch import launch_command, seconds_left, why_ended
 from frontrunner.evaluators.cluster.settings import node_source
-from frontrunner.evaluators.cluster.step import Step
 from frontrunner.spaces.errors import InvalidInput
 from support.campaigns import spec_of, tiny
 

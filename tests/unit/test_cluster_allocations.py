@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.cluster import allocations
-from frontrunner.evaluators.cluster.allocations import MAX_FAILED_STARTS, Placed, Pool
+from frontrunner.evaluators.cluster.allocations import MAX_FAILED_STARTS, Placed, Pool, Waiting
 from frontrunner.evaluators.cluster.environment import Allocation
-from frontrunner.evaluators.cluster.packing import Waiting
 from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource
 from frontrunner.evaluators.protocol import NodesUnavailable
 

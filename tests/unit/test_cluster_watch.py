@@ -11,10 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from frontrunner.evaluators.cluster import probe, step
-from frontrunner.evaluators.cluster.allocations import Placed
-from frontrunner.evaluators.cluster.probe import StepWatch
-from frontrunner.evaluators.cluster.step import (
+from frontrunner.evaluators.cluster import agent, probe
+from frontrunner.evaluators.cluster.agent import (
     Heartbeat,
     HeartbeatMonitor,
     NodeReport,
@@ -23,6 +21,8 @@ from frontrunner.evaluators.cluster.step import (
     StepFolder,
     was_interrupted,
 )
+from frontrunner.evaluators.cluster.allocations import Placed
+from frontrunner.evaluators.cluster.probe import StepWatch
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.results.outcome import Failure, FailureKind
@@ -157,8 +157,8 @@ def test_a_report_that_is_half_written_is_not_read(seen: Seen) -> None:
 
 
 def test_a_heart_is_heard_until_it_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frontrunner.evaluators.cluster.step.BEAT_S", 0.02)
-    monkeypatch.setattr("frontrunner.evaluators.cluster.step.LOOK_S", 0.0)
+    monkeypatch.setattr("frontrunner.evaluators.cluster.agent.BEAT_S", 0.02)
+    monkeypatch.setattr("frontrunner.evaluators.cluster.agent.LOOK_S", 0.0)
     heart = Heartbeat(tmp_path / "lifeline")
     listener = HeartbeatMonitor(tmp_path / "lifeline", silence_s=1.0)
     end_s = time.monotonic() + 1.5
@@ -235,7 +235,7 @@ def test_a_node_that_is_gone_is_not_waited_for_beyond_its_lifeline(
     left: StepFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = OrphanedSteps([left.path])
-    monkeypatch.setattr(step, "ORPHAN_END_S", -10.0)
+    monkeypatch.setattr(agent, "ORPHAN_END_S", -10.0)
     assert steps.have_ended()
     assert not was_interrupted(left.path)
 

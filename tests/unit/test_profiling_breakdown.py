@@ -44,7 +44,7 @@ def test_spans_agree_with_sets_of_moments(one: list[Span], other: list[Span]) ->
 def event(name: str, start_ms: float, end_ms: float, category: str = "cpu_op", **more: Any) -> Event:
     """A span on the thread of the steps, unless another is given; times in milliseconds."""
     given = {"thread": "main"} | more
-    return Event(name=name, category=category, start_us=1000 * start_ms, end_us=1000 * end_ms, **given)
+    return Event(name=name, category=category, span=(1000 * start_ms, 1000 * end_ms), **given)
 
 
 def note(name: str, start_ms: float, end_ms: float, **more: Any) -> Event:

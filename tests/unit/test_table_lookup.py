@@ -87,12 +87,12 @@ def test_a_report_counts_as_legal_what_the_table_holds(tmp_path: Path) -> None:
     spec, store = spec_of(tmp_path, *ROWS), str(tmp_path / "store.db")
     launch(spec, store=store)
     with open_store(store) as found:
-        surveys: dict[int, Survey] = {}
+        surveys: dict[str, Survey] = {}
         for _ in range(2):
             assert reported(found, "looked-up", surveys).collected.survey.recipes == spec.survey().recipes
         ((first, kept),) = surveys.items()
         assert reported(found, "looked-up", surveys).collected.survey is kept
-        assert first == found.campaign("looked-up").id
+        assert first == found.campaign("looked-up").spec_json
         (tmp_path / "rows.csv").unlink()
         alone = reported(found, "looked-up").collected.survey
     assert alone.recipes == spec.space.survey(spec.problem).recipes

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,20 +14,19 @@ from frontrunner import api
 from frontrunner.cli import options as opt
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.settings import AT_HAND, located, store_url
+from frontrunner.evaluators.probe import replay as replaying
+from frontrunner.evaluators.probe.replay import ReplayResult, ReplaySettings
+from frontrunner.recipe_actions import plan_replay
 from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.states import CampaignState
 from frontrunner.search.campaign_setup import stored_spec
-from frontrunner.search.driver import PAUSED_BY_REQUEST
+from frontrunner.search.driver import PAUSED_BY_REQUEST, Conclusion
 from frontrunner.spaces.errors import CampaignFailed, InvalidInput, NothingLegal
 from frontrunner.stop_signals import INTERRUPTED, stopped_by_signals
 from frontrunner.store import LocalStore
 from frontrunner.text import percent, seconds, thousands
 from frontrunner.views import results as views
 from frontrunner.views.live import make_listener
-
-if TYPE_CHECKING:
-    from frontrunner.evaluators.probe.replay import ReplayResult
-    from frontrunner.search.driver import Conclusion
 
 TOP = 10
 
@@ -175,19 +174,16 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
     Run again after a kill, it continues from the newest checkpoint. At the end its throughput is compared with the
     probe's.
     """
-    from frontrunner.evaluators.probe.replay import ReplaySettings, prepare, run
-    from frontrunner.recipe_actions import plan_replay
-
     chosen = ReplaySettings(**settings)  # the options are named after its fields
     planned = plan_replay(recipe_id, chosen, store=store, anyway=anyway)
     if chosen.launched:
-        prepare(planned)
+        replaying.prepare(planned)
         click.echo(planned.command)
         return
     opt.warn(planned.differences)
     click.echo(f"replaying {planned.recipe_id} in {planned.folder}", err=True)
     try:
-        result = run(planned, _printer(chosen.steps))
+        result = replaying.run(planned, _printer(chosen.steps))
     except KeyboardInterrupt:
         click.echo("stopped; the same command continues from the newest checkpoint, if there is one", err=True)
         sys.exit(INTERRUPTED)

@@ -18,11 +18,13 @@ from frontrunner import __version__
 from frontrunner.results.outcome import ProbeEnding
 from frontrunner.results.predictions import outlook_of
 from frontrunner.results.records import IMPORTED
+from frontrunner.results.store import Store
 from frontrunner.search.budget import outlook_in_words
 from frontrunner.search.campaign_setup import stored_spec, stored_survey
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import write_bytes
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, did_you_mean, require_folder, writing
+from frontrunner.spaces.space import Survey
 from frontrunner.text import count, counted, minute, node_time, percent, plain, seconds, thousands, to_json
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import ranking_table
@@ -32,10 +34,6 @@ from frontrunner.views.columns import ORIGINS, figures_in_words
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-    from frontrunner.results.store import Store
-    from frontrunner.search.spec import CampaignSpec
-    from frontrunner.spaces.space import Survey
 
 TOP = 10
 MOST_ROWS = 500
