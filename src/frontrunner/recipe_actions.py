@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from frontrunner.config.campaign import keys_of, read_campaign_file
 from frontrunner.config.recipe_file import RecipeFile, read
 from frontrunner.config.settings import run_root, store_url
+from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
+from frontrunner.evaluators.diagnostics import dryrun as tracing
 from frontrunner.evaluators.diagnostics import profile as profiling
 from frontrunner.evaluators.diagnostics.profile import ProfilePlan, ProfileReport, ProfileSettings
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings
@@ -29,11 +30,6 @@ from frontrunner.spaces.space import Space
 from frontrunner.spaces.validation import validate
 from frontrunner.store import LocalStore
 from frontrunner.text import counted
-
-if TYPE_CHECKING:
-    from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
-    from frontrunner.evaluators.diagnostics.dryrun import DryRun, DryRunPlan
-
 
 LEAST_DIGITS = 4
 MOST_CANDIDATES = 8
@@ -103,8 +99,6 @@ def recipe_by_id(spec: CampaignSpec, beginning: str) -> Recipe:
 
 def breakdown_of(store: LocalStore, recipe: str | Mapping[str, object], campaign: str | Path | None) -> Breakdown:
     """Break a recipe's estimate down, with its newest measurement in a store; see `LocalStore.explain`."""
-    from frontrunner.evaluators.analytic.breakdown import breakdown
-
     (problem, _, found), measured, unmatched = find_recipe(store, recipe, campaign), None, None
     with suppress(NotFound):  # no such recipe, or no store
         measured = first_measurement(store.show(recipe_id(problem, found)), store.url)
@@ -134,8 +128,6 @@ def _why_unmatched(store: LocalStore, problem: Problem, recipe: Recipe) -> str:
 
 def first_measurement(explanation: Explanation, store: str) -> Measured | None:
     """Return the figures of the first campaign that measured the recipe, else imported ones, never simulated ones."""
-    from frontrunner.evaluators.analytic.breakdown import Measured
-
     for appearance in sorted(explanation.appearances, key=lambda found: found.campaign.figures != "measured"):
         standing = appearance.standing
         if standing is not None and appearance.campaign.figures != "simulated":
@@ -159,12 +151,10 @@ def plan_dryrun(
     campaign: str | Path | None = None,
     rank: int | None = None,
     store: str | None = None,
-) -> DryRunPlan:
+) -> tracing.DryRunPlan:
     """Return what a dry run would trace; see `dryrun`."""
-    from frontrunner.evaluators.diagnostics.dryrun import plan
-
     problem, probe, found = find_recipe(LocalStore(store), recipe, campaign)
-    return plan(recipe_id=recipe_id(problem, found), recipe=found, problem=problem, probe=probe, rank=rank)
+    return tracing.plan(recipe_id=recipe_id(problem, found), recipe=found, problem=problem, probe=probe, rank=rank)
 
 
 def dryrun(
@@ -173,11 +163,9 @@ def dryrun(
     campaign: str | Path | None = None,
     rank: int | None = None,
     store: str | None = None,
-) -> DryRun:
+) -> tracing.DryRun:
     """Trace the step of a recipe, named as for `explain`, on `rank` or on those that may need most memory."""
-    from frontrunner.evaluators.diagnostics.dryrun import run
-
-    return run(plan_dryrun(recipe, campaign=campaign, rank=rank, store=store))
+    return tracing.run(plan_dryrun(recipe, campaign=campaign, rank=rank, store=store))
 
 
 def plan_profile(
