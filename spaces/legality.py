@@ -33,7 +33,9 @@ class Reason:
         return self.text
 
 
-Rules = Callable[[Recipe, Problem], Iterator[Reason]]
+Refusals = Iterator[tuple[str, str]]
+"""Codes and texts of reasons."""
+Rules = Callable[[Recipe, Problem], Refusals]
 
 
 def why_illegal(recipe: Recipe, problem: Problem) -> Reason | None:
@@ -43,227 +45,220 @@ def why_illegal(recipe: Recipe, problem: Problem) -> Reason | None:
 
 def why_no_frame(recipe: Recipe, problem: Problem) -> Reason | None:
     """Return the first reason in degrees, devices, schedule and batch alone: one for all points that share these."""
-    return next(_frame(recipe, problem), None)
+    return next(itertools.starmap(Reason, _frame(recipe, problem)), None)
 
 
 def why_illegal_in_frame(recipe: Recipe, problem: Problem) -> Reason | None:
     """Return the first of the other reasons."""
     rules = (_shares, *ENGINE_RULES[recipe.engine])
-    return next((reason for of_kind in rules for reason in of_kind(recipe, problem)), None)
+    return next((Reason(*found) for of_kind in rules for found in of_kind(recipe, problem)), None)
 
 
-def _frame(recipe: Recipe, problem: Problem) -> Iterator[Reason]:  # noqa: C901, PLR0912 - a list of rules
+def _frame(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901, PLR0912 - a list of rules
     """Equal shares of the model for every rank, a stage for every layer, and the problem's batch."""
     model, length, schedule = problem.model, problem.sequence_length, recipe.schedule
     tp, pp, cp = recipe.tensor_parallel, recipe.pipeline_parallel, recipe.context_parallel
     chunks = recipe.virtual_stages
     if recipe.devices > problem.cluster.devices:
-        yield Reason("devices", f"{recipe.devices} devices of {problem.cluster.devices} in the cluster")
+        yield "devices", f"{recipe.devices} devices of {problem.cluster.devices} in the cluster"
     parts = (("heads", model.heads), ("ffn_hidden", model.ffn_hidden), ("padded vocabulary", model.padded_vocabulary))
     for part, size in parts:
         if size % tp:
-            yield Reason("tensor-parallel-divides", f"tensor_parallel {tp} does not divide {part} {size}")
+            yield "tensor-parallel-divides", f"tensor_parallel {tp} does not divide {part} {size}"
     if model.kv_heads % tp and tp % model.kv_heads:
-        yield Reason("kv-heads", f"tensor_parallel {tp} neither divides kv_heads {model.kv_heads} nor is a multiple")
+        yield "kv-heads", f"tensor_parallel {tp} neither divides kv_heads {model.kv_heads} nor is a multiple"
     if length % cp:
-        yield Reason("context-parallel-divides", f"context_parallel {cp} does not divide sequence_length {length}")
+        yield "context-parallel-divides", f"context_parallel {cp} does not divide sequence_length {length}"
     heads, kv_heads = model.heads // tp, max(1, model.kv_heads // tp)
     code, of_rank = "context-parallel-heads", "heads of a tensor-parallel rank"
     if heads % cp:
-        yield Reason(code, f"context_parallel {cp} does not divide the {heads} {of_rank}")
+        yield code, f"context_parallel {cp} does not divide the {heads} {of_rank}"
     if kv_heads % cp and cp % kv_heads:
-        yield Reason(code, f"context_parallel {cp} neither divides the {kv_heads} kv {of_rank} nor is a multiple")
+        yield code, f"context_parallel {cp} neither divides the {kv_heads} kv {of_rank} nor is a multiple"
     if recipe.stages > model.layers:
-        yield Reason("too-many-stages", f"{recipe.stages} pipeline stages for {model.layers} layers")
+        yield "too-many-stages", f"{recipe.stages} pipeline stages for {model.layers} layers"
     if recipe.layers_per_stage and sum(recipe.layers_per_stage) != model.layers:
-        yield Reason("layers-per-stage", f"stages of {recipe.layers_name} layers for {model.layers} layers")
+        yield "layers-per-stage", f"stages of {recipe.layers_name} layers for {model.layers} layers"
     if (schedule == "none") != (pp == 1):
-        yield Reason("schedule-without-pipeline", f"schedule {schedule} with pipeline_parallel {pp}")
+        yield "schedule-without-pipeline", f"schedule {schedule} with pipeline_parallel {pp}"
     if schedule in LOOPED_SCHEDULES and chunks < 2:
-        yield Reason("virtual-stages", f"schedule {schedule} needs virtual_stages >= 2")
+        yield "virtual-stages", f"schedule {schedule} needs virtual_stages >= 2"
     if schedule not in LOOPED_SCHEDULES and chunks != 1:
-        yield Reason("virtual-stages", f"schedule {schedule} takes virtual_stages 1, not {chunks}")
+        yield "virtual-stages", f"schedule {schedule} takes virtual_stages 1, not {chunks}"
     if (batch := recipe.global_batch_seqs) not in problem.global_batch:
         product = f"{recipe.micro_batch_seqs} x {recipe.accumulation} x {recipe.data_parallel} = {batch}"
-        yield Reason("global-batch", f"micro-batch x accumulation x replicas = {product}, not {problem.global_batch}")
+        yield "global-batch", f"micro-batch x accumulation x replicas = {product}, not {problem.global_batch}"
 
 
-def _shares(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
+def _shares(recipe: Recipe, problem: Problem) -> Refusals:
     """Sequence parallelism divides the positions of a context rank, sharding the copies of the model."""
     tp, held = recipe.tensor_parallel, problem.sequence_length // recipe.context_parallel
     if recipe.sequence_parallel and tp == 1:
-        yield Reason("sequence-parallel-alone", "sequence_parallel needs tensor_parallel > 1")
+        yield "sequence-parallel-alone", "sequence_parallel needs tensor_parallel > 1"
     if recipe.sequence_parallel and held % tp:
         is_whole = recipe.context_parallel == 1
         share = f"sequence_length {held}" if is_whole else f"the {held} positions of a context rank"
-        yield Reason("sequence-parallel-divides", f"tensor_parallel {tp} does not divide {share}")
+        yield "sequence-parallel-divides", f"tensor_parallel {tp} does not divide {share}"
     degrees = recipe.sharding.degrees
     if any(small < 1 or large % small for small, large in itertools.pairwise((*degrees, recipe.copies))):
         copies = recipe.copies_in_words()
-        yield Reason("sharding-divides", f"sharding degrees {degrees} do not divide one another and {copies}")
+        yield "sharding-divides", f"sharding degrees {degrees} do not divide one another and {copies}"
 
 
-def _tied(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
+def _tied(recipe: Recipe, problem: Problem) -> Refusals:
     if problem.model.tied_embeddings and recipe.pipeline_parallel > 1:
-        yield Reason("tied-pipeline", "tied embeddings need the first and last stage on one rank")
+        yield "tied-pipeline", "tied embeddings need the first and last stage on one rank"
 
 
-def _torch_replicas(recipe: Recipe, _: Problem) -> Iterator[Reason]:
+def _torch_replicas(recipe: Recipe, _: Problem) -> Refusals:
     """DistributedDataParallel is right only by itself; sharding differs by kind only where states are over all."""
     if recipe.replication == "ddp":
         if recipe.copies == 1:
-            yield Reason("ddp-alone", "replication ddp needs data_parallel > 1 or context_parallel > 1")
+            yield "ddp-alone", "replication ddp needs data_parallel > 1 or context_parallel > 1"
         if recipe.sharding.degrees != (1, 1, 1):
-            yield Reason("ddp-sharding", f"replication ddp keeps whole replicas; sharding is {recipe.sharding_name}")
+            yield "ddp-sharding", f"replication ddp keeps whole replicas; sharding is {recipe.sharding_name}"
         if recipe.pipeline_parallel > 1:
             by = f"the {recipe.accumulation} micro-batches; use replication replicate"
-            text = f"wrong gradients: DistributedDataParallel under pipelining scales them by {by}"
-            yield Reason("ddp-pipeline", text)
+            yield "ddp-pipeline", f"wrong gradients: DistributedDataParallel under pipelining scales them by {by}"
         if recipe.tensor_parallel > 1:
-            yield Reason("ddp-tensor", "DistributedDataParallel cannot broadcast tensor-parallel parameters")
+            yield "ddp-tensor", "DistributedDataParallel cannot broadcast tensor-parallel parameters"
     p, g, o = recipe.sharding.degrees
     if o != recipe.copies and not p == g == o:
         what = f"no sharding over {p}, {g} and {o} of {recipe.copies_in_words()}"
         instead = "where they differ, optimizer states are spread over all"
-        yield Reason("sharding-levels", f"the torch engine has {what}: {instead}")
+        yield "sharding-levels", f"the torch engine has {what}: {instead}"
 
 
-def _torch_pipeline(recipe: Recipe, _: Problem) -> Iterator[Reason]:
+def _torch_pipeline(recipe: Recipe, _: Problem) -> Refusals:
     """Enough micro-batches in equal rounds; a split backward pass finds its weights by identity, whole."""
     name, ranks, stages, batches = recipe.schedule, recipe.pipeline_parallel, recipe.stages, recipe.accumulation
     if name in SPLIT_BACKWARD_SCHEDULES:
         if recipe.sharding.parameters > 1:
             text = "with parameters resharded after the forward pass the weight half is computed against other tensors"
-            yield Reason("split-backward-resharding", f"wrong gradients: {name} splits the backward pass, and {text}")
+            yield "split-backward-resharding", f"wrong gradients: {name} splits the backward pass, and {text}"
         if recipe.sharding.gradients > 1:
             text = f"{name} finishes weight gradients out of order: they cannot be sharded at each micro-batch"
-            yield Reason("split-backward-gradients", text)
+            yield "split-backward-gradients", text
         if recipe.recompute == "selective":
-            text = f"selective recompute keeps tensors for one backward pass; {name} has two"
-            yield Reason("split-backward-selective", text)
+            yield "split-backward-selective", f"selective recompute keeps tensors for one backward pass; {name} has two"
     if name in V_SHAPED_SCHEDULES and recipe.virtual_stages != 2:
-        yield Reason("virtual-stages", f"{name} takes virtual_stages 2, not {recipe.virtual_stages}")
+        yield "virtual-stages", f"{name} takes virtual_stages 2, not {recipe.virtual_stages}"
     needed = stages if name == "dualpipev" else ranks
     if name not in ("none", "gpipe") and batches < needed:
-        yield Reason("micro-batches", f"{batches} micro-batches; {name} over {stages} stages needs {needed}")
+        yield "micro-batches", f"{batches} micro-batches; {name} over {stages} stages needs {needed}"
     rounds = max(1, batches // ranks)
     if name in INTERLEAVED_SCHEDULES and batches % rounds:  # raises when torch builds the schedule
         how = f"runs {batches} micro-batches in {rounds} rounds, which does not divide them"
-        yield Reason("interleaved-rounds", f"{name} over {ranks} ranks {how}")
+        yield "interleaved-rounds", f"{name} over {ranks} ranks {how}"
 
 
-def _torch_layers(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
+def _torch_layers(recipe: Recipe, problem: Problem) -> Refusals:
     """A compiled layer is one piece, which nothing looks into; a rank's positions make equal pieces."""
     is_selective = recipe.recompute == "selective"
     if recipe.replication == "ddp" and problem.precision != "fp32":
-        yield Reason("ddp-precision", f"replication ddp casts no parameters to {problem.precision}; use replicate")
+        yield "ddp-precision", f"replication ddp casts no parameters to {problem.precision}; use replicate"
     if recipe.secondary_partition > 1:
-        yield Reason("torch-secondary", "the torch engine has no secondary partition; use hybrid-K or engine deepspeed")
+        yield "torch-secondary", "the torch engine has no secondary partition; use hybrid-K or engine deepspeed"
     if recipe.compile and recipe.recompute == "full" and recipe.tensor_parallel > 1:
         text = "torch 2.13 raises where a compiled tensor-parallel layer is to be recomputed: use recompute none"
-        yield Reason("compile-recompute-tensor", text)
+        yield "compile-recompute-tensor", text
     if recipe.compile and is_selective:
-        text = "selective recompute chooses among a layer's operations, which compile hides from it"
-        yield Reason("compile-selective", text)
+        yield "compile-selective", "selective recompute chooses among a layer's operations, which compile hides from it"
     if recipe.compile and recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
         text = f"{recipe.schedule} splits the backward pass, and a compiled layer's backward is one piece"
-        yield Reason("compile-split-backward", text)
+        yield "compile-split-backward", text
     shards = recipe.tensor_parallel if recipe.sequence_parallel else 1
     held = problem.sequence_length // (recipe.context_parallel * shards)
     for name, count in (("loss_chunks", recipe.loss_chunks), ("feed_forward_tiles", recipe.feed_forward_tiles)):
         if held % count:
-            yield Reason("pieces-divide", f"{name} {count} does not divide the {held} positions that a rank holds")
+            yield "pieces-divide", f"{name} {count} does not divide the {held} positions that a rank holds"
     if recipe.feed_forward_tiles > 1 and is_selective:
-        text = "selective recompute keeps the matrix products' outputs that feed_forward_tiles frees"
-        yield Reason("tiles-selective", text)
+        yield "tiles-selective", "selective recompute keeps the matrix products' outputs that feed_forward_tiles frees"
 
 
-def _torch_memory(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
+def _torch_memory(recipe: Recipe, problem: Problem) -> Refusals:
     """Offload needs another memory and a time without the data; gradients are reduced early only if they could wait."""
     p, g, o = recipe.sharding.degrees
     if recipe.offload not in ("none", "optimizer+parameters"):
-        yield Reason("torch-offload", f"the torch engine offloads optimizer+parameters or none, not {recipe.offload}")
+        yield "torch-offload", f"the torch engine offloads optimizer+parameters or none, not {recipe.offload}"
     if (recipe.activation_offload or recipe.offload != "none") and problem.cluster.backend == "cpu":
-        yield Reason("offload-cpu", "a cpu device computes in the host's memory: there is no other to offload to")
+        yield "offload-cpu", "a cpu device computes in the host's memory: there is no other to offload to"
     if recipe.offload != "none" and (p == 1 or p < o) and recipe.copies > 1:
         why = f"offload {recipe.offload} brings parameters to the device for each use"
-        yield Reason("offload-sharding", f"{why}: it needs zero-3 or hybrid sharding, not {recipe.sharding_name}")
+        yield "offload-sharding", f"{why}: it needs zero-3 or hybrid sharding, not {recipe.sharding_name}"
     if recipe.gradient_sync == "last":
         return
     code = "gradient-sync-sharding"
     if recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
         text = f"{recipe.schedule} finishes weight gradients out of order: reduce at the last"
-        yield Reason("gradient-sync-split-backward", text)
+        yield "gradient-sync-split-backward", text
     elif 1 < g < o:
-        text = f"{recipe.sharding_name} holds gradients over {g} replicas until the last micro-batch: choose last"
-        yield Reason(code, text)
+        yield code, f"{recipe.sharding_name} holds gradients over {g} replicas until the last micro-batch: choose last"
     elif o > 1 and not p == o < recipe.copies:
         same = "runs as zero-2" if g == 1 else "is what it does at any rate"
-        yield Reason(code, f"{recipe.sharding_name} with gradient_sync each {same}: choose last")
+        yield code, f"{recipe.sharding_name} with gradient_sync each {same}: choose last"
 
 
-def _deepspeed_parallel(recipe: Recipe, _: Problem) -> Iterator[Reason]:
+def _deepspeed_parallel(recipe: Recipe, _: Problem) -> Refusals:
     """DeepSpeed has ZeRO 0 to 3 over all replicas (it removed MiCS, hybrid sharding), and 1F1B over whole gradients."""
     engine = "the deepspeed engine"
     n, (p, g, o) = recipe.data_parallel, recipe.sharding.degrees
     if recipe.context_parallel > 1:
-        yield Reason("deepspeed-context", f"{engine} has no context parallelism; use engine torch")
+        yield "deepspeed-context", f"{engine} has no context parallelism; use engine torch"
     if recipe.replication != "replicate":
-        yield Reason("deepspeed-replication", f"{engine} keeps replicas itself, not by {recipe.replication}")
+        yield "deepspeed-replication", f"{engine} keeps replicas itself, not by {recipe.replication}"
     if recipe.rank_order != "tp-dp-pp":
-        yield Reason("deepspeed-rank-order", f"{engine} numbers ranks as tp-dp-pp, not {recipe.rank_order}")
+        yield "deepspeed-rank-order", f"{engine} numbers ranks as tp-dp-pp, not {recipe.rank_order}"
     if (p, g, o) not in {(1, 1, 1), (1, 1, n), (1, n, n), (n, n, n)}:
         instead = "DeepSpeed has removed MiCS; use zero-3 with secondary_partition"
         hint = instead if p == g == o else "it has ZeRO 0 to 3"
-        yield Reason("deepspeed-sharding", f"no sharding over {p}, {g} and {o} of {n} replicas: {hint}")
+        yield "deepspeed-sharding", f"no sharding over {p}, {g} and {o} of {n} replicas: {hint}"
     if recipe.pipeline_parallel > 1 and recipe.schedule != "1f1b":
-        yield Reason("deepspeed-schedule", f"DeepSpeed's pipeline runs 1f1b only, not {recipe.schedule}")
+        yield "deepspeed-schedule", f"DeepSpeed's pipeline runs 1f1b only, not {recipe.schedule}"
     if recipe.pipeline_parallel > 1 and g > 1:
         text = f"DeepSpeed's pipeline takes ZeRO 0 and 1, not {recipe.sharding_name}: it keeps whole gradients"
-        yield Reason("deepspeed-pipeline-sharding", text)
+        yield "deepspeed-pipeline-sharding", text
 
 
-def _deepspeed_options(recipe: Recipe, problem: Problem) -> Iterator[Reason]:  # noqa: C901, PLR0912 - a list of rules
+def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901, PLR0912 - a list of rules
     """Shares are whole heads; offload, hpZ and sums of bf16 gradients in fp32 are parts of ZeRO."""
     tp, n, k, offload = recipe.tensor_parallel, recipe.data_parallel, recipe.secondary_partition, recipe.offload
     kv_heads, engine = problem.model.kv_heads, "the deepspeed engine"
     is_whole = n > 1 and recipe.sharding.optimizer == 1
     if recipe.sequence_parallel:
-        yield Reason("deepspeed-sequence-parallel", f"{engine} has no sequence parallelism")
+        yield "deepspeed-sequence-parallel", f"{engine} has no sequence parallelism"
     if kv_heads % tp:
-        yield Reason("deepspeed-kv-heads", f"{engine} cannot cut {kv_heads} kv heads over {tp} ranks")
+        yield "deepspeed-kv-heads", f"{engine} cannot cut {kv_heads} kv heads over {tp} ranks"
     if tp > 1 and recipe.pipeline_parallel == 1 and recipe.recompute == "selective":
         kept = "the very tensors that selective recompute keeps, and sums them again; use recompute full or none"
-        yield Reason("deepspeed-selective-tensor", f"wrong gradients: AutoTP sums over its ranks into {kept}")
+        yield "deepspeed-selective-tensor", f"wrong gradients: AutoTP sums over its ranks into {kept}"
     if offload == "nvme" and problem.cluster.nvme_path is None:
-        yield Reason("offload-nvme", "offload nvme needs a folder on each node's own fast disk: set cluster.nvme_path")
+        yield "offload-nvme", "offload nvme needs a folder on each node's own fast disk: set cluster.nvme_path"
     if offload != "none" and is_whole:
-        yield Reason("offload-sharding", f"offload is a part of ZeRO 1 to 3; sharding is {recipe.sharding_name}")
+        yield "offload-sharding", f"offload is a part of ZeRO 1 to 3; sharding is {recipe.sharding_name}"
     if offload in ("optimizer+parameters", "nvme"):
         by = "parameters are offloaded by ZeRO-3"  # which gathers each for its use
         if recipe.pipeline_parallel > 1:
-            yield Reason("offload-pipeline", f"{by}, which DeepSpeed's pipeline does not take")
+            yield "offload-pipeline", f"{by}, which DeepSpeed's pipeline does not take"
         if recipe.sharding.parameters < n:
-            yield Reason("offload-parameters", f"{by}; sharding is {recipe.sharding_name}")
+            yield "offload-parameters", f"{by}; sharding is {recipe.sharding_name}"
     if k > 1:
         if recipe.sharding.parameters < n or n == 1:
-            text = f"secondary_partition is a part of ZeRO-3; sharding is {recipe.sharding_name}"
-            yield Reason("secondary-sharding", text)
+            yield "secondary-sharding", f"secondary_partition is a part of ZeRO-3; sharding is {recipe.sharding_name}"
         if offload == "nvme":
-            text = "DeepSpeed puts hpZ's second copy where the parameters are, and cannot on a disk"
-            yield Reason("secondary-nvme", text)
+            yield "secondary-nvme", "DeepSpeed puts hpZ's second copy where the parameters are, and cannot on a disk"
         if n % k or k == n:
-            yield Reason("secondary-divides", f"secondary_partition {k} does not cut {n} replicas into groups")
+            yield "secondary-divides", f"secondary_partition {k} does not cut {n} replicas into groups"
         if tp > 1:
             text = "hpZ groups neighboring ranks, which under tensor parallelism hold different shares"
-            yield Reason("secondary-tensor", f"wrong parameters: {text}")
+            yield "secondary-tensor", f"wrong parameters: {text}"
     if problem.precision == "fp16":
-        yield Reason("precision-fp16", f"{engine} does not report skipped steps yet, as fp16 needs; use bf16")
+        yield "precision-fp16", f"{engine} does not report skipped steps yet, as fp16 needs; use bf16"
     if problem.precision == "bf16" and is_whole:
-        yield Reason("deepspeed-bf16", "DeepSpeed sums bf16 gradients in fp32 only under ZeRO 1 to 3; sharding is none")
+        yield "deepspeed-bf16", "DeepSpeed sums bf16 gradients in fp32 only under ZeRO 1 to 3; sharding is none"
     levers = [lever for lever in recipe.words("lever") if not lever.startswith("offload=")]
     if levers:
-        yield Reason("levers-engine", f"only the torch engine has {', '.join(levers)}")
+        yield "levers-engine", f"only the torch engine has {', '.join(levers)}"
 
 
 ENGINE_RULES: dict[str, tuple[Rules, ...]] = {

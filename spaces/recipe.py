@@ -271,11 +271,7 @@ class Recipe(ReadsEarlierNames, Displayed):
 
     @property
     def copies(self) -> int:
-        """data_parallel * context_parallel: the ranks that hold the same part of the model.
-
-        Gradients are averaged over all copies, and sharding spreads parameters, gradients and optimizer states
-        over them.
-        """
+        """data_parallel * context_parallel: the ranks that hold the same part of the model, and that sharding uses."""
         return self.data_parallel * self.context_parallel
 
     def copies_in_words(self) -> str:

@@ -34,16 +34,15 @@ class Sharding:
         hybrid-K spreads all three over K copies; 3-level-P/G parameters over P, gradients over G and optimizer
         states over all, or 3-level-P/G/O over O. With one copy every name gives (1,1,1).
         """
-        n = copies
-        hybrid = HYBRID.fullmatch(name)
-        if hybrid:
-            k = int(hybrid[1]) if n > 1 else 1
-            return cls(parameters=k, gradients=k, optimizer=k)
-        levels = THREE_LEVEL.fullmatch(name)
-        if levels:
-            p, g, o = (int(degree) if n > 1 else 1 for degree in (*levels.groups()[:2], levels[3] or str(n)))
-            return cls(parameters=p, gradients=g, optimizer=o)
-        if name not in SHARDING_NAMES:
+        degrees: tuple[int | str, ...]
+        if name in SHARDING_NAMES:
+            level = SHARDING_NAMES.index(name)
+            degrees = tuple(copies if level >= least else 1 for least in (3, 2, 1))
+        elif hybrid := HYBRID.fullmatch(name):
+            degrees = (hybrid[1],) * 3
+        elif levels := THREE_LEVEL.fullmatch(name):
+            degrees = (levels[1], levels[2], levels[3] or copies)
+        else:
             raise bad_value(
                 "space.sharding",
                 name,
@@ -51,10 +50,8 @@ class Sharding:
                 "over P and gradients over G of them",
                 hint=did_you_mean(name, (*SHARDING_NAMES, "hybrid-2", "3-level-2/8")),
             )
-        level = SHARDING_NAMES.index(name)
-        return cls(
-            parameters=n if level >= 3 else 1, gradients=n if level >= 2 else 1, optimizer=n if level >= 1 else 1
-        )
+        p, g, o = (int(degree) if copies > 1 else 1 for degree in degrees)
+        return cls(parameters=p, gradients=g, optimizer=o)
 
     @property
     def degrees(self) -> tuple[int, int, int]:
@@ -63,9 +60,8 @@ class Sharding:
 
     def name(self, copies: int) -> str:
         """Return the common name of these degrees where one exists, else 3-level-p/g/o; `named` reads each back."""
-        n = copies
         for name in SHARDING_NAMES:
-            if self.degrees == Sharding.named(name, n).degrees:
+            if self.degrees == Sharding.named(name, copies).degrees:
                 return name
         p, g, o = self.degrees
         return f"hybrid-{p}" if p == g == o else f"3-level-{p}/{g}/{o}"

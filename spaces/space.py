@@ -119,11 +119,7 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
         return found
 
     def survey(self, problem: Problem) -> Survey:
-        """Look at every point: keep the legal recipes, count the others by reason.
-
-        Raises `InvalidInput` for more than `MAX_POINTS` points, and where accumulation is to follow from a
-        range of global batches.
-        """
+        """Look at every point: keep the legal recipes, count the others by reason."""
         if not self.accumulation and not problem.global_batch.is_fixed:
             expected = f"values to choose from, since problem.global_batch is the range {problem.global_batch}"
             raise bad_value("space.accumulation", None, expected)
@@ -168,11 +164,7 @@ class Survey:
         return tuple(self.legal.values())
 
     def look_at_frame(self, frame: Point, rest: Sequence[Point]) -> None:
-        """Look at the points that begin with `frame` and go on with each of `rest`.
-
-        They are refused at once where the frame is, and counted as an earlier frame's were if its recipes are
-        the same.
-        """
+        """Look at the points `frame` + `rest`: refused with the frame, or counted as an equal earlier frame's were."""
         first = self._recipe_at(frame + rest[0])
         if isinstance(first, Recipe):
             first = why_no_frame(first, self.problem) or first

@@ -464,10 +464,7 @@ def layers_of_layout(text: str, key: str) -> tuple[int, ...]:
 
 
 def _refuse_other_precision(problem: Problem, root: Table) -> None:
-    """Raise `InvalidInput` for another precision; where the file says none it is the Bridge recipe's.
-
-    `mixed_precision` is the name of a set of settings (`bf16_mixed`), or these settings.
-    """
+    """Raise `InvalidInput` for another precision; where the file says none it is the Bridge recipe's."""
     sections = ["model", "mixed_precision"]
     if isinstance(root.get("mixed_precision"), str):
         names = {"bf16_mixed": "bf16", "fp16_mixed": "fp16"}

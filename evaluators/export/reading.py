@@ -222,11 +222,7 @@ def split_files(text: str) -> tuple[list[str], dict[str, str]]:
 
 
 def read_options(text: str) -> Options:
-    """Return the options of a launch script or argument file; of an option that is repeated, the last.
-
-    Nothing is run: variables count as far as the text itself assigns them a plain value; any other is kept as
-    written.
-    """
+    """Return the options of a launch script or argument file, its plain variables filled in; the last of repeated."""
     variables: dict[str, str] = {}
     found: dict[str, str | bool] = {}
     name: str | None = None

@@ -19,9 +19,7 @@ from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
-KINDS: tuple[type[Tool], ...] = (
-    MegatronLM, MegatronDeepSpeed, DeepSpeed, MegatronBridge, Torchtitan, Nanotron, Accelerate,
-)  # fmt: skip
+KINDS = (MegatronLM, MegatronDeepSpeed, DeepSpeed, MegatronBridge, Torchtitan, Nanotron, Accelerate)
 TOOLS: dict[str, Tool] = {kind.name: kind() for kind in KINDS}
 SCHEDULERS = {
     "slurm": {
@@ -82,10 +80,7 @@ def tool_named(name: str) -> Tool:
 def batch_script(
     scheduler: str, problem: Problem, recipe: Recipe, header: Sequence[str], recipe_file: str, setup: Sequence[str] = ()
 ) -> str:
-    """Return a script for sbatch or qsub, which runs the commands of `setup` first.
-
-    Raises `InvalidInput` where the recipe's devices fill no equal nodes.
-    """
+    """Return a script for sbatch or qsub, which runs the commands of `setup` first."""
     if (reason := why_no_launch(problem, recipe)) is not None:
         raise InvalidInput(f"{scheduler} cannot start this recipe: {reason}")
     (nodes, per_node), has_gpus = launch_of(problem, recipe), problem.cluster.backend != "cpu"

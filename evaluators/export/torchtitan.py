@@ -164,10 +164,7 @@ def _flag(said: Options, section: str, name: str, *, default: bool) -> bool:
 
 
 def _refuse_other_run(problem: Problem, said: Options) -> None:
-    """Raise `InvalidInput` for another length or precision, and for what no recipe has.
-
-    `training.dtype` is that of weights and states, which a recipe keeps in fp32.
-    """
+    """Raise `InvalidInput` for another length or precision, and for what no recipe has."""
     said.refuse(REFUSED)
     for name, value in said.values.items():
         if name.startswith(QUANTIZED) and str(value).lower() != "false" and ".no-enable" not in name:

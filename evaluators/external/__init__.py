@@ -1,7 +1,4 @@
-"""Other trainers as probes: a command made from the recipe, watched by its log, judged like our own probes.
-
-This module has their settings: the section [command] of a campaign file.
-"""
+"""Other trainers as probes, judged like our own, and their settings: the section [command] of a campaign file."""
 
 from __future__ import annotations
 

@@ -15,19 +15,19 @@ and 149 TFLOPS per device are reported where about 37 were computed.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-from frontrunner.evaluators.export.deepspeed import zero_stage
+from frontrunner.evaluators.export.deepspeed import BATCH, zero_stage
+from frontrunner.evaluators.export.reading import json_table
 from frontrunner.evaluators.export.torchtitan import VERSION as TORCHTITAN
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.external.logs import STATEMENTS, Statement
@@ -61,13 +61,7 @@ OPTIONS = {
 }
 """Options of Megatron-LM, Megatron-DeepSpeed and the transformers Trainer, with the figure that they state."""
 DEEPSPEED_FILES = ("deepspeed", "deepspeed-config", "deepspeed-config-file")
-DEEPSPEED_KEYS = {
-    "train_micro_batch_size_per_gpu": "micro_batch_seqs",
-    "gradient_accumulation_steps": "accumulation",
-    "train_batch_size": "global_batch_seqs",
-    "zero_optimization.stage": "zero_stage",
-}
-MOST_BYTES = 1_000_000
+DEEPSPEED_KEYS = BATCH | {"zero_stage": "zero_optimization.stage"}
 ANYWHERE = Path("run")
 
 
@@ -193,17 +187,11 @@ def stated_before(arguments: Sequence[str], folder: Path) -> Iterator[Statement]
 
 
 def _of_deepspeed(path: Path) -> Iterator[Statement]:
-    try:
-        with path.open("rb") as file:
-            table = json.loads(file.read(MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return  # the trainer will report what is wrong with it
-    for key, figure in DEEPSPEED_KEYS.items():
-        value: Any = table
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if isinstance(value, int) and not isinstance(value, bool):  # not "auto"
-            yield Statement(figure, float(value), f"{key} = {value} of {path.name}")
+    with suppress(OSError, ValueError):  # the trainer will report what is wrong with it
+        table = json_table(path.read_text(encoding="utf-8"))
+        for figure, key in DEEPSPEED_KEYS.items():
+            if type(value := table.get(key)) is int:  # not "auto"
+                yield Statement(figure, float(value), f"{key} = {value} of {path.name}")
 
 
 def why_disagreeing(statements: Iterable[Statement], recipe: Recipe, problem: Problem) -> str | None:

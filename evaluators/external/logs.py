@@ -58,50 +58,45 @@ TIMING_SLACK_S = 2.0
 """How long buffers may delay output, and a trainer be busy between two steps."""
 
 
-@dataclass(frozen=True)
-class Pattern:
-    """One regular expression whose named groups are among `GROUPS`."""
+Pattern = re.Pattern[str]
+"""A regular expression whose named groups are among `GROUPS`."""
 
-    expression: re.Pattern[str]
 
-    @classmethod
-    def of(cls, text: str) -> Pattern:
-        """Return the pattern of a regular expression; raise `InvalidInput` if it is invalid or has no known group."""
-        try:
-            expression = re.compile(text)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise bad_value("command.log_patterns", text, f"a regular expression; here: {error}") from None
-        if not expression.groupindex:
-            expected = "a named group, as (?P<step_time_ms>[0-9.]+)"
-            raise bad_value("command.log_patterns", text, expected, hint=f"known: {', '.join(GROUPS)}")
-        for name in expression.groupindex:
-            if name not in GROUPS:
-                message = f"command.log_patterns: no figure is called {name} in {text!r}"
-                raise InvalidInput(message, hint=did_you_mean(name, GROUPS))
-        return cls(expression)
+def pattern_of(text: str) -> Pattern:
+    """Return a compiled regular expression; raise `InvalidInput` if it is invalid or has no known group."""
+    try:
+        found = re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise bad_value("command.log_patterns", text, f"a regular expression; here: {error}") from None
+    if not found.groupindex:
+        expected = "a named group, as (?P<step_time_ms>[0-9.]+)"
+        raise bad_value("command.log_patterns", text, expected, hint=f"known: {', '.join(GROUPS)}")
+    for name in found.groupindex:
+        if name not in GROUPS:
+            message = f"command.log_patterns: no figure is called {name} in {text!r}"
+            raise InvalidInput(message, hint=did_you_mean(name, GROUPS))
+    return found
 
-    @property
-    def marks_a_step(self) -> bool:
-        """Return whether it finds finished steps."""
-        return not STEP_GROUPS.isdisjoint(self.expression.groupindex)
 
-    def found(self, line: str) -> dict[str, float] | None:
-        """Return the figures of one line, without groups that hold no number; None if the pattern does not match."""
-        match = self.expression.search(line[:MAX_SEARCHED_CHARACTERS])
-        if match is None:
-            return None
-        numbers = {name: number(text) for name, text in match.groupdict().items() if text is not None}
-        known = ((name, value) for name, value in numbers.items() if value is not None)
-        return {name: value for name, value in known if name == "loss" or abs(value) <= MAX_FIGURE}  # False for NaN
+def marks_a_step(pattern: Pattern) -> bool:
+    """Return whether a pattern finds finished steps."""
+    return not STEP_GROUPS.isdisjoint(pattern.groupindex)
 
 
 def patterns_of(texts: Iterable[str]) -> tuple[Pattern, ...]:
     """Return the patterns of regular expressions, of which one must find finished steps."""
-    found = tuple(Pattern.of(text) for text in texts)
-    if not any(pattern.marks_a_step for pattern in found):
+    found = tuple(map(pattern_of, texts))
+    if not any(map(marks_a_step, found)):
         expected = f"a regular expression that finds a finished step, with a group of {', '.join(sorted(STEP_GROUPS))}"
         raise bad_value("command.log_patterns", [] if found else None, expected)
     return found
+
+
+def figures_of(match: re.Match[str]) -> dict[str, float]:
+    """Return the figures of a match, without groups that hold no number."""
+    numbers = {name: number(text) for name, text in match.groupdict().items() if text is not None}
+    known = ((name, value) for name, value in numbers.items() if value is not None)
+    return {name: value for name, value in known if name == "loss" or abs(value) <= MAX_FIGURE}  # False for NaN
 
 
 def number(text: str) -> float | None:
@@ -177,7 +172,8 @@ class LogReader:
             arrival, _, raw = line[:MAX_LINE_BYTES].partition(b" ")
             text = COLORS.sub("", raw.decode("utf-8", errors="replace"))
             for pattern in self._patterns:
-                self._add(pattern.found(text) or {}, text, float(arrival), marks=pattern.marks_a_step)
+                if match := pattern.search(text[:MAX_SEARCHED_CHARACTERS]):
+                    self._add(figures_of(match), text, float(arrival), marks=marks_a_step(pattern))
         return bool(lines)
 
     def _add(self, figures: Mapping[str, float], line: str, arrival_s: float, *, marks: bool) -> None:

@@ -24,8 +24,6 @@ DISAGREEING = 0.25
 """Share of time by which repeats disagree. Assumed: repeats on a busy network agree within some 10 %."""
 LOWEST_MFU = 0.001
 """Below it for every row the unit is doubted. Assumed: milliseconds read as seconds give at most 0.1 %."""
-LIKELY_SHARE = (0.005, 1.0)
-"""Of the peak, or of the memory: between these a table's highest row is expected in its right unit. Assumed."""
 MOST_MEMORIES = 20.0
 """A peak of more devices' memory is in another unit: those that are mistaken differ by 1,000."""
 
@@ -208,34 +206,21 @@ def _refuse_wrong_units(problems: Sequence[TableProblem], sources: Mapping[str, 
     above = sum(share > 1 for share in shares)
     if 2 * above > len(shares):
         found = f"{above} of {len(shares)} timed rows are above their device's peak, by up to {max(shares):,.3g} times"
-        raise _wrong_unit("step_time_s", found, max(shares), sources)
+        raise _wrong_unit("step_time_s", found, sources)
     if shares and max(shares) < LOWEST_MFU and not sources.get("step_time_s", Source("")).unit:
         found = f"the fastest of {len(shares)} timed rows reaches {100 * max(shares):.2g} % of its device's peak"
-        raise _wrong_unit("step_time_s", found, max(shares), sources, or_else="s")
+        raise _wrong_unit("step_time_s", found, sources)
     peaks = ((one.peak_memory_bytes_max_rank, of.problem.cluster.memory_bytes_per_device) for one, of in measured)
     memories = [peak / device for peak, device in peaks if peak]
     if memories and min(memories) > MOST_MEMORIES:
         found = f"every peak is {min(memories):,.0f} times its device's memory and more"
-        raise _wrong_unit("peak_mem_gb", found, max(memories), sources)
+        raise _wrong_unit("peak_mem_gb", found, sources)
 
 
-def _wrong_unit(
-    name: str, found: str, highest: float, sources: Mapping[str, Source], *, or_else: str | None = None
-) -> InvalidInput:
-    """Return the refusal of a unit, with the first other in which the highest share of peak or memory is likely."""
-    theirs, given = sources.get(name, Source(name))
-    units = schema.UNITS[name]
-    assumed, flag = given or next(iter(units)), f"--column {name}={theirs}:"
-    hint = f"say its unit: {flag}UNIT, of {', '.join(units)}"
-    for unit, size in units.items():
-        grown = size / units[assumed]  # what the column's numbers would be multiplied by
-        share, of = (highest / grown, "peak") if name == "step_time_s" else (highest * grown, "memory")
-        if unit != assumed and LIKELY_SHARE[0] <= share <= LIKELY_SHARE[1]:
-            hint = f"in {unit} the highest is {100 * share:.2g} % of the {of}: {flag}{unit}"
-            break
-    if or_else:
-        hint += f"; if it is in {or_else} all the same: {flag}{or_else}"
-    return InvalidInput(f"{theirs} in {assumed} cannot be meant: {found}", hint=hint)
+def _wrong_unit(name: str, found: str, sources: Mapping[str, Source]) -> InvalidInput:
+    (theirs, given), units = sources.get(name, Source(name)), schema.UNITS[name]
+    hint = f"say its unit: --column {name}={theirs}:UNIT, of {', '.join(units)}"
+    return InvalidInput(f"{theirs} in {given or next(iter(units))} cannot be meant: {found}", hint=hint)
 
 
 def _believed(table: TableProblem, left_out: Refusals) -> TableProblem:

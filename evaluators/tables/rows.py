@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -131,18 +132,15 @@ def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:
 
 def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
     """Return the problem of rows that share `PROBLEM_COLUMNS`, as its first complete row states it, or None."""
-    problem, first, reason = None, rows[0], ""
+    problem, first = None, rows[0]
     for row in rows:
-        try:
+        with suppress(ValueError, OverflowError):
             problem, first = _problem_of(row), row
             break
-        except (ValueError, OverflowError) as error:
-            reason = reason or str(error)
     made: list[TableRow] = []
     for row in rows:
         try:
-            if problem is None:
-                raise ValueError(reason)
+            problem = problem or _problem_of(row)
             recipe = recipe_of(row, problem.model.layers)
             made.append(TableRow(number=row.number - 1, recipe=recipe, outcome=outcome_of(row, recipe, problem)))
         except (ValueError, OverflowError) as error:

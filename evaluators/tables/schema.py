@@ -1,7 +1,4 @@
-"""The one schema of tables of measured configurations: their columns, and the reader of CSV files into rows.
-
-One row per configuration. Import, the lookup evaluator and fits of the formulas read tables through this.
-"""
+"""The one schema of tables of measured configurations: their columns, and the reader of CSV files into rows."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from frontrunner.evaluators.probe.this_machine import detect, processors, share_
 from frontrunner.evaluators.tables.workloads import read, samples_of_tables
 from frontrunner.results.address import parse_address
 from frontrunner.search.campaign_setup import stored_spec
-from frontrunner.spaces.cluster import ByPrecision, Cluster
+from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.store import opened
 
@@ -134,7 +134,7 @@ def _writable(out: str | Path) -> Path:
 
 
 def _base(cluster: str | Cluster | None, ranks_per_node: int | None, device: str | None) -> Cluster:
-    """Return the cluster that the file starts from; a CPU's memory and peak rate are divided among its ranks."""
+    """Return the cluster that the file starts from; a detected CPU's memory and rate are divided among its ranks."""
     base = _cluster(cluster)
     if base is None and device == "cpu":
         found = processors()
@@ -143,13 +143,7 @@ def _base(cluster: str | Cluster | None, ranks_per_node: int | None, device: str
         wanted = {"devices_per_node": ranks_per_node} if ranks_per_node else {}
         base = parse_cluster({"preset": "this-machine", **wanted})
     elif base.backend == "cpu" and ranks_per_node not in (None, base.devices_per_node):
-        table = {
-            "devices_per_node": base.devices_per_node,
-            "memory_gib_per_device": base.memory_gib_per_device,
-            "peak_tflops": {name: rate for name, rate in asdict(base.peak_tflops).items() if rate is not None},
-        }
-        shared = share_processors(table, ranks_per_node or base.devices_per_node)
-        base = replace(base, **shared | {"peak_tflops": ByPrecision(**shared["peak_tflops"])})
+        raise bad_value("--ranks", ranks_per_node, f"{base.devices_per_node} per node, as {base.name} has")
     if device is not None and TORCH_DEVICES[base.backend] != device:
         raise bad_value("--device", device, f"{TORCH_DEVICES[base.backend]}, as {base.name} has")
     return base

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from frontrunner.config.campaign import keys_of, read_campaign_file
 from frontrunner.config.recipe_file import RecipeFile, read
 from frontrunner.config.settings import run_root, store_url
+from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
+from frontrunner.evaluators.diagnostics import dryrun as tracing
 from frontrunner.evaluators.diagnostics import profile as profiling
 from frontrunner.evaluators.diagnostics.profile import ProfilePlan, ProfileReport, ProfileSettings
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings
@@ -26,14 +27,9 @@ from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe, current_names
 from frontrunner.spaces.space import Space
-from frontrunner.spaces.validation import refuse_unusable_values, validate
+from frontrunner.spaces.validation import validate
 from frontrunner.store import LocalStore
 from frontrunner.text import counted
-
-if TYPE_CHECKING:
-    from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
-    from frontrunner.evaluators.diagnostics.dryrun import DryRun, DryRunPlan
-
 
 LEAST_DIGITS = 4
 MOST_CANDIDATES = 8
@@ -68,7 +64,6 @@ def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
     for key in choices:
         if key not in keys_of("space"):
             raise InvalidInput(f"unknown choice {shown_key(key)}", hint=did_you_mean(key, keys_of("space")))
-    refuse_unusable_values(choices)
     space = asdict(spec.space) | {key: [value] for key, value in choices.items()}
     survey = validate(Space, space, prefix="space").survey(spec.problem)
     named = ", ".join(f"{key}={shown(value)}" for key, value in choices.items()) or "no choice made"
@@ -104,13 +99,12 @@ def recipe_by_id(spec: CampaignSpec, beginning: str) -> Recipe:
 
 def breakdown_of(store: LocalStore, recipe: str | Mapping[str, object], campaign: str | Path | None) -> Breakdown:
     """Break a recipe's estimate down, with its newest measurement in a store; see `LocalStore.explain`."""
-    from frontrunner.evaluators.analytic.breakdown import breakdown
-
     (problem, _, found), measured, unmatched = find_recipe(store, recipe, campaign), None, None
     with suppress(NotFound):  # no such recipe, or no store
         measured = first_measurement(store.show(recipe_id(problem, found)), store.url)
     with suppress(NotFound):
-        unmatched = None if measured else _why_unmatched(store, problem, found)
+        if measured is None and isinstance(store, LocalStore):  # a service has no question for that
+            unmatched = _why_unmatched(store, problem, found)
     return breakdown(found, problem, measured, unmatched)
 
 
@@ -136,8 +130,6 @@ def _why_unmatched(store: LocalStore, problem: Problem, recipe: Recipe) -> str:
 
 def first_measurement(explanation: Explanation, store: str) -> Measured | None:
     """Return the figures of the first campaign that measured the recipe, else imported ones, never simulated ones."""
-    from frontrunner.evaluators.analytic.breakdown import Measured
-
     for appearance in sorted(explanation.appearances, key=lambda found: found.campaign.figures != "measured"):
         standing = appearance.standing
         if standing is not None and appearance.campaign.figures != "simulated":
@@ -161,12 +153,10 @@ def plan_dryrun(
     campaign: str | Path | None = None,
     rank: int | None = None,
     store: str | None = None,
-) -> DryRunPlan:
+) -> tracing.DryRunPlan:
     """Return what a dry run would trace; see `dryrun`."""
-    from frontrunner.evaluators.diagnostics.dryrun import plan
-
     problem, probe, found = find_recipe(LocalStore(store), recipe, campaign)
-    return plan(recipe_id=recipe_id(problem, found), recipe=found, problem=problem, probe=probe, rank=rank)
+    return tracing.plan(recipe_id=recipe_id(problem, found), recipe=found, problem=problem, probe=probe, rank=rank)
 
 
 def dryrun(
@@ -175,11 +165,9 @@ def dryrun(
     campaign: str | Path | None = None,
     rank: int | None = None,
     store: str | None = None,
-) -> DryRun:
+) -> tracing.DryRun:
     """Trace the step of a recipe, named as for `explain`, on `rank` or on those that may need most memory."""
-    from frontrunner.evaluators.diagnostics.dryrun import run
-
-    return run(plan_dryrun(recipe, campaign=campaign, rank=rank, store=store))
+    return tracing.run(plan_dryrun(recipe, campaign=campaign, rank=rank, store=store))
 
 
 def plan_profile(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.external.logs import LogReader, Pattern, number, patterns_of
+from frontrunner.evaluators.external.logs import LogReader, marks_a_step, number, pattern_of, patterns_of
 from frontrunner.evaluators.external.supervisor import LOG, Log
 from frontrunner.evaluators.external.trainers import LOG_PATTERNS
 from frontrunner.spaces.errors import InvalidInput
@@ -180,7 +180,7 @@ def test_the_transformers_trainer(tmp_path: Path) -> None:
 
 def test_every_ready_made_log_marks_steps() -> None:
     for patterns in LOG_PATTERNS.values():
-        assert any(pattern.marks_a_step for pattern in patterns_of(patterns))
+        assert any(map(marks_a_step, patterns_of(patterns)))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_numbers_as_trainers_print_them(text: str, value: float | None) -> None:
 )
 def test_patterns_that_find_nothing_known_are_refused(text: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        Pattern.of(text)
+        pattern_of(text)
 
 
 def test_patterns_without_a_step_are_refused() -> None:

@@ -142,20 +142,26 @@ def test_rows_that_disagree_are_kept_as_repeats_and_said(tmp_path: Path) -> None
 
 
 MISTAKES: dict[str, tuple[Any, dict[str, str], TableForm, str, str]] = {
-    "milliseconds": (in_unit(1000.0), {}, TableForm(), "step_time_s in s cannot be meant", "step_time_s:ms; if it is"),
+    "milliseconds": (
+        in_unit(1000.0),
+        {},
+        TableForm(),
+        "step_time_s in s cannot be meant",
+        "step_time_s:UNIT, of s, ms, us, min",
+    ),
     "seconds called milliseconds": (
         ROWS,
         {"step_time_s": "t"},
         TableForm(columns={"step_time_s": "t:ms"}),
         "t in ms cannot be meant: 4 of 4 timed rows are above their device's peak",
-        "--column step_time_s=t:s",
+        "--column step_time_s=t:UNIT",
     ),
     "a peak in MiB": (
         [one | {"peak_mem_gb": 31_500} for one in ROWS],
         {},
         TableForm(),
         "peak_mem_gb in GiB cannot be meant: every peak is 398 times",
-        "--column peak_mem_gb=peak_mem_gb:MiB",
+        "--column peak_mem_gb=peak_mem_gb:UNIT",
     ),
     "unknown column": (ROWS, {"step_time_s": "step_time"}, TableForm(), "not of the table form: step_time", "--column"),
     "unknown name": (ROWS, {}, TableForm(columns={"step": "x"}), "column of the table form before the =", ""),

@@ -20,6 +20,7 @@ from frontrunner.spaces.cluster import Links
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import Recipe
+from support import recipe_reference
 from support.formats import problem, recipes
 
 MACHINE = replace(
@@ -66,7 +67,7 @@ def test_what_is_written_is_read_back_to_the_same_value_and_text(recipe: Recipe)
 def test_the_published_schema_is_the_code_s_and_accepts_what_is_written() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    assert schema == recipe_file.schema(), "run frontrunner.config.recipe_file.schema() into docs/recipe.schema.json"
+    assert schema == recipe_reference.schema(), "write recipe_reference.schema() to docs/recipe.schema.json"
     for file in (made(), made(measured=None)):
         jsonschema.validate(json.loads(to_text(file)), schema)
     document = json.loads(to_text(made()))

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema
 
+from frontrunner.config.recipe_file import read
 from frontrunner.config.toml_file import Table, read_toml
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.external import CommandSettings
@@ -171,8 +172,6 @@ def _fill_search(given: Table, base: Path) -> Table:
     if (name := table.get("baseline")) is not None:
         if not isinstance(name, str) or not name:
             raise errors.bad_value("search.baseline", name, "the path of a recipe file")
-        from frontrunner.config.recipe_file import read
-
         table["baseline"] = read(base / name).recipe
     return table
 

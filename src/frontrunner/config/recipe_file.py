@@ -13,17 +13,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from frontrunner.config.toml_file import read_text
 from frontrunner.evaluators.export.reading import json_table
-from frontrunner.evaluators.probe import OPTIMIZERS
 from frontrunner.results.outcome import RecipeStats
 from frontrunner.spaces import errors
 from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import DIMENSIONS, Recipe, stored_recipe
+from frontrunner.spaces.recipe import Recipe, stored_recipe
 from frontrunner.spaces.validation import A_TABLE, refuse_unusable_values, validate
 
 FORMAT = "frontrunner-recipe"
@@ -42,12 +39,6 @@ class Measured(RecipeStats):
     figures: str
     trainer: str | None = None
 
-    def __post_init__(self) -> None:
-        errors.require_one_of("measured", "figures", self.figures, FIGURES)
-        errors.require_at_least("measured", 1, repeats=self.repeats)
-        errors.require_above_zero("measured.tokens_per_s", self.tokens_per_s, "a rate above 0")
-        errors.require_above_zero("measured.step_time_s_median", self.step_time_s_median, "a time above 0 in seconds")
-
     @property
     def is_ours(self) -> bool:
         """Whether frontrunner's own trainer, or its simulation, produced the numbers."""
@@ -60,10 +51,6 @@ class Training:
 
     optimizer: str = "adamw"
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        errors.require_one_of("training", "optimizer", self.optimizer, OPTIMIZERS)
-        errors.require_at_least("training", 0, seed=self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,29 +121,3 @@ def from_text(text: str) -> RecipeFile:
     if document.get("hash") != (wanted := content_hash(content)):
         raise errors.bad_value("hash", document.get("hash"), f"{wanted}: the file was changed after it was written")
     return validate(RecipeFile, content, prefix="content", largest=LARGEST)
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON Schema of the document, as in docs/recipe.schema.json."""
-    content = TypeAdapter(RecipeFile).json_schema()
-    definitions = content.pop("$defs")
-    for table in (content, *definitions.values()):
-        table["additionalProperties"] = False
-        table.pop("description", None)  # docstrings are for readers of the code
-    recipe = definitions["Recipe"]["properties"]
-    for one in DIMENSIONS.values():
-        recipe[one.stored] = recipe.pop(one.field) | {"description": one.description}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A frontrunner recipe file",
-        "type": "object",
-        "properties": {
-            "format": {"const": FORMAT},
-            "version": {"const": VERSION},
-            "hash": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
-            "content": content,
-        },
-        "required": list(KEYS),
-        "additionalProperties": False,
-        "$defs": definitions,
-    }

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from frontrunner.results.redaction import redact
+
 DEFAULT_STORE = "frontrunner.db"
 STORE_VARIABLE = "FRONTRUNNER_STORE"
 RUNS_VARIABLE = "FRONTRUNNER_RUNS"
@@ -28,8 +30,6 @@ def store_url(flag: str | None = None, *, from_file: str | None = None) -> str:
 
 def shown_store(url: str) -> str:
     """Return the store's URL or path for printing, without the password of a database."""
-    from frontrunner.results.redaction import redact
-
     return redact([url])[0]
 
 

@@ -27,7 +27,6 @@ import psutil
 from frontrunner.config.settings import STORE_VARIABLE, run_root
 from frontrunner.evaluators.probe.files import read_json, write_json
 from frontrunner.evaluators.probe.processes import kill_group
-from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import utc_now
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.status import ActiveDriver, active_drivers
@@ -52,7 +51,6 @@ class Starter:
     def __init__(self, settings: ServiceSettings) -> None:
         self._store_url, self._answer_s = settings.store, settings.limits.launch_s
         self._log_folder = run_root(settings.store) / "service"
-        self._children: list[subprocess.Popen[bytes]] = []
 
     def start(self, arguments: Sequence[str], body: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Start a child; return its report, with its `pid`, or raise the reported error. Later output goes to a log."""
@@ -68,7 +66,6 @@ class Starter:
                 env=environment | {STORE_VARIABLE: self._store_url},
                 start_new_session=True,
             )
-        self._children.append(child)
         threading.Thread(target=child.wait, daemon=True).start()  # lest it stays a zombie
         stdin, stdout = cast("IO[bytes]", child.stdin), cast("IO[bytes]", child.stdout)
         with stdin, stdout:
@@ -86,11 +83,6 @@ class Starter:
         if "error" in found:
             raise from_table(found["error"])
         return found | {"pid": child.pid}
-
-    def running_pids(self) -> set[int]:
-        """Return the children of this service that still run."""
-        self._children = [child for child in self._children if child.poll() is None]
-        return {child.pid for child in self._children}
 
 
 def our_process(pid: int, *, since: str | None) -> psutil.Process | None:
@@ -112,7 +104,7 @@ def our_process(pid: int, *, since: str | None) -> psutil.Process | None:
 
 
 class Drivers:
-    """The drivers of one store; only those started here are remembered, to count them."""
+    """The drivers of one store."""
 
     def __init__(self, store: Store, settings: ServiceSettings) -> None:
         self._store = store
@@ -169,7 +161,6 @@ class Drivers:
 
     def _require_room(self) -> None:
         running = {(seen.host, seen.pid) for seen in active_drivers(self._store) if seen.is_live}
-        running |= {(this_host(), pid) for pid in self._starter.running_pids()}
         if len(running) >= self._most:
             raise TooMany(f"{len(running)} campaigns are running: at most {self._most} may", hint="stop one, or wait")
 

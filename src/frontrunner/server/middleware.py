@@ -46,7 +46,7 @@ def middleware(settings: ServiceSettings, tokens: Tokens) -> list[Middleware]:
     checks = (
         RateLimit(limits.requests_per_s, limits.request_burst),
         partial(check_origin, tokens),
-        Authentication(tokens),
+        partial(authenticate, tokens),
     )
     return [
         Middleware(SecurityHeaders),
@@ -154,29 +154,23 @@ def check_origin(tokens: Tokens, scope: Scope) -> Response | None:
     return None if is_ours else error_response(scope, 403, message, kind="Forbidden", headers=CLOSE)
 
 
-class Authentication:
-    """Finds the role of a request by its token or session cookie."""
-
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
-
-    def __call__(self, scope: Scope) -> Response | None:
-        """Refuse with 401; other requests carry their role from here on."""
-        if scope["path"] in OPEN_PATHS:
-            return None
-        headers = Headers(scope=scope)
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        cookie = _session_cookie(headers, self._tokens)
-        if "authorization" in headers:  # a valid cookie does not make up for an invalid token
-            role = self._tokens.role_of(token.strip()) if scheme.lower() == "bearer" else None
-        else:
-            role = None if cookie is None else self._tokens.role_of_session(cookie)
-        if role is not None:
-            scope[ROLE] = role
-            return None
-        hint = "send it as `Authorization: Bearer TOKEN`, or open the link that `frontrunner serve` prints"
-        refused = {"www-authenticate": "Bearer", **CLOSE}
-        return error_response(scope, 401, "a valid token is needed", hint=hint, headers=refused)
+def authenticate(tokens: Tokens, scope: Scope) -> Response | None:
+    """Refuse with 401 a request without a valid token or session cookie; others carry their role from here on."""
+    if scope["path"] in OPEN_PATHS:
+        return None
+    headers = Headers(scope=scope)
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    cookie = _session_cookie(headers, tokens)
+    if "authorization" in headers:  # a valid cookie does not make up for an invalid token
+        role = tokens.role_of(token.strip()) if scheme.lower() == "bearer" else None
+    else:
+        role = None if cookie is None else tokens.role_of_session(cookie)
+    if role is not None:
+        scope[ROLE] = role
+        return None
+    hint = "send it as `Authorization: Bearer TOKEN`, or open the link that `frontrunner serve` prints"
+    refused = {"www-authenticate": "Bearer", **CLOSE}
+    return error_response(scope, 401, "a valid token is needed", hint=hint, headers=refused)
 
 
 def _session_cookie(headers: Headers, tokens: Tokens) -> str | None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from frontrunner import __version__
 from frontrunner.results.outcome import ProbeEnding
@@ -27,12 +25,15 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import write_bytes
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, did_you_mean, require_folder, writing
 from frontrunner.spaces.space import Survey
-from frontrunner.text import count, counted, minute, node_time, percent, plain, seconds, thousands
+from frontrunner.text import count, counted, minute, node_time, percent, plain, seconds, thousands, to_json
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import ranking_table
 from frontrunner.views.charts.marks import Chart, Collected, Missing, Table, collect
 from frontrunner.views.charts.render import FORMATS, javascript, picture, require_installed
 from frontrunner.views.columns import ORIGINS, figures_in_words
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 TOP = 10
 MOST_ROWS = 500
@@ -40,22 +41,29 @@ LONG_WORDS = 16
 NUMBER = re.compile(r"-|[+-]?[\d.,]+(e[+-]?\d+)?( (%|s|ms))?")
 
 
+def environment(package: str, folder: str, **filters: Callable[..., Any]) -> Environment:
+    """Return templates: text is escaped and its control characters are shown, an undefined value is an error."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    found = Environment(
+        loader=PackageLoader(package, folder),
+        autoescape=True,
+        auto_reload=False,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: plain(value) if type(value) is str else value,  # not of what is escaped already
+    )
+    found.filters |= {"json": to_json, **filters}
+    return found
+
+
 def report_page(
     collected: Collected, spec: CampaignSpec, charts: Mapping[str, Chart | Missing], *, store: str, server: str
 ) -> str:
     """Return the whole page; `charts` are those of `FIGURES` by name, `store` or `server` is what commands name."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     campaign, ranking, script = collected.campaign, collected.ranking, javascript()
-    templates = Environment(
-        loader=PackageLoader("frontrunner", "views"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        finalize=lambda value: plain(value) if type(value) is str else value,  # not of what is escaped already
-    )
-    templates.filters |= {"json": partial(json.dumps, allow_nan=False, separators=(",", ":"))}
-    templates.filters |= {"marks": _marks, "node_time": node_time}
+    templates = environment("frontrunner", "views", marks=_marks, node_time=node_time)
     values: dict[str, Any] = {
         "digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "style": files("frontrunner.views").joinpath("report.css").read_text(encoding="utf-8"),

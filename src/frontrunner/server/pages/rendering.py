@@ -11,14 +11,15 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from frontrunner import __version__
 from frontrunner.spaces.errors import NotFound
-from frontrunner.text import count, gib, minute, node_time, percent, plain, seconds, size, thousands, to_json
+from frontrunner.text import count, gib, minute, node_time, percent, seconds, size, thousands
 from frontrunner.views.charts.render import javascript, javascript_version
 from frontrunner.views.columns import against, figures_in_words
+from frontrunner.views.report import environment
 
 HTMX = {
     "allowEval": False,
@@ -76,19 +77,9 @@ def static(request: Request, file: str) -> Response:
 
 
 @cache
-def environment() -> Environment:
-    """Return the templates with their filters; an undefined value in a template is an error."""
-    found = Environment(
-        loader=PackageLoader("frontrunner.server.pages"),
-        autoescape=True,
-        auto_reload=False,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        # Control characters of text from outside are shown; what a template has made is left alone.
-        finalize=lambda value: plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
-    )
-    found.filters |= {function.__name__: function for function in FILTERS} | {"json": to_json}
+def templates() -> Environment:
+    """Return the templates of pages with their filters."""
+    found = environment(__package__, "templates", **{function.__name__: function for function in FILTERS})
     found.globals |= {"assets": assets(), "version": __version__, "htmx_config": json.dumps(HTMX)}
     return found
 
@@ -100,10 +91,10 @@ def page(template: str, **values: Any) -> HTMLResponse:
 
 def render(template: str, **values: Any) -> Markup:
     """Return a template as HTML."""
-    return Markup(environment().get_template(template).render(**values))  # noqa: S704 - the template has escaped it
+    return Markup(templates().get_template(template).render(**values))  # noqa: S704 - the template has escaped it
 
 
 def macro(template: str, name: str, *arguments: Any) -> Markup:
     """Return what a macro of a template makes of its arguments."""
-    found: Markup = getattr(environment().get_template(template).module, name)(*arguments)
+    found: Markup = getattr(templates().get_template(template).module, name)(*arguments)
     return found
