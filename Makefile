@@ -27,7 +27,7 @@ pictures: .venv/.installed-dev
 	test -f pictured.db || for name in laptop-accumulation laptop; do \
 	  $(BIN)/frontrunner launch examples/$$name.toml --store pictured.db || exit; done
 	FRONTRUNNER_PICTURES=$(CURDIR)/docs/pages FRONTRUNNER_PICTURED_STORE=$(CURDIR)/pictured.db \
-	  $(BIN)/pytest -m system -k fits_its_window tests/system/test_pages.py
+	  $(BIN)/pytest -m system -k fit_their_window tests/system/test_pages.py
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .
