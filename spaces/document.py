@@ -84,8 +84,10 @@ def read_plain(kind: Any, value: Any, name: str) -> Any:
     is_table = is_dataclass(kind)
     if is_table and isinstance(value, dict):
         table, hints = current_names(value) if kind is Recipe else value, typing.get_type_hints(kind)
-        if wrong := {f.name for f in fields(kind) if f.default is MISSING} - set(table) or set(table) - set(hints):
-            raise ValueError(f"{name}.{min(wrong)} is {'not a key' if wrong & set(table) else 'missing'}")
+        if unknown := set(table) - set(hints):
+            raise ValueError(f"{name}.{min(unknown)} is not a key; {name} has {', '.join(hints)}")
+        if missing := {f.name for f in fields(kind) if f.default is MISSING} - set(table):
+            raise ValueError(f"{name}.{min(missing)} is missing")
         return kind(**{key: read_plain(hints[key], item, f"{name}.{key}") for key, item in table.items()})
     accepted = (int, float) if kind is float else kind
     if value not in arms if arms else not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):

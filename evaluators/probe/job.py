@@ -138,6 +138,8 @@ def corpus(data: DataSettings, work_folder: Path, problem: Problem) -> Corpus:
         name = f"text-{hashlib.sha256(text).hexdigest()[:12]}"
     path = work_folder / f"{name}.bin"
     if not path.exists():
+        for unfinished in work_folder.glob(f".{path.name}.*"):  # of a driver that was killed
+            unfinished.unlink(missing_ok=True)
         write_token_file(text, path)
     return Corpus(path, "uint16")
 

@@ -215,8 +215,9 @@ class WholeStepper(TorchStepper):
         with self._loss_context():
             for number, one in enumerate(batch.split(self.recipe.micro_batch_seqs), start=1):
                 part.before_backward(last=number == self.recipe.accumulation)
-                output = part.forward(one.inputs, **self._for_chunks(one))
-                loss = self._loss_of(output, one.targets) / self.recipe.accumulation
+                # No name holds the logits, which would keep them through the backward pass.
+                loss = self._loss_of(part.forward(one.inputs, **self._for_chunks(one)), one.targets)
+                loss = loss / self.recipe.accumulation
                 torch.autograd.backward(self.scale.scaled(loss))
                 total += loss.detach()
                 part.after_backward()

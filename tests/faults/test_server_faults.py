@@ -175,7 +175,7 @@ def test_a_name_taken_at_the_same_time_is_refused_as_taken(url: str, store: Stor
         return "made"
 
     with ThreadPoolExecutor(4) as threads:
-        assert sorted(threads.map(create, range(4))) == ["InvalidInput"] * 3 + ["made"]
+        assert sorted(threads.map(create, range(4))) == ["NameTaken"] * 3 + ["made"]
 
 
 def test_leases_are_judged_by_the_server_s_clock(server: Server, url: str, store: Store) -> None:

@@ -355,7 +355,7 @@ class TestDamage:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root, to be another user")
-def test_a_store_that_may_not_be_written_is_read_and_refused_for_driving(path: Path) -> None:
+def test_a_store_that_may_not_be_written_is_read_and_not_changed(path: Path) -> None:
     """As nobody, who may read it and no more; root may write whatever the permissions say."""
     with open_store(str(path)) as store:
         fill(drive(store), 2)
@@ -373,8 +373,8 @@ def test_a_store_that_may_not_be_written_is_read_and_refused_for_driving(path: P
 
     read = asked("campaigns")
     assert "faulted" in read.stdout, read.stderr
-    driven = asked("resume", "faulted")
-    assert driven.returncode == 4, driven.stderr
-    assert "cannot be opened" in driven.stderr
-    assert "hint: check the permissions of file and folder" in driven.stderr
+    renamed = asked("rename", "faulted", "other")
+    assert renamed.returncode == 4, renamed.stderr
+    assert "cannot be opened" in renamed.stderr
+    assert "hint: check the permissions of file and folder" in renamed.stderr
     assert path.read_bytes() == before
