@@ -16,8 +16,8 @@ OUT_OF_MEMORY_SIGNS = re.compile(
     r"|std::bad_alloc|failed to map segment|nullptr != pinned_buffer",
     re.IGNORECASE,
 )
-"""Messages for a refused allocation, on the host and on accelerators: of torch, glibc and the C++ runtime; of CUDA, HIP,
-SYCL and Level Zero with their math libraries; of NCCL, RCCL and oneCCL; of DeepSpeed. The tests list them."""
+"""Messages for a refused allocation, on the host and on accelerators: of torch, glibc and the C++ runtime; of CUDA,
+HIP, SYCL and Level Zero with their math libraries; of NCCL, RCCL and oneCCL; of DeepSpeed. The tests list them."""
 SHORT_FILE_SIGN = "buffer nbytes > file bytes"
 """Message of DeepSpeed's async_io, before it aborts, about a file shorter than what it had written there."""
 ILLEGAL_TYPES = ("ValueError", "NotImplementedError")
