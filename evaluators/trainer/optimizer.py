@@ -182,10 +182,8 @@ class NarrowStateOptimizer(torch.optim.Optimizer):
         steps: list[Tensor] = [state["step"] for state in states]
         narrow = [[local(state[name]) for state in states] for name in self._kept]
         sizes = [weight.numel() for weight in weights]
-        wide = [
-            [piece.view_as(weight) for piece, weight in zip(flat[: sum(sizes)].split(sizes), weights, strict=True)]
-            for flat in room
-        ]
+        flat = [torch.split_with_sizes(one[: sum(sizes)], sizes) for one in room]
+        wide = [[piece.view_as(weight) for piece, weight in zip(one, weights, strict=True)] for one in flat]
         for target, source in zip(wide, narrow, strict=True):
             torch._foreach_copy_(target, source)
         options = self._options
