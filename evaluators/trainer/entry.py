@@ -93,6 +93,7 @@ def _run(job: Job, rank: int, device: torch.device, start: float, phases: list[s
     data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
     stepper: run.Stepper = make_stepper(job, layout, data, device)
     dist.all_reduce(torch.zeros(1, device=device))  # so that no step's time holds another rank's build
+    stepper.telemetry.built()
     build_time_s = time.monotonic() - start
     context = run.RunContext(job=job, rank=rank, stepper=stepper, log=log, build_time_s=build_time_s)
     log.write("built", time_s=build_time_s)

@@ -8,6 +8,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +21,7 @@ from torch.profiler import record_function
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.job import DATA_RANGE, STEP_RANGE, Job
 from frontrunner.evaluators.trainer.layout import Layout
+from frontrunner.evaluators.trainer.model import attention_kernel, attention_order
 from frontrunner.evaluators.trainer.telemetry import Telemetry, process_bytes
 from frontrunner.spaces.document import write_bytes
 
@@ -77,6 +79,9 @@ class Stepper(ABC):
 
     def __init__(self, job: Job, layout: Layout, data: TokenFile, device: torch.device) -> None:
         self.telemetry = Telemetry(device)  # before anything is built
+        self._kernels = ExitStack()  # for as long as this process trains, also in what torch.compile traces
+        self._kernels.enter_context(attention_order(device))
+        self.telemetry.attention = None if device.type == "cpu" else attention_kernel(job, device)
         self.job = job
         self.recipe = job.recipe
         self.layout = layout
