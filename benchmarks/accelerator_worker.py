@@ -53,8 +53,9 @@ def attempt(cell: Cell, round_s: float, device: Device, cluster: dict[str, Any],
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or any(words in str(error).lower() for words in ("out of memory", "alloc_failed"))
+    from frontrunner.evaluators.probe.classify import OUT_OF_MEMORY_SIGNS
+
+    return OUT_OF_MEMORY_SIGNS.search(f"{type(error).__name__}: {error}") is not None
 
 
 def release(device: Device) -> None:
