@@ -47,7 +47,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for the modules beside this one, also under `python -P`
 
-from accelerator_cells import ACCELERATOR_CELLS, CAMPAIGNS, CPU_CELLS, LLAMA_1B, Cell
+from accelerator_cells import ACCELERATOR_CELLS, CAMPAIGNS, CPU_CELLS, LLAMA_1B, RECIPE, Cell
 
 ROOT = Path(__file__).resolve().parent.parent
 START_S, GRACE_S = 180.0, 30.0
@@ -140,18 +140,24 @@ def campaign(device: dict[str, Any], wheels: Path | None, limit_s: float) -> dic
                 line, cwd=folder, env=environment, check=True, capture_output=True, text=True, timeout=limit_s
             ).stdout
 
-        found: dict[str, Any] = {"status": "run", "file": text}
         start = time.monotonic()
         try:
             command("launch", "one-device.toml", limit_s=limit_s)
+            ended = "ran"
         except subprocess.TimeoutExpired:
-            found["status"] = "stopped: no time"
+            ended = "stopped: no time"
         except subprocess.CalledProcessError as error:
-            found = {"status": f"failed: {(error.stderr.strip().splitlines() or ['no message'])[-1]}"}
-        found["wall_s"] = time.monotonic() - start
-        if not found["status"].startswith("failed"):
-            found |= {what: json.loads(command(what, "--json", limit_s=GRACE_S)) for what in ("status", "best")}
-    return found
+            return {"status": f"failed: {(error.stderr.strip().splitlines() or ['no message'])[-1]}"}
+        found: dict[str, Any] = {"status": ended, "file": text, "wall_s": time.monotonic() - start}
+        campaign = json.loads(command("status", "--json", limit_s=GRACE_S))
+        found |= {"reason": campaign["campaign"]["state_reason"]}
+        found |= {key: campaign[key] for key in ("trials", "failures", "outlook")}
+        ranking = json.loads(command("best", "--json", limit_s=GRACE_S))
+        found["ranking"] = [
+            {"recipe": {key: place["recipe"][key] for key in (*RECIPE, "offload")}, **place["standing"]}
+            for place in ranking
+        ]
+        return found
 
 
 # ---- What came of it.
@@ -165,6 +171,7 @@ def bars(found: dict[str, Any]) -> list[dict[str, Any]]:
     # A plain loop with fp32 states is no measure of one with bf16 states.
     over = [(row["trainer_over"].get("plain"), row["cell"]) for row in measured if row["optimizer_state"] == "fp32"]
     mfu = [(row["mfu"], row["cell"]) for row in measured if row["model"] == LLAMA_1B and row["precision"] == "bf16"]
+    mfu += [(place["mfu"], "the campaign") for place in found["campaign"].get("ranking", [])[:1]]
     traced = [(row["dry_run"].get("peak_bytes_over_measured"), row["cell"]) for row in measured]
 
     def bar(text: str, figures: list[tuple[float | None, str]], worth: Any, holds: Any) -> dict[str, Any]:
@@ -241,9 +248,9 @@ def main() -> None:
     found["bars"] = bars(found)
     write()
     print(f"campaign: {found['campaign']['status']}")
-    for place in found["campaign"].get("best", []):
-        standing = place["standing"]
-        print(f"  {place['rank']:>2} {standing['tokens_per_s']:>10,.0f} tokens/s, {standing['mfu'] or 0:.1%} MFU")
+    for place in found["campaign"].get("ranking", []):
+        recipe = ", ".join(f"{key}={value}" for key, value in place["recipe"].items())
+        print(f"  {place['tokens_per_s']:>10,.0f} tokens/s: {recipe}")
     for bar in found["bars"]:
         held = {None: "not measured", True: "holds", False: "missed"}[bar["holds"]]
         print(f"{held}: {bar['bar']}" + (f" ({bar['figure']:.4f}: {bar['cell']})" if bar["cell"] else ""))

@@ -1,4 +1,4 @@
-"""The process of `accelerator.py` that holds the device: it measures one cell after another, and may be lost with one."""
+"""The process of `accelerator.py` that holds the device: it measures cells, and may be lost with one."""
 
 from __future__ import annotations
 
@@ -197,7 +197,9 @@ def measured_sides(
             if not found:
                 raise
             not_there = isinstance(error, ImportError)
-            found[name] = {"error": f"not installed ({error})" if not_there else f"{type(error).__name__}: {error}"[:500]}
+            found[name] = {
+                "error": f"not installed ({error})" if not_there else f"{type(error).__name__}: {error}"[:500]
+            }
             release(device)
             continue
         if not found:

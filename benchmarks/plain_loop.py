@@ -7,7 +7,6 @@ torchtitan's, where that is installed.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from functools import partial
 from pathlib import Path
@@ -139,15 +138,16 @@ class PlainModel(nn.Module):
 
 
 def torchtitan_model(cell: Cell, model: Model, device: torch.device) -> nn.Module:
-    """Return torchtitan's own Llama 3 (0.3), with its SDPA attention; raises ImportError where it is not installed."""
+    """Return torchtitan's own Llama 3 (0.3), with its SDPA attention; raises ImportError without it."""
     from torchtitan.models.common.attention import ScaledDotProductAttention
     from torchtitan.models.llama3 import llama3_configs
 
+    if cell.changes.keys() - {"layers"}:
+        raise ValueError("torchtitan has no model of this shape")
     config = llama3_configs[{"llama-3.2-1b": "1B", "llama-3-8b": "8B"}[cell.model]](attn_backend="varlen")
     config.layers = config.layers[: model.layers]
     for layer in config.layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
-        layer.attention.rope = dataclasses.replace(layer.attention.rope, max_context_length=cell.sequence_length)
     with torch.device("meta"):
         built = config.build()
     built.to_empty(device=device)
@@ -191,7 +191,8 @@ class PlainLoop:
         self.masters = self.weights = list(module.parameters())
         if TYPES[cell.precision] != torch.float32:
             self.masters = [nn.Parameter(weight.detach().clone()) for weight in self.weights]
-            module.to(TYPES[cell.precision])
+            for weight in self.weights:  # not buffers: torchtitan's rotary table is complex
+                weight.data = weight.data.to(TYPES[cell.precision])
         self.module, self.loss = module, self.loss_of_chunk
         if cell.compile:
             for block in module.blocks:
