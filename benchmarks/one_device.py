@@ -99,7 +99,7 @@ def describe(device: Device) -> dict[str, Any]:
 
     A device without a preset has its best matrix product measured here for its peak.
     """
-    from frontrunner.evaluators.trainer.run import describe_software
+    from frontrunner.evaluators.trainer.telemetry import describe_software
     from frontrunner.spaces.presets import known_device
 
     measured, memory_bytes = matmul_tflops(device), device.total_bytes() or MACHINE_BYTES
