@@ -159,7 +159,7 @@ def test_first_weights_follow_gpt2() -> None:
 
 def test_attention_scores_depend_on_distance_alone() -> None:
     """The defining property of rotary embedding: a rotated query and key know only how far apart they stand."""
-    table = RotaryTable(sequence_length=SEQUENCE_LENGTH, head_width=8)
+    table = RotaryTable(small_model(head_width=8), sequence_length=SEQUENCE_LENGTH)
     query, key = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
     rotated_query = table.rotate(query.expand(1, 1, SEQUENCE_LENGTH, 8))[0, 0]
     rotated_key = table.rotate(key.expand(1, 1, SEQUENCE_LENGTH, 8))[0, 0]
