@@ -98,6 +98,7 @@ optimizer_state = ["fp32", "bf16"]
 offload = ["none", "optimizer"]
 [search]
 strategy = "guided"
+stop_below_improvement = 0.0
 seed = 1
 [budget]
 probes = 12
@@ -129,6 +130,7 @@ recompute = ["none", "selective", "full"]
 loss_chunks = [1, 4]
 [search]
 strategy = "guided"
+stop_below_improvement = 0.0
 seed = 1
 [budget]
 probes = 3
