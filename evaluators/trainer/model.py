@@ -3,9 +3,10 @@
 Names of parameters are those of the whole model in both cases (`blocks.7.attention.query.weight`), so that seeding and
 checkpoints do not depend on the stages. Shapes below: B sequences, S tokens, H heads, D hidden width, V vocabulary.
 
-First weights are the same under every parallel form: each parameter is drawn from a generator seeded by the job's seed
-and its name, and a rank keeps its shard of the draw. GPT-2's rule: normal with deviation 0.02, the projections that add
-to the residual stream scaled by 1 / sqrt(2 * layers); norms start at 1, biases at 0.
+First weights are the same under every parallel form: each parameter is drawn in blocks of rows, from a generator that
+is seeded for each by the job's seed, the name and the row, and a rank draws the blocks that it holds some of. Devices
+of different kinds draw different values. GPT-2's rule: normal with deviation 0.02, the projections that add to the
+residual stream scaled by 1 / sqrt(2 * layers); norms start at 1, biases at 0.
 """
 
 import hashlib
@@ -29,6 +30,7 @@ from frontrunner.spaces.recipe import Recipe
 
 DEVIATION = 0.02
 NEUTRAL = Recipe(micro_batch_seqs=1, accumulation=1, devices=1)
+_BLOCK_ELEMENTS = 2**18
 _RESIDUAL_PROJECTIONS = ("attention.output.weight", "feed_forward.down.weight")
 # Matrix products and attention are the costly ones; the collectives are kept because recomputing is communication.
 # Names, because a build of torch has only the attention kernels of its devices.
@@ -337,32 +339,44 @@ class Gpt(nn.Module):
 
 
 @torch.no_grad()
-def initialize(parameters: Iterable[tuple[str, nn.Parameter]], *, seed: int, layers: int) -> None:
-    """Fill the materialized `parameters`, given with their names in the whole model of `layers` layers."""
+def initialize(
+    parameters: Iterable[tuple[str, nn.Parameter]], *, seed: int, layers: int, device: torch.device | None = None
+) -> None:
+    """Fill the materialized `parameters`, given with their names in the whole model of `layers` layers.
+
+    Values are drawn on `device`, which is where a parameter lies unless stated.
+    """
     for name, parameter in parameters:
         is_bias = name.endswith(".bias")
         if is_bias or "norm" in name.rsplit(".", 2)[-2]:
             parameter.fill_(0.0 if is_bias else 1.0)
             continue
         deviation = DEVIATION / (2 * layers) ** 0.5 if name.endswith(_RESIDUAL_PROJECTIONS) else DEVIATION
-        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-        generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        whole = torch.empty(parameter.shape, device=parameter.device)
-        whole.normal_(0.0, deviation, generator=generator)
-        if isinstance(parameter, DTensor):
-            parameter.to_local().copy_(_local_part(whole, parameter))
-        else:
-            parameter.copy_(whole)
+        generator = torch.Generator(device or parameter.device)
+        (held, columns), (height, width) = _held(parameter), parameter.shape
+        part = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        rows = max(1, _BLOCK_ELEMENTS // width)
+        drawn = torch.empty(min(rows, height), width, device=generator.device)
+        for start in range(held.start - held.start % rows, held.stop, rows):
+            digest = hashlib.sha256(f"{seed}:{name}:{start}".encode()).digest()
+            generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            block = drawn[: height - start].normal_(0.0, deviation, generator=generator)
+            ours = range(max(start, held.start), min(start + rows, held.stop))
+            part[ours.start - held.start : ours.stop - held.start] = block[
+                ours.start - start : ours.stop - start, columns.start : columns.stop
+            ]
 
 
-def _local_part(whole: Tensor, like: DTensor) -> Tensor:
-    # Mesh dimensions split from the outermost to the innermost, but for strided ones, which split what those have left:
-    # tensor parallelism is applied before FSDP2 shards, and stands further in.
-    mesh, placements, part = like.device_mesh, like.placements, whole
-    for dimension in sorted(range(mesh.ndim), key=lambda number: hasattr(placements[number], "split_factor")):
-        along = getattr(placements[dimension], "dim", None)
-        if along is not None:
-            chunks = part.chunk(mesh.size(dimension), dim=along)
-            index = mesh.get_local_rank(dimension)
-            part = chunks[index] if index < len(chunks) else chunks[0].narrow(along, 0, 0)
-    return part
+def _held(parameter: nn.Parameter) -> list[range]:
+    """Return, for each dimension of the whole parameter, what this rank holds of it."""
+    held = [range(size) for size in parameter.shape]
+    if isinstance(parameter, DTensor):
+        # Mesh dimensions split from the outermost to the innermost, but for strided ones, which split what those have
+        # left: tensor parallelism is applied before FSDP2 shards, and stands further in.
+        mesh, placements = parameter.device_mesh, parameter.placements
+        for number in sorted(range(mesh.ndim), key=lambda number: hasattr(placements[number], "split_factor")):
+            along = getattr(placements[number], "dim", None)
+            if along is not None:  # as torch.chunk splits
+                size, index = -(-len(held[along]) // mesh.size(number)), mesh.get_local_rank(number)
+                held[along] = held[along][index * size : (index + 1) * size]
+    return held
