@@ -1,5 +1,6 @@
 """What every run has: a folder with a log and a result, a limit of memory, and the steps of one engine."""
 
+import gc
 import json
 import math
 import os
@@ -26,6 +27,8 @@ from frontrunner.evaluators.trainer.telemetry import Telemetry, process_bytes
 from frontrunner.spaces.document import write_bytes
 
 RESULT_VERSION = 1
+COLLECT_EVERY_STEPS = 50
+"""All ranks collect garbage at once, between two steps: one that does so in a step of its own holds the others up."""
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
@@ -167,6 +170,8 @@ class RunContext:
             tokens=self.tokens_per_step,
             **({} if outcome.loss_scale is None else {"loss_scale": outcome.loss_scale}),
         )
+        if number % COLLECT_EVERY_STEPS == 0:
+            gc.collect()
         return outcome, seconds
 
     def write_result(self, status: str, **values: Any) -> None:
