@@ -273,8 +273,9 @@ def release(device: Device) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or any(words in str(error).lower() for words in ("out of memory", "alloc_failed"))
+    from frontrunner.evaluators.probe.classify import OUT_OF_MEMORY_SIGNS
+
+    return OUT_OF_MEMORY_SIGNS.search(f"{type(error).__name__}: {error}") is not None
 
 
 def attempt(cell: Cell, device: Device, folder: Path, round_s: float) -> dict[str, Any]:

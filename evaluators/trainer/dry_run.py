@@ -381,12 +381,9 @@ def trace(job: Job, *, rank: int, micro_batches: int) -> dict[str, Any]:
         stepper = make_stepper(traced, layout, data, _CPU)
         stepper.scale = LossScale("fp32", _CPU)  # whether a gradient overflowed stands in no fake tensor
         watch.ledger.label(None, Category.PARAMETERS)
-        optimizer = stepper.optimizer
-        if job.device != "cpu" and isinstance(optimizer, torch.optim.AdamW):
-            for group in optimizer.param_groups:
-                group["fused"] = True  # as `build_optimizer` does on an accelerator
-        make_states(optimizer)
-        states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+        make_states(stepper.optimizer)
+        kept = (value for state in stepper.optimizer.state.values() for value in state.values())
+        states = [value for value in kept if isinstance(value, Tensor)]
         watch.ledger.label(states, Category.OPTIMIZER_STATES)
         watch.begin()
         stepper.step(1)

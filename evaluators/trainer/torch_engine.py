@@ -258,7 +258,14 @@ class _Opaque(nn.Module):
         return cast("Tensor", self.inner(x, **options))
 
 
-class ReplicatedStage(PipelineStage):
+class Stage(PipelineStage):
+    """A stage whose rank may hold its neighbor too: torch 2.11 has them greet by a message to itself; gloo has none."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
+
+
+class ReplicatedStage(Stage):
     """A stage whose gradients are reduced as its `Replicas` say; for schedules with each backward pass in one piece.
 
     torch's own stage reduces once, after the last pass, for every sharding: ZeRO-2 and ZeRO-3 would be ZeRO-1.
@@ -295,7 +302,7 @@ def build_schedule(
         if isinstance(replicas, FsdpReplicas) and recipe.schedule not in SPLIT_BACKWARD_SCHEDULES:
             stages.append(ReplicatedStage(replicas, **options))
         else:
-            stages.append(PipelineStage(replicas.model, **options))
+            stages.append(Stage(replicas.model, **options))
     names = {"zbv": "ZBVZeroBubble"}  # of the others torch's names are ours without hyphens
     kind = get_schedule_class(names.get(recipe.schedule, recipe.schedule.replace("-", "")))
     local = stages if recipe.schedule in LOOPED_SCHEDULES else stages[0]

@@ -14,7 +14,6 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed._tools.mod_tracker import ModTracker
 
 from frontrunner.evaluators.trainer.data import TokenFile
-from frontrunner.evaluators.trainer.dry_run import trace
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import make_layout
 from frontrunner.evaluators.trainer.model import Gpt
@@ -74,6 +73,8 @@ def peak_of_real_step(job: Job, rank: int, init_method: str) -> int:
 
 def dry_run(job: Job, rank: int, _: str) -> dict[str, Any]:
     """What a trace of `rank` sees; its micro-batches are as many as the job has measured steps."""
+    from frontrunner.evaluators.trainer.dry_run import trace  # which torch 2.11 cannot import
+
     torch.set_num_threads(1)
     micro_batches = job.recipe.accumulation if job.probe is None else job.probe.measured_steps
     return trace(job, rank=rank, micro_batches=micro_batches)
