@@ -33,11 +33,6 @@ FAULTS = {
         "self._local_weight(Partial())[self._head_rows]",
         "self._local_weight()[self._head_rows]",
     ),
-    "replicated key-value heads are another rank's": (
-        "tensor_parallel.py",
-        "slice(head * shape.head_dim, (head + 1) * shape.head_dim)",
-        "slice(0, shape.head_dim // 2 * 2) if head == 0 else slice(0, shape.head_dim)",
-    ),
     "rows of the vocabulary-parallel embedding are off by one": (
         "tensor_parallel.py",
         "self._first_row = ranks.number * rows_of_others",
@@ -93,13 +88,13 @@ FAULTS = {
     ),
     "learned positions are those of the first context rank": (
         "model.py",
-        "start = 0 if context is None else",
-        "start = 0 if context is not None else",
+        "context.positions(sequence_length).start",
+        "0 * context.positions(sequence_length).start",
     ),
     "recomputing sees another input": (
         "model.py",
         "checkpoint(function, *inputs,",
-        "checkpoint(lambda *one: function(one[0] * (1.0 if torch._C._current_graph_task_id() < 0 else 1.0001), *one[1:]), *inputs,",
+        "checkpoint(lambda x, *more: function(x * (1.0 + 1e-4 * (torch._C._current_graph_task_id() >= 0)), *more), *inputs,",
     ),
     "pieces of the loss are of other targets": (
         "model.py",
