@@ -63,10 +63,10 @@ class Device:
 
     def peak(self) -> dict[str, Any]:
         """Since `forget_peak`, as the trainer tells it; None on a CPU, where only the process's own peak is known."""
-        from frontrunner.evaluators.trainer.run import describe_memory
+        from frontrunner.evaluators.trainer.telemetry import own_memory
 
         names = {"peak_memory_bytes": "allocated_bytes", "peak_reserved_bytes": "reserved_bytes"}
-        found = {names.get(key, key): ranks and ranks[0] for key, ranks in describe_memory(self.device).items()}
+        found = {names.get(key, key): size for key, size in own_memory(self.device).items()}
         return dict.fromkeys(found) if self._module is None else found
 
     def retries(self) -> int:
