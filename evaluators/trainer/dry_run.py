@@ -44,6 +44,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
+from frontrunner.evaluators.trainer import torch_engine
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.job import Job, check_job
 from frontrunner.evaluators.trainer.layout import make_layout
@@ -280,6 +281,10 @@ def _around(owner: Any, *names: str) -> Callable[[Callable[..., Any]], None]:
 
 def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:  # noqa: C901 - one change after another
     """Change torch for a trace under `mode` of `job`, whose recipe is the real one, with all of its micro-batches."""
+
+    @_around(torch_engine, "initialize")
+    def _(*_: Any, **_options: Any) -> None:
+        """Draw no values, which a fake tensor would not keep."""
 
     # A DeviceMesh reads its tensor of ranks: it needs values, which a fake tensor does not have.
     @_around(DeviceMesh, *_MESH_METHODS)

@@ -64,7 +64,7 @@ def _build_part(job: Job, layout: Layout, layers: range, device: torch.device) -
     part = spread(module, layout, job.precision, device)
     if recipe.compile:
         module.compile_blocks(partial(compiled, device_type=job.device), device)
-    initialize(part.named_parameters(), seed=job.seed, layers=job.model.layers)
+    initialize(part.named_parameters(), seed=job.seed, layers=job.model.layers, device=device)
     part.publish()
     return part
 
