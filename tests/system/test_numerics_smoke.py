@@ -30,14 +30,14 @@ GPT2 = {"positions": "learned", "activation": "gelu", "norm": "layernorm"}
 PIECES = {"loss_chunks": 2, "feed_forward_tiles": 2}
 # First, and of models that the chosen ones leave out: of a wrong line of code one of these sees most.
 NAMED = {
+    "dp4-levels-124": ({"data_parallel": 4, "sharding": (1, 2, 4), "micro_batch_seqs": 1}, {}),
+    "cp4-learned-2-kv-heads": ({"context_parallel": 4, "micro_batch_seqs": 4}, GPT2 | {"kv_heads": 2}),
     "tp2-sp-dp2-zero2-full-pieces-1-kv-head": (
         {"tensor_parallel": 2, "sequence_parallel": True, "data_parallel": 2, "sharding": (1, 2, 2)}
         | {"micro_batch_seqs": 2, "recompute": "full"}
         | PIECES,
         {"kv_heads": 1},
     ),
-    "dp4-levels-124": ({"data_parallel": 4, "sharding": (1, 2, 4), "micro_batch_seqs": 1}, {}),
-    "cp4-learned-2-kv-heads": ({"context_parallel": 4, "micro_batch_seqs": 4}, GPT2 | {"kv_heads": 2}),
 }
 CHOSEN = most_covering(SPACE, 13, run_anyway=[small_recipe(**recipe) for recipe, _ in NAMED.values()])
 ZERO_3 = {"data_parallel": 2, "sharding": (2, 2, 2), "micro_batch_seqs": 1}
