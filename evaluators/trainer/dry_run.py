@@ -4,7 +4,8 @@
 engine which probes train with runs over a fake process group of the recipe's full size: tensors have no data,
 collectives return at once. A ledger sees each operator through a mode of torch's dispatcher.
 
-What is changed in torch is made for 2.13, and stays for the life of the process, which traces one rank and ends.
+What is changed in torch is made for 2.13, without a pipeline also for 2.11, and stays for the life of the process,
+which traces one rank and ends.
 """
 
 from __future__ import annotations
@@ -31,18 +32,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining._utils import (
-    InferenceMode,
-    _StageBackwardMeta,
-    _StageForwardMeta,
-    extract_tensor_meta,
-)
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 from frontrunner.evaluators.trainer import torch_engine
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
@@ -204,7 +199,8 @@ def flops(operator: Any, arguments: tuple[Any, ...], options: dict[str, Any], ou
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]
+    # torch 2.11's `sdpa_flop_count` takes no grouped heads.
+    return 2 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -279,7 +275,7 @@ def _around(owner: Any, *names: str) -> Callable[[Callable[..., Any]], None]:
     return change
 
 
-def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:  # noqa: C901 - one change after another
+def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:
     """Change torch for a trace under `mode` of `job`, whose recipe is the real one, with all of its micro-batches."""
 
     @_around(torch_engine, "initialize")
@@ -323,6 +319,18 @@ def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:  # noqa
     def _(plain: Any, storage: torch.UntypedStorage, size: int) -> None:
         plain(storage, size)
         watch.ledger.resized(storage)
+
+    if job.recipe.pipeline_parallel > 1:
+        _prepare_pipelines(job, watch)
+
+
+def _prepare_pipelines(job: Job, watch: Watch) -> None:
+    from torch.distributed.pipelining._utils import (  # not in torch 2.11
+        InferenceMode,
+        _StageBackwardMeta,
+        _StageForwardMeta,
+        extract_tensor_meta,
+    )
 
     # Stages send each other the shapes of what they will send, after a vote in tensors whose values are read.
     @_around(_PipelineSchedule, "_warmup_p2p")
