@@ -74,7 +74,7 @@ class Trainer:
         table = job_table(device, folder) | settings
         table |= {"model": table["model"] | model, "recipe": table["recipe"] | recipe}
         job = Job.from_json(json.dumps(table))
-        check_job(job, world_size=1)
+        check_job(job, world_size=dist.get_world_size())
         layout = make_layout(job.recipe, device_type=job.device)
         data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
         self.stepper = make_stepper(job, layout, data, device)
