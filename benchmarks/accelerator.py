@@ -1,19 +1,28 @@
-"""What one device reaches with the trainer, against a plain hand-written training loop over the same model.
+"""What one device reaches with the trainer: against a plain loop, torchtitan's model, dry runs, `plan`; a campaign.
 
-    python benchmarks/accelerator.py                           # an accelerator, about 7 minutes
-    python benchmarks/accelerator.py --device cpu --minutes 1  # a tiny model, to see that it runs
+    python benchmarks/accelerator.py                           # an accelerator, at most 8 minutes
+    python benchmarks/accelerator.py --wheels wheels           # with a campaign of 12 probes, in the same time
+    python benchmarks/accelerator.py --device cpu --minutes 2  # tiny models, to see that it runs
 
-Each cell is a model, micro-batch, recompute, compile and precision. The trainer's steps and the plain loop's are
-timed in turns in one process; where both do not fit into the memory together, one after the other. The plain loop,
-in this file, has the same shapes, attention, precision (low-precision weights, fp32 masters), clipping and AdamW,
-and compiles what the trainer compiles: blocks and loss. The rival "nanogpt" is stricter: query, key and value in one
-product, and the whole model compiled.
+It needs torch >= 2.11, numpy and this repository; the project need not be installed. Only the campaign needs more, and
+pandas: packages that are not installed may lie in a folder as wheels. For Python 3.12, without torch, numpy and pandas:
 
-Model FLOPs a token, as `Model.model_flops_per_token` counts them: 3 * (layers * (2 * matrix parameters of a layer
-+ 4 * sequence * hidden) + 2 * hidden * vocabulary), the same as 6 N + 12 L H S; recompute is never counted. MFU is
-over the device's public dense peak, or, of a device not in the table, over the best matrix product measured here.
+    pip download -d wheels --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 \\
+        --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 -c constraints.txt annotated-types click \\
+        joblib markdown-it-py mdurl narwhals packaging psutil pydantic pydantic-core pygments rich scikit-learn scipy \\
+        sqlalchemy threadpoolctl typing-extensions typing-inspection
 
-It needs torch >= 2.11, numpy and this repository; the project need not be installed.
+A cell is a model, a batch and a recipe of one device. The trainer's steps are timed against a plain loop
+(`plain_loop.py`: the same model, attention, precision, recompute and chunks, fused AdamW, blocks and loss compiled),
+and that loop over torchtitan's Llama where it is installed: in turns in one process, or one after another where they
+do not fit into the memory together. Cells run in a process of their own, which a crash or a hang costs and no more.
+Compiling counts against the time; cells that it does not allow are left out, the least important first, and are rows
+that say so.
+
+MFU is model FLOPs over the device's public dense peak, or, of a device without a preset, over its best matrix product
+measured here: `mfu` credits attention over the whole sequence, as PaLM and torchtitan do, `mfu_megatron` half of it.
+Recompute is never counted. The exit status is 0 where all bars hold, 1 where one is missed or was not measured; on a
+CPU no bar applies.
 """
 
 from __future__ import annotations
@@ -21,334 +30,232 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime as dt
-import gc
+import importlib.util
 import json
+import multiprocessing
+import os
 import re
-import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+import zipfile
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for the modules beside this one, also under `python -P`
 
-import numpy as np
-import torch
-from accelerator_cells import ACCELERATOR_CELLS, CPU_CELLS, SHAPES, Cell, Shape
-from one_device import Device, describe
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
-from trainer_side import BACKENDS, BETAS, CLIP_NORM, LEARNING_RATE, ROOT, WEIGHT_DECAY, Trainer, one_rank, write_tokens
+from accelerator_cells import ACCELERATOR_CELLS, CAMPAIGNS, CPU_CELLS, LLAMA_1B, RECIPE, Cell
 
-ROUNDS, WARM_UP_STEPS = 5, 3
-TYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+ROOT = Path(__file__).resolve().parent.parent
+START_S, GRACE_S = 180.0, 30.0
+"""How long the measuring process may take to start, and a cell to go on when the time is up."""
+CAMPAIGN_SHARE = 0.4
+MOST_OVER_PLAIN, LEAST_MFU, MOST_DRY_RUN_ERROR = 1.03, 0.45, 0.01
 
 
-# ---- The plain loop.
-
-KEPT = [
-    getattr(torch.ops.aten, name).default
-    for name in (
-        "mm",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-    )
-    if hasattr(torch.ops.aten, name)
-]
+# ---- The process that measures.
 
 
-def keep_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+class Worker:
+    """The process that holds the device, and what it says of it."""
+
+    def __init__(self, kind: str | None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=work, args=(theirs, kind))
+        self._process.start()
+        theirs.close()
+        self.device = self._answer(START_S)
+
+    def row(self, cell: Cell, round_s: float, limit_s: float) -> dict[str, Any]:
+        """Measure a cell; raises where the process dies or takes more than `limit_s`."""
+        self._connection.send((cell, round_s))
+        return self._answer(limit_s)
+
+    def _answer(self, limit_s: float) -> dict[str, Any]:
+        try:
+            if not self._connection.poll(limit_s):
+                raise ChildProcessError(f"stopped after {limit_s:.0f} s")
+            return self._connection.recv()  # type: ignore[no-any-return]
+        except (EOFError, ConnectionError):
+            self._process.join()
+            raise ChildProcessError(f"the process ended with status {self._process.exitcode}") from None
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
 
 
-class PlainBlock(nn.Module):
-    def __init__(self, shape: Shape, recompute: str, *, joined: bool) -> None:
-        super().__init__()
-        width, self.heads, self.recompute = shape.hidden, shape.heads, recompute
-        self.ln_1, self.ln_2 = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
-        outputs = [3 * width] if joined else [width] * 3
-        self.qkv = nn.ModuleList(nn.Linear(width, size, bias=False) for size in outputs)
-        self.proj = nn.Linear(width, width, bias=False)
-        self.up = nn.Linear(width, 4 * width, bias=False)
-        self.down = nn.Linear(4 * width, width, bias=False)
+def work(requests: Connection, kind: str | None) -> None:
+    from accelerator_worker import serve
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.recompute == "none":
-            return self.body(x)
-        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-        if self.recompute == "selective":
-            options["context_fn"] = partial(create_selective_checkpoint_contexts, keep_products)
-        return checkpoint(self.body, x, **options)  # type: ignore[no-any-return]
-
-    def body(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        normed = self.ln_1(x)
-        outputs = [linear(normed) for linear in self.qkv]
-        parts = outputs if len(outputs) == 3 else outputs[0].split(width, dim=2)
-        q, k, v = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in parts)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(functional.gelu(self.up(self.ln_2(x))))  # type: ignore[no-any-return]
+    serve(requests, kind)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.view(-1, logits.size(-1)).float(), targets.view(-1))
-
-
-class PlainGpt(nn.Module):
-    def __init__(self, shape: Shape, cell: Cell) -> None:
-        super().__init__()
-        self.wte = nn.Embedding(shape.vocabulary, shape.hidden)
-        self.wpe = nn.Embedding(shape.sequence_length, shape.hidden)
-        joined = cell.rival == "nanogpt"
-        self.blocks = nn.ModuleList(PlainBlock(shape, cell.recompute, joined=joined) for _ in range(shape.layers))
-        self.ln_f = nn.LayerNorm(shape.hidden, bias=False)
-        self.loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
-        for weight in self.parameters():
-            if weight.dim() == 2:
-                nn.init.normal_(weight, std=0.02)
-        if cell.compile and not joined:
-            self.loss = torch.compile(cross_entropy, fullgraph=True)
-            for block in self.blocks:
-                block.compile(fullgraph=True)
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        x = self.wte(tokens) + self.wpe(torch.arange(tokens.size(1), device=tokens.device))
-        for block in self.blocks:
-            x = block(x)
-        return self.loss(functional.linear(self.ln_f(x), self.wte.weight), targets)
-
-
-class PlainLoop:
-    """Train as nanoGPT's `train.py` does. Losses are read when a round is over, not at every step."""
-
-    def __init__(self, cell: Cell, device: torch.device, tokens: Path) -> None:
-        self.cell, self.device, self.shape = cell, device, SHAPES[cell.model]
-        self.data = np.memmap(tokens, dtype=np.uint16, mode="r")
-        with device:
-            model = PlainGpt(self.shape, cell)
-        self.masters = self.weights = list(model.parameters())
-        if TYPES[cell.precision] != torch.float32:
-            self.masters = [nn.Parameter(weight.detach().clone()) for weight in self.weights]
-            model.to(TYPES[cell.precision])
-        self.model = torch.compile(model) if cell.compile and cell.rival == "nanogpt" else model
-        self.optimizer = torch.optim.AdamW(
-            self.masters, lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=device.type != "cpu"
-        )
-        self.scaler = torch.amp.GradScaler(device.type, enabled=cell.precision == "fp16")
-        self.batch = self.next_batch()
-
-    def next_batch(self) -> tuple[Tensor, Tensor]:
-        length = self.shape.sequence_length
-        starts = torch.randint(len(self.data) - length - 1, (self.cell.micro_batch_seqs,))
-        rows = torch.stack([torch.from_numpy(self.data[i : i + length + 1].astype(np.int64)) for i in starts])
-        x, y = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-        if self.device.type == "cpu":
-            return x, y
-        return tuple(t.pin_memory().to(self.device, non_blocking=True) for t in (x, y))  # type: ignore[return-value]
-
-    def run(self, steps: int) -> float:
-        """Train and return the last loss."""
-        for _ in range(steps):
-            for _ in range(self.cell.accumulation):
-                loss = self.model(*self.batch) / self.cell.accumulation
-                self.batch = self.next_batch()  # while an accelerator is busy
-                self.scaler.scale(loss).backward()
-                self.collect_gradients()
-            self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.masters, CLIP_NORM)
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.optimizer.zero_grad(set_to_none=True)
-            if self.masters is not self.weights:
-                with torch.no_grad():
-                    torch._foreach_copy_(self.weights, self.masters)
-        return loss.item() * self.cell.accumulation
-
-    @torch.no_grad()
-    def collect_gradients(self) -> None:
-        """Add the low-precision weights' gradients to the masters', in fp32."""
-        if self.masters is self.weights:
-            return
-        if self.masters[0].grad is None:
-            wide = [torch.empty_like(master) for master in self.masters]
-            torch._foreach_copy_(wide, [weight.grad for weight in self.weights])
-            for master, gradient in zip(self.masters, wide, strict=True):
-                master.grad = gradient
-        else:
-            for master, weight in zip(self.masters, self.weights, strict=True):
-                master.grad.add_(weight.grad)
-        for weight in self.weights:
-            weight.grad = None
-
-
-# ---- Measuring a cell.
-
-
-def trainer_of(cell: Cell, device: torch.device, folder: Path) -> Trainer:
-    shape = dataclasses.asdict(SHAPES[cell.model])
-    length = shape.pop("sequence_length")
-    recipe = {key: getattr(cell, key) for key in ("micro_batch_seqs", "accumulation", "recompute", "compile")}
-    return Trainer(
-        device,
-        folder,
-        model=shape | {"kv_heads": shape["heads"], "ffn_hidden": 4 * shape["hidden"]},
-        recipe=recipe,
-        sequence_length=length,
-        precision="fp32" if cell.precision == "tf32" else cell.precision,
-    )
-
-
-def warmed_up(device: Device, side: Any) -> tuple[float, float]:
-    """Warm a side up; the seconds of its first step, compiling included, and of a warm one."""
-    first = device.seconds(lambda: side.run(1))
-    side.run(WARM_UP_STEPS - 1)
-    return first, device.seconds(lambda: side.run(1))
-
-
-def measure(cell: Cell, device: Device, folder: Path, round_s: float) -> dict[str, Any]:
-    """Time the cell's two sides in rounds of about `round_s`; raises where the device's memory does not do."""
-    torch.set_float32_matmul_precision("high" if cell.precision == "tf32" else "highest")
-    device.forget_peak(empty_cache=True)
-    before = device.allocated_bytes()
-    sides: dict[str, Any] = {"trainer": trainer_of(cell, device.device, folder)}
-    first, step_s = warmed_up(device, sides["trainer"])
-    device.forget_peak()
-    sides["trainer"].run(1)
-    peak, resident = device.peak(), device.allocated_bytes() - before
-    steps = max(2, min(50, round(round_s / step_s)))
-    needed, total = peak["allocated_bytes"], device.total_bytes()
-    in_turns = needed is None or total is None or needed + resident < 0.85 * total
-    times: dict[str, list[float]] = {"trainer": [], "plain": []}
-    losses = {}
-    if not in_turns:
-        times["trainer"] = [device.seconds(lambda: sides["trainer"].run(steps)) / steps for _ in range(ROUNDS)]
-        losses["trainer"] = sides.pop("trainer").run(1)
-        release(device)
-        resident = 0
-    device.forget_peak()
-    retries = device.retries()
-    sides["plain"] = PlainLoop(cell, device.device, folder / "tokens.bin")
-    plain_first, _ = warmed_up(device, sides["plain"])
-    plain_peak = device.peak()["allocated_bytes"]
-    for number in range(ROUNDS):
-        for name in sorted(sides, reverse=number % 2 == 0):
-            times[name].append(device.seconds(partial(sides[name].run, steps)) / steps)
-    losses |= {name: side.run(1) for name, side in sides.items()}
-    return {
-        "in_turns": in_turns,
-        "steps_a_round": steps,
-        "first_step_s": {"trainer": first, "plain": plain_first},
-        "trainer_peak": peak,
-        "plain_peak_allocated_bytes": None if plain_peak is None else plain_peak - resident - before,
-        "allocator_retries": device.retries() - retries,
-        "last_loss": losses,
-        **summary(cell, times),
-    }
-
-
-def summary(cell: Cell, times: dict[str, list[float]]) -> dict[str, Any]:
-    """Medians over the rounds, what they come to, and how much longer the trainer's step is than the plain loop's."""
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    per_s = {name: cell.tokens_per_step / value for name, value in medians.items()}
-    return {
-        "step_times_s": times,
-        "step_time_s_median": medians,
-        "trainer_over_plain": medians["trainer"] / medians["plain"],
-        "tokens_per_s": per_s,
-        "model_tflops": {name: rate * SHAPES[cell.model].flops_per_token / 1e12 for name, rate in per_s.items()},
-    }
-
-
-def release(device: Device) -> None:
-    """Give back what the last cell held, compiled code included."""
-    torch._dynamo.reset()
-    gc.collect()
-    device.forget_peak(empty_cache=True)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or any(words in str(error).lower() for words in ("out of memory", "alloc_failed"))
-
-
-def attempt(cell: Cell, device: Device, folder: Path, round_s: float) -> dict[str, Any]:
-    """The cell's row; a cell that fails is a row that says so."""
-    start = time.perf_counter()
-    try:
-        row = {"status": "measured", **measure(cell, device, folder, round_s)}
-    except Exception as error:
-        row = {"status": "out-of-memory" if is_out_of_memory(error) else "failed", "error": str(error)[:500]}
-    release(device)  # after the handler: until then the error's traceback holds the tensors
-    return row | {"cell_s": time.perf_counter() - start}
-
-
-def show(row: dict[str, Any]) -> None:
-    if row["status"] != "measured":
-        print(f"{row['cell']:<62} {row['status']}", flush=True)
-        return
-    median, peak = row["step_time_s_median"], row["trainer_peak"]["allocated_bytes"]
-    mfu = "" if row["mfu"] is None else f", MFU {100 * row['mfu']:.1f} %"
-    memory = "" if peak is None else f", {peak / 2**30:.1f} GiB"
-    apart = "" if row["in_turns"] else ", not in turns"
-    print(
-        f"{row['cell']:<62} {1000 * median['trainer']:8.2f} ms, plain {1000 * median['plain']:8.2f} ms, "
-        f"ratio {row['trainer_over_plain']:.3f}, {row['model_tflops']['trainer']:.1f} TFLOPS{mfu}{memory}{apart}",
-        flush=True,
-    )
-
-
-def run_cells(device: Device, folder: Path, arguments: argparse.Namespace, deadline: float) -> Iterator[dict[str, Any]]:
-    """The rows of the cells asked for, in order; cells that the time does not allow are rows that say so."""
-    cells = CPU_CELLS if device.device.type == "cpu" else ACCELERATOR_CELLS
-    write_tokens(folder, min(SHAPES[cell.model].vocabulary for cell in cells))
+def rows(worker: Worker, arguments: argparse.Namespace, deadline: float) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the cells asked for, in order."""
+    cells = CPU_CELLS if worker.device["type"] == "cpu" else ACCELERATOR_CELLS
     longest_s = {False: 0.0, True: 0.0}  # of a cell so far, compiled or not
     for cell in cells:
         if arguments.only not in cell.name:
             continue
         row: dict[str, Any] = {"status": "left out: no time"}
-        if time.perf_counter() + longest_s[cell.compile] < deadline:
-            row = attempt(cell, device, folder, arguments.round_seconds)
-            longest_s[cell.compile] = max(longest_s[cell.compile], row["cell_s"])
+        left_s = deadline - time.monotonic()
+        if left_s > longest_s[cell.compile]:
+            start = time.monotonic()
+            try:
+                row = worker.row(cell, arguments.round_seconds, left_s + GRACE_S)
+            except ChildProcessError as error:
+                row = {"status": "lost", "error": str(error)}
+                worker.end()
+                worker.__init__(arguments.device)  # type: ignore[misc]
+            longest_s[cell.compile] = max(longest_s[cell.compile], time.monotonic() - start)
         yield {"cell": cell.name, **dataclasses.asdict(cell), **row}
 
 
-def add_mfu(row: dict[str, Any], peak_tflops: float) -> None:
-    """The share of the peak; None where the peak of the row's precision is not known here."""
-    if row["status"] == "measured":
-        known = row["precision"] in ("bf16", "fp16")
-        row["mfu"] = row["model_tflops"]["trainer"] / peak_tflops if known else None
+# ---- A campaign, by the project's own commands.
+
+
+def campaign(device: dict[str, Any], wheels: Path | None, limit_s: float) -> dict[str, Any]:
+    """Run `frontrunner launch` over recipes of this device; its ranking, or why there is none."""
+    if wheels is None and importlib.util.find_spec("sqlalchemy") is None:
+        return {"status": "not run: sqlalchemy is not installed and --wheels was not given"}
+    if limit_s < GRACE_S:
+        return {"status": "left out: no time"}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for wheel in sorted(wheels.glob("*.whl")) if wheels is not None else ():
+            zipfile.ZipFile(wheel).extractall(folder / "packages")
+        paths = (str(folder / "packages"), str(ROOT / "src"), os.environ.get("PYTHONPATH"))
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        text = CAMPAIGNS["cpu" if device["type"] == "cpu" else "accelerator"]
+        (folder / "one-device.toml").write_text(text.format(minutes=(limit_s - GRACE_S / 2) / 60), encoding="utf-8")
+
+        def command(*words: str, limit_s: float) -> str:
+            line = [sys.executable, "-P", "-m", "frontrunner", *words]
+            return subprocess.run(
+                line, cwd=folder, env=environment, check=True, capture_output=True, text=True, timeout=limit_s
+            ).stdout
+
+        start = time.monotonic()
+        try:
+            command("launch", "one-device.toml", limit_s=limit_s)
+            ended = "ran"
+        except subprocess.TimeoutExpired:
+            ended = "stopped: no time"
+        except subprocess.CalledProcessError as error:
+            return {"status": f"failed: {(error.stderr.strip().splitlines() or ['no message'])[-1]}"}
+        found: dict[str, Any] = {"status": ended, "file": text, "wall_s": time.monotonic() - start}
+        campaign = json.loads(command("status", "--json", limit_s=GRACE_S))
+        found |= {"reason": campaign["campaign"]["state_reason"]}
+        found |= {key: campaign[key] for key in ("trials", "failures", "outlook")}
+        ranking = json.loads(command("best", "--json", limit_s=GRACE_S))
+        found["ranking"] = [
+            {"recipe": {key: place["recipe"][key] for key in (*RECIPE, "offload")}, **place["standing"]}
+            for place in ranking
+        ]
+        return found
+
+
+# ---- What came of it.
+
+
+def bars(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return each bar with the figure that is nearest to missing it; `holds` is None where it was not measured."""
+    if found["device"]["type"] == "cpu":
+        return []
+    measured = [row for row in found["cells"] if row["status"] == "measured"]
+    # A plain loop with fp32 states is no measure of one with bf16 states.
+    over = [(row["trainer_over"].get("plain"), row["cell"]) for row in measured if row["optimizer_state"] == "fp32"]
+    mfu = [(row["mfu"], row["cell"]) for row in measured if row["model"] == LLAMA_1B and row["precision"] == "bf16"]
+    mfu += [(place["mfu"], "the campaign") for place in found["campaign"].get("ranking", [])[:1]]
+    traced = [(row["dry_run"].get("peak_bytes_over_measured"), row["cell"]) for row in measured]
+
+    def bar(text: str, figures: list[tuple[float | None, str]], worth: Any, holds: Any) -> dict[str, Any]:
+        known = [(figure, cell) for figure, cell in figures if figure is not None]
+        figure, cell = max(known, key=lambda pair: worth(pair[0]), default=(None, None))
+        return {"bar": text, "figure": figure, "cell": cell, "holds": None if figure is None else holds(figure)}
+
+    return [
+        bar("a step takes at most 3 % more than the plain loop's", over, float, lambda x: x <= MOST_OVER_PLAIN),
+        bar(f"{LLAMA_1B} reaches 45 % MFU at its best recipe", mfu, float, lambda x: x >= LEAST_MFU),
+        bar(
+            "a dry run's peak is within 1 % of the allocator's",
+            traced,
+            lambda x: abs(x - 1),
+            lambda x: abs(x - 1) <= MOST_DRY_RUN_ERROR,
+        ),
+    ]
+
+
+HEAD = f"{'cell':<66} {'layers':>6} {'step ms':>9} {'spread':>6} {'/plain':>6} {'/titan':>6} {'MFU':>6} {'Megatron':>8}"
+HEAD += f" {'GiB':>6} {'dry run':>7} {'plan s':>6} {'plan B':>6}"
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return a cell's row of the table; a dash is unknown."""
+    if row["status"] != "measured":
+        return f"{row['cell']:<66} {row['status']}"
+    trainer, over, plan = row["sides"]["trainer"], row["trainer_over"], row["plan"]
+    peak = trainer["peak_allocated_bytes"]
+
+    def cut(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    words = [
+        f"{row['layers']:>6} {1000 * trainer['step_time_s_median']:>9.2f} {trainer['spread']:>6.1%}",
+        f"{cut(over.get('plain'), '.3f'):>6} {cut(over.get('torchtitan'), '.3f'):>6}",
+        f"{cut(row['mfu'], '.1%'):>6} {cut(row['mfu_megatron'], '.1%'):>8} {cut(peak and peak / 2**30, '.2f'):>6}",
+        f"{cut(row['dry_run'].get('peak_bytes_over_measured'), '.4f'):>7}",
+        f"{cut(plan['step_time_s_over_measured'], '.2f'):>6} {cut(plan['peak_memory_bytes_over_measured'], '.2f'):>6}",
+    ]
+    return f"{row['cell']:<66} {' '.join(words)}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=BACKENDS, help="default: the accelerator, or the CPU where there is none")
-    parser.add_argument("--minutes", type=float, default=7.0, help="cells that this does not allow are left out")
-    parser.add_argument("--round-seconds", type=float, default=0.6, help="of each side, five rounds a cell")
+    parser.add_argument("--device", choices=("cpu", "cuda", "xpu"), help="default: the accelerator, else the CPU")
+    parser.add_argument("--minutes", type=float, default=7.5, help="for everything, the campaign included")
+    parser.add_argument("--round-seconds", type=float, default=0.6, help="of each side, five rounds per cell")
     parser.add_argument("--only", default="", help="only the cells whose names contain this")
+    parser.add_argument("--wheels", type=Path, help="folder of wheels for the campaign; see above")
     parser.add_argument("--out", type=Path, help="default: docs/measured/DATE-DEVICE.json")
     arguments = parser.parse_args()
-    deadline = time.perf_counter() + 60 * arguments.minutes
-    accelerator = torch.accelerator.current_accelerator()
-    device = Device(arguments.device or ("cpu" if accelerator is None else accelerator.type))
-    date = dt.datetime.now(dt.UTC)
-    slug = re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")
+    deadline = time.monotonic() + 60 * arguments.minutes - GRACE_S
+    worker = Worker(arguments.device)
+    date, device = dt.datetime.now(dt.UTC), worker.device
+    slug = re.sub(r"[^a-z0-9]+", "-", device["name"].lower()).strip("-")
     out = arguments.out or ROOT / "docs" / "measured" / f"{date:%Y-%m-%d}-{slug}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    with one_rank(device.device) as folder:
-        found: dict[str, Any] = {"version": 1, "date": date.isoformat(timespec="seconds"), "device": describe(device)}
-        found["cells"] = []
-        for row in run_cells(device, folder, arguments, deadline):
-            add_mfu(row, found["device"]["bf16_peak_tflops"])
+    found: dict[str, Any] = {"version": 2, "date": date.isoformat(timespec="seconds"), "device": device, "cells": []}
+
+    def write() -> None:
+        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    print(HEAD)
+    share = 0.0 if arguments.wheels is None else CAMPAIGN_SHARE
+    try:
+        for row in rows(worker, arguments, deadline - 60 * arguments.minutes * share):
             found["cells"].append(row)
-            show(row)
-            out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            print(line(row), flush=True)
+            write()
+    finally:
+        worker.end()
+    found["campaign"] = campaign(device, arguments.wheels, deadline - time.monotonic())
+    found["bars"] = bars(found)
+    write()
+    print(f"campaign: {found['campaign']['status']}")
+    for place in found["campaign"].get("ranking", []):
+        recipe = ", ".join(f"{key}={value}" for key, value in place["recipe"].items())
+        print(f"  {place['tokens_per_s']:>10,.0f} tokens/s: {recipe}")
+    for bar in found["bars"]:
+        held = {None: "not measured", True: "holds", False: "missed"}[bar["holds"]]
+        print(f"{held}: {bar['bar']}" + (f" ({bar['figure']:.4f}: {bar['cell']})" if bar["cell"] else ""))
     print(f"written to {out}")
+    sys.exit(not all(bar["holds"] for bar in found["bars"]))
 
 
 if __name__ == "__main__":

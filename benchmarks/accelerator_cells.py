@@ -1,84 +1,142 @@
-"""What `accelerator.py` measures: models and cells."""
+"""What `accelerator.py` measures: models of the presets under recipes of one device."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """A model like GPT-2: learned positions, GELU, LayerNorm without bias, tied embeddings."""
-
-    layers: int
-    hidden: int
-    heads: int
-    vocabulary: int
-    sequence_length: int
-
-    @property
-    def flops_per_token(self) -> float:
-        """3 * (layers * (24 * hidden^2 + 4 * sequence * hidden) + 2 * hidden * vocabulary): see `accelerator.py`."""
-        layer = 2 * 12 * self.hidden**2 + 4 * self.sequence_length * self.hidden
-        return 3.0 * (self.layers * layer + 2 * self.hidden * self.vocabulary)
-
-
-SHAPES = {
-    "gpt2-124m": Shape(layers=12, hidden=768, heads=12, vocabulary=50304, sequence_length=1024),
-    "gpt-1.1b": Shape(layers=20, hidden=2048, heads=16, vocabulary=50304, sequence_length=2048),
-    "tiny": Shape(layers=2, hidden=64, heads=2, vocabulary=512, sequence_length=64),
-}
+LLAMA_1B, LLAMA_8B, GPT2, GPT2_XL = "llama-3.2-1b", "llama-3-8b", "gpt2-small", "gpt2-xl"
+RECIPE = ("micro_batch_seqs", "accumulation", "recompute", "compile", "loss_chunks", "optimizer_state")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One thing to measure. `precision` "tf32" is fp32 with TF32 products allowed, on both sides."""
+    """One thing to measure. `changes` replace fields of the preset; `fits` takes as many layers as the memory holds."""
 
     model: str
-    micro_batch_seqs: int
+    sequence_length: int = 8192
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    fits: bool = False
+    micro_batch_seqs: int = 1
     accumulation: int = 1
     recompute: str = "none"
     compile: bool = False
+    loss_chunks: int = 1
+    optimizer_state: str = "fp32"
     precision: str = "bf16"
-    rival: str = "same"
 
     @property
     def name(self) -> str:
         batch = f"{self.micro_batch_seqs}" + (f"x{self.accumulation}" if self.accumulation > 1 else "")
-        words = [self.model, f"batch {batch}", self.precision, f"recompute {self.recompute}"]
-        words += ["compiled"] if self.compile else []
-        return ", ".join(words + ([f"rival {self.rival}"] if self.rival != "same" else []))
+        words = [self.model, f"{batch} x {self.sequence_length}", self.recompute]
+        words += ["compile"] if self.compile else []
+        words += [f"chunks {self.loss_chunks}"] if self.loss_chunks > 1 else []
+        words += [f"states {self.optimizer_state}"] if self.optimizer_state != "fp32" else []
+        return ", ".join(words + ([self.precision] if self.precision != "bf16" else []))
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in RECIPE}
 
     @property
     def tokens_per_step(self) -> int:
-        return self.micro_batch_seqs * self.accumulation * SHAPES[self.model].sequence_length
+        return self.micro_batch_seqs * self.accumulation * self.sequence_length
 
 
-# The most interesting first: what the time does not allow is left out from the end.
+# The most important first: what the time does not allow is left out from the end.
 ACCELERATOR_CELLS = (
-    Cell(model="gpt-1.1b", micro_batch_seqs=4, compile=True),
-    Cell(model="gpt-1.1b", micro_batch_seqs=4),
-    Cell(model="gpt2-124m", micro_batch_seqs=16, compile=True),
-    Cell(model="gpt2-124m", micro_batch_seqs=16),
-    Cell(model="gpt-1.1b", micro_batch_seqs=8, compile=True),
-    Cell(model="gpt-1.1b", micro_batch_seqs=8, recompute="full"),
-    Cell(model="gpt2-124m", micro_batch_seqs=4),
-    Cell(model="gpt2-124m", micro_batch_seqs=32),
-    Cell(model="gpt-1.1b", micro_batch_seqs=4, recompute="selective"),
-    Cell(model="gpt2-124m", micro_batch_seqs=16, compile=True, rival="nanogpt"),
-    Cell(model="gpt2-124m", micro_batch_seqs=16, precision="fp16"),
-    Cell(model="gpt2-124m", micro_batch_seqs=8, precision="fp32"),
-    Cell(model="gpt2-124m", micro_batch_seqs=8, precision="tf32"),
-    Cell(model="gpt-1.1b", micro_batch_seqs=16, recompute="full"),
-    Cell(model="gpt-1.1b", micro_batch_seqs=8, recompute="full", compile=True),
-    Cell(model="gpt2-124m", micro_batch_seqs=16, recompute="full"),
-    Cell(model="gpt2-124m", micro_batch_seqs=8, accumulation=4),
-    Cell(model="gpt-1.1b", micro_batch_seqs=2),
-    Cell(model="gpt2-124m", micro_batch_seqs=32, compile=True),
-    Cell(model="gpt-1.1b", micro_batch_seqs=32, recompute="full"),
-    Cell(model="gpt-1.1b", micro_batch_seqs=4, compile=True, rival="nanogpt"),
+    Cell(model=LLAMA_1B, micro_batch_seqs=2, compile=True, loss_chunks=8),
+    Cell(model=LLAMA_1B, micro_batch_seqs=2, recompute="selective", loss_chunks=8),
+    Cell(model=LLAMA_8B, fits=True, recompute="selective", compile=True, loss_chunks=8),
+    Cell(model=GPT2, sequence_length=1024, micro_batch_seqs=16, compile=True),
+    Cell(model=LLAMA_1B),
+    Cell(model=LLAMA_8B, fits=True, recompute="full", loss_chunks=8),
+    Cell(model=GPT2, sequence_length=1024, micro_batch_seqs=16),
+    Cell(model=LLAMA_1B, micro_batch_seqs=4, recompute="selective", compile=True, loss_chunks=8),
+    Cell(model=LLAMA_1B, micro_batch_seqs=4, recompute="full", loss_chunks=8),
+    Cell(model=LLAMA_8B, fits=True, compile=True, loss_chunks=8),
+    Cell(model=GPT2, sequence_length=1024, micro_batch_seqs=4),
+    Cell(model=LLAMA_1B, compile=True),
+    Cell(model=LLAMA_8B, fits=True, recompute="selective", loss_chunks=8),
+    Cell(model=GPT2_XL, sequence_length=1024, micro_batch_seqs=4, compile=True),
+    Cell(model=LLAMA_1B, accumulation=4, recompute="selective", loss_chunks=8),
+    Cell(model=LLAMA_8B, fits=True, recompute="full", compile=True, loss_chunks=8, optimizer_state="bf16"),
+    Cell(model=GPT2_XL, sequence_length=1024, micro_batch_seqs=8, recompute="full"),
+    Cell(model=GPT2, sequence_length=1024, micro_batch_seqs=8, precision="fp32"),
 )
+SMALL = {"layers": 2, "hidden": 64, "heads": 4, "ffn_hidden": 128, "vocabulary": 500}
 CPU_CELLS = (
-    Cell(model="tiny", micro_batch_seqs=4, precision="fp32"),
-    Cell(model="tiny", micro_batch_seqs=2, accumulation=2, recompute="full", precision="fp32"),
-    Cell(model="tiny", micro_batch_seqs=4, recompute="selective"),
+    Cell(model=LLAMA_1B, sequence_length=64, changes=SMALL | {"kv_heads": 2}, micro_batch_seqs=4, precision="fp32"),
+    Cell(model=GPT2, sequence_length=64, changes=SMALL, accumulation=2, recompute="full", loss_chunks=4),
+    Cell(
+        model=LLAMA_8B,
+        sequence_length=64,
+        changes=SMALL | {"kv_heads": 1},
+        micro_batch_seqs=4,
+        recompute="selective",
+        optimizer_state="bf16",
+    ),
 )
+
+CAMPAIGNS = {
+    "accelerator": """
+[model]
+preset = "llama-3.2-1b"
+[cluster]
+preset = "this-machine"
+devices_per_node = 1
+[problem]
+sequence_length = 8192
+global_batch = 4
+[space]
+micro_batch_seqs = [1, 2, 4]
+recompute = ["none", "selective", "full"]
+compile = [false, true]
+loss_chunks = [1, 8]
+optimizer_state = ["fp32", "bf16"]
+offload = ["none", "optimizer"]
+[search]
+strategy = "guided"
+stop_below_improvement = 0.0
+seed = 1
+[budget]
+probes = 12
+minutes = {minutes:.2f}
+[probe]
+max_steps = 8
+deadline_s = 90
+step_deadline_s = 60
+""",
+    "cpu": """
+[model]
+preset = "llama-3.2-1b"
+layers = 2
+hidden = 64
+heads = 4
+kv_heads = 2
+ffn_hidden = 128
+vocabulary = 500
+[cluster]
+preset = "this-machine"
+devices_per_node = 1
+[problem]
+sequence_length = 64
+global_batch = 4
+precision = "fp32"
+[space]
+micro_batch_seqs = [1, 2, 4]
+recompute = ["none", "selective", "full"]
+loss_chunks = [1, 4]
+[search]
+strategy = "guided"
+stop_below_improvement = 0.0
+seed = 1
+[budget]
+probes = 3
+minutes = {minutes:.2f}
+[probe]
+max_steps = 6
+""",
+}
+"""Campaign files over one device, with the minutes left open."""

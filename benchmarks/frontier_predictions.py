@@ -31,6 +31,7 @@ from frontrunner.evaluators.analytic.software import MEGATRON_GPT
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
+from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.presets import cluster_preset, model_preset
 from frontrunner.spaces.problem import GlobalBatch, Problem
@@ -81,7 +82,7 @@ class Launch:
         """The model on so many devices."""
         table = model_preset(self.preset)
         widths = {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]}
-        shape = Model(**widths | table | {"max_positions": self.sequence_length})
+        shape = read_plain(Model, widths | table | {"max_positions": self.sequence_length}, "model")
         return problem_of(shape, devices, self.sequence_length)
 
     def recipe(self, *, replicas: int | None = None, accumulation: int | None = None) -> Recipe:

@@ -54,8 +54,9 @@ def recipes_per_second() -> float:
     yes = generator.random(SPEED_ROWS) < 0.5
     one, no = np.ones(1), np.zeros(1, dtype=bool)
     work = Workload(
-        layers=one * 96, hidden=one * 12288, heads=one * 96, kv_hidden=one * 12288, ffn_hidden=one * 49152,
-        ffn_matrices=one * 2, vocabulary=one * 51200, sequence_length=one * 2048, tied_embeddings=no, rotary=~no,
+        layers=one * 96, hidden=one * 12288, heads=one * 96, q_hidden=one * 12288, kv_hidden=one * 12288,
+        ffn_hidden=one * 49152, ffn_matrices=one * 2, vocabulary=one * 51200, sequence_length=one * 2048,
+        tied_embeddings=no, rotary=~no,
         fused_attention=~no, bytes_per_value=one * 2, tensor_parallel=ways, pipeline_parallel=ranks,
         data_parallel=replicas, virtual_stages=np.where(ranks > 1, power(1), 1), micro_batch_seqs=power(3),
         accumulation=power(7), sharding_parameters=np.where(yes, replicas, 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -12,15 +13,15 @@ from typing import Any
 
 import torch
 
-BF16_PEAKS = (
-    # Words of the device's name, words it must not have, dense bf16 TFLOP/s (fp16 the same), source.
-    (("h100",), ("pcie", "nvl"), 989.4, "NVIDIA H100 datasheet, SXM5"),
-    (("h100", "pcie"), (), 756.5, "NVIDIA H100 datasheet, PCIe"),
-    (("h200",), ("nvl",), 989.4, "NVIDIA H200 datasheet, SXM"),
-    (("a100",), (), 312.0, "NVIDIA A100 datasheet"),
-    (("mi250x",), (), 191.5, "AMD Instinct MI250X datasheet, halved: one of its two dies"),
-    (("mi300x",), (), 1307.4, "AMD Instinct MI300X datasheet"),
+CONDITIONS = (
+    "clocks.sm",
+    "clocks.max.sm",
+    "power.draw",
+    "power.limit",
+    "temperature.gpu",
+    "clocks_event_reasons.active",
 )
+MACHINE_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class Device:
@@ -61,17 +62,23 @@ class Device:
             self._module.empty_cache()
         self._module.reset_peak_memory_stats(self.device)
 
-    def peak(self) -> dict[str, Any]:
-        """Since `forget_peak`, as the trainer tells it; None on a CPU, where only the process's own peak is known."""
-        from frontrunner.evaluators.trainer.run import describe_memory
-
-        names = {"peak_memory_bytes": "allocated_bytes", "peak_reserved_bytes": "reserved_bytes"}
-        found = {names.get(key, key): ranks and ranks[0] for key, ranks in describe_memory(self.device).items()}
-        return dict.fromkeys(found) if self._module is None else found
+    def peak_bytes(self) -> int | None:
+        """The most that torch's allocator had handed out since `forget_peak`; None on a CPU, which has none."""
+        return None if self._module is None else int(self._module.max_memory_allocated(self.device))
 
     def retries(self) -> int:
         """How often the allocator had to give memory back before it could go on: times are too long then."""
         return 0 if self._module is None else int(self._module.memory_stats(self.device).get("num_alloc_retries", 0))
+
+    def conditions(self, work: Callable[[], Any]) -> dict[str, str] | None:
+        """Clocks, power, temperature and throttling while `work` runs; None where nvidia-smi cannot be asked."""
+        if self._module is None or shutil.which("nvidia-smi") is None:
+            return None
+        query = ["nvidia-smi", f"--query-gpu={','.join(CONDITIONS)}", "--format=csv,noheader", "--id=0"]
+        asked = subprocess.Popen(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        work()
+        values = [value.strip() for value in asked.communicate()[0].split(",")]
+        return dict(zip(CONDITIONS, values, strict=True)) if len(values) == len(CONDITIONS) else None
 
 
 def matmul_tflops(device: Device) -> float:
@@ -88,26 +95,36 @@ def matmul_tflops(device: Device) -> float:
 
 
 def describe(device: Device) -> dict[str, Any]:
-    """What was measured on, and the peak that MFU is taken over."""
-    measured, words = matmul_tflops(device), device.name.lower()
-    known = [row for row in BF16_PEAKS if all(w in words for w in row[0]) and not any(w in words for w in row[1])]
-    peak, source = known[0][2:] if known else (measured, "not a known device: the best bf16 matrix product measured")
+    """What was measured on; `cluster` is the device as a [cluster] of a campaign file, for MFU and the plan.
+
+    A device without a preset has its best matrix product measured here for its peak.
+    """
+    from frontrunner.evaluators.trainer.telemetry import describe_software
+    from frontrunner.spaces.presets import known_device
+
+    measured, memory_bytes = matmul_tflops(device), device.total_bytes() or MACHINE_BYTES
+    found = {
+        "device": device.name,
+        "backend": {"cuda": "rocm" if torch.version.hip else "cuda"}.get(device.device.type, device.device.type),
+        "peak_tflops": {"bf16": measured},
+        "source": "no preset of this device: the best bf16 matrix product measured here",
+    }
+    cluster = known_device(device.name) or found
     return {
         "name": device.name,
         "type": device.device.type,
-        "memory_bytes": device.total_bytes(),
-        "bf16_peak_tflops": peak,
-        "bf16_peak_source": source,
+        "cluster": cluster
+        | {"name": "this device", "nodes": 1, "devices_per_node": 1, "memory_gib_per_device": memory_bytes / 2**30},
         "bf16_matmul_tflops_measured": measured,
         "driver": driver_version(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda,
+        "conditions": device.conditions(lambda: None),
         "hip": torch.version.hip,
+        **describe_software(device.device),
     }
 
 
 def driver_version() -> str | None:
+    """Of NVIDIA's driver from nvidia-smi (`conditions` has it too), of AMD's from the kernel."""
     if shutil.which("nvidia-smi") is None:
         module = Path("/sys/module/amdgpu/version")
         return module.read_text(encoding="ascii").strip() if module.exists() else None

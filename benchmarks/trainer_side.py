@@ -47,6 +47,11 @@ def one_rank(device: torch.device) -> Iterator[Path]:
             sys.path.remove(str(ROOT / "src"))
 
 
+def with_package() -> str:
+    """PYTHONPATH for a process that imports this repository's package, and what this one's has."""
+    return os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+
+
 def write_tokens(folder: Path, vocabulary: int) -> Path:
     """Write random token ids, low ones more often, as in text; returns the file."""
     draws = np.random.default_rng(SEED).random(TOKENS)
@@ -55,15 +60,18 @@ def write_tokens(folder: Path, vocabulary: int) -> Path:
     return path
 
 
+def job_text(
+    device: torch.device, folder: Path, *, model: dict[str, Any], recipe: dict[str, Any], **settings: Any
+) -> str:
+    """A job file's text; `model`, `recipe` and `settings` replace values of the job's model, recipe and of the job."""
+    table = job_table(device, folder) | settings
+    return json.dumps(table | {"model": table["model"] | model, "recipe": table["recipe"] | recipe})
+
+
 class Trainer:
-    """One rank's steps as a probe runs them, its log included.
+    """One rank's steps as a probe runs them, its log included; takes what `job_text` takes."""
 
-    `model`, `recipe` and `settings` replace values of the job's model, recipe and of the job itself.
-    """
-
-    def __init__(
-        self, device: torch.device, folder: Path, *, model: dict[str, Any], recipe: dict[str, Any], **settings: Any
-    ) -> None:
+    def __init__(self, device: torch.device, folder: Path, **job_values: Any) -> None:
         from frontrunner.evaluators.trainer.data import TokenFile
         from frontrunner.evaluators.trainer.job import Job, check_job
         from frontrunner.evaluators.trainer.layout import make_layout
@@ -71,9 +79,7 @@ class Trainer:
         from frontrunner.evaluators.trainer.torch_engine import make_stepper
 
         # Through JSON, so that a job here is checked as one from a file is.
-        table = job_table(device, folder) | settings
-        table |= {"model": table["model"] | model, "recipe": table["recipe"] | recipe}
-        job = Job.from_json(json.dumps(table))
+        job = Job.from_json(job_text(device, folder, **job_values))
         check_job(job, world_size=dist.get_world_size())
         layout = make_layout(job.recipe, device_type=job.device)
         data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)

@@ -66,6 +66,16 @@ class ProbeEnding(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Telemetry:
+    """What a probe's ranks recorded beside their steps: one entry per rank, None where it is unknown.
+
+    `idle_memory_bytes` is what a rank on a CPU has resident whatever its recipe: interpreter, libraries, mapped files.
+    """
+
+    idle_memory_bytes: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measurement:
     """Measurement of one probe, warm-up excluded.
 
@@ -88,6 +98,7 @@ class Measurement:
     build_time_s: float
     first_step_time_s: float
     ended: ProbeEnding | None = None
+    telemetry: Telemetry | None = None
 
     @property
     def step_time_s_median(self) -> float:
@@ -105,6 +116,14 @@ class Measurement:
     def peak_memory_bytes_max_rank(self) -> int | None:
         """Peak memory of the fullest rank, None where it is unknown."""
         return max(self.peak_memory_bytes) or None
+
+    @property
+    def memory_above_idle_bytes_max_rank(self) -> int | None:
+        """Most memory that a rank had beyond `idle_memory_bytes`, which ratios of recipes compare; None if unknown."""
+        idle = self.telemetry and self.telemetry.idle_memory_bytes
+        if not idle or len(idle) != len(self.peak_memory_bytes):
+            return None
+        return max(0, *(peak - base for peak, base in zip(self.peak_memory_bytes, idle, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from frontrunner.notebook import Displayed
 from frontrunner.results.outcome import RecipeStats
 from frontrunner.results.records import Campaign, Figures
-from frontrunner.results.rows import cell, value_of
+from frontrunner.results.rows import cell, recorded_by_trial, value_of
 from frontrunner.results.schema import StandingRow, TrialRow
 from frontrunner.results.store import Store
 from frontrunner.spaces.errors import bad_value, require_one_of
@@ -54,7 +54,10 @@ FILTERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RankedRecipe(Displayed):
-    """One recipe with its rank, from 1; `gap_percent` is how much worse it is than the first."""
+    """One recipe with its rank, from 1; `gap_percent` is how much worse it is than the first.
+
+    `memory_above_idle_bytes_max_rank` is `Measurement`'s, the most in any repeat, None where none states it.
+    """
 
     rank: int
     recipe_id: str
@@ -63,6 +66,7 @@ class RankedRecipe(Displayed):
     figures: Figures
     standing: RecipeStats
     gap_percent: float
+    memory_above_idle_bytes_max_rank: int | None = None
 
 
 class Ranking(list[RankedRecipe], Displayed):
@@ -123,8 +127,9 @@ def rank(  # noqa: PLR0913 - the parameters of a query, each by its name
         .limit(top)
         .offset(offset)
     )
-    found = []
-    for place, row in zip(ranks or itertools.count(1), connection.execute(query).all(), strict=False):
+    found, rows = [], connection.execute(query).all()
+    recorded = recorded_by_trial(connection, [row.trial_id for row in rows])
+    for place, row in zip(ranks or itertools.count(1), rows, strict=False):
         stats = value_of(RecipeStats, row)
         figure = getattr(stats, ORDERED_COLUMNS[by].key)
         better = figure if better is None else better
@@ -136,6 +141,10 @@ def rank(  # noqa: PLR0913 - the parameters of a query, each by its name
             figures=campaign.figures,
             standing=stats,
             gap_percent=gap_percent(figure, better, by=by),
+            memory_above_idle_bytes_max_rank=max(
+                (size for one in recorded[row.trial_id] if (size := one.memory_above_idle_bytes_max_rank) is not None),
+                default=None,
+            ),
         )
         found.append(ranked)
     return found

@@ -7,6 +7,7 @@ Each column is checked against the type that is declared with it. A row that no 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from enum import StrEnum
@@ -18,7 +19,7 @@ from sqlalchemy import Column, ColumnElement, Connection, Select, func, inspect,
 from sqlalchemy.orm import InstrumentedAttribute
 from typing_extensions import TypedDict
 
-from frontrunner.results.outcome import Failure, Measurement, Outcome, ProbeEnding, RecipeStats, refuse_unrankable
+from frontrunner.results.outcome import Failure, Measurement, Outcome, RecipeStats, refuse_unrankable
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Attempt, AttemptOutcome, Campaign, Event, Probed, Trial
 from frontrunner.results.redaction import without_secrets
@@ -33,6 +34,7 @@ from frontrunner.results.schema import (
     MeasurementRow,
     ProvenanceRow,
     StandingRow,
+    TelemetryRow,
     TrialRow,
 )
 from frontrunner.results.states import AttemptState, TrialState
@@ -43,6 +45,8 @@ T = TypeVar("T")
 Columns = dict[str, Any]
 PLAIN_TYPES = {int: int, str: Annotated[str, Field(min_length=0)]}
 """Types of columns that declare none; a constraint makes pydantic look into text, which may not be UTF-8."""
+MOST_BOUND = 10_000
+"""Values of one query; SQLite and PostgreSQL take at least three times as many."""
 TABLES: dict[type, type[Base]] = {
     Campaign: CampaignRow,
     Trial: TrialRow,
@@ -201,14 +205,30 @@ def has_table(connection: Connection, table: type[Base]) -> bool:
 
 def _outcomes(connection: Connection, attempts: Select[int]) -> dict[int, Outcome]:
     found: dict[int, Outcome] = {}
-    endings: dict[int, ProbeEnding] = {}
-    if has_table(connection, EndingRow):
-        for row in connection.execute(select(EndingRow).where(EndingRow.attempt_id.in_(attempts))):
-            endings[row.attempt_id] = columns_of(EndingRow, row)["ended"]
+    beside: dict[int, dict[str, Any]] = defaultdict(dict)
+    for table, column in ((EndingRow, EndingRow.ended), (TelemetryRow, TelemetryRow.telemetry_json)):
+        if has_table(connection, table):
+            for row in connection.execute(select(table).where(table.attempt_id.in_(attempts))):
+                beside[row.attempt_id][column.key.removesuffix("_json")] = columns_of(table, row)[column.key]
     for measured in connection.execute(select(MeasurementRow).where(MeasurementRow.attempt_id.in_(attempts))):
-        found[measured.attempt_id] = replace(value_of(Measurement, measured), ended=endings.get(measured.attempt_id))
+        found[measured.attempt_id] = replace(value_of(Measurement, measured), **beside[measured.attempt_id])
     for failed in connection.execute(select(FailureRow).where(FailureRow.attempt_id.in_(attempts))):
         found[failed.attempt_id] = value_of(Failure, failed)
+    return found
+
+
+def recorded_by_trial(connection: Connection, trial_ids: Sequence[int]) -> dict[int, list[Measurement]]:
+    """Return the measurements of trials, by their ids, whose ranks recorded something beside their steps."""
+    found: dict[int, list[Measurement]] = defaultdict(list)
+    if has_table(connection, TelemetryRow):
+        query = select(TelemetryRow.attempt_id, AttemptRow.trial_id).join(AttemptRow)
+        for start in range(0, len(trial_ids), MOST_BOUND):
+            mine = AttemptRow.trial_id.in_(trial_ids[start : start + MOST_BOUND])
+            of_trial = {row.attempt_id: row.trial_id for row in connection.execute(query.where(mine))}
+            outcomes = _outcomes(connection, select(AttemptRow.id).where(AttemptRow.id.in_(list(of_trial))))
+            for attempt_id, outcome in outcomes.items():
+                if isinstance(outcome, Measurement):
+                    found[of_trial[attempt_id]].append(outcome)
     return found
 
 

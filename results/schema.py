@@ -1,4 +1,4 @@
-"""Tables of the store, schema version 1, revision 0004, and what their columns hold.
+"""Tables of the store, schema version 1, revision 0005, and what their columns hold.
 
 Timestamps are ISO 8601 text in UTC with offset, JSON columns are text without NaN, and states are guarded by CHECK
 constraints made from enums. `frontrunner.results.rows` reads the rows, and checks them by these types.
@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from pydantic import AfterValidator, Field, Json, PlainValidator, TypeAdapter
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
 
-from frontrunner.results.outcome import LARGEST, FailureKind, ProbeEnding
+from frontrunner.results.outcome import LARGEST, FailureKind, ProbeEnding, Telemetry
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import timestamp
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
@@ -29,10 +29,10 @@ from frontrunner.spaces.recipe import Recipe, current_names, stored_recipe
 
 SCHEMA_VERSION = 1
 """Incremented by a change that earlier versions of frontrunner cannot work with."""
-REVISION = "0004"
+REVISION = "0005"
 """Incremented by every change, which `frontrunner.results.database` then makes."""
 FIRST_REVISION = "0001"
-LATER_TABLES = frozenset({"endings", "holders"})
+LATER_TABLES = frozenset({"endings", "holders", "telemetry"})
 """Tables added after the first revision, which a store opened read-only may lack."""
 
 
@@ -133,6 +133,7 @@ Sizes = Annotated[str, holds(Json[Annotated[tuple[_Size, ...], Field(min_length=
 Losses = Annotated[str, holds(Json[tuple[Annotated[_Finite | None, _NAN_IF_NULL], ...]])]
 RecipeText = Annotated[str, holds(Annotated[Recipe, PlainValidator(recipe_from_json)])]
 ProvenanceText = Annotated[str, holds(Annotated[Provenance, PlainValidator(partial(document, Provenance))])]
+TelemetryText = Annotated[str, holds(Annotated[Telemetry, PlainValidator(partial(document, Telemetry))])]
 
 
 def checked(column: str, words: type[StrEnum]) -> sa.CheckConstraint:
@@ -290,6 +291,15 @@ class EndingRow(Base):
 
     attempt_id: Mapped[int] = mapped_column(sa.ForeignKey("attempts.id"), primary_key=True)
     ended: Mapped[str] = one_of(ProbeEnding)
+
+
+class TelemetryRow(Base):
+    """What the ranks of one attempt recorded beside their steps; attempts of earlier versions have no such row."""
+
+    __tablename__ = "telemetry"
+
+    attempt_id: Mapped[int] = mapped_column(sa.ForeignKey("attempts.id"), primary_key=True)
+    telemetry_json: Mapped[TelemetryText]
 
 
 class FailureRow(Base):

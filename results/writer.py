@@ -43,6 +43,7 @@ from frontrunner.results.schema import (
     MeasurementRow,
     ProvenanceRow,
     StandingRow,
+    TelemetryRow,
     TrialRow,
     recipe_to_json,
 )
@@ -298,6 +299,9 @@ def insert_outcome(connection: Connection, attempt_id: int, outcome: Outcome) ->
     connection.execute(made.values(attempt_id=attempt_id, **outcome_to_columns(outcome)))
     if isinstance(outcome, Measurement) and outcome.ended is not None:
         connection.execute(insert(EndingRow).values(attempt_id=attempt_id, ended=outcome.ended.value))
+    if isinstance(outcome, Measurement) and outcome.telemetry is not None:
+        text = canonical_json(asdict(outcome.telemetry))
+        connection.execute(insert(TelemetryRow).values(attempt_id=attempt_id, telemetry_json=text))
 
 
 def rewrite_stats(connection: Connection, trial_id: int) -> None:

@@ -229,6 +229,9 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C
         yield "deepspeed-sequence-parallel", f"{engine} has no sequence parallelism"
     if kv_heads % tp:
         yield "deepspeed-kv-heads", f"{engine} cannot cut {kv_heads} kv heads over {tp} ranks"
+    if tp > 1 and problem.model.qk_norm:
+        text = f"{engine} does not sum the gradients of qk_norm over its ranks, each of which has other heads"
+        yield "deepspeed-qk-norm", f"wrong gradients: {text}"
     if tp > 1 and recipe.pipeline_parallel == 1 and recipe.recompute == "selective":
         kept = "the very tensors that selective recompute keeps, and sums them again; use recompute full or none"
         yield "deepspeed-selective-tensor", f"wrong gradients: AutoTP sums over its ranks into {kept}"

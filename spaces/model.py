@@ -4,16 +4,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
+from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 
 POSITIONS = ("rotary", "learned")
-ACTIVATIONS = ("gelu", "swiglu")
+ACTIVATIONS = ("gelu", "gelu_tanh", "swiglu")
 WORDS = {
     "positions": POSITIONS,
     "activation": ACTIVATIONS,
     "norm": ("layernorm", "rmsnorm"),
+    "biases": ("none", "qkv", "all"),
     "attention": ("flash", "math"),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryScaling:
+    """Llama 3.1's scaling of rotary frequencies, for sequences longer than those of the first training.
+
+    Wavelengths above original_positions / low_frequency_factor are `factor` times as long, those below
+    original_positions / high_frequency_factor stay, and those between are interpolated.
+    """
+
+    factor: float
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_positions: int = 8192
+
+    def __post_init__(self) -> None:
+        key = "model.rotary_scaling"
+        require_at_least(key, 1, factor=self.factor, original_positions=self.original_positions)
+        if not 0 < self.low_frequency_factor < self.high_frequency_factor:
+            expected = f"above 0 and below high_frequency_factor = {self.high_frequency_factor}"
+            raise bad_value(f"{key}.low_frequency_factor", self.low_frequency_factor, expected)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +53,7 @@ class Model:
     hidden: int
     """Hidden size."""
     heads: int
-    """Attention heads; divides `hidden`."""
+    """Attention heads; divides `hidden` unless `head_width` is given."""
     kv_heads: int
     """Groups of keys and values (GQA); divides `heads`, which is the default."""
     ffn_hidden: int
@@ -44,34 +66,58 @@ class Model:
     """`rotary` or `learned`."""
     max_positions: int | None = None
     """Longest sequence; required for learned positions."""
+    rotary_theta: float = 10_000.0
+    """Base of the rotary frequencies."""
+    rotary_scaling: RotaryScaling | None = None
+    """Llama 3.1's scaling of the rotary frequencies, as in `{ factor = 8.0 }`; by default none."""
     activation: str = "gelu"
-    """`gelu` (two matrices) or `swiglu` (three)."""
+    """`gelu` or its approximation `gelu_tanh` (two matrices), or `swiglu` (three)."""
     norm: str = "layernorm"
     """`layernorm` or `rmsnorm`."""
+    norm_epsilon: float = 1e-5
+    """Added to the variance in each norm."""
+    biases: str = "none"
+    """`none`, `qkv` (of query, key and value) or `all` (of every matrix but embedding and head, and of LayerNorm)."""
+    head_width: int | None = None
+    """Width of an attention head; by default `hidden` / `heads`."""
+    qk_norm: bool = False
+    """Whether a norm, shared by all heads, is applied to each head's query and key, before any rotation."""
     tied_embeddings: bool = False
     """Whether the head shares the embedding's matrix."""
     attention: str = "flash"
     """`flash` or `math`, both through torch's `scaled_dot_product_attention`."""
 
     def __post_init__(self) -> None:
-        for key in ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary_multiple", "max_positions"):
+        counts = ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary_multiple", "max_positions")
+        for key in (*counts, "head_width"):
             if (value := getattr(self, key)) is not None:
                 require_at_least("model", 1, **{key: value})
         require_at_least("model", 2, vocabulary=self.vocabulary)
         for key, known in WORDS.items():
             require_one_of("model", key, getattr(self, key), known)
-        if self.hidden % self.heads:
+        require_above_zero("model.rotary_theta", self.rotary_theta, "above 0")
+        require_above_zero("model.norm_epsilon", self.norm_epsilon, "above 0")
+        if self.head_width is None and self.hidden % self.heads:
             raise bad_value("model.heads", self.heads, f"a divisor of model.hidden = {self.hidden}")
+        if self.head_width == self.hidden / self.heads:
+            object.__setattr__(self, "head_width", None)  # stated or not, it is the same model with the same ids
         if self.heads % self.kv_heads:
             raise bad_value("model.kv_heads", self.kv_heads, f"a divisor of model.heads = {self.heads}")
         if self.positions == "rotary" and self.head_dim % 2:
+            if self.head_width is not None:
+                raise bad_value("model.head_width", self.head_width, "an even number for rotary positions")
             expected = f"an even hidden / heads for rotary positions, not {self.head_dim}"
             raise bad_value("model.heads", self.heads, expected)
 
     @property
     def head_dim(self) -> int:
-        """Hidden / heads."""
-        return self.hidden // self.heads
+        """Head_width, by default hidden / heads."""
+        return self.head_width or self.hidden // self.heads
+
+    @property
+    def q_hidden(self) -> int:
+        """Heads * head_dim: the width of the queries, and of what attention returns."""
+        return self.heads * self.head_dim
 
     @property
     def kv_hidden(self) -> int:
@@ -85,30 +131,37 @@ class Model:
 
     @property
     def ffn_matrices(self) -> int:
-        """2 for GELU (up, down), 3 for SwiGLU (gate, up, down)."""
+        """2 for either GELU (up, down), 3 for SwiGLU (gate, up, down)."""
         return 3 if self.activation == "swiglu" else 2
 
     @property
     def matmul_parameters_per_layer(self) -> int:
-        """Hidden * (2 hidden + 2 kv_hidden + ffn_matrices * ffn_hidden): q and o, k and v, the feed-forward."""
-        return self.hidden * (2 * self.hidden + 2 * self.kv_hidden + self.ffn_matrices * self.ffn_hidden)
+        """Hidden * (2 q_hidden + 2 kv_hidden + ffn_matrices * ffn_hidden): q and o, k and v, the feed-forward."""
+        return self.hidden * (2 * self.q_hidden + 2 * self.kv_hidden + self.ffn_matrices * self.ffn_hidden)
 
     @property
     def parameters(self) -> int:
-        """All trained parameters: matrices, norms (no biases), embedding, head unless tied, learned positions."""
-        norm_width = self.hidden * (2 if self.norm == "layernorm" else 1)
-        layers = self.layers * (self.matmul_parameters_per_layer + 2 * norm_width)
+        """All trained parameters: matrices, biases, norms, embedding, head unless tied, learned positions.
+
+        Embedding and head count with `padded_vocabulary` rows, learned positions with `max_positions`.
+        """
+        has_all = self.biases == "all"
+        biases = self.q_hidden + 2 * self.kv_hidden if self.biases != "none" else 0
+        biases += 2 * self.hidden + (self.ffn_matrices - 1) * self.ffn_hidden if has_all else 0
+        per_norm = 2 if has_all and self.norm == "layernorm" else 1
+        norms = per_norm * (2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0))
+        layers = self.layers * (self.matmul_parameters_per_layer + biases + norms)
         embedding = self.padded_vocabulary * self.hidden * (1 if self.tied_embeddings else 2)
         positions = (self.max_positions or 0) * self.hidden if self.positions == "learned" else 0
-        return layers + embedding + positions + norm_width
+        return layers + embedding + positions + per_norm * self.hidden
 
     def layer_flops_per_token(self, sequence_length: int) -> float:
-        """Forward FLOPs of one layer for one token: 2 per matrix parameter, plus 4 * sequence_length * hidden.
+        """Forward FLOPs of one layer for one token: 2 per matrix parameter, plus 4 * sequence_length * q_hidden.
 
         The second term is the attention's two products over the whole sequence: as in PaLM (arXiv 2204.02311,
         appendix B) and Megatron-LM (arXiv 2104.04473, section 5.1), the causal mask is not credited.
         """
-        return 2.0 * self.matmul_parameters_per_layer + 4.0 * sequence_length * self.hidden
+        return 2.0 * self.matmul_parameters_per_layer + 4.0 * sequence_length * self.q_hidden
 
     def head_flops_per_token(self) -> float:
         """Forward FLOPs of the output head for one token: 2 * hidden * padded_vocabulary."""

@@ -85,9 +85,9 @@ def exchanges_s(machine: Machine, work: Workload) -> Rows:
     """
     if not (work.context_parallel > 1).any():
         return np.zeros(1)
-    query = work.hidden / work.tensor_parallel
+    query = work.q_hidden / work.tensor_parallel
     # At least one head of keys for each of the ranks that share a sequence.
-    keys = np.maximum(work.kv_hidden / work.tensor_parallel, work.context_parallel * work.hidden / work.heads)
+    keys = np.maximum(work.kv_hidden / work.tensor_parallel, work.context_parallel * work.q_hidden / work.heads)
     inwards = work.tokens * work.bytes_per_value * (query + 2 * keys)
     outwards = work.tokens * work.bytes_per_value * query
     group, stride = work.context_parallel, work.strides["dp"]

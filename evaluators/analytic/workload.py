@@ -47,6 +47,7 @@ class Workload:
     layers: Rows
     hidden: Rows
     heads: Rows
+    q_hidden: Rows
     kv_hidden: Rows
     ffn_hidden: Rows
     ffn_matrices: Rows
@@ -99,7 +100,7 @@ class Workload:
             "fused_attention": np.array([model.attention == "flash"]),
             "bytes_per_value": number(BYTES_PER_VALUE[problem.precision]),
         }
-        for name in ("layers", "hidden", "heads", "kv_hidden", "ffn_hidden", "ffn_matrices"):
+        for name in ("layers", "hidden", "heads", "q_hidden", "kv_hidden", "ffn_hidden", "ffn_matrices"):
             columns[name] = number(getattr(model, name))
         last = (rank_of_stage(recipe, recipe.stages - 1) for recipe in recipes)
         held = [ends(layers_of_ranks(one, model.layers), rank) for one, rank in zip(recipes, last, strict=True)]
@@ -146,8 +147,8 @@ class Workload:
 
     @property
     def layer_matmul_parameters(self) -> Rows:
-        """Hidden * (2 hidden + 2 kv_hidden + ffn_matrices * ffn_hidden), as `Model.matmul_parameters_per_layer`."""
-        return self.hidden * (2 * self.hidden + 2 * self.kv_hidden + self.ffn_matrices * self.ffn_hidden)
+        """Hidden * (2 q_hidden + 2 kv_hidden + ffn_matrices * ffn_hidden), as `Model.matmul_parameters_per_layer`."""
+        return self.hidden * (2 * self.q_hidden + 2 * self.kv_hidden + self.ffn_matrices * self.ffn_hidden)
 
     def rows(self, chosen: slice | Flags) -> Workload:
         """Return the chosen rows."""

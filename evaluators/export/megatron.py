@@ -24,6 +24,7 @@ from frontrunner.evaluators.export import deepspeed, reading
 from frontrunner.evaluators.export.base import Export, Refusal, Tool, comments, nested, words, yaml_text
 from frontrunner.evaluators.export.reading import Given, Options, Table
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown_key
+from frontrunner.spaces.model import Model, RotaryScaling
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import SHARDING_NAMES
@@ -106,6 +107,8 @@ class MegatronLM(Tool):
     names = OPTIONS
     kv_heads = "num-query-groups"
     has_kv_heads = "--group-query-attention"
+    theta = "--rotary-base"
+    epsilon = "--norm-epsilon"
     expressed = frozenset({
         "virtual_stages", "schedule", "sharding", "recompute", "sequence_parallel", "optimizer_state",
         "layers_per_stage", "rank_order",
@@ -124,6 +127,7 @@ class MegatronLM(Tool):
         rounds = f"rounds of pipeline_parallel {pp}, which does not divide {steps}"
         cut = f"{problem.sequence_length} positions into 2 x context_parallel {cp} equal slices"
         return (
+            *self._model_refusals(problem.model),
             (schedule not in ("none", "1f1b", "interleaved-1f1b"), "schedule-unsaid",
              f"{tool} runs 1f1b and interleaved-1f1b, not {schedule}"),
             (recipe.virtual_stages > 1 and steps % pp, "interleaved-rounds",
@@ -141,6 +145,18 @@ class MegatronLM(Tool):
             (is_cut, "context-halves", f"{tool} cuts {cut}"),
         )  # fmt: skip
 
+    def _model_refusals(self, model: Model) -> tuple[Refusal, ...]:
+        """Return what of a model has no option; of the scaling of rotary frequencies only the factor has one."""
+        tool, scaling, theta = self.title, model.rotary_scaling, model.rotary_theta
+        other = scaling is not None and scaling != RotaryScaling(factor=scaling.factor)
+        return (
+            (model.activation == "gelu_tanh" and model.biases != "all", "model-unsaid",
+             f"{tool} computes activation gelu_tanh only with biases all, not {model.biases}"),
+            (model.positions == "rotary" and theta % 1, "model-unsaid",
+             f"{tool} takes a whole number for rotary_theta, not {theta}"),
+            (other, "model-unsaid", f"{tool} has Llama 3.1's frequency factors and positions, not {scaling}"),
+        )  # fmt: skip
+
     def key(self, name: str) -> str:
         """Return the whole name of what Megatron-LM calls `--name`."""
         return f"--{name}"
@@ -155,7 +171,11 @@ class MegatronLM(Tool):
             self.has_kv_heads: has_gqa,
             f"--{self.kv_heads}": model.kv_heads if has_gqa else None,
             "--position-embedding-type": {"rotary": "rope", "learned": "learned_absolute"}[model.positions],
+            "--use-rope-scaling": model.rotary_scaling is not None,
+            "--rope-scaling-factor": model.rotary_scaling.factor if model.rotary_scaling else None,
             "--normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[model.norm],
+            "--add-qkv-bias": model.biases == "qkv",
+            "--qk-layernorm": model.qk_norm,
             f"--{LAYOUT}": None if is_even else layout(layers),
             f"--{LAYERS_PER_STAGE}": layers[0] if is_even and recipe.virtual_stages > 1 else None,
             "--use-tp-pp-dp-mapping": recipe.rank_order == "tp-pp-dp",
@@ -170,7 +190,7 @@ class MegatronLM(Tool):
             "--exp-avg-dtype": "bf16" if bf16_states else None,
             "--exp-avg-sq-dtype": "bf16" if bf16_states else None,
         }
-        return Export(arguments=words(settings), notes=self._notes(recipe))
+        return Export(arguments=words(settings), notes=(*self._notes(recipe), *_norm_notes(model)))
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a launch script or an argument file."""
@@ -188,18 +208,23 @@ class MegatronLM(Tool):
         """Return the options of both trainers that have a command line.
 
         Megatron pads the vocabulary to a multiple of its divisor times tensor_parallel: the divisor is chosen
-        so that it pads as we do.
+        so that it pads as we do. Its fused kernel for a bias and GELU computes the tanh form.
         """
         model = problem.model
+        is_rotary = model.positions == "rotary"
         return {
             "--num-layers": model.layers,
             "--hidden-size": model.hidden,
             "--ffn-hidden-size": model.ffn_hidden,
             "--num-attention-heads": model.heads,
+            "--kv-channels": model.head_width,
             "--seq-length": problem.sequence_length,
             "--max-position-embeddings": max(model.max_positions or 0, problem.sequence_length),
             "--make-vocab-size-divisible-by": model.padded_vocabulary // recipe.tensor_parallel,
-            "--disable-bias-linear": True,
+            self.theta: int(model.rotary_theta) if is_rotary else None,
+            self.epsilon: model.norm_epsilon,
+            "--disable-bias-linear": model.biases != "all",
+            "--no-bias-gelu-fusion": model.activation == "gelu",
             "--swiglu": model.activation == "swiglu",
             "--untie-embeddings-and-output-weights": not model.tied_embeddings,
             f"--{problem.precision}": problem.precision != "fp32",
@@ -314,6 +339,8 @@ class MegatronDeepSpeed(MegatronLM):
     names = DEEPSPEED_OPTIONS
     kv_heads = "num-key-value-heads"
     has_kv_heads = f"--{kv_heads}"
+    theta = "--rotary-position-embeddings-theta"
+    epsilon = "--layernorm-epsilon"
     expressed = frozenset({"schedule", "sharding", "recompute", "sequence_parallel", "offload", "secondary_partition"})
 
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
@@ -331,7 +358,17 @@ class MegatronDeepSpeed(MegatronLM):
             (has_stages and len(set(layers)) > 1, "stages-unsaid",
              f"{tool} gives every stage as many layers; {recipe.stages} stages have {layers}"),
             *deepspeed.zero_refusals(problem, recipe),
+            *self._model_refusals(problem.model),
         )  # fmt: skip
+
+    def _model_refusals(self, model: Model) -> tuple[Refusal, ...]:
+        tool = self.title
+        return (
+            *super()._model_refusals(model),
+            (model.biases == "qkv", "model-unsaid", f"{tool} has biases all or none, not qkv"),
+            (model.rotary_scaling, "model-unsaid", f"{tool} does not scale rotary frequencies"),
+            (model.qk_norm, "model-unsaid", f"{tool} has no norms of queries and keys"),
+        )
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return what follows pretrain_gpt.py, except data, steps and learning rate."""
@@ -352,7 +389,7 @@ class MegatronDeepSpeed(MegatronLM):
             recipe, tensor_parallel=1, devices=recipe.devices // recipe.tensor_parallel, sequence_parallel=False
         )
         files = {deepspeed.FILE: deepspeed.json_text(deepspeed.configuration(problem, seen_by_deepspeed))}
-        return Export(arguments=words(settings), files=files, notes=self._notes(recipe))
+        return Export(arguments=words(settings), files=files, notes=(*self._notes(recipe), *_norm_notes(model)))
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a launch script and the DeepSpeed configuration that it names, inside or beside it.
@@ -406,6 +443,9 @@ class MegatronBridge(MegatronLM):
         lines = (*header, f"devices: {recipe.devices}", *self.export(problem, recipe).notes)
         return comments(lines) + "\n" + yaml_text(nested(self._settings(problem, recipe)))
 
+    def _model_refusals(self, _: Model) -> tuple[Refusal, ...]:
+        return ()
+
     def key(self, name: str) -> str:
         """Return the path of an entry that has Megatron-LM's name."""
         return _bridge_key(name)
@@ -441,6 +481,11 @@ class MegatronBridge(MegatronLM):
         if root.flag("optimizer.use_distributed_optimizer") and not root.flag(self.key("use-megatron-fsdp")):
             found["sharding"] = "zero-1"
         return reading.recipe_of(problem, found, given)
+
+
+def _norm_notes(model: Model) -> tuple[str, ...]:
+    has_other = model.norm == "layernorm" and model.biases != "all"
+    return ("note: LayerNorm has biases there, which the probed one lacks",) if has_other else ()
 
 
 def layout(layers: Sequence[int]) -> str:

@@ -49,10 +49,14 @@ class Nanotron(Tool):
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
         """Return other forms of the model than Llama's, and what nanotron does not run."""
         tool, schedule, sharding = self.title, recipe.schedule, recipe.sharding_name
-        form = (problem.model.positions, problem.model.activation, problem.model.norm)
+        model = problem.model
+        form = (model.positions, model.activation, model.norm)
+        plain = {"biases": "none", "qk_norm": False, "head_width": None, "rotary_scaling": None}
+        unsaid = [name for name, value in plain.items() if getattr(model, name) != value]
         return (
             (form != ("rotary", "swiglu", "rmsnorm"), "model-unsaid",
              f"{tool} trains rotary, swiglu, rmsnorm models, not {', '.join(form)}"),
+            (unsaid, "model-unsaid", f"{tool}'s Llama has no {', '.join(unsaid)}"),
             (recipe.pipeline_parallel > 1 and schedule not in SCHEDULES, "schedule-unsaid",
              f"{tool} runs 1f1b and gpipe, not {schedule}"),
             (sharding not in ("none", "zero-1"), "sharding-unsaid", f"{tool} has ZeRO 0 and 1, not {sharding}"),
@@ -83,6 +87,9 @@ class Nanotron(Tool):
             f"{MODEL}max_position_embeddings": max(problem.model.max_positions or 0, problem.sequence_length),
             f"{MODEL}vocab_size": problem.model.padded_vocabulary,
             **_sizes(problem),
+            f"{MODEL}rope_theta": problem.model.rotary_theta,
+            f"{MODEL}rope_interleaved": False,
+            f"{MODEL}rms_norm_eps": problem.model.norm_epsilon,
             "tokenizer.tokenizer_name_or_path": None,
             "optimizer.zero_stage": 0 if recipe.sharding_name == "none" else 1,
             "optimizer.weight_decay": 0.1,

@@ -15,6 +15,7 @@ from typing import Any
 from frontrunner.evaluators.export.base import Export, Refusal, Tool, fsdp_degrees, fsdp_sharding, words
 from frontrunner.evaluators.export.reading import Given, Options, read_options, recipe_of, refuse_other_problem
 from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.spaces.model import RotaryScaling
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, RECOMPUTES, Recipe
 from frontrunner.spaces.stages import even_layers
@@ -35,7 +36,13 @@ CONFIGS = {
     (80, 8192, 64, 8, 28672, 128256): "llama3_70b",
     (126, 16384, 128, 8, 53248, 128256): "llama3_405b",
 }
-"""Layers, hidden, heads, kv heads, feed-forward width and vocabulary of torchtitan's Llama 3 models."""
+"""Layers, hidden, heads, kv heads, feed-forward width and vocabulary of torchtitan's Llama 3.1 models."""
+LLAMA: dict[str, Any] = {
+    "positions": "rotary", "rotary_theta": 500_000.0, "rotary_scaling": RotaryScaling(factor=8.0),
+    "activation": "swiglu", "norm": "rmsnorm", "norm_epsilon": 1e-5, "biases": "none", "head_width": None,
+    "qk_norm": False, "tied_embeddings": False,
+}  # fmt: skip
+"""What else they state."""
 REFUSED = {
     "--parallelism.expert-parallel-degree": "experts",
     "--model.converters": "converted layers, as of 8-bit arithmetic",
@@ -92,7 +99,8 @@ class Torchtitan(Tool):
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return what follows `-m torchtitan.train`; --module and --config only for a model that torchtitan has."""
         m, in_pipeline, is_sharded = problem.model, recipe.pipeline_parallel > 1, recipe.sharding.optimizer > 1
-        known = CONFIGS.get((m.layers, m.hidden, m.heads, m.kv_heads, m.ffn_hidden, m.vocabulary))
+        sizes = (m.layers, m.hidden, m.heads, m.kv_heads, m.ffn_hidden, m.vocabulary)
+        known = CONFIGS.get(sizes) if all(getattr(m, name) == value for name, value in LLAMA.items()) else None
         replicate, shard, _ = fsdp_degrees(recipe)
         settings: dict[str, object] = {
             "--module": "llama3" if known else None,
@@ -114,7 +122,7 @@ class Torchtitan(Tool):
             # What follows a subcommand belongs to it, so activation checkpointing comes last.
             f"activation-checkpoint:{recipe.recompute}": True,
         }
-        unknown = "note: name torchtitan's model yourself, by --module and --config"
+        unknown = "note: name torchtitan's model yourself, by --module and --config; its llama3 models are Llama 3.1's"
         return Export(arguments=words(settings), notes=NOTES if known else (*NOTES, unknown))
 
     def read(self, problem: Problem, given: Given) -> Recipe:

@@ -10,11 +10,14 @@ from frontrunner.evaluators.probe.files import DISK_FULL_SIGNS
 from frontrunner.results.outcome import FailureKind
 
 OUT_OF_MEMORY_SIGNS = re.compile(
-    r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory|cannot allocate memory|std::bad_alloc"
-    r"|DefaultCPUAllocator: not enough memory|failed to map segment|nullptr != pinned_buffer",
+    r"out[ _]?of[ _]?((host|device)[ _])?memory|MemoryError|not enough memory|can(no|')t allocate memory"
+    r"|alloc(ation)?_?failed|failed to cuda (host alloc|calloc|malloc)|failed to (malloc|allocate (cpu )?memory)"
+    r"|rocblas_status_memory_error|memory not available to allocate"
+    r"|std::bad_alloc|failed to map segment|nullptr != pinned_buffer",
     re.IGNORECASE,
 )
-"""Messages of torch, glibc, the C++ runtime and DeepSpeed for a refused allocation, on CPU and on accelerators."""
+"""Messages for a refused allocation, on the host and on accelerators: of torch, glibc and the C++ runtime; of CUDA,
+HIP, SYCL and Level Zero with their math libraries; of NCCL, RCCL and oneCCL; of DeepSpeed. The tests list them."""
 SHORT_FILE_SIGN = "buffer nbytes > file bytes"
 """Message of DeepSpeed's async_io, before it aborts, about a file shorter than what it had written there."""
 ILLEGAL_TYPES = ("ValueError", "NotImplementedError")

@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding, implausibility
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding, Telemetry, implausibility
+from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
@@ -88,6 +89,7 @@ def measurement(
         build_time_s=float(result["build_time_s"]),
         first_step_time_s=float(result["first_step_time_s"]),
         ended=ProbeEnding(result["ended"]) if "ended" in result else None,
+        telemetry=read_plain(Telemetry, result["telemetry"], "telemetry") if "telemetry" in result else None,
     )
     # numpy, which counting alone does not need
     from frontrunner.evaluators.analytic.accuracy_bounds import why_too_fast

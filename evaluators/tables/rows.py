@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, refuse_unstorable
 from frontrunner.spaces.cluster import PRECISIONS, ByPrecision, Cluster, Links
+from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.presets import cluster_preset, device_preset, model_preset, preset_names
 from frontrunner.spaces.problem import GlobalBatch, Problem
@@ -46,9 +48,13 @@ SAME_MEMORY = 0.02
 _OTHER_SIZES = {("a100-80gb", "40"): {"memory_gb_per_s": device_preset("a100-40gb")["memory_gb_per_s"]}}
 """What else differs where a name states another memory than its preset's device has."""
 _PRESETS = tuple(
-    Model(**{"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table)
+    read_plain(Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table, "model")
     for table in map(model_preset, preset_names("models"))
 )
+_STATED = attrgetter(
+    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "positions", "activation", "norm",
+    "tied_embeddings", "attention",
+)  # fmt: skip
 LINKS = ("node_gb_per_s", "nic_gb_per_s", "nics_per_node")
 COUNTED = {"gpus_per_node": "devices_per_node", "compute_units": "compute_units"}
 DEVICES_PER_NODE = 8
@@ -185,8 +191,8 @@ def model_of(row: Row) -> Model:
         tied_embeddings=gpt,
         attention="flash" if is_fused(row) else "math",
     )
-    # The range that a preset's rotary positions were trained for is part of its recipes' ids.
-    alike = (one for one in _PRESETS if replace(one, name=found.name, max_positions=found.max_positions) == found)
+    # What rows do not state of a preset, such as the range of its rotary positions, is part of its recipes' ids.
+    alike = (one for one in _PRESETS if _STATED(one) == _STATED(found))
     preset = next(alike, found) if found.positions == "rotary" else found
     return preset if preset is found or row.seq > (preset.max_positions or 0) else replace(preset, name=found.name)
 

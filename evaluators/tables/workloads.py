@@ -120,6 +120,7 @@ def workload(rows: Sequence[Row], precision: str, *, balances_head: bool = False
         layers=column("layers"),
         hidden=hidden,
         heads=column("heads"),
+        q_hidden=hidden,
         kv_hidden=hidden * column("kv_heads") / column("heads"),
         ffn_hidden=column("ffn_hidden"),
         ffn_matrices=matrices,

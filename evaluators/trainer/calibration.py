@@ -23,7 +23,8 @@ import torch.distributed as dist
 from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES
 from frontrunner.evaluators.trainer.rendezvous import rank_device, set_local_rank_env
-from frontrunner.evaluators.trainer.run import describe_software, leave, synchronize, write_json
+from frontrunner.evaluators.trainer.run import leave, synchronize, write_json
+from frontrunner.evaluators.trainer.telemetry import describe_software
 from frontrunner.spaces.model import Model
 
 COLLECTIVE_TIMEOUT = dt.timedelta(seconds=120)

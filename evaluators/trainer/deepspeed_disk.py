@@ -102,7 +102,7 @@ def _group(job: Job) -> int:
 
 def _largest_share(job: Job) -> int:
     model = job.model
-    rows = max(model.padded_vocabulary, model.ffn_hidden, model.hidden, job.sequence_length)
+    rows = max(model.padded_vocabulary, model.ffn_hidden, model.hidden, model.q_hidden, job.sequence_length)
     return -(-rows * model.hidden // job.recipe.data_parallel)
 
 

@@ -257,7 +257,8 @@ class _Stage(Gpt):
         self.to_empty(device=device)
         initialize(self.named_parameters(), seed=job.seed, layers=job.model.layers)
         # DeepSpeed counts parameters without this mark once, and those with it on every rank, in the gradient norm.
-        marked = [module.make_plain() for module in self.modules() if isinstance(module, OnLocalWeight)]
+        split = [module.make_plain() for module in self.modules() if isinstance(module, OnLocalWeight)]
+        marked = [parameter for parameters in split for parameter in parameters]
         if layout.pipeline_rank > 0 and tensor_ranks.get_local_rank() == 0:
             # Without ZeRO it takes all ranks of a replica for ranks of tensor parallelism: the norm would be that of
             # the first stage.

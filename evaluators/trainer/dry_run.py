@@ -4,7 +4,8 @@
 engine which probes train with runs over a fake process group of the recipe's full size: tensors have no data,
 collectives return at once. A ledger sees each operator through a mode of torch's dispatcher.
 
-What is changed in torch is made for 2.13, and stays for the life of the process, which traces one rank and ends.
+What is changed in torch is made for 2.13, without a pipeline also for 2.11, and stays for the life of the process,
+which traces one rank and ends.
 """
 
 from __future__ import annotations
@@ -31,19 +32,14 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining._utils import (
-    InferenceMode,
-    _StageBackwardMeta,
-    _StageForwardMeta,
-    extract_tensor_meta,
-)
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
+from frontrunner.evaluators.trainer import torch_engine
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.job import Job, check_job
 from frontrunner.evaluators.trainer.layout import make_layout
@@ -203,7 +199,8 @@ def flops(operator: Any, arguments: tuple[Any, ...], options: dict[str, Any], ou
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]
+    # torch 2.11's `sdpa_flop_count` takes no grouped heads.
+    return 2 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -278,8 +275,12 @@ def _around(owner: Any, *names: str) -> Callable[[Callable[..., Any]], None]:
     return change
 
 
-def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:  # noqa: C901 - one change after another
+def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:
     """Change torch for a trace under `mode` of `job`, whose recipe is the real one, with all of its micro-batches."""
+
+    @_around(torch_engine, "initialize")
+    def _(*_: Any, **_options: Any) -> None:
+        """Draw no values, which a fake tensor would not keep."""
 
     # A DeviceMesh reads its tensor of ranks: it needs values, which a fake tensor does not have.
     @_around(DeviceMesh, *_MESH_METHODS)
@@ -318,6 +319,18 @@ def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:  # noqa
     def _(plain: Any, storage: torch.UntypedStorage, size: int) -> None:
         plain(storage, size)
         watch.ledger.resized(storage)
+
+    if job.recipe.pipeline_parallel > 1:
+        _prepare_pipelines(job, watch)
+
+
+def _prepare_pipelines(job: Job, watch: Watch) -> None:
+    from torch.distributed.pipelining._utils import (  # not in torch 2.11
+        InferenceMode,
+        _StageBackwardMeta,
+        _StageForwardMeta,
+        extract_tensor_meta,
+    )
 
     # Stages send each other the shapes of what they will send, after a vote in tensors whose values are read.
     @_around(_PipelineSchedule, "_warmup_p2p")
@@ -381,12 +394,9 @@ def trace(job: Job, *, rank: int, micro_batches: int) -> dict[str, Any]:
         stepper = make_stepper(traced, layout, data, _CPU)
         stepper.scale = LossScale("fp32", _CPU)  # whether a gradient overflowed stands in no fake tensor
         watch.ledger.label(None, Category.PARAMETERS)
-        optimizer = stepper.optimizer
-        if job.device != "cpu" and isinstance(optimizer, torch.optim.AdamW):
-            for group in optimizer.param_groups:
-                group["fused"] = True  # as `build_optimizer` does on an accelerator
-        make_states(optimizer)
-        states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+        make_states(stepper.optimizer)
+        kept = (value for state in stepper.optimizer.state.values() for value in state.values())
+        states = [value for value in kept if isinstance(value, Tensor)]
         watch.ledger.label(states, Category.OPTIMIZER_STATES)
         watch.begin()
         stepper.step(1)

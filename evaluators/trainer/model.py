@@ -3,12 +3,14 @@
 Names of parameters are those of the whole model in both cases (`blocks.7.attention.query.weight`), so that seeding and
 checkpoints do not depend on the stages. Shapes below: B sequences, S tokens, H heads, D hidden width, V vocabulary.
 
-First weights are the same under every parallel form: each parameter is drawn from a generator seeded by the job's seed
-and its name, and a rank keeps its shard of the draw. GPT-2's rule: normal with deviation 0.02, the projections that add
-to the residual stream scaled by 1 / sqrt(2 * layers); norms start at 1.
+First weights are the same under every parallel form: each parameter is drawn in blocks of rows, from a generator that
+is seeded for each by the job's seed, the name and the row, and a rank draws the blocks that it holds some of. Devices
+of different kinds draw different values. GPT-2's rule: normal with deviation 0.02, the projections that add to the
+residual stream scaled by 1 / sqrt(2 * layers); norms start at 1, biases at 0.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
@@ -26,15 +28,15 @@ from frontrunner.evaluators.trainer.layout import ContextRanks
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.recipe import Recipe
 
-ROTARY_BASE = 10_000.0
-NORM_EPSILON = 1e-5
 DEVIATION = 0.02
 NEUTRAL = Recipe(micro_batch_seqs=1, accumulation=1, devices=1)
+_BLOCK_ELEMENTS = 2**18
 _RESIDUAL_PROJECTIONS = ("attention.output.weight", "feed_forward.down.weight")
 # Matrix products and attention are the costly ones; the collectives are kept because recomputing is communication.
 # Names, because a build of torch has only the attention kernels of its devices.
 _KEPT_BY_SELECTIVE_RECOMPUTE = (
     ("aten", "mm"),
+    ("aten", "addmm"),
     ("aten", "_scaled_dot_product_flash_attention"),
     ("aten", "_scaled_dot_product_flash_attention_for_cpu"),
     ("aten", "_scaled_dot_product_efficient_attention"),
@@ -97,9 +99,9 @@ def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 class RotaryTable:
     """Cosines and sines of rotary position embedding (arXiv 2104.09864); no module, which wrappers would store."""
 
-    def __init__(self, *, sequence_length: int, head_width: int) -> None:
+    def __init__(self, shape: Model, *, sequence_length: int) -> None:
+        self._shape = shape
         self._sequence_length = sequence_length
-        self._head_width = head_width
         self._table: tuple[Tensor, Tensor] | None = None
 
     def rotate(self, heads: Tensor) -> Tensor:
@@ -112,11 +114,23 @@ class RotaryTable:
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines [S, head width / 2] on `device`, built at the first call."""
         if self._table is None or self._table[0].device != device:
-            pairs = torch.arange(0, self._head_width, 2, device=device, dtype=torch.float32)
             positions = torch.arange(self._sequence_length, device=device, dtype=torch.float32)
-            angles = positions[:, None] * (ROTARY_BASE ** (-pairs / self._head_width))[None, :]
+            angles = positions[:, None] * self._frequencies(device)[None, :]
             self._table = angles.cos(), angles.sin()
         return self._table
+
+    def _frequencies(self, device: torch.device) -> Tensor:
+        """Radians per position [head width / 2]."""
+        width, scaling = self._shape.head_dim, self._shape.rotary_scaling
+        pairs = torch.arange(0, width, 2, device=device, dtype=torch.float32)
+        frequencies = 1.0 / self._shape.rotary_theta ** (pairs / width)
+        if scaling is None:
+            return frequencies
+        # Turns over the original positions: few are slowed down by the factor, many are kept.
+        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+        turns = frequencies * (scaling.original_positions / (2 * math.pi))
+        kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+        return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
 class Attention(nn.Module):
@@ -128,16 +142,20 @@ class Attention(nn.Module):
         self._rotary = rotary
         self._context = context
         self._only_math = shape.attention == "math"
-        key_value_width = shape.kv_heads * shape.head_dim
-        self.query = nn.Linear(shape.hidden, shape.hidden, bias=False)
-        self.key = nn.Linear(shape.hidden, key_value_width, bias=False)
-        self.value = nn.Linear(shape.hidden, key_value_width, bias=False)
-        self.output = nn.Linear(shape.hidden, shape.hidden, bias=False)
+        has_biases = shape.biases != "none"
+        self.query = nn.Linear(shape.hidden, shape.q_hidden, bias=has_biases)
+        self.key = nn.Linear(shape.hidden, shape.kv_hidden, bias=has_biases)
+        self.value = nn.Linear(shape.hidden, shape.kv_hidden, bias=has_biases)
+        self.query_norm = make_norm(shape, shape.head_dim) if shape.qk_norm else None
+        self.key_norm = make_norm(shape, shape.head_dim) if shape.qk_norm else None
+        self.output = nn.Linear(shape.q_hidden, shape.hidden, bias=shape.biases == "all")
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""
         projected = (project(x) for project in (self.query, self.key, self.value))
         query, key, value = (heads.view(x.shape[0], heads.shape[1], -1, self._head_width) for heads in projected)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
         if self._context is not None:
             query, key, value = self._context.whole_sequences(query, key, value)
         query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
@@ -157,15 +175,20 @@ class FeedForward(nn.Module):
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
+        has_biases = shape.biases == "all"
         self._is_gated = shape.activation == "swiglu"
+        self._approximate = "tanh" if shape.activation == "gelu_tanh" else "none"
         if self._is_gated:
-            self.gate = nn.Linear(shape.hidden, shape.ffn_hidden, bias=False)
-        self.up = nn.Linear(shape.hidden, shape.ffn_hidden, bias=False)
-        self.down = nn.Linear(shape.ffn_hidden, shape.hidden, bias=False)
+            self.gate = nn.Linear(shape.hidden, shape.ffn_hidden, bias=has_biases)
+        self.up = nn.Linear(shape.hidden, shape.ffn_hidden, bias=has_biases)
+        self.down = nn.Linear(shape.ffn_hidden, shape.hidden, bias=has_biases)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""
-        inner = functional.silu(self.gate(x)) * self.up(x) if self._is_gated else functional.gelu(self.up(x))
+        if self._is_gated:
+            inner = functional.silu(self.gate(x)) * self.up(x)
+        else:
+            inner = functional.gelu(self.up(x), approximate=self._approximate)
         return cast("Tensor", self.down(inner))
 
 
@@ -178,9 +201,9 @@ class Block(nn.Module):
         self._on_host = recipe.activation_offload
         self._tiles = recipe.feed_forward_tiles
         self.run: Transform = self._run_recomputing
-        self.attention_norm = make_norm(shape)
+        self.attention_norm = make_norm(shape, shape.hidden)
         self.attention = Attention(shape, rotary, context)
-        self.feed_forward_norm = make_norm(shape)
+        self.feed_forward_norm = make_norm(shape, shape.hidden)
         self.feed_forward = FeedForward(shape)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -206,11 +229,11 @@ class Block(nn.Module):
         return cast("Tensor", self.feed_forward(self.feed_forward_norm(x)))
 
 
-def make_norm(shape: Model) -> nn.Module:
-    """Return the norm of the model's kind over D."""
+def make_norm(shape: Model, width: int) -> nn.Module:
+    """Return a norm of the model's kind over the last dimension."""
     if shape.norm == "rmsnorm":
-        return nn.RMSNorm(shape.hidden, eps=NORM_EPSILON)
-    return nn.LayerNorm(shape.hidden, eps=NORM_EPSILON, bias=False)
+        return nn.RMSNorm(width, eps=shape.norm_epsilon)
+    return nn.LayerNorm(width, eps=shape.norm_epsilon, bias=shape.biases == "all")
 
 
 class Embedding(nn.Module):
@@ -266,11 +289,11 @@ class Gpt(nn.Module):
             raise ValueError("tied embeddings need the first and the last layer in the same pipeline stage")
         self._rotary = None
         if shape.positions == "rotary":
-            self._rotary = RotaryTable(sequence_length=sequence_length, head_width=shape.head_dim)
+            self._rotary = RotaryTable(shape, sequence_length=sequence_length)
         start = 0 if context is None else context.positions(sequence_length).start
         self.embedding = Embedding(shape, sequence_length=sequence_length, first_position=start) if first else None
         self.blocks = nn.ModuleDict({str(layer): Block(shape, self._rotary, recipe, context) for layer in layers})
-        self.norm = make_norm(shape) if last else None
+        self.norm = make_norm(shape, shape.hidden) if last else None
         self.head: nn.Module | None = None
         if shape.tied_embeddings and self.embedding is not None:
             self.head = TiedHead(self.embedding)
@@ -316,31 +339,44 @@ class Gpt(nn.Module):
 
 
 @torch.no_grad()
-def initialize(parameters: Iterable[tuple[str, nn.Parameter]], *, seed: int, layers: int) -> None:
-    """Fill the materialized `parameters`, given with their names in the whole model of `layers` layers."""
+def initialize(
+    parameters: Iterable[tuple[str, nn.Parameter]], *, seed: int, layers: int, device: torch.device | None = None
+) -> None:
+    """Fill the materialized `parameters`, given with their names in the whole model of `layers` layers.
+
+    Values are drawn on `device`, which is where a parameter lies unless stated.
+    """
     for name, parameter in parameters:
-        if "norm" in name.rsplit(".", 2)[-2]:
-            parameter.fill_(1.0)
+        is_bias = name.endswith(".bias")
+        if is_bias or "norm" in name.rsplit(".", 2)[-2]:
+            parameter.fill_(0.0 if is_bias else 1.0)
             continue
         deviation = DEVIATION / (2 * layers) ** 0.5 if name.endswith(_RESIDUAL_PROJECTIONS) else DEVIATION
-        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-        generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        whole = torch.empty(parameter.shape, device=parameter.device)
-        whole.normal_(0.0, deviation, generator=generator)
-        if isinstance(parameter, DTensor):
-            parameter.to_local().copy_(_local_part(whole, parameter))
-        else:
-            parameter.copy_(whole)
+        generator = torch.Generator(device or parameter.device)
+        (held, columns), (height, width) = _held(parameter), parameter.shape
+        part = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        rows = max(1, _BLOCK_ELEMENTS // width)
+        drawn = torch.empty(min(rows, height), width, device=generator.device)
+        for start in range(held.start - held.start % rows, held.stop, rows):
+            digest = hashlib.sha256(f"{seed}:{name}:{start}".encode()).digest()
+            generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            block = drawn[: height - start].normal_(0.0, deviation, generator=generator)
+            ours = range(max(start, held.start), min(start + rows, held.stop))
+            part[ours.start - held.start : ours.stop - held.start] = block[
+                ours.start - start : ours.stop - start, columns.start : columns.stop
+            ]
 
 
-def _local_part(whole: Tensor, like: DTensor) -> Tensor:
-    # Mesh dimensions split from the outermost to the innermost, but for strided ones, which split what those have left:
-    # tensor parallelism is applied before FSDP2 shards, and stands further in.
-    mesh, placements, part = like.device_mesh, like.placements, whole
-    for dimension in sorted(range(mesh.ndim), key=lambda number: hasattr(placements[number], "split_factor")):
-        along = getattr(placements[dimension], "dim", None)
-        if along is not None:
-            chunks = part.chunk(mesh.size(dimension), dim=along)
-            index = mesh.get_local_rank(dimension)
-            part = chunks[index] if index < len(chunks) else chunks[0].narrow(along, 0, 0)
-    return part
+def _held(parameter: nn.Parameter) -> list[range]:
+    """Return, for each dimension of the whole parameter, what this rank holds of it."""
+    held = [range(size) for size in parameter.shape]
+    if isinstance(parameter, DTensor):
+        # Mesh dimensions split from the outermost to the innermost, but for strided ones, which split what those have
+        # left: tensor parallelism is applied before FSDP2 shards, and stands further in.
+        mesh, placements = parameter.device_mesh, parameter.placements
+        for number in sorted(range(mesh.ndim), key=lambda number: hasattr(placements[number], "split_factor")):
+            along = getattr(placements[number], "dim", None)
+            if along is not None:  # as torch.chunk splits
+                size, index = -(-len(held[along]) // mesh.size(number)), mesh.get_local_rank(number)
+                held[along] = held[along][index * size : (index + 1) * size]
+    return held

@@ -135,10 +135,8 @@ def build_optimizer(
     common: dict[str, Any] = {"lr": options.learning_rate, "weight_decay": options.weight_decay}
     if options.name == "sgd":
         return torch.optim.SGD(groups, momentum=options.momentum, **common)
-    # One pass over each weight instead of one for each of the update's operations, which is all that an accelerator's
-    # time there depends on. None is torch's own choice.
-    fused = all(local(parameter).device.type != "cpu" for parameter in parameters) or None
-    return torch.optim.AdamW(groups, betas=(options.beta1, options.beta2), fused=fused, **common)
+    # One pass over each weight instead of one for each of the update's operations. SGD has none over DTensors.
+    return torch.optim.AdamW(groups, betas=(options.beta1, options.beta2), fused=True, **common)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
@@ -171,19 +169,25 @@ class NarrowStateOptimizer(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002 - torch's signature
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
-            for parameters in _parts([parameter for parameter in group["params"] if parameter.grad is not None]):
-                self._update(parameters, group["lr"])
+            parts = list(_parts([parameter for parameter in group["params"] if parameter.grad is not None]))
+            # The same room for every part: on a host, touching fresh memory takes longer than the update.
+            most = max((_elements(part) for part in parts), default=0)
+            room = [torch.empty(most, dtype=torch.float32, device=local(group["params"][0]).device) for _ in self._kept]
+            for parameters in parts:
+                self._update(parameters, group["lr"], room)
 
-    def _update(self, parameters: list[nn.Parameter], rate: float) -> None:
+    def _update(self, parameters: list[nn.Parameter], rate: float, room: list[Tensor]) -> None:
         states = [self._state_of(parameter) for parameter in parameters]
         weights, gradients = [local(parameter) for parameter in parameters], local_gradients(parameters)
         steps: list[Tensor] = [state["step"] for state in states]
         narrow = [[local(state[name]) for state in states] for name in self._kept]
-        wide = [[torch.empty_like(tensor, dtype=torch.float32) for tensor in tensors] for tensors in narrow]
+        sizes = [weight.numel() for weight in weights]
+        flat = [torch.split_with_sizes(one[: sum(sizes)], sizes) for one in room]
+        wide = [[piece.view_as(weight) for piece, weight in zip(one, weights, strict=True)] for one in flat]
         for target, source in zip(wide, narrow, strict=True):
             torch._foreach_copy_(target, source)
         options = self._options
-        common: dict[str, Any] = {"lr": rate, "weight_decay": options.weight_decay, "maximize": False, "foreach": True}
+        common: dict[str, Any] = {"lr": rate, "weight_decay": options.weight_decay, "maximize": False, "fused": True}
         if options.name == "adamw":
             common |= {"beta1": options.beta1, "beta2": options.beta2, "eps": ADAM_EPSILON, "amsgrad": False}
             adamw(weights, gradients, wide[0], wide[1], [], steps, **common)
@@ -196,9 +200,13 @@ class NarrowStateOptimizer(torch.optim.Optimizer):
     def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=local(parameter).device)
             state |= {name: torch.zeros_like(parameter, dtype=torch.bfloat16) for name in self._kept}
         return state
+
+
+def _elements(parameters: Sequence[nn.Parameter]) -> int:
+    return sum(local(parameter).numel() for parameter in parameters)
 
 
 def _parts(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

@@ -113,6 +113,8 @@ def rank_device(kind: str, local_rank: int) -> torch.device:
         return torch.device("cpu")
     number = local_rank if torch.accelerator.device_count() > 1 else 0  # each rank may see a device of its own
     torch.accelerator.set_device_index(number)
+    # What the host computes of a step, as the optimizer of offloaded states, has this rank's share of the cores.
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     return torch.device(kind, number)
 
 

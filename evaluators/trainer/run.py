@@ -1,9 +1,8 @@
-"""What every run has: a folder with a log and a result, a limit and a peak of memory, and the steps of one engine."""
+"""What every run has: a folder with a log and a result, a limit of memory, and the steps of one engine."""
 
 import json
 import math
 import os
-import platform
 import resource
 import sys
 import time
@@ -21,10 +20,10 @@ from torch.profiler import record_function
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.job import DATA_RANGE, STEP_RANGE, Job
 from frontrunner.evaluators.trainer.layout import Layout
+from frontrunner.evaluators.trainer.telemetry import Telemetry, process_bytes
 from frontrunner.spaces.document import write_bytes
 
 RESULT_VERSION = 1
-_STATUS = Path("/proc/self/status")
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
@@ -77,6 +76,7 @@ class Stepper(ABC):
     optimizer: torch.optim.Optimizer
 
     def __init__(self, job: Job, layout: Layout, data: TokenFile, device: torch.device) -> None:
+        self.telemetry = Telemetry(device)  # before anything is built
         self.job = job
         self.recipe = job.recipe
         self.layout = layout
@@ -167,7 +167,7 @@ class RunContext:
     def write_result(self, status: str, **values: Any) -> None:
         """Write `result.json` on rank 0. Every rank must call it."""
         result = {"version": RESULT_VERSION, "status": status, **values, "build_time_s": self.build_time_s}
-        result |= describe_memory(self.stepper.device) | describe_software(self.stepper.device)
+        result |= self.stepper.telemetry.describe()
         if self.rank == 0:
             write_json(self.folder / "result.json", result)
 
@@ -177,35 +177,6 @@ def finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def describe_software(device: torch.device) -> dict[str, Any]:
-    """Return a result's keys about the device and the versions."""
-    name = platform.machine() if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
-    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "cuda": torch.version.cuda}
-    return {"device_name": name, "versions": versions}
-
-
-def describe_memory(device: torch.device) -> dict[str, list[int] | None]:
-    """Return a result's keys about the peak memory of all ranks, in rank order; None where it is not known.
-
-    On a CPU `peak_memory_bytes` is the peak resident size of the process. On an accelerator it is what torch's
-    allocator had handed out, `peak_reserved_bytes` what it held, and `device_used_bytes` what the whole device had in
-    use at the end, libraries and other processes included.
-    """
-    if device.type == "cpu":
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        own = {"peak_memory_bytes": _process_bytes()["VmHWM"] if _STATUS.exists() else peak}
-    else:
-        module = torch.get_device_module(device)
-        free, total = module.mem_get_info(device)
-        own = {"peak_memory_bytes": module.max_memory_allocated(device)}
-        own |= {"peak_reserved_bytes": module.max_memory_reserved(device), "device_used_bytes": total - free}
-    row = torch.tensor(list(own.values()), dtype=torch.int64, device=device)
-    rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, row)
-    known = dict(zip(own, torch.stack(rows, dim=1).tolist(), strict=True))
-    return {key: known.get(key) for key in ("peak_memory_bytes", "peak_reserved_bytes", "device_used_bytes")}
-
-
 def limit_memory(device: torch.device, limit_bytes: int) -> None:
     """Make allocations fail that would take this rank above `limit_bytes`; a MemoryError where it is above already.
 
@@ -213,7 +184,7 @@ def limit_memory(device: torch.device, limit_bytes: int) -> None:
     """
     if device.type != "cpu":
         raise ValueError(f"a memory limit cannot be enforced on device {device.type!r}")
-    held = _process_bytes()
+    held = process_bytes()
     shared = held["RssFile"] + held["RssShmem"]
     if limit_bytes - shared < held["VmData"]:
         raise MemoryError(
@@ -230,11 +201,6 @@ def as_memory_error(error: Exception) -> Exception:
     if limit == resource.RLIM_INFINITY or "Resource temporarily unavailable" not in str(error):
         return error
     return MemoryError(f"out of memory: the limit of {_gib(limit)} is too low even to start a thread ({error})")
-
-
-def _process_bytes() -> dict[str, int]:
-    lines = (line.split() for line in _STATUS.read_text(encoding="ascii").splitlines() if line.endswith(" kB"))
-    return {name.rstrip(":"): int(kib) * 1024 for name, kib, _ in lines}
 
 
 def _gib(size_bytes: int) -> str:

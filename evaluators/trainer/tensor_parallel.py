@@ -35,6 +35,7 @@ class TensorRanks:
         self.number = int(mesh.get_local_rank())
         self._group_name: str = mesh.get_group().group_name
         self._sequence_parallel = sequence_parallel
+        self.gradients_between: tuple[Placement, ...] = (Partial(),) if sequence_parallel else ()
 
     def enter(self, x: Tensor) -> Tensor:
         """[B, S or S / t, D] between parts -> [B, S, D] for a part; backward the sum of the ranks' gradients."""
@@ -63,40 +64,59 @@ def _waited(tensor: Tensor) -> Tensor:
 
 
 class OnLocalWeight(nn.Module):
-    """A module with one weight, of which it computes with this rank's part."""
+    """A module with a weight and perhaps a bias, with this rank's parts of which it computes."""
 
-    def __init__(self, whole: nn.Module, ranks: TensorRanks, placement: Placement) -> None:
+    def __init__(self, whole: nn.Module, ranks: TensorRanks, weight: Placement, bias: Placement | None = None) -> None:
         super().__init__()
         self._ranks = ranks
-        weight = cast("Tensor", whole.weight)
-        self.weight = nn.Parameter(distribute_tensor(weight, ranks.mesh, [placement]))
+        for name, placement in (("weight", weight), ("bias", bias or weight)):
+            tensor = cast("Tensor | None", getattr(whole, name, None))
+            placed = None if tensor is None else nn.Parameter(distribute_tensor(tensor, ranks.mesh, [placement]))
+            self.register_parameter(name, placed)
 
     def _local_weight(self, *gradients: Placement) -> Tensor:
         """Return this rank's part; `gradients` says what its gradient is, if not a part like the weight's."""
-        if not isinstance(self.weight, DTensor):
-            return self.weight
-        return self.weight.to_local(grad_placements=gradients or None)
+        return _local(cast("nn.Parameter", self.weight), gradients)
 
-    def make_plain(self) -> nn.Parameter:
-        """Hold this rank's part as a plain tensor from now on, and return it."""
-        self.weight = nn.Parameter(cast("DTensor", self.weight).to_local().detach())
-        return self.weight
+    def _local_bias(self, *gradients: Placement) -> Tensor | None:
+        """Return this rank's part of the bias, likewise, or None."""
+        return None if self.bias is None else _local(cast("nn.Parameter", self.bias), gradients)
+
+    def make_plain(self) -> list[nn.Parameter]:
+        """Hold this rank's parts as plain tensors from now on, and return those that are not the whole."""
+        split = []
+        for name, parameter in list(self.named_parameters()):
+            plain = nn.Parameter(cast("DTensor", parameter).to_local().detach())
+            split += [] if plain.shape == parameter.shape else [plain]
+            setattr(self, name, plain)
+        return split
+
+
+def _local(parameter: nn.Parameter, gradients: tuple[Placement, ...]) -> Tensor:
+    return parameter.to_local(grad_placements=gradients or None) if isinstance(parameter, DTensor) else parameter
 
 
 class SplitLinear(OnLocalWeight):
-    """A linear layer of which this rank has some of the outputs, or of the inputs."""
+    """A linear layer of which this rank has some of the outputs."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in or in / t] -> [..., out / t], or this rank's summand of [..., out]."""
-        return functional.linear(x, self._local_weight())
+        """[..., in] -> [..., out / t]."""
+        return functional.linear(x, self._local_weight(), self._local_bias())
 
 
-class SummedLinear(SplitLinear):
+class SummedLinear(OnLocalWeight):
     """A linear layer of which this rank has some of the inputs, and the end of a split part."""
+
+    def __init__(self, whole: nn.Module, ranks: TensorRanks) -> None:
+        super().__init__(whole, ranks, Shard(1), Replicate())
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, in / t] -> [B, S or S / t, out]."""
-        return self._ranks.leave(super().forward(x))
+        out = self._ranks.leave(functional.linear(x, self._local_weight()))
+        if self.bias is None:
+            return out
+        # Added after the sum, so once; over this rank's positions its gradient is a part of a sum over the ranks.
+        return out + cast("Tensor", self._local_bias(*self._ranks.gradients_between))
 
 
 class SplitEmbedding(OnLocalWeight):
@@ -131,11 +151,14 @@ class ReplicatedHeads(OnLocalWeight):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> this rank's head [B, S, head width]."""
-        return functional.linear(x, self._local_weight(Partial())[self._head_rows])
+        bias = self._local_bias(Partial())
+        return functional.linear(
+            x, self._local_weight(Partial())[self._head_rows], None if bias is None else bias[self._head_rows]
+        )
 
 
 class SequenceNorm(OnLocalWeight):
-    """A norm over this rank's positions; its weight's gradient is a part of a sum over the ranks."""
+    """A norm over this rank's positions or heads; its gradients are parts of a sum over the ranks."""
 
     def __init__(self, whole: nn.RMSNorm | nn.LayerNorm, ranks: TensorRanks) -> None:
         super().__init__(whole, ranks, Replicate())
@@ -144,10 +167,11 @@ class SequenceNorm(OnLocalWeight):
         self._centers = isinstance(whole, nn.LayerNorm)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, S / t, D] -> the same shape."""
+        """[B, S / t, D] or [B, S, H / t, head width] -> the same shape."""
         weight = self._local_weight(Partial())
         if self._centers:
-            return functional.layer_norm(x, self._shape, weight, None, cast("float", self._epsilon))
+            bias = self._local_bias(Partial())
+            return functional.layer_norm(x, self._shape, weight, bias, cast("float", self._epsilon))
         return functional.rms_norm(x, self._shape, weight, self._epsilon)
 
 
@@ -180,7 +204,7 @@ def split_blocks(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_paralle
     for block in cast("Iterable[Block]", model.blocks.values()):
         for part in (block.attention, block.feed_forward):
             for name, whole in list(part.named_children()):
-                setattr(part, name, _split(name, cast("nn.Linear", whole), shape, ranks))
+                setattr(part, name, _split(name, whole, shape, ranks))
             # At the part's input and not in each layer, so that the gradients of its several uses are summed once.
             part.register_forward_pre_hook(enter)
         if sequence_parallel:
@@ -189,9 +213,11 @@ def split_blocks(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_paralle
     return ranks
 
 
-def _split(name: str, whole: nn.Linear, shape: Model, ranks: TensorRanks) -> OnLocalWeight:
+def _split(name: str, whole: nn.Module, shape: Model, ranks: TensorRanks) -> OnLocalWeight:
     if name in ("output", "down"):
-        return SummedLinear(whole, ranks, Shard(1))
+        return SummedLinear(whole, ranks)
+    if name in ("query_norm", "key_norm"):
+        return SequenceNorm(cast("Any", whole), ranks)
     if name in ("key", "value") and shape.kv_heads < ranks.size:
         head = ranks.number * shape.kv_heads // ranks.size
         return ReplicatedHeads(whole, ranks, slice(head * shape.head_dim, (head + 1) * shape.head_dim))

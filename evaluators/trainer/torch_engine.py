@@ -64,7 +64,7 @@ def _build_part(job: Job, layout: Layout, layers: range, device: torch.device) -
     part = spread(module, layout, job.precision, device)
     if recipe.compile:
         module.compile_blocks(partial(compiled, device_type=job.device), device)
-    initialize(part.named_parameters(), seed=job.seed, layers=job.model.layers)
+    initialize(part.named_parameters(), seed=job.seed, layers=job.model.layers, device=device)
     part.publish()
     return part
 
@@ -259,7 +259,14 @@ class _Opaque(nn.Module):
         return cast("Tensor", self.inner(x, **options))
 
 
-class ReplicatedStage(PipelineStage):
+class Stage(PipelineStage):
+    """A stage whose rank may hold its neighbor too: torch 2.11 has them greet by a message to itself; gloo has none."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
+
+
+class ReplicatedStage(Stage):
     """A stage whose gradients are reduced as its `Replicas` say.
 
     torch's own stage reduces once, after the last pass, for every sharding: ZeRO-2 and ZeRO-3 would be ZeRO-1.
@@ -297,7 +304,7 @@ def build_schedule(
         }
         # Where the backward pass is split, torch's own stage calls FSDP2 after the weights' half.
         if isinstance(replicas, FsdpReplicas) and recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
-            stages.append(PipelineStage(replicas.model, **options))
+            stages.append(Stage(replicas.model, **options))
         else:
             stages.append(ReplicatedStage(replicas, **options))
     names = {"zbv": "ZBVZeroBubble"}  # of the others torch's names are ours without hyphens

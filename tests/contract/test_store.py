@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from frontrunner.results.outcome import FailureKind, Measurement, ProbeEnding
+from frontrunner.results.outcome import FailureKind, Measurement, ProbeEnding, Telemetry
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.pruning import delete_campaign
 from frontrunner.results.ranking import best
@@ -298,6 +298,18 @@ class TestTrials(StoreContract):
                 outcome.ended for _, outcome in opened.final_outcomes(campaign.id) if isinstance(outcome, Measurement)
             ]
         assert ends == [None, ProbeEnding.SLOWER]
+
+    def test_what_ranks_record_is_kept_and_ranked_by_what_is_above_an_idle_rank(
+        self, store: Store, writer: CampaignWriter, campaign: Campaign
+    ) -> None:
+        for number, idle in enumerate(((400, 900), None), start=1):
+            telemetry = None if idle is None else Telemetry(idle_memory_bytes=idle)
+            outcome = replace(measurement(), peak_memory_bytes=(1000, 1200), telemetry=telemetry)
+            attempt = writer.start_attempt(begin(writer, f"{number:012}"), run_folder=str(number))
+            writer.finish_attempt(attempt, outcome, retry=False)
+            assert store.final_outcomes(campaign.id)[-1][1] == outcome
+        needs = [row.memory_above_idle_bytes_max_rank for row in best(store, campaign)]
+        assert needs == [600, None], "of the rank that needs most, and unknown where the ranks recorded nothing"
 
     def test_only_a_measured_trial_is_repeated(self, store: Store, writer: CampaignWriter) -> None:
         trial = begin(writer)

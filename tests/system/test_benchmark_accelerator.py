@@ -1,74 +1,158 @@
-"""The benchmark of one device runs to its end on a CPU, with torch and numpy alone, and tells what it measured."""
+"""The benchmark of one device runs to its end on a CPU, with torch and numpy alone, and reports what it measured."""
 
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
-import tomllib
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "benchmarks" / "accelerator.py"
 # Everything else that the project installs; a name that maps to None cannot be imported.
-ABSENT = ("click", "deephyper", "deepspeed", "optuna", "pandas", "psutil", "pydantic", "rich", "sqlalchemy")
-RUN = f"""
-import runpy, sys
-sys.modules.update(dict.fromkeys({ABSENT!r}))
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+ABSENT = ("click", "deephyper", "deepspeed", "optuna", "pandas", "psutil", "pydantic", "rich", "scipy", "sqlalchemy")
+CLUSTER = {
+    "name": "one", "device": "h100-80gb", "backend": "cuda", "nodes": 1, "devices_per_node": 1,
+    "memory_gib_per_device": 79.6, "peak_tflops": {"bf16": 989.4},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+
+
+def benchmark(out: Path, *options: str, path: Path | None = None) -> dict[str, Any]:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    if path is not None:
+        environment["PYTHONPATH"] = str(path)
+    fixed = ("--device", "cpu", "--round-seconds", "0.05", "--out", str(out))
+    subprocess.run([sys.executable, "-P", str(SCRIPT), *fixed, *options], env=environment, check=True, timeout=400)
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
 
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    out = tmp_path_factory.mktemp("accelerator") / "measured.json"
-    options = ["--device", "cpu", "--minutes", "2", "--round-seconds", "0.05", "--out", str(out)]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-P", "-c", RUN, str(SCRIPT), *options], env=environment, check=True, timeout=240)
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    folder = tmp_path_factory.mktemp("accelerator")
+    # All of the benchmark's processes read it.
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({ABSENT!r}))\n")
+    return benchmark(folder / "measured.json", "--minutes", "5", path=folder)
 
 
 def test_every_cell_is_measured_on_both_sides(document: dict[str, Any]) -> None:
     assert [row["status"] for row in document["cells"]] == ["measured"] * len(document["cells"])
     for row in document["cells"]:
-        trainer, plain = (row["step_time_s_median"][side] for side in ("trainer", "plain"))
-        assert row["trainer_over_plain"] == pytest.approx(trainer / plain)
+        trainer, plain = row["sides"]["trainer"], row["sides"]["plain"]
+        assert row["trainer_over"]["plain"] == pytest.approx(
+            trainer["step_time_s_median"] / plain["step_time_s_median"]
+        )
         # Both train on the same text: the losses differ by the first weights and the draws.
-        losses = row["last_loss"]
-        assert losses["trainer"] == pytest.approx(losses["plain"], rel=0.1)
-        assert max(losses.values()) < math.log(512)  # below a uniform guess over the vocabulary
+        assert trainer["last_loss"] == pytest.approx(plain["last_loss"], rel=0.1)
+        assert max(trainer["last_loss"], plain["last_loss"]) < math.log(512)  # a uniform guess over the vocabulary
+        titan = row["sides"].get("torchtitan")
+        assert (titan is not None) == row["model"].startswith("llama")
+        assert titan is None or "not installed" in titan["error"]
 
 
-def test_the_device_is_described(document: dict[str, Any]) -> None:
-    device = document["device"]
-    assert device["type"] == "cpu"
-    assert device["bf16_peak_tflops"] == device["bf16_matmul_tflops_measured"]
-    assert "measured" in device["bf16_peak_source"]
+def test_dry_run_and_plan_stand_beside_each_cell(document: dict[str, Any]) -> None:
+    for row in document["cells"]:
+        assert row["dry_run"]["peak_bytes"] > row["parameters"] * 12  # weights and two states, in fp32 or wider
+        assert row["dry_run"]["peak_bytes_over_measured"] is None  # a CPU has no allocator to ask
+        step_s = row["sides"]["trainer"]["step_time_s_median"]
+        assert row["plan"]["step_time_s_over_measured"] == pytest.approx(row["plan"]["step_time_s"] / step_s)
 
 
-def test_flops_are_those_of_the_model(document: dict[str, Any]) -> None:
-    from frontrunner.spaces.model import Model
-
-    model = Model(
-        name="tiny", layers=2, hidden=64, heads=2, kv_heads=2, ffn_hidden=256, vocabulary=512,
-        positions="learned", activation="gelu", norm="layernorm", tied_embeddings=True,
-    )  # fmt: skip
-    row = document["cells"][0]
-    expected = row["tokens_per_s"]["trainer"] * model.model_flops_per_token(64) / 1e12
-    assert row["model_tflops"]["trainer"] == pytest.approx(expected)
+def test_document_says_what_was_not_there(document: dict[str, Any]) -> None:
+    assert document["device"]["type"] == "cpu"
+    assert "measured here" in document["device"]["cluster"]["source"]
+    assert document["campaign"]["status"].startswith("not run: sqlalchemy")
+    assert document["bars"] == []
 
 
-def test_peaks_are_those_of_the_presets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    from one_device import BF16_PEAKS
+def test_campaign_of_the_project_is_ranked(tmp_path: Path) -> None:
+    found = benchmark(tmp_path / "measured.json", "--minutes", "4", "--only", "no such cell")
+    assert found["cells"] == []
+    assert found["campaign"]["trials"]["measured"] == 3
+    rates = [place["tokens_per_s"] for place in found["campaign"]["ranking"]]
+    assert len(rates) == 3
+    assert rates == sorted(rates, reverse=True)
 
-    presets = tomllib.loads((ROOT / "spaces" / "preset_data" / "devices.toml").read_text())
-    for words, _, tflops, _ in BF16_PEAKS:
-        known = [preset for preset in presets.values() if words[0] in preset["matches"] and len(words) == 1]
-        assert all(preset["peak_tflops"]["bf16"] == tflops for preset in known)
-        assert known or len(words) > 1
+
+def test_lost_process_is_a_row_and_not_the_end() -> None:
+    from accelerator import Worker
+    from accelerator_cells import CPU_CELLS
+
+    worker = Worker("cpu")
+    os.kill(worker._process.pid, signal.SIGKILL)
+    with pytest.raises(ChildProcessError, match="status -9"):
+        worker.row(CPU_CELLS[0], 0.05, 60.0)
+    worker.end()
+
+
+def test_bars_are_judged_by_the_worst_cell() -> None:
+    from accelerator import bars
+
+    def row(cell: str, over: float, mfu: float, dry_run: float | None, **more: Any) -> dict[str, Any]:
+        fixed = {"status": "measured", "model": "llama-3.2-1b", "precision": "bf16", "optimizer_state": "fp32"}
+        figures = {"trainer_over": {"plain": over}, "mfu": mfu, "dry_run": {"peak_bytes_over_measured": dry_run}}
+        return fixed | figures | {"cell": cell} | more
+
+    rows = [
+        row("a", 1.02, 0.41, 1.004),
+        row("b", 0.90, 0.46, None),
+        row("c", 1.01, 0.30, 0.98),
+        row("d", 1.90, 0.30, None, optimizer_state="bf16"),
+        {"cell": "e", "status": "failed"},
+    ]
+    found = {"device": {"type": "cuda"}, "cells": rows, "campaign": {"status": "not run"}}
+    assert [(bar["cell"], bar["holds"]) for bar in bars(found)] == [("a", True), ("b", True), ("c", False)]
+    assert [bar["holds"] for bar in bars(found | {"cells": rows[-1:]})] == [None] * 3
+    slow = bars(found | {"cells": [row("a", 1.04, 0.44, 1.0)]})
+    assert [bar["holds"] for bar in slow] == [False, False, True]
+
+
+def test_plain_model_computes_what_the_trainers_does() -> None:
+    from accelerator_cells import CPU_CELLS
+    from accelerator_worker import planned
+    from plain_loop import PlainModel
+
+    from frontrunner.evaluators.trainer.model import Gpt, initialize
+
+    theirs = {
+        "embedding.tokens.": "embedding.", "embedding.positions.": "positions.", "attention.query": "q",
+        "attention.key": "k", "attention.value": "v", "attention.output": "o", "attention_norm": "norm_1",
+        "feed_forward_norm": "norm_2", "feed_forward.": "",
+    }  # fmt: skip
+    for cell in CPU_CELLS:
+        model, _ = planned(cell, CLUSTER)
+        ours = Gpt(model, sequence_length=cell.sequence_length, layers=range(model.layers))
+        initialize(ours.named_parameters(), seed=1, layers=model.layers)
+        values = {
+            reduce(lambda name, pair: name.replace(*pair), theirs.items(), name): value
+            for name, value in ours.state_dict().items()
+        }
+        if model.tied_embeddings:
+            values["head.weight"] = values["embedding.weight"]
+        plain = PlainModel(model, cell)
+        plain.load_state_dict(values)
+        tokens = torch.randint(500, (2, cell.sequence_length))
+        torch.testing.assert_close(plain.head(plain.norm(plain(tokens))), ours(tokens), rtol=1e-5, atol=1e-5)
+
+
+def test_as_many_layers_as_fit() -> None:
+    from accelerator_cells import LLAMA_8B, Cell
+    from accelerator_worker import planned
+
+    cell = Cell(model=LLAMA_8B, fits=True, recompute="full", loss_chunks=8)
+    layers = [planned(cell, CLUSTER | {"memory_gib_per_device": gib})[0].layers for gib in (79.6, 140.4, 900.0)]
+    assert layers == sorted(layers)
+    assert 8 <= layers[0] < layers[1] < layers[2] == 32
+    with pytest.raises(MemoryError, match="not one layer"):
+        planned(cell, CLUSTER | {"memory_gib_per_device": 4.0})

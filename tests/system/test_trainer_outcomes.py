@@ -40,6 +40,11 @@ def test_a_probe_tells_each_step_and_each_ranks_memory(tmp_path: Path) -> None:
     assert len(result["peak_memory_bytes"]) == 2
     assert all(100 * MIB < peak < 1000 * MIB for peak in result["peak_memory_bytes"])
     assert result["peak_reserved_bytes"] is None
+    needs = [
+        peak - idle
+        for peak, idle in zip(result["peak_memory_bytes"], result["telemetry"]["idle_memory_bytes"], strict=True)
+    ]
+    assert all(0 < need < 60 * MIB for need in needs), "a small model's own memory, without torch's"
     built, *steps = read_progress(job)
     assert built["event"] == "built"
     assert built["time_s"] == result["build_time_s"]

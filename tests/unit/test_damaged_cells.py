@@ -89,6 +89,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         writer.event(CUT, trial=2)
     with closing(sqlite3.connect(path)) as file, file:
         file.execute("INSERT INTO endings VALUES (1, 'known')")
+        file.execute("INSERT INTO telemetry VALUES (1, '{\"idle_memory_bytes\":[1]}')")
     (path.parent / BACKUP).touch()
     return path
 
@@ -168,6 +169,7 @@ DAMAGES = [
     ("measurements", "peak_memory_bytes_json", "'[1.5]'", "0: it holds 1.5, expected a valid integer"),
     ("measurements", "losses_json", "'{}'", "expected a valid tuple"),
     ("endings", "ended", "'knowo'", 'it holds "knowo"'),
+    ("telemetry", "telemetry_json", "'{\"idle_memory_bytes\":1}'", "idle_memory_bytes: it holds 1"),
     ("failures", "kind", "'crasxed'", 'it holds "crasxed"'),
     ("standings", "tokens_per_s", "0.0", "it holds 0.0, expected greater than 0"),
     ("events", "data_json", "'{}'", "tokens_per_s"),

@@ -6,6 +6,7 @@ import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -20,8 +21,11 @@ from frontrunner.evaluators.export.megatron import layers_of_layout, layout
 from frontrunner.evaluators.export.reading import Given, is_harmless
 from frontrunner.evaluators.export.tools import SCHEDULERS, TOOLS
 from frontrunner.evaluators.probe import DataSettings
-from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.document import read_plain, recipe_id
 from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.model import Model, RotaryScaling
+from frontrunner.spaces.presets import model_preset
+from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from support import charted
@@ -105,6 +109,67 @@ def test_a_refusal_says_what_the_tool_cannot_be_told(name: str) -> None:
     changes, reason = REFUSALS[name]
     with pytest.raises(InvalidInput, match=re.escape(reason)):
         TOOLS[name].export(PROBLEM, replace(PIPELINED, **changes))
+
+
+MODELS = [
+    ("megatron-lm", "gpt2-small", "--norm-epsilon 1e-05", "--disable-bias-linear|--no-bias-gelu-fusion|--rotary-base"),
+    ("megatron-lm", "llama-3-8b", "--rotary-base 500000 --norm-epsilon 1e-05 --disable-bias-linear", "rope-scaling"),
+    ("megatron-lm", "llama-3.2-1b", "--use-rope-scaling --rope-scaling-factor 32.0", "--untie"),
+    ("megatron-lm", "qwen2.5-7b", "--add-qkv-bias", "--qk-layernorm|--kv-channels"),
+    ("megatron-lm", "qwen3-0.6b", "--qk-layernorm", "--add-qkv-bias"),
+    ("megatron-lm", "qwen3-0.6b", "--num-attention-heads 16 --kv-channels 128", "--untie"),
+    ("megatron-deepspeed", "frontier-22b", "--layernorm-epsilon 1e-05", "--disable-bias-linear|--no-bias-gelu-fusion"),
+    ("megatron-deepspeed", "llama-3-8b", "--rotary-position-embeddings-theta 500000", "--norm-epsilon"),
+    ("nemo", "qwen3-8b", "model.sequence_parallel=true", "refused"),
+    ("torchtitan", "llama-3.1-8b", "--module llama3 --config llama3_8b", "refused"),
+    ("torchtitan", "llama-3-8b", "--training.seq_len", "--config"),
+]
+
+
+@pytest.mark.parametrize(("name", "preset", "said", "unsaid"), MODELS)
+def test_the_arguments_say_the_model(name: str, preset: str, said: str, unsaid: str) -> None:
+    recipe = PLAIN if name == "torchtitan" else PIPELINED
+    arguments = " ".join(TOOLS[name].export(of_preset(preset), recipe).arguments)
+    assert said in arguments
+    assert re.search(unsaid, arguments) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "changes", "reason"),
+    [
+        ("megatron-lm", "gpt2-small", {"biases": "none"}, "activation gelu_tanh only with biases all, not none"),
+        ("megatron-lm", "llama-3-8b", {"rotary_theta": 1e4 / 3}, "a whole number for rotary_theta, not 3333.3"),
+        (
+            "megatron-lm",
+            "llama-3-8b",
+            {"rotary_scaling": RotaryScaling(factor=2.0, original_positions=4096)},
+            "has Llama",
+        ),
+        ("megatron-deepspeed", "llama-3.1-8b", {}, "does not scale rotary frequencies"),
+        ("megatron-deepspeed", "qwen2.5-7b", {}, "biases all or none, not qkv"),
+        ("megatron-deepspeed", "qwen3-8b", {}, "no norms of queries and keys"),
+        ("nanotron", "qwen3-0.6b", {}, "nanotron's Llama has no qk_norm, head_width"),
+        ("nanotron", "llama-3.1-8b", {}, "nanotron's Llama has no rotary_scaling"),
+    ],
+)
+def test_a_model_that_the_tool_does_not_have_is_refused(
+    name: str, preset: str, changes: dict[str, Any], reason: str
+) -> None:
+    problem = of_preset(preset)
+    found = TOOLS[name].why_not(replace(problem, model=replace(problem.model, **changes)), PIPELINED)
+    assert found is not None
+    assert reason in found.text
+
+
+def test_nanotron_s_file_has_the_rotary_theta_and_epsilon() -> None:
+    text = TOOLS["nanotron"].render(of_preset("llama-3-8b"), PIPELINED, ())
+    assert all(line in text for line in ("rope_theta: 500000.0", "rms_norm_eps: 1.0e-05", "rope_interleaved: false"))
+
+
+def of_preset(name: str) -> Problem:
+    table = model_preset(name)
+    model = read_plain(Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table, "model")
+    return replace(PROBLEM, model=model)
 
 
 def test_a_layout_is_read_with_the_repetitions_of_megatron_core() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -35,28 +36,33 @@ def cluster(name: str) -> Cluster:
     return validate(Cluster, cluster_preset(name), prefix="cluster")
 
 
-# Parameters in 1e9 as the names or the papers say, and how far the count may be off: GPT-2's table predates
-# its corrected counts, and the Frontier study's names are rounded.
+# Parameters of the released checkpoints. The Frontier study's names are rounded.
 @pytest.mark.parametrize(
-    ("name", "billions", "tolerance"),
+    ("name", "parameters", "tolerance"),
     [
-        ("gpt2-small", 0.124, 0.01),
-        ("gpt2-medium", 0.355, 0.01),
-        ("gpt2-large", 0.774, 0.01),
-        ("gpt2-xl", 1.558, 0.01),
-        ("frontier-22b", 22, 0.02),
-        ("frontier-175b", 175, 0.01),
-        ("frontier-1t", 1000, 0.01),
-        ("llama-3-8b", 8.03, 0.001),
-        ("llama-3-70b", 70.6, 0.001),
+        ("gpt2-small", 124_439_808, 0),
+        ("gpt2-medium", 354_823_168, 0),
+        ("gpt2-large", 774_030_080, 0),
+        ("gpt2-xl", 1_557_611_200, 0),
+        ("frontier-22b", 22e9, 0.02),
+        ("frontier-175b", 175e9, 0.01),
+        ("frontier-1t", 1000e9, 0.01),
+        ("llama-2-7b", 6_738_415_616, 0),
+        ("llama-3-8b", 8_030_261_248, 0),
+        ("llama-3-70b", 70_553_706_496, 0),
+        ("llama-3.1-8b", 8_030_261_248, 0),
+        ("llama-3.2-1b", 1_235_814_400, 0),
+        ("qwen2.5-7b", 7_615_616_512, 0),
+        ("qwen3-0.6b", 596_049_920, 0),
+        ("qwen3-8b", 8_190_735_360, 0),
     ],
 )
-def test_models_have_the_parameters_of_their_names(name: str, billions: float, tolerance: float) -> None:
-    assert model(name).parameters == pytest.approx(billions * 1e9, rel=tolerance)
+def test_models_have_the_published_parameters(name: str, parameters: float, tolerance: float) -> None:
+    assert replace(model(name), vocabulary_multiple=1).parameters == pytest.approx(parameters, rel=tolerance, abs=0)
 
 
 def test_every_model_preset_is_tested() -> None:
-    rows = test_models_have_the_parameters_of_their_names.pytestmark[0].args[1]
+    rows = test_models_have_the_published_parameters.pytestmark[0].args[1]
     assert {row[0] for row in rows} == set(preset_names("models"))
 
 

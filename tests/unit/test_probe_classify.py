@@ -164,6 +164,78 @@ def test_kind_and_rank_to_blame(evidence: Evidence, kind: FailureKind, rank: int
     assert "\n" not in verdict.message
 
 
+NCCL = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error, NCCL version 2.28.9\n"
+)
+UNHANDLED = NCCL + "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+OUT_OF_MEMORY = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB",
+    "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUDA driver error: CUDA_ERROR_OUT_OF_MEMORY",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasLtMatmul( ltHandle, computeDesc.descriptor(), ...)`",
+    "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    UNHANDLED + "Cuda failure 2 'out of memory'",
+    UNHANDLED + "Failed to CUDA calloc async 608 bytes",
+    UNHANDLED + "Failed to CUDA calloc 1048576 bytes",
+    UNHANDLED + "Failed to CUDA malloc 4194304 bytes",
+    UNHANDLED + "Failed to CUDA host alloc 33554432 bytes",
+    NCCL + "ncclSystemError: System call (e.g. socket, malloc) failed.\nLast error:\nFailed to malloc 4096 bytes",
+    "HIP out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 63.98 GiB",
+    "HIP error: out of memory",
+    "hipErrorOutOfMemory",
+    "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
+    "rocBLAS error: rocblas_status_memory_error",
+    "MIOpen Error: handlehip.cpp:70: Memory not available to allocate buffer: 655360000",
+    "miopenStatusAllocFailed",
+    "XPU out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 64.00 GiB",
+    "level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
+    "level_zero backend failed with error: 38 (UR_RESULT_ERROR_OUT_OF_HOST_MEMORY)",
+    "oneCCL: ze_call.cpp:28 do_call: EXCEPTION: ze error at zeCommandQueueExecuteCommandLists, code: "
+    "ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
+    "oneCCL: ze_call.cpp:28 do_call: EXCEPTION: ze error at zeMemAllocHost, code: ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY",
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8",
+    "DefaultCPUAllocator: not enough memory: you tried to allocate 8589934592 bytes.",
+    "[Errno 12] Cannot allocate memory",
+    "unable to mmap 67108872 bytes from file </dev/shm/x>: Cannot allocate memory (12)",
+)
+"""As the libraries word them, from their sources and binaries."""
+OTHER = (
+    "CUDA error: an illegal memory access was encountered",
+    UNHANDLED + "Cuda failure 'an illegal memory access was encountered'",
+    UNHANDLED + "Cuda failure 1 'invalid argument'",
+    "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(handle, opa, opb, m, n, k)`",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+    "CUDA error: too many resources requested for launch",
+    "out of resource: shared memory, Required: 232448, Hardware limit: 101376. Reducing block sizes may help.",
+    "HIP error: invalid device function",
+    "Memory access fault by GPU node-4 on address 0x7f5e. Reason: Unknown.",
+    "level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)",
+    "level_zero backend failed with error: 40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)",
+    "Failed to register memory with DMA-BUF, error=14. Trying a different method.",
+    "index out of bounds in memory format channels_last",
+)
+
+
+@pytest.mark.parametrize("message", OUT_OF_MEMORY)
+def test_a_refused_allocation_is_out_of_memory_in_an_error_and_in_a_log(message: str) -> None:
+    raised = Evidence(statuses={0: 1}, errors=(error(0, "RuntimeError", message, "building"),))
+    logged = Evidence(statuses={0: -6}, log_tails={0: f"terminate called\n  what():  {message}\nAborted"})
+    assert {classify(raised).kind, classify(logged).kind} == {FailureKind.OUT_OF_MEMORY}
+
+
+@pytest.mark.parametrize("message", OTHER)
+def test_another_fault_of_a_device_is_not_out_of_memory(message: str) -> None:
+    raised = Evidence(statuses={0: 1}, errors=(error(0, "RuntimeError", message),))
+    logged = Evidence(statuses={0: -6}, log_tails={0: message})
+    assert {classify(raised).kind, classify(logged).kind} == {FailureKind.CRASHED}
+
+
 def test_the_message_says_which_rank_and_what_it_said() -> None:
     evidence = Evidence(statuses={2: 1}, errors=(error(2, "KeyError", "'weight'\nmore", "building"),))
     assert classify(evidence).message == "rank 2 while building: KeyError: 'weight'"

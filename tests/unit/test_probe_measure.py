@@ -79,6 +79,17 @@ def test_numbers_that_cannot_be_true_are_no_measurement(changes: dict[str, Any],
     assert found.node_seconds == 2.0
 
 
+def test_what_the_ranks_recorded_is_kept() -> None:
+    found = measurement(
+        result(peak_memory_bytes=[300, 500], telemetry={"idle_memory_bytes": [250, 220]}), RECIPE, problem(), 0.0
+    )
+    assert isinstance(found, Measurement)
+    assert found.memory_above_idle_bytes_max_rank == 280
+    before = measurement(result(), RECIPE, problem(), 0.0)
+    assert isinstance(before, Measurement)
+    assert before.memory_above_idle_bytes_max_rank is None, "unknown, of a trainer that records none"
+
+
 def test_a_loss_that_was_not_finite() -> None:
     found = measurement(result(status="not-finite", losses=[5.5, None], step_times_s=[]), RECIPE, problem(), 1.0)
     assert isinstance(found, Failure)

@@ -88,6 +88,14 @@ def test_each_rule_refuses_with_its_code_and_its_words(choices: dict[str, Any], 
     assert words in reason.text
 
 
+def test_norms_of_heads_are_refused_where_their_gradients_would_not_be_summed() -> None:
+    problem = replace(PROBLEM, model=replace(PROBLEM.model, qk_norm=True))
+    reason = why_illegal(recipe(**TENSOR), problem)
+    assert reason is not None
+    assert reason.code == "deepspeed-qk-norm"
+    assert why_illegal(recipe(engine="deepspeed"), problem) is None
+
+
 ON_DISK = replace(PROBLEM, cluster=replace(CLUSTER, nvme_path="/scratch"))
 
 

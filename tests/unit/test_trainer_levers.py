@@ -10,6 +10,7 @@ from torch.nn import functional
 from frontrunner.evaluators.trainer.job import Optimizer
 from frontrunner.evaluators.trainer.model import activations_on_host
 from frontrunner.evaluators.trainer.optimizer import NarrowStateOptimizer, build_optimizer
+from frontrunner.evaluators.trainer.rendezvous import rank_device
 from support.trainer_runs import small_job
 
 ADAMW = Optimizer(
@@ -45,6 +46,33 @@ def test_narrow_states_give_torchs_update_but_for_their_rounding(name: str) -> N
     moved = (wide - first).abs().max().item()
     assert after_one < 1e-7  # nothing was rounded before the first update
     assert 0 < (narrow - wide).abs().max().item() < 0.01 * moved
+
+
+def test_adamw_on_a_host_takes_one_pass_and_gives_torchs_plain_update() -> None:
+    first = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    ours, plain = nn.Parameter(first.clone()), nn.Parameter(first.clone())
+    optimizer = build_optimizer(ADAMW, [ours])
+    assert optimizer.defaults["fused"]
+    _steps(optimizer, ours, count=10)
+    _steps(torch.optim.AdamW([plain], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1, foreach=False), plain, count=10)
+
+    torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-7)
+
+
+def test_the_host_s_part_of_an_accelerator_s_step_has_the_rank_s_share_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", used.append)
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 4)
+    monkeypatch.setattr("torch.accelerator.set_device_index", lambda _: None)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for ranks in ("4", "128"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        rank_device("cuda", 0)
+
+    assert used == [16, 1]
 
 
 def test_narrow_states_take_two_bytes_a_parameter_and_moment() -> None:

@@ -1,6 +1,7 @@
 """The trainer's pure parts: stages, data, text, first weights, learning rates, metrics."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from frontrunner.evaluators.trainer.optimizer import FIRST_FACTOR, STEPS_BEFORE_
 from frontrunner.evaluators.trainer.run import limit_memory
 from frontrunner.evaluators.trainer.training_run import COLUMNS, CsvMetrics, learning_rate_at
 from frontrunner.spaces.stages import rank_of_stage
-from support.trainer_runs import small_model, small_recipe
+from support.trainer_runs import look, small_job, small_model, small_recipe
 
 SEQUENCE_LENGTH = 16
 
@@ -146,6 +147,26 @@ def test_a_stage_starts_with_the_whole_models_weights() -> None:
         assert torch.equal(parameter, expected[name])
 
 
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param({"data_parallel": 6, "sharding": (6, 6, 6)}, id="zero-3-uneven"),
+        pytest.param({"data_parallel": 3, "sharding": (3, 3, 3), "tensor_parallel": 2}, id="tp-zero-3-uneven"),
+        pytest.param({"data_parallel": 6, "sharding": (3, 3, 3)}, id="hybrid"),
+        pytest.param({"data_parallel": 4, "sharding": (1, 2, 4), "tensor_parallel": 2}, id="tp-levels"),
+    ],
+)
+def test_a_rank_draws_its_part_of_the_first_weights(recipe: dict[str, Any], tmp_path: Path) -> None:
+    parts = small_recipe(micro_batch_seqs=1, accumulation=1, **recipe)
+
+    found = look(small_job(tmp_path, model=small_model(kv_heads=1), recipe=parts), "first-weights")
+
+    assert [differing for differing, _ in found] == [[]] * parts.devices
+    assert (
+        max(share for _, share in found) < 0.7
+    )  # the matrices that tensor parallelism cuts by columns are drawn whole
+
+
 def test_first_weights_follow_gpt2() -> None:
     model = Gpt(small_model(hidden=256, ffn_hidden=512), sequence_length=SEQUENCE_LENGTH, layers=range(4))
     initialize(model.named_parameters(), seed=1, layers=8)
@@ -159,7 +180,7 @@ def test_first_weights_follow_gpt2() -> None:
 
 def test_attention_scores_depend_on_distance_alone() -> None:
     """The defining property of rotary embedding: a rotated query and key know only how far apart they stand."""
-    table = RotaryTable(sequence_length=SEQUENCE_LENGTH, head_width=8)
+    table = RotaryTable(small_model(head_width=8), sequence_length=SEQUENCE_LENGTH)
     query, key = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
     rotated_query = table.rotate(query.expand(1, 1, SEQUENCE_LENGTH, 8))[0, 0]
     rotated_key = table.rotate(key.expand(1, 1, SEQUENCE_LENGTH, 8))[0, 0]

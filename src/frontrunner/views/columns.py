@@ -102,6 +102,10 @@ CHOICES: tuple[Column[Recipe], ...] = (
     words("options", "options", lambda recipe: ", ".join(recipe.options()) or None, drop=3, least=12),
 )  # fmt: skip
 
+ABOVE_IDLE: Column[Any] = Column(
+    "memory_above_idle_bytes_max_rank", "needs GiB", _figure("memory_above_idle_bytes_max_rank"), gib, drop=3,
+    label="GiB above an idle rank", about="of the peak, what a rank on a CPU needs above an idle one",
+)  # fmt: skip
 FIGURES: tuple[Column[Any], ...] = (
     Column("tokens_per_s", "tokens/s", _rate("tokens_per_s"), thousands, brief="{} tok/s"),
     Column("step_time_s_median", "step", _rate("step_time_s_median", "step_time_s"), seconds, drop=2,
@@ -115,6 +119,7 @@ FIGURES: tuple[Column[Any], ...] = (
     Column("peak_memory_bytes_max_rank", "peak GiB", _figure("peak_memory_bytes_max_rank", "peak_memory_bytes"), gib,
            label="GiB at the peak", brief="{} GiB", about="memory of the fullest rank; marked where it is tight",
            drop=1, is_doubtful=lambda figures: getattr(figures, "fit", "") == "tight"),
+    ABOVE_IDLE,
     Column("repeats", "n", _figure("repeats"), drop=7, label="measurements", about="measurements"),
 )  # fmt: skip
 """Figures of a `RecipeStats`, a `Measurement` or an estimate."""
@@ -129,7 +134,7 @@ COLUMNS: tuple[Column[RankedRecipe], ...] = (
     *RECIPE,
     *_MEASURED[:1],
     Column("gap_percent", "gap", attrgetter("gap_percent"), "{:.1f} %".format, drop=4, about="to the first"),
-    *_MEASURED[1:],
+    *(ABOVE_IDLE if column.key == ABOVE_IDLE.key else column for column in _MEASURED[1:]),
 )
 
 

@@ -330,7 +330,9 @@ def _detail(outcome: Measurement | Failure | None) -> Text:
     ended = "" if outcome.ended is None else f"; {ENDINGS[outcome.ended]}"
     losses = f"; loss {outcome.losses[0]:.3f} to {outcome.losses[-1]:.3f}" if outcome.losses else ""
     started = f"; built in {seconds(outcome.build_time_s)}, first step {seconds(outcome.first_step_time_s)}"
-    return Text(f"steps {steps} ms{ended}{losses}{started}; {outcome.node_seconds:.3g} node-seconds")
+    above = outcome.memory_above_idle_bytes_max_rank
+    needs = "" if above is None else f"; needs {gib(above)} GiB above an idle rank"
+    return Text(f"steps {steps} ms{ended}{losses}{started}{needs}; {outcome.node_seconds:.3g} node-seconds")
 
 
 def print_recipe(recipe: Recipe) -> None:

@@ -1,0 +1,196 @@
+"""The trainer's models compute what the published ones do: logits against `transformers`, with the same random weights.
+
+Presets are reduced in depth, width and vocabulary; what a preset states beside them stays: the ratio of heads to groups
+of keys and values, rotary frequencies, norms and their epsilon, biases, activation. Megatron's GPT is GPT-2's form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from frontrunner.evaluators.trainer.model import Gpt
+from frontrunner.spaces.document import read_plain
+from frontrunner.spaces.model import Model, RotaryScaling
+from frontrunner.spaces.presets import model_preset, preset_names
+
+SEQUENCE_LENGTH = 512
+VOCABULARY = 250
+RELATIVE = 1e-5
+PRESETS = preset_names("models")
+CHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("gpt2-small", {"activation": "gelu"}),
+    ("gpt2-small", {"norm_epsilon": 1e-6}),
+    ("llama-3-8b", {"rotary_theta": 1e4}),
+    ("llama-3.1-8b", {"rotary_scaling": None}),
+    ("llama-3.2-1b", {"rotary_scaling": RotaryScaling(factor=8.0)}),
+    ("llama-3.2-1b", {"rotary_scaling": RotaryScaling(factor=32.0, low_frequency_factor=2.0)}),
+    ("llama-3.2-1b", {"rotary_scaling": RotaryScaling(factor=32.0, high_frequency_factor=5.0)}),
+    ("llama-3.2-1b", {"rotary_scaling": RotaryScaling(factor=32.0, original_positions=4096)}),
+    ("qwen3-8b", {"norm_epsilon": 1e-5}),
+]
+
+
+def reduced(name: str) -> Model:
+    """The preset's form with two layers, heads of 32 and two groups of keys and values."""
+    table = model_preset(name)
+    full = read_plain(Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table, "model")
+    heads = 2 * full.heads // full.kv_heads
+    hidden = 32 * heads * full.hidden // full.q_hidden
+    return replace(
+        full,
+        layers=2,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=2,
+        head_width=32,
+        ffn_hidden=full.ffn_hidden * hidden // full.hidden,
+        vocabulary=VOCABULARY,
+        vocabulary_multiple=1,
+        max_positions=SEQUENCE_LENGTH if full.positions == "learned" else full.max_positions,
+    )
+
+
+def ours(model: Model) -> Gpt:
+    """The trainer's model with every parameter random: biases, norms, and embeddings so small that epsilons count."""
+    found = Gpt(model, sequence_length=SEQUENCE_LENGTH, layers=range(model.layers))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in found.named_parameters():
+            is_norm, is_matrix = "norm" in name and name.endswith("weight"), parameter.dim() > 1
+            deviation = 0.01 if "embedding" in name else parameter.shape[1] ** -0.5 if is_matrix else 0.3
+            parameter.normal_(1.0 if is_norm else 0.0, deviation, generator=generator)
+    return found.eval()
+
+
+def theirs(model: Model) -> Any:
+    """The model of `transformers` of the same form."""
+    common: dict[str, Any] = {"vocab_size": model.vocabulary, "tie_word_embeddings": model.tied_embeddings}
+    if model.positions == "learned":
+        config: Any = transformers.GPT2Config(
+            n_positions=model.max_positions,
+            n_embd=model.hidden,
+            n_layer=model.layers,
+            n_head=model.heads,
+            n_inner=model.ffn_hidden,
+            activation_function={"gelu": "gelu", "gelu_tanh": "gelu_new"}[model.activation],
+            layer_norm_epsilon=model.norm_epsilon,
+            **common,
+        )
+        return transformers.GPT2LMHeadModel(config).eval()
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rotary_theta}
+    if (scaling := model.rotary_scaling) is not None:
+        rope |= {"rope_type": "llama3", "factor": scaling.factor}
+        rope |= {"low_freq_factor": scaling.low_frequency_factor, "high_freq_factor": scaling.high_frequency_factor}
+        rope |= {"original_max_position_embeddings": scaling.original_positions}
+    common |= {
+        "hidden_size": model.hidden,
+        "intermediate_size": model.ffn_hidden,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "rms_norm_eps": model.norm_epsilon,
+        "max_position_embeddings": model.max_positions,
+        "rope_parameters": rope,
+    }
+    if model.biases == "qkv":
+        return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**common)).eval()
+    if model.qk_norm:
+        return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(head_dim=model.head_dim, **common)).eval()
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(head_dim=model.head_dim, **common)).eval()
+
+
+def gpt2_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tensor]:
+    """Ours by the names of GPT-2, whose matrices are transposed, with query, key and value joined."""
+    found = {
+        "transformer.wte.weight": taken("embedding.tokens.weight"),
+        "transformer.wpe.weight": taken("embedding.positions.weight"),
+    }
+    for kind in ("weight", "bias"):
+        found[f"transformer.ln_f.{kind}"] = taken(f"norm.{kind}")
+        for layer in range(model.layers):
+            here, there = f"blocks.{layer}", f"transformer.h.{layer}"
+            joined = torch.cat([taken(f"{here}.attention.{part}.{kind}") for part in ("query", "key", "value")])
+            matrices = {
+                "attn.c_attn": joined,
+                "attn.c_proj": taken(f"{here}.attention.output.{kind}"),
+                "mlp.c_fc": taken(f"{here}.feed_forward.up.{kind}"),
+                "mlp.c_proj": taken(f"{here}.feed_forward.down.{kind}"),
+            }
+            found |= {f"{there}.{name}.{kind}": value.t() for name, value in matrices.items()}
+            found[f"{there}.ln_1.{kind}"] = taken(f"{here}.attention_norm.{kind}")
+            found[f"{there}.ln_2.{kind}"] = taken(f"{here}.feed_forward_norm.{kind}")
+    return found
+
+
+def llama_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tensor]:
+    """Ours by the names of Llama and Qwen."""
+    names = {
+        "input_layernorm.weight": "attention_norm.weight",
+        "post_attention_layernorm.weight": "feed_forward_norm.weight",
+        "self_attn.o_proj.weight": "attention.output.weight",
+    }
+    names |= {f"mlp.{part}_proj.weight": f"feed_forward.{part}.weight" for part in ("gate", "up", "down")}
+    for part in ("query", "key", "value"):
+        names[f"self_attn.{part[0]}_proj.weight"] = f"attention.{part}.weight"
+        if model.biases == "qkv":
+            names[f"self_attn.{part[0]}_proj.bias"] = f"attention.{part}.bias"
+        if model.qk_norm and part != "value":
+            names[f"self_attn.{part[0]}_norm.weight"] = f"attention.{part}_norm.weight"
+    found = {"model.embed_tokens.weight": taken("embedding.tokens.weight"), "model.norm.weight": taken("norm.weight")}
+    for layer in range(model.layers):
+        found |= {f"model.layers.{layer}.{there}": taken(f"blocks.{layer}.{here}") for there, here in names.items()}
+    return found
+
+
+def logits(model: Model) -> tuple[Tensor, Tensor]:
+    """Ours and theirs of the same weights; each of ours is theirs exactly once, and no weight of theirs is left."""
+    mine, reference = ours(model), theirs(model)
+    weights = {name: parameter.detach() for name, parameter in mine.named_parameters()}
+    renamed = (gpt2_weights if model.positions == "learned" else llama_weights)(weights.pop, model)
+    renamed["lm_head.weight"] = renamed_embedding(renamed) if model.tied_embeddings else weights.pop("head.weight")
+    assert not weights
+    reference.load_state_dict(renamed)
+    tokens = torch.randint(0, VOCABULARY, (1, SEQUENCE_LENGTH), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        return mine(tokens), reference(tokens).logits
+
+
+def renamed_embedding(weights: dict[str, Tensor]) -> Tensor:
+    return next(weight for name, weight in weights.items() if name.endswith(("wte.weight", "embed_tokens.weight")))
+
+
+def apart(first: Tensor, second: Tensor) -> float:
+    """The largest difference, relative to the scale of the second."""
+    return ((first - second).abs().max() / second.abs().max()).item()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_compute_what_the_published_models_do(name: str) -> None:
+    assert apart(*logits(reduced(name))) < RELATIVE
+
+
+@pytest.mark.parametrize(("name", "change"), CHANGES)
+def test_another_value_of_a_field_is_another_model(name: str, change: dict[str, Any]) -> None:
+    """Each field reaches the logits by ten times and more what the comparison allows."""
+    model = reduced(name)
+    tokens = torch.randint(0, VOCABULARY, (1, SEQUENCE_LENGTH), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        other, expected = ours(replace(model, **change))(tokens), ours(model)(tokens)
+    assert apart(other, expected) > 10 * RELATIVE
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameters_are_those_of_the_trainer_s_modules(name: str) -> None:
+    table = model_preset(name)
+    model = read_plain(Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table, "model")
+    model = replace(model, layers=2)
+    with torch.device("meta"):
+        built = Gpt(model, sequence_length=model.max_positions or 1, layers=range(model.layers))
+    assert model.parameters == sum(parameter.numel() for parameter in built.parameters())
