@@ -108,7 +108,7 @@ class WholeReplicas(Replicas):
         self._buckets = [Bucket(bucket, copies) for bucket in _in_buckets(reversed(pairs))]
         for bucket in self._buckets:
             for weight in bucket.weights:
-                weight.register_post_accumulate_grad_hook(partial(self._count, bucket))  # type: ignore[no-untyped-call]
+                weight.register_post_accumulate_grad_hook(partial(self._count, bucket))
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """See Replicas."""
@@ -169,7 +169,9 @@ class Bucket:
         if self._sums is None:
             self._sums = _joined(parts).float()
             sizes = [part.numel() for part in parts]
-            self._parts = [one.view(part.shape) for one, part in zip(self._sums.split(sizes), parts, strict=True)]
+            self._parts = [
+                one.view(part.shape) for one, part in zip(torch.split(self._sums, sizes), parts, strict=True)
+            ]
             self._placements = [getattr(gradient, "placements", ()) for gradient in gradients]
         elif parts[0].dtype == torch.float32:
             torch._foreach_add_(self._parts, parts)
