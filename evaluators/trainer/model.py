@@ -12,7 +12,7 @@ residual stream scaled by 1 / sqrt(2 * layers); norms start at 1, biases at 0.
 import hashlib
 import math
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, cast
 
@@ -24,7 +24,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import ContextRanks
+from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.recipe import Recipe
 
@@ -32,6 +34,7 @@ DEVIATION = 0.02
 NEUTRAL = Recipe(micro_batch_seqs=1, accumulation=1, devices=1)
 _BLOCK_ELEMENTS = 2**18
 _RESIDUAL_PROJECTIONS = ("attention.output.weight", "feed_forward.down.weight")
+_CUDNN_FIRST, _LEAST_CUDNN = ((9, 0), (10, 0)), 91500
 # Matrix products and attention are the costly ones; the collectives are kept because recomputing is communication.
 # Names, because a build of torch has only the attention kernels of its devices.
 _KEPT_BY_SELECTIVE_RECOMPUTE = (
@@ -133,6 +136,47 @@ class RotaryTable:
         return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
+def attention_order(device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context in which CUDA and HIP devices try the kernels of attention in a stated order, math last.
+
+    torch's own order differs between versions: from 2.9 on cuDNN comes first on compute capability 9.0 and 10.0, in
+    later ones only with cuDNN 9.15 or newer, and without cuDNN where it is built for CUDA below 12.9. Other devices
+    keep torch's order.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    if torch.version.hip is None and torch.backends.cuda.cudnn_sdp_enabled():  # type: ignore[no-untyped-call]
+        is_preferred = torch.cuda.get_device_capability(device) in _CUDNN_FIRST
+        version: int = torch.backends.cudnn.version() or 0  # type: ignore[no-untyped-call]
+        is_preferred = is_preferred and version >= _LEAST_CUDNN
+        order.insert(0 if is_preferred else 2, SDPBackend.CUDNN_ATTENTION)
+    return sdpa_kernel(order, set_priority=True)
+
+
+def attention_kernel(job: Job, device: torch.device) -> str | None:
+    """Return the kernel that torch chooses for the job's attention, as "flash_attention" or "math"."""
+    if job.model.attention == "math":
+        return "math"
+    share = job.recipe.tensor_parallel * job.recipe.context_parallel
+    heads, dtype = job.model.heads // share, COMPUTE_TYPES[job.precision]
+    groups = max(1, job.model.kv_heads // share)
+    if needs_whole_groups(dtype, device):
+        groups = heads
+    with suppress(Exception):  # torch's name for it is private
+        shapes = ((1, number, job.sequence_length, job.model.head_dim) for number in (heads, groups, groups))
+        query, key, value = (torch.empty(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes)
+        choice = torch._fused_sdp_choice(query, key, value, None, 0.0, True, enable_gqa=heads != groups)  # noqa: FBT003
+        return str(SDPBackend(choice).name.lower())
+    return None
+
+
+def needs_whole_groups(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether each query head needs a key of its own for a kernel that holds no S x S scores: flash attention
+    takes 16 bits only, and the efficient kernel no groups."""
+    return dtype == torch.float32 and device.type == "cuda"
+
+
 class Attention(nn.Module):
     """Causal self-attention with grouped key-value heads, of which a tensor-parallel rank holds some."""
 
@@ -161,6 +205,9 @@ class Attention(nn.Module):
         query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
         if self._rotary is not None:
             query, key = self._rotary.rotate(query), self._rotary.rotate(key)
+        if query.shape[1] != key.shape[1] and needs_whole_groups(query.dtype, query.device):
+            shared_by = query.shape[1] // key.shape[1]
+            key, value = (heads.repeat_interleave(shared_by, dim=1) for heads in (key, value))
         grouped = query.shape[1] != key.shape[1]
         with sdpa_kernel(SDPBackend.MATH) if self._only_math else nullcontext():
             mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
