@@ -28,7 +28,7 @@ def hardware_flops_per_token(recipe: Recipe, problem: Problem) -> float:
     return problem.model.hardware_flops_per_token(
         problem.sequence_length,
         recipe.recompute,
-        tiled_feed_forward=recipe.feed_forward_tiles > 1,
+        feed_forward_tiles=recipe.feed_forward_tiles,
         chunked_loss=recipe.loss_chunks > 1,
     )
 
