@@ -155,7 +155,7 @@ class Model:
         positions = (self.max_positions or 0) * self.hidden if self.positions == "learned" else 0
         return layers + embedding + positions + per_norm * self.hidden
 
-    def attention_flops_per_token(self, sequence_length: int) -> float:
+    def attention_flops_per_token(self, sequence_length: float) -> float:
         """Forward FLOPs of one layer's attention for one token: 4 * sequence_length * q_hidden.
 
         These are the two products over the whole sequence: as in PaLM (arXiv 2204.02311, appendix B) and Megatron-LM
@@ -163,7 +163,7 @@ class Model:
         """
         return 4.0 * sequence_length * self.q_hidden
 
-    def layer_flops_per_token(self, sequence_length: int) -> float:
+    def layer_flops_per_token(self, sequence_length: float) -> float:
         """Forward FLOPs of one layer for one token: 2 per matrix parameter, plus its attention."""
         return 2.0 * self.matmul_parameters_per_layer + self.attention_flops_per_token(sequence_length)
 
@@ -171,22 +171,19 @@ class Model:
         """Forward FLOPs of the output head for one token: 2 * hidden * padded_vocabulary."""
         return 2.0 * self.hidden * self.padded_vocabulary
 
-    def model_flops_per_token(self, sequence_length: int, *, causal: bool = False) -> float:
+    def model_flops_per_token(self, sequence_length: float) -> float:
         """FLOPs that training one token needs: forward, and twice that backward; recompute is not counted.
 
-        With `causal`, attention is half of it, since half of the scores are masked: Megatron-LM's log counts so.
+        Megatron-LM's log counts half of attention, for the causal mask: the count for half of `sequence_length`.
         """
-        layer = self.layer_flops_per_token(sequence_length)
-        if causal:
-            layer -= self.attention_flops_per_token(sequence_length) / 2
-        return 3.0 * (self.layers * layer + self.head_flops_per_token())
+        return 3.0 * (self.layers * self.layer_flops_per_token(sequence_length) + self.head_flops_per_token())
 
     def feed_forward_flops_per_token(self) -> float:
         """Forward FLOPs of one layer's feed-forward part for one token: 2 * ffn_matrices * hidden * ffn_hidden."""
         return 2.0 * self.ffn_matrices * self.hidden * self.ffn_hidden
 
     def hardware_flops_per_token(
-        self, sequence_length: int, recompute: str, *, feed_forward_tiles: int = 1, chunked_loss: bool = False
+        self, sequence_length: float, recompute: str, *, feed_forward_tiles: int = 1, chunked_loss: bool = False
     ) -> float:
         """FLOPs that the devices execute, as torch counts them: `model_flops_per_token`, plus what is computed again.
 

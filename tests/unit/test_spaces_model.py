@@ -104,7 +104,7 @@ def test_flops_are_twice_the_multiplications_of_forward_and_two_backward() -> No
     forward = SMALL.layers * (layer + scores_and_values) + 2 * width * 128
     assert SMALL.model_flops_per_token(length) == 3 * forward
     masked = 3 * SMALL.layers * scores_and_values / 2
-    assert SMALL.model_flops_per_token(length, causal=True) == 3 * forward - masked
+    assert SMALL.model_flops_per_token(length / 2) == 3 * forward - masked
 
 
 def test_flops_of_attention_follow_the_heads_own_width() -> None:
