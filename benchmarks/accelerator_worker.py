@@ -196,10 +196,8 @@ def measured_sides(
         except Exception as error:
             if not found:
                 raise
-            not_there = isinstance(error, ImportError)
-            found[name] = {
-                "error": f"not installed ({error})" if not_there else f"{type(error).__name__}: {error}"[:500]
-            }
+            why = "not installed" if isinstance(error, ImportError) else type(error).__name__
+            found[name] = {"error": f"{why}: {error}"[:500]}
             release(device)
             continue
         if not found:

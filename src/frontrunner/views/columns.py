@@ -107,7 +107,8 @@ ABOVE_IDLE: Column[Any] = Column(
     label="GiB above an idle rank", about="of the peak, what a rank on a CPU needs above an idle one",
 )  # fmt: skip
 FIGURES: tuple[Column[Any], ...] = (
-    Column("tokens_per_s", "tokens/s", _rate("tokens_per_s"), thousands, brief="{} tok/s"),
+    Column("tokens_per_s", "tokens/s", _rate("tokens_per_s"), thousands, brief="{} tok/s",
+           is_doubtful=lambda figures: bool(getattr(figures, "doubts", ()))),
     Column("step_time_s_median", "step", _rate("step_time_s_median", "step_time_s"), seconds, drop=2,
            brief="{}/step"),
     Column("step_time_spread", "spread", _spread, lambda share: percent(share, 0), brief="± {}",
@@ -133,7 +134,7 @@ _MEASURED: tuple[Column[RankedRecipe], ...] = tuple(column.of(attrgetter("standi
 COLUMNS: tuple[Column[RankedRecipe], ...] = (
     Column("rank", "#", attrgetter("rank")),
     *RECIPE,
-    *_MEASURED[:1],
+    replace(_MEASURED[0], is_doubtful=lambda row: bool(row.doubts)),
     Column("gap_percent", "gap", attrgetter("gap_percent"), "{:.1f} %".format, drop=4, about="to the first"),
     *(ABOVE_IDLE if column.key == ABOVE_IDLE.key else column for column in _MEASURED[1:]),
 )
@@ -226,7 +227,9 @@ def why(outcome: Outcome | None) -> str | None:
     """Return why an attempt ended as it did; None while it runs, and where that is unknown."""
     if isinstance(outcome, Failure):
         return outcome.message
-    return None if outcome is None or outcome.ended is None else ENDINGS[outcome.ended]
+    if outcome is None:
+        return None
+    return "; ".join([*([] if outcome.ended is None else [ENDINGS[outcome.ended]]), *outcome.doubts]) or None
 
 
 def _measurement(outcome: Outcome | None) -> Measurement | None:

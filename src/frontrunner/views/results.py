@@ -244,6 +244,9 @@ def _print_rows(
         print_origin(origin)
     if any(ranked(row).standing.is_noisy for row in rows):
         out.say("! step times spread by more than 5 %: the order near such a row may change", style="dim")
+    for row in map(ranked, rows):
+        if row.doubts:
+            out.say(f"! {row.recipe_id}: {'; '.join(row.doubts)}", style="dim")
 
 
 def print_outlook(outlook: Outlook | None, limits: Sequence[Limit]) -> None:
@@ -321,6 +324,10 @@ def _print_appearance(out: Terminal, appearance: Appearance) -> None:
         versions = ", ".join(f"{name} {version}" for name, version in latest.versions.items())
         out.say(f"on {latest.host}, {latest.device}; {versions}", style="dim")
         out.say(f"command: {' '.join(latest.command_line)}", style="dim")
+    measured = [row.outcome for row in appearance.attempts if isinstance(row.outcome, Measurement)]
+    if measured and (recorded := measured[-1].telemetry) is not None and recorded.attention is not None:
+        kernel = f"attention by {recorded.attention}" + (", S x S scores in memory" * (recorded.attention == "math"))
+        out.say(f"ranks: {', '.join((kernel, *recorded.versions))}", style="dim")
 
 
 def _detail(outcome: Measurement | Failure | None) -> Text:
@@ -334,7 +341,8 @@ def _detail(outcome: Measurement | Failure | None) -> Text:
     started = f"; built in {seconds(outcome.build_time_s)}, first step {seconds(outcome.first_step_time_s)}"
     above = outcome.memory_above_idle_bytes_max_rank
     needs = "" if above is None else f"; needs {gib(above)} GiB above an idle rank"
-    return Text(f"steps {steps} ms{ended}{losses}{started}{needs}; {outcome.node_seconds:.3g} node-seconds")
+    doubts = "".join(f"; ! {why}" for why in outcome.doubts)
+    return Text(f"steps {steps} ms{ended}{losses}{started}{needs}; {outcome.node_seconds:.3g} node-seconds{doubts}")
 
 
 def print_recipe(recipe: Recipe) -> None:
