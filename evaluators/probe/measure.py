@@ -24,7 +24,7 @@ def nodes_used(recipe: Recipe, problem: Problem) -> int:
 
 
 def hardware_flops_per_token(recipe: Recipe, problem: Problem, *, causal: bool = False) -> float:
-    """Return `Model.hardware_flops_per_token` with what this recipe computes twice; `causal` counts half of attention."""
+    """Return `Model.hardware_flops_per_token` with what this recipe computes twice; `causal` halves attention."""
     return problem.model.hardware_flops_per_token(
         problem.sequence_length / (2 if causal else 1),
         recipe.recompute,

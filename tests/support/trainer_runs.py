@@ -229,8 +229,8 @@ def differences(trained: Trained, right: Trained) -> dict[str, float]:
     found["gradient norms"] = max((_relative(*pair) for pair in norms), default=0.0)
     for kind in ("weights", "momentum"):
         tensors, right_ones = getattr(trained, kind), getattr(right, kind)
-        missing, unknown = right_ones.keys() - tensors.keys(), tensors.keys() - right_ones.keys()
-        assert not missing and not unknown, f"{kind}: missing {missing}, unknown {unknown}"
+        other_names = tensors.keys() ^ right_ones.keys()
+        assert not other_names, f"{kind} missing or too many: {sorted(other_names)}"
         worst, name = max((_relative(tensors[name], right_one), name) for name, right_one in right_ones.items())
         found[f"{kind} ({name})"] = worst
     return found
