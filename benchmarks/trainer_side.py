@@ -80,7 +80,7 @@ class Trainer:
 
         # Through JSON, so that a job here is checked as one from a file is.
         job = Job.from_json(job_text(device, folder, **job_values))
-        check_job(job, world_size=1)
+        check_job(job, world_size=dist.get_world_size())
         layout = make_layout(job.recipe, device_type=job.device)
         data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
         self.stepper = make_stepper(job, layout, data, device)

@@ -310,6 +310,8 @@ def _print_appearance(out: Terminal, appearance: Appearance) -> None:
         out.print(column_table(None, FIGURES, [appearance.standing], width=out.width))
         with_recompute = thousands(appearance.standing.hardware_tflops_per_device)
         out.say(f"  {with_recompute} TFLOPS/device with what is computed a second time", style="dim")
+        if appearance.mfu_megatron is not None:
+            out.say(f"  MFU {percent(appearance.mfu_megatron)} as Megatron-LM counts, attention halved", style="dim")
     for place in ("above", "below"):
         if neighbor := getattr(appearance, place):
             out.say(f"  next {place}: {neighbor.recipe_id}, {against(neighbor, place)}")
