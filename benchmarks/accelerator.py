@@ -63,9 +63,17 @@ class Worker:
     """The process that holds the device, and what it says of it."""
 
     def __init__(self, kind: str | None) -> None:
+        self._kind = kind
+        self._process: Any = None
+        self.start()
+
+    def start(self) -> None:
+        """Start it unless it runs."""
+        if self._process is not None and self._process.is_alive():
+            return
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=work, args=(theirs, kind))
+        self._process = context.Process(target=work, args=(theirs, self._kind))
         self._process.start()
         theirs.close()
         self.device = self._answer(START_S)
@@ -96,22 +104,21 @@ def work(requests: Connection, kind: str | None) -> None:
 
 
 def rows(worker: Worker, arguments: argparse.Namespace, deadline: float) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the cells asked for, in order."""
-    cells = CPU_CELLS if worker.device["type"] == "cpu" else ACCELERATOR_CELLS
-    longest_s = {False: 0.0, True: 0.0}  # of a cell so far, compiled or not
-    for cell in cells:
+    """Yield the rows of the cells asked for, in order; a process that was lost is replaced before the next cell."""
+    is_cpu = worker.device["type"] == "cpu"
+    longest_s = {False: 0.0, True: 0.0} if is_cpu else {False: 12.0, True: 30.0}  # compiled or not; first as assumed
+    for cell in CPU_CELLS if is_cpu else ACCELERATOR_CELLS:
         if arguments.only not in cell.name:
             continue
         row: dict[str, Any] = {"status": "left out: no time"}
-        left_s = deadline - time.monotonic()
-        if left_s > longest_s[cell.compile]:
-            start = time.monotonic()
+        start = time.monotonic()
+        if deadline - start > longest_s[cell.compile]:
             try:
-                row = worker.row(cell, arguments.round_seconds, left_s + GRACE_S)
+                worker.start()
+                row = worker.row(cell, arguments.round_seconds, deadline + GRACE_S - time.monotonic())
             except ChildProcessError as error:
                 row = {"status": "lost", "error": str(error)}
                 worker.end()
-                worker.__init__(arguments.device)  # type: ignore[misc]
             longest_s[cell.compile] = max(longest_s[cell.compile], time.monotonic() - start)
         yield {"cell": cell.name, **dataclasses.asdict(cell), **row}
 
@@ -119,9 +126,13 @@ def rows(worker: Worker, arguments: argparse.Namespace, deadline: float) -> Iter
 # ---- A campaign, by the project's own commands.
 
 
+def can_run_campaign(wheels: Path | None) -> bool:
+    return wheels is not None or importlib.util.find_spec("sqlalchemy") is not None
+
+
 def campaign(device: dict[str, Any], wheels: Path | None, limit_s: float) -> dict[str, Any]:
     """Run `frontrunner launch` over recipes of this device; its ranking, or why there is none."""
-    if wheels is None and importlib.util.find_spec("sqlalchemy") is None:
+    if not can_run_campaign(wheels):
         return {"status": "not run: sqlalchemy is not installed and --wheels was not given"}
     if limit_s < GRACE_S:
         return {"status": "left out: no time"}
@@ -236,7 +247,7 @@ def main() -> None:
         out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
     print(HEAD)
-    share = 0.0 if arguments.wheels is None else CAMPAIGN_SHARE
+    share = CAMPAIGN_SHARE if can_run_campaign(arguments.wheels) else 0.0
     try:
         for row in rows(worker, arguments, deadline - 60 * arguments.minutes * share):
             found["cells"].append(row)

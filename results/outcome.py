@@ -10,6 +10,8 @@ from enum import StrEnum
 
 STABLE_SPREAD = 0.05
 """Relative spread of step times above which a measurement is noisy."""
+SLOW_CLOCK = 0.9
+"""Assumed: below this share of its peers' clock a device holds them up; boost clocks of one model differ less."""
 LARGEST = 2**63 - 1
 RATES = ("tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device")
 
@@ -70,9 +72,36 @@ class Telemetry:
     """What a probe's ranks recorded beside their steps: one entry per rank, None where it is unknown.
 
     `idle_memory_bytes` is what a rank on a CPU has resident whatever its recipe: interpreter, libraries, mapped files.
+    Retries are the allocator's after the warm-up: it gave cached memory back and waited for the device. Clock, power
+    and temperature are the worst of two readings, after the warm-up and at the end; `slowed_by` names what held the
+    clock down then, "" is nothing. `cpus` are the processors that a rank may use, `attention` is its kernel.
     """
 
     idle_memory_bytes: tuple[int, ...] | None = None
+    build_peak_memory_bytes: tuple[int, ...] | None = None
+    allocator_retries: tuple[int, ...] | None = None
+    clock_mhz: tuple[float, ...] | None = None
+    power_w: tuple[float, ...] | None = None
+    temperature_c: tuple[float, ...] | None = None
+    slowed_by: tuple[str, ...] | None = None
+    cpus: tuple[str, ...] | None = None
+    attention: str | None = None
+    versions: tuple[str, ...] = ()
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why the times may not be the recipe's own, as clauses; empty where nothing speaks against them."""
+        found = []
+        if retries := sum(self.allocator_retries or ()):
+            found.append(f"memory ran short while steps were measured (allocator retries: {retries})")
+        for rank, reason in enumerate(self.slowed_by or ()):
+            if reason:
+                found.append(f"rank {rank}'s device was slowed down ({reason})")
+        usual = statistics.median(self.clock_mhz) if self.clock_mhz else 0.0
+        for rank, clock in enumerate(self.clock_mhz or ()):
+            if clock < SLOW_CLOCK * usual:
+                found.append(f"rank {rank}'s clock was {clock:.0f} MHz, the ranks' median {usual:.0f}")
+        return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +147,11 @@ class Measurement:
         return max(self.peak_memory_bytes) or None
 
     @property
+    def doubts(self) -> tuple[str, ...]:
+        """See `Telemetry`."""
+        return () if self.telemetry is None else self.telemetry.doubts
+
+    @property
     def memory_above_idle_bytes_max_rank(self) -> int | None:
         """Most memory that a rank had beyond `idle_memory_bytes`, which ratios of recipes compare; None if unknown."""
         idle = self.telemetry and self.telemetry.idle_memory_bytes
@@ -146,16 +180,18 @@ Outcome = Measurement | Failure
 
 
 def implausibility(
-    measurement: Measurement, peak_flops_per_device: float | None, *, memory_is_known: bool = True
+    measurement: Measurement, reached_flops: float, peak_flops: float | None, *, memory_is_known: bool = True
 ) -> str | None:
-    """Return why the numbers cannot be true, None if they can."""
+    """Return why the numbers cannot be true, None if they can.
+
+    `reached_flops` is the least that a device executed in a second, `peak_flops` the most that it can.
+    """
     if not measurement.step_times_s or not all(math.isfinite(t) and t > 0 for t in measurement.step_times_s):
         return f"step times {list(measurement.step_times_s)} s are not all positive"
     if memory_is_known and (not measurement.peak_memory_bytes or min(measurement.peak_memory_bytes) <= 0):
         return f"peak memory {list(measurement.peak_memory_bytes)} bytes is not positive on every rank"
-    reached = measurement.hardware_tflops_per_device * 1e12
-    if peak_flops_per_device is not None and reached > peak_flops_per_device:
-        return f"{reached / 1e12:.4g} TFLOPS a device is above the device's peak of {peak_flops_per_device / 1e12:.4g}"
+    if peak_flops is not None and reached_flops > peak_flops:
+        return f"{reached_flops / 1e12:.4g} TFLOPS a device is above the device's peak of {peak_flops / 1e12:.4g}"
     return None
 
 

@@ -57,6 +57,7 @@ class RankedRecipe(Displayed):
     """One recipe with its rank, from 1; `gap_percent` is how much worse it is than the first.
 
     `memory_above_idle_bytes_max_rank` is `Measurement`'s, the most in any repeat, None where none states it.
+    `doubts` are those of the repeats' `Telemetry`.
     """
 
     rank: int
@@ -67,6 +68,7 @@ class RankedRecipe(Displayed):
     standing: RecipeStats
     gap_percent: float
     memory_above_idle_bytes_max_rank: int | None = None
+    doubts: tuple[str, ...] = ()
 
 
 class Ranking(list[RankedRecipe], Displayed):
@@ -145,6 +147,7 @@ def rank(  # noqa: PLR0913 - the parameters of a query, each by its name
                 (size for one in recorded[row.trial_id] if (size := one.memory_above_idle_bytes_max_rank) is not None),
                 default=None,
             ),
+            doubts=tuple(dict.fromkeys(why for one in recorded[row.trial_id] for why in one.doubts)),
         )
         found.append(ranked)
     return found

@@ -53,7 +53,10 @@ def known_device(reported_name: str) -> Table | None:
 
     All words of its `matches` occur in the name, and none of its `unless`: boards of one chip differ in rate.
     """
-    known, words = _catalogue("devices"), set(reported_name.lower().replace("-", " ").replace(" gb", "gb").split())
+    known, words = (
+        _catalogue("devices"),
+        set(reported_name.lower().replace("-", " ").replace("/", " ").replace(" gb", "gb").split()),
+    )
     fitting = (
         name
         for name, table in known.items()

@@ -136,8 +136,10 @@ def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Row
 def _once(machine: Machine, work: Workload, parameters: Rows) -> Rows:
     g, o, stride = work.sharding_gradients, work.sharding_optimizer, work.strides["dp"]
     gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
-    layers = machine.software.message_layers * work.layer_share
-    messages = np.maximum(parameters / np.maximum(machine.software.message_elements, layers), 1.0)
+    message = np.maximum(machine.software.message_elements, machine.software.message_layers * work.layer_share)
+    if bucket := machine.software.whole_bucket_elements:
+        message = np.where(o == 1, bucket, message)
+    messages = np.maximum(parameters / message, 1.0)
     scatter = ring_s(machine, gradients / g, group=o / g, stride=stride * g, passes=1, messages=messages)
     copies = work.copies / o
     return scatter + ring_s(machine, gradients / o, group=copies, stride=stride * o, passes=2, messages=messages)
@@ -148,13 +150,14 @@ def host_transfer_s(
 ) -> Rows:
     """Return the time per step that a rank of `layers` layers and `parameters` parameters waits for the host's link.
 
-    `passes` are forward and backward time per micro-batch. Activations travel in the stream that computes, unhidden;
-    parameters and gradients overlap as collectives do. No measurement has validated these times.
+    `passes` are forward and backward time per micro-batch. Activations travel beside the forward pass and back beside
+    the backward pass; parameters and gradients overlap as collectives do. No measurement has validated these times.
     """
     if not work.uses_host:
         return np.zeros(1)
     _, kept = layer_activations(machine, work)
-    activations = np.where(work.activation_offload, 2 * layers * kept, 0.0) / machine.host_bytes_per_s
+    one_way_s = np.where(work.activation_offload, layers * kept, 0.0) / machine.host_bytes_per_s
+    activations = sum(np.maximum(one_way_s - one, LEAST_EXPOSED * one_way_s) for one in passes)
     # The fp32 parameters are fetched where these are the only copy.
     parameter_bytes = 4.0 if machine.software.shards_only_masters else work.bytes_per_value
     fetched = 2 * parameters / work.sharding_parameters * parameter_bytes

@@ -97,7 +97,8 @@ def _rank(
     count = blocks + tables / (work.tensor_parallel if software.splits_tables else 1.0)
     whole, kept = layer_activations(machine, work)
     inputs = np.where(work.pipeline_parallel > 1, in_flight * boundary_bytes(work), 0.0)
-    activations = np.where(work.activation_offload, inputs, in_flight * layers * kept)
+    # One layer's are on their way to the host, or back, while another one runs.
+    activations = np.where(work.activation_offload, inputs + kept, in_flight * layers * kept)
     logits = work.tokens * work.vocabulary / (work.tensor_parallel if software.sharded_logits else 1.0)
     # Compiled in one piece the loss holds the logit and its gradient, and no fp32 copy.
     fused = work.compile & (work.loss_chunks == 1)
@@ -160,7 +161,10 @@ def _reducing(machine: Machine, work: Workload, count: Rows) -> Rows:
     bucket = 4 * np.minimum(machine.software.bucket_elements, count)
     held = np.where(work.sharding_parameters == 1, np.maximum(held, bucket), held)
     is_later = (work.pipeline_parallel > 1) & (work.sharding_gradients == 1)
-    return np.where((work.copies > 1) & ~is_later, held, 0.0)
+    held = np.where((work.copies > 1) & ~is_later, held, 0.0)
+    # A bucket of whole gradients is there twice while it is filled, at every micro-batch.
+    whole = 4 * np.minimum(machine.software.whole_bucket_elements, count)
+    return np.where((work.copies > 1) & (work.sharding_optimizer == 1) & (whole > 0), whole, held)
 
 
 def boundary_bytes(work: Workload) -> Rows:

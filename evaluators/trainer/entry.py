@@ -1,6 +1,7 @@
 """Start and end of a rank, under a fork server, torchrun or a plain command."""
 
 import datetime as dt
+import gc
 import os
 import sys
 import time
@@ -64,6 +65,8 @@ def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_ra
             rank=rank,
             world_size=world_size,
             timeout=dt.timedelta(seconds=job.collective_timeout_s),
+            # Known, an accelerator's ranks connect once, now, and every further group is split off from that.
+            device_id=None if device.type == "cpu" else device,
         )
         _run(job, rank, device, start, phases)
         dist.destroy_process_group()
@@ -93,9 +96,13 @@ def _run(job: Job, rank: int, device: torch.device, start: float, phases: list[s
     data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
     stepper: run.Stepper = make_stepper(job, layout, data, device)
     dist.all_reduce(torch.zeros(1, device=device))  # so that no step's time holds another rank's build
+    stepper.telemetry.built()
     build_time_s = time.monotonic() - start
     context = run.RunContext(job=job, rank=rank, stepper=stepper, log=log, build_time_s=build_time_s)
     log.write("built", time_s=build_time_s)
+    gc.collect()
+    gc.freeze()  # what is there by now stays: later collections need not look at it
+    gc.disable()
     phases.append("stepping")
     if job.mode == "train" and job.train is not None:
         run_training(context, job.train)

@@ -11,8 +11,10 @@ residual stream scaled by 1 / sqrt(2 * layers); norms start at 1, biases at 0.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -24,7 +26,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import ContextRanks
+from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.recipe import Recipe
 
@@ -32,6 +36,7 @@ DEVIATION = 0.02
 NEUTRAL = Recipe(micro_batch_seqs=1, accumulation=1, devices=1)
 _BLOCK_ELEMENTS = 2**18
 _RESIDUAL_PROJECTIONS = ("attention.output.weight", "feed_forward.down.weight")
+_CUDNN_FIRST, _LEAST_CUDNN = ((9, 0), (10, 0)), 91500
 # Matrix products and attention are the costly ones; the collectives are kept because recomputing is communication.
 # Names, because a build of torch has only the attention kernels of its devices.
 _KEPT_BY_SELECTIVE_RECOMPUTE = (
@@ -63,28 +68,113 @@ def _recomputing(recompute: str) -> Callable[[Transform, Tensor], Tensor] | None
     return partial(recomputed, context_fn=partial(create_selective_checkpoint_contexts, kept))
 
 
-def activations_on_host(parameters: Iterable[nn.Parameter]) -> saved_tensors_hooks:
-    """Return the context of a forward pass whose saved activations lie in the host's memory.
+class _Moved:
+    """A storage that a layer has saved: on the host, and on the device until it is there and again for its use."""
 
-    The `parameters` that it uses, and views of them, stay where they are; under FSDP2 they must be the gathered ones.
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.device: Tensor | None = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        pinned = storage.device.type != "cpu"
+        self.host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A tensor that autograd keeps: a view of what its layer has moved."""
+
+    layer: "_Layer"
+    moved: _Moved
+    dtype: torch.dtype
+    place: tuple[int | torch.SymInt, torch.Size, tuple[int, ...]]
+
+
+class _Layer:
+    """What one call of one layer has saved. Autograd's nodes keep it, and what it moved, as long as they need them."""
+
+    def __init__(self, previous: "_Layer | None") -> None:
+        self.previous: Callable[[], _Layer | None] = (lambda: None) if previous is None else weakref.ref(previous)
+        self.leaving: dict[tuple[int, int], _Moved] = {}  # not to be freed on the device before the copies are made
+        self.moved: list[weakref.ref[_Moved]] = []
+        self.copied: Any = None  # events; None on a CPU
+        self.fetched: Any = None
+        self.is_fetched = False
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    target.copy_(source, non_blocking=True)
+
+
+class HostActivations:
+    """Moves what layers save for the backward pass into the host's memory, each storage once, and back.
+
+    Copies run on streams of their own beside the computation: those of a layer while the next one runs, in the forward
+    pass until its end at the latest, so that the device holds two layers' activations at most. Not moved are parameters
+    that are given to `layer`, and other tensors that live on, and views of them.
     """
 
-    def storage(tensor: Tensor) -> int:
-        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage().data_ptr()
+    def __init__(self) -> None:
+        self._device = torch.device("cpu")
+        self._out: Any = None
+        self._back: Any = None
+        self._last: _Layer | None = None
 
-    weights = {storage(parameter) for parameter in parameters}
+    @contextmanager
+    def layer(self, device: torch.device, staying: Iterable[Tensor]) -> Iterator[None]:
+        """Run a layer's forward pass on `device` inside."""
+        module = torch.get_device_module(device)
+        if self._out is None:
+            self._device, self._out, self._back = device, module.Stream(), module.Stream()
+        layer, before = _Layer(self._last), self._last
+        there = {(one.to_local() if isinstance(one, DTensor) else one).untyped_storage().data_ptr() for one in staying}
 
-    def to_host(tensor: Tensor) -> tuple[Tensor, torch.device | None]:
-        if storage(tensor) in weights:
-            return tensor, None
-        host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type != "cpu")
-        return host.copy_(tensor, non_blocking=True), tensor.device
+        def pack(tensor: Tensor) -> Tensor | _Saved:
+            if isinstance(tensor, DTensor) or tensor.device != device or tensor.untyped_storage().data_ptr() in there:
+                return tensor
+            storage = tensor.untyped_storage()
+            key = storage.data_ptr(), tensor._version
+            if key not in layer.leaving:
+                moved = layer.leaving[key] = _Moved(storage)
+                layer.moved.append(weakref.ref(moved))
+                self._out.wait_stream(module.current_stream())
+                with module.stream(self._out):
+                    _copy(moved.host, cast("Tensor", moved.device))
+            place = tensor.storage_offset(), tensor.shape, tensor.stride()
+            return _Saved(layer, layer.leaving[key], tensor.dtype, place)
 
-    def to_device(kept: tuple[Tensor, torch.device | None]) -> Any:
-        tensor, device = kept
-        return tensor if device is None else tensor.to(device, non_blocking=True)
+        with saved_tensors_hooks(pack, self._unpack):
+            yield
+        layer.copied, self._last = self._out.record_event(), layer
+        if before is not None and before.leaving:
+            module.current_stream().wait_event(before.copied)
+            for moved in before.leaving.values():
+                moved.device = None
+            before.leaving.clear()
 
-    return saved_tensors_hooks(to_host, to_device)
+    def _unpack(self, saved: Tensor | _Saved) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        layer, stream = saved.layer, torch.get_device_module(self._device).current_stream()
+        self._fetch(layer)
+        stream.wait_event(layer.fetched)
+        layer.leaving.clear()  # what has not left the device yet stays there, and is freed after its use
+        if (previous := layer.previous()) is not None:
+            self._fetch(previous)
+        storage = cast("Tensor", saved.moved.device).untyped_storage()
+        return torch.empty(0, dtype=saved.dtype, device=self._device).set_(storage, *saved.place)
+
+    def _fetch(self, layer: _Layer) -> None:
+        """Start to bring back what a layer has moved, if that has not been done."""
+        if layer.is_fetched:
+            return
+        module = torch.get_device_module(self._device)
+        # The memory is the computation's, which has waited for what has left: the copies wait for what it used there.
+        missing = [moved for one in layer.moved if (moved := one()) is not None and moved.device is None]
+        for moved in missing:
+            moved.device = torch.empty_like(moved.host, device=self._device)
+        self._back.wait_stream(module.current_stream())
+        with module.stream(self._back):
+            for moved in missing:
+                _copy(cast("Tensor", moved.device), moved.host)
+        layer.fetched, layer.is_fetched = self._back.record_event(), True
 
 
 def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -133,6 +223,47 @@ class RotaryTable:
         return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
+def attention_order(device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context in which CUDA and HIP devices try the kernels of attention in a stated order, math last.
+
+    torch's own order differs between versions: from 2.9 on cuDNN comes first on compute capability 9.0 and 10.0, in
+    later ones only with cuDNN 9.15 or newer, and without cuDNN where it is built for CUDA below 12.9. Other devices
+    keep torch's order.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    if torch.version.hip is None and torch.backends.cuda.cudnn_sdp_enabled():  # type: ignore[no-untyped-call]
+        is_preferred = torch.cuda.get_device_capability(device) in _CUDNN_FIRST
+        version: int = torch.backends.cudnn.version() or 0  # type: ignore[no-untyped-call]
+        is_preferred = is_preferred and version >= _LEAST_CUDNN
+        order.insert(0 if is_preferred else 2, SDPBackend.CUDNN_ATTENTION)
+    return sdpa_kernel(order, set_priority=True)
+
+
+def attention_kernel(job: Job, device: torch.device) -> str | None:
+    """Return the kernel that torch chooses for the job's attention, as "flash_attention" or "math"."""
+    if job.model.attention == "math":
+        return "math"
+    share = job.recipe.tensor_parallel * job.recipe.context_parallel
+    heads, dtype = job.model.heads // share, COMPUTE_TYPES[job.precision]
+    groups = max(1, job.model.kv_heads // share)
+    if needs_whole_groups(dtype, device):
+        groups = heads
+    with suppress(Exception):  # torch's name for it is private
+        shapes = ((1, number, job.sequence_length, job.model.head_dim) for number in (heads, groups, groups))
+        query, key, value = (torch.empty(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes)
+        choice = torch._fused_sdp_choice(query, key, value, None, 0.0, True, enable_gqa=heads != groups)  # noqa: FBT003
+        return str(SDPBackend(choice).name.lower())
+    return None
+
+
+def needs_whole_groups(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether each query head needs a key of its own for a kernel that holds no S x S scores: flash attention
+    takes 16 bits only, and the efficient kernel no groups."""
+    return dtype == torch.float32 and device.type == "cuda"
+
+
 class Attention(nn.Module):
     """Causal self-attention with grouped key-value heads, of which a tensor-parallel rank holds some."""
 
@@ -161,6 +292,9 @@ class Attention(nn.Module):
         query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
         if self._rotary is not None:
             query, key = self._rotary.rotate(query), self._rotary.rotate(key)
+        if query.shape[1] != key.shape[1] and needs_whole_groups(query.dtype, query.device):
+            shared_by = query.shape[1] // key.shape[1]
+            key, value = (heads.repeat_interleave(shared_by, dim=1) for heads in (key, value))
         grouped = query.shape[1] != key.shape[1]
         with sdpa_kernel(SDPBackend.MATH) if self._only_math else nullcontext():
             mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
@@ -195,10 +329,17 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward, each behind a norm and added to its input."""
 
-    def __init__(self, shape: Model, rotary: RotaryTable | None, recipe: Recipe, context: ContextRanks | None) -> None:
+    def __init__(
+        self,
+        shape: Model,
+        rotary: RotaryTable | None,
+        recipe: Recipe,
+        context: ContextRanks | None,
+        on_host: HostActivations | None,
+    ) -> None:
         super().__init__()
         self._recomputing = _recomputing(recipe.recompute)
-        self._on_host = recipe.activation_offload
+        self._on_host, self._rotary = on_host, rotary
         self._tiles = recipe.feed_forward_tiles
         self.run: Transform = self._run_recomputing
         self.attention_norm = make_norm(shape, shape.hidden)
@@ -208,8 +349,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D], recomputing in the backward pass what the recipe says."""
-        if self._on_host and torch.is_grad_enabled():
-            with activations_on_host(self.parameters()):
+        if self._on_host is not None and torch.is_grad_enabled():
+            tables = () if self._rotary is None else self._rotary.on(x.device)
+            with self._on_host.layer(x.device, (*self.parameters(), *tables)):
                 return self.run(x)
         return self.run(x)
 
@@ -292,7 +434,10 @@ class Gpt(nn.Module):
             self._rotary = RotaryTable(shape, sequence_length=sequence_length)
         start = 0 if context is None else context.positions(sequence_length).start
         self.embedding = Embedding(shape, sequence_length=sequence_length, first_position=start) if first else None
-        self.blocks = nn.ModuleDict({str(layer): Block(shape, self._rotary, recipe, context) for layer in layers})
+        on_host = HostActivations() if recipe.activation_offload else None
+        self.blocks = nn.ModuleDict(
+            {str(layer): Block(shape, self._rotary, recipe, context, on_host) for layer in layers}
+        )
         self.norm = make_norm(shape, shape.hidden) if last else None
         self.head: nn.Module | None = None
         if shape.tied_embeddings and self.embedding is not None:

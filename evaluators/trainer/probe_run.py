@@ -77,6 +77,8 @@ class _Probe:
                 self.compiled.append(number)
             self.losses.append(finite_or_none(outcome.loss))
             self.times_s.append(seconds)
+            if number == self._probe.warm_up_steps:
+                self._context.stepper.telemetry.warmed_up()
             if outcome.overflowed:
                 self.overflowed.append(number)
             if not outcome.is_finite:

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +23,7 @@ from torch.distributed import Store, TCPStore, default_pg_timeout, distributed_c
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from frontrunner.evaluators.trainer.run import write_json
+from frontrunner.evaluators.trainer.telemetry import pci_address
 
 SCHEME = "frontrunner-rendezvous"
 FILE = "meeting.json"
@@ -89,6 +91,9 @@ def _own_hosts(interface: str | None) -> list[str]:
 register_rendezvous_handler(SCHEME, _rendezvous)  # type: ignore[no-untyped-call]
 
 
+_ALLOCATOR_SETTINGS = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+
+
 class OneThreadGloo(dist.ProcessGroupGloo):
     """A gloo group with a single thread for its collectives.
 
@@ -111,11 +116,59 @@ def rank_device(kind: str, local_rank: int) -> torch.device:
     if kind == "cpu":
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         return torch.device("cpu")
-    number = local_rank if torch.accelerator.device_count() > 1 else 0  # each rank may see a device of its own
+    if kind == "cuda" and torch.version.hip is None and not _ALLOCATOR_SETTINGS & os.environ.keys():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # read at the allocator's first use
+    # A launcher may have masked devices: each rank then sees its own, alone or with those of its task.
+    number = local_rank % max(1, torch.accelerator.device_count())
     torch.accelerator.set_device_index(number)
+    device, local_ranks = torch.device(kind, number), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    allowed, sysfs = os.sched_getaffinity(0), Path("/sys")
+    cores = near_cores(pci_address(device), allowed, sysfs, local_ranks=local_ranks)
+    if isinstance(cores, str):
+        sys.stderr.write(f"the rank at {device} is not bound to processors: {cores}\n")
+    else:
+        os.sched_setaffinity(0, cores)
     # What the host computes of a step, as the optimizer of offloaded states, has this rank's share of the cores.
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-    return torch.device(kind, number)
+    torch.set_num_threads(max(1, len(allowed) // local_ranks if isinstance(cores, str) else len(cores)))
+    return device
+
+
+def near_cores(address: str | None, allowed: set[int], sysfs: Path, *, local_ranks: int) -> set[int] | str:
+    """Return a rank's processors of those near its device, or why it is not to be bound.
+
+    Devices of the same model with the same near processors share them equally, whether or not ranks use them all, so
+    that no rank needs to know the others' devices. Hardware threads of a core stay together.
+    """
+    try:
+        online = _cpus((sysfs / "devices/system/cpu/online").read_text())
+        if allowed < online and len(allowed) * local_ranks <= len(online):
+            return f"its launcher gave it {len(allowed)} of {len(online)} already"
+        if address is None:
+            return "torch does not state where the device is on the PCI bus"
+        places = sysfs / "bus/pci/devices"
+        about = {
+            place.name: [(place / name).read_text() for name in ("vendor", "device", "local_cpulist")]
+            for place in sorted(places.iterdir())
+            if (place / "local_cpulist").exists()
+        }
+        alike = [name for name in about if about[name] == about[address]]
+        cores: dict[str, set[int]] = {}
+        for cpu in sorted(_cpus(about[address][2]) & allowed):
+            threads = (sysfs / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+            cores.setdefault(threads, set()).add(cpu)
+    except (OSError, LookupError, ValueError) as error:
+        return f"the topology is unknown ({error})"
+    share = len(cores) // len(alike)
+    if share == 0:
+        return f"{len(cores)} of its processors are near the device, which {len(alike)} devices share"
+    first = alike.index(address) * share
+    return set().union(*list(cores.values())[first : first + share])
+
+
+def _cpus(text: str) -> set[int]:
+    """Read a list of processors as the kernel writes it: `0-11,96`."""
+    ends = (part.split("-") for part in text.strip().split(",") if part)
+    return {cpu for one in ends for cpu in range(int(one[0]), int(one[-1]) + 1)}
 
 
 def set_local_rank_env(local_rank: int, local_world_size: int) -> None:

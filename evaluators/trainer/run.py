@@ -1,5 +1,6 @@
 """What every run has: a folder with a log and a result, a limit of memory, and the steps of one engine."""
 
+import gc
 import json
 import math
 import os
@@ -8,6 +9,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,10 +22,13 @@ from torch.profiler import record_function
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.job import DATA_RANGE, STEP_RANGE, Job
 from frontrunner.evaluators.trainer.layout import Layout
+from frontrunner.evaluators.trainer.model import attention_kernel, attention_order
 from frontrunner.evaluators.trainer.telemetry import Telemetry, process_bytes
 from frontrunner.spaces.document import write_bytes
 
 RESULT_VERSION = 1
+COLLECT_EVERY_STEPS = 50
+"""All ranks collect garbage at once, between two steps: one that does so in a step of its own holds the others up."""
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
@@ -77,6 +82,9 @@ class Stepper(ABC):
 
     def __init__(self, job: Job, layout: Layout, data: TokenFile, device: torch.device) -> None:
         self.telemetry = Telemetry(device)  # before anything is built
+        self._kernels = ExitStack()  # for as long as this process trains, also in what torch.compile traces
+        self._kernels.enter_context(attention_order(device))
+        self.telemetry.attention = None if device.type == "cpu" else attention_kernel(job, device)
         self.job = job
         self.recipe = job.recipe
         self.layout = layout
@@ -162,6 +170,8 @@ class RunContext:
             tokens=self.tokens_per_step,
             **({} if outcome.loss_scale is None else {"loss_scale": outcome.loss_scale}),
         )
+        if number % COLLECT_EVERY_STEPS == 0:
+            gc.collect()
         return outcome, seconds
 
     def write_result(self, status: str, **values: Any) -> None:

@@ -303,11 +303,14 @@ class TestTrials(StoreContract):
         self, store: Store, writer: CampaignWriter, campaign: Campaign
     ) -> None:
         for number, idle in enumerate(((400, 900), None), start=1):
-            telemetry = None if idle is None else Telemetry(idle_memory_bytes=idle)
+            about = {"allocator_retries": (2, 1), "versions": ("torch 2.13.0", "nccl 2.28.9")}
+            telemetry = None if idle is None else Telemetry(idle_memory_bytes=idle, **about)
             outcome = replace(measurement(), peak_memory_bytes=(1000, 1200), telemetry=telemetry)
             attempt = writer.start_attempt(begin(writer, f"{number:012}"), run_folder=str(number))
             writer.finish_attempt(attempt, outcome, retry=False)
             assert store.final_outcomes(campaign.id)[-1][1] == outcome
+        doubts = [row.doubts for row in best(store, campaign)]
+        assert doubts == [("memory ran short while steps were measured (allocator retries: 3)",), ()]
         needs = [row.memory_above_idle_bytes_max_rank for row in best(store, campaign)]
         assert needs == [600, None], "of the rank that needs most, and unknown where the ranks recorded nothing"
 

@@ -3,7 +3,9 @@
 Each is called in a forked rank with the job, the rank and where to meet, and returns what can be written as JSON.
 """
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 from unittest.mock import Mock
@@ -15,6 +17,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed._tools.mod_tracker import ModTracker
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from frontrunner.evaluators.trainer import model
 from frontrunner.evaluators.trainer.data import TokenFile
@@ -156,9 +159,34 @@ def first_weights(job: Job, rank: int, _: str) -> tuple[list[str], float]:
     return differing, drawn[1] / drawn[2]
 
 
+def flops_in_pieces(job: Job, _: int, init_method: str) -> list[tuple[dict[str, Any], int]]:
+    """What torch counts in a real step of the one-rank job, for each recompute, in tiles and chunks and not.
+
+    torch counts no attention on CPUs: it is given its own formulas for the same operators of other devices.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=init_method, rank=0, world_size=1)
+    layout = make_layout(job.recipe, device_type="cpu")
+    data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
+    flash = "_scaled_dot_product_flash_attention_for_cpu"
+    formulas = {
+        getattr(torch.ops.aten, flash): lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
+        getattr(torch.ops.aten, f"{flash}_backward"): lambda *shapes, **_: sdpa_backward_flop_count(*shapes[:4]),
+    }
+    found = []
+    for recompute, tiles, chunks in itertools.product(("none", "selective", "full"), (1, 2, 4), (1, 2)):
+        changes = {"recompute": recompute, "feed_forward_tiles": tiles, "loss_chunks": chunks}
+        stepper = make_stepper(replace(job, recipe=replace(job.recipe, **changes)), layout, data, _CPU)
+        with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+            stepper.step(1)
+        found.append((changes, counter.get_total_flops()))
+    return found
+
+
 LOOKS: dict[str, Callable[[Job, int, str], Any]] = {
     "peak": peak_of_real_step,
     "dry-run": dry_run,
+    "flops": flops_in_pieces,
     "deepspeed": deepspeed_training,
     "first-weights": first_weights,
 }

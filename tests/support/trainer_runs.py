@@ -233,7 +233,8 @@ def differences(trained: Trained, right: Trained) -> dict[str, float]:
     found["gradient norms"] = max((_relative(*pair) for pair in norms), default=0.0)
     for kind in ("weights", "momentum"):
         tensors, right_ones = getattr(trained, kind), getattr(right, kind)
-        assert tensors.keys() == right_ones.keys()
+        other_names = tensors.keys() ^ right_ones.keys()
+        assert not other_names, f"{kind} missing or too many: {sorted(other_names)}"
         worst, name = max((_of_tensor(name, tensors, right_ones), name) for name in right_ones)
         found[f"{kind} ({name})"] = worst
     return found

@@ -1,11 +1,14 @@
 """The benchmark of one device runs to its end on a CPU, with torch and numpy alone, and reports what it measured."""
 
+import argparse
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -85,15 +88,80 @@ def test_campaign_of_the_project_is_ranked(tmp_path: Path) -> None:
     assert rates == sorted(rates, reverse=True)
 
 
-def test_lost_process_is_a_row_and_not_the_end() -> None:
-    from accelerator import Worker
-    from accelerator_cells import CPU_CELLS
+def test_lost_process_is_a_row_and_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    import accelerator
 
-    worker = Worker("cpu")
+    worker = accelerator.Worker("cpu")
+    monkeypatch.setattr(accelerator, "CPU_CELLS", accelerator.CPU_CELLS[:1] * 2)
+    monkeypatch.setattr(worker, "start", lambda: None)  # it was there when the cell began
     os.kill(worker._process.pid, signal.SIGKILL)
-    with pytest.raises(ChildProcessError, match="status -9"):
-        worker.row(CPU_CELLS[0], 0.05, 60.0)
+    found = accelerator.rows(worker, argparse.Namespace(only="", round_seconds=0.05), time.monotonic() + 200)
+    lost = next(found)
+    assert (lost["status"], lost["error"]) == ("lost", "the process ended with status -9")
+    monkeypatch.undo()
+    assert next(found)["status"] == "measured"
     worker.end()
+
+
+class FakeDevice:
+    """A device of 100 bytes, of which each side holds 40, and 10 more in a step."""
+
+    held = 0
+    device = torch.device("cpu")
+
+    def allocated_bytes(self) -> int:
+        return self.held
+
+    def peak_bytes(self) -> int:
+        return self.held + 10
+
+    def total_bytes(self) -> int:
+        return 100
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        work()
+        return 1.0
+
+    def forget_peak(self, *, empty_cache: bool = False) -> None:
+        del empty_cache
+
+    def retries(self) -> int:
+        return 0
+
+
+class FakeSide:
+    def __init__(self, device: FakeDevice, size: int) -> None:
+        self._device, self._size = device, size
+        device.held += size
+        assert device.held <= 100, "out of memory"
+
+    def __del__(self) -> None:
+        self._device.held -= self._size
+
+    def run(self, _: int) -> float:
+        return 2.0
+
+
+@pytest.mark.parametrize(("size", "in_turns"), [(40, False), (20, True)])
+def test_sides_share_the_memory_or_follow_one_another(size: int, *, in_turns: bool) -> None:
+    from accelerator_worker import ROUNDS, measured_sides
+
+    device, waited = FakeDevice(), list[int]()
+
+    def missing() -> FakeSide:
+        raise ImportError("No module named 'torchtitan'")
+
+    makers = {"trainer": lambda: FakeSide(device, size), "plain": lambda: FakeSide(device, size), "torchtitan": missing}
+    found = measured_sides(makers, 1.0, device, lambda: waited.append(device.held))
+    assert waited == [size]
+    assert device.held == 0
+    for name in ("trainer", "plain"):
+        assert found[name]["in_turns"] == in_turns
+        assert found[name]["peak_allocated_bytes"] == size + 10
+        assert len(found[name]["step_times_s"]) == ROUNDS
+    assert found["torchtitan"] == {"error": "not installed: No module named 'torchtitan'"}
+    with pytest.raises(ImportError):
+        measured_sides({"trainer": missing}, 1.0, device, lambda: None)
 
 
 def test_bars_are_judged_by_the_worst_cell() -> None:

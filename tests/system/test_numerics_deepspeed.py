@@ -83,6 +83,7 @@ CASES = [
     Case(name="tp2-dp2-zero3-grouped-heads", recipe=TENSOR | _data(ZERO_3), model={"kv_heads": 2}),
     Case(name="tp2-dp2-zero1-learned", recipe=TENSOR | _data(ZERO_1), model=GPT2),
     Case(name="dp2-zero3-qwen", recipe=_data(ZERO_3), model=QWEN),
+    Case(name="pp2-unclipped", recipe=PIPELINE, clip_norm=None),
     Case(name="pp2", recipe=PIPELINE),
     Case(name="pp2-dp2-zero1-offload", recipe=PIPELINE | _data(ZERO_1, offload="optimizer")),
     Case(name="pp4-uneven-learned", recipe=PIPELINE | {"pipeline_parallel": 4}, model=GPT2 | {"layers": 6}),

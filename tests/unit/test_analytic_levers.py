@@ -108,16 +108,18 @@ def test_the_host_updates_what_is_offloaded_for_all_of_its_devices() -> None:
     assert plain < offloaded / 10
 
 
-def test_activations_on_the_host_cross_its_link_twice() -> None:
+def test_activations_cross_the_hosts_link_beside_both_passes() -> None:
     plain, moved = (recipe(tensor_parallel=1, activation_offload=word) for word in (False, True))
 
     sizes = peak_memory(ON_HOST, work(plain, moved))
-    waited = step_time(ON_HOST, work(plain, moved)).host_transfer
-    kept = host_memory(ON_HOST, work(moved), np.zeros(1))[0]
+    kept, layers = host_memory(ON_HOST, work(moved), np.zeros(1))[0], np.array([float(GPT_22B.layers)])
+    unhidden = host_transfer_s(ON_HOST, work(plain, moved), np.zeros(1), layers=layers, passes=NOTHING)
+    hidden = host_transfer_s(ON_HOST, work(moved), np.zeros(1), layers=layers, passes=(np.ones(1), np.zeros(1)))
 
-    assert sizes.activations[1] == 0
     assert kept == pytest.approx(sizes.activations[0])
-    assert waited == pytest.approx([0, 2 * moved.accumulation * kept / 20e9])
+    assert sizes.activations[1] == pytest.approx(kept / GPT_22B.layers)  # one layer's are on their way
+    assert unhidden == pytest.approx([0, 2 * moved.accumulation * kept / 20e9])
+    assert hidden[0] == pytest.approx(moved.accumulation * ((kept / 20e9 - 1) + kept / 20e9))
 
 
 def test_a_secondary_partition_gathers_near_for_the_backward_pass() -> None:

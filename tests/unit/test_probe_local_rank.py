@@ -1,4 +1,4 @@
-"""A rank's place within its node, in everybody's words."""
+"""A rank's place within its node: in everybody's words, its device, and the processors near it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from frontrunner.evaluators.cluster.environment import launched_rank
 from frontrunner.evaluators.probe.fork_server import _run
-from frontrunner.evaluators.trainer.rendezvous import set_local_rank_env
+from frontrunner.evaluators.trainer.rendezvous import near_cores, rank_device, set_local_rank_env
 
 PALS = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMIX_RANK": "1", "PALS_LOCAL_RANKID": "0", "CCL_PROCESS_LAUNCHER": "pmix"}
 """What mpiexec gives to an agent that it started as the only process of the second node."""
@@ -45,3 +46,84 @@ def test_fork_server_passes_the_local_world_size_of_its_node(tmp_path: Path, mon
     _run(request, 6)
     assert (os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]) == ("2", "4")
     assert found == {"rank": 6, "world_size": 8, "init_method": f"frontrunner-rendezvous://{tmp_path}", "local_rank": 2}
+
+
+NODES = {
+    "two sockets, two devices each": ({"00": "0-3,8-11", "01": "0-3,8-11", "80": "4-7,12-15", "81": "4-7,12-15"}, 8),
+    "one die each, and not in the order of the devices": ({"c1": "0-1,8-9", "c6": "4-5,12-13", "d1": "2-3,10-11"}, 8),
+    "a machine that states no place": ({"00": "0-15", "01": "0-15"}, 8),
+}
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """The kernel's tree of a node with devices, by bus, and a network adapter; cores have two hardware threads."""
+    devices, cores = NODES[request.param]
+    cpus = tmp_path / "devices/system/cpu"
+    for cpu in range(2 * cores):
+        (cpus / f"cpu{cpu}/topology").mkdir(parents=True)
+        (cpus / f"cpu{cpu}/topology/thread_siblings_list").write_text(f"{cpu % cores},{cpu % cores + cores}\n")
+    (cpus / "online").write_text(f"0-{2 * cores - 1}\n")
+    adapter = {"05": next(iter(devices.values()))}
+    for bus, near in (devices | adapter).items():
+        place = tmp_path / f"bus/pci/devices/0000:{bus}:00.0"
+        place.mkdir(parents=True)
+        (place / "vendor").write_text("0x10de\n" if bus in devices else "0x15b3\n")
+        (place / "device").write_text("0x2330\n" if bus in devices else "0x1021\n")
+        (place / "local_cpulist").write_text(near + "\n")
+    return tmp_path
+
+
+def near(sysfs: Path, bus: str, allowed: set[int] | None = None, ranks: int = 4) -> set[int] | str:
+    return near_cores(f"0000:{bus}:00.0", set(range(16)) if allowed is None else allowed, sysfs, local_ranks=ranks)
+
+
+@pytest.mark.parametrize("sysfs", ["two sockets, two devices each"], indirect=True)
+def test_devices_share_the_cores_near_them_whole(sysfs: Path) -> None:
+    found = [near(sysfs, bus) for bus in ("00", "01", "80", "81")]
+    assert found == [{0, 1, 8, 9}, {2, 3, 10, 11}, {4, 5, 12, 13}, {6, 7, 14, 15}]
+    assert near(sysfs, "01", set(range(4)) | {8, 9, 10}) == {2, 3, 10}, "of those that the rank may use"
+    assert near(sysfs, "00", {0, 1, 8, 9}) == "its launcher gave it 4 of 16 already"
+    why = near(sysfs, "80", {0, 1, 2, 4, 12}, ranks=8)
+    assert why == "1 of its processors are near the device, which 2 devices share"
+
+
+@pytest.mark.parametrize("sysfs", ["one die each, and not in the order of the devices"], indirect=True)
+def test_the_nearest_die_is_the_kernel_s_not_the_number_s(sysfs: Path) -> None:
+    assert [near(sysfs, bus) for bus in ("c1", "c6", "d1")] == [{0, 1, 8, 9}, {4, 5, 12, 13}, {2, 3, 10, 11}]
+
+
+@pytest.mark.parametrize("sysfs", ["a machine that states no place"], indirect=True)
+def test_an_unknown_topology_leaves_a_rank_as_it_is(sysfs: Path, tmp_path: Path) -> None:
+    assert (
+        near_cores(None, set(range(16)), sysfs, local_ranks=2)
+        == "torch does not state where the device is on the PCI bus"
+    )
+    assert "is unknown" in str(near(sysfs, "99"))
+    (sysfs / "bus/pci/devices/0000:00:00.0/local_cpulist").write_text("all\n")
+    assert "is unknown" in str(near(sysfs, "00"))
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "number"),
+    [(8, 5, 5), (1, 5, 0), (2, 5, 1)],
+    ids=["whole node", "one device per task", "two devices per task"],
+)
+def test_a_rank_takes_one_of_the_devices_that_it_sees(
+    monkeypatch: pytest.MonkeyPatch, visible: int, local_rank: int, number: int
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
+    module = SimpleNamespace(get_device_properties=lambda device: None)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")  # so that it is as it was after the test
+        monkeypatch.delenv(name)
+    assert (rank_device("cuda", local_rank), chosen) == (torch.device("cuda", number), [number])
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
+    rank_device("cuda", local_rank)
+    assert "PYTORCH_ALLOC_CONF" not in os.environ, "the user's settings stay"

@@ -1,17 +1,19 @@
 """The trainer's levers by themselves: states in bf16 and activations in the host's memory."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 from frontrunner.evaluators.trainer.job import Optimizer
-from frontrunner.evaluators.trainer.model import activations_on_host
+from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.optimizer import NarrowStateOptimizer, build_optimizer
 from frontrunner.evaluators.trainer.rendezvous import rank_device
-from support.trainer_runs import small_job
+from support.trainer_runs import small_job, small_model, small_recipe
 
 ADAMW = Optimizer(
     name="adamw",
@@ -87,24 +89,91 @@ def test_narrow_states_take_two_bytes_a_parameter_and_moment() -> None:
     assert parameter.dtype == torch.float32
 
 
-def test_activations_come_back_and_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = nn.Linear(4, 8, bias=False)
-    x = torch.randn(3, 4, requires_grad=True)
-    copied: list[torch.Size] = []
-    copy = torch.Tensor.copy_
+class _LateStream:
+    """A stream on which copies are made when something waits for them, and events are how many it has been given."""
 
-    def counting(self: torch.Tensor, source: torch.Tensor, **options: bool) -> torch.Tensor:
-        copied.append(source.shape)
-        return copy(self, source, **options)
+    def __init__(self) -> None:
+        self.left: list[Callable[[], object]] = []
+        self.count = 0
 
-    monkeypatch.setattr(torch.Tensor, "copy_", counting)
-    with activations_on_host(layer.parameters()):
-        loss = functional.gelu(layer(x)).sum()
-    loss.backward()
+    def add(self, copy: Callable[[], object]) -> None:
+        self.left.append(copy)
+        self.count += 1
 
-    assert sorted(copied) == [torch.Size([3, 4]), torch.Size([3, 8])]  # the layer's input and GELU's, not the weight
-    moved, x.grad, layer.weight.grad = (x.grad, layer.weight.grad), None, None
-    functional.gelu(layer(x)).sum().backward()
-    assert x.grad is not None
-    assert layer.weight.grad is not None
-    torch.testing.assert_close(moved, (x.grad, layer.weight.grad))
+    def wait_stream(self, other: "_LateStream") -> None:
+        self.wait_event((other, other.count))
+
+    def record_event(self) -> "tuple[_LateStream, int]":
+        return self, self.count
+
+    def wait_event(self, event: "tuple[_LateStream, int]") -> None:
+        other, place = event
+        while other.count - len(other.left) < place:
+            other.left.pop(0)()
+
+
+class _LateStreams:
+    """Stand-in for the module of a device whose copies are late."""
+
+    Stream = _LateStream
+
+    def __init__(self) -> None:
+        self.main = self.current = _LateStream()
+        self.copied: list[int] = []
+
+    def current_stream(self) -> _LateStream:
+        return self.current
+
+    @contextmanager
+    def stream(self, stream: _LateStream) -> Iterator[None]:
+        self.current = stream
+        yield
+        self.current = self.main
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, **_: bool) -> None:
+        self.copied.append(source.nbytes)
+        self.current.add(lambda: target.copy_(source))
+
+
+@pytest.mark.parametrize("changes", [{}, {"positions": "learned", "activation": "gelu", "norm": "layernorm"}])
+@pytest.mark.parametrize("pieces", [{}, {"feed_forward_tiles": 2}, {"recompute": "full"}])
+def test_each_activation_leaves_once_and_comes_back_in_time(
+    changes: dict[str, str], pieces: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies are late as an accelerator's may be: what nothing waits for is not there."""
+    shape, tokens = small_model(**changes), torch.arange(2 * 16).reshape(2, 16)
+    torch.manual_seed(0)
+    moving = Gpt(shape, sequence_length=16, layers=range(4), recipe=small_recipe(activation_offload=True, **pieces))
+    plain = Gpt(shape, sequence_length=16, layers=range(4), recipe=small_recipe(**pieces))
+    plain.load_state_dict(moving.state_dict())
+    streams, saved = _LateStreams(), dict[int, int]()
+    weights = {weight.untyped_storage().data_ptr() for weight in plain.parameters()}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    expected = plain(tokens).square().mean()
+    expected.backward()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_device_module", lambda _: streams)
+        patch.setattr("frontrunner.evaluators.trainer.model._copy", streams.copy)
+        loss = moving(tokens).square().mean()
+        left = len(streams.copied)
+        loss.backward()
+    x = plain.embedding(tokens)  # type: ignore[misc]
+    kept = []
+    for block in plain.blocks.values():
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            x = block(x)
+        kept.append(x)  # alive, so that no other storage takes the address
+    tables = {one.untyped_storage().data_ptr() for one in (plain._rotary.on(x.device) if plain._rotary else ())}
+    distinct = [size for address, size in saved.items() if address not in weights | tables]
+
+    assert streams.copied[:left] == distinct
+    assert len(streams.copied) < 2 * left  # the last layer's need not come back
+    assert streams.current is streams.main
+    torch.testing.assert_close(loss, expected)
+    for (name, weight), other in zip(moving.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(weight.grad, other.grad, msg=name)

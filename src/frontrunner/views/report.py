@@ -111,6 +111,8 @@ def warnings(collected: Collected) -> Iterator[str]:
             f"The best recipe's step times spread by {percent(first.step_time_spread)}: measure again before relying "
             "on small gaps."
         )
+    if why := collected.ranking[0].doubts:
+        yield f"The best recipe's figures may not be its own: {'; '.join(why)}."
     for second in others:
         gap, spread = collected.ranking[1].gap_percent, 100 * max(first.step_time_spread, second.step_time_spread)
         if gap <= spread:

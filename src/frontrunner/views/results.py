@@ -29,7 +29,7 @@ from frontrunner.spaces.legality import marks
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.space import Survey
 from frontrunner.store import OBJECTIVE_VALUES, OnFront
-from frontrunner.text import counted, gib, node_time, percent, plain, seconds, thousands
+from frontrunner.text import counted, gib, mib, node_time, percent, plain, seconds, thousands
 from frontrunner.views.columns import CAMPAIGNS, COLUMNS, ENDINGS, FIGURES, ORIGINS, RECIPE, RECIPE_ID, Column, against
 from frontrunner.views.terminal import Terminal, column_table, console, ruled_table
 
@@ -244,6 +244,9 @@ def _print_rows(
         print_origin(origin)
     if any(ranked(row).standing.is_noisy for row in rows):
         out.say("! step times spread by more than 5 %: the order near such a row may change", style="dim")
+    for row in map(ranked, rows):
+        if row.doubts:
+            out.say(f"! {row.recipe_id}: {'; '.join(row.doubts)}", style="dim")
 
 
 def print_outlook(outlook: Outlook | None, limits: Sequence[Limit]) -> None:
@@ -307,6 +310,8 @@ def _print_appearance(out: Terminal, appearance: Appearance) -> None:
         out.print(column_table(None, FIGURES, [appearance.standing], width=out.width))
         with_recompute = thousands(appearance.standing.hardware_tflops_per_device)
         out.say(f"  {with_recompute} TFLOPS/device with what is computed a second time", style="dim")
+        if appearance.mfu_megatron is not None:
+            out.say(f"  MFU {percent(appearance.mfu_megatron)} as Megatron-LM counts, attention halved", style="dim")
     for place in ("above", "below"):
         if neighbor := getattr(appearance, place):
             out.say(f"  next {place}: {neighbor.recipe_id}, {against(neighbor, place)}")
@@ -319,6 +324,10 @@ def _print_appearance(out: Terminal, appearance: Appearance) -> None:
         versions = ", ".join(f"{name} {version}" for name, version in latest.versions.items())
         out.say(f"on {latest.host}, {latest.device}; {versions}", style="dim")
         out.say(f"command: {' '.join(latest.command_line)}", style="dim")
+    measured = [row.outcome for row in appearance.attempts if isinstance(row.outcome, Measurement)]
+    if measured and (recorded := measured[-1].telemetry) is not None and recorded.attention is not None:
+        kernel = f"attention by {recorded.attention}" + (", S x S scores in memory" * (recorded.attention == "math"))
+        out.say(f"ranks: {', '.join((kernel, *recorded.versions))}", style="dim")
 
 
 def _detail(outcome: Measurement | Failure | None) -> Text:
@@ -331,8 +340,9 @@ def _detail(outcome: Measurement | Failure | None) -> Text:
     losses = f"; loss {outcome.losses[0]:.3f} to {outcome.losses[-1]:.3f}" if outcome.losses else ""
     started = f"; built in {seconds(outcome.build_time_s)}, first step {seconds(outcome.first_step_time_s)}"
     above = outcome.memory_above_idle_bytes_max_rank
-    needs = "" if above is None else f"; needs {gib(above)} GiB above an idle rank"
-    return Text(f"steps {steps} ms{ended}{losses}{started}{needs}; {outcome.node_seconds:.3g} node-seconds")
+    needs = "" if above is None else f"; needs {mib(above)} MiB above an idle rank"
+    doubts = "".join(f"; ! {why}" for why in outcome.doubts)
+    return Text(f"steps {steps} ms{ended}{losses}{started}{needs}; {outcome.node_seconds:.3g} node-seconds{doubts}")
 
 
 def print_recipe(recipe: Recipe) -> None:
