@@ -193,7 +193,9 @@ class Recipe(ReadsEarlierNames, Displayed):
         group="option", label="seq. parallel", word="sp", matters=lambda degrees: degrees.tensor_parallel > 1,
     )  # fmt: skip
     replication: str = _choice(
-        ("replicate", "ddp"), "torch's wrapper that keeps unsharded replicas equal",
+        ("replicate", "ddp"),
+        "what reduces the gradients of unsharded replicas: buckets of the engine's own (`replicate`), or torch's "
+        "DistributedDataParallel (`ddp`)",
         group="option", word="{value}", matters=_over_copies,
     )  # fmt: skip
     compile: bool = _flag(

@@ -136,8 +136,10 @@ def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Row
 def _once(machine: Machine, work: Workload, parameters: Rows) -> Rows:
     g, o, stride = work.sharding_gradients, work.sharding_optimizer, work.strides["dp"]
     gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
-    layers = machine.software.message_layers * work.layer_share
-    messages = np.maximum(parameters / np.maximum(machine.software.message_elements, layers), 1.0)
+    message = np.maximum(machine.software.message_elements, machine.software.message_layers * work.layer_share)
+    if bucket := machine.software.whole_bucket_elements:
+        message = np.where(o == 1, bucket, message)
+    messages = np.maximum(parameters / message, 1.0)
     scatter = ring_s(machine, gradients / g, group=o / g, stride=stride * g, passes=1, messages=messages)
     copies = work.copies / o
     return scatter + ring_s(machine, gradients / o, group=copies, stride=stride * o, passes=2, messages=messages)

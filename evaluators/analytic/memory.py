@@ -161,7 +161,10 @@ def _reducing(machine: Machine, work: Workload, count: Rows) -> Rows:
     bucket = 4 * np.minimum(machine.software.bucket_elements, count)
     held = np.where(work.sharding_parameters == 1, np.maximum(held, bucket), held)
     is_later = (work.pipeline_parallel > 1) & (work.sharding_gradients == 1)
-    return np.where((work.copies > 1) & ~is_later, held, 0.0)
+    held = np.where((work.copies > 1) & ~is_later, held, 0.0)
+    # A bucket of whole gradients is there twice while it is filled, at every micro-batch.
+    whole = 4 * np.minimum(machine.software.whole_bucket_elements, count)
+    return np.where((work.copies > 1) & (work.sharding_optimizer == 1) & (whole > 0), whole, held)
 
 
 def boundary_bytes(work: Workload) -> Rows:

@@ -21,9 +21,10 @@ class Software:
     parameters once, with `gathered_layers` whole layers; `reduce_bytes` per parameter of a layer are held while
     gradients are reduced, once a step, or at each micro-batch, through buckets of `bucket_elements`. `bytes_per_logit`
     is the loss's peak. Gradients take memory from the first backward pass on where `gradients_appear`, else always;
-    they travel in messages of `message_elements` or `message_layers`. `gradient_overlap` is the share of computation
-    that hides them: unsharded ones where `overlaps_unsharded`, scattered ones where `overlaps_scattered`.
-    `host_layer_s` and `host_collective_s` are the host's time to issue one; `fragmentation` is the allocator's loss.
+    they travel in messages of `message_elements` or `message_layers`, unsharded ones of `whole_bucket_elements` if it
+    is not 0. `gradient_overlap` is the share of computation that hides them: unsharded ones where `overlaps_unsharded`,
+    scattered ones where `overlaps_scattered`. `host_layer_s` and `host_collective_s` are the host's time to issue one;
+    `fragmentation` is the allocator's loss.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Software:
     gradients_appear: bool = False
     message_elements: float = float("inf")
     message_layers: float = 0.0
+    whole_bucket_elements: float = 0.0
     balances_head: bool = False
     overlaps_unsharded: bool = True
     overlaps_scattered: bool = True
@@ -65,8 +67,10 @@ FRONTRUNNER = Software(
     gradients_appear=True,
     message_elements=0.0,
     message_layers=1.0,
+    whole_bucket_elements=25 * 2**20 / 4,
 )
-"""The project's own trainer, as its dry runs show it: FSDP2 reduces in fp32, layer by layer."""
+"""The project's own trainer, as its dry runs show it: FSDP2 reduces in fp32, layer by layer, plain replicas in
+buckets of 25 MiB."""
 
 DEEPSPEED = Software(
     name="deepspeed",

@@ -12,18 +12,18 @@ The copies are the replicas; with context parallelism each of a replica's contex
 | hybrid | as zero-3, in groups | as zero-3, in groups; all-reduced between groups at the last | sharded, in groups |
 | levels | as zero-3, in small groups | reduce-scattered in larger groups at every micro-batch | sharded |
 
-Plain replication is the composable `replicate`; a recipe may ask for DistributedDataParallel instead, where there is
-neither tensor nor pipeline parallelism: under both, the latter's gradients come out too large by the number of
-micro-batches.
+Plain replicas reduce gradients in buckets of neighboring parameters (`Bucket`); a recipe may ask for torch's
+DistributedDataParallel instead, where there is neither tensor nor pipeline parallelism: under both, the latter's
+gradients come out too large by the number of micro-batches.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
@@ -35,6 +35,9 @@ from frontrunner.evaluators.trainer.layout import Layout, sharding_kind
 from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES, local
 
+BUCKET_BYTES = 25 * 2**20
+FIRST_BUCKET_BYTES = 2**20
+"""Of fp32 gradients in a message between plain replicas, as in DistributedDataParallel; the first one starts early."""
 _GATHERING_FOR_EACH_USE = ("zero-3", "hybrid", "levels")
 # Their names up to torch 2.12 are deprecated in 2.13.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -59,7 +62,10 @@ class Replicas:
         """Say, before the forward pass, whether the backward pass that follows is the `last` of the step."""
 
     def after_backward(self) -> None:
-        """Take over the gradients of a backward pass."""
+        """Take over gradients that a backward pass left."""
+
+    def finish_step(self) -> None:
+        """Hand out the step's gradients, after its last backward pass."""
 
     def reshard(self) -> None:
         """Free gathered parameters, as after a forward pass that no backward follows."""
@@ -81,18 +87,28 @@ class DdpReplicas(Replicas):
         self._wrapped.require_backward_grad_sync = last or self._reduces_every_micro_batch
 
 
-class MasterWeights(Replicas):
-    """fp32 weights of a model that one rank has alone, and that computes in less.
+class WholeReplicas(Replicas):
+    """Whole fp32 weights on every copy, or on the only one; gradients are summed and reduced in fp32, in buckets.
 
-    FSDP2 has them for sharded and replicated models; on one rank its hooks would be most of the trainer's cost.
+    A model that computes in less has weights of its own, rounded from these. Every parameter must get a gradient in
+    each backward pass. Between passes a rank holds the sums and no other gradients; while a bucket takes gradients,
+    its own a second time.
     """
 
-    def __init__(self, model: nn.Module, precision: Precision) -> None:
+    def __init__(
+        self, model: nn.Module, precision: Precision, copies: dist.ProcessGroup | None, *, sync: str = "last"
+    ) -> None:
         super().__init__(model)
         self._named = [(name, nn.Parameter(weight.detach())) for name, weight in model.named_parameters()]
         model.to(COMPUTE_TYPES[precision])
-        self._masters: list[Tensor] = [master for _, master in self._named]
-        self._weights: list[Tensor] = list(model.parameters())
+        self._reduces_every_micro_batch = sync == "each"
+        self._reduces = True
+        pairs = [(weight, master) for weight, (_, master) in zip(model.parameters(), self._named, strict=True)]
+        # Gradients become ready from the last layer to the first.
+        self._buckets = [Bucket(bucket, copies) for bucket in _in_buckets(reversed(pairs))]
+        for bucket in self._buckets:
+            for weight in bucket.weights:
+                weight.register_post_accumulate_grad_hook(partial(self._count, bucket))
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """See Replicas."""
@@ -101,22 +117,107 @@ class MasterWeights(Replicas):
     @torch.no_grad()
     def publish(self) -> None:
         """See Replicas."""
-        torch._foreach_copy_(self._weights, self._masters)
+        for bucket in self._buckets:
+            bucket.publish()
+
+    def before_backward(self, *, last: bool) -> None:
+        """See Replicas."""
+        self._reduces = last or self._reduces_every_micro_batch
+
+    def _count(self, bucket: "Bucket", _: Tensor) -> None:
+        bucket.missing -= 1
+        if bucket.missing == 0:
+            bucket.take(reduce=self._reduces)
+
+    def after_backward(self) -> None:
+        """See Replicas: a pass over weights alone, of a schedule that splits the backward pass, calls no hooks."""
+        for bucket in self._buckets:
+            if bucket.weights[0].grad is not None:
+                bucket.take(reduce=self._reduces)
+
+    def finish_step(self) -> None:
+        """See Replicas."""
+        for bucket in self._buckets:
+            bucket.hand_out()
+
+
+class Bucket:
+    """Neighboring parameters, whose gradients one fp32 tensor holds and one message reduces."""
+
+    def __init__(self, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]], copies: dist.ProcessGroup | None) -> None:
+        self.weights, self._masters = zip(*pairs, strict=True)
+        self.missing = len(pairs)
+        self._copies = copies
+        self._placements: list[Sequence[Placement]] = []
+        self._sums: Tensor | None = None
+        self._parts: list[Tensor] = []  # of the sums, as views
+        self._reduction: dist.Work | None = None
+
+    def publish(self) -> None:
+        """Round the masters into the weights, where these are others."""
+        if self.weights[0].dtype != torch.float32:
+            weights, masters = (list(map(local, tensors)) for tensors in (self.weights, self._masters))
+            torch._foreach_copy_(weights, masters)
 
     @torch.no_grad()
-    def after_backward(self) -> None:
-        """Add the gradients of one backward pass to those of the fp32 weights, in fp32."""
-        gradients = [cast("Tensor", weight.grad) for weight in self._weights]
-        if self._masters[0].grad is None:
-            wide = [torch.empty_like(master) for master in self._masters]
-            torch._foreach_copy_(wide, gradients)
-            for master, gradient in zip(self._masters, wide, strict=True):
-                master.grad = gradient
+    def take(self, *, reduce: bool) -> None:
+        """Add the weights' gradients to the sums, and start to average these over the copies if told so."""
+        self.missing = len(self.weights)
+        gradients = [cast("Tensor", weight.grad) for weight in self.weights]
+        parts = [local(gradient) for gradient in gradients]
+        self._wait()
+        if self._sums is None:
+            self._sums = _joined(parts).float()
+            sizes = [part.numel() for part in parts]
+            self._parts = [
+                one.view(part.shape) for one, part in zip(torch.split(self._sums, sizes), parts, strict=True)
+            ]
+            self._placements = [getattr(gradient, "placements", ()) for gradient in gradients]
+        elif parts[0].dtype == torch.float32:
+            torch._foreach_add_(self._parts, parts)
         else:
-            for master, gradient in zip(self._masters, gradients, strict=True):
-                cast("Tensor", master.grad).add_(gradient)
-        for weight in self._weights:
+            self._sums.add_(_joined(parts))  # with two types a foreach is a kernel for each parameter
+        for weight in self.weights:
             weight.grad = None
+        if reduce and self._copies is not None:
+            self._reduction = dist.all_reduce(self._sums, dist.ReduceOp.AVG, self._copies, async_op=True)
+
+    def hand_out(self) -> None:
+        """Give the sums to the masters as their gradients, and forget them."""
+        if self._sums is None or self.missing != len(self.weights):
+            raise RuntimeError("a parameter got no gradient in one of the step's backward passes")
+        self._wait()
+        for master, part, placements in zip(self._masters, self._parts, self._placements, strict=True):
+            gradient = part
+            if isinstance(master, DTensor):
+                options: dict[str, Any] = {"shape": master.shape, "stride": master.stride(), "run_check": False}
+                gradient = DTensor.from_local(part, master.device_mesh, placements, **options)
+            master.grad = gradient
+        self._sums, self._parts = None, []
+
+    def _wait(self) -> None:
+        if self._reduction is not None:
+            self._reduction.wait()
+            self._reduction = None
+
+
+def _in_buckets(
+    pairs: Iterable[tuple[nn.Parameter, nn.Parameter]],
+) -> Iterator[list[tuple[nn.Parameter, nn.Parameter]]]:
+    """Yield the pairs of weights and masters in neighboring lists of about as many bytes as a bucket should have."""
+    bucket, size, wanted = [], 0, FIRST_BUCKET_BYTES
+    for pair in pairs:
+        bucket.append(pair)
+        size += local(pair[1]).nbytes
+        if size >= wanted:
+            yield bucket
+            bucket, size, wanted = [], 0, BUCKET_BYTES
+    if bucket:
+        yield bucket
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0].flatten() if len(tensors) == 1 else torch.cat([tensor.flatten() for tensor in tensors])
 
 
 class FsdpReplicas(Replicas):
@@ -126,7 +227,7 @@ class FsdpReplicas(Replicas):
         super().__init__(model)
         self._module = cast("FSDPModule", model)
         self._all_reduces_every_micro_batch = layout.recipe.gradient_sync == "each"
-        self._reduces_every_micro_batch = kind not in ("replicate", "zero-1") or self._all_reduces_every_micro_batch
+        self._reduces_every_micro_batch = kind != "zero-1"
         self._reshards_every_micro_batch = kind in _GATHERING_FOR_EACH_USE
 
     def before_backward(self, *, last: bool) -> None:
@@ -301,27 +402,26 @@ def spread(model: Gpt, layout: Layout, precision: Precision, device: torch.devic
     """Spread `model`, on the meta device, over its copies, in place, and give it storage without values on `device`."""
     recipe = layout.recipe
     offloads = recipe.offload != "none"
-    is_alone = recipe.copies == 1 and not offloads
-    has_masters = is_alone and recipe.devices == 1 and precision != "fp32"
-    if has_masters or recipe.replication == "ddp" or (is_alone and precision == "fp32"):
+    # One copy that offloads is sharded over itself: its parameters too come to the device for each use only.
+    kind = "zero-3" if offloads and recipe.copies == 1 else sharding_kind(recipe)
+    if kind == "replicate":
         model.to_empty(device=device)
         if recipe.replication == "ddp":
             return DdpReplicas(model, layout)
-        return MasterWeights(model, precision) if has_masters else Replicas(model)
-    # One copy that offloads is sharded over itself: its parameters too come to the device for each use only.
-    kind = "zero-3" if offloads and recipe.copies == 1 else sharding_kind(recipe)
+        if recipe.copies == 1 and precision == "fp32":
+            return Replicas(model)
+        copies = layout.data_mesh.get_group() if recipe.copies > 1 else None
+        return WholeReplicas(model, precision, copies, sync=recipe.gradient_sync)
     options: dict[str, Any] = {"mesh": layout.data_mesh, "mp_policy": MixedPrecisionPolicy()}
     if precision != "fp32":  # master parameters and the reduction of gradients stay fp32
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=COMPUTE_TYPES[precision], reduce_dtype=torch.float32)
-    if kind != "replicate":
-        options["reshard_after_forward"] = kind in _GATHERING_FOR_EACH_USE
+    options["reshard_after_forward"] = kind in _GATHERING_FOR_EACH_USE
     if offloads:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=layout.data_mesh.device_type != "cpu")
     if kind == "levels":
         model.to(COMPUTE_TYPES[precision])  # the masters are fp32; what is gathered for each use need not be
-    wrap = replicate if kind == "replicate" else fully_shard
     for block in model.blocks.values():
-        wrap(block, **options)
-    wrap(model, **options)
+        fully_shard(block, **options)
+    fully_shard(model, **options)
     model.to_empty(device="cpu" if offloads else device)
     return LeveledReplicas(model, layout) if kind == "levels" else FsdpReplicas(model, kind, layout)

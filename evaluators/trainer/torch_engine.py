@@ -121,7 +121,7 @@ class TorchStepper(Stepper):
             sequence //= self.recipe.tensor_parallel
         dtype = optimizer.COMPUTE_TYPES[self.job.precision]
         x = torch.empty(tokens.shape[0], sequence, self.job.model.hidden, dtype=dtype, device=self.device)
-        dist.recv(x, group=self._pipeline, group_src=source)
+        self._exchange(dist.P2POp(dist.irecv, x, group=self._pipeline, group_peer=source))
         return x
 
     def _send(self, target_stage: int, output: Tensor) -> None:
@@ -129,7 +129,13 @@ class TorchStepper(Stepper):
         if target == self.layout.pipeline_rank:
             self._kept = output
             return
-        dist.send(output.contiguous(), group=self._pipeline, group_dst=target)
+        self._exchange(dist.P2POp(dist.isend, output.contiguous(), group=self._pipeline, group_peer=target))
+
+    @staticmethod
+    def _exchange(message: dist.P2POp) -> None:
+        """Send or receive on the schedule's own communicator: alone, NCCL would make another one for each pair."""
+        for work in dist.batch_isend_irecv([message]):
+            work.wait()
 
     def step(self, number: int) -> StepOutcome:
         """See Stepper."""
@@ -157,6 +163,8 @@ class TorchStepper(Stepper):
 
     def _totals(self, loss: Tensor) -> Tensor:
         """Settle the gradients and take their scale off; sum loss, squared norm and overflows over all ranks."""
+        for part in self._parts.values():
+            part.finish_step()
         optimizer.settle(self._parameters)
         totals = torch.zeros(3, device=self.device)
         totals[0] = loss / self._holders
@@ -220,7 +228,6 @@ class WholeStepper(TorchStepper):
                 loss = loss / self.recipe.accumulation
                 torch.autograd.backward(self.scale.scaled(loss))
                 total += loss.detach()
-                part.after_backward()
         return total
 
 
@@ -266,7 +273,7 @@ class Stage(PipelineStage):
 
 
 class ReplicatedStage(Stage):
-    """A stage whose gradients are reduced as its `Replicas` say; for schedules with each backward pass in one piece.
+    """A stage whose gradients are reduced as its `Replicas` say.
 
     torch's own stage reduces once, after the last pass, for every sharding: ZeRO-2 and ZeRO-3 would be ZeRO-1.
     """
@@ -281,9 +288,11 @@ class ReplicatedStage(Stage):
         bwd_kwargs: dict[str, Any],
         last_backward: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
-        """Tell the replicas whether this backward pass is the step's last one, then run it."""
+        """Tell the replicas whether this backward pass is the step's last one, and run it."""
         self._replicas.before_backward(last=last_backward)
-        return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        outcome = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        self._replicas.after_backward()
+        return outcome
 
 
 def build_schedule(
@@ -299,10 +308,11 @@ def build_schedule(
             "device": device,
             "group": layout.mesh["pipeline"].get_group(),
         }
-        if isinstance(replicas, FsdpReplicas) and recipe.schedule not in SPLIT_BACKWARD_SCHEDULES:
-            stages.append(ReplicatedStage(replicas, **options))
-        else:
+        # Where the backward pass is split, torch's own stage calls FSDP2 after the weights' half.
+        if isinstance(replicas, FsdpReplicas) and recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
             stages.append(Stage(replicas.model, **options))
+        else:
+            stages.append(ReplicatedStage(replicas, **options))
     names = {"zbv": "ZBVZeroBubble"}  # of the others torch's names are ours without hyphens
     kind = get_schedule_class(names.get(recipe.schedule, recipe.schedule.replace("-", "")))
     local = stages if recipe.schedule in LOOPED_SCHEDULES else stages[0]

@@ -15,6 +15,7 @@ LEAST, MOST = -0.05, 0.13
 """Of the dry run's peak. The formulas add up what a small model's step does not hold at one moment, logits for one."""
 
 CHOICES = {
+    "plain replicas": {"sharding": "none"},
     "zero-1, sequence parallel": {"sharding": "zero-1", "sequence_parallel": True},
     "zero-2, selective": {"sharding": "zero-2", "recompute": "selective"},
     "zero-3, full": {"sharding": "zero-3", "recompute": "full"},
