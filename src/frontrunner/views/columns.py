@@ -12,7 +12,7 @@ from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import IMPORTED, CampaignSummary
 from frontrunner.results.states import TrialState
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
-from frontrunner.text import gib, minute, node_time, percent, plain, seconds, thousands
+from frontrunner.text import gib, mib, minute, node_time, percent, plain, seconds, thousands
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.estimates import Estimate
@@ -103,8 +103,8 @@ CHOICES: tuple[Column[Recipe], ...] = (
 )  # fmt: skip
 
 ABOVE_IDLE: Column[Any] = Column(
-    "memory_above_idle_bytes_max_rank", "needs GiB", _figure("memory_above_idle_bytes_max_rank"), gib, drop=3,
-    label="GiB above an idle rank", about="of the peak, what a rank on a CPU needs above an idle one",
+    "memory_above_idle_bytes_max_rank", "needs MiB", _figure("memory_above_idle_bytes_max_rank"), mib, drop=3,
+    label="MiB above an idle rank", about="of the peak, what a rank on a CPU needs above an idle one",
 )  # fmt: skip
 FIGURES: tuple[Column[Any], ...] = (
     Column("tokens_per_s", "tokens/s", _rate("tokens_per_s"), thousands, brief="{} tok/s",
