@@ -191,7 +191,7 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
 
 
 def _print(result: ReplayResult) -> None:
-    if result.tokens_per_s is None:
+    if result.tokens_per_s is None or result.sustained_tokens_per_s is None:
         click.echo(f"already trained to step {result.final_step}; a larger --steps continues")
     else:
         compared = "no probe measured this recipe: its campaign was simulated"
