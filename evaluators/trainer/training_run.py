@@ -153,6 +153,7 @@ def run_training(context: RunContext, train: Train) -> None:
         due = (train.checkpoint_every_steps, train.evaluation_every_steps if train.evaluation_batches else 0)
         return step == train.steps or any(every > 0 and step % every == 0 for every in due)
 
+    start = time.monotonic()
     for final_step, outcome, seconds in steps_run(context, range(resumed_step + 1, train.steps + 1), train, has_rest):
         rate = learning_rate_at(final_step, peak=context.job.optimizer.learning_rate, train=train)
         times.append(seconds)
@@ -182,5 +183,6 @@ def run_training(context: RunContext, train: Train) -> None:
         evaluation_losses=evaluations,
         overflowed_steps=overflowed,
         step_times_s=list(times),
+        trained_time_s=time.monotonic() - start,  # with evaluations and checkpoints
         checkpoint=str(checkpoint) if checkpoint.exists() else None,
     )

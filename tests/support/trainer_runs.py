@@ -21,7 +21,7 @@ from torch.nn import functional
 from frontrunner.evaluators.trainer.data import TokenFile, write_token_file
 from frontrunner.evaluators.trainer.job import Data, Job, Optimizer, Probe, Train
 from frontrunner.evaluators.trainer.model import Gpt, initialize
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model import Model, RotaryScaling
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 
@@ -30,6 +30,10 @@ GLOBAL_BATCH_SEQS = 8
 STEPS = 5
 TOLERANCE = 1e-6
 """Relative, in fp32: rounding alone leaves up to 5e-7, a learning rate off by 1e-4 leaves 3e-5."""
+GPT2: dict[str, Any] = {"positions": "learned", "activation": "gelu_tanh", "norm": "layernorm", "biases": "all"}
+QWEN: dict[str, Any] = {"biases": "qkv", "qk_norm": True, "head_width": 32, "kv_heads": 2, "rotary_theta": 1e6}
+QWEN |= {"rotary_scaling": RotaryScaling(factor=8.0, original_positions=64)}
+"""Differences from the small model: GPT-2's form, and Qwen's of several generations with Llama 3.1's frequencies."""
 CLIP_NORM = 0.2
 NEVER_REACHED = 1000.0
 
@@ -231,15 +235,20 @@ def differences(trained: Trained, right: Trained) -> dict[str, float]:
         tensors, right_ones = getattr(trained, kind), getattr(right, kind)
         other_names = tensors.keys() ^ right_ones.keys()
         assert not other_names, f"{kind} missing or too many: {sorted(other_names)}"
-        worst, name = max((_relative(tensors[name], right_one), name) for name, right_one in right_ones.items())
+        worst, name = max((_of_tensor(name, tensors, right_ones), name) for name in right_ones)
         found[f"{kind} ({name})"] = worst
     return found
 
 
-def _relative(value: Any, right: Any) -> float:
+def _of_tensor(name: str, tensors: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    # A bias of keys that are not rotated has no gradient: it adds the same to all scores of a query.
+    return _relative(tensors[name], right[name], scale=right[name.replace("key.bias", "query.bias")])
+
+
+def _relative(value: Any, right: Any, *, scale: Any = None) -> float:
     value, right = (torch.as_tensor(number, dtype=torch.float64) for number in (value, right))
     assert value.shape == right.shape
-    difference = ((value - right).norm() / right.norm()).item()
+    difference = ((value - right).norm() / (right if scale is None else scale).norm()).item()
     return difference if math.isfinite(difference) else math.inf
 
 

@@ -22,7 +22,9 @@ from frontrunner.spaces.space import Space
 from support.small_space import covering_recipes, pairs_left_out
 from support.trainer_runs import (
     CLIP_NORM,
+    GPT2,
     NEVER_REACHED,
+    QWEN,
     TOLERANCE,
     assert_trains_as_one_process,
     differences,
@@ -34,7 +36,6 @@ from support.trainer_runs import (
     training_job,
 )
 
-GPT2 = {"positions": "learned", "activation": "gelu", "norm": "layernorm"}
 REPLICATED, ZERO_1, ZERO_2, ZERO_3 = (1, 1, 1), (1, 1, 2), (1, 2, 2), (2, 2, 2)
 
 
@@ -91,6 +92,15 @@ CASES = [
     Case(name="tp4-sp", recipe=_tensor(4, sequence=True)),
     Case(name="tp4-replicates-2-kv-heads", recipe=_tensor(4), model={"kv_heads": 2}, clip_norm=CLIP_NORM),
     Case(name="tp2-learned-tied", recipe=_tensor(2, sequence=True), model=GPT2 | {"tied_embeddings": True}),
+    Case(name="tp4-learned", recipe=_tensor(4), model=GPT2),
+    Case(name="tp4-sp-qwen-replicates-2-kv-heads", recipe=_tensor(4, sequence=True), model=QWEN),
+    Case(
+        name="tp2-sp-pp2-zbv-learned",
+        recipe=_tensor(2, sequence=True) | _pipeline(2, "zbv", virtual=2) | {"recompute": "full"},
+        model=GPT2,
+    ),
+    Case(name="tp2-dp2-zero3-qwen", recipe=_tensor(2) | _data(2, ZERO_3) | {"recompute": "selective"}, model=QWEN),
+    Case(name="tp2-sp-cp2-levels-qwen", recipe=_context(2, tensor=2, sequence=True) | _data(2, (1, 2, 4)), model=QWEN),
     Case(name="dp2", recipe=_data(2, REPLICATED)),
     Case(name="dp2-ddp", recipe=_data(2, REPLICATED) | {"replication": "ddp"}, clip_norm=CLIP_NORM),
     Case(name="dp2-zero1", recipe=_data(2, ZERO_1)),

@@ -19,6 +19,8 @@ from frontrunner.spaces.space import Space
 from support.small_space import covering_recipes, pairs_left_out
 from support.trainer_runs import (
     CLIP_NORM,
+    GPT2,
+    QWEN,
     assert_trains_as_one_process,
     read_progress,
     reference_losses,
@@ -34,7 +36,6 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, r
 
 TOLERANCE = 1e-5
 ENGINE = {"engine": "deepspeed"}
-GPT2 = {"positions": "learned", "activation": "gelu", "norm": "layernorm"}
 WHOLE, ZERO_1, ZERO_2, ZERO_3 = (1, 1, 1), (1, 1, 2), (1, 2, 2), (2, 2, 2)
 TENSOR = {"tensor_parallel": 2}
 PIPELINE = {"pipeline_parallel": 2, "schedule": "1f1b", "micro_batch_seqs": 1}
@@ -80,6 +81,8 @@ CASES = [
     Case(name="tp2-unclipped", recipe=TENSOR, clip_norm=None),
     Case(name="tp2-dp2-zero1", recipe=TENSOR | _data(ZERO_1)),
     Case(name="tp2-dp2-zero3-grouped-heads", recipe=TENSOR | _data(ZERO_3), model={"kv_heads": 2}),
+    Case(name="tp2-dp2-zero1-learned", recipe=TENSOR | _data(ZERO_1), model=GPT2),
+    Case(name="dp2-zero3-qwen", recipe=_data(ZERO_3), model=QWEN),
     Case(name="pp2-unclipped", recipe=PIPELINE, clip_norm=None),
     Case(name="pp2", recipe=PIPELINE),
     Case(name="pp2-dp2-zero1-offload", recipe=PIPELINE | _data(ZERO_1, offload="optimizer")),
@@ -92,7 +95,7 @@ CASES = [
     Case(name="pp4-two-micro-batches", recipe=PIPELINE | {"pipeline_parallel": 4, "micro_batch_seqs": 4}),
     Case(name="tp2-pp2-selective", recipe=TENSOR | PIPELINE | {"recompute": "selective"}),
     Case(name="tp2-pp2-dp2", recipe=TENSOR | PIPELINE | _data(WHOLE)),
-    Case(name="tp2-pp2-dp2-zero1", recipe=TENSOR | PIPELINE | _data(ZERO_1)),
+    Case(name="tp2-pp2-dp2-zero1", recipe=TENSOR | PIPELINE | _data(ZERO_1), model=GPT2),
 ]
 
 

@@ -33,6 +33,21 @@ FAULTS = {
         "self._local_weight(Partial())[self._head_rows]",
         "self._local_weight()[self._head_rows]",
     ),
+    "the gradient of a bias after a sum is not summed over sequence-parallel ranks": (
+        "tensor_parallel.py",
+        "(Partial(),) if sequence_parallel else ()",
+        "()",
+    ),
+    "a bias after a sum is added on every rank": (
+        "tensor_parallel.py",
+        "return out + cast(",
+        "return out + self._ranks.size * cast(",
+    ),
+    "the gradient of replicated key-value heads' biases is not summed": (
+        "tensor_parallel.py",
+        "        bias = self._local_bias(Partial())\n        return",
+        "        bias = self._local_bias()\n        return",
+    ),
     "rows of the vocabulary-parallel embedding are off by one": (
         "tensor_parallel.py",
         "self._first_row = ranks.number * rows_of_others",
@@ -100,6 +115,12 @@ FAULTS = {
         "model.py",
         "pieces[:, :, number].flatten(1)",
         "pieces[:, :, -1 - number].flatten(1)",
+    ),
+    "gradients of plain replicas are summed, not averaged": ("data_parallel.py", "ReduceOp.AVG", "ReduceOp.SUM"),
+    "plain replicas forget earlier micro-batches": (
+        "data_parallel.py",
+        "_foreach_add_(self._parts, parts)",
+        "_foreach_copy_(self._parts, parts)",
     ),
     "gradients sharded by levels are averaged over too few": (
         "data_parallel.py",

@@ -11,7 +11,9 @@ from frontrunner.spaces.space import Space
 from support.small_space import most_covering
 from support.trainer_runs import (
     CLIP_NORM,
+    GPT2,
     NEVER_REACHED,
+    QWEN,
     assert_trains_as_one_process,
     small_job,
     small_model,
@@ -34,7 +36,6 @@ SPACE = Space(
     replication=("replicate", "ddp"),
     gradient_sync=("last", "each"),
 )
-GPT2 = {"positions": "learned", "activation": "gelu", "norm": "layernorm"}
 PIECES = {"loss_chunks": 2, "feed_forward_tiles": 2}
 # First, and of models that the chosen ones leave out: of a wrong line of code one of these sees most.
 NAMED = {
@@ -44,7 +45,7 @@ NAMED = {
         {"tensor_parallel": 2, "sequence_parallel": True, "data_parallel": 2, "sharding": (1, 2, 2)}
         | {"micro_batch_seqs": 2, "recompute": "full"}
         | PIECES,
-        {"kv_heads": 1},
+        QWEN | {"kv_heads": 1},
     ),
 }
 CHOSEN = most_covering(SPACE, 13, run_anyway=[small_recipe(**recipe) for recipe, _ in NAMED.values()])
@@ -56,7 +57,7 @@ DEEPSPEED = {
 }
 
 
-RECIPES = NAMED | {name: (recipe, {}) for name, recipe in CHOSEN.items()}
+RECIPES = NAMED | {name: (recipe, {"biases": "all"}) for name, recipe in CHOSEN.items()}
 
 
 @pytest.mark.parametrize(("recipe", "model"), RECIPES.values(), ids=RECIPES)
