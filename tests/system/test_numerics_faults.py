@@ -116,6 +116,12 @@ FAULTS = {
         "pieces[:, :, number].flatten(1)",
         "pieces[:, :, -1 - number].flatten(1)",
     ),
+    "gradients of plain replicas are summed, not averaged": ("data_parallel.py", "ReduceOp.AVG", "ReduceOp.SUM"),
+    "plain replicas forget earlier micro-batches": (
+        "data_parallel.py",
+        "_foreach_add_(self._parts, parts)",
+        "_foreach_copy_(self._parts, parts)",
+    ),
     "gradients sharded by levels are averaged over too few": (
         "data_parallel.py",
         'levels["gradients"].size() * levels["optimizer"].size()',
