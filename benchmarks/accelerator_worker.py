@@ -33,12 +33,19 @@ FILLED = 0.9
 def serve(requests: Connection, kind: str) -> None:
     """Describe the device, then answer each cell, given with the seconds of a round, by its row."""
     device = Device(kind)
-    with one_rank(device.device) as folder:
+    with one_rank(device.device) as folder, kernels(device.device):
         write_tokens(folder, TOKEN_IDS)
         described = describe(device)
         requests.send(described)
         while (request := requests.recv()) is not None:
             requests.send(attempt(*request, device, described["cluster"], folder))
+
+
+def kernels(device: torch.device) -> Any:
+    """The trainer's order of attention kernels, for all sides alike."""
+    from frontrunner.evaluators.trainer.model import attention_order
+
+    return attention_order(device)
 
 
 def attempt(cell: Cell, round_s: float, device: Device, cluster: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -90,7 +97,7 @@ def measure(cell: Cell, round_s: float, device: Device, cluster: dict[str, Any],
         found = measured_sides(sides, round_s, device, traced)
     step_s, peak = (found["trainer"][key] for key in ("step_time_s_median", "peak_allocated_bytes"))
     length, rate = cell.sequence_length, cell.tokens_per_step / step_s
-    flops = {"mfu": model.model_flops_per_token(length), "mfu_megatron": causal_flops_per_token(model, length)}
+    flops = {"mfu": model.model_flops_per_token(length), "mfu_megatron": model.model_flops_per_token(length / 2)}
     device_tflops = cluster["peak_tflops"].get(cell.precision)
     return {
         "layers": model.layers,
@@ -107,11 +114,6 @@ def measure(cell: Cell, round_s: float, device: Device, cluster: dict[str, Any],
         "dry_run": compare(traced(), "peak_bytes", peak),
         "plan": compare(compare(estimate, "step_time_s", step_s), "peak_memory_bytes", peak),
     }
-
-
-def causal_flops_per_token(model: Any, length: int) -> float:
-    """Megatron-LM's convention: half of attention's products, as the causal mask leaves them."""
-    return float(model.model_flops_per_token(length) - 3 * model.layers * 2 * length * model.q_hidden)
 
 
 def compare(found: dict[str, Any], key: str, measured: float | None) -> dict[str, Any]:
@@ -236,13 +238,19 @@ def warmed_up(make: Callable[[], Any], device: Device) -> tuple[Any, dict[str, A
 
 
 def time_rounds(held: dict[str, Any], found: dict[str, dict[str, Any]], steps: int, device: Device) -> None:
+    from frontrunner.evaluators.trainer.telemetry import device_state
+
     retries = device.retries()
+    gc.collect()
+    gc.disable()  # as ranks do
     for number in range(ROUNDS):
         for name in sorted(held, reverse=number % 2 == 0):
             found[name]["step_times_s"].append(device.seconds(partial(held[name].run, steps)) / steps)
+    gc.enable()
     for name, side in held.items():
         times = found[name]["step_times_s"]
         median = statistics.median(times)
         spread = (max(times) - min(times)) / median
         found[name] |= {"step_time_s_median": median, "spread": spread, "allocator_retries": device.retries() - retries}
-        found[name] |= {"device": device.conditions(partial(side.run, steps)), "last_loss": side.run(1)}
+        found[name] |= {"last_loss": side.run(1), "device": device_state(device.device)}  # right after a step
+        found[name] |= {"attention": getattr(side, "attention", None)}

@@ -138,7 +138,9 @@ def study() -> list[Line]:
     for launch in LAUNCHES:
         recipe = launch.recipe()
         problem = launch.problem(recipe.devices)
-        flops = problem.model.hardware_flops_per_token(problem.sequence_length, "full")
+        model, length = problem.model, problem.sequence_length
+        # As published: recompute is one more forward pass of every layer (arXiv 2104.04473, equation 3).
+        flops = model.model_flops_per_token(length) + model.layers * model.layer_flops_per_token(length)
         peak = problem.cluster.peak_flops("fp16") or 0.0
         told = tokens_per_s_per_device(recipe, problem) * flops / peak
         lines.append(Line(name=f"{launch.preset}: share of the peak", published=launch.share, told=told, bar=STUDY_BAR))

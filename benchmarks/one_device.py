@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-CONDITIONS = (
-    "clocks.sm",
-    "clocks.max.sm",
-    "power.draw",
-    "power.limit",
-    "temperature.gpu",
-    "clocks_event_reasons.active",
-)
 MACHINE_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -70,16 +59,6 @@ class Device:
         """How often the allocator had to give memory back before it could go on: times are too long then."""
         return 0 if self._module is None else int(self._module.memory_stats(self.device).get("num_alloc_retries", 0))
 
-    def conditions(self, work: Callable[[], Any]) -> dict[str, str] | None:
-        """Clocks, power, temperature and throttling while `work` runs; None where nvidia-smi cannot be asked."""
-        if self._module is None or shutil.which("nvidia-smi") is None:
-            return None
-        query = ["nvidia-smi", f"--query-gpu={','.join(CONDITIONS)}", "--format=csv,noheader", "--id=0"]
-        asked = subprocess.Popen(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        work()
-        values = [value.strip() for value in asked.communicate()[0].split(",")]
-        return dict(zip(CONDITIONS, values, strict=True)) if len(values) == len(CONDITIONS) else None
-
 
 def matmul_tflops(device: Device) -> float:
     """The best rate of a square bf16 matrix product: what the device reaches at most in practice."""
@@ -116,17 +95,5 @@ def describe(device: Device) -> dict[str, Any]:
         "cluster": cluster
         | {"name": "this device", "nodes": 1, "devices_per_node": 1, "memory_gib_per_device": memory_bytes / 2**30},
         "bf16_matmul_tflops_measured": measured,
-        "driver": driver_version(),
-        "conditions": device.conditions(lambda: None),
-        "hip": torch.version.hip,
         **describe_software(device.device),
     }
-
-
-def driver_version() -> str | None:
-    """Of NVIDIA's driver from nvidia-smi (`conditions` has it too), of AMD's from the kernel."""
-    if shutil.which("nvidia-smi") is None:
-        module = Path("/sys/module/amdgpu/version")
-        return module.read_text(encoding="ascii").strip() if module.exists() else None
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip() or None

@@ -34,12 +34,17 @@ def one_rank(device: torch.device) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         sys.path.insert(0, str(ROOT / "src"))
-        if device.type == "cpu":
-            from frontrunner.evaluators.trainer.rendezvous import rank_device
+        from frontrunner.evaluators.trainer.rendezvous import rank_device
 
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            rank_device("cpu", 0)
-        dist.init_process_group(BACKENDS[device.type], init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
+        rank_device(device.type, 0)  # as a rank sets its allocator, processors and threads
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group(
+            BACKENDS[device.type],
+            init_method=f"file://{folder}/rendezvous",
+            rank=0,
+            world_size=1,
+            device_id=None if device.type == "cpu" else device,
+        )
         try:
             yield folder
         finally:
@@ -84,6 +89,7 @@ class Trainer:
         layout = make_layout(job.recipe, device_type=job.device)
         data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
         self.stepper = make_stepper(job, layout, data, device)
+        self.attention = self.stepper.telemetry.attention
         log = ProgressLog(folder / "progress.jsonl", append=False)
         self._context = RunContext(job=job, rank=0, stepper=self.stepper, log=log, build_time_s=0.0)
         self._steps_done = 0

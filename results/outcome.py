@@ -180,16 +180,18 @@ Outcome = Measurement | Failure
 
 
 def implausibility(
-    measurement: Measurement, peak_flops_per_device: float | None, *, memory_is_known: bool = True
+    measurement: Measurement, reached_flops: float, peak_flops: float | None, *, memory_is_known: bool = True
 ) -> str | None:
-    """Return why the numbers cannot be true, None if they can."""
+    """Return why the numbers cannot be true, None if they can.
+
+    `reached_flops` is the least that a device executed in a second, `peak_flops` the most that it can.
+    """
     if not measurement.step_times_s or not all(math.isfinite(t) and t > 0 for t in measurement.step_times_s):
         return f"step times {list(measurement.step_times_s)} s are not all positive"
     if memory_is_known and (not measurement.peak_memory_bytes or min(measurement.peak_memory_bytes) <= 0):
         return f"peak memory {list(measurement.peak_memory_bytes)} bytes is not positive on every rank"
-    reached = measurement.hardware_tflops_per_device * 1e12
-    if peak_flops_per_device is not None and reached > peak_flops_per_device:
-        return f"{reached / 1e12:.4g} TFLOPS a device is above the device's peak of {peak_flops_per_device / 1e12:.4g}"
+    if peak_flops is not None and reached_flops > peak_flops:
+        return f"{reached_flops / 1e12:.4g} TFLOPS a device is above the device's peak of {peak_flops / 1e12:.4g}"
     return None
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from frontrunner.results.redaction import redact
 
 PACKAGES = ("frontrunner", "torch", "deephyper", "optuna", "deepspeed", "numpy", "sqlalchemy")
+LIBRARIES = tuple(f"nvidia-{name}-cu{cuda}" for name in ("cudnn", "nccl") for cuda in (12, 13))
+"""Packages of torch's libraries, where they are installed as such; earlier versions did not record them."""
 GPU_DRIVER_FILES = {
     "nvidia-driver": "proc/driver/nvidia/version",
     "amdgpu-driver": "sys/module/amdgpu/version",
@@ -43,7 +45,7 @@ class Provenance:
 def collect(device: str) -> Provenance:
     """Return the provenance of this process; `device` names what its probes run on. Imports none of the packages."""
     revision, dirty = git_state(Path.cwd())
-    installed = {name: version(name) for name in PACKAGES if any(distributions(name=name))}
+    installed = {name: version(name) for name in (*PACKAGES, *LIBRARIES) if any(distributions(name=name))}
     return Provenance(
         versions={"python": platform.python_version(), **installed, **gpu_driver_versions()},
         host=socket.gethostname(),

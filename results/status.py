@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -37,8 +38,10 @@ from frontrunner.results.schema import (
 )  # fmt: skip
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
-from frontrunner.spaces.errors import NotFound, bad_value
+from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value
+from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.validation import load_json
 
 LAST_EVENTS = 10
 MIN_PREFIX = 4
@@ -213,7 +216,10 @@ class Neighbor:
 
 @dataclass(frozen=True, kw_only=True)
 class Appearance:
-    """The recipe in one campaign. It ranks by tokens/s as `rank` of `ranked_recipes`, None where it does not."""
+    """The recipe in one campaign. It ranks by tokens/s as `rank` of `ranked_recipes`, None where it does not.
+
+    `mfu_megatron` is `standing.mfu` as Megatron-LM counts FLOPs: half of attention's, for the causal mask.
+    """
 
     campaign: Campaign
     trial: Trial
@@ -223,6 +229,7 @@ class Appearance:
     ranked_recipes: int
     above: Neighbor | None
     below: Neighbor | None
+    mfu_megatron: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,6 +305,7 @@ def _appearance(connection: Connection, trial: Trial) -> Appearance:
         place = connection.execute(ranked.where(faster)).scalar_one() + 1
         near = rank(connection, campaigns[0], top=2 if place == 1 else 3, offset=max(0, place - 2))
     at = next((index for index, one in enumerate(near) if one.trial_number == trial.number), 0)
+    standing = near[at].standing if near else None
     return Appearance(
         campaign=campaigns[0],
         trial=trial,
@@ -305,12 +313,25 @@ def _appearance(connection: Connection, trial: Trial) -> Appearance:
             ExplainedAttempt(attempt=one.attempt, outcome=one.outcome, provenance=ran_with.get(one.attempt.id))
             for one in read_attempts(connection, mine)
         ),
-        standing=near[at].standing if near else None,
+        standing=standing,
         rank=place,
         ranked_recipes=connection.execute(ranked).scalar_one(),
         above=_neighbor(near[at - 1], near[at - 1], near[at]) if at else None,
         below=_neighbor(near[at + 1], near[at], near[at + 1]) if near[at + 1 :] else None,
+        mfu_megatron=None if standing is None else _mfu_megatron(campaigns[0], standing.mfu),
     )
+
+
+def _mfu_megatron(campaign: Campaign, mfu: float | None) -> float | None:
+    """Return the MFU with half of attention; None where it is unknown, or the campaign's problem cannot be read."""
+    if mfu is None:
+        return None
+    try:
+        problem = load_json(Problem, json.dumps(json.loads(campaign.spec_json)["problem"]), what="problem")
+    except (InvalidInput, ValueError, LookupError, TypeError):
+        return None
+    count, length = problem.model.model_flops_per_token, problem.sequence_length
+    return mfu * count(length / 2) / count(length)  # attention's FLOPs grow with the length
 
 
 def _neighbor(other: RankedRecipe, faster: RankedRecipe, slower: RankedRecipe) -> Neighbor:

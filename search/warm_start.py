@@ -19,7 +19,7 @@ from frontrunner.evaluators.probe.measure import rates
 from frontrunner.evaluators.tables.reading import DISAGREEING
 from frontrunner.results.outcome import STABLE_SPREAD, Failure, FailureKind, Outcome, pool
 from frontrunner.results.prior_results import PriorResult, campaign_results
-from frontrunner.results.provenance import GPU_DRIVER_FILES, Provenance, collect
+from frontrunner.results.provenance import GPU_DRIVER_FILES, LIBRARIES, Provenance, collect
 from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec
@@ -146,7 +146,7 @@ def _reusable_outcome(
     is_alike = (
         spec.evaluator == there.evaluator == "probe"
         and then is not None
-        and _environment(then) == _environment(here)
+        and _is_same_environment(then, here)
         and now - datetime.fromisoformat(known.finished_at) <= RECENT
         and _conditions(there, recipe) == _conditions(spec, recipe)
         and recipe_id(spec.problem, recipe) == known.recipe_id
@@ -159,15 +159,17 @@ def _reusable_outcome(
         return known.outcomes if is_certain else None
     newest = known.outcomes[-1]
     spread = max([pool(known.outcomes).step_time_spread, *(one.step_time_spread for one in known.outcomes)])
-    if spread > STABLE_SPREAD or max(newest.peak_memory_bytes) > limit:
+    if spread > STABLE_SPREAD or newest.doubts or max(newest.peak_memory_bytes) > limit:
         return None
     return replace(newest, mfu=rates(recipe, spec.problem, newest.step_time_s_median)["mfu"])
 
 
-def _environment(there: Provenance) -> tuple[object, ...]:
-    """Return host, system, device, and the versions of the driver and every package that takes part in a probe."""
-    versions = {name: version for name, version in there.versions.items() if name not in CHOOSING}
-    return there.host, there.platform, there.device, versions
+def _is_same_environment(one: Provenance, other: Provenance) -> bool:
+    """Return whether host, system, device, driver and every package that takes part in a probe are the same."""
+    differ = {name for name in {*one.versions, *other.versions} if one.versions.get(name) != other.versions.get(name)}
+    unknown = {name for name in LIBRARIES if name not in one.versions or name not in other.versions}
+    alike = (one.host, one.platform, one.device) == (other.host, other.platform, other.device)
+    return alike and not differ - CHOOSING - unknown
 
 
 def _conditions(spec: CampaignSpec, recipe: Recipe) -> tuple[object, ...]:

@@ -155,20 +155,27 @@ class Model:
         positions = (self.max_positions or 0) * self.hidden if self.positions == "learned" else 0
         return layers + embedding + positions + per_norm * self.hidden
 
-    def layer_flops_per_token(self, sequence_length: int) -> float:
-        """Forward FLOPs of one layer for one token: 2 per matrix parameter, plus 4 * sequence_length * q_hidden.
+    def attention_flops_per_token(self, sequence_length: float) -> float:
+        """Forward FLOPs of one layer's attention for one token: 4 * sequence_length * q_hidden.
 
-        The second term is the attention's two products over the whole sequence: as in PaLM (arXiv 2204.02311,
-        appendix B) and Megatron-LM (arXiv 2104.04473, section 5.1), the causal mask is not credited.
+        These are the two products over the whole sequence: as in PaLM (arXiv 2204.02311, appendix B) and Megatron-LM
+        (arXiv 2104.04473, section 5.1), the causal mask is not credited.
         """
-        return 2.0 * self.matmul_parameters_per_layer + 4.0 * sequence_length * self.q_hidden
+        return 4.0 * sequence_length * self.q_hidden
+
+    def layer_flops_per_token(self, sequence_length: float) -> float:
+        """Forward FLOPs of one layer for one token: 2 per matrix parameter, plus its attention."""
+        return 2.0 * self.matmul_parameters_per_layer + self.attention_flops_per_token(sequence_length)
 
     def head_flops_per_token(self) -> float:
         """Forward FLOPs of the output head for one token: 2 * hidden * padded_vocabulary."""
         return 2.0 * self.hidden * self.padded_vocabulary
 
-    def model_flops_per_token(self, sequence_length: int) -> float:
-        """FLOPs that training one token needs: forward, and twice that backward; recompute is not counted."""
+    def model_flops_per_token(self, sequence_length: float) -> float:
+        """FLOPs that training one token needs: forward, and twice that backward; recompute is not counted.
+
+        Megatron-LM's log counts half of attention, for the causal mask: the count for half of `sequence_length`.
+        """
         return 3.0 * (self.layers * self.layer_flops_per_token(sequence_length) + self.head_flops_per_token())
 
     def feed_forward_flops_per_token(self) -> float:
@@ -176,19 +183,29 @@ class Model:
         return 2.0 * self.ffn_matrices * self.hidden * self.ffn_hidden
 
     def hardware_flops_per_token(
-        self, sequence_length: int, recompute: str, *, tiled_feed_forward: bool = False, chunked_loss: bool = False
+        self, sequence_length: float, recompute: str, *, feed_forward_tiles: int = 1, chunked_loss: bool = False
     ) -> float:
-        """FLOPs that the devices execute: `model_flops_per_token`, plus what is computed a second time.
+        """FLOPs that the devices execute, as torch counts them: `model_flops_per_token`, plus what is computed again.
 
-        That is one more forward of every layer for recompute "full" ("selective" repeats no matrix product or
-        attention), of every feed-forward part where it is tiled, and of the head where the loss is chunked. A
-        tiled feed-forward part under full recompute runs forward three times.
+        That is the scores, one of attention's two products, in the backward pass of flash attention (arXiv 2205.14135,
+        algorithm 4); all of math attention for recompute "selective", which keeps the other products; every layer but
+        its last product, where torch's recompute stops, for "full"; every tiled feed-forward part but its last
+        product; and the head where the loss is chunked. Under "full", recompute also runs all tiles but one before
+        they are run again one by one.
         """
-        again = 0.0
+        attention = self.attention_flops_per_token(sequence_length)
+        feed_forward = self.feed_forward_flops_per_token()
+        without_last = feed_forward - 2.0 * self.hidden * self.ffn_hidden
+        again = attention / 2 if self.attention == "flash" else 0.0
         if recompute == "full":
-            again += self.layers * self.layer_flops_per_token(sequence_length)
-        if tiled_feed_forward:
-            again += self.layers * self.feed_forward_flops_per_token()
-        if chunked_loss:
-            again += self.head_flops_per_token()
-        return self.model_flops_per_token(sequence_length) + again
+            again += self.layer_flops_per_token(sequence_length) - feed_forward
+            if feed_forward_tiles == 1:
+                again += without_last
+            else:
+                again += feed_forward * (feed_forward_tiles - 1) / feed_forward_tiles
+        elif recompute == "selective" and self.attention == "math":
+            again += attention
+        if feed_forward_tiles > 1:
+            again += without_last
+        head = self.head_flops_per_token() if chunked_loss else 0.0
+        return self.model_flops_per_token(sequence_length) + self.layers * again + head

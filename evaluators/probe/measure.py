@@ -23,12 +23,12 @@ def nodes_used(recipe: Recipe, problem: Problem) -> int:
     return math.ceil(recipe.devices / problem.cluster.devices_per_node)
 
 
-def hardware_flops_per_token(recipe: Recipe, problem: Problem) -> float:
-    """Return `Model.hardware_flops_per_token` with what this recipe computes twice."""
+def hardware_flops_per_token(recipe: Recipe, problem: Problem, *, causal: bool = False) -> float:
+    """Return `Model.hardware_flops_per_token` with what this recipe computes twice; `causal` halves attention."""
     return problem.model.hardware_flops_per_token(
-        problem.sequence_length,
+        problem.sequence_length / (2 if causal else 1),
         recipe.recompute,
-        tiled_feed_forward=recipe.feed_forward_tiles > 1,
+        feed_forward_tiles=recipe.feed_forward_tiles,
         chunked_loss=recipe.loss_chunks > 1,
     )
 
@@ -95,7 +95,8 @@ def measurement(
     from frontrunner.evaluators.analytic.accuracy_bounds import why_too_fast
 
     peak_flops = problem.cluster.peak_flops(problem.precision)
-    doubt = implausibility(measured, peak_flops, memory_is_known=memory_is_known)
+    executed = hardware_flops_per_token(recipe, problem, causal=True) * measured.tokens_per_s / recipe.devices
+    doubt = implausibility(measured, executed, peak_flops, memory_is_known=memory_is_known)
     if (doubt := doubt or why_too_fast(recipe, problem, median)) is not None:
         return Failure(kind=FailureKind.IMPLAUSIBLE, message=doubt, node_seconds=node_seconds)
     return measured

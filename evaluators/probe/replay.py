@@ -102,12 +102,16 @@ class ReplayPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayResult:
-    """A finished replay; its `tokens_per_s` is that of the median step, None if no step was left to run."""
+    """A finished replay; its `tokens_per_s` is that of the median step, None if no step was left to run.
+
+    `sustained_tokens_per_s` is that of the whole training since its last start, evaluations and checkpoints included.
+    """
 
     recipe_id: str
     folder: Path
     final_step: int
     tokens_per_s: float | None
+    sustained_tokens_per_s: float | None
     measured_tokens_per_s: float | None
     final_loss: float | None
     evaluation_losses: Mapping[int, float | None]
@@ -196,12 +200,14 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
     if status != 0 or result.get("status") != "trained":
         hint = f"the whole log: {chosen.log}; the same command continues from the newest checkpoint, if any"
         raise FrontrunnerError(f"the replay ended with status {status}:\n{tail(chosen.log)}", hint=hint)
-    times = result["step_times_s"]
+    times, trained_s = result["step_times_s"], result["trained_time_s"]
+    trained = chosen.tokens_per_step * (result["final_step"] - result["resumed_step"])
     return ReplayResult(
         recipe_id=chosen.recipe_id,
         folder=chosen.folder,
         final_step=result["final_step"],
         tokens_per_s=chosen.tokens_per_step / statistics.median(times) if times else None,
+        sustained_tokens_per_s=trained / trained_s if times else None,
         measured_tokens_per_s=chosen.measured_tokens_per_s,
         final_loss=result.get("final_loss"),
         evaluation_losses=dict(result.get("evaluation_losses", [])),

@@ -81,7 +81,8 @@ def _zero(job: Job, parameters: int) -> dict[str, Any]:
     if stage < 3:
         return settings
     # DeepSpeed's defaults keep parameters whole that are small (100,000 elements) or used again soon (within 1e9
-    # elements): a model of less than a billion parameters would not be sharded at all. Here only norms stay whole.
+    # elements): a model of less than a billion parameters would not be sharded at all. Here only norms and as narrow
+    # biases stay whole.
     settings["stage3_param_persistence_threshold"] = job.model.hidden
     settings["stage3_max_reuse_distance"] = 0
     settings["stage3_prefetch_bucket_size"] = a_block

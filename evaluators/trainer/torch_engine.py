@@ -121,7 +121,7 @@ class TorchStepper(Stepper):
             sequence //= self.recipe.tensor_parallel
         dtype = optimizer.COMPUTE_TYPES[self.job.precision]
         x = torch.empty(tokens.shape[0], sequence, self.job.model.hidden, dtype=dtype, device=self.device)
-        dist.recv(x, group=self._pipeline, group_src=source)
+        self._exchange(dist.P2POp(dist.irecv, x, group=self._pipeline, group_peer=source))
         return x
 
     def _send(self, target_stage: int, output: Tensor) -> None:
@@ -129,7 +129,13 @@ class TorchStepper(Stepper):
         if target == self.layout.pipeline_rank:
             self._kept = output
             return
-        dist.send(output.contiguous(), group=self._pipeline, group_dst=target)
+        self._exchange(dist.P2POp(dist.isend, output.contiguous(), group=self._pipeline, group_peer=target))
+
+    @staticmethod
+    def _exchange(message: dist.P2POp) -> None:
+        """Send or receive on the schedule's own communicator: alone, NCCL would make another one for each pair."""
+        for work in dist.batch_isend_irecv([message]):
+            work.wait()
 
     def step(self, number: int) -> StepOutcome:
         """See Stepper."""

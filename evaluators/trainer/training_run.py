@@ -6,6 +6,7 @@ Started again on the same run folder, it continues from the newest complete chec
 import csv
 import math
 import shutil
+import time
 from collections import deque
 from functools import partial
 from importlib import import_module
@@ -125,6 +126,7 @@ def run_training(context: RunContext, train: Train) -> None:
         """Return whether what is done every so many steps (0: never) and after the last is due now."""
         return every > 0 and (final_step % every == 0 or final_step == train.steps)
 
+    start = time.monotonic()
     for final_step in range(resumed_step + 1, train.steps + 1):
         rate = learning_rate_at(final_step, peak=context.job.optimizer.learning_rate, train=train)
         set_learning_rate(context.stepper.optimizer, rate)
@@ -156,5 +158,6 @@ def run_training(context: RunContext, train: Train) -> None:
         evaluation_losses=evaluations,
         overflowed_steps=overflowed,
         step_times_s=list(times),
+        trained_time_s=time.monotonic() - start,  # with evaluations and checkpoints
         checkpoint=str(checkpoint) if checkpoint.exists() else None,
     )

@@ -38,6 +38,11 @@ def percent(share: float | None, digits: int = 1) -> str:
     return "-" if share is None else f"{100 * share:.{digits}f} %"
 
 
+def mib(size_bytes: float) -> str:
+    """Return a size as a number of MiB, for what is small beside a device."""
+    return f"{size_bytes / 2**20:,.0f}"
+
+
 def gib(size_bytes: float | None) -> str:
     """Return bytes in GiB, two digits after the point; a dash where they are unknown."""
     return "-" if size_bytes is None else f"{size_bytes / 2**30:.2f}"

@@ -3,21 +3,27 @@
 Each is called in a forked rank with the job, the rank and where to meet, and returns what can be written as JSON.
 """
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 from unittest.mock import Mock
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed._tools.mod_tracker import ModTracker
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from frontrunner.evaluators.trainer import model
 from frontrunner.evaluators.trainer.data import TokenFile
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import make_layout
+from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.torch_engine import make_stepper
 
 _CPU = torch.device("cpu")
@@ -81,6 +87,49 @@ def dry_run(job: Job, rank: int, _: str) -> dict[str, Any]:
     return trace(job, rank=rank, micro_batches=micro_batches)
 
 
+def deepspeed_training(job: Job, rank: int, init_method: str) -> dict[str, list[float | None]]:
+    """Be `rank` of a `training_job` of the DeepSpeed engine; its losses and gradient norms.
+
+    Leaves the whole weights and momentum of its stage in `rank-N.weights`: DeepSpeed's checkpoints have them in pieces.
+    """
+    from frontrunner.evaluators.trainer.deepspeed_engine import make_stepper
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=job.recipe.devices)
+    layout = make_layout(job.recipe, device_type="cpu")
+    data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
+    stepper = make_stepper(job, layout, data, _CPU)
+    assert job.train is not None
+    outcomes = [stepper.step(number) for number in range(1, job.train.steps + 1)]
+    with torch.device("meta"):
+        model = Gpt(job.model, sequence_length=job.sequence_length, layers=range(job.model.layers))
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    tensors = {}
+    for its_name, parameter in stepper._engine.module.named_parameters():
+        name = its_name.lstrip("0123456789.")  # those of a stage begin with its number
+        for kind, part in zip(("weights", "momentum"), _weight_and_momentum(stepper._engine, parameter), strict=True):
+            tensors[f"{kind} {name}"] = _whole(part, shapes[name], layout.mesh["tensor"].get_group())
+    torch.save(tensors, Path(job.run_folder) / f"rank-{rank}.weights")
+    dist.barrier()
+    return {"loss": [one.loss for one in outcomes], "gradient_norm": [one.gradient_norm for one in outcomes]}
+
+
+def _weight_and_momentum(engine: Any, parameter: Any) -> tuple[Tensor, Tensor]:
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    if hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping"):  # under ZeRO
+        return safe_get_full_fp32_param(parameter), safe_get_full_optimizer_state(parameter, "momentum_buffer")
+    return parameter.detach(), engine.basic_optimizer.state[parameter]["momentum_buffer"]
+
+
+def _whole(part: Tensor, shape: torch.Size, tensor_ranks: Any) -> Tensor:
+    if part.shape == shape:
+        return part
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size(tensor_ranks))]
+    dist.all_gather(parts, part.contiguous(), group=tensor_ranks)
+    return torch.cat(parts, dim=0 if part.shape[0] < shape[0] else 1)
+
+
 def first_weights(job: Job, rank: int, _: str) -> tuple[list[str], float]:
     """The parameters of which `rank` has other first weights than the whole model, and the share of blocks it draws."""
     model._BLOCK_ELEMENTS = 200  # 3 rows of 64
@@ -110,8 +159,34 @@ def first_weights(job: Job, rank: int, _: str) -> tuple[list[str], float]:
     return differing, drawn[1] / drawn[2]
 
 
+def flops_in_pieces(job: Job, _: int, init_method: str) -> list[tuple[dict[str, Any], int]]:
+    """What torch counts in a real step of the one-rank job, for each recompute, in tiles and chunks and not.
+
+    torch counts no attention on CPUs: it is given its own formulas for the same operators of other devices.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=init_method, rank=0, world_size=1)
+    layout = make_layout(job.recipe, device_type="cpu")
+    data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
+    flash = "_scaled_dot_product_flash_attention_for_cpu"
+    formulas = {
+        getattr(torch.ops.aten, flash): lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
+        getattr(torch.ops.aten, f"{flash}_backward"): lambda *shapes, **_: sdpa_backward_flop_count(*shapes[:4]),
+    }
+    found = []
+    for recompute, tiles, chunks in itertools.product(("none", "selective", "full"), (1, 2, 4), (1, 2)):
+        changes = {"recompute": recompute, "feed_forward_tiles": tiles, "loss_chunks": chunks}
+        stepper = make_stepper(replace(job, recipe=replace(job.recipe, **changes)), layout, data, _CPU)
+        with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+            stepper.step(1)
+        found.append((changes, counter.get_total_flops()))
+    return found
+
+
 LOOKS: dict[str, Callable[[Job, int, str], Any]] = {
     "peak": peak_of_real_step,
     "dry-run": dry_run,
+    "flops": flops_in_pieces,
+    "deepspeed": deepspeed_training,
     "first-weights": first_weights,
 }

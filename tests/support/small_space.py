@@ -67,10 +67,11 @@ def covering_recipes(space: Space, *, run_anyway: Iterable[Recipe] = ()) -> dict
     return {name: recipe for position, (name, recipe) in enumerate(recipes.items()) if position in chosen}
 
 
-def most_covering(space: Space, count: int) -> dict[str, dict[str, Any]]:
-    """The first `count` of the legal recipes, in the order in which each adds the most pairs of choices."""
+def most_covering(space: Space, count: int, *, run_anyway: Iterable[Recipe]) -> dict[str, dict[str, Any]]:
+    """The first `count` of the legal recipes, in the order in which each adds the most pairs to those run anyway."""
     recipes = list(legal_recipes(space).items())
-    places = covering([factors(small_recipe(**recipe)) for _, recipe in recipes])
+    rows = [factors(small_recipe(**recipe)) for _, recipe in recipes]
+    places = covering(rows, covered=[factors(recipe) for recipe in run_anyway])
     return dict(recipes[place] for place in places[:count])
 
 

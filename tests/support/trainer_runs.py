@@ -7,22 +7,35 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import asdict, replace
+import warnings
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader, load
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.nn import functional
 
 from frontrunner.evaluators.trainer.data import TokenFile, write_token_file
-from frontrunner.evaluators.trainer.job import Data, Job, Optimizer, Probe
+from frontrunner.evaluators.trainer.job import Data, Job, Optimizer, Probe, Train
 from frontrunner.evaluators.trainer.model import Gpt, initialize
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model import Model, RotaryScaling
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 
 SEQUENCE_LENGTH = 32
 GLOBAL_BATCH_SEQS = 8
+STEPS = 5
+TOLERANCE = 1e-6
+"""Relative, in fp32: rounding alone leaves up to 5e-7, a learning rate off by 1e-4 leaves 3e-5."""
+GPT2: dict[str, Any] = {"positions": "learned", "activation": "gelu_tanh", "norm": "layernorm", "biases": "all"}
+QWEN: dict[str, Any] = {"biases": "qkv", "qk_norm": True, "head_width": 32, "kv_heads": 2, "rotary_theta": 1e6}
+QWEN |= {"rotary_scaling": RotaryScaling(factor=8.0, original_positions=64)}
+"""Differences from the small model: GPT-2's form, and Qwen's of several generations with Llama 3.1's frequencies."""
+CLIP_NORM = 0.2
+NEVER_REACHED = 1000.0
 
 
 def small_model(**changes: Any) -> Model:
@@ -95,19 +108,52 @@ def prepare(job: Job) -> Path:
     folder = Path(job.run_folder)
     folder.mkdir(parents=True, exist_ok=True)
     if not job.data_path.exists():
-        write_token_file(" ".join(str(number**2 % 977) for number in range(8000)), job.data_path)
+        write_token_file(" ".join(chr(number**2 % 977) for number in range(8000)), job.data_path)
     path = folder / "job.json"
     path.write_text(job_text(job), encoding="utf-8")
     return path
 
 
-def reference_losses(job: Job, *, learning_rate_scale: float = 1.0) -> list[float]:
-    """The probe's losses by one process: a plain model, the whole global batch at once, torch's own optimizer."""
-    assert job.probe is not None
-    steps = job.probe.warm_up_steps + job.probe.measured_steps
+def training_job(job: Job, *, clip_norm: float | None = CLIP_NORM) -> Job:
+    """Have `job` train for `STEPS` steps and leave a checkpoint. `NEVER_REACHED` has norms counted, and clips nothing.
+
+    The rate is such that a step is small either way: after long ones another order of summation is seen, as a fault is.
+    """
+    rate = 0.02 if clip_norm == CLIP_NORM else 0.002
+    train = Train(
+        steps=STEPS,
+        warm_up_steps=0,
+        final_learning_rate_fraction=1.0,
+        evaluation_every_steps=0,
+        evaluation_batches=0,
+        checkpoint_every_steps=STEPS,
+        keep_checkpoints=1,
+        metrics="csv",
+    )
+    optimizer = replace(job.optimizer, learning_rate=rate, gradient_clip_norm=clip_norm)
+    return replace(job, mode="train", optimizer=optimizer, probe=None, train=train)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What training leaves: each step's loss and gradient norm before clipping, and the tensors after the last step.
+
+    Weights and momentum have the parameters' names in the whole model. A norm is None where nothing counted it.
+    """
+
+    losses: list[float]
+    gradient_norms: list[float | None]
+    weights: dict[str, Tensor]
+    momentum: dict[str, Tensor]
+
+
+def reference(job: Job, *, learning_rate_scale: float = 1.0) -> Trained:
+    """Train by one process, in fp64: a plain model, the whole global batch at once, torch's own optimizer."""
+    steps = STEPS if job.probe is None else job.probe.warm_up_steps + job.probe.measured_steps
     torch.set_num_threads(1)
     model = Gpt(job.model, sequence_length=job.sequence_length, layers=range(job.model.layers))
     initialize(model.named_parameters(), seed=job.seed, layers=job.model.layers)
+    model.double()
     options = job.optimizer
     optimizer = torch.optim.SGD(
         model.parameters(),
@@ -117,17 +163,100 @@ def reference_losses(job: Job, *, learning_rate_scale: float = 1.0) -> list[floa
     )
     data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
     size = job.recipe.global_batch_seqs
-    losses = []
+    largest = math.inf if options.gradient_clip_norm is None else options.gradient_clip_norm
+    losses: list[float] = []
+    norms: list[float | None] = []
     for step in range(1, steps + 1):
         batch = data.training_batch(step, sequences=slice(0, size), global_batch_seqs=size)
         loss = functional.cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten())
         loss.backward()
-        if options.gradient_clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), options.gradient_clip_norm)
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), largest).item())
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return losses
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    momentum = {name: optimizer.state[weight]["momentum_buffer"] for name, weight in model.named_parameters()}
+    return Trained(losses=losses, gradient_norms=norms, weights=weights, momentum=momentum)
+
+
+def reference_losses(job: Job, *, learning_rate_scale: float = 1.0) -> list[float]:
+    """Return the losses of `reference`."""
+    return reference(job, learning_rate_scale=learning_rate_scale).losses
+
+
+def train(job: Job) -> Trained:
+    """Run a `training_job`'s ranks. Weights and momentum are those of its checkpoint; DeepSpeed's its ranks'."""
+    if job.recipe.engine == "deepspeed":
+        seen = look(job, "deepspeed")[0]
+        losses, norms = seen["loss"], seen["gradient_norm"]
+        ranks = [torch.load(Path(job.run_folder) / f"rank-{rank}.weights") for rank in range(job.recipe.devices)]
+        tensors = {name: tensor for rank in ranks for name, tensor in rank.items()}
+    else:
+        tensors = _checkpointed(run_job(job)["checkpoint"])
+        steps = [event for event in read_progress(job) if event["event"] == "step"]
+        losses, norms = [step["loss"] for step in steps], [step["gradient_norm"] for step in steps]
+    kinds = {
+        kind: {name.removeprefix(f"{kind} "): tensors[name] for name in tensors if name.startswith(kind)}
+        for kind in ("weights", "momentum")
+    }
+    return Trained(losses=losses, gradient_norms=norms, **kinds)
+
+
+def _checkpointed(folder: str) -> dict[str, Tensor]:
+    reader = FileSystemReader(folder)
+    tensors = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this is one process
+        load(tensors, storage_reader=reader, no_dist=True)
+    plain = {"model.": "weights ", "optimizer.": "momentum "}
+    return {
+        plain[kind] + name.removeprefix(kind).removesuffix(".momentum_buffer"): tensor
+        for kind in plain
+        for name, tensor in tensors.items()
+        if name.startswith(kind)
+    }
+
+
+def differences(trained: Trained, right: Trained) -> dict[str, float]:
+    """How far each kind of what training leaves is from what is right: the largest relative difference.
+
+    Of a tensor that is the 2-norm of the difference over the 2-norm of the right one, which keeps to rounding where
+    single elements, of which some are sums that cancel out, do not.
+    """
+    assert len(trained.losses) == len(right.losses)
+    norms = [pair for pair in zip(trained.gradient_norms, right.gradient_norms, strict=True) if pair[0] is not None]
+    found = {"losses": max(_relative(*pair) for pair in zip(trained.losses, right.losses, strict=True))}
+    found["gradient norms"] = max((_relative(*pair) for pair in norms), default=0.0)
+    for kind in ("weights", "momentum"):
+        tensors, right_ones = getattr(trained, kind), getattr(right, kind)
+        other_names = tensors.keys() ^ right_ones.keys()
+        assert not other_names, f"{kind} missing or too many: {sorted(other_names)}"
+        worst, name = max((_of_tensor(name, tensors, right_ones), name) for name in right_ones)
+        found[f"{kind} ({name})"] = worst
+    return found
+
+
+def _of_tensor(name: str, tensors: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    # A bias of keys that are not rotated has no gradient: it adds the same to all scores of a query.
+    return _relative(tensors[name], right[name], scale=right[name.replace("key.bias", "query.bias")])
+
+
+def _relative(value: Any, right: Any, *, scale: Any = None) -> float:
+    value, right = (torch.as_tensor(number, dtype=torch.float64) for number in (value, right))
+    assert value.shape == right.shape
+    difference = ((value - right).norm() / (right if scale is None else scale).norm()).item()
+    return difference if math.isfinite(difference) else math.inf
+
+
+def assert_trains_as_one_process(job: Job) -> None:
+    """Assert that a `training_job` leaves what `reference` does, every number to `TOLERANCE`."""
+    found = differences(train(job), reference(job))
+    sizes = ", ".join(f"{kind} {size:.1e}" for kind, size in found.items())
+    assert max(found.values()) < TOLERANCE, f"{job.recipe.describe()}: {sizes}"
 
 
 def _path() -> dict[str, str]:
@@ -234,8 +363,9 @@ def count_collectives(job: Job) -> dict[str, int]:
 
 def look(job: Job, name: str) -> list[Any]:
     """Fork the job's ranks to be looked at, and return what each answers, in rank order: see `looks.LOOKS`."""
-    warm_parent().start(job, look=name)
-    statuses = warm_parent().wait()
+    parent = warm_parent(job.recipe.engine)
+    parent.start(job, look=name)
+    statuses = parent.wait()
     folder = Path(job.run_folder)
     logs = [(folder / f"rank-{rank}.log").read_text() for rank in range(job.recipe.devices)]
     assert not any(statuses), "\n".join(logs)[-3000:]

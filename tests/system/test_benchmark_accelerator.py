@@ -107,6 +107,7 @@ class FakeDevice:
     """A device of 100 bytes, of which each side holds 40, and 10 more in a step."""
 
     held = 0
+    device = torch.device("cpu")
 
     def allocated_bytes(self) -> int:
         return self.held
@@ -126,9 +127,6 @@ class FakeDevice:
 
     def retries(self) -> int:
         return 0
-
-    def conditions(self, work: Callable[[], object]) -> None:
-        work()
 
 
 class FakeSide:

@@ -13,9 +13,8 @@ from frontrunner import dryrun, plan_dryrun
 from frontrunner.evaluators.diagnostics.dryrun import run
 from frontrunner.evaluators.trainer.job import Job, Optimizer, Probe
 from frontrunner.spaces.errors import FrontrunnerError
-from frontrunner.spaces.model import Model
 from support.campaigns import frontrunner, tiny, write_toml
-from support.trainer_runs import look, small_job, small_recipe
+from support.trainer_runs import look, small_job, small_model, small_recipe
 
 ADAMW = Optimizer(
     name="adamw", learning_rate=1e-3, weight_decay=0.1, beta1=0.9, beta2=0.95, momentum=0.0, gradient_clip_norm=1.0
@@ -73,18 +72,36 @@ def test_every_rank_s_peak_is_that_of_a_real_step(changes: dict[str, Any], tmp_p
     assert peaks(job) == pytest.approx(look(job, "peak"), rel=slack)
 
 
-def model_of(job: Job) -> Model:
-    shape = job.model
-    return Model(
-        name="small",
-        layers=shape.layers,
-        hidden=shape.hidden,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        ffn_hidden=shape.ffn_hidden,
-        vocabulary=shape.vocabulary,
-        activation=shape.activation,
-        norm=shape.norm,
+GPT2 = {"positions": "learned", "activation": "gelu", "norm": "layernorm", "biases": "all", "tied_embeddings": True}
+
+
+@pytest.mark.parametrize("attention", ["flash", "math"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param({"kv_heads": 2, "head_width": 24}, id="grouped heads of their own width"),
+        pytest.param(GPT2, id="tied, biases"),
+    ],
+)
+def test_flops_of_the_formula_are_those_that_torch_counts(
+    shape: dict[str, Any], attention: str, tmp_path: Path
+) -> None:
+    job = small_job(tmp_path, model=small_model(**shape, attention=attention), recipe=small_recipe(micro_batch_seqs=4))
+    tokens = job.recipe.global_batch_seqs * job.sequence_length
+    (found,) = look(job, "flops")
+    wrong = {
+        str(changes): (counted / tokens, executed)
+        for changes, counted in found
+        if counted != tokens * (executed := flops_executed(job, **changes))
+    }
+    assert not wrong
+    assert len(found) == 3 * 3 * 2
+
+
+def flops_executed(job: Job, *, recompute: str, feed_forward_tiles: int, loss_chunks: int) -> float:
+    """For one token, by the formula."""
+    return job.model.hardware_flops_per_token(
+        job.sequence_length, recompute, feed_forward_tiles=feed_forward_tiles, chunked_loss=loss_chunks > 1
     )
 
 
@@ -93,28 +110,31 @@ def model_of(job: Job) -> Model:
     [
         pytest.param({"micro_batch_seqs": 2}, id="one rank"),
         pytest.param({"recompute": "full", "precision": "bf16"}, id="recompute"),
+        pytest.param({"recompute": "full", "feed_forward_tiles": 4, "loss_chunks": 2}, id="recompute, in pieces"),
+        pytest.param({"recompute": "selective", "attention": "math"}, id="selective, math attention"),
+        pytest.param(
+            {"tensor_parallel": 2, "sequence_parallel": True, "recompute": "full", "feed_forward_tiles": 2},
+            id="sequence parallel, tiles",
+            marks=slow,
+        ),
+        pytest.param(
+            {"pipeline_parallel": 2, "schedule": "1f1b", "recompute": "full", "loss_chunks": 2},
+            id="pipeline, chunks",
+            marks=slow,
+        ),
     ],
 )
 def test_flops_are_those_of_the_formulas(changes: dict[str, Any], tmp_path: Path) -> None:
-    job = traced_job(tmp_path, **changes)
-    model, recipe, length = model_of(job), job.recipe, job.sequence_length
+    attention = changes.pop("attention", "flash")
+    job = replace(traced_job(tmp_path, **changes), model=small_model(attention=attention))
+    recipe, length = job.recipe, job.sequence_length
     tokens = recipe.global_batch_seqs * length
     seen = [found["flops"] for found in look(job, "dry-run")]
     forward, backward, again = (sum(flops[phase] for flops in seen) for phase in ("forward", "backward", "recompute"))
-    assert forward + backward == tokens * model.model_flops_per_token(length)
+    assert forward + backward == tokens * job.model.model_flops_per_token(length)
     assert backward == 2 * forward
-    hardware = model.hardware_flops_per_token(
-        length,
-        recipe.recompute,
-        tiled_feed_forward=recipe.feed_forward_tiles > 1,
-        chunked_loss=recipe.loss_chunks > 1,
-    )
-    # What the formula leaves out: flash attention's backward pass computes the scores again, and torch's checkpoint
-    # stops once it has what the backward pass needs, which the outcome of the last matrix product is not.
-    scores = model.layers * 2.0 * length * model.hidden
-    runs_again = recipe.recompute == "full" or recipe.feed_forward_tiles > 1
-    last_product = model.layers * 2.0 * model.hidden * model.ffn_hidden if runs_again else 0.0
-    assert forward + backward + again == tokens * (hardware + scores - last_product)
+    pieces = {name: getattr(recipe, name) for name in ("recompute", "feed_forward_tiles", "loss_chunks")}
+    assert forward + backward + again == tokens * flops_executed(job, **pieces)
 
 
 @pytest.fixture(scope="module")

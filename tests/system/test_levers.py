@@ -12,7 +12,18 @@ from typing import Any
 
 import pytest
 
-from support.trainer_runs import prepare, reference_losses, run_job, small_job, small_model, small_recipe
+from frontrunner.evaluators.trainer.job import Job
+from support.trainer_runs import (
+    CLIP_NORM,
+    assert_trains_as_one_process,
+    prepare,
+    reference_losses,
+    run_job,
+    small_job,
+    small_model,
+    small_recipe,
+    training_job,
+)
 
 TOLERANCE = 1e-5
 PIECES = {"loss_chunks": 4, "feed_forward_tiles": 2}
@@ -47,6 +58,11 @@ IN_PIECES_SLOW = {
 }
 
 
+def _training(folder: Path, recipe: dict[str, Any], *, model: Any = None, clip_norm: float | None = None) -> Job:
+    job = small_job(folder / "run", recipe=small_recipe(**recipe), model=small_model(**(model or {})))
+    return training_job(job, clip_norm=clip_norm)
+
+
 def _rows(quick: dict[str, dict[str, Any]], slow: dict[str, dict[str, Any]]) -> list[Any]:
     return [
         *(pytest.param(recipe, id=name) for name, recipe in quick.items()),
@@ -55,16 +71,12 @@ def _rows(quick: dict[str, dict[str, Any]], slow: dict[str, dict[str, Any]]) -> 
 
 
 @pytest.mark.parametrize("recipe", _rows(IN_PIECES, IN_PIECES_SLOW))
-def test_pieces_change_no_loss(recipe: dict[str, Any], tmp_path: Path) -> None:
-    job = small_job(tmp_path / "run", recipe=small_recipe(**recipe, **PIECES))
-
-    assert run_job(job)["losses"] == pytest.approx(reference_losses(job), abs=TOLERANCE)
+def test_pieces_change_no_number(recipe: dict[str, Any], tmp_path: Path) -> None:
+    assert_trains_as_one_process(_training(tmp_path, recipe | PIECES))
 
 
-def test_pieces_of_a_tied_head_change_no_loss(tmp_path: Path) -> None:
-    job = small_job(tmp_path / "run", recipe=small_recipe(**SEQUENCE_PARALLEL, **PIECES), model=small_model(**TIED))
-
-    assert run_job(job)["losses"] == pytest.approx(reference_losses(job), abs=TOLERANCE)
+def test_pieces_of_a_tied_head_change_no_number(tmp_path: Path) -> None:
+    assert_trains_as_one_process(_training(tmp_path, SEQUENCE_PARALLEL | PIECES, model=TIED))
 
 
 @pytest.mark.parametrize(
@@ -120,11 +132,8 @@ HOST_AND_EACH_SLOW = {
 
 
 @pytest.mark.parametrize("recipe", _rows(HOST_AND_EACH, HOST_AND_EACH_SLOW))
-def test_where_things_lie_and_when_gradients_meet_change_no_loss(recipe: dict[str, Any], tmp_path: Path) -> None:
-    job = small_job(tmp_path / "run", recipe=small_recipe(**recipe))
-    job = replace(job, optimizer=replace(job.optimizer, gradient_clip_norm=0.2))
-
-    assert run_job(job)["losses"] == pytest.approx(reference_losses(job), abs=TOLERANCE)
+def test_where_things_lie_and_when_gradients_meet_change_no_number(recipe: dict[str, Any], tmp_path: Path) -> None:
+    assert_trains_as_one_process(_training(tmp_path, recipe, clip_norm=CLIP_NORM))
 
 
 @pytest.mark.parametrize(
@@ -157,9 +166,15 @@ COMPILED = {
 @pytest.mark.system
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("recipe", COMPILED.values(), ids=COMPILED)
-def test_compiled_blocks_change_no_loss_and_compile_before_the_measurement(
-    recipe: dict[str, Any], tmp_path: Path
-) -> None:
+def test_compiled_blocks_train_as_one_process(recipe: dict[str, Any], tmp_path: Path) -> None:
+    job = _training(tmp_path, recipe | {"compile": True}, model={"kv_heads": 2})
+    assert_trains_as_one_process(replace(job, collective_timeout_s=500.0))
+
+
+@pytest.mark.system
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("recipe", COMPILED.values(), ids=COMPILED)
+def test_blocks_compile_before_the_measurement(recipe: dict[str, Any], tmp_path: Path) -> None:
     model = small_model(kv_heads=2)
     job = small_job(
         tmp_path / "run", recipe=small_recipe(**recipe, compile=True), model=model, collective_timeout_s=500.0

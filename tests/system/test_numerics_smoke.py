@@ -1,22 +1,28 @@
 """A few recipes that together hold most pairs of choices train as one process does: see test_numerics."""
 
 import importlib.util
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.trainer.job import Probe
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES
 from frontrunner.spaces.space import Space
 from support.small_space import most_covering
-from support.trainer_runs import reference_losses, run_job, small_job, small_recipe
+from support.trainer_runs import (
+    CLIP_NORM,
+    GPT2,
+    NEVER_REACHED,
+    QWEN,
+    assert_trains_as_one_process,
+    small_job,
+    small_model,
+    small_recipe,
+    training_job,
+)
 
 pytestmark = pytest.mark.smoke
 
-TOLERANCE = 1e-5
-THREE_STEPS = Probe(warm_up_steps=1, measured_steps=2)
 SPACE = Space(
     devices=(2, 4),
     tensor_parallel=(1, 2),
@@ -30,7 +36,19 @@ SPACE = Space(
     replication=("replicate", "ddp"),
     gradient_sync=("last", "each"),
 )
-CHOSEN = most_covering(SPACE, 16)
+PIECES = {"loss_chunks": 2, "feed_forward_tiles": 2}
+# First, and of models that the chosen ones leave out: of a wrong line of code one of these sees most.
+NAMED = {
+    "dp4-levels-124": ({"data_parallel": 4, "sharding": (1, 2, 4), "micro_batch_seqs": 1}, {}),
+    "cp4-learned-2-kv-heads": ({"context_parallel": 4, "micro_batch_seqs": 4}, GPT2 | {"kv_heads": 2}),
+    "tp2-sp-dp2-zero2-full-pieces-1-kv-head": (
+        {"tensor_parallel": 2, "sequence_parallel": True, "data_parallel": 2, "sharding": (1, 2, 2)}
+        | {"micro_batch_seqs": 2, "recompute": "full"}
+        | PIECES,
+        QWEN | {"kv_heads": 1},
+    ),
+}
+CHOSEN = most_covering(SPACE, 13, run_anyway=[small_recipe(**recipe) for recipe, _ in NAMED.values()])
 ZERO_3 = {"data_parallel": 2, "sharding": (2, 2, 2), "micro_batch_seqs": 1}
 DEEPSPEED = {
     "zero-3": ZERO_3,
@@ -39,19 +57,19 @@ DEEPSPEED = {
 }
 
 
-def assert_losses_equal_one_process(folder: Path, recipe: dict[str, Any]) -> None:
-    job = small_job(folder / "run", recipe=small_recipe(**recipe), probe=THREE_STEPS)
-    job = replace(job, optimizer=replace(job.optimizer, gradient_clip_norm=0.2))
-
-    assert run_job(job)["losses"] == pytest.approx(reference_losses(job), abs=TOLERANCE)
+RECIPES = NAMED | {name: (recipe, {"biases": "all"}) for name, recipe in CHOSEN.items()}
 
 
-@pytest.mark.parametrize("recipe", CHOSEN.values(), ids=CHOSEN)
-def test_torch_engine_trains_the_right_model(recipe: dict[str, Any], tmp_path: Path) -> None:
-    assert_losses_equal_one_process(tmp_path, recipe)
+@pytest.mark.parametrize(("recipe", "model"), RECIPES.values(), ids=RECIPES)
+def test_torch_engine_trains_the_right_model(recipe: dict[str, Any], model: dict[str, Any], tmp_path: Path) -> None:
+    job = small_job(tmp_path / "run", recipe=small_recipe(**recipe), model=small_model(**model))
+    assert_trains_as_one_process(training_job(job))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is an extra")
 @pytest.mark.parametrize("recipe", DEEPSPEED.values(), ids=DEEPSPEED)
 def test_deepspeed_engine_trains_the_right_model(recipe: dict[str, Any], tmp_path: Path) -> None:
-    assert_losses_equal_one_process(tmp_path, {"engine": "deepspeed"} | recipe)
+    job = small_job(tmp_path / "run", recipe=small_recipe(engine="deepspeed", **recipe))
+    # Without ZeRO it reports no norm, and what is clipped does not show how large it was.
+    clip_norm = CLIP_NORM if "sharding" in recipe else NEVER_REACHED
+    assert_trains_as_one_process(training_job(job, clip_norm=clip_norm))

@@ -100,6 +100,9 @@ def test_it_trains_past_the_probe_and_says_how_fast(uninterrupted: tuple[Path, d
     assert float(rows[-1]["loss"]) < float(rows[0]["loss"]) - 0.5, "it learns"
     assert answer["final_loss"] == pytest.approx(float(rows[-1]["loss"]))
     assert answer["ratio_to_probe"] == pytest.approx(answer["tokens_per_s"] / answer["measured_tokens_per_s"])
+    stepping_s = sum(float(row["step_time_s"]) for row in rows)
+    tokens = float(rows[0]["tokens_per_s"]) * float(rows[0]["step_time_s"]) * STEPS
+    assert 0.2 < answer["sustained_tokens_per_s"] / (tokens / stepping_s) < 1
     assert set(answer["evaluation_losses"]) == {"40", "80", "120"}
     assert checkpoints(folder) == [STEPS - 10, STEPS]
     assert json.loads((folder / "provenance.json").read_text())["recipe_id"] == answer["recipe_id"]

@@ -103,13 +103,8 @@ def test_flops_are_twice_the_multiplications_of_forward_and_two_backward() -> No
     scores_and_values = 2 * 2 * length * width  # for each head: length x head_dim twice, two operations each
     forward = SMALL.layers * (layer + scores_and_values) + 2 * width * 128
     assert SMALL.model_flops_per_token(length) == 3 * forward
-    assert SMALL.hardware_flops_per_token(length, "none") == 3 * forward
-    assert SMALL.hardware_flops_per_token(length, "selective") == 3 * forward
-    assert SMALL.hardware_flops_per_token(length, "full") == 3 * forward + SMALL.layers * (layer + scores_and_values)
-    gate_up_down = 3 * 2 * width * SMALL.ffn_hidden
-    tiled = SMALL.hardware_flops_per_token(length, "none", tiled_feed_forward=True)
-    assert tiled == 3 * forward + SMALL.layers * gate_up_down
-    assert SMALL.hardware_flops_per_token(length, "none", chunked_loss=True) == 3 * forward + 2 * width * 128
+    masked = 3 * SMALL.layers * scores_and_values / 2
+    assert SMALL.model_flops_per_token(length / 2) == 3 * forward - masked
 
 
 def test_flops_of_attention_follow_the_heads_own_width() -> None:
@@ -130,8 +125,6 @@ def test_flops_agree_with_the_megatron_formula() -> None:
     length, layers, width, rows = 1024, 12, 768, 50257
     megatron = 72 * layers * width**2 * (1 + length / (6 * width) + rows / (12 * layers * width))
     assert model.model_flops_per_token(length) == pytest.approx(megatron, rel=1e-12)
-    extra = 24 * layers * width**2 * (1 + length / (6 * width))
-    assert model.hardware_flops_per_token(length, "full") == pytest.approx(megatron + extra, rel=1e-12)
 
 
 @pytest.mark.parametrize(

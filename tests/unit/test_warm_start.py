@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.analytic.simulated import simulate
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, Telemetry
 from frontrunner.results.prior_results import REUSED, campaign_results
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.states import CampaignState
@@ -234,6 +234,9 @@ def test_only_what_is_recent_steady_and_equal_answers(past: Past, clock: Settabl
     assert past.gather().reusable
     assert not past.gather(here=replace(HERE, host="node2")).reusable
     assert past.gather(here=replace(HERE, versions=HERE.versions | {"optuna": "6.0"})).reusable
+    assert past.gather(here=replace(HERE, versions=HERE.versions | {"nvidia-nccl-cu12": "2.28.9"})).reusable, (
+        "earlier versions did not record it"
+    )
     assert not past.gather(probe={"optimizer": "sgd"}).reusable
     assert not past.gather(search={"parallel_probes": 2}).reusable
     assert not past.gather(dispatch={"backend": "allocation", "network_interface": "hsn0"}).reusable
@@ -243,6 +246,15 @@ def test_only_what_is_recent_steady_and_equal_answers(past: Past, clock: Settabl
     assert not past.gather().reusable
     past.add((recipe(), measured(spread=0.2)))
     assert not past.gather().reusable, "noisy"
+
+
+def test_another_library_or_a_device_that_was_slowed_down_is_no_answer(past: Past) -> None:
+    known, other = (replace(HERE, versions=HERE.versions | {"nvidia-nccl-cu12": v}) for v in ("2.28.9", "2.27.5"))
+    past.add((recipe(), measured()), provenance=known)
+    assert [bool(past.gather(here=here).reusable) for here in (known, HERE, other)] == [True, True, False]
+    slow = replace(measured(), telemetry=Telemetry(slowed_by=("temperature",)))
+    past.add((OTHER, slow))
+    assert len(past.gather().reusable) == 1
 
 
 def test_repeats_that_differ_are_no_answer_however_steady_each_is(past: Past) -> None:

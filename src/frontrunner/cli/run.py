@@ -191,7 +191,7 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
 
 
 def _print(result: ReplayResult) -> None:
-    if result.tokens_per_s is None:
+    if result.tokens_per_s is None or result.sustained_tokens_per_s is None:
         click.echo(f"already trained to step {result.final_step}; a larger --steps continues")
     else:
         compared = "no probe measured this recipe: its campaign was simulated"
@@ -201,6 +201,7 @@ def _print(result: ReplayResult) -> None:
         loss = "-" if result.final_loss is None else f"{result.final_loss:.4f}"
         click.echo(f"trained to step {result.final_step}, loss {loss}")
         click.echo(f"throughput {thousands(result.tokens_per_s)} tokens/s; {compared}")
+        click.echo(f"sustained {thousands(result.sustained_tokens_per_s)} tokens/s, with evaluations and checkpoints")
     click.echo(f"metrics, checkpoints and log: {result.folder}")
 
 

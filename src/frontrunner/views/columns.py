@@ -12,7 +12,7 @@ from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import IMPORTED, CampaignSummary
 from frontrunner.results.states import TrialState
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
-from frontrunner.text import gib, minute, node_time, percent, plain, seconds, thousands
+from frontrunner.text import gib, mib, minute, node_time, percent, plain, seconds, thousands
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.estimates import Estimate
@@ -103,8 +103,8 @@ CHOICES: tuple[Column[Recipe], ...] = (
 )  # fmt: skip
 
 ABOVE_IDLE: Column[Any] = Column(
-    "memory_above_idle_bytes_max_rank", "needs GiB", _figure("memory_above_idle_bytes_max_rank"), gib, drop=3,
-    label="GiB above an idle rank", about="of the peak, what a rank on a CPU needs above an idle one",
+    "memory_above_idle_bytes_max_rank", "needs MiB", _figure("memory_above_idle_bytes_max_rank"), mib, drop=3,
+    label="MiB above an idle rank", about="of the peak, what a rank on a CPU needs above an idle one",
 )  # fmt: skip
 FIGURES: tuple[Column[Any], ...] = (
     Column("tokens_per_s", "tokens/s", _rate("tokens_per_s"), thousands, brief="{} tok/s",
@@ -116,7 +116,8 @@ FIGURES: tuple[Column[Any], ...] = (
            is_doubtful=lambda figures: getattr(figures, "step_time_spread", 0.0) > STABLE_SPREAD),
     Column("model_tflops_per_device", "TFLOPS/device", _rate("model_tflops_per_device"), thousands, drop=6,
            about="of the model's own work, without recomputation"),
-    Column("mfu", "MFU", _rate("mfu"), percent, drop=5, about="model FLOPs utilization"),
+    Column("mfu", "MFU", _rate("mfu"), percent, drop=5,
+           about="model FLOPs over the device's peak, with attention whole as if nothing were masked"),
     Column("peak_memory_bytes_max_rank", "peak GiB", _figure("peak_memory_bytes_max_rank", "peak_memory_bytes"), gib,
            label="GiB at the peak", brief="{} GiB", about="memory of the fullest rank; marked where it is tight",
            drop=1, is_doubtful=lambda figures: getattr(figures, "fit", "") == "tight"),

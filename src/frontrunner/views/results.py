@@ -29,7 +29,7 @@ from frontrunner.spaces.legality import marks
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.space import Survey
 from frontrunner.store import OBJECTIVE_VALUES, OnFront
-from frontrunner.text import counted, gib, node_time, percent, plain, seconds, thousands
+from frontrunner.text import counted, gib, mib, node_time, percent, plain, seconds, thousands
 from frontrunner.views.columns import CAMPAIGNS, COLUMNS, ENDINGS, FIGURES, ORIGINS, RECIPE, RECIPE_ID, Column, against
 from frontrunner.views.terminal import Terminal, column_table, console, ruled_table
 
@@ -310,6 +310,8 @@ def _print_appearance(out: Terminal, appearance: Appearance) -> None:
         out.print(column_table(None, FIGURES, [appearance.standing], width=out.width))
         with_recompute = thousands(appearance.standing.hardware_tflops_per_device)
         out.say(f"  {with_recompute} TFLOPS/device with what is computed a second time", style="dim")
+        if appearance.mfu_megatron is not None:
+            out.say(f"  MFU {percent(appearance.mfu_megatron)} as Megatron-LM counts, attention halved", style="dim")
     for place in ("above", "below"):
         if neighbor := getattr(appearance, place):
             out.say(f"  next {place}: {neighbor.recipe_id}, {against(neighbor, place)}")
@@ -338,7 +340,7 @@ def _detail(outcome: Measurement | Failure | None) -> Text:
     losses = f"; loss {outcome.losses[0]:.3f} to {outcome.losses[-1]:.3f}" if outcome.losses else ""
     started = f"; built in {seconds(outcome.build_time_s)}, first step {seconds(outcome.first_step_time_s)}"
     above = outcome.memory_above_idle_bytes_max_rank
-    needs = "" if above is None else f"; needs {gib(above)} GiB above an idle rank"
+    needs = "" if above is None else f"; needs {mib(above)} MiB above an idle rank"
     doubts = "".join(f"; ! {why}" for why in outcome.doubts)
     return Text(f"steps {steps} ms{ended}{losses}{started}{needs}; {outcome.node_seconds:.3g} node-seconds{doubts}")
 
