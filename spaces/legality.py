@@ -162,8 +162,6 @@ def _torch_layers(recipe: Recipe, problem: Problem) -> Refusals:
     if recipe.compile and recipe.recompute == "full" and recipe.tensor_parallel > 1:
         text = "torch 2.13 raises where a compiled tensor-parallel layer is to be recomputed: use recompute none"
         yield "compile-recompute-tensor", text
-    if recipe.compile and is_selective:
-        yield "compile-selective", "selective recompute chooses among a layer's operations, which compile hides from it"
     if recipe.compile and recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
         text = f"{recipe.schedule} splits the backward pass, and a compiled layer's backward is one piece"
         yield "compile-split-backward", text

@@ -196,7 +196,8 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     boundary = boundary_bytes(work)
     if software.selective_keeps_products:
         outputs = 2 * work.q_hidden + 2 * work.kv_hidden + (work.ffn_matrices - 1) * work.ffn_hidden
-        selective = boundary + work.tokens * size * (2 * work.hidden + outputs / ways)
+        last = np.where(work.compile, 1.0, 2.0) * work.hidden  # compiled, not the last product's, which nothing needs
+        selective = boundary + work.tokens * size * (last + outputs / ways)
     else:
         selective = whole - work.tokens * scores / ways
     return whole, np.where(work.recompute_full, boundary, np.where(work.recompute_selective, selective, whole))

@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from frontrunner.evaluators.trainer.job import Job
+from frontrunner.evaluators.trainer.model import Gpt
+from frontrunner.evaluators.trainer.torch_engine import compiled
 from support.trainer_runs import (
     CLIP_NORM,
     assert_trains_as_one_process,
@@ -160,6 +164,8 @@ COMPILED = {
     "tp2-sp-pp2-interleaved-pieces": SEQUENCE_PARALLEL | _looped("interleaved-1f1b") | PIECES,
     "dp2-zero3-full-pieces": ZERO_3 | FULL_PIECES,
     "tp2-sp-cp2": SEQUENCE_PARALLEL | CONTEXT,
+    "tp2-sp-selective": SEQUENCE_PARALLEL | {"recompute": "selective"},
+    "dp2-zero3-selective": ZERO_3 | {"recompute": "selective"},
 }
 
 
@@ -186,6 +192,31 @@ def test_blocks_compile_before_the_measurement(recipe: dict[str, Any], tmp_path:
     assert result["compiled_steps"] == [1]
     assert 0 < result["compile_time_s"] <= result["first_step_time_s"]
     assert len(result["step_times_s"]) == 4
+
+
+@pytest.mark.system
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+def test_a_compiled_layer_keeps_what_selective_recompute_says() -> None:
+    """The input and the outputs of products and attention, but for the last product's, which no gradient needs."""
+    shape, kept = small_model(kv_heads=2), {}
+    model = Gpt(shape, sequence_length=32, layers=range(1), recipe=small_recipe(recompute="selective"))
+    model.compile_blocks(partial(compiled, device_type="cpu"), torch.device("cpu"))
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    x = torch.randn(2, 32, shape.hidden, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        y = model.blocks["0"](x)
+
+    found = sorted(size for place, size in kept.items() if place not in weights)
+    width = 2 * 32 * 4  # bytes of one value per token; attention keeps a number per head besides
+    expected = [32 * width, 32 * width, *[64 * width] * 4, 128 * width, 128 * width]
+    assert [size for size in found if size > 4 * width] == expected
+    assert y.requires_grad
 
 
 @pytest.mark.system

@@ -82,7 +82,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"sharding": Sharding(optimizer=16), "replication": "ddp"}, "ddp-sharding", "sharding is zero-1"),
     ({"compile": True, "tensor_parallel": 4, "recompute": "full"}, "compile-recompute-tensor", "tensor-parallel"),
-    ({"compile": True, "recompute": "selective"}, "compile-selective", "compile hides"),
     (
         {**PIPELINE, "virtual_stages": 2, "schedule": "zbv", "tensor_parallel": 1, "accumulation": 4, "compile": True},
         "compile-split-backward",
