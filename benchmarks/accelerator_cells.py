@@ -46,6 +46,7 @@ class Cell:
 
 # The most important first: what the time does not allow is left out from the end.
 ACCELERATOR_CELLS = (
+    Cell(model=LLAMA_1B, micro_batch_seqs=2, compile=True),
     Cell(model=LLAMA_1B, micro_batch_seqs=2, compile=True, loss_chunks=8),
     Cell(model=LLAMA_1B, micro_batch_seqs=2, recompute="selective", loss_chunks=8),
     Cell(model=LLAMA_8B, fits=True, recompute="selective", compile=True, loss_chunks=8),
@@ -57,7 +58,6 @@ ACCELERATOR_CELLS = (
     Cell(model=LLAMA_1B, micro_batch_seqs=4, recompute="full", loss_chunks=8),
     Cell(model=LLAMA_8B, fits=True, compile=True, loss_chunks=8),
     Cell(model=GPT2, sequence_length=1024, micro_batch_seqs=4),
-    Cell(model=LLAMA_1B, compile=True),
     Cell(model=LLAMA_8B, fits=True, recompute="selective", loss_chunks=8),
     Cell(model=GPT2_XL, sequence_length=1024, micro_batch_seqs=4, compile=True),
     Cell(model=LLAMA_1B, accumulation=4, recompute="selective", loss_chunks=8),

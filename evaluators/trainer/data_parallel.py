@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from frontrunner.evaluators.trainer.job import Precision
 from frontrunner.evaluators.trainer.layout import Layout, sharding_kind
-from frontrunner.evaluators.trainer.model import Gpt
+from frontrunner.evaluators.trainer.model import Gpt, TiedHead
 from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES, local
 
 BUCKET_BYTES = 25 * 2**20
@@ -256,14 +256,15 @@ class LeveledReplicas(FsdpReplicas):
         super().__init__(model, "levels", layout)
         levels = cast("DeviceMesh", layout.levels)["tensor", "parameters", "gradients", "optimizer"]
         left = dict(model.named_parameters())
-        self._units: list[LeveledUnit] = []
+        units: dict[Any, tuple[FSDPModule, dict[str, nn.Parameter]]] = {}
         # The other way round a module comes after those within it, which have taken their parameters by then.
         for path, module in reversed(list(model.named_modules())):
             if isinstance(module, FSDPModule):
                 prefix = f"{path}." if path else ""
-                own = {name: left.pop(name) for name in list(left) if name.startswith(prefix)}
-                if own:  # a pipeline stage between the first and the last has parameters in its blocks only
-                    self._units.append(LeveledUnit(module, own, levels))
+                _, own = units.setdefault(module._get_fsdp_state(), (module, {}))  # several modules may be one unit
+                own |= {name: left.pop(name) for name in list(left) if name.startswith(prefix)}
+        # A pipeline stage between the first and the last has parameters in its blocks only.
+        self._units = [LeveledUnit(module, own, levels) for module, own in units.values() if own]
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """See Replicas: the masters."""
@@ -420,8 +421,27 @@ def spread(model: Gpt, layout: Layout, precision: Precision, device: torch.devic
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=layout.data_mesh.device_type != "cpu")
     if kind == "levels":
         model.to(COMPUTE_TYPES[precision])  # the masters are fp32; what is gathered for each use need not be
-    for block in model.blocks.values():
-        fully_shard(block, **options)
-    fully_shard(model, **options)
+    _shard(model, options, loss_chunks=recipe.loss_chunks)
     model.to_empty(device="cpu" if offloads else device)
     return LeveledReplicas(model, layout) if kind == "levels" else FsdpReplicas(model, kind, layout)
+
+
+def _shard(model: Gpt, options: dict[str, Any], *, loss_chunks: int) -> None:
+    """Shard each part of the model that is gathered, and reduced, by itself.
+
+    Last norm and head are gathered once per micro-batch, since their backward pass follows their forward pass. Where
+    they run in several chunks, or share the embedding's weight, they are the root's: FSDP2 would take the end of each
+    chunk's backward pass for the end of theirs.
+    """
+    until_backward = options | {"reshard_after_forward": False}
+    for block in model.blocks.values():
+        fully_shard(block, **options)
+    if not isinstance(model.head, TiedHead):
+        if model.embedding is not None:
+            embedding = fully_shard(model.embedding, **options)
+            embedding.set_unshard_in_backward(unshard_in_backward=False)
+            # Itself, so nothing. By default the previous micro-batch's head, for which no backward pass is to come.
+            embedding.set_modules_to_backward_prefetch([embedding])
+        if model.head is not None and loss_chunks == 1:
+            fully_shard([cast("nn.Module", model.norm), model.head], **until_backward)
+    fully_shard(model, **until_backward)

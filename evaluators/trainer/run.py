@@ -79,6 +79,7 @@ class Stepper(ABC):
     """Runs steps of training on one rank. Every rank of the job must make the same calls."""
 
     optimizer: torch.optim.Optimizer
+    runs_ahead = False
 
     def __init__(self, job: Job, layout: Layout, data: TokenFile, device: torch.device) -> None:
         self.telemetry = Telemetry(device)  # before anything is built
@@ -94,6 +95,11 @@ class Stepper(ABC):
     @abstractmethod
     def step(self, number: int) -> StepOutcome:
         """Train on the global batch of step `number`. Returns once this rank's device is done."""
+
+    def begin(self, number: int) -> Callable[[], StepOutcome]:
+        """Begin step `number`, and return what waits for it; where `runs_ahead` another may begin before."""
+        outcome = self.step(number)
+        return lambda: outcome
 
     @abstractmethod
     def loss_share(self, batch: Batch) -> Tensor:
@@ -161,6 +167,11 @@ class RunContext:
         with record_function(STEP_RANGE):
             outcome = self.stepper.step(number)
         seconds = time.monotonic() - start
+        self.note_step(number, outcome, seconds)
+        return outcome, seconds
+
+    def note_step(self, number: int, outcome: StepOutcome, seconds: float) -> None:
+        """Log a step that is over; collect garbage at times."""
         self.log.write(
             "step",
             step=number,
@@ -172,7 +183,6 @@ class RunContext:
         )
         if number % COLLECT_EVERY_STEPS == 0:
             gc.collect()
-        return outcome, seconds
 
     def write_result(self, status: str, **values: Any) -> None:
         """Write `result.json` on rank 0. Every rank must call it."""

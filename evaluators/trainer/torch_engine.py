@@ -75,6 +75,7 @@ class TorchStepper(Stepper):
     def __init__(self, job: Job, layout: Layout, data: TokenFile, device: torch.device) -> None:
         super().__init__(job, layout, data, device)
         self.scale = optimizer.LossScale(job.precision, device)
+        self.runs_ahead = job.mode == "train" and device.type != "cpu" and not self.scale.is_active
         recipe, ranges = job.recipe, stage_layers(job.model.layers, job.recipe)
         self._parts = {
             stage: _build_part(job, layout, ranges[stage], device)
@@ -139,6 +140,12 @@ class TorchStepper(Stepper):
 
     def step(self, number: int) -> StepOutcome:
         """See Stepper."""
+        finish = self.begin(number)
+        synchronize(self.device)
+        return finish()
+
+    def begin(self, number: int) -> Callable[[], StepOutcome]:
+        """See Stepper."""
         ahead, self._ahead = self._ahead, None
         batch = ahead[1] if ahead is not None and ahead[0] == number else self.training_batch(number)
         totals = self._totals(self._forward_backward(batch))
@@ -155,11 +162,20 @@ class TorchStepper(Stepper):
         self.optimizer.zero_grad()
         if self.device.type != "cpu":
             self._ahead = number + 1, self.training_batch(number + 1)  # while the device is busy with this step
-        synchronize(self.device)
-        mean_loss, squared_norm, _ = totals.tolist()
-        norm = None if clips_at is None or overflowed else math.sqrt(squared_norm)
         factor = self.scale.factor if self.scale.is_active else None
-        return StepOutcome(loss=mean_loss, gradient_norm=norm, overflowed=overflowed, loss_scale=factor)
+        if self.runs_ahead:
+            totals = torch.empty(3, pin_memory=True).copy_(totals, non_blocking=True)
+            done = torch.Event(device=self.device)
+            done.record()
+
+        def finish() -> StepOutcome:
+            if self.runs_ahead:
+                done.synchronize()
+            mean_loss, squared_norm, _ = totals.tolist()
+            norm = None if clips_at is None or overflowed else math.sqrt(squared_norm)
+            return StepOutcome(loss=mean_loss, gradient_norm=norm, overflowed=overflowed, loss_scale=factor)
+
+        return finish
 
     def _totals(self, loss: Tensor) -> Tensor:
         """Settle the gradients and take their scale off; sum loss, squared norm and overflows over all ranks."""

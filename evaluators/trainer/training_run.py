@@ -8,6 +8,7 @@ import math
 import shutil
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from frontrunner.evaluators.trainer.job import Train
 from frontrunner.evaluators.trainer.optimizer import set_learning_rate
-from frontrunner.evaluators.trainer.run import RunContext, finite_or_none
+from frontrunner.evaluators.trainer.run import RunContext, StepOutcome, finite_or_none
 
 COLUMNS = ("step", "loss", "learning_rate", "gradient_norm", "step_time_s", "tokens_per_s", "evaluation_loss")
 _REPORTED_STEP_TIMES = 200
@@ -111,6 +112,27 @@ def learning_rate_at(step: int, *, peak: float, train: Train) -> float:
     return peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
 
 
+def steps_run(
+    context: RunContext, numbers: Iterable[int], train: Train, has_rest: Callable[[int], bool]
+) -> Iterator[tuple[int, StepOutcome, float]]:
+    """Run steps, and yield each with its outcome and seconds: on a stepper that runs ahead, once the next has begun.
+
+    A step that `has_rest` is waited for before another begins. One that began after a loss that is not finite is lost.
+    """
+    stepper, begun, last_end = context.stepper, deque[tuple[int, float, Callable[[], StepOutcome]]](), 0.0
+    for number in numbers:
+        set_learning_rate(
+            stepper.optimizer, learning_rate_at(number, peak=context.job.optimizer.learning_rate, train=train)
+        )
+        begun.append((number, time.monotonic(), stepper.begin(number)))
+        while len(begun) > (stepper.runs_ahead and not has_rest(number)):
+            over, start, finish = begun.popleft()
+            outcome, now = finish(), time.monotonic()
+            seconds, last_end = now - max(start, last_end), now
+            context.note_step(over, outcome, seconds)
+            yield over, outcome, seconds
+
+
 def run_training(context: RunContext, train: Train) -> None:
     """Train to `train.steps`, or until a loss is not finite, and write `result.json` on rank 0."""
     checkpoints = Checkpoints(context, keep=train.keep_checkpoints)
@@ -126,11 +148,14 @@ def run_training(context: RunContext, train: Train) -> None:
         """Return whether what is done every so many steps (0: never) and after the last is due now."""
         return every > 0 and (final_step % every == 0 or final_step == train.steps)
 
+    def has_rest(step: int) -> bool:
+        """Return whether something is done between this step and the next."""
+        due = (train.checkpoint_every_steps, train.evaluation_every_steps if train.evaluation_batches else 0)
+        return step == train.steps or any(every > 0 and step % every == 0 for every in due)
+
     start = time.monotonic()
-    for final_step in range(resumed_step + 1, train.steps + 1):
+    for final_step, outcome, seconds in steps_run(context, range(resumed_step + 1, train.steps + 1), train, has_rest):
         rate = learning_rate_at(final_step, peak=context.job.optimizer.learning_rate, train=train)
-        set_learning_rate(context.stepper.optimizer, rate)
-        outcome, seconds = context.timed_step(final_step)
         times.append(seconds)
         overflowed += outcome.overflowed
         final_loss, evaluation_loss = finite_or_none(outcome.loss), None

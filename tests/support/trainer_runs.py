@@ -277,13 +277,10 @@ class WarmParent:
             env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu"} | _path(),
         )
 
-    def start(
-        self, job: Job, *, count_collectives: bool = False, unchecked: bool = False, look: str | None = None
-    ) -> None:
+    def start(self, job: Job, *, count_collectives: bool = False, look: str | None = None) -> None:
         """Have the job's ranks forked, without waiting for them; `look` is a name in `looks.LOOKS`."""
         assert self._process.stdin is not None
-        order: dict[str, Any] = {"job": str(prepare(job)), "count_collectives": count_collectives}
-        order |= {"unchecked": unchecked, "look": look}
+        order = {"job": str(prepare(job)), "count_collectives": count_collectives, "look": look}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
 
@@ -324,14 +321,6 @@ def run_job(job: Job) -> dict[str, Any]:
         logs = sorted(Path(job.run_folder).glob("rank-*.log"))
         tails = [f"{path.name}: {path.read_text(errors='replace')[-1000:]}" for path in logs if path.stat().st_size]
         raise AssertionError(f"the ranks ended with {statuses}\n" + "\n".join(tails))
-    return read_result(job)
-
-
-def run_unchecked(job: Job) -> dict[str, Any]:
-    """Run a job that the trainer refuses past its refusal, to see what would come of it."""
-    parent = warm_parent(job.recipe.engine)
-    parent.start(job, unchecked=True)
-    parent.wait()
     return read_result(job)
 
 

@@ -68,9 +68,11 @@ def test_a_probe_whose_every_measured_step_overflows_is_no_measurement(tmp_path:
 
 
 def test_a_step_that_overflows_is_counted_and_not_measured(tmp_path: Path) -> None:
-    """A rate of 100 lets the fifth step pass, once the factor has been halved three times."""
-    result = run_job(_fp16_job(tmp_path / "run", PIPELINE, learning_rate=100.0))
+    """A rate of 100 lets the seventh step pass, once the factor has been halved five times."""
+    job = _fp16_job(tmp_path / "run", PIPELINE, learning_rate=100.0)
+
+    result = run_job(replace(job, probe=replace(job.probe, measured_steps=6)))
 
     assert result["status"] == "measured"
-    assert result["overflowed_steps"] == [2, 3, 4]
+    assert result["overflowed_steps"] == [2, 3, 4, 5, 6]
     assert len(result["step_times_s"]) == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.trainer_runs import count_collectives, small_job, small_recipe
+from support.trainer_runs import count_collectives, small_job, small_model, small_recipe
 
 STEPS = 5
 MICRO_BATCHES = 4
@@ -17,8 +17,10 @@ ONE_STAGE = {"schedule": "none"}
 ONE_F_ONE_B = {"pipeline_parallel": 2, "schedule": "1f1b"}
 INTERLEAVED = {"pipeline_parallel": 2, "schedule": "interleaved-1f1b", "virtual_stages": 2}
 ZBV = {"pipeline_parallel": 2, "schedule": "zbv", "virtual_stages": 2}
-# Rank 0's groups of parameters that are gathered and reduced together: its blocks, and what lies outside blocks.
-GROUPS = {"none": 4 + 1, "1f1b": 2 + 1, "interleaved-1f1b": 2 + 1, "zbv": 2 + 2}
+# Rank 0's groups of parameters that are gathered and reduced together: its blocks, the embedding, last norm with head.
+GROUPS = {"none": 4 + 2, "1f1b": 2 + 1, "interleaved-1f1b": 2 + 1, "zbv": 2 + 2}
+
+BLOCKS = {"none": 4, "1f1b": 2}
 
 
 @pytest.mark.parametrize("stages", [ONE_STAGE, ONE_F_ONE_B, INTERLEAVED], ids=lambda stages: stages["schedule"])
@@ -47,21 +49,36 @@ def test_split_backward_reduces_once_a_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stages", [ONE_STAGE, ONE_F_ONE_B], ids=lambda stages: stages["schedule"])
 def test_only_zero_3_gathers_for_each_use(stages: dict[str, Any], tmp_path: Path) -> None:
-    """ZeRO-2 gathers each group once a step, ZeRO-3 once for each forward and each backward of each micro-batch.
+    """ZeRO-2 gathers each group once a step, ZeRO-3 blocks once for each forward and backward of each micro-batch.
 
-    Under pipelining a trial run of the first micro-batch, which finds the shapes between stages, gathers once more.
+    There it gathers the embedding, whose backward pass needs no weight, and last norm and head, whose backward pass
+    follows at once, for the forward pass alone. Under pipelining a trial run of the first micro-batch, which finds the
+    shapes between stages, gathers once more.
     """
     gathers = {}
     for name, sharding in (("zero-2", (1, 2, 2)), ("zero-3", (2, 2, 2))):
         recipe = small_recipe(data_parallel=2, sharding=sharding, micro_batch_seqs=1, **stages)
         gathers[name] = count_collectives(small_job(tmp_path / name, recipe=recipe))["_allgather_base_"]
 
-    groups = GROUPS[stages["schedule"]]
+    groups, blocks = GROUPS[stages["schedule"]], BLOCKS[stages["schedule"]]
     trial = 0 if stages is ONE_STAGE else groups
     assert gathers == {
         "zero-2": groups * STEPS + trial,
-        "zero-3": groups * 2 * MICRO_BATCHES * STEPS + trial,
+        "zero-3": (groups + blocks) * MICRO_BATCHES * STEPS + trial,
     }
+
+
+@pytest.mark.parametrize("options", [{"loss_chunks": 4}, {"tied_embeddings": True}], ids=["chunks", "tied"])
+def test_a_head_that_is_used_again_is_gathered_once_per_micro_batch(options: dict[str, Any], tmp_path: Path) -> None:
+    is_tied = "tied_embeddings" in options
+    recipe = small_recipe(data_parallel=2, sharding=(2, 2, 2), micro_batch_seqs=1, **({} if is_tied else options))
+    model = small_model(**(options if is_tied else {}))
+
+    counts = count_collectives(small_job(tmp_path / "run", recipe=recipe, model=model))
+
+    outside_blocks = 1 if is_tied else 2
+    assert counts["_allgather_base_"] == (2 * BLOCKS["none"] + outside_blocks) * MICRO_BATCHES * STEPS
+    assert counts["_reduce_scatter_base_"] == (BLOCKS["none"] + outside_blocks) * MICRO_BATCHES * STEPS
 
 
 def test_hybrid_reduces_between_groups_once_a_step(tmp_path: Path) -> None:

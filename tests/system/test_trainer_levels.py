@@ -31,8 +31,10 @@ def _expected(degrees: tuple[int, int, int], precision: str) -> tuple[dict[str, 
     p, g, o = degrees
     total = _parameters()
     lacking = {"parameters": 1 - 1 / p, "gradients": 1 / p - 1 / g, "optimizer": 1 / g - 1 / o}
-    # A forward and a backward pass of each micro-batch use the parameters; the optimizer's step changes them once.
-    uses = {"parameters": 2 * MICRO_BATCHES, "gradients": 1, "optimizer": 1}
+    # A forward and a backward pass of each micro-batch use the blocks' parameters; for the others it is gathered once.
+    # The optimizer's step changes them once.
+    outside = (2 * small_model().vocabulary + 1) * small_model().hidden
+    uses = {"parameters": (2 - outside / total) * MICRO_BATCHES, "gradients": 1, "optimizer": 1}
     reductions = {"parameters": MICRO_BATCHES, "gradients": MICRO_BATCHES, "optimizer": 1}
     gathered = {level: uses[level] * share * total * BYTES[precision] for level, share in lacking.items()}
     reduced = {level: reductions[level] * share * total * 4 for level, share in lacking.items()}

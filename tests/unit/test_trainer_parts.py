@@ -1,6 +1,9 @@
 """The trainer's pure parts: stages, data, text, first weights, learning rates, metrics."""
 
+import gc
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +23,8 @@ from frontrunner.evaluators.trainer.job import Train
 from frontrunner.evaluators.trainer.layout import stage_layers, stages_of_rank
 from frontrunner.evaluators.trainer.model import Gpt, RotaryTable, initialize
 from frontrunner.evaluators.trainer.optimizer import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
-from frontrunner.evaluators.trainer.run import limit_memory
-from frontrunner.evaluators.trainer.training_run import COLUMNS, CsvMetrics, learning_rate_at
+from frontrunner.evaluators.trainer.run import ProgressLog, RunContext, StepOutcome, limit_memory
+from frontrunner.evaluators.trainer.training_run import COLUMNS, CsvMetrics, learning_rate_at, steps_run
 from frontrunner.spaces.stages import rank_of_stage
 from support.trainer_runs import look, small_job, small_model, small_recipe
 
@@ -266,3 +269,54 @@ def test_gradients_are_unscaled_in_place_and_overflow_is_found(bad: float, found
 
     assert scale.unscale_gradients(gradients).item() == found
     assert gradients[0].tolist() == [1.0, 1.0, 1.0]
+
+
+class Ahead:
+    """As a stepper whose steps are over when they are waited for."""
+
+    def __init__(self, runs_ahead: bool) -> None:
+        self.runs_ahead, self.said = runs_ahead, list[str]()
+        self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
+
+    def begin(self, number: int) -> Callable[[], StepOutcome]:
+        self.said.append(f"begin {number} at {self.optimizer.param_groups[0]['lr']:.2f}")
+
+        def finish() -> StepOutcome:
+            self.said.append(f"end {number}")
+            return StepOutcome(loss=float(number), gradient_norm=None)
+
+        return finish
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_training_runs_one_step_ahead_but_for_what_is_done_between_two(ahead: bool) -> None:
+    stepper = Ahead(ahead)
+    train = Train(
+        steps=4, warm_up_steps=4, final_learning_rate_fraction=0.1, evaluation_every_steps=0, evaluation_batches=0,
+        checkpoint_every_steps=3, keep_checkpoints=1, metrics="csv",
+    )  # fmt: skip
+    noted: list[int] = []
+    context = SimpleNamespace(
+        stepper=stepper,
+        job=SimpleNamespace(optimizer=SimpleNamespace(learning_rate=0.4)),
+        note_step=lambda number, outcome, seconds: noted.append(number),
+    )
+    for number, outcome, seconds in steps_run(context, range(1, 5), train, lambda step: step in (3, 4)):  # type: ignore[arg-type]
+        stepper.said.append(f"told {number}")
+        assert outcome.loss == number
+        assert seconds >= 0
+    begins = [f"begin {number} at 0.{number}0" for number in range(1, 5)]
+    ends = [[f"end {number}", f"told {number}"] for number in range(1, 5)]
+    in_turn = [*begins[:2], *ends[0], begins[2], *ends[1], *ends[2], begins[3], *ends[3]]
+    one_by_one = [word for begin, end in zip(begins, ends, strict=True) for word in (begin, *end)]
+    assert (stepper.said, noted) == (in_turn if ahead else one_by_one, [1, 2, 3, 4])
+
+
+def test_garbage_is_collected_every_50_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collected: list[int] = []
+    job = small_job(tmp_path)
+    context = RunContext(job=job, rank=1, stepper=Ahead(False), log=ProgressLog(None, append=False), build_time_s=0.0)  # type: ignore[arg-type]
+    for number in range(1, 121):
+        monkeypatch.setattr(gc, "collect", lambda at=number: collected.append(at))
+        context.note_step(number, StepOutcome(loss=1.0, gradient_norm=None), 0.1)
+    assert collected == [50, 100]
