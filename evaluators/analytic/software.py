@@ -20,7 +20,8 @@ class Software:
     but attention's; `keeps_gathered` keeps what sequence parallelism gathered. `shards_only_masters` holds sharded
     parameters once, with `gathered_layers` whole layers; `reduce_bytes` per parameter of a layer are held while
     gradients are reduced, once a step, or at each micro-batch, through buckets of `bucket_elements`. `bytes_per_logit`
-    is the loss's peak. Gradients take memory from the first backward pass on where `gradients_appear`, else always;
+    is the loss's peak, but where it `widens_logits_by_rows` of whole logits: the logits and their gradient. Gradients
+    take memory from the first backward pass on where `gradients_appear`, else always;
     they travel in messages of `message_elements` or `message_layers`, unsharded ones of `whole_bucket_elements` if it
     is not 0. `gradient_overlap` is the share of computation that hides them: unsharded ones where `overlaps_unsharded`,
     scattered ones where `overlaps_scattered`. `host_layer_s` and `host_collective_s` are the host's time to issue one;
@@ -38,6 +39,7 @@ class Software:
     gathered_layers: float = 0.0
     reduce_bytes: tuple[float, float] = (0.0, 0.0)
     bytes_per_logit: float = 10.0
+    widens_logits_by_rows: bool = False
     sharded_logits: bool = True
     splits_tables: bool = True
     bucket_elements: float = 0.0
@@ -62,6 +64,7 @@ FRONTRUNNER = Software(
     selective_keeps_products=True,
     keeps_gathered=True,
     shards_only_masters=True,
+    widens_logits_by_rows=True,
     gathered_layers=3.4,
     reduce_bytes=(20.0, 5.0),
     gradients_appear=True,
@@ -79,6 +82,7 @@ DEEPSPEED = Software(
     dropout=False,
     selective_keeps_products=True,
     gathered_layers=2.0,
+    widens_logits_by_rows=True,
     reduce_bytes=(0.0, 8.0),
     sharded_logits=False,
     splits_tables=False,

@@ -147,7 +147,7 @@ def test_compiled_layers_move_and_keep_less() -> None:
 
     assert 0.7 * times.compute[0] < times.compute[1] < times.compute[0]
     assert sizes.activations[1] < sizes.activations[0]
-    assert sizes.logits[1] == pytest.approx(sizes.logits[0] * 4 / 10)
+    assert sizes.logits[1] == sizes.logits[0]  # neither holds an fp32 copy
 
 
 def test_deepspeed_leaves_embedding_and_head_whole() -> None:
@@ -158,7 +158,7 @@ def test_deepspeed_leaves_embedding_and_head_whole() -> None:
 
     table = GPT_22B.padded_vocabulary * GPT_22B.hidden
     assert sizes[1].parameters[0] - sizes[0].parameters[0] == pytest.approx(2 * table * 7 / 8)
-    assert sizes[1].logits[0] == pytest.approx(8 * sizes[0].logits[0])
+    assert sizes[1].logits[0] == pytest.approx(8 * sizes[0].logits[0] * 4 / 10)  # whole ones are widened by rows
 
 
 def test_deepspeed_reduces_through_a_bucket() -> None:

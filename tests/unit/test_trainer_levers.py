@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from frontrunner.evaluators.trainer.job import Optimizer
-from frontrunner.evaluators.trainer.model import Gpt
+from frontrunner.evaluators.trainer.model import Gpt, mean_cross_entropy
 from frontrunner.evaluators.trainer.optimizer import NarrowStateOptimizer, build_optimizer
 from frontrunner.evaluators.trainer.rendezvous import rank_device
 from support.trainer_runs import small_job, small_model, small_recipe
@@ -177,3 +178,21 @@ def test_each_activation_leaves_once_and_comes_back_in_time(
     torch.testing.assert_close(loss, expected)
     for (name, weight), other in zip(moving.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(weight.grad, other.grad, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_loss_by_rows_is_the_whole_one(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    targets, widened = torch.randint(0, 50, (2, 9), generator=generator), list[int]()
+    logits = torch.randn(2, 9, 50, generator=generator).to(dtype).requires_grad_()
+    expected = functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    (whole,) = torch.autograd.grad(3 * expected, logits)
+    monkeypatch.setattr("frontrunner.evaluators.trainer.model._WIDENED_LOGITS", 200)
+    softmax = torch.softmax
+    monkeypatch.setattr(torch, "softmax", lambda x, **by: widened.append(len(x)) or softmax(x, **by))
+    loss = mean_cross_entropy(logits, targets)
+    (by_rows,) = torch.autograd.grad(3 * loss, logits)
+
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(by_rows, whole, rtol=1e-6 if dtype == torch.float32 else 8e-3, atol=1e-8)
+    assert widened == [4, 4, 4, 4, 2]
