@@ -129,7 +129,9 @@ def rank_device(kind: str, local_rank: int) -> torch.device:
     else:
         os.sched_setaffinity(0, cores)
     # What the host computes of a step, as the optimizer of offloaded states, has this rank's share of the cores.
-    torch.set_num_threads(max(1, len(allowed) // local_ranks if isinstance(cores, str) else len(cores)))
+    own = allowed if isinstance(cores, str) else cores
+    is_shared = isinstance(cores, str) and len(allowed) * local_ranks > (os.cpu_count() or 1)
+    torch.set_num_threads(max(1, len(own) // local_ranks if is_shared else len(own)))
     return device
 
 

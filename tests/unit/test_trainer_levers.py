@@ -70,7 +70,10 @@ def test_the_host_s_part_of_an_accelerator_s_step_has_the_rank_s_share_of_the_co
     monkeypatch.setattr("torch.accelerator.device_count", lambda: 4)
     monkeypatch.setattr("torch.accelerator.set_device_index", lambda _: None)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr("frontrunner.evaluators.trainer.rendezvous.pci_address", lambda _: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
     for ranks in ("4", "128"):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         rank_device("cuda", 0)
