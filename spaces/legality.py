@@ -162,6 +162,11 @@ def _torch_layers(recipe: Recipe, problem: Problem) -> Refusals:
     if recipe.compile and recipe.recompute == "full" and recipe.tensor_parallel > 1:
         text = "torch 2.13 raises where a compiled tensor-parallel layer is to be recomputed: use recompute none"
         yield "compile-recompute-tensor", text
+    needed = {"compile": recipe.compile, "sequence_parallel": recipe.sequence_parallel}
+    needed["a cuda device"] = problem.cluster.backend == "cuda"
+    if recipe.async_tensor_parallel and not all(needed.values()):
+        text = f"async_tensor_parallel needs {', '.join(name for name, is_there in needed.items() if not is_there)}"
+        yield "async-tensor-parallel", text
     if recipe.compile and recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
         text = f"{recipe.schedule} splits the backward pass, and a compiled layer's backward is one piece"
         yield "compile-split-backward", text

@@ -247,6 +247,11 @@ class Recipe(ReadsEarlierNames, Displayed):
         "how ranks are numbered, innermost first, and so which groups lie within a node; `torch` engine only",
         group="option", word="order={value}", is_one_hot=True,
     )  # fmt: skip
+    async_tensor_parallel: bool = _flag(
+        "overlap tensor-parallel gathers and sums with the matrix products beside them, by torch's symmetric memory; "
+        "for compiled layers with sequence parallelism on `cuda` devices",
+        label="async TP", word="async_tp", matters=lambda degrees: degrees.tensor_parallel > 1,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         if min(_counts_of(self)) < 1:

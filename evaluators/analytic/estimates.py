@@ -215,7 +215,9 @@ def plan(recipes: Sequence[Recipe], problem: Problem) -> Plan:
 
 def not_modelled(recipe: Recipe) -> str | None:
     """Return why the formulas cannot estimate a recipe, or None."""
-    return "offload to NVMe" if recipe.offload == "nvme" else None
+    if recipe.offload == "nvme":
+        return "offload to NVMe"
+    return "async_tensor_parallel" if recipe.async_tensor_parallel else None
 
 
 def estimate_many(recipes: Sequence[Recipe], problem: Problem) -> EstimateTable:

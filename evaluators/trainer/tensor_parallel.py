@@ -45,17 +45,18 @@ class TensorRanks:
         """[B, S, D], each rank's summand -> their sum, [B, S or S / t, D]."""
         return exchanged(x, self._summed, self._whole)
 
+    # Chunks that are joined along S, and the other way round, are what `overlap_when_compiled` finds.
     def _whole(self, x: Tensor) -> Tensor:
         if not self._sequence_parallel:
             return x.view_as(x)
         operator = torch.ops._c10d_functional.all_gather_into_tensor
         parts = _waited(operator(x.contiguous(), self.size, self._group_name))
-        return torch.unflatten(parts, 0, (self.size, -1)).transpose(0, 1).flatten(1, 2)
+        return torch.cat(parts.chunk(self.size), dim=1)
 
     def _summed(self, x: Tensor) -> Tensor:
         if not self._sequence_parallel:
             return _waited(torch.ops._c10d_functional.all_reduce(x.contiguous(), "sum", self._group_name))
-        parts = torch.unflatten(x, 1, (self.size, -1)).transpose(0, 1).flatten(0, 1).contiguous()
+        parts = torch.cat(x.chunk(self.size, dim=1))
         return _waited(torch.ops._c10d_functional.reduce_scatter_tensor(parts, "sum", self.size, self._group_name))
 
 
@@ -192,6 +193,15 @@ def apply_tensor_parallel(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequenc
         head = parallel.PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
     plan = {"head": head} | ({"norm": parallel.SequenceParallel()} if sequence_parallel else {})
     parallel.parallelize_module(model, mesh, plan)
+
+
+def overlap_when_compiled(mesh: DeviceMesh) -> None:
+    """Have torch.compile overlap gathers and sums over `mesh` with the products beside them from now on."""
+    from torch._inductor import config
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    config._micro_pipeline_tp = True
+    enable_symm_mem_for_group(mesh.get_group().group_name)
 
 
 def split_blocks(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_parallel: bool) -> TensorRanks:

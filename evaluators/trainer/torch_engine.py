@@ -25,7 +25,7 @@ from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout, stage_layers, stages_of_rank
 from frontrunner.evaluators.trainer.model import Gpt, initialize, mean_cross_entropy
 from frontrunner.evaluators.trainer.run import StepOutcome, Stepper, synchronize
-from frontrunner.evaluators.trainer.tensor_parallel import apply_tensor_parallel
+from frontrunner.evaluators.trainer.tensor_parallel import apply_tensor_parallel, overlap_when_compiled
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, SPLIT_BACKWARD_SCHEDULES
 from frontrunner.spaces.stages import rank_of_stage
 
@@ -62,6 +62,8 @@ def _build_part(job: Job, layout: Layout, layers: range, device: torch.device) -
     if recipe.tensor_parallel > 1:
         apply_tensor_parallel(module, job.model, layout.mesh["tensor"], sequence_parallel=recipe.sequence_parallel)
     part = spread(module, layout, job.precision, device)
+    if recipe.async_tensor_parallel:
+        overlap_when_compiled(layout.mesh["tensor"])
     if recipe.compile:
         module.compile_blocks(partial(compiled, device_type=job.device), device)
     initialize(part.named_parameters(), seed=job.seed, layers=job.model.layers, device=device)

@@ -29,6 +29,7 @@ RECIPES = (
     recipe(sharding=Sharding(parameters=2, gradients=4, optimizer=4), replication="ddp", secondary_partition=2),
     recipe(context_parallel=2, sharding=Sharding(optimizer=4), activation_offload=True, feed_forward_tiles=2),
     recipe(pipeline_parallel=2, schedule="1f1b", optimizer_state="bf16", sharding=Sharding(optimizer=2)),
+    recipe(tensor_parallel=4, sequence_parallel=True, compile=True, async_tensor_parallel=True),
     recipe(pipeline_parallel=4, schedule="interleaved-1f1b", virtual_stages=2, devices=16, micro_batch_seqs=1),
 )
 NAMES = ("none", "zero-1", "zero-2", "zero-3", "hybrid-2", "hybrid-3", "3-level-2/4")

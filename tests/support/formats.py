@@ -79,6 +79,7 @@ def _with_levers(draw: Callable[[Any], Any], recipe: Recipe) -> Recipe:
         {"feed_forward_tiles": 2},
         {"optimizer_state": "bf16"},
         {"activation_offload": True},
+        {"compile": True, "async_tensor_parallel": True},
         {"offload": draw(st.sampled_from(OFFLOADS))},
         {"gradient_sync": draw(st.sampled_from(DIMENSIONS["gradient_sync"].values))},
         {"secondary_partition": 2},

@@ -24,6 +24,7 @@ from frontrunner.evaluators.trainer.data import TokenFile
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import make_layout
 from frontrunner.evaluators.trainer.model import Gpt
+from frontrunner.evaluators.trainer.tensor_parallel import apply_tensor_parallel
 from frontrunner.evaluators.trainer.torch_engine import make_stepper
 
 _CPU = torch.device("cpu")
@@ -183,10 +184,41 @@ def flops_in_pieces(job: Job, _: int, init_method: str) -> list[tuple[dict[str, 
     return found
 
 
+def compiled_tensor_parallelism(job: Job, rank: int, init_method: str) -> dict[str, list[int]]:
+    """What torch finds to overlap in a compiled layer's forward pass.
+
+    For each gather the products that use it, and for each sum the products that it is of.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes import micro_pipeline_tp as overlap
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
+
+    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=job.recipe.devices)
+    layout, found = make_layout(job.recipe, device_type="cpu"), dict[str, list[int]]()
+
+    def forward(module: Any, _: Any) -> Any:
+        view_to_reshape(module)  # as torch.compile does before it looks
+        gathers = overlap.find_all_gather_patterns(module.graph)
+        sums = overlap.find_reduce_scatter_patterns(module.graph)
+        found["gathers"] = [len(overlap._find_consumer_matmuls(one.res_node)) for one in gathers]
+        found["sums"] = [int(overlap._find_producer_matmul(one.input_node) is not None) for one in sums]
+        return module.forward
+
+    model = Gpt(job.model, sequence_length=job.sequence_length, layers=range(1), recipe=job.recipe)
+    apply_tensor_parallel(model, job.model, layout.mesh["tensor"], sequence_parallel=True)
+    backend = aot_autograd(fw_compiler=forward, decompositions=select_decomp_table())
+    model.compile_blocks(lambda run: torch.compile(run, backend=backend), _CPU)
+    positions = job.sequence_length // job.recipe.tensor_parallel
+    model.blocks["0"](torch.zeros(job.recipe.micro_batch_seqs, positions, job.model.hidden, requires_grad=True))
+    return found
+
+
 LOOKS: dict[str, Callable[[Job, int, str], Any]] = {
     "peak": peak_of_real_step,
     "dry-run": dry_run,
     "flops": flops_in_pieces,
     "deepspeed": deepspeed_training,
     "first-weights": first_weights,
+    "overlap": compiled_tensor_parallelism,
 }

@@ -20,6 +20,7 @@ from frontrunner.evaluators.trainer.torch_engine import compiled
 from support.trainer_runs import (
     CLIP_NORM,
     assert_trains_as_one_process,
+    look,
     prepare,
     reference_losses,
     run_job,
@@ -243,3 +244,12 @@ def test_compiling_without_a_compiler_is_refused_while_starting(tmp_path: Path) 
     assert "compile needs a C++ compiler on a CPU" in error
     assert '"phase": "starting"' in error
     assert '"type": "ValueError"' in error
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_torch_finds_what_async_tensor_parallelism_overlaps(micro_batch: int, tmp_path: Path) -> None:
+    """Two gathers, for query, key and value, and for gate and up; two sums, of output and of down."""
+    job = small_job(tmp_path / "run", recipe=small_recipe(**SEQUENCE_PARALLEL | {"micro_batch_seqs": micro_batch}))
+
+    for found in look(job, "overlap"):
+        assert found == {"gathers": [3, 2], "sums": [1, 1]}

@@ -159,6 +159,7 @@ def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:
         {"offload": "optimizer"},
         {"gradient_sync": "each"},
         {"secondary_partition": 2},
+        {"async_tensor_parallel": True},
         {"rank_order": "dp-pp-tp"},
         {"layers_per_stage": (25, 23)},
     ]

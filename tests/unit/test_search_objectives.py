@@ -138,7 +138,7 @@ def test_a_search_for_a_front_covers_more_than_one_for_speed(objectives: tuple[s
 
 def test_a_space_that_is_not_looked_at_whole_is_searched_along_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frontrunner.search.guided.strategy.LOOKED_AT", len(SURVEY.recipes) // 10)
-    rows = searched(Guided(SURVEY, 0, objectives=OBJECTIVES), 16)
+    rows = searched(Guided(SURVEY, 0, objectives=OBJECTIVES), 24)
     whole = covered(np.flatnonzero(FILL <= 1).tolist(), OBJECTIVES)
     assert covered(rows, OBJECTIVES) > 0.85 * whole
 

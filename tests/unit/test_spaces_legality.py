@@ -243,3 +243,14 @@ def test_a_cpu_has_no_other_memory_to_offload_to(choices: dict[str, Any]) -> Non
 
     assert reason is not None
     assert reason.code == "offload-cpu"
+
+
+def test_async_tensor_parallelism_says_all_that_it_needs() -> None:
+    choices = {"tensor_parallel": 2, "sequence_parallel": True, "compile": True, "async_tensor_parallel": True}
+    assert why_illegal(recipe(**choices), PROBLEM) is None
+
+    without = recipe(**choices | {"sequence_parallel": False, "compile": False})
+    reason = why_illegal(without, replace(PROBLEM, cluster=replace(CLUSTER, backend="rocm")))
+
+    assert reason is not None
+    assert reason.text == "async_tensor_parallel needs compile, sequence_parallel, a cuda device"

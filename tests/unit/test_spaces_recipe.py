@@ -120,6 +120,7 @@ def test_identity_depends_on_what_the_measurement_depends_on(problem: Problem) -
         {"activation_offload": True},
         {"offload": "optimizer+parameters"},
         {"gradient_sync": "each"},
+        {"async_tensor_parallel": True},
     ],
 )
 def test_identity_depends_on_every_choice(change: dict[str, Any]) -> None:
