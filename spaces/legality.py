@@ -288,6 +288,12 @@ def marks(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
     if tp > model.kv_heads:
         copies = tp // model.kv_heads
         yield Reason("kv-replicated", f"each of {model.kv_heads} kv heads is held by {copies} ranks")
+    runs_again = recipe.recompute == "full" or recipe.feed_forward_tiles > 1
+    if runs_again and recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
+        text = (
+            f"{recipe.schedule} splits the backward pass, for which torch computes the same layers again several times"
+        )
+        yield Reason("split-backward-recompute", text)
     if not recipe.layers_per_stage and (more := model.layers % stages):
         text = f"{model.layers} layers over {stages} stages: the first {more} hold one more"
         yield Reason("uneven-stages", text)

@@ -202,6 +202,14 @@ def test_every_looped_schedule_is_legal_somewhere() -> None:
             {"cp-beyond-node": "tensor_parallel 2 x context_parallel 4 crosses nodes of 4 devices"},
         ),
         (
+            {**PIPELINE, "schedule": "zbv", "virtual_stages": 2, "recompute": "full"},
+            {
+                "split-backward-recompute": "zbv splits the backward pass, for which torch computes the same layers "
+                "again several times",
+                "uneven-stages": "12 layers over 8 stages: the first 4 hold one more",
+            },
+        ),
+        (
             {"devices": 10, "pipeline_parallel": 5, "micro_batch_seqs": 1, "accumulation": 32},
             {
                 "uneven-stages": "12 layers over 5 stages: the first 2 hold one more",
