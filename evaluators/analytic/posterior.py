@@ -133,7 +133,7 @@ class Posterior:
         precision, weights, found = np.linalg.inv(self.covariance), np.ones(len(rows)), self
         for _ in range(REWEIGHTINGS):
             weighted = rows * (weights / noise**2)[:, None]
-            covariance: Rows = np.linalg.inv(precision + weighted.T @ rows)
+            covariance = np.asarray(np.linalg.inv(precision + weighted.T @ rows), dtype=np.float64)
             mean = covariance @ (precision @ self.mean + weighted.T @ log_ratios)
             found = Posterior(mean=mean, covariance=covariance)
             weights = student_weights(log_ratios - rows @ mean, noise)

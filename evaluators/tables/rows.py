@@ -188,7 +188,7 @@ def model_of(row: Row) -> Model:
         max_positions=int(row.seq) if gpt and _is_count(row.seq) else None,
         activation="gelu" if gpt else "swiglu",
         norm="layernorm" if gpt else "rmsnorm",
-        tied_embeddings=gpt,
+        tied_embeddings=row.tied,
         attention="flash" if is_fused(row) else "math",
     )
     # What rows do not state of a preset, such as the range of its rotary positions, is part of its recipes' ids.

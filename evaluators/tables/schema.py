@@ -84,8 +84,42 @@ class Row(SimpleNamespace):
     @property
     def two_matrices(self) -> bool:
         """Whether the feed-forward part is GPT's, of two matrices, rather than Llama's of three."""
-        is_plain: bool = self.ffn_hidden == 4 * self.hidden and self.kv_heads == self.heads
-        return is_plain or GPT_NAMES.match(self.model.lower()) is not None
+        return self._read_as[0]
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the token table."""
+        return self._read_as[1]
+
+    @property
+    def _read_as(self) -> tuple[bool, bool]:
+        """Return whether two matrices and tied tables: as the name and the shape say, unless `n_params_b` decides.
+
+        Another reading must explain the stated parameters twice as well, which no rounding of their number does.
+        """
+        is_gpt = GPT_NAMES.match(self.model.lower()) is not None
+        is_plain = self.ffn_hidden == 4 * self.hidden and self.kv_heads == self.heads
+        usual = is_gpt or (is_plain and not self.model.lower().startswith("llama"))
+        default = (usual, usual)
+        stated = self.n_params_b * 1e9
+        readings = [(True, True), (False, False)]
+        if not math.isnan(self.vocab):
+            readings += [(True, False), (False, True)]
+        possible = (one for one in readings if one[0] or not is_gpt)
+        off = {
+            (two, tied): abs(self._parameters(matrices=2 if two else 3, tables=1 if tied else 2) - stated)
+            for two, tied in possible
+        }
+        nearest = min(off, key=lambda one: (off[one], one != default))
+        rounding = 0.5e9 * 10.0 ** -len(f"{self.n_params_b:g}".partition(".")[2])
+        return nearest if max(2 * off[nearest], rounding) < off[default] else default
+
+    def _parameters(self, *, matrices: int, tables: int) -> float:
+        """Return the parameters of one reading; GPT models have learned positions."""
+        vocabulary = GPT2_VOCABULARY if math.isnan(self.vocab) else self.vocab
+        layer = 2 * self.hidden * (1 + over(self.kv_heads, self.heads)) + matrices * self.ffn_hidden
+        rows: float = self.layers * layer + tables * vocabulary + (self.seq if matrices == 2 else 0)
+        return rows * float(self.hidden)
 
     def fill(self, **values: float) -> None:
         """Set the numbers that are not stated."""
@@ -206,7 +240,7 @@ def _counted_vocabulary(row: Row) -> float:
     kv_hidden = over(row.hidden * row.kv_heads, row.heads)
     matrices = 2 * row.hidden + 2 * kv_hidden + (2 if row.two_matrices else 3) * row.ffn_hidden
     tables = row.n_params_b * 1e9 - row.layers * row.hidden * (matrices + 2)
-    counted = _rounded(over(over(tables, row.hidden), 1 if row.two_matrices else 2))
+    counted = _rounded(over(over(tables, row.hidden), 1 if row.tied else 2))
     is_exact = row.n_params_b * 100 % 1 > 0
     return counted if is_exact and LIKELY_VOCABULARY[0] <= counted <= LIKELY_VOCABULARY[1] else NAN
 

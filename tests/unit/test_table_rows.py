@@ -109,6 +109,28 @@ def test_a_row_without_a_shape_takes_its_problem_s(tmp_path: Path) -> None:
     assert (len(problem.rows), problem.problem.model.layers) == (2, 24)
 
 
+@pytest.mark.parametrize(
+    ("changes", "matrices", "tied"),
+    [
+        ({}, 2, True),
+        ({"n_params_b": 1.3}, 2, True),
+        ({"model": "OPT-1.3B", "n_params_b": 1.42}, 2, False),
+        ({"model": "our 1.7B", "n_params_b": 1.715}, 3, True),
+        ({"model": "our 1.8B", "n_params_b": 1.82}, 3, False),
+        ({"model": "our 1.3B", "n_params_b": 1.32}, 2, True),
+        ({"model": "llama-2B", "n_params_b": ""}, 3, False),
+        ({"model": "llama-2B", "n_params_b": 9}, 3, False),
+    ],
+)
+def test_stated_parameters_say_what_a_width_of_four_hidden_sizes_is(
+    tmp_path: Path, changes: dict[str, Any], matrices: int, tied: bool
+) -> None:
+    """By hand: 24 x 2048^2 x 12 = 1.208e9 with two matrices, x 16 = 1.611e9 with three, and 0.105e9 a table."""
+    (problem,) = read(tmp_path, row(**changes)).problems
+    model = problem.problem.model
+    assert (model.ffn_matrices, model.tied_embeddings) == (matrices, tied)
+
+
 def test_rows_of_another_kernel_are_another_problem(tmp_path: Path) -> None:
     found = read(tmp_path, row(attention_kernel="flash"), row(attention_kernel="torch"), row(seq=2048))
     assert len({problem.name for problem in found.problems}) == 3
