@@ -28,6 +28,7 @@ from typing import Any, Literal, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
@@ -39,7 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from frontrunner.evaluators.trainer import torch_engine
+from frontrunner.evaluators.trainer import model, torch_engine
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.job import Job, check_job
 from frontrunner.evaluators.trainer.layout import make_layout
@@ -50,6 +51,7 @@ _CPU = torch.device("cpu")
 _MESH_METHODS = ("__init__", "_concatenate", "_flatten", "_unflatten", "__getitem__", "_get_root_mesh", "mesh")
 _FLASH_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_FUSED_NORMS = ("_fused_rms_norm", "_fused_rms_norm_backward")
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _READ_SCALAR = torch.ops.aten._local_scalar_dense.default
 
@@ -320,8 +322,26 @@ def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:
         plain(storage, size)
         watch.ledger.resized(storage)
 
+    if job.device != "cpu":
+        _run_as_on(torch.device(job.device))
     if job.recipe.pipeline_parallel > 1:
         _prepare_pipelines(job, watch)
+
+
+def _run_as_on(device: torch.device) -> None:
+    """Have operators keep what they keep on an accelerator: an RMS norm its input and a number per row.
+
+    Where a device has a kernel torch records one operation, else those of a decomposition, which keeps three fp32
+    copies: registering any kernel for the CPU is enough, and of fake tensors torch asks only for shapes.
+    """
+    for name in _FUSED_NORMS:
+        packet = getattr(torch.ops.aten, name, None)
+        if packet is not None:
+            torch.library.impl(f"aten::{name}", "CPU", decomposition_table[packet.default])
+
+    @_around(model, "needs_whole_groups")
+    def _(plain: Any, dtype: torch.dtype, _cpu: torch.device) -> Any:
+        return plain(dtype, device)
 
 
 def _prepare_pipelines(job: Job, watch: Watch) -> None:

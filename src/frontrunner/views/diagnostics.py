@@ -160,7 +160,7 @@ def print_dryrun(found: DryRun) -> None:
     out.say("runtime is estimated, as by plan: device context, the collective library's buffers, fragmentation")
     if found.backend != "cpu":
         out.say(
-            f"traced with torch's CPU kernels: those for {found.backend} may keep more or less for the backward pass"
+            f"traced on a CPU: RMS norms keep what torch's kernel for {found.backend} keeps, all else what the CPU's do"
         )
     traced, every = found.micro_batches, found.recipe.accumulation
     how = f"memory extrapolated from {traced} and {2 * traced}" if found.extrapolated else "later ones add no memory"
