@@ -35,8 +35,12 @@ PRESETS = {
     "a100": "dgx-a100-80gb",
     "h100": "dgx-h100",
     "h200": "dgx-h200",
+    "b200": "dgx-b200",
+    "gb200": "gb200-nvl72",
     "mi250x": "frontier",
     "mi300x": "mi300x-platform",
+    "mi325x": "mi325x-platform",
+    "mi355x": "mi355x-platform",
     "v100": "dgx-1-v100",
     "pvc": "aurora",
 }

@@ -110,6 +110,19 @@ def test_a_pair_uses_its_own_link() -> None:
     assert times[1] == pytest.approx(2 * times[0], rel=0.05)
 
 
+def test_a_group_in_a_mesh_uses_the_links_between_its_ranks() -> None:
+    """Seven links of 64 GB/s to seven neighbors: one for two ranks, three for four, all for eight."""
+    mesh = without_latency(machine(replace(A100, links=replace(A100.links, pair_gb_per_s=64, node_gb_per_s=448))))
+    one, size = 64e9 * mesh.efficiencies.node_links, np.array([1e9])
+
+    for group, links in ((2.0, 1), (4.0, 3), (8.0, 7)):
+        found = ring_s(mesh, size, group=np.array([group]), stride=np.ones(1), passes=1)[0]
+        assert found == pytest.approx((group - 1) / group * 1e9 / (links * one), rel=0.01)
+    apart = ring_s(mesh, size, group=np.array([2.0]), stride=np.array([4.0]), passes=1)[0]
+    assert apart == pytest.approx(1e9 / 2 / one, rel=0.01)
+    assert point_to_point_s(mesh, size, np.ones(1))[0] == pytest.approx(1e9 / one, rel=0.01)
+
+
 def test_sending_between_nodes_shares_the_ports() -> None:
     found = machine()
     near, far = (point_to_point_s(found, np.array([1e9]), np.array([stride]))[0] for stride in (4.0, 8.0))
