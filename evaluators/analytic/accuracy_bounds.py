@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from frontrunner.evaluators.analytic.machine import ASSUMED, Machine, assumptions
+from frontrunner.evaluators.analytic.posterior import deviations_of
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Workload
@@ -112,6 +113,12 @@ def is_validated(problem: Problem) -> bool:
     if own_error(problem) is not None:
         return True
     return problem.cluster.device in VALIDATED_DEVICES and problem.precision != "fp32"
+
+
+def prior_deviations(problem: Problem) -> dict[str, float]:
+    """Return the prior deviation of each of the formulas' constants on the problem's cluster."""
+    known = {"is_validated": is_validated(problem), "is_fitted": own_error(problem) is not None}
+    return deviations_of(problem.cluster, problem.precision, **known)
 
 
 def assumed(problem: Problem) -> tuple[str, ...]:

@@ -119,6 +119,12 @@ class Machine:
             software=software,
         )
 
+    def constants(self) -> dict[str, float]:
+        """Return the constants that fits search, by name."""
+        return {
+            name: getattr(self.software if name in SOFTWARE_CONSTANTS else self.efficiencies, name) for name in BOUNDS
+        }
+
     def gradient_bytes(self, bytes_per_value: Rows) -> Rows:
         """Return the bytes per gradient that is kept and reduced."""
         return np.full_like(bytes_per_value, 4.0) if self.software.wide_gradients else bytes_per_value
