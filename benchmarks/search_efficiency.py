@@ -1,13 +1,17 @@
 """How many probes strategies need on measured tables: each probe is looked up in a row, which is free.
 
     python benchmarks/search_efficiency.py TABLE.csv... [--strategies A,B] [--seeds N] [--budget N] [--distort reverse]
-        [--stop SHARE] [--least-rows N] [--json OUT] [--plot OUT.png]
+        [--stop SHARE] [--least-rows N] [--unseen] [--json OUT] [--plot OUT.png]
 
 A problem is the rows of one model, sequence length, global batch, machine, number of devices and attention kernel that
 has at least --least-rows rows and a success (evaluators/tables/rows.py). What is in no row is illegal and never
 proposed; a failed row costs a probe; where rows repeat, the best is the truth and what a probe finds. `model-order` is
 the analytic model's bare order: what fits by speed, then the rest by memory. --distort reverse gives guided and
 model-order the model's speeds in the opposite order.
+
+--unseen searches each table with constants fitted to all the others, from constants on that no table gave.
+`error_after` are the mean errors of step times of successes not probed yet: by guided after so many probes, and by the
+formulas alone.
 
 `to_5pct` and `to_1pct` are probes until the best found is within 5 % and 1 % of the true best, budget + 1 where it
 never is; for these every search goes on to the budget. A strategy that forecasts would end its campaign once it expects
@@ -24,9 +28,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from search_runs import CHECKPOINTS, Case, Run, figures, search
+from search_runs import CHECKPOINTS, ERRORS_AFTER, Case, Run, figures, search
+from table_accuracy import SOURCED, fitted
 
 from frontrunner.evaluators.tables.rows import read_problems
+from frontrunner.evaluators.tables.workloads import read
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.views.charts.render import picture
@@ -45,6 +51,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--budget", type=int, default=40)
     parser.add_argument("--least-rows", type=int, default=LEAST_ROWS)
     parser.add_argument("--stop", type=float, default=STOP)
+    parser.add_argument("--unseen", action="store_true")
     parser.add_argument("--distort", choices=("reverse",))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
@@ -56,15 +63,18 @@ def options() -> argparse.Namespace:
     return chosen
 
 
-def cases(paths: list[Path], least_rows: int, distort: str | None) -> dict[str, Case]:
+def cases(paths: list[Path], least_rows: int, distort: str | None, *, unseen: bool) -> dict[str, Case]:
     """The problems of all tables by table and name; says on standard error what was left out."""
     found: dict[str, Case] = {}
+    rows = {path: read(path) for path in paths} if unseen else {}
     for path in paths:
         table = read_problems(path)
         for reason, count in table.left_out.items():
             print(f"{path.stem}: {count} rows left out: {reason}", file=sys.stderr)
+        others = [other for key, other in rows.items() if key != path and other.rows]
+        constants = fitted(others, SOURCED) if others else None
         for problem in table.problems:
-            case = Case.of(problem, distort=distort) if len(problem.rows) >= least_rows else None
+            case = Case.of(problem, constants=constants, distort=distort) if len(problem.rows) >= least_rows else None
             if case is not None:
                 found[f"{path.stem}: {problem.name}"] = case
     return found
@@ -99,6 +109,21 @@ def show(problems: dict[str, dict[str, Figures]], found: dict[str, Figures]) -> 
     for name, problem in problems.items():
         rows = next(iter(problem.values()))["rows"]
         print(f"{name:{width}}{rows:>6} " + "".join(f"{problem[one]['to_5pct']:>13.1f}" for one in found))
+    if told := {name: of["guided"]["error_after"] for name, of in problems.items() if "guided" in of}:
+        by_table: dict[str, list[Figures]] = {}
+        for name, errors in told.items():
+            by_table.setdefault(name.split(":")[0], []).append(errors)
+        print("mean error of rows not probed, by guided after so many probes / by the formulas alone")
+        print(f"{'':{width}}       " + "".join(f"{count:>14}" for count in ERRORS_AFTER))  # fmt: skip
+        for name, several in by_table.items():
+            known = [[one[str(n)] for one in several if str(n) in one] for n in ERRORS_AFTER]
+            means = (
+                "{:>6.1%} /{:>5.1%}".format(*map(statistics.fmean, zip(*values, strict=True)))
+                if values
+                else f"{'-':>14}"
+                for values in known
+            )
+            print(f"{name:{width}}       " + "".join(means))
     for key in next(iter(found.values())):
         if key != "best_at":
             print(f"{key:{width}}       " + "".join(f"{found[one][key]:>13.3g}" for one in found))
@@ -135,7 +160,7 @@ def main() -> None:
     """Search every problem by every strategy, under every seed."""
     chosen = options()
     try:
-        found = cases(chosen.tables, chosen.least_rows, chosen.distort)
+        found = cases(chosen.tables, chosen.least_rows, chosen.distort, unseen=chosen.unseen)
     except InvalidInput as error:
         sys.exit(f"search_efficiency: {error}")
     if not found:

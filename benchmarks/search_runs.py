@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,8 @@ from frontrunner.spaces.space import Point, Space, Survey
 
 CLOSE, CLOSER = 1.05, 1.01
 CHECKPOINTS = (3, 5, 10, 20, 40)
+ERRORS_AFTER = (0, 1, 3, 5)
+"""Probes after which the error of the predictions of rows that were not probed is told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +37,14 @@ class Case:
     best: float
 
     @classmethod
-    def of(cls, table: TableProblem, *, distort: str | None = None) -> Case | None:
-        """None for a problem without a success."""
+    def of(
+        cls, table: TableProblem, *, constants: Mapping[str, float] | None = None, distort: str | None = None
+    ) -> Case | None:
+        """None for a problem without a success; `constants` take the place of those that ship."""
+        cluster = replace(
+            table.problem.cluster, efficiencies={**table.problem.cluster.efficiencies, **(constants or {})}
+        )
+        table = replace(table, problem=replace(table.problem, cluster=cluster))
         outcomes = table.outcomes()
         speeds = [outcome.tokens_per_s for outcome in outcomes.values() if isinstance(outcome, Measurement)]
         if not speeds:
@@ -80,13 +88,15 @@ def _choice(recipe: Recipe, name: str, neutral: Choice) -> Choice:
 class Run:
     """One search: the best share of the true best after each probe, which probes failed, and seconds an ask.
 
-    `ends` is the number of probes after which the strategy's own forecast would have ended the search.
+    `ends` is the number of probes after which the strategy's own forecast would have ended the search; `errors` are
+    the mean errors of step times, of successes not probed yet, after some numbers of probes and before any.
     """
 
     shares: tuple[float, ...]
     failures: tuple[bool, ...]
     ends: int
     ask_s: float
+    errors: dict[int, tuple[float, float]]
 
     def share_after(self, probes: int) -> float:
         """The best share found within so many probes; where nothing was left before, what it ended with."""
@@ -120,12 +130,17 @@ def run_of(strategy: Strategy, case: Case, *, budget: int, stop: float) -> Run:
     ask_s: list[float] = []
     failures: list[bool] = []
     best, ends = 0.0, None
+    asked_for: set[Recipe] = set()
+    errors: dict[int, tuple[float, float]] = {}
     while len(shares) < budget:
+        if len(shares) in ERRORS_AFTER and (error := errors_of(strategy, case, asked_for)) is not None:
+            errors[len(shares)] = error
         started = time.perf_counter()
         asked = strategy.ask(1)
         ask_s.append(time.perf_counter() - started)
         if not asked:
             break
+        asked_for.add(asked[0])
         outcome = case.outcomes[asked[0]]
         strategy.tell(Told(recipe=asked[0], outcome=outcome))
         failures.append(not isinstance(outcome, Measurement))
@@ -134,8 +149,27 @@ def run_of(strategy: Strategy, case: Case, *, budget: int, stop: float) -> Run:
         if ends is None and _promises_less(strategy, stop):
             ends = len(shares)
     return Run(
-        shares=tuple(shares), failures=tuple(failures), ends=ends or len(shares), ask_s=statistics.fmean(ask_s or [0.0])
+        shares=tuple(shares),
+        failures=tuple(failures),
+        ends=ends or len(shares),
+        ask_s=statistics.fmean(ask_s or [0.0]),
+        errors=errors,
     )
+
+
+def errors_of(strategy: Strategy, case: Case, probed: set[Recipe]) -> tuple[float, float] | None:
+    """The mean errors of step times, of successes not probed: by the strategy's forecast, and by the formulas alone."""
+    if not isinstance(strategy, Guided):
+        return None
+    recipes, outcomes = case.survey.recipes, case.outcomes
+    cold = dict(zip(recipes, np.exp(case.prior.log_speed).tolist(), strict=True))
+    now = {one.recipe: one.tokens_per_s for one in strategy.forecasts(len(recipes))} or cold
+    speeds = {one: found.tokens_per_s for one in recipes if isinstance(found := outcomes[one], Measurement)}
+    left = [recipe for recipe in speeds if recipe in now and recipe not in probed]
+    if not left:
+        return None
+    now_off, cold_off = (statistics.fmean(abs(speeds[one] / told[one] - 1) for one in left) for told in (now, cold))
+    return now_off, cold_off
 
 
 def _promises_less(strategy: Strategy, stop: float) -> bool:
@@ -150,6 +184,11 @@ def figures(runs: Sequence[Run], case: Case, budget: int) -> dict[str, object]:
         "best_at": {str(n): statistics.fmean(run.share_after(n) for run in runs) for n in CHECKPOINTS if n <= budget},
         "to_5pct": statistics.fmean(run.probes_to(CLOSE, budget) for run in runs),
         "to_1pct": statistics.fmean(run.probes_to(CLOSER, budget) for run in runs),
+        "error_after": {
+            str(n): [statistics.fmean(each) for each in zip(*known, strict=True)]
+            for n in ERRORS_AFTER
+            if (known := [run.errors[n] for run in runs if n in run.errors])
+        },
         "failed": statistics.fmean(sum(run.failures[: run.ends]) for run in runs),
         "ends": statistics.fmean(run.ends for run in runs),
         "best_at_end": statistics.fmean(run.share_after(run.ends) for run in runs),

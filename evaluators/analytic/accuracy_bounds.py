@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from frontrunner.evaluators.analytic.machine import ASSUMED, Machine, assumptions
+from frontrunner.evaluators.analytic.posterior import deviations_of
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Workload
@@ -114,6 +115,12 @@ def is_validated(problem: Problem) -> bool:
     return problem.cluster.device in VALIDATED_DEVICES and problem.precision != "fp32"
 
 
+def prior_deviations(problem: Problem) -> dict[str, float]:
+    """Return the prior deviation of each of the formulas' constants on the problem's cluster."""
+    known = {"is_validated": is_validated(problem), "is_fitted": own_error(problem) is not None}
+    return deviations_of(problem.cluster, problem.precision, **known)
+
+
 def assumed(problem: Problem) -> tuple[str, ...]:
     """Return the cluster's keys that take a common value; only the network's beside a measured error of its own."""
     keys = assumptions(problem.cluster, problem.precision)
@@ -161,7 +168,9 @@ def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | 
 def at_best(machine: Machine) -> Machine:
     """Return the machine without what makes one training code, host or library slower than another."""
     at_once: dict[str, Any] = {"host_layer_s": 0.0, "host_collective_s": 0.0, "gradient_overlap": 1.0}
-    at_once |= {"overlaps_unsharded": True, "fused_kernels": True, "dropout": False, "wide_gradients": False}
+    at_once |= {"norm": "fused", "gate": "fused", "rotary": "fused", "softmax": "fused", "flash": 2, "dropout": False}
+    at_once |= {"wide_gradients": False, "reduces_wide": False, "reduces_whole": False, "exchange_s": 0.0}
+    at_once |= {"overlaps_unsharded": True, "overlaps_scattered": True}
     software = replace(machine.software, **at_once)
     efficiencies = replace(machine.efficiencies, **dict.fromkeys(LOSSES, 0.0))
     efficiencies = replace(efficiencies, fused_attention_forward=1.0, fused_attention_backward=1.0)
