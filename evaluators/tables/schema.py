@@ -260,14 +260,14 @@ def mislabeled(rows: Iterable[Row]) -> set[int]:
     row that gains more than all of that, comes closer to the rows of the other label and has no twin there is one of
     them; differences below `SAME_TIME` say nothing.
     """
-    kept: dict[tuple[object, ...], dict[float, Row]] = {}
+    kept: dict[tuple[bool, tuple[str, ...]], dict[float, Row]] = {}
     for row in rows:
         if row.status == "ok" and row.step_time_s > 0 and row.tp > 1:
             alike = tuple(str(getattr(row, name)) for name in ALIKE)
-            kept.setdefault((row.seq_parallel == 1, *alike), {})[row.mbs] = row
+            kept.setdefault((row.seq_parallel == 1, alike), {})[row.mbs] = row
     found = set[int]()
-    for (label, *alike), own in kept.items():
-        other = kept.get((not label, *alike), {})
+    for (label, alike), own in kept.items():
+        other = kept.get((not label, alike), {})
         for size, row in own.items():
             if size in other or size / 2 not in other or not own.keys() >= {size / 2, size / 4}:
                 continue
