@@ -85,7 +85,9 @@ def point_to_point_s(machine: Machine, message_bytes: Rows, stride: Rows) -> Row
 
 def pipeline_transfer_s(machine: Machine, work: Workload) -> Rows:
     """Return the time to send activations to the next rank and their gradients back, per micro-batch."""
-    sent = 2 * point_to_point_s(machine, boundary_bytes(work), work.strides["pp"])
+    stride = work.strides["pp"]
+    sent = 2 * point_to_point_s(machine, boundary_bytes(work), stride)
+    sent = sent + np.where(stride >= machine.devices_per_node, machine.software.exchange_s, 0.0)
     return np.where(work.pipeline_parallel > 1, sent, 0.0)
 
 
@@ -146,8 +148,9 @@ def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Row
 
 
 def _once(machine: Machine, work: Workload, parameters: Rows) -> Rows:
-    g, o, stride = work.sharding_gradients, work.sharding_optimizer, work.strides["dp"]
-    gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
+    software, g, stride = machine.software, work.sharding_gradients, work.strides["dp"]
+    o = g if software.reduces_whole else work.sharding_optimizer
+    gradients = parameters * (4.0 if software.reduces_wide else machine.gradient_bytes(work.bytes_per_value))
     message = np.maximum(machine.software.message_elements, machine.software.message_layers * work.layer_share)
     if bucket := machine.software.whole_bucket_elements:
         message = np.where(o == 1, bucket, message)
