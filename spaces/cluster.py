@@ -39,8 +39,9 @@ _FIGURES = (
 class Links:
     """Bandwidths in GB/s (1e9 bytes), one direction, of each level of the machine; None where unknown.
 
-    `pair` joins two devices of one package, `node` is one device's share of the link to the others of its node, a
-    node has `nics_per_node` network ports of `nic` each, and `host` joins a device with its node's memory.
+    `pair` joins two devices: of one package, or any two of a node that has no switch, where it is less than `node`;
+    `node` is one device's share of all links to the others of its node, a node has `nics_per_node` network ports of
+    `nic` each, and `host` joins a device with its node's memory.
     """
 
     pair_gb_per_s: float | None = None
@@ -75,7 +76,7 @@ class Cluster:
     peak_tflops: ByPrecision = ByPrecision()
     """Dense peak rates by precision, TFLOP/s. MFU is relative to them, and no measurement above them is ranked."""
     matmul_share: float | None = None
-    """Share of its 16-bit peak that the device's fastest matrix product reaches."""
+    """Share of its 16-bit peak that the device's large matrix products reach."""
     compute_units: int | None = None
     """Multiprocessors or compute units: tiles of a product that the device works on at once."""
     matmul_tflops: ByPrecision = ByPrecision()

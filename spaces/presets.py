@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from functools import cache
 from importlib.resources import files
@@ -53,10 +54,8 @@ def known_device(reported_name: str) -> Table | None:
 
     All words of its `matches` occur in the name, and none of its `unless`: boards of one chip differ in rate.
     """
-    known, words = (
-        _catalogue("devices"),
-        set(reported_name.lower().replace("-", " ").replace("/", " ").replace(" gb", "gb").split()),
-    )
+    known = _catalogue("devices")
+    words = set(re.sub(r"(\d) gb\b", r"\1gb", reported_name.lower().replace("-", " ").replace("/", " ")).split())
     fitting = (
         name
         for name, table in known.items()

@@ -200,7 +200,9 @@ def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | 
 def at_best(machine: Machine) -> Machine:
     """Return the machine without what makes one training code, host or library slower than another."""
     at_once: dict[str, Any] = {"host_layer_s": 0.0, "host_collective_s": 0.0, "gradient_overlap": 1.0}
-    at_once |= {"overlaps_unsharded": True, "fused_kernels": True, "dropout": False, "wide_gradients": False}
+    at_once |= {"norm": "fused", "gate": "fused", "rotary": "fused", "softmax": "fused", "flash": 2, "dropout": False}
+    at_once |= {"wide_gradients": False, "reduces_wide": False, "reduces_whole": False, "exchange_s": 0.0}
+    at_once |= {"overlaps_unsharded": True, "overlaps_scattered": True}
     software = replace(machine.software, **at_once)
     efficiencies = replace(machine.efficiencies, **dict.fromkeys(LOSSES, 0.0))
     efficiencies = replace(efficiencies, fused_attention_forward=1.0, fused_attention_backward=1.0)

@@ -22,7 +22,8 @@ def ring_s(
     """
     per_node, groups_per_node = _in_nodes(machine, group, stride)
     crosses = group > per_node
-    inside = np.where((group == 2) & (stride == 1), machine.pair_bytes_per_s, machine.node_bytes_per_s)
+    in_package = (group == 2) & (stride == 1)
+    inside = np.where(in_package, machine.pair_bytes_per_s, _inside_bytes_per_s(machine, per_node))
     outside = machine.network_bytes_per_s_per_node / groups_per_node
     slowest = np.where(crosses, np.minimum(inside, outside), inside)
     latency = _latency_s(machine, group, per_node, crosses, passes)
@@ -34,6 +35,17 @@ def _in_nodes(machine: Machine, group: Rows, stride: Rows) -> tuple[Rows, Rows]:
     width = machine.devices_per_node
     per_node = np.clip(width / stride, 1, group)
     return per_node, np.minimum(width, group * stride) / per_node
+
+
+def _inside_bytes_per_s(machine: Machine, per_node: Rows) -> Rows:
+    """Return what a rank reaches of its node's links in a group that has `per_node` ranks in the node.
+
+    A mesh has a link per pair of devices: a group of g uses g - 1 of them, and only the whole node uses all
+    (rocm.blogs.amd.com, "Understanding RCCL Bandwidth and xGMI Performance on MI300X"). Through a switch any two
+    devices reach all of it.
+    """
+    links: Rows = machine.pair_bytes_per_s * np.maximum(per_node - 1, 1.0)
+    return np.minimum(machine.node_bytes_per_s, links)
 
 
 def _latency_s(machine: Machine, group: Rows, per_node: Rows, crosses: Flags, passes: float) -> Rows:
@@ -54,7 +66,7 @@ def _latency_s(machine: Machine, group: Rows, per_node: Rows, crosses: Flags, pa
 def all_to_all_s(machine: Machine, message_bytes: Rows, *, group: Rows, stride: Rows) -> Rows:
     """Return the time of an all-to-all in groups of `group` ranks, `stride` apart, inside and between nodes at once."""
     per_node, groups_per_node = _in_nodes(machine, group, stride)
-    inside = message_bytes * (per_node - 1) / group / machine.node_bytes_per_s
+    inside = message_bytes * (per_node - 1) / group / _inside_bytes_per_s(machine, per_node)
     leaving = message_bytes * (group - per_node) / group * per_node * groups_per_node
     outside = leaving / machine.network_bytes_per_s_per_node
     eff = machine.efficiencies
@@ -67,13 +79,15 @@ def point_to_point_s(machine: Machine, message_bytes: Rows, stride: Rows) -> Row
     eff = machine.efficiencies
     crosses = stride >= machine.devices_per_node
     outside = machine.network_bytes_per_s_per_node / machine.devices_per_node
-    speed = np.where(crosses, outside, machine.node_bytes_per_s)
+    speed = np.where(crosses, outside, min(machine.node_bytes_per_s, machine.pair_bytes_per_s))
     return message_bytes / speed + np.where(crosses, eff.network_latency_s, eff.node_latency_s)
 
 
 def pipeline_transfer_s(machine: Machine, work: Workload) -> Rows:
     """Return the time to send activations to the next rank and their gradients back, per micro-batch."""
-    sent = 2 * point_to_point_s(machine, boundary_bytes(work), work.strides["pp"])
+    stride = work.strides["pp"]
+    sent = 2 * point_to_point_s(machine, boundary_bytes(work), stride)
+    sent = sent + np.where(stride >= machine.devices_per_node, machine.software.exchange_s, 0.0)
     return np.where(work.pipeline_parallel > 1, sent, 0.0)
 
 
@@ -134,8 +148,9 @@ def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Row
 
 
 def _once(machine: Machine, work: Workload, parameters: Rows) -> Rows:
-    g, o, stride = work.sharding_gradients, work.sharding_optimizer, work.strides["dp"]
-    gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
+    software, g, stride = machine.software, work.sharding_gradients, work.strides["dp"]
+    o = g if software.reduces_whole else work.sharding_optimizer
+    gradients = parameters * (4.0 if software.reduces_wide else machine.gradient_bytes(work.bytes_per_value))
     message = np.maximum(machine.software.message_elements, machine.software.message_layers * work.layer_share)
     if bucket := machine.software.whole_bucket_elements:
         message = np.where(o == 1, bucket, message)

@@ -8,6 +8,7 @@ import numpy as np
 
 from frontrunner.evaluators.analytic.communication import ring_s
 from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.software import FLASH_SPEED
 from frontrunner.evaluators.analytic.workload import Parts, Rows, Workload
 
 TILE = 128.0
@@ -81,20 +82,17 @@ def _attention(machine: Machine, work: Workload) -> Passes:
     eff = machine.efficiencies
     pairs = work.tokens * work.sequence_length / work.tensor_parallel
     flops = 4 * pairs * work.q_hidden
-    causal = flops / 2 / (machine.matmul_flops * machine.attention_scale)
-    scores = pairs * work.heads * work.bytes_per_value
-    # How often scores are written and read: product, scale and softmax, dropout, product; the same backward.
-    times = (6.5, 9.5) if machine.software.dropout else (4.0, 7.0)
-    traffic = eff.scores * scores / machine.memory_bytes_per_s
+    speed = machine.attention_scale * FLASH_SPEED[machine.software.flash]
+    causal = flops / 2 / (machine.matmul_flops * speed)
+    moved = (machine.software.score_bytes(work, of) for of in (0, 1))
+    once, back = (eff.scores * pairs * work.heads * each / machine.memory_bytes_per_s for each in moved)
     product = flops / machine.matmul_flops
     return Passes(
-        forward=np.where(
-            work.fused_attention, causal / eff.fused_attention_forward, product + times[0] * traffic + 3 * eff.kernel_s
-        ),
+        forward=np.where(work.fused_attention, causal / eff.fused_attention_forward, product + once + 3 * eff.kernel_s),
         backward=np.where(
             work.fused_attention,
             FUSED_BACKWARD_FLOPS * causal / eff.fused_attention_backward,
-            2 * product + times[1] * traffic + 5 * eff.kernel_s,
+            2 * product + back + 5 * eff.kernel_s,
         ),
     )
 
@@ -102,14 +100,10 @@ def _attention(machine: Machine, work: Workload) -> Passes:
 def _elementwise(machine: Machine, work: Workload) -> Passes:
     """Return norms, residuals, rotation and activation over bandwidth; compiled, half the kernels start (assumed)."""
     eff, software = machine.efficiencies, machine.software
-    between = (11.0 if software.dropout else 10.0) * work.hidden / work.sequence_shards
-    apart = 1.0 if software.fused_kernels else np.where(work.compile, 1.0, 2.0)
-    inside = np.where(work.rotary, 2.0 + 2.0 * apart, 2.0) * (work.q_hidden + work.kv_hidden)
-    inside = inside + np.where(work.ffn_matrices == 3, 2.0 + apart, 2.0) * work.ffn_hidden
-    values = eff.elementwise * work.tokens * (between + inside / work.tensor_parallel)
-    forward = values * work.bytes_per_value / machine.memory_bytes_per_s
-    forward = forward + np.where(work.compile, 4.0, 8.0) * eff.kernel_s
-    return Passes(forward=forward, backward=2 * forward)
+    starts = np.where(work.compile, 4.0, 8.0) * eff.kernel_s
+    each_s = eff.elementwise * work.tokens / machine.memory_bytes_per_s
+    forward, backward = (each_s * software.elementwise_bytes(work, of) for of in (0, 1))
+    return Passes(forward=forward + starts, backward=backward + 2 * starts)
 
 
 def head(machine: Machine, work: Workload) -> Passes:

@@ -52,8 +52,14 @@ SOFTWARE_CONSTANTS = tuple(one.name for one in fields(Software) if one.name in B
 EFFICIENCY_NAMES = (*(field.name for field in fields(Efficiencies)), *SOFTWARE_CONSTANTS)
 """The keys of `cluster.efficiencies`: constants that were fitted or measured on a cluster replace those that ship."""
 
-ATTENTION_SCALES = {"h100-80gb": 0.35 / 0.73, "h200-141gb": 0.35 / 0.73}
-"""What FlashAttention-2 reaches of a device's peak against A100: 35 % (arXiv 2407.08608) over 73 % (2307.08691)."""
+_HOPPER, _BLACKWELL = 0.35 / 0.73, 2.0
+ATTENTION_SCALES = {
+    "h100-80gb": _HOPPER, "h200-141gb": _HOPPER, "b200-180gb": _BLACKWELL, "gb200": _BLACKWELL, "gb300": _BLACKWELL
+}  # fmt: skip
+"""What fused attention reaches of a device's matrix products against A100. Hopper: FlashAttention-2 reaches 35 % of the
+peak (arXiv 2407.08608) over 73 % (2307.08691). Blackwell: cuDNN's reaches 0.49 of the peak forward and 0.41 backward
+where matrix products reach 0.49 (github.com/MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json, head width 128
+and 16 heads or more, FLOPs of a causal mask), over the shares in `Efficiencies`."""
 
 RUNTIME_BYTES = {"cpu": 0.26 * 2**30}
 OTHER_RUNTIME_BYTES = 2.0**30
@@ -99,7 +105,7 @@ class Machine:
         efficiencies = replace(efficiencies, **own)
         links = cluster.links
         node = _bytes_per_s(links.node_gb_per_s, "links.node_gb_per_s") * efficiencies.node_links
-        pair = (links.pair_gb_per_s or 0.0) * 1e9 * efficiencies.node_links
+        pair = node if links.pair_gb_per_s is None else links.pair_gb_per_s * 1e9 * efficiencies.node_links
         ports = links.nics_per_node or ASSUMED["links.nics_per_node"]
         network = _bytes_per_s(links.nic_gb_per_s, "links.nic_gb_per_s") * ports * efficiencies.network_links
         peak = cluster.peak_flops(precision) or ASSUMED["peak_tflops"] * 1e12
@@ -111,7 +117,7 @@ class Machine:
             runtime_bytes=RUNTIME_BYTES.get(cluster.backend, OTHER_RUNTIME_BYTES),
             attention_scale=ATTENTION_SCALES.get(cluster.device, 1.0),
             devices_per_node=cluster.devices_per_node,
-            pair_bytes_per_s=max(pair, node),
+            pair_bytes_per_s=pair,
             node_bytes_per_s=node,
             network_bytes_per_s_per_node=network,
             host_bytes_per_s=_bytes_per_s(links.host_gb_per_s, "links.host_gb_per_s"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import numpy as np
@@ -183,18 +183,15 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     """
     ways, size, software = work.tensor_parallel, work.bytes_per_value, machine.software
     shards = work.sequence_shards
-    between = (2 * size + (2 if software.dropout else 0)) * work.hidden
     gathered = 2 * size * work.hidden / (1.0 if software.keeps_gathered else shards)
-    kept_apart = software.keeps_between_kernels and not software.fused_kernels
-    apart = np.where(work.compile, 0.0, 1.0) if kept_apart else 0.0
-    rotated = np.where(work.rotary, apart, 0.0) * (work.q_hidden + work.kv_hidden)
-    gated = np.where(work.ffn_matrices == 3, 3.0 + apart, 2.0) * work.ffn_hidden
-    gated = np.where(work.feed_forward_tiles > 1, 0.0, gated)
+    copied = np.where(work.compile, 0.0, 1.0) if software.copies_attention else 0.0
     exchanged = np.where(work.context_parallel > 1, work.q_hidden, 0.0)
-    inside = size * (2 * work.q_hidden + 2 * work.kv_hidden + apart * work.q_hidden + rotated + gated + exchanged)
-    scores = work.heads * work.sequence_length * (2 * size + (1 if software.dropout else 0))
+    inside = size * (2 * work.q_hidden + 2 * work.kv_hidden + copied * work.q_hidden + exchanged)
+    # Tiled, the feed-forward part keeps nothing.
+    tiled = replace(work, ffn_hidden=np.where(work.feed_forward_tiles > 1, 0.0, work.ffn_hidden))
+    scores = work.heads * work.sequence_length * software.score_bytes(work, 2)
     scores = np.where(work.fused_attention, 0.0, scores)
-    whole = work.tokens * (between / shards + gathered + (inside + scores) / ways)
+    whole = work.tokens * (software.elementwise_bytes(tiled, 2) + gathered + (inside + scores) / ways)
     boundary = boundary_bytes(work)
     if software.selective_keeps_products:
         outputs = 2 * work.q_hidden + 2 * work.kv_hidden + (work.ffn_matrices - 1) * work.ffn_hidden

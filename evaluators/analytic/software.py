@@ -1,9 +1,17 @@
-"""Training codes: what a recipe does not state, such as fused kernels, what is kept, and the host's time."""
+"""Training codes: what a recipe does not state, such as the kernels, what is kept, and the host's time."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from frontrunner.evaluators.analytic.workload import Rows, Workload
+
+Kernel = Literal["fused", "eager", "fp32"]
+Softmax = Literal["fused", "math", "eager"]
 
 
 def fitted(value: float, low: float, high: float) -> Any:
@@ -11,28 +19,71 @@ def fitted(value: float, low: float, high: float) -> Any:
     return field(default=value, metadata={"bounds": (low, high)})
 
 
+class Bytes(NamedTuple):
+    """Bytes that kernels move per value in a forward and a backward pass, and that they keep in between."""
+
+    forward: float
+    backward: float
+    kept: float
+
+
+KERNELS: Mapping[str, Mapping[str, Bytes]] = {
+    "norm": {"fused": Bytes(4, 10, 2), "eager": Bytes(36, 76, 6)},
+    "rotary": {"fused": Bytes(4, 4, 0), "eager": Bytes(20, 30, 0), "fp32": Bytes(48, 48, 2)},
+    "gate": {"fused": Bytes(6, 10, 6), "eager": Bytes(10, 18, 8)},
+    "gelu": {"fused": Bytes(4, 8, 4), "eager": Bytes(4, 8, 4)},
+    "residual": {"plain": Bytes(6, 6, 0), "dropout": Bytes(7, 13, 1)},
+    "reshape": {"eager": Bytes(4, 8, 0)},
+    "softmax": {"fused": Bytes(8, 14, 2), "math": Bytes(8, 14, 4), "eager": Bytes(33, 41, 6)},
+    "dropout of scores": {"eager": Bytes(5, 5, 3)},
+}
+"""Bytes per 16-bit value (twice as many in fp32): an operation reads inputs from memory and writes its result there.
+
+A fused kernel reads and writes once; its backward pass reads input and gradient and writes one, and a norm's reads both
+again for the gradient of its weight. An eager RMSNorm casts to fp32 (2 + 4), squares (8), averages (4), multiplies (8),
+casts back (6), multiplies by the weight (4); backward these take 12, 6, 24, 16, 12 for the sum of both gradients, 6; it
+keeps the fp32 copy and the normalized value. An eager rotation negates a half and joins them (6), multiplies by cosine
+and sine (8), adds (6); backward also two slices (8) and the sums of three gradients (12); `fp32` is the project's own.
+`silu(x) * gate` in two kernels writes, reads and keeps what lies between. A gradient that two branches share is added
+(6), a bias's reads its gradient again (2). Scores: the product writes them, softmax reads and writes them, the next
+product reads them; an eager softmax casts to fp32 (6), masks (9), normalizes (8), casts back (6), and keeps both.
+"""
+FLASH_SPEED = {1: 0.53, 2: 1.0}
+"""FlashAttention's rate by version: 25-40 % of an A100's peak against 50-73 % (arXiv 2307.08691, abstract)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Software:
     """One training code; shares and times are fitted, together with `machine.FITTED`, the rest is read off its source.
 
-    `wide_gradients` are fp32 whatever the precision. Kernels that are not fused keep their results too where
-    `keeps_between_kernels`. Selective recompute keeps products and attention where `selective_keeps_products`, else all
-    but attention's; `keeps_gathered` keeps what sequence parallelism gathered. `shards_only_masters` holds sharded
-    parameters once, with `gathered_layers` whole layers; `reduce_bytes` per parameter of a layer are held while
-    gradients are reduced, once a step, or at each micro-batch, through buckets of `bucket_elements`. `bytes_per_logit`
-    is the loss's peak, but where it `widens_logits_by_rows` of whole logits: the logits and their gradient. Gradients
-    take memory from the first backward pass on where `gradients_appear`, else always;
-    they travel in messages of `message_elements` or `message_layers`, unsharded ones of `whole_bucket_elements` if it
-    is not 0. `gradient_overlap` is the share of computation that hides them: unsharded ones where `overlaps_unsharded`,
-    scattered ones where `overlaps_scattered`. `host_layer_s` and `host_collective_s` are the host's time to issue one;
-    `fragmentation` is the allocator's loss.
+    `norm`, `gate` and `rotary` name kernels of `KERNELS`, `softmax` that of attention that is not fused, `flash` the
+    version of one that is; where `copies_attention` its result is kept twice. `wide_gradients` are fp32 whatever the
+    precision; where `reduces_wide` they are so on their way alone, and `reduces_whole` ones are all-reduced even where
+    the optimizer's states are sharded. Selective recompute keeps products and attention where
+    `selective_keeps_products`, else all but attention's; `keeps_gathered` keeps what sequence parallelism gathered.
+    `shards_only_masters` holds sharded parameters once, with `gathered_layers` whole layers; `reduce_bytes` per
+    parameter of a layer are held while gradients are reduced, once a step, or at each micro-batch, through buckets of
+    `bucket_elements`. `bytes_per_logit` is the loss's peak, but where it `widens_logits_by_rows` of whole logits: the
+    logits and their gradient. Gradients take memory from the first backward pass on where `gradients_appear`, else
+    always; they travel in messages of `message_elements` or `message_layers`, unsharded ones of `whole_bucket_elements`
+    if it is not 0. `gradient_overlap` is the share of computation that hides them: unsharded ones where
+    `overlaps_unsharded`, scattered ones where `overlaps_scattered`. `exchange_s` is what a micro-batch waits, beyond
+    the transfer, between pipeline ranks on different nodes. `host_layer_s` and `host_collective_s` are the host's time
+    to issue one; `fragmentation` is the allocator's loss.
     """
 
     name: str
     wide_gradients: bool
-    fused_kernels: bool
     dropout: bool
-    keeps_between_kernels: bool = True
+    norm: Kernel = "fused"
+    gate: Kernel = "fused"
+    rotary: Kernel = "fused"
+    softmax: Softmax = "fused"
+    flash: int = 2
+    copies_attention: bool = False
+    reduces_wide: bool = False
+    reduces_whole: bool = False
+    exchange_s: float = 0.0
     selective_keeps_products: bool = False
     keeps_gathered: bool = False
     shards_only_masters: bool = False
@@ -55,11 +106,33 @@ class Software:
     gradient_overlap: float = fitted(0.30, 0.0, 1.0)
     fragmentation: float = 0.03
 
+    def elementwise_bytes(self, work: Workload, of: int) -> Rows:
+        """Return one layer's bytes per token outside products and attention, of the field `of` of `Bytes`."""
+
+        def each(operation: str, kernel: str) -> Rows:
+            kinds = KERNELS[operation]
+            return np.where(work.compile, kinds.get("fused", kinds[kernel])[of], kinds[kernel][of])
+
+        between = 2 * (each("norm", self.norm) + KERNELS["residual"]["dropout" if self.dropout else "plain"][of])
+        head = KERNELS["reshape"]["eager"][of] + np.where(work.rotary, each("rotary", self.rotary), 0.0)
+        feed_forward = np.where(work.ffn_matrices == 3, each("gate", self.gate), each("gelu", "fused"))
+        inside = head * (work.q_hidden + work.kv_hidden) + feed_forward * work.ffn_hidden
+        return (between * work.hidden / work.sequence_shards + inside / work.tensor_parallel) * work.bytes_per_value / 2
+
+    def score_bytes(self, work: Workload, of: int) -> Rows:
+        """Return the bytes per score of attention that is not fused, of the field `of` of `Bytes`."""
+        each = KERNELS["softmax"][self.softmax][of]
+        each += KERNELS["dropout of scores"]["eager"][of] if self.dropout else 0
+        return each * work.bytes_per_value / 2
+
 
 FRONTRUNNER = Software(
     name="frontrunner",
     wide_gradients=True,
-    fused_kernels=False,
+    gate="eager",
+    rotary="fp32",
+    softmax="math",
+    copies_attention=True,
     dropout=False,
     selective_keeps_products=True,
     keeps_gathered=True,
@@ -78,7 +151,10 @@ buckets of 25 MiB."""
 DEEPSPEED = Software(
     name="deepspeed",
     wide_gradients=True,
-    fused_kernels=False,
+    gate="eager",
+    rotary="fp32",
+    softmax="math",
+    copies_attention=True,
     dropout=False,
     selective_keeps_products=True,
     gathered_layers=2.0,
@@ -97,7 +173,6 @@ ENGINES = {"torch": FRONTRUNNER, "deepspeed": DEEPSPEED}
 LLM_FOUNDRY = Software(
     name="llm-foundry",
     wide_gradients=True,
-    fused_kernels=True,
     dropout=False,
     shards_only_masters=True,
     gathered_layers=3.4,
@@ -108,19 +183,19 @@ LLM_FOUNDRY = Software(
 )
 """MPT models under torch's first FSDP, with flash attention and flash-attn's cross entropy in 16 bits."""
 
-MEGATRON_GPT = Software(
-    name="megatron-gpt", wide_gradients=False, fused_kernels=True, dropout=True, overlaps_unsharded=False
-)
+MEGATRON_GPT = Software(name="megatron-gpt", wide_gradients=False, dropout=True, overlaps_unsharded=False)
 """Megatron-LM and Megatron-DeepSpeed in fp16: gradients reduced after the last backward pass (arXiv 2104.04473)."""
 
-MEGATRON_LLAMA = Software(name="megatron-llama", wide_gradients=True, fused_kernels=True, dropout=False)
+MEGATRON_LLAMA = Software(name="megatron-llama", wide_gradients=True, dropout=False)
 """Megatron-LM in bf16, which accumulates gradients in fp32, and what was made after it."""
 
 NANOTRON = Software(
     name="nanotron",
     wide_gradients=True,
-    fused_kernels=False,
+    gate="eager",
+    copies_attention=True,
     dropout=False,
+    exchange_s=0.05,
     message_elements=25 * 2**20 / 2,
     message_layers=0.25,
     balances_head=True,
@@ -128,17 +203,30 @@ NANOTRON = Software(
 )
 """Gradients in fp32, reduced by torch's DDP in buckets of 25 MiB of 16-bit parameters or a quarter of a layer
 (`optim/gradient_accumulator.py`); under ZeRO-1 nothing overlaps (`distributed.py`). Pipelines are cut by cost
-(`models/base.py`)."""
+(`models/base.py`). Norms are Triton's, rotations flash-attn's, `silu(x) * gate` two kernels (`models/llama.py`). Two
+messages of metadata come before each tensor, and the host waits for them (`parallel/pipeline_parallel/p2p.py`): 4 ms
+to 1 s per micro-batch between nodes on its 512 H100, of which 50 ms order its rows best."""
 
-WIDE_LOGITS_LLAMA = Software(
-    name="wide-logits-llama",
+ALEPH_ALPHA = Software(
+    name="aleph-alpha-scaling",
     wide_gradients=False,
-    fused_kernels=False,
     dropout=False,
-    keeps_between_kernels=False,
+    norm="eager",
+    gate="eager",
+    rotary="eager",
+    softmax="eager",
+    flash=1,
+    reduces_wide=True,
+    reduces_whole=True,
+    overlaps_unsharded=False,
+    overlaps_scattered=False,
+    message_elements=5e8,
     keeps_gathered=True,
-    bytes_per_logit=28.0,
+    bytes_per_logit=20.0,
     sharded_logits=False,
 )
-"""The Llama trainer of arXiv 2311.05610, which gathers the whole vocabulary's logits: 28 bytes each in its loss. What
-its kernels and its sequence parallelism keep was chosen for its failures."""
+"""The Llama trainer of arXiv 2311.05610 (github.com/Aleph-Alpha/scaling). Its kernels are torch's unless a row names
+others; gradients stay in 16 bits and are all-reduced whole, in fp32 and buckets of 5e8, after the last backward pass,
+ZeRO or not (`core/optimizer/allreduce.py`). It gathers the whole vocabulary's logits: 2 bytes, 2 while they are joined,
+4 in fp32, 4 for their log-softmax and 8 for two gradients. What sequence parallelism keeps was chosen for its failures.
+"""

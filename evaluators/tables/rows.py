@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from frontrunner.evaluators.analytic import software
-from frontrunner.evaluators.analytic.software import Software
+from frontrunner.evaluators.analytic.software import FLASH_SPEED, Software
 from frontrunner.evaluators.probe.measure import measured_steps, nodes_used
 from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.schema import Refusals, Row
@@ -34,8 +35,12 @@ PRESETS = {
     "a100": "dgx-a100-80gb",
     "h100": "dgx-h100",
     "h200": "dgx-h200",
+    "b200": "dgx-b200",
+    "gb200": "gb200-nvl72",
     "mi250x": "frontier",
     "mi300x": "mi300x-platform",
+    "mi325x": "mi325x-platform",
+    "mi355x": "mi355x-platform",
     "v100": "dgx-1-v100",
     "pvc": "aurora",
 }
@@ -74,6 +79,10 @@ FAILURES = {
 HIDDEN_PER_LAYER = 128
 """Of GPT-3 175B (arXiv 2005.14165) and Llama 7B (arXiv 2302.13971), as is `HEAD_WIDTH`."""
 HEAD_WIDTH = 128
+FUSED_ATTENTION = re.compile("flash|sdpa|xformers|memory.efficient|cudnn|fused.attention")
+UNFUSED_ATTENTION = re.compile("torch|softmax|eager|math|naive|unfused")
+FLASH_VERSION = re.compile(r"flash[^0-9]*([1-9])")
+"""What names of attention kernels say, in lower case."""
 LONG_SEQUENCE = 8192
 """From here on attention that is not named is taken to be fused: its scores would not fit."""
 
@@ -211,15 +220,35 @@ def _shape(row: Row) -> tuple[int, int]:
 
 
 def is_fused(row: Row) -> bool:
-    """Return whether a row's attention is fused, as it is outside GPT models unless they name another kernel."""
-    return "flash" in row.attention_kernel.lower() or row.seq >= LONG_SEQUENCE or not row.two_matrices
+    """Return whether a row's attention is fused: as it says, else outside GPT models and where sequences are long."""
+    kernel = row.attention_kernel.lower()
+    if FUSED_ATTENTION.search(kernel):
+        return True
+    return not UNFUSED_ATTENTION.search(kernel) and (row.seq >= LONG_SEQUENCE or not row.two_matrices)
 
 
 def software_of(row: Row) -> Software:
-    """Return the training code a row was measured with, as far as its source and model show."""
+    """Return the training code a row was measured with, with the kernels that it names."""
+    return _with_kernels(_code_of(row), row.attention_kernel.lower())
+
+
+@cache
+def _with_kernels(code: Software, kernel: str) -> Software:
+    """Return a code with the kernels named as in "flash_attention2 + RMS kernel"; it stays as it is where none is."""
+    traits: dict[str, Any] = {}
+    if version := FLASH_VERSION.search(kernel):
+        traits["flash"] = min(int(version[1]), max(FLASH_SPEED))
+    if UNFUSED_ATTENTION.search(kernel):
+        traits["softmax"] = "fused" if "softmax" in kernel else "eager"
+    if "rms" in kernel:
+        traits["norm"] = "fused"
+    return replace(code, **traits)
+
+
+def _code_of(row: Row) -> Software:
     name = row.model.lower()
     if "efficient-parallelization-layouts" in row.source:
-        return software.WIDE_LOGITS_LLAMA
+        return software.ALEPH_ALPHA
     if "nanotron" in row.source:
         return software.NANOTRON
     if name.startswith("mpt"):

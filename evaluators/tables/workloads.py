@@ -39,7 +39,7 @@ class Table:
         for place, row in enumerate(self.rows):
             # As text, since NaN differs from itself.
             machine = [str(getattr(row, name)) for name in schema.MACHINE_NUMBERS]
-            groups.setdefault((row.hardware, *machine, row.precision, software_of(row).name), []).append(place)
+            groups.setdefault((row.hardware, *machine, row.precision, software_of(row)), []).append(place)
         return tuple((np.array(places), self._sample([self.rows[p] for p in places])) for places in groups.values())
 
     def _sample(self, rows: Sequence[Row]) -> Sample:

@@ -128,3 +128,14 @@ def test_a_pipeline_is_full_before_its_first_gradients_or_after() -> None:
     assert told[0].activations[0] == told[1].activations[0]
     assert told[1].total[0] - told[0].total[0] == pytest.approx(told[0].activations[0] / 4)
     assert told[0].gradients[0] > 0
+
+
+@pytest.mark.parametrize(("kernel", "widths"), [("norm", 2 * 2 * 6144), ("gate", 24576 / 8)])
+def test_eager_kernels_keep_what_lies_between_them(kernel: str, widths: float) -> None:
+    """Two norms keep an fp32 copy and the normalized value in place of the input; an eager gate a fourth width."""
+    columns = {"ffn_matrices": 3.0, "rotary": True}
+    traits = [MEGATRON_GPT, replace(MEGATRON_GPT, **{kernel: "eager"})]
+
+    fused, eager = (peak_memory(machine(software=one), work(recipe(), **columns)).activations[0] for one in traits)
+
+    assert eager - fused == pytest.approx(2 * widths * 4 * PROBLEM.sequence_length * GPT_22B.layers)

@@ -36,7 +36,7 @@ def table(path: Path, *rows: dict[str, Any]) -> Table:
         ({"hardware": ""}, "no preset for unnamed hardware"),
         ({"hardware": "GH200"}, "no preset for GH200"),
         ({"hardware": "H100 PCIe 80GB"}, "no preset for H100 PCIe 80GB"),
-        ({"hardware": "B200", "peak_tflops": 2250}, "no memory size for B200"),
+        ({"hardware": "GH200", "peak_tflops": 989}, "no memory size for GH200"),
         ({"hardware": "V100-32GB", "precision": "bf16"}, "no peak in bf16 for V100-32GB"),
         ({"peak_tflops": -1}, "peak_tflops not above 0"),
         ({"precision": "fp8"}, "precision fp8 is not modeled"),
@@ -106,7 +106,7 @@ def test_a_row_s_own_figures_go_before_a_preset_s(tmp_path: Path) -> None:
 
 
 def test_unknown_hardware_with_a_peak_of_its_own_is_judged(tmp_path: Path) -> None:
-    found = table(tmp_path, GOOD | {"hardware": "B200-180GB", "peak_tflops": 2250})
+    found = table(tmp_path, GOOD | {"hardware": "GH200-96GB", "peak_tflops": 989})
 
     assert found.refused == {}
     assert np.isfinite(predicted(found, {})).all()

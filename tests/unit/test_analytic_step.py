@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontrunner.evaluators.analytic.communication import point_to_point_s, replicas_s, ring_s
+from frontrunner.evaluators.analytic.communication import (
+    pipeline_transfer_s,
+    point_to_point_s,
+    replicas_s,
+    ring_s,
+)
+from frontrunner.evaluators.analytic.software import MEGATRON_GPT
 from frontrunner.evaluators.analytic.step import bubble_s, step_time
 from frontrunner.spaces.sharding import Sharding
 from support.analytic import A100, PROBLEM, gpipe, machine, makespan, one_f_one_b, recipe, without_latency, work
@@ -104,6 +110,19 @@ def test_a_pair_uses_its_own_link() -> None:
     assert times[1] == pytest.approx(2 * times[0], rel=0.05)
 
 
+def test_a_group_in_a_mesh_uses_the_links_between_its_ranks() -> None:
+    """Seven links of 64 GB/s to seven neighbors: one for two ranks, three for four, all for eight."""
+    mesh = without_latency(machine(replace(A100, links=replace(A100.links, pair_gb_per_s=64, node_gb_per_s=448))))
+    one, size = 64e9 * mesh.efficiencies.node_links, np.array([1e9])
+
+    for group, links in ((2.0, 1), (4.0, 3), (8.0, 7)):
+        found = ring_s(mesh, size, group=np.array([group]), stride=np.ones(1), passes=1)[0]
+        assert found == pytest.approx((group - 1) / group * 1e9 / (links * one), rel=0.01)
+    apart = ring_s(mesh, size, group=np.array([2.0]), stride=np.array([4.0]), passes=1)[0]
+    assert apart == pytest.approx(1e9 / 2 / one, rel=0.01)
+    assert point_to_point_s(mesh, size, np.ones(1))[0] == pytest.approx(1e9 / one, rel=0.01)
+
+
 def test_sending_between_nodes_shares_the_ports() -> None:
     found = machine()
     near, far = (point_to_point_s(found, np.array([1e9]), np.array([stride]))[0] for stride in (4.0, 8.0))
@@ -153,3 +172,69 @@ def test_full_recompute_costs_a_forward_pass() -> None:
 
     assert 0.25 < again.recompute[0] / kept.compute[0] < 0.36
     assert again.tensor_parallel[0] == pytest.approx(1.5 * kept.tensor_parallel[0])
+
+
+@pytest.mark.parametrize(("sequence_parallel", "shards"), [(False, 1), (True, 8)])
+def test_eager_norms_move_their_bytes_on_every_rank_that_does_not_share_the_sequence(
+    sequence_parallel: bool, shards: int
+) -> None:
+    """By hand: per value 36 bytes forward and 76 back in place of 4 and 10, 2 norms in each of 48 layers."""
+    plan = recipe(sequence_parallel=sequence_parallel)
+    found = machine(software=replace(MEGATRON_GPT, host_layer_s=0.0, host_collective_s=0.0))
+    eager = replace(found, software=replace(found.software, norm="eager"))
+
+    fused_s, eager_s = (step_time(m, work(plan)).compute[0] for m in (found, eager))
+
+    values = 2 * 4 * 2048 * 6144 * 48 * 2 / shards  # norms, micro-batch, tokens, hidden, layers, accumulation
+    moved = values * (36 + 76 - 4 - 10) * found.efficiencies.elementwise
+    assert eager_s - fused_s == pytest.approx(moved / found.memory_bytes_per_s, rel=1e-6)
+
+
+def test_an_unfused_softmax_in_fp32_is_paid_again_under_recompute() -> None:
+    """By hand: 33 bytes a score forward in place of 8, with all 48 layers' forward pass run again."""
+    found = machine(software=replace(MEGATRON_GPT, host_layer_s=0.0, host_collective_s=0.0))
+    eager = replace(found, software=replace(found.software, softmax="eager"))
+
+    fused_s, eager_s = (step_time(m, work(recipe(recompute="full"))).recompute[0] for m in (found, eager))
+
+    scores = 4 * 2048 * 2048 * 64 / 8 * 48 * 2
+    assert eager_s - fused_s == pytest.approx(
+        scores * (33 - 8) * found.efficiencies.scores / found.memory_bytes_per_s, rel=1e-6
+    )
+
+
+def test_an_earlier_flash_attention_is_slower_by_its_papers_figures() -> None:
+    found = machine(software=replace(MEGATRON_GPT, host_layer_s=0.0, host_collective_s=0.0))
+    first = replace(found, software=replace(found.software, flash=1))
+
+    second_s, first_s = (step_time(m, work(recipe(), fused_attention=True)).compute[0] for m in (found, first))
+
+    flops = 4 * 4 * 2048 * 2048 * 6144 / 8 / 2 * 48 * 2
+    forward, backward = found.efficiencies.fused_attention_forward, found.efficiencies.fused_attention_backward
+    attention = flops / found.matmul_flops * (1 / forward + 2.5 / backward)
+    assert first_s - second_s == pytest.approx(attention * (1 / 0.53 - 1), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["none", "zero-1"])
+def test_gradients_that_are_reduced_whole_in_fp32_cost_two_wide_passes(name: str) -> None:
+    found = without_latency(machine(software=replace(MEGATRON_GPT, reduces_wide=True, reduces_whole=True)))
+    plan = recipe(devices=8, tensor_parallel=1, micro_batch_seqs=1, accumulation=4, sharding=Sharding.named(name, 8))
+
+    told = replicas_s(found, work(plan), np.array([1e10]), np.zeros(1), np.zeros(1))[0]
+
+    one = 7 / 8 * 2e10 / (300e9 * found.efficiencies.node_links)
+    published = 1 if name == "zero-1" else 0
+    assert told == pytest.approx((4 + published) * one, rel=0.01)
+
+
+def test_ranks_that_synchronize_per_message_wait_between_nodes_alone() -> None:
+    plans = work(
+        recipe(tensor_parallel=2, pipeline_parallel=4, micro_batch_seqs=1, accumulation=8, schedule="1f1b"),
+        recipe(tensor_parallel=1, pipeline_parallel=2, micro_batch_seqs=1, accumulation=2, schedule="1f1b"),
+        recipe(tensor_parallel=8, micro_batch_seqs=1, accumulation=8),
+    )
+    found, waiting = (machine(software=replace(MEGATRON_GPT, exchange_s=seconds)) for seconds in (0.0, 0.5))
+
+    waits = pipeline_transfer_s(waiting, plans) - pipeline_transfer_s(found, plans)
+
+    assert waits == pytest.approx([0.5, 0.5, 0.0])

@@ -136,6 +136,28 @@ def test_rows_of_another_kernel_are_another_problem(tmp_path: Path) -> None:
     assert len({problem.name for problem in found.problems}) == 3
 
 
+@pytest.mark.parametrize(
+    ("kernel", "attention", "traits"),
+    [
+        ("torch", "math", ("eager", 1, "eager")),
+        ("megatron fused softmax", "math", ("fused", 1, "eager")),
+        ("flash_attention", "flash", ("eager", 1, "eager")),
+        ("flash_attention2", "flash", ("eager", 2, "eager")),
+        ("flash_attn v2", "flash", ("eager", 2, "eager")),
+        ("flash_attention2 + RMS kernel", "flash", ("eager", 2, "fused")),
+        ("", "flash", ("eager", 1, "eager")),
+    ],
+)
+def test_the_kernel_that_a_row_names_is_a_trait_of_its_code(
+    tmp_path: Path, kernel: str, attention: str, traits: tuple[str, int, str]
+) -> None:
+    named = {"source": "Aleph-Alpha/efficient-parallelization-layouts", "model": "llama-1B", "ffn_hidden": 5504}
+    (problem,) = read(tmp_path, row(attention_kernel=kernel, **named)).problems
+    code = problem.software
+    assert problem.problem.model.attention == attention
+    assert (code.softmax, code.flash, code.norm) == traits
+
+
 def test_a_table_without_shapes_degrees_or_known_hardware_is_a_problem_all_the_same(tmp_path: Path) -> None:
     few = {"model": "mystery", "n_params_b": 7, "seq": 2048, "hardware": "Z9", "gpus": 16, "mbs": 1, "gbs": 64}
     found = read(tmp_path, *(few | {"dp": 16, "step_time_s": 3, "zero": zero} for zero in (1, 3)))
