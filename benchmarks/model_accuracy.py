@@ -42,8 +42,8 @@ from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 
 SPEED_ROWS = 500_000
 WIDTH = 190
-COLUMNS = ("table", "rows", "refused", "MAPE", "median", "bias", "over bar", "95 %", "inside", "near best", "memory", "oom right", "missed", "wrong",
-           "best refused", "problems", "spearman", "regret", "probes")  # fmt: skip
+COLUMNS = ("table", "rows", "refused", "MAPE", "median", "bias", "over bar", "95 %", "inside", "near best", "memory",
+           "oom right", "missed", "wrong", "best refused", "problems", "spearman", "regret", "probes")  # fmt: skip
 
 
 def recipes_per_second() -> float:

@@ -26,11 +26,15 @@ from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 EXPECTED_ERROR = 0.15
 """Mean error of step time on tables of A100 measurements that the constants were not fitted to (docs/planning.md)."""
 VALIDATED_DEVICES = frozenset({"a100-40gb", "a100-80gb"})
-ROW_ERROR = 0.08
-"""Standard deviation of a row's log step time that no constant explains, within tables; twice that elsewhere."""
+ROW_ERROR = 0.07
+"""Standard deviation of a row's log step time that no constant explains: 0.05 to 0.14 in tables of A100.
+
+On devices without validated measurements twice that, a guess.
+"""
 UNJUDGED_ERROR = 0.35
 """The same of choices whose formulas are not validated; a guess."""
 NORMAL_95 = 1.96
+"""Of a normal's values, 95 % are within this many standard deviations."""
 MEAN_TO_DEVIATION = (math.pi / 2) ** 0.5
 """A normal's standard deviation over its mean distance."""
 UNKNOWN_HARDWARE_ERROR = 0.5
@@ -139,9 +143,7 @@ def prior_deviations(problem: Problem) -> dict[str, float]:
     return deviations_of(problem.cluster, problem.precision, is_validated=is_validated(problem), is_fitted=fitted)
 
 
-def log_deviations(
-    cluster: Cluster, precision: str, software: Software, work: Workload, unjudged: Flags | bool = False
-) -> Rows:
+def log_deviations(cluster: Cluster, precision: str, software: Software, work: Workload, unjudged: Flags) -> Rows:
     """Return the standard deviation of each row's log step time: of the constants, and of what they do not explain.
 
     `unjudged` rows have choices whose formulas are not validated.
@@ -150,7 +152,8 @@ def log_deviations(
     row = (ROW_ERROR if known else 2 * ROW_ERROR) if own is None else MEAN_TO_DEVIATION * own
     deviations = deviations_of(cluster, precision, is_validated=known, is_fitted=own is not None)
     slopes = sensitivities(cluster, precision, software, work, deviations)
-    return np.sqrt((slopes**2).sum(axis=1) + row**2 + np.where(unjudged, UNJUDGED_ERROR, 0.0) ** 2)
+    found: Rows = np.sqrt((slopes**2).sum(axis=1) + row**2 + np.where(unjudged, UNJUDGED_ERROR, 0.0) ** 2)
+    return found
 
 
 def assumed(problem: Problem) -> tuple[str, ...]:
