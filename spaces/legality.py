@@ -152,6 +152,33 @@ def _torch_pipeline(recipe: Recipe, _: Problem) -> Refusals:
         yield "interleaved-rounds", f"{name} over {ranks} ranks {how}"
 
 
+def _quantized(recipe: Recipe, problem: Problem) -> Refusals:
+    """ZeRO++'s int8 gathers and int4 reductions: of ZeRO-3, by kernels for GPUs, with other numbers than one process.
+
+    The two hops of qgZ are DeepSpeed's: a node's devices, then those of equal place in all nodes, over all ranks.
+    """
+    names = {"quantized_weights": recipe.quantized_weights, "quantized_gradients": recipe.quantized_gradients}
+    if not (chosen := [name for name, is_chosen in names.items() if is_chosen]):
+        return
+    what, n, per_node = " and ".join(chosen), recipe.data_parallel, problem.cluster.devices_per_node
+    if recipe.engine != "deepspeed":
+        yield "quantized-engine", f"only the deepspeed engine has {what}"
+    if problem.tolerance != "quantized":
+        text = f'{what} trains with other numbers: set problem.tolerance = "quantized" to accept that'
+        yield "quantized-tolerance", text
+    if problem.cluster.backend not in ("cuda", "rocm"):
+        text = f"{what} runs in DeepSpeed's CUDA and HIP kernels, which {problem.cluster.backend} devices do not have"
+        yield "quantized-backend", text
+    if n == 1 or recipe.sharding.parameters < n:
+        yield "quantized-sharding", f"{what} is a part of ZeRO-3; sharding is {recipe.sharding_name}"
+    if recipe.quantized_gradients and recipe.tensor_parallel > 1:
+        text = "qgZ sums over all ranks, which under tensor parallelism hold different shares"
+        yield "quantized-tensor", f"wrong gradients: {text}"
+    if recipe.quantized_gradients and (recipe.devices % per_node or recipe.devices == per_node):
+        text = f"quantized_gradients needs several whole nodes of {per_node} devices, not {recipe.devices} devices"
+        yield "quantized-nodes", text
+
+
 def _torch_layers(recipe: Recipe, problem: Problem) -> Refusals:
     """A compiled layer is one piece, which nothing looks into; a rank's positions make equal pieces."""
     is_selective = recipe.recompute == "selective"
@@ -268,8 +295,8 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C
 
 
 ENGINE_RULES: dict[str, tuple[Rules, ...]] = {
-    "torch": (_torch_replicas, _torch_pipeline, _tied, _torch_layers, _torch_memory),
-    "deepspeed": (_deepspeed_parallel, _tied, _deepspeed_options),
+    "torch": (_torch_replicas, _torch_pipeline, _tied, _torch_layers, _torch_memory, _quantized),
+    "deepspeed": (_deepspeed_parallel, _tied, _deepspeed_options, _quantized),
 }
 
 

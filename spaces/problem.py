@@ -8,6 +8,8 @@ from frontrunner.spaces.cluster import PRECISIONS, Cluster
 from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
 from frontrunner.spaces.model import Model
 
+TOLERANCES = ("rounding", "quantized")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalBatch:
@@ -35,17 +37,22 @@ class GlobalBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Model, cluster, sequence length in tokens, global batch in sequences, and precision of the arithmetic."""
+    """Model, cluster, sequence length in tokens, global batch in sequences, and precision of the arithmetic.
+
+    `tolerance` is how far recipes may differ in their results: by `rounding`, or by messages that are `quantized` too.
+    """
 
     model: Model
     cluster: Cluster
     sequence_length: int
     global_batch: GlobalBatch
     precision: str = "bf16"
+    tolerance: str = "rounding"
 
     def __post_init__(self) -> None:
         require_at_least("problem", 2, sequence_length=self.sequence_length)
         require_one_of("problem", "precision", self.precision, PRECISIONS)
+        require_one_of("problem", "tolerance", self.tolerance, TOLERANCES)
         limit = self.model.max_positions
         if self.model.positions == "learned" and limit is None:
             raise bad_value("model.max_positions", None, "the number of learned positions")

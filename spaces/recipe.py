@@ -235,6 +235,15 @@ class Recipe(ReadsEarlierNames, Displayed):
         "neighboring replicas that hold a second copy of ZeRO-3's parameters (ZeRO++ hpZ, arXiv 2306.10209); 1 is none",
         group="option", label="secondary", word="secondary={value}", matters=_over_copies,
     )  # fmt: skip
+    quantized_weights: bool = _flag(
+        "gather ZeRO-3's parameters in int8 (ZeRO++ qwZ, arXiv 2306.10209); needs `problem.tolerance = \"quantized\"`",
+        group="option", label="int8 weights", word="int8-weights", matters=_over_copies,
+    )  # fmt: skip
+    quantized_gradients: bool = _flag(
+        "reduce ZeRO-3's gradients in int4, within nodes and then between them (ZeRO++ qgZ); needs "
+        "`problem.tolerance = \"quantized\"`",
+        group="option", label="int4 gradients", word="int4-gradients", matters=_over_copies,
+    )  # fmt: skip
     layers_per_stage: tuple[int, ...] = _declare(
         "layers",
         "layers of each pipeline stage: `even`, or `balanced` so that the busiest rank, the head counted, has the "

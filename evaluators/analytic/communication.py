@@ -6,10 +6,15 @@ import numpy as np
 
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import boundary_bytes, layer_activations
-from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
+from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload, number
 
 LEAST_EXPOSED = 0.05
 """Share of traffic that no computation hides: nothing runs during the first and last message."""
+
+QUANTIZED_GROUP = 8000.0
+"""Parameters to one fp32 scale in int8 gathers (`target_group_size` of DeepSpeed's `CUDAQuantizer`)."""
+HALF_BYTES, SCALE_BYTES = 2.0, 4.0
+"""DeepSpeed's quantizers read and write fp16, with scales in fp32 (`csrc/quantization`)."""
 
 
 def ring_s(
@@ -116,7 +121,8 @@ def replicas_s(machine: Machine, work: Workload, parameters: Rows, forward: Rows
     `forward` and `backward` are that rank's times per micro-batch. With degrees p, g, o of N copies: parameters are
     gathered over p for each pass of each micro-batch, over a secondary partition for the backward pass where there
     is one; gradients are reduced over g after each, if g > 1, and then once per step over o / g, and over the N / o
-    copies that are left; new parameters are gathered over o / p.
+    copies that are left; new parameters are gathered over o / p. Quantized
+    messages are smaller, and pass through memory.
     """
     software = machine.software
     hides = software.overlaps_unsharded | (work.sharding_parameters > 1)
@@ -136,7 +142,7 @@ def replicas_s(machine: Machine, work: Workload, parameters: Rows, forward: Rows
 
 def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Rows:
     p, g, stride = work.sharding_parameters, work.sharding_gradients, work.strides["dp"]
-    weights = parameters * work.bytes_per_value
+    weights = parameters * np.where(work.quantized_weights, 1 + SCALE_BYTES / QUANTIZED_GROUP, work.bytes_per_value)
     gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
     layers = np.maximum(parameters / work.layer_share, 1)
     gathered = ring_s(machine, weights, group=p, stride=stride, passes=1, messages=layers)
@@ -144,7 +150,28 @@ def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Row
     if (work.secondary_partition > 1).any():
         near = ring_s(machine, weights, group=work.secondary_partition, stride=stride, passes=1, messages=layers)
         again = np.where((p > 1) & (work.secondary_partition > 1), near, gathered)
-    return gathered + again + ring_s(machine, gradients, group=g, stride=stride, passes=1, messages=layers)
+    reduced = ring_s(machine, gradients, group=g, stride=stride, passes=1, messages=layers)
+    if work.quantized_gradients.any():
+        reduced = np.where(work.quantized_gradients, _two_hops_s(machine, work, parameters, layers), reduced)
+    # What arrives twice in int8 is read, written in fp16, read again and converted.
+    moved = 2 * parameters * (1 + 2 * HALF_BYTES + work.bytes_per_value)
+    dequantized = np.where(work.quantized_weights, moved / machine.memory_bytes_per_s, 0.0)
+    return gathered + again + dequantized + reduced
+
+
+def _two_hops_s(machine: Machine, work: Workload, parameters: Rows, layers: Rows) -> Rows:
+    """Return the time to reduce gradients in int4 as ZeRO++ does (arXiv 2306.10209, section 3.3).
+
+    All-to-alls within nodes, and then of what a node's device has summed between the nodes. Memory is passed over to
+    convert the gradients to fp16 and quantize them, to sum what arrives and quantize it, and to dequantize and sum
+    that. A scale is for a row of a matrix.
+    """
+    width, held = machine.devices_per_node, HALF_BYTES + work.bytes_per_value
+    nodes, int4 = np.maximum(work.sharding_gradients / width, 1.0), 0.5 + SCALE_BYTES / work.hidden
+    within = all_to_all_s(machine, parameters * int4 / layers, group=number(width), stride=number(1))
+    between = all_to_all_s(machine, parameters * int4 / width / layers, group=nodes, stride=number(width))
+    moved = held + HALF_BYTES + int4 + (1 + 1 / width) * int4 + (int4 + 2 * HALF_BYTES) / width
+    return layers * (within + between) + parameters * moved / machine.memory_bytes_per_s
 
 
 def _once(machine: Machine, work: Workload, parameters: Rows) -> Rows:

@@ -131,7 +131,9 @@ def _computed_with(machine: Machine, work: Workload, count: Rows) -> Rows:
     shards = shards + np.where(work.secondary_partition > 1, count / work.secondary_partition, 0.0)
     shards = np.where(work.parameters_on_host, 0.0, shards)
     held = np.where((p > 1) | work.parameters_on_host, gathered + shards, count)
-    return np.minimum(held, count) * work.bytes_per_value
+    # What arrives in int8 is there once more, and in fp16, before it is converted: a layer at a time.
+    arriving = np.where(work.quantized_weights, 3.0 * np.minimum(work.layer_share, count), 0.0)
+    return np.minimum(held, count) * work.bytes_per_value + arriving
 
 
 def _gradients(machine: Machine, work: Workload, count: Rows, *, in_flight: Rows, freed: Rows) -> Rows:

@@ -83,6 +83,8 @@ class Workload:
     dual_pipeline: Flags = field(default_factory=_no)
     compile: Flags = field(default_factory=_no)
     activation_offload: Flags = field(default_factory=_no)
+    quantized_weights: Flags = field(default_factory=_no)
+    quantized_gradients: Flags = field(default_factory=_no)
     optimizer_on_host: Flags = field(default_factory=_no)
     parameters_on_host: Flags = field(default_factory=_no)
     bytes_per_optimizer_state: Rows = field(default_factory=lambda: number(4))

@@ -21,8 +21,6 @@ from frontrunner.spaces.sharding import SHARDING_NAMES
 FILE = "ds_config.json"
 PROVENANCE = "frontrunner"
 REFUSED = {
-    "zero_optimization.zero_quantized_weights": "quantized weights",
-    "zero_optimization.zero_quantized_gradients": "quantized gradients",
     "zero_optimization.mics_shard_size": "MiCS, which DeepSpeed has removed",
 }
 OFFLOADS = {("none", "none"): "none", ("cpu", "none"): "optimizer", ("cpu", "cpu"): "optimizer+parameters"}
@@ -33,6 +31,7 @@ BATCH = {
 }
 AUTO_TP = "tensor_parallel.autotp_size"
 SECONDARY = "zero_hpz_partition_size"
+QUANTIZED = {"quantized_weights": "zero_quantized_weights", "quantized_gradients": "zero_quantized_gradients"}
 NAMES = {**BATCH, "tensor_parallel": AUTO_TP, "secondary_partition": f"zero_optimization.{SECONDARY}"}
 
 
@@ -43,7 +42,7 @@ class DeepSpeed(Tool):
     title = "DeepSpeed's configuration"
     has_launcher = False
     names = NAMES
-    expressed = frozenset({"sharding", "offload"})
+    expressed = frozenset({"sharding", "offload", *QUANTIZED})
 
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
         """Return what the configuration does not hold."""
@@ -112,8 +111,11 @@ def configuration(problem: Problem, recipe: Recipe) -> dict[str, Any]:
         zero["offload_param"] = place
     if recipe.secondary_partition > 1:
         zero[SECONDARY] = recipe.secondary_partition
+    zero |= {key: True for name, key in QUANTIZED.items() if getattr(recipe, name)}
     settings: dict[str, Any] = {name: getattr(recipe, key) for key, name in BATCH.items()}
     settings["zero_optimization"] = zero
+    if recipe.quantized_gradients:  # DeepSpeed's kernels read gradients as fp16 whatever they are
+        settings["communication_data_type"] = "fp16"
     if problem.precision != "fp32":
         settings[problem.precision] = {"enabled": True}
     if recipe.tensor_parallel > 1:
@@ -142,6 +144,7 @@ def choices(problem: Problem, root: Table) -> dict[str, Any]:
         "sharding": zero_sharding(root, "zero_optimization.stage", 0),
         "offload": offloads[devices],
         "secondary_partition": root.number(f"zero_optimization.{SECONDARY}") or 1,
+        **{name: root.flag(f"zero_optimization.{key}") for name, key in QUANTIZED.items()},
     }
 
 

@@ -341,7 +341,8 @@ class MegatronDeepSpeed(MegatronLM):
     has_kv_heads = f"--{kv_heads}"
     theta = "--rotary-position-embeddings-theta"
     epsilon = "--layernorm-epsilon"
-    expressed = frozenset({"schedule", "sharding", "recompute", "sequence_parallel", "offload", "secondary_partition"})
+    of_zero = ("sharding", "offload", "secondary_partition", *deepspeed.QUANTIZED)
+    expressed = frozenset({"schedule", "recompute", "sequence_parallel", *of_zero})
 
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
         """Return what of pipeline and ZeRO Megatron-DeepSpeed does not run."""
@@ -418,7 +419,7 @@ class MegatronDeepSpeed(MegatronLM):
         stage, word = SHARDING_NAMES.index(configured["sharding"]), said.text("--zero-stage", "1")
         if word != str(stage):
             raise InvalidInput(f"--zero-stage {shown_key(word)}: DeepSpeed's configuration has stage {stage}")
-        found |= {key: configured[key] for key in ("sharding", "offload", "secondary_partition", "accumulation")}
+        found |= {key: configured[key] for key in (*self.of_zero, "accumulation")}
         return reading.recipe_of(problem, found, given, engine="deepspeed")
 
 

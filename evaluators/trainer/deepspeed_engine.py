@@ -63,6 +63,9 @@ def configuration(job: Job, *, parameters: int) -> dict[str, Any]:
         settings["bf16"] = {"enabled": True}
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
         settings["communication_data_type"] = "fp32"
+    if recipe.quantized_gradients:
+        # Its kernels read gradients as fp16 whatever they are (`csrc/quantization/pt_binding.cpp`).
+        settings["communication_data_type"] = "fp16"
     if recipe.tensor_parallel > 1 and recipe.pipeline_parallel == 1:
         specs = [{"patterns": names, "partition_type": kind} for kind, names in _AUTOMATIC_TENSOR_PARALLEL.items()]
         layers = {"use_default_specs": False, "layer_specs": specs}
@@ -92,6 +95,9 @@ def _zero(job: Job, parameters: int) -> dict[str, Any]:
         settings |= disk_settings(job)
     if recipe.secondary_partition > 1:
         settings["zero_hpz_partition_size"] = recipe.secondary_partition
+    for name in ("quantized_weights", "quantized_gradients"):
+        if getattr(recipe, name):
+            settings[f"zero_{name}"] = True
     return settings
 
 

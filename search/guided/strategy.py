@@ -96,10 +96,10 @@ class Observations:
         return float(np.median(list(itertools.chain(*self.spreads.values())) or [0.0]))
 
     def deviations(self) -> Rows:
-        """Return the standard error of each measured row's mean logarithm, from its probes' spreads and repeats."""
-        noise = self.noise()
+        """Return the standard error of each measured row's mean logarithm, from its probes' spreads and all repeats."""
+        between = self.noise() if any(len(values) > 1 for values in self.log_speeds.values()) else 0.0
         counted = ((spreads, len(spreads)) for spreads in self.spreads.values())
-        own = (math.hypot(*spreads, noise * count**0.5 * (count > 1)) / count for spreads, count in counted)
+        own = (math.hypot(*spreads, between * count**0.5) / count for spreads, count in counted)
         return np.fromiter(own, dtype=np.float64)
 
 
@@ -189,6 +189,9 @@ class Guided:
         noise, own = self._speed.noise, self._seen.deviations()[again, None]
         true = (noise**2 * speeds[again, None] + own**2 * drawn[: len(again)]) / (noise**2 + own**2)
         true += noise * own / np.hypot(noise, own) * random.standard_normal(true.shape)
+        # Of a best that was measured badly the model may be too sure: half of the draws take its measurement alone.
+        alone = np.isin(again, best)[:, None] & (np.arange(DRAWS) % 2 == 0)
+        true = np.where(alone, speeds[again, None] + own * random.standard_normal(true.shape), true)
         joined = np.concatenate([true, np.where(runs, drawn[len(again) :], -np.inf)]) - front.log_worth
         present = np.isin(again, best)
         worths = self._allowances.worth(joined[: len(again)][present], held[again][present])

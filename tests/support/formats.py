@@ -83,6 +83,8 @@ def _with_levers(draw: Callable[[Any], Any], recipe: Recipe) -> Recipe:
         {"offload": draw(st.sampled_from(OFFLOADS))},
         {"gradient_sync": draw(st.sampled_from(DIMENSIONS["gradient_sync"].values))},
         {"secondary_partition": 2},
+        {"quantized_weights": True},
+        {"quantized_gradients": True},
         {"rank_order": draw(st.sampled_from(RANK_ORDERS))},
     ]
     return replace(recipe, **draw(st.sampled_from([{}, {}, {}, *levers])))

@@ -39,6 +39,8 @@ def test_deepspeed_reads_its_configuration_as_the_recipe(recipe: Recipe) -> None
     if recipe.data_parallel > 1:
         assert int(zero.stage) == SHARDING_NAMES.index(recipe.sharding_name)
     assert zero.zero_hpz_partition_size == recipe.secondary_partition
+    assert zero.zero_quantized_weights == recipe.quantized_weights
+    assert zero.zero_quantized_gradients == recipe.quantized_gradients
     offloaded = {"none": 0, "optimizer": 1}.get(recipe.offload, 2)
     assert (zero.offload_optimizer is not None) + (zero.offload_param is not None) == offloaded
 

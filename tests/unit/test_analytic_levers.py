@@ -140,6 +140,38 @@ def test_a_secondary_partition_gathers_near_for_the_backward_pass() -> None:
     assert sizes[1] - sizes[0] == pytest.approx(2 * (count + model.padded_vocabulary * model.hidden) / 8)
 
 
+def test_zero_plus_plus_leaves_a_quarter_of_the_bytes_between_nodes() -> None:
+    """The paper's table 1 (arXiv 2306.10209): M + M + M values of 16 bits become M / 2 + 0 + M / 4."""
+    plain = zero_3(devices=512, engine="deepspeed", accumulation=1)
+    plans = [
+        plain,
+        replace(plain, quantized_weights=True),
+        replace(plain, quantized_gradients=True),
+        replace(plain, quantized_weights=True, quantized_gradients=True, secondary_partition=8),
+    ]
+    free = without_latency(machine(software=replace(DEEPSPEED, wide_gradients=False)))
+    free = replace(free, memory_bytes_per_s=1e30, node_bytes_per_s=1e30, pair_bytes_per_s=1e30)
+
+    waits = replicas_s(free, work(*plans), np.array([1e10]), *NOTHING)
+
+    assert waits[0] == pytest.approx(3 * 2e10 / free.network_bytes_per_s_per_node, rel=0.01)
+    assert waits / waits[0] == pytest.approx([1, 2 / 3, 2.25 / 3, 0.25], rel=0.02)
+
+
+def test_quantized_messages_pass_through_memory_and_need_a_layer_more_of_it() -> None:
+    plain = zero_3(devices=64, engine="deepspeed", accumulation=1)
+    weights, gradients = replace(plain, quantized_weights=True), replace(plain, quantized_gradients=True)
+    slow = replace(without_latency(machine(software=DEEPSPEED)), memory_bytes_per_s=1.0)
+    layer = GPT_22B.matmul_parameters_per_layer
+
+    waits = replicas_s(slow, work(plain, weights, gradients), np.array([1e10]), *NOTHING)
+    sizes = peak_memory(slow, work(plain, weights)).parameters
+
+    assert waits[1] - waits[0] == pytest.approx(2 * 7 * 1e10)  # int8 in, fp16 out and in, bf16 out; twice
+    assert waits[2] - waits[0] == pytest.approx((2 + 2 + 2 + 0.5 + 0.5 * 9 / 8 + 4.5 / 8) * 1e10, rel=0.01)
+    assert sizes[1] - sizes[0] == pytest.approx(3 * layer)
+
+
 def test_compiled_layers_move_and_keep_less() -> None:
     plain, compiled = recipe(tensor_parallel=1), recipe(tensor_parallel=1, compile=True)
 

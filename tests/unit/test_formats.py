@@ -317,7 +317,7 @@ OTHERS = {
     "deepspeed": (
         ('"bf16": {', '"bf": {', "neither bf16.enabled nor fp16.enabled"),
         ('"bf16": {', '"torch_autocast": {', "torch_autocast"),
-        ('"stage": 2', '"stage": 2, "zero_quantized_weights": true', "no recipe of ours has quantized weights"),
+        ('"stage": 2', '"stage": 2, "mics_shard_size": 4', "no recipe of ours has MiCS"),
     ),
     "megatron-deepspeed": (
         ("--bf16", "", "neither --bf16 nor"),

@@ -132,6 +132,29 @@ def test_noise_hides_which_is_best_even_where_all_were_measured() -> None:
     assert bound(0.9) > 0.1
 
 
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_best_that_is_known_badly_is_not_close_to_the_best_of_the_space(*, repeated: bool) -> None:
+    """Its own probe says so, or another recipe's repeats; the formulas, which find it best too, may be wrong."""
+
+    def gap(noise: float) -> float:
+        legal = {point: recipe for point, recipe in SURVEY.legal.items() if RUNS[ROW[recipe]]}
+        strategy, ran = Guided(replace(SURVEY, legal=legal), 0), list(legal.values())
+        top = max(ran, key=lambda recipe: PRIOR.log_speed[ROW[recipe]])
+        for recipe in ran:
+            speed, spread = math.exp(PRIOR.log_speed[ROW[recipe]]), noise * (recipe == top and not repeated)
+            strategy.tell(Told(recipe=recipe, outcome=measured(speed * (1.3 if recipe == top else 1.0), spread)))
+        slowest = min(ran, key=lambda recipe: PRIOR.log_speed[ROW[recipe]])
+        if repeated:
+            speed = math.exp(PRIOR.log_speed[ROW[slowest]] - noise)
+            strategy.tell(Told(recipe=slowest, outcome=measured(speed)))
+        outlook = strategy.outlook()
+        assert outlook is not None
+        return outlook.gap
+
+    assert gap(0.0) == 0.0
+    assert gap(2.0) > 0.1
+
+
 def test_remembered_outcomes_of_a_smaller_cluster_move_the_first_probe() -> None:
     small = replace(PROBLEM, cluster=replace(PROBLEM.cluster, nodes=1))
     space = replace(SPACE, micro_batch_seqs=(1, 2))

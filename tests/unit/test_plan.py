@@ -159,6 +159,8 @@ def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:
         {"offload": "optimizer"},
         {"gradient_sync": "each"},
         {"secondary_partition": 2},
+        {"quantized_weights": True},
+        {"quantized_gradients": True},
         {"async_tensor_parallel": True},
         {"rank_order": "dp-pp-tp"},
         {"layers_per_stage": (25, 23)},
@@ -166,8 +168,9 @@ def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:
     named = {name for change in changes for name in change}
     same = {"devices", "pipeline_parallel", "replication"}  # the problem's; in the base; runs the same collectives
     assert named | same == set(Recipe.__dataclass_fields__)
+    of_zero_3 = {"secondary_partition", "quantized_weights", "quantized_gradients"}
     for change in changes:
-        unchanged = zero_3 if "secondary_partition" in change else base
+        unchanged = base if of_zero_3.isdisjoint(change) else zero_3
         changed = replace(unchanged, **change)
         if not_modelled(changed) is None:
             before, after = estimate_many([unchanged, changed], PROBLEM)

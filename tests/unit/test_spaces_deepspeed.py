@@ -124,6 +124,45 @@ def test_a_disk_is_named_by_an_absolute_path_and_is_no_part_of_a_recipes_identit
     assert recipe_id(ON_DISK, chosen) == recipe_id(PROBLEM, chosen)
 
 
+NODES = replace(CLUSTER, backend="cuda", nodes=4, devices_per_node=4)
+ACCEPTED = replace(PROBLEM, cluster=NODES, tolerance="quantized")
+PLUS_PLUS = {"devices": 16, "sharding": "zero-3", "quantized_weights": True, "quantized_gradients": True}
+GATHERS = {"sharding": "zero-3", "quantized_weights": True}
+
+
+@pytest.mark.parametrize("choices", [PLUS_PLUS, PLUS_PLUS | {"secondary_partition": 4}, GATHERS, GATHERS | TENSOR])
+@pytest.mark.parametrize("backend", ["cuda", "rocm"])
+def test_quantized_messages_are_legal_on_gpus_where_they_are_accepted(choices: dict[str, Any], backend: str) -> None:
+    assert why_illegal(recipe(**choices), replace(ACCEPTED, cluster=replace(NODES, backend=backend))) is None
+
+
+@pytest.mark.parametrize(
+    ("choices", "problem", "code", "words"),
+    [
+        ({}, replace(ACCEPTED, tolerance="rounding"), "quantized-tolerance", 'set problem.tolerance = "quantized"'),
+        ({}, replace(ACCEPTED, cluster=replace(NODES, backend="cpu")), "quantized-backend", "which cpu devices do not"),
+        ({}, replace(ACCEPTED, cluster=replace(NODES, backend="xpu")), "quantized-backend", "which xpu devices do not"),
+        ({"engine": "torch"}, ACCEPTED, "quantized-engine", "only the deepspeed engine has quantized_weights and qua"),
+        ({"sharding": "zero-2"}, ACCEPTED, "quantized-sharding", "sharding is zero-2"),
+        (TENSOR, ACCEPTED, "quantized-tensor", "wrong gradients"),
+        ({"devices": 4}, ACCEPTED, "quantized-nodes", "several whole nodes of 4 devices, not 4"),
+        ({"devices": 2}, ACCEPTED, "quantized-nodes", "several whole nodes of 4 devices, not 2"),
+    ],
+)
+def test_quantized_messages_are_refused_with_the_reason(
+    choices: dict[str, Any], problem: Problem, code: str, words: str
+) -> None:
+    reason = why_illegal(recipe(**PLUS_PLUS | choices), problem)
+    assert reason is not None
+    assert reason.code == code
+    assert words in reason.text
+
+
+def test_a_tolerance_is_one_of_two() -> None:
+    with pytest.raises(InvalidInput, match=r"^problem\.tolerance = .*rounding, quantized"):
+        replace(PROBLEM, tolerance="0.1")
+
+
 def test_levels_of_sharding_between_the_zero_stages_are_refused() -> None:
     levels = replace(recipe(), sharding=Sharding(parameters=2, gradients=4, optimizer=8))
     reason = why_illegal(levels, PROBLEM)

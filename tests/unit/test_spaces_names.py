@@ -1,6 +1,7 @@
 """Recipes of earlier versions: their ids, and the names that their dimensions had."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -44,6 +45,7 @@ EACH = Recipe(devices=8, micro_batch_seqs=2, accumulation=2, gradient_sync="each
             "c60b31f016bc",
         ),
         ({"engine": "deepspeed", "sharding": ALL, "secondary_partition": 2}, "4e68366557d6"),
+        ({"quantized_weights": False, "quantized_gradients": False}, "5435cb1d1b33"),
         (
             {
                 "pipeline_parallel": 2,
@@ -58,6 +60,12 @@ EACH = Recipe(devices=8, micro_batch_seqs=2, accumulation=2, gradient_sync="each
 )
 def test_recipe_id_is_that_of_earlier_versions(choices: dict[str, object], wanted: str) -> None:
     assert recipe_id(PROBLEM, Recipe(devices=8, micro_batch_seqs=2, accumulation=2, **choices)) == wanted  # type: ignore[arg-type]
+
+
+def test_what_is_tolerated_is_no_part_of_an_id() -> None:
+    recipe = Recipe(devices=8, micro_batch_seqs=2, accumulation=2, quantized_weights=True)
+    assert recipe_id(replace(PROBLEM, tolerance="quantized"), recipe) == recipe_id(PROBLEM, recipe)
+    assert recipe_id(PROBLEM, recipe) != recipe_id(PROBLEM, replace(recipe, quantized_weights=False))
 
 
 def test_recipe_is_stored_and_read_under_the_earlier_name() -> None:

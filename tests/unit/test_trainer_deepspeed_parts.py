@@ -54,6 +54,16 @@ def test_zero_3_shards_every_matrix_of_a_small_model() -> None:
     assert settings["reduce_bucket_size"] == 200_000 // small_model().layers
 
 
+def test_quantized_messages_are_asked_for_and_gradients_travel_as_the_kernels_read_them() -> None:
+    zero_3 = {"data_parallel": 2, "sharding": (2, 2, 2), "precision": "bf16"}
+    chosen = zero_3 | {"quantized_weights": True, "quantized_gradients": True}
+    plain, asked = (configuration(job(**one), parameters=200_000) for one in (zero_3, chosen))
+
+    keys = {"zero_quantized_weights": True, "zero_quantized_gradients": True}
+    assert asked["zero_optimization"] == plain["zero_optimization"] | keys
+    assert (plain["communication_data_type"], asked["communication_data_type"]) == ("fp32", "fp16")
+
+
 def _on_disk(folder: Path, *, needed_bytes: int = 1, **recipe: Any) -> Job:
     chosen = {"data_parallel": 2, "sharding": (2, 2, 2), "offload": "nvme"} | recipe
     return replace(job(**chosen), disk=Disk(folder=str(folder), needed_bytes=needed_bytes))
