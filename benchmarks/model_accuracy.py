@@ -5,7 +5,9 @@
 TABLE.csv has one measured configuration a row (evaluators/tables/schema.py lists the columns). Without --fit the
 constants that ship are judged; with it they are fitted to the tables after it first. --cross-validate judges each
 table once more with constants fitted to all the others, from what ships on and from constants on that no table gave,
-and each problem with constants fitted to other problems of all tables. Per problem (rows of one model, sequence
+each training code and each kind of machine likewise, and each problem with constants fitted to other problems of all
+tables. `95 %` is the median half width of the intervals, `inside` the share of rows in them, of all and of those within
+20 % of their problem's best. Per problem (rows of one model, sequence
 length, batch and machine) stand the rank correlation, the regret
 of the model's first choice, and the probes its order needs to come within 5 % of the best measured. --worst lists as
 many rows of each table that miss the bar by most.
@@ -25,7 +27,7 @@ import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table as Shown
-from table_accuracy import BARS, SOURCED, by_problem, by_table, fitted, judged, predicted, summary
+from table_accuracy import BARS, SOURCED, by_problem, by_table, by_trait, fitted, judged, predicted, summary
 
 from frontrunner.evaluators.analytic.accuracy_bounds import FASTER_THAN_NEEDED
 from frontrunner.evaluators.analytic.estimates import ROWS_AT_ONCE
@@ -34,13 +36,14 @@ from frontrunner.evaluators.analytic.memory import peak_memory
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Workload
+from frontrunner.evaluators.tables.rows import software_of
 from frontrunner.evaluators.tables.workloads import Table, read
 from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 
 SPEED_ROWS = 500_000
-WIDTH = 170
-COLUMNS = ("table", "rows", "refused", "MAPE", "median", "bias", "over bar", "memory", "oom right", "missed", "wrong",
-           "best refused", "problems", "spearman", "regret", "probes")  # fmt: skip
+WIDTH = 190
+COLUMNS = ("table", "rows", "refused", "MAPE", "median", "bias", "over bar", "95 %", "inside", "near best", "memory",
+           "oom right", "missed", "wrong", "best refused", "problems", "spearman", "regret", "probes")  # fmt: skip
 
 
 def recipes_per_second() -> float:
@@ -109,6 +112,7 @@ def _cells(table: dict[str, Any]) -> list[str]:
         *times,
         f"{table['bias']:.2f}" if table["rows"] else "-",
         str(table["over_bar"]),
+        *(f"{table[key]:.0%}" if table[key] is not None else "-" for key in ("interval", "inside", "inside_near_best")),
         f"{table['memory_mape']:.1%}" if table["memory_mape"] is not None else "-",
         right,
         str(oom["fn"]),
@@ -185,6 +189,14 @@ def main() -> None:
             "cross_validated_from_sources": (
                 "each table judged with constants fitted to the others, from constants on that no table gave",
                 partial(by_table, start=SOURCED),
+            ),
+            "cross_validated_by_code": (
+                "each training code judged with constants fitted to the others",
+                partial(by_trait, trait=lambda row: software_of(row).name),
+            ),
+            "cross_validated_by_cluster": (
+                "each kind of machine judged with constants fitted to the others",
+                partial(by_trait, trait=lambda row: row.hardware),
             ),
             "cross_validated_by_problem": (
                 "each problem judged with constants fitted to others of all tables",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from frontrunner.evaluators.analytic.accuracy_bounds import FASTER_THAN_NEEDED, at_best
+from frontrunner.evaluators.analytic.accuracy_bounds import FASTER_THAN_NEEDED, NORMAL_95, at_best, log_deviations
 from frontrunner.evaluators.analytic.fit import Bounds, least_squares, shipped
 from frontrunner.evaluators.analytic.machine import BOUNDS, Machine, assumptions
 from frontrunner.evaluators.analytic.memory import peak_memory
@@ -23,6 +23,8 @@ from frontrunner.evaluators.tables.workloads import Table
 Figures = dict[str, Any]
 Times = npt.NDArray[np.float64]
 
+NEAR = 1.2
+"""Rows that take at most this many times as long as their problem's best are near it."""
 CLOSE = 1.05
 """A probe within 5 % of a problem's best ends its search."""
 BARS = {"multi_node": 0.08, "single_node": 0.12}
@@ -115,16 +117,25 @@ def frame(table: Table) -> pd.DataFrame:
 
 def judged(table: Table, predicted_s: Times, *, worst: int = 5) -> Figures:
     """Return the figures of one table under step times of some constants, and its `worst` rows."""
-    rows = frame(table).assign(predicted_s=predicted_s, memory_gib=np.nan, limit_gib=np.nan, least_s=0.0)
+    rows = frame(table).assign(
+        predicted_s=predicted_s, deviation=np.nan, memory_gib=np.nan, limit_gib=np.nan, least_s=0.0
+    )
     for places, part in table.parts:
         machine = Machine.of(part.cluster, part.precision, part.software)
         rows.loc[places, "memory_gib"] = peak_memory(machine, part.work).total / 2**30
         rows.loc[places, "limit_gib"] = part.cluster.memory_gib_per_device
+        rows.loc[places, "deviation"] = log_deviations(
+            part.cluster, part.precision, part.software, part.work, part.work.compile | (part.work.context_parallel > 1)
+        )
         rows.loc[places, "several_nodes"] = rows.gpus[places] > part.cluster.devices_per_node
         if not assumptions(part.cluster, part.precision) and part.precision != "fp32":
             rows.loc[places, "least_s"] = step_time(at_best(machine), part.work).total
     timed = rows[(rows.status == "ok") & rows.step_time_s.notna()]
-    timed = timed.assign(error=(timed.predicted_s / timed.step_time_s - 1).abs())
+    timed = timed.assign(
+        error=(timed.predicted_s / timed.step_time_s - 1).abs(),
+        inside=np.log(timed.predicted_s / timed.step_time_s).abs() <= NORMAL_95 * timed.deviation,
+        near_best=timed.step_time_s <= NEAR * timed.groupby("problem").step_time_s.transform("min"),
+    )
     return {"rows": len(timed), "refused": table.refused} | _times(timed, worst) | _memory(rows, timed)
 
 
@@ -139,6 +150,9 @@ def _times(timed: pd.DataFrame, worst: int) -> Figures:
         "multi_node": {"rows": int(several.sum()), "mape": mean(timed.error[several])},
         "single_node": {"rows": int((~several).sum()), "mape": mean(timed.error[~several])},
         "over_bar": int(over.sum()),
+        "inside": mean(timed.inside),
+        "inside_near_best": mean(timed.inside[timed.near_best]),
+        "interval": float(np.exp(NORMAL_95 * timed.deviation).median() - 1) if len(timed) else None,
         "worst": _told(timed[over].sort_values("error", ascending=False)[:worst]),
         "implausible": _told(timed[too_fast]),
         "problems": {str(name): _ranked(part) for name, part in timed.groupby("problem") if len(part) > 2},
@@ -217,6 +231,19 @@ def by_table(tables: Mapping[str, Table], start: Mapping[str, float] | None = No
         name: predicted(table, fitted([other for key, other in tables.items() if key != name], start))
         for name, table in tables.items()
     }
+
+
+def by_trait(tables: Mapping[str, Table], trait: Callable[[Row], str]) -> dict[str, Times]:
+    """Return step times of the rows of one training code, or of one cluster, with constants fitted to all others."""
+    found = {name: np.full(len(table.rows), np.nan) for name, table in tables.items()}
+    for value in sorted({trait(row) for table in tables.values() for row in table.rows}):
+        rest = [replace(one, rows=tuple(row for row in one.rows if trait(row) != value)) for one in tables.values()]
+        constants = fitted([table for table in rest if table.rows], SOURCED)
+        for name, table in tables.items():
+            here = np.array([trait(row) == value for row in table.rows], dtype=bool)
+            if here.any():
+                found[name][here] = predicted(table, constants)[here]
+    return found
 
 
 def by_problem(tables: Mapping[str, Table]) -> dict[str, Times]:

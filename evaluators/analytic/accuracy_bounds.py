@@ -7,21 +7,36 @@ smaller model, a clock that does not wait for the device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from frontrunner.evaluators.analytic.machine import ASSUMED, Machine, assumptions
-from frontrunner.evaluators.analytic.posterior import deviations_of
-from frontrunner.evaluators.analytic.software import FRONTRUNNER
+from frontrunner.evaluators.analytic.posterior import deviations_of, sensitivities
+from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software
 from frontrunner.evaluators.analytic.step import step_time
-from frontrunner.evaluators.analytic.workload import Workload
+from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
+from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 
 EXPECTED_ERROR = 0.15
 """Mean error of step time on tables of A100 measurements that the constants were not fitted to (docs/planning.md)."""
 VALIDATED_DEVICES = frozenset({"a100-40gb", "a100-80gb"})
+ROW_ERROR = 0.07
+"""Standard deviation of a row's log step time that no constant explains: 0.05 to 0.14 in tables of A100.
+
+On devices without validated measurements twice that, a guess.
+"""
+UNJUDGED_ERROR = 0.35
+"""The same of choices whose formulas are not validated; a guess."""
+NORMAL_95 = 1.96
+"""Of a normal's values, 95 % are within this many standard deviations."""
+MEAN_TO_DEVIATION = (math.pi / 2) ** 0.5
+"""A normal's standard deviation over its mean distance."""
 UNKNOWN_HARDWARE_ERROR = 0.5
 """Of whatever is not validated: a guess; on tables that nothing was fitted to it was 9 to 63 %."""
 
@@ -104,21 +119,41 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem) -> Trust:
 
 def own_error(problem: Problem) -> float | None:
     """Return the error that a cluster states for its own measured rows while they were held back, or None."""
-    error: float | None = getattr(problem.cluster.expected_error, problem.precision)
-    return error
+    return _own_error(problem.cluster, problem.precision)
 
 
 def is_validated(problem: Problem) -> bool:
     """Return whether the formulas' constants were validated on the problem's device and precision."""
-    if own_error(problem) is not None:
-        return True
-    return problem.cluster.device in VALIDATED_DEVICES and problem.precision != "fp32"
+    return _is_validated(problem.cluster, problem.precision)
+
+
+def _own_error(cluster: Cluster, precision: str) -> float | None:
+    error: float | None = getattr(cluster.expected_error, precision)
+    return error
+
+
+def _is_validated(cluster: Cluster, precision: str) -> bool:
+    own = _own_error(cluster, precision) is not None
+    return own or (cluster.device in VALIDATED_DEVICES and precision != "fp32")
 
 
 def prior_deviations(problem: Problem) -> dict[str, float]:
     """Return the prior deviation of each of the formulas' constants on the problem's cluster."""
-    known = {"is_validated": is_validated(problem), "is_fitted": own_error(problem) is not None}
-    return deviations_of(problem.cluster, problem.precision, **known)
+    fitted = own_error(problem) is not None
+    return deviations_of(problem.cluster, problem.precision, is_validated=is_validated(problem), is_fitted=fitted)
+
+
+def log_deviations(cluster: Cluster, precision: str, software: Software, work: Workload, unjudged: Flags) -> Rows:
+    """Return the standard deviation of each row's log step time: of the constants, and of what they do not explain.
+
+    `unjudged` rows have choices whose formulas are not validated.
+    """
+    own, known = _own_error(cluster, precision), _is_validated(cluster, precision)
+    row = (ROW_ERROR if known else 2 * ROW_ERROR) if own is None else MEAN_TO_DEVIATION * own
+    deviations = deviations_of(cluster, precision, is_validated=known, is_fitted=own is not None)
+    slopes = sensitivities(cluster, precision, software, work, deviations)
+    found: Rows = np.sqrt((slopes**2).sum(axis=1) + row**2 + np.where(unjudged, UNJUDGED_ERROR, 0.0) ** 2)
+    return found
 
 
 def assumed(problem: Problem) -> tuple[str, ...]:

@@ -10,7 +10,14 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from frontrunner.evaluators.analytic.accuracy_bounds import Trust, expected_error, trust_in, unvalidated
+from frontrunner.evaluators.analytic.accuracy_bounds import (
+    NORMAL_95,
+    Trust,
+    expected_error,
+    log_deviations,
+    trust_in,
+    unvalidated,
+)
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import FITS, PeakMemory, fit, fullest_parameters, host_memory, peak_memory
 from frontrunner.evaluators.analytic.software import ENGINES, Software
@@ -37,7 +44,8 @@ class Estimate:
 
     Parts add up to `step_time_s` and `peak_memory_bytes` (the fullest rank's); `fit` is one of `FITS`. `limit` is the
     largest part that is not computing, or "compute", or "memory" where it does not fit; `unjudged` are choices whose
-    formulas are not validated.
+    formulas are not validated. 95 of 100 measured times should lie within `step_time_bounds_s`, None where the device's
+    peak is assumed.
     """
 
     recipe_id: str
@@ -54,6 +62,7 @@ class Estimate:
     memory_parts_bytes: Mapping[str, float]
     unjudged: tuple[str, ...]
     expected_error: float | None
+    step_time_bounds_s: tuple[float, float] | None
 
     @property
     def fits(self) -> bool:
@@ -84,6 +93,7 @@ class EstimateTable(Sequence[Estimate]):
         longest = max(waits, key=lambda name: waits[name])
         limit = longest if waits[longest] >= WORTH_NAMING * time_s else "compute"
         rate, verdict = rates(recipe, self.problem, time_s), FITS[self.fit[row]]
+        error, factor = expected_error(self.problem, recipe), float(np.exp(NORMAL_95 * self.log_deviations[row]))
         return Estimate(
             recipe_id=recipe_id(self.problem, recipe),
             recipe=recipe,
@@ -98,13 +108,24 @@ class EstimateTable(Sequence[Estimate]):
             step_parts_s=step_parts,
             memory_parts_bytes={name: float(column[row]) for name, column in self.memory_parts_bytes.items()},
             unjudged=unvalidated(recipe),
-            expected_error=expected_error(self.problem, recipe),
+            expected_error=error,
+            step_time_bounds_s=None if error is None else (time_s / factor, time_s * factor),
         )
 
     @cached_property
     def step_time_s(self) -> Rows:
         """The sums of the steps' parts."""
         return _total(self.step_parts_s)
+
+    @cached_property
+    def log_deviations(self) -> Rows:
+        """The standard deviation of each step time's logarithm."""
+        found = np.zeros(len(self.recipes))
+        unjudged = np.fromiter((bool(unvalidated(recipe)) for recipe in self.recipes), dtype=np.bool_)
+        for places, machine, work in blocks(self.recipes, self.problem):
+            of = (self.problem.cluster, self.problem.precision, machine.software, work)
+            found[places] = log_deviations(*of, unjudged[places])
+        return found
 
     @cached_property
     def peak_memory_bytes(self) -> Rows:

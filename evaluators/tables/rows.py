@@ -130,11 +130,17 @@ def read_problems(path: Path) -> TableProblems:
 def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:
     """Return the problems of rows, whatever columns are missing; rows that cannot become a recipe are left out."""
     groups: dict[tuple[str, ...], list[Row]] = {}
+    rows = list(rows)
     for row in rows:
         row.fill(tp=1.0, pp=1.0)  # degrees that the table does not name are 1
         schema.complete(row)
         row.fill(mbs=schema.over(row.gbs, row.dp * row.gas))
         row.fill(gas=schema.over(row.gbs, row.mbs * row.dp), vocab=schema.GPT2_VOCABULARY)
+    doubted = schema.mislabeled(rows)
+    for row in rows:
+        if row.number in doubted:
+            left_out.add(schema.MISLABELED, row.number)
+            continue
         groups.setdefault(tuple(str(getattr(row, column)) for column in PROBLEM_COLUMNS), []).append(row)
     found = [(made, group[0]) for group in groups.values() if (made := _problem(group, left_out))]
     alike = Counter(one.name for one, _ in found)

@@ -6,7 +6,7 @@ import csv
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from io import StringIO
@@ -53,6 +53,14 @@ GPT_NAMES = re.compile("gpt|megatron|turing|mpt|opt-|bloom")
 """Models with GELU and two matrices, by name; others are those four times as wide without grouped heads."""
 SWIGLU_WIDTH = 8 / 3
 """Of a feed-forward part of three matrices whose width is not stated, in hidden sizes (arXiv 2002.05202)."""
+ALIKE = (
+    "source", "model", "layers", "hidden", "seq", "gbs", "hardware", "gpus", "tp", "pp", "dp", "cp", "vpp", "zero",
+    "recompute", "attention_kernel", "precision",
+)  # fmt: skip
+"""What rows share that differ in micro-batch and sequence parallelism alone."""
+MISLABELED = "its time is that of the opposite seq_parallel"
+SAME_TIME = 0.05
+"""Share of time by which repeats may differ; assumed."""
 LIKELY_VOCABULARY = (16_000, 300_000)
 BATCH_TOLERANCE = 0.01
 MOST_BYTES = 200_000_000
@@ -243,6 +251,31 @@ def _counted_vocabulary(row: Row) -> float:
     counted = _rounded(over(over(tables, row.hidden), 1 if row.tied else 2))
     is_exact = row.n_params_b * 100 % 1 > 0
     return counted if is_exact and LIKELY_VOCABULARY[0] <= counted <= LIKELY_VOCABULARY[1] else NAN
+
+
+def mislabeled(rows: Iterable[Row]) -> set[int]:
+    """Return the numbers of completed rows whose `seq_parallel` is the opposite of what their time says.
+
+    With micro-batches of b a step takes N (c + f / b), so that doubling b gains half of what the doubling before did. A
+    row that gains more than all of that, comes closer to the rows of the other label and has no twin there is one of
+    them; differences below `SAME_TIME` say nothing.
+    """
+    kept: dict[tuple[bool, tuple[str, ...]], dict[float, Row]] = {}
+    for row in rows:
+        if row.status == "ok" and row.step_time_s > 0 and row.tp > 1:
+            alike = tuple(str(getattr(row, name)) for name in ALIKE)
+            kept.setdefault((row.seq_parallel == 1, alike), {})[row.mbs] = row
+    found = set[int]()
+    for (label, alike), own in kept.items():
+        other = kept.get((not label, alike), {})
+        for size, row in own.items():
+            if size in other or size / 2 not in other or not own.keys() >= {size / 2, size / 4}:
+                continue
+            half, time_s = own[size / 2].step_time_s, row.step_time_s
+            gain, before = half - time_s, own[size / 4].step_time_s - half
+            if gain > max(abs(before), abs(other[size / 2].step_time_s - time_s), SAME_TIME * time_s):
+                found.add(row.number)
+    return found
 
 
 def why_impossible(row: Row, layers: float) -> str | None:

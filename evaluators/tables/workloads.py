@@ -59,8 +59,10 @@ class Table:
 def read(path: Path, default_cluster: Cluster | None = None) -> Table:
     """Read a table; rows whose hardware has no preset are of `default_cluster`, or refused. Raises as `read_csv`."""
     left_out, rows = Refusals(), []
-    for row in map(schema.complete, schema.rows_of(schema.read_csv(path))):
-        if reason := why_not_modeled(row, default_cluster):
+    found = [schema.complete(row) for row in schema.rows_of(schema.read_csv(path))]
+    doubted = schema.mislabeled(found)
+    for row in found:
+        if reason := why_not_modeled(row, default_cluster) or (schema.MISLABELED if row.number in doubted else None):
             left_out.add(reason, row.number)
         else:
             rows.append(row)

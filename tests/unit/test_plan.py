@@ -20,7 +20,7 @@ from frontrunner.evaluators.analytic.accuracy_bounds import (
     UNKNOWN_HARDWARE_ERROR,
 )
 from frontrunner.evaluators.analytic.estimates import Estimate, Plan, estimate_many, not_modelled, plan
-from frontrunner.spaces.cluster import ByPrecision
+from frontrunner.spaces.cluster import ByPrecision, Cluster
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.views.columns import FIGURES, used
@@ -186,6 +186,26 @@ def test_unknown_hardware_gets_a_wide_error() -> None:
     assert (known.trust.expected_error, known.trust.assumed) == (EXPECTED_ERROR, ())
     assert unknown.trust.expected_error == UNKNOWN_HARDWARE_ERROR
     assert unknown.trust.assumed == ("matmul_share", "links.nic_gb_per_s")
+
+
+def width(cluster: Cluster, **changes: Any) -> float:
+    """How far the upper end of a recipe's interval is above its estimate, as a share."""
+    (found,) = plan([recipe(**changes)], replace(PROBLEM, cluster=cluster)).estimates
+    assert found.step_time_bounds_s is not None
+    low, high = found.step_time_bounds_s
+    assert low * high == pytest.approx(found.step_time_s**2)
+    return high / found.step_time_s - 1
+
+
+def test_an_interval_is_wider_where_less_is_known() -> None:
+    known = width(A100)
+    assert 0.1 < known < 0.5
+    assert width(replace(A100, memory_gb_per_s=None)) > known
+    assert width(replace(A100, device="of-my-own")) > 1.4 * known
+    assert width(A100, compile=True) > 0.9
+    assert width(replace(A100, device="of-my-own", expected_error=ByPrecision(fp16=0.02))) < 1.2 * known
+    blind = plan([recipe()], replace(PROBLEM, cluster=replace(A100, peak_tflops=ByPrecision())))
+    assert blind.estimates[0].step_time_bounds_s is None
 
 
 def test_times_without_a_peak_are_no_estimates() -> None:

@@ -158,6 +158,28 @@ def test_the_kernel_that_a_row_names_is_a_trait_of_its_code(
     assert (code.softmax, code.flash, code.norm) == traits
 
 
+def times(label: int, **by_size: float) -> list[dict[str, Any]]:
+    sizes = ((int(name[1:]), seconds) for name, seconds in by_size.items())
+    return [row(seq_parallel=label, mbs=b, gas=16 // b, step_time_s=seconds) for b, seconds in sizes]
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "left_out"),
+    [
+        ({"b1": 2.20, "b2": 2.02, "b4": 1.66}, {"b1": 1.98, "b2": 1.80}, 1),
+        ({"b1": 2.20, "b2": 2.02, "b4": 1.93}, {"b1": 1.98, "b2": 1.80}, 0),
+        ({"b1": 2.20, "b2": 2.02, "b4": 1.66}, {"b1": 1.98, "b2": 1.80, "b4": 1.65}, 0),  # it has a twin
+        ({"b1": 2.20, "b2": 2.02, "b4": 1.66}, {"b1": 1.40, "b2": 1.20}, 0),  # it is no nearer to the others
+    ],
+)
+def test_a_row_that_gains_more_than_a_larger_micro_batch_can_is_mislabeled(
+    tmp_path: Path, own: dict[str, float], others: dict[str, float], left_out: int
+) -> None:
+    found = read(tmp_path, *times(0, **own), *times(1, **others))
+    reason = "its time is that of the opposite seq_parallel"
+    assert found.left_out == ({reason: left_out} if left_out else {})
+
+
 def test_a_table_without_shapes_degrees_or_known_hardware_is_a_problem_all_the_same(tmp_path: Path) -> None:
     few = {"model": "mystery", "n_params_b": 7, "seq": 2048, "hardware": "Z9", "gpus": 16, "mbs": 1, "gbs": 64}
     found = read(tmp_path, *(few | {"dp": 16, "step_time_s": 3, "zero": zero} for zero in (1, 3)))

@@ -159,11 +159,15 @@ def limited_by(estimate: Estimate) -> str:
     return word if share is None else f"{word} {percent(share / estimate.step_time_s, 0)}"
 
 
+STEP_BOUNDS: Column[Any] = Column(
+    "step_time_bounds_s", "95 %", _rate("step_time_bounds_s"), lambda ends: " to ".join(map(seconds, ends)),
+    drop=4, about="where the measured step time should lie in 95 of 100 cases",
+)  # fmt: skip
 LIMIT: Column[Estimate] = words("limit", "limited by", limited_by, drop=2)
 
 ESTIMATES: tuple[Column[Any], ...] = (
     Column("rank", "#", itemgetter(0), drop=5),
-    *(column.of(itemgetter(1)) for column in (*RECIPE, *FIGURES, LIMIT)),
+    *(column.of(itemgetter(1)) for column in (*RECIPE, *FIGURES, STEP_BOUNDS, LIMIT)),
 )
 
 

@@ -23,7 +23,18 @@ from frontrunner.evaluators.analytic.scaling import Scaling, ScalingRow
 from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
 from frontrunner.spaces.errors import shown
 from frontrunner.text import count, counted, fit_verdict, gib, percent, plain, seconds, size, thousands, wrapped
-from frontrunner.views.columns import ESTIMATES, FIGURES, LIMIT, PARTS, RECIPE, RECIPE_ID, Column, limited_by, words
+from frontrunner.views.columns import (
+    ESTIMATES,
+    FIGURES,
+    LIMIT,
+    PARTS,
+    RECIPE,
+    RECIPE_ID,
+    STEP_BOUNDS,
+    Column,
+    limited_by,
+    words,
+)
 from frontrunner.views.terminal import column_table, console, ruled_table
 
 INDENT = 3
@@ -142,7 +153,7 @@ def print_breakdown(found: Breakdown) -> None:
     out.say((estimate.recipe_id, "bold"), f"  {estimate.recipe.describe()}")
     rows: list[tuple[str, Estimate | Measured]] = [("estimated", estimate)]
     rows += [] if measured is None else [("measured", measured)]
-    columns = (words("origin", "", itemgetter(0)), *(column.of(itemgetter(1)) for column in FIGURES))
+    columns = (words("origin", "", itemgetter(0)), *(column.of(itemgetter(1)) for column in (*FIGURES, STEP_BOUNDS)))
     out.print(column_table(None, columns, rows, width=out.width))
     if found.hardware_tflops_per_device > 1.001 * estimate.model_tflops_per_device:
         with_recompute = thousands(found.hardware_tflops_per_device)
