@@ -52,10 +52,9 @@ SOFTWARE_CONSTANTS = tuple(one.name for one in fields(Software) if one.name in B
 EFFICIENCY_NAMES = (*(field.name for field in fields(Efficiencies)), *SOFTWARE_CONSTANTS)
 """The keys of `cluster.efficiencies`: constants that were fitted or measured on a cluster replace those that ship."""
 
-_HOPPER, _BLACKWELL = 0.35 / 0.73, 2.0
-ATTENTION_SCALES = {
-    "h100-80gb": _HOPPER, "h200-141gb": _HOPPER, "b200-180gb": _BLACKWELL, "gb200": _BLACKWELL, "gb300": _BLACKWELL
-}  # fmt: skip
+ATTENTION_SCALES = dict.fromkeys(("h100-80gb", "h200-141gb"), 0.35 / 0.73) | dict.fromkeys(
+    ("b200-180gb", "b300", "gb200", "gb300"), 2.0
+)
 """What fused attention reaches of a device's matrix products against A100. Hopper: FlashAttention-2 reaches 35 % of the
 peak (arXiv 2407.08608) over 73 % (2307.08691). Blackwell: cuDNN's reaches 0.49 of the peak forward and 0.41 backward
 where matrix products reach 0.49 (github.com/MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json, head width 128
