@@ -210,4 +210,6 @@ def at_best(machine: Machine) -> Machine:
     software = replace(machine.software, **at_once)
     efficiencies = replace(machine.efficiencies, **dict.fromkeys(LOSSES, 0.0))
     efficiencies = replace(efficiencies, fused_attention_forward=1.0, fused_attention_backward=1.0)
-    return replace(machine, software=software, efficiencies=efficiencies, attention_scale=1.0)
+    return replace(
+        machine, software=software, efficiencies=efficiencies, attention_scale=max(1.0, machine.attention_scale)
+    )
