@@ -8,9 +8,8 @@ equation 3), and how the two larger ones scale. The recipes are those of the aut
 scaling runs are assumed to be 8,000 and 8,016 sequences, and weak scaling to keep the launch file's for each replica.
 
 arXiv 2501.04266 spreads parameters over a card's two devices, gradients over a node's eight and optimizer states over
-all, and states its TFLOPS against ZeRO++'s for a model of 20 billion parameters on 384 devices. Its micro-batch is
-not known here: several are assumed, and all are shown.
-ZeRO++ stands for its secondary partition alone, without quantised messages, which the formulas do not know.
+all, and states its TFLOPS against ZeRO++'s for a model of 20 billion parameters on 384 devices. Its micro-batch and
+accumulation are not known here: several are assumed, and all are shown. The model is GPT-NeoX-20B, assumed too.
 
 What the preset's matrix products reach, 55 % of the peak, was measured on Frontier by others (arXiv 2502.08145).
 """
@@ -39,11 +38,9 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 
 STUDY_BAR, LEVELS_BAR = 0.06, 0.15
-NEOX_20B = Model(
-    name="gpt-neox-20b", layers=44, hidden=6144, heads=64, kv_heads=64, ffn_hidden=24576, vocabulary=50432,
-    positions="rotary", activation="gelu", attention="flash",
-)  # fmt: skip
-MICRO_BATCHES = (1, 2, 4, 8)
+BATCHES = ((1, 1), (2, 1), (4, 1), (1, 4), (2, 4), (4, 4), (1, 16))
+"""Micro-batch and accumulation."""
+ZERO_PLUS_PLUS = {"secondary_partition": 8, "quantized_weights": True, "quantized_gradients": True}
 FULL_SIZE = 384
 SMALL_SIZE = 64
 """From how many devices on the scaling efficiency of the three-level partitioning is told; assumed."""
@@ -80,10 +77,7 @@ class Launch:
 
     def problem(self, devices: int) -> Problem:
         """The model on so many devices."""
-        table = model_preset(self.preset)
-        widths = {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]}
-        shape = read_plain(Model, widths | table | {"max_positions": self.sequence_length}, "model")
-        return problem_of(shape, devices, self.sequence_length)
+        return problem_of(self.preset, devices, self.sequence_length)
 
     def recipe(self, *, replicas: int | None = None, accumulation: int | None = None) -> Recipe:
         """The file's recipe, with other replicas or another accumulation."""
@@ -112,8 +106,11 @@ SCALED = {"frontier-175b": (16, 8000, 0.89), "frontier-1t": (6, 8016, 0.87)}
 """Replicas of the largest run, sequences of its strong scaling (assumed), and its published efficiency."""
 
 
-def problem_of(model: Model, devices: int, sequence_length: int) -> Problem:
-    """A model on so many devices of Frontier in fp16; any batch."""
+def problem_of(name: str, devices: int, sequence_length: int) -> Problem:
+    """A preset model on so many devices of Frontier in fp16; any batch."""
+    table = model_preset(name)
+    widths = {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]}
+    model = read_plain(Model, widths | table | {"max_positions": sequence_length}, "model")
     preset = cluster_preset("frontier")
     made = {"links": Links(**preset["links"]), "peak_tflops": ByPrecision(**preset["peak_tflops"])}
     cluster = Cluster(**preset | made | {"nodes": -(-devices // preset["devices_per_node"])})
@@ -169,9 +166,9 @@ def scaling(launch: Launch) -> list[Line]:
 def levels() -> list[Line]:
     """The three-level partitioning against ZeRO++ and ZeRO-3."""
     lines = []
-    for size in MICRO_BATCHES:
-        assumed = f"micro-batch {size}"
-        whole, small = ({name: speed(name, devices, size) for name in ("3-level-2/8", "zero++", "zero-3")}
+    for batch in BATCHES:
+        assumed = "micro-batch {} x {}".format(*batch)
+        whole, small = ({name: speed(name, devices, batch) for name in ("3-level-2/8", "zero++", "zero-3")}
                         for devices in (FULL_SIZE, SMALL_SIZE))  # fmt: skip
         lines += [
             Line(name="20B on 384: three levels / ZeRO++", published=1.71, bar=LEVELS_BAR, assumed=assumed,
@@ -184,18 +181,18 @@ def levels() -> list[Line]:
     return lines
 
 
-def speed(sharding: str, devices: int, micro_batch_seqs: int) -> float:
-    """Tokens a second and device of the 20B model; ZeRO++ is ZeRO-3 with a second copy in each node."""
+def speed(sharding: str, devices: int, batch: tuple[int, int]) -> float:
+    """Tokens a second and device of the 20B model; ZeRO++ is ZeRO-3 with all three of its parts."""
     recipe = Recipe(
         devices=devices,
-        micro_batch_seqs=micro_batch_seqs,
-        accumulation=1,
+        micro_batch_seqs=batch[0],
+        accumulation=batch[1],
         recompute="full",
         sharding=Sharding.named("zero-3" if sharding == "zero++" else sharding, devices),
     )
     if sharding == "zero++":
-        recipe = replace(recipe, secondary_partition=8)
-    return tokens_per_s_per_device(recipe, problem_of(NEOX_20B, devices, 2048))
+        recipe = replace(recipe, **ZERO_PLUS_PLUS)
+    return tokens_per_s_per_device(recipe, problem_of("gpt-neox-20b", devices, 2048))
 
 
 def show(lines: list[Line]) -> None:

@@ -47,6 +47,7 @@ def cluster(name: str) -> Cluster:
         ("frontier-22b", 22e9, 0.02),
         ("frontier-175b", 175e9, 0.01),
         ("frontier-1t", 1000e9, 0.01),
+        ("gpt-neox-20b", 20_554_567_680, 0),
         ("llama-2-7b", 6_738_415_616, 0),
         ("llama-3-8b", 8_030_261_248, 0),
         ("llama-3-70b", 70_553_706_496, 0),

@@ -85,6 +85,20 @@ def theirs(model: Model) -> Any:
         )
         return transformers.GPT2LMHeadModel(config).eval()
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rotary_theta}
+    if model.biases == "all":  # GPT-NeoX but for its parallel residual and its quarter of rotated positions
+        config = transformers.GPTNeoXConfig(
+            hidden_size=model.hidden,
+            num_hidden_layers=model.layers,
+            num_attention_heads=model.heads,
+            intermediate_size=model.ffn_hidden,
+            hidden_act="gelu_new",
+            layer_norm_eps=model.norm_epsilon,
+            max_position_embeddings=model.max_positions,
+            rope_parameters=rope | {"partial_rotary_factor": 1.0},
+            use_parallel_residual=False,
+            **common,
+        )
+        return transformers.GPTNeoXForCausalLM(config).eval()
     if (scaling := model.rotary_scaling) is not None:
         rope |= {"rope_type": "llama3", "factor": scaling.factor}
         rope |= {"low_freq_factor": scaling.low_frequency_factor, "high_freq_factor": scaling.high_frequency_factor}
@@ -129,6 +143,27 @@ def gpt2_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tens
     return found
 
 
+def neox_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tensor]:
+    """Ours by the names of GPT-NeoX, with query, key and value of each head beside one another."""
+    found = {"gpt_neox.embed_in.weight": taken("embedding.tokens.weight")}
+    names = {
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "feed_forward_norm",
+        "attention.dense": "attention.output",
+        "mlp.dense_h_to_4h": "feed_forward.up",
+        "mlp.dense_4h_to_h": "feed_forward.down",
+    }
+    for kind in ("weight", "bias"):
+        found[f"gpt_neox.final_layer_norm.{kind}"] = taken(f"norm.{kind}")
+        for layer in range(model.layers):
+            here, there = f"blocks.{layer}", f"gpt_neox.layers.{layer}"
+            parts = [taken(f"{here}.attention.{part}.{kind}") for part in ("query", "key", "value")]
+            by_head = torch.stack([part.unflatten(0, (model.heads, model.head_dim)) for part in parts], dim=1)
+            found[f"{there}.attention.query_key_value.{kind}"] = by_head.flatten(0, 2)
+            found |= {f"{there}.{name}.{kind}": taken(f"{here}.{own}.{kind}") for name, own in names.items()}
+    return found
+
+
 def llama_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tensor]:
     """Ours by the names of Llama and Qwen."""
     names = {
@@ -153,7 +188,8 @@ def logits(model: Model) -> tuple[Tensor, Tensor]:
     """Ours and theirs of the same weights; each of ours is theirs exactly once, and no weight of theirs is left."""
     mine, reference = ours(model), theirs(model)
     weights = {name: parameter.detach() for name, parameter in mine.named_parameters()}
-    renamed = (gpt2_weights if model.positions == "learned" else llama_weights)(weights.pop, model)
+    rotary = neox_weights if model.biases == "all" else llama_weights
+    renamed = (gpt2_weights if model.positions == "learned" else rotary)(weights.pop, model)
     renamed["lm_head.weight"] = renamed_embedding(renamed) if model.tied_embeddings else weights.pop("head.weight")
     assert not weights
     reference.load_state_dict(renamed)
