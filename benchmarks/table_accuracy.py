@@ -11,10 +11,17 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from frontrunner.evaluators.analytic.accuracy_bounds import FASTER_THAN_NEEDED, NORMAL_95, at_best, log_deviations
-from frontrunner.evaluators.analytic.fit import Bounds, least_squares, shipped
+from frontrunner.evaluators.analytic.accuracy_bounds import (
+    FASTER_THAN_NEEDED,
+    NORMAL_95,
+    ROW_ERROR,
+    at_best,
+    log_deviations,
+)
+from frontrunner.evaluators.analytic.fit import Bounds, most_probable, shipped
 from frontrunner.evaluators.analytic.machine import BOUNDS, Machine, assumptions
 from frontrunner.evaluators.analytic.memory import peak_memory
+from frontrunner.evaluators.analytic.posterior import DEVIATIONS
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Rows
 from frontrunner.evaluators.tables.schema import Row
@@ -32,6 +39,7 @@ BARS = {"multi_node": 0.08, "single_node": 0.12}
 BEST = 5
 """The number of a problem's fastest rows that must never be refused for memory."""
 FOLDS = 5
+WORTH = 20
 SHOWN = ("model", "hardware", "gpus", "tp", "pp", "dp", "vpp", "mbs", "gas", "zero", "recompute", "step_time_s")
 
 OF_ACCELERATORS: Bounds = {
@@ -95,7 +103,7 @@ def predicted(table: Table, constants: Mapping[str, float]) -> Times:
 def fitted(tables: Sequence[Table], start: Mapping[str, float] | None = None) -> dict[str, float]:
     """Return the constants that predict these tables best; every table weighs the same.
 
-    They are pulled to `start`, which is what ships unless it is given.
+    Their priors are about `start`, which is what ships unless it is given; a table counts as `WORTH` rows do.
     """
 
     def log_errors(constants: Mapping[str, float]) -> Rows:
@@ -103,10 +111,11 @@ def fitted(tables: Sequence[Table], start: Mapping[str, float] | None = None) ->
         for table in tables:
             error = np.log(predicted(table, constants) / np.array([row.step_time_s for row in table.rows]))
             error = error[np.isfinite(error)]
-            found.append(error / np.sqrt(max(len(error), 1)))
+            found.append(error / ROW_ERROR * np.sqrt(WORTH / max(len(error), 1)))
         return np.concatenate(found)
 
-    return least_squares(log_errors, start or {name: shipped(name) for name in BOUNDS}, OF_ACCELERATORS)
+    begin = start or {name: shipped(name) for name in BOUNDS}
+    return dict(most_probable(log_errors, begin, OF_ACCELERATORS, DEVIATIONS).constants)
 
 
 def frame(table: Table) -> pd.DataFrame:

@@ -137,10 +137,10 @@ def _is_validated(cluster: Cluster, precision: str) -> bool:
     return own or (cluster.device in VALIDATED_DEVICES and precision != "fp32")
 
 
-def prior_deviations(problem: Problem) -> dict[str, float]:
-    """Return the prior deviation of each of the formulas' constants on the problem's cluster."""
-    fitted = own_error(problem) is not None
-    return deviations_of(problem.cluster, problem.precision, is_validated=is_validated(problem), is_fitted=fitted)
+def prior_deviations(cluster: Cluster, precision: str) -> dict[str, float]:
+    """Return the prior deviation of each of the formulas' constants on a cluster."""
+    fitted = _own_error(cluster, precision) is not None
+    return deviations_of(cluster, precision, is_validated=_is_validated(cluster, precision), is_fitted=fitted)
 
 
 def log_deviations(cluster: Cluster, precision: str, software: Software, work: Workload, unjudged: Flags) -> Rows:
@@ -148,9 +148,10 @@ def log_deviations(cluster: Cluster, precision: str, software: Software, work: W
 
     `unjudged` rows have choices whose formulas are not validated.
     """
-    own, known = _own_error(cluster, precision), _is_validated(cluster, precision)
-    row = (ROW_ERROR if known else 2 * ROW_ERROR) if own is None else MEAN_TO_DEVIATION * own
-    deviations = deviations_of(cluster, precision, is_validated=known, is_fitted=own is not None)
+    own = _own_error(cluster, precision)
+    row = MEAN_TO_DEVIATION * own if own is not None else ROW_ERROR
+    row = row if _is_validated(cluster, precision) else 2 * ROW_ERROR
+    deviations = prior_deviations(cluster, precision)
     slopes = sensitivities(cluster, precision, software, work, deviations)
     found: Rows = np.sqrt((slopes**2).sum(axis=1) + row**2 + np.where(unjudged, UNJUDGED_ERROR, 0.0) ** 2)
     return found
@@ -209,4 +210,6 @@ def at_best(machine: Machine) -> Machine:
     software = replace(machine.software, **at_once)
     efficiencies = replace(machine.efficiencies, **dict.fromkeys(LOSSES, 0.0))
     efficiencies = replace(efficiencies, fused_attention_forward=1.0, fused_attention_backward=1.0)
-    return replace(machine, software=software, efficiencies=efficiencies, attention_scale=1.0)
+    return replace(
+        machine, software=software, efficiencies=efficiencies, attention_scale=max(1.0, machine.attention_scale)
+    )

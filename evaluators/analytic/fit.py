@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.accuracy_bounds import unvalidated
+from frontrunner.evaluators.analytic.accuracy_bounds import NORMAL_95, prior_deviations, unvalidated
 from frontrunner.evaluators.analytic.estimates import not_modelled
 from frontrunner.evaluators.analytic.machine import BOUNDS, FITTED, SOFTWARE_CONSTANTS, Machine
+from frontrunner.evaluators.analytic.posterior import FREEDOM, LEAST, moved, place
 from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
@@ -21,11 +22,15 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
 Bounds = Mapping[str, tuple[float, float]]
-PULL = 0.03
-"""Cost of a whole range away from the start, against a root mean square error; assumed."""
-OUTLIER = 0.05
-"""From about this share on errors count less than squared; assumed."""
+ALIKE = 0.3
+"""What errors of rows of one problem have in common, so that many of them are worth few; as in published tables."""
+LEAST_NOISE = 0.01
+ROUNDS = 4
+"""Fits, each with the noise that the one before left."""
+MEDIAN_TO_DEVIATION = 1.4826
+"""A normal's standard deviation over its median distance."""
 TOLERANCE = 1e-4
+INSIDE = 0.3
 MOST_STEPS = 60
 FEWEST_ROWS = 5
 """A constant that changes fewer rows' times stays as it is, and fewer rows in all are not fitted to."""
@@ -37,26 +42,49 @@ FOLDS = 5
 FEWEST_PROBLEMS = 3
 
 
-def least_squares(
-    log_errors: Callable[[Mapping[str, float]], Rows], start: Mapping[str, float], bounds: Bounds
-) -> dict[str, float]:
-    """Return the constants with the least errors, each pulled to where it starts; outliers count little.
+@dataclass(frozen=True, kw_only=True)
+class MostProbable:
+    """The most probable constants, and what remains unknown: deviations of their logarithms, or of a share's logit."""
 
-    `log_errors` returns log(predicted / measured) under some constants, over the root of the number of rows.
+    constants: Mapping[str, float]
+    deviations: Mapping[str, float]
+
+
+def most_probable(
+    log_errors: Callable[[Mapping[str, float]], Rows],
+    start: Mapping[str, float],
+    bounds: Bounds,
+    deviations: Mapping[str, float],
+    guess: Mapping[str, float] | None = None,
+) -> MostProbable:
+    """Return the constants by maximum a posteriori: priors about `start`, and Student-t noise; `guess` is near them.
+
+    `log_errors` returns log(predicted / measured) under some constants, over the standard deviation of each row.
     """
-    from scipy.optimize import least_squares as solve
+    from scipy.optimize import least_squares
 
-    low, high = (np.array([bounds[name][side] for name in start]) for side in (0, 1))
-    begin = np.clip((np.array(list(start.values())) - low) / (high - low), 0, 1)
+    names = list(start)
+    widths = np.array([deviations[name] for name in names])
+    begin = {name: min(max(start[name], bounds[name][0], LEAST * shipped(name)), bounds[name][1]) for name in names}
+    low, high = (
+        np.array([(place(name, bounds[name][side]) - place(name, begin[name])) for name in names]) / widths
+        for side in (0, 1)
+    )
 
-    def constants(place: Rows) -> dict[str, float]:
-        return dict(zip(start, (low + place * (high - low)).tolist(), strict=True))
+    def constants(at: Rows) -> dict[str, float]:
+        steps = zip(names, (at * widths).tolist(), strict=True)
+        return {name: min(max(moved(name, begin[name], by), bounds[name][0]), bounds[name][1]) for name, by in steps}
 
-    def residuals(place: Rows) -> Rows:
-        return np.concatenate([PULL * (place - begin), log_errors(constants(place))])
+    def residuals(at: Rows) -> Rows:
+        errors = log_errors(constants(at))
+        return np.concatenate([at, np.sign(errors) * np.sqrt((FREEDOM + 1) * np.log1p(errors**2 / FREEDOM))])
 
-    found = solve(residuals, begin, bounds=(0, 1), loss="soft_l1", f_scale=OUTLIER, ftol=TOLERANCE, max_nfev=MOST_STEPS)
-    return constants(found.x)
+    known = guess or begin
+    at = np.array([place(name, known[name]) - place(name, begin[name]) for name in names]) / widths
+    at = np.clip(at, low + INSIDE, high - INSIDE)  # at a bound the solver would stay there
+    found = least_squares(residuals, at, bounds=(low, high), ftol=TOLERANCE, max_nfev=MOST_STEPS)
+    left = np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac))) * widths
+    return MostProbable(constants=constants(found.x), deviations=dict(zip(names, left.tolist(), strict=True)))
 
 
 def shipped(name: str) -> float:
@@ -140,13 +168,23 @@ def samples_of_outcomes(outcomes: Sequence[tuple[Recipe, Outcome]], problem: Pro
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """One efficiency before and after; `rows` are those whose time it changes. With few it is `held` as it was."""
+    """One efficiency before and after; `rows` are those whose time it changes. With few it is `held` as it was.
+
+    `deviation` is the standard deviation that is left of its logarithm, or of a hidden share's logit.
+    """
 
     name: str
     before: float
     after: float
     rows: int
     held: bool
+    deviation: float
+
+    @property
+    def range_95(self) -> tuple[float, float]:
+        """What the constant may be with a probability of 95 %."""
+        low, high = (moved(self.name, self.after, side * NORMAL_95 * self.deviation) for side in (-1, 1))
+        return max(low, BOUNDS[self.name][0]), min(high, BOUNDS[self.name][1])
 
     @property
     def at_the_end(self) -> bool:
@@ -191,15 +229,23 @@ def fit_steps(measured: Samples) -> StepFit:
     held_back = np.empty(measured.rows)
     for part in np.unique(parts):
         chosen = parts == part
-        fitted, _ = _fit(measured, ~chosen)
-        held_back[chosen] = measured.predicted_s(fitted)[chosen]
+        found, _ = _fit(measured, ~chosen)
+        held_back[chosen] = measured.predicted_s(found.constants)[chosen]
     before, after = (np.abs(found / times - 1) for found in (measured.predicted_s({}), held_back))
-    fitted, felt = _fit(measured, np.ones(measured.rows, dtype=bool))
+    best, felt = _fit(measured, np.ones(measured.rows, dtype=bool))
+    fitted, priors = best.constants, prior_deviations(measured.samples[0].cluster, measured.samples[0].precision)
     precisions = np.array([sample.precision for sample in measured.samples for _ in sample.problems])
     by_precision = {name: float(after[precisions == name].mean()) for name in PRECISIONS if name in precisions}
     return StepFit(
         constants=tuple(
-            Constant(name=name, before=old, after=fitted.get(name, old), rows=felt[name], held=name not in fitted)
+            Constant(
+                name=name,
+                before=old,
+                after=fitted.get(name, old),
+                rows=felt[name],
+                held=name not in fitted,
+                deviation=best.deviations.get(name, priors[name]),
+            )
             for name, old in _start(measured).items()
         ),
         rows=measured.rows,
@@ -215,24 +261,34 @@ def fit_steps(measured: Samples) -> StepFit:
     )
 
 
-def _fit(measured: Samples, chosen: Flags) -> tuple[dict[str, float], dict[str, int]]:
+def _fit(measured: Samples, chosen: Flags) -> tuple[MostProbable, dict[str, int]]:
     """Fit to the chosen rows the constants that enough of them feel; also return how many rows feel each."""
     felt = {}
     for name, ends in BOUNDS.items():
         low, high = (measured.predicted_s({name: end})[chosen] for end in ends)
         felt[name] = int((np.abs(high / low - 1) > FELT).sum())
+    found = MostProbable(constants={}, deviations={})
     start = {name: value for name, value in _start(measured).items() if felt[name] >= FEWEST_ROWS}
-    if not start:
-        return {}, felt
-    times = measured.step_time_s[chosen]
+    first, times = measured.samples[0], measured.step_time_s[chosen]
+    priors = prior_deviations(first.cluster, first.precision)
+    kept = [problem for problem, is_kept in zip(measured.problems, chosen, strict=True) if is_kept]
+    counts = Counter(kept)
+    shared = np.sqrt([1 + ALIKE * (counts[problem] - 1) for problem in kept])
 
     def log_errors(constants: Mapping[str, float]) -> Rows:
-        errors: Rows = np.log(measured.predicted_s(constants)[chosen] / times) / np.sqrt(len(times))
+        errors: Rows = np.log(measured.predicted_s(constants)[chosen] / times)
         return errors
 
-    return least_squares(log_errors, start, BOUNDS), felt
+    for _ in range(ROUNDS if start else 0):
+        noise = max(float(np.median(np.abs(log_errors(found.constants)))) * MEDIAN_TO_DEVIATION, LEAST_NOISE)
+
+        def scaled(constants: Mapping[str, float], scale: Rows = noise * shared) -> Rows:
+            return log_errors(constants) / scale
+
+        found = most_probable(scaled, start, BOUNDS, priors, found.constants)
+    return found, felt
 
 
 def _start(measured: Samples) -> dict[str, float]:
-    stated = measured.samples[0].cluster.efficiencies
-    return {name: stated.get(name, shipped(name)) for name in BOUNDS}
+    first = measured.samples[0]
+    return Machine.of(first.cluster, first.precision, first.software).constants()

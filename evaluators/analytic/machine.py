@@ -52,13 +52,14 @@ SOFTWARE_CONSTANTS = tuple(one.name for one in fields(Software) if one.name in B
 EFFICIENCY_NAMES = (*(field.name for field in fields(Efficiencies)), *SOFTWARE_CONSTANTS)
 """The keys of `cluster.efficiencies`: constants that were fitted or measured on a cluster replace those that ship."""
 
-ATTENTION_SCALES = dict.fromkeys(("h100-80gb", "h200-141gb"), 0.35 / 0.73) | dict.fromkeys(
+ATTENTION_SCALES = dict.fromkeys(("h100-80gb", "h200-141gb"), 0.35 / 0.73 * 0.86 / 0.73) | dict.fromkeys(
     ("b200-180gb", "b300", "gb200", "gb300"), 2.0
 )
 """What fused attention reaches of a device's matrix products against A100. Hopper: FlashAttention-2 reaches 35 % of the
-peak (arXiv 2407.08608) over 73 % (2307.08691). Blackwell: cuDNN's reaches 0.49 of the peak forward and 0.41 backward
-where matrix products reach 0.49 (github.com/MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json, head width 128
-and 16 heads or more, FLOPs of a causal mask), over the shares in `Efficiencies`."""
+peak (arXiv 2407.08608) over 73 % (2307.08691), matrix products 0.73 over 0.86. Blackwell: cuDNN's reaches 0.49 of the
+peak forward and 0.41 backward where matrix products reach 0.49 (github.com/MooreThreads/SimuMax,
+configs/system/b200_bf16_ceperm.json, head width 128, 16 heads or more, FLOPs of a causal mask), over the shares in
+`Efficiencies`."""
 
 RUNTIME_BYTES = {"cpu": 0.26 * 2**30}
 OTHER_RUNTIME_BYTES = 2.0**30

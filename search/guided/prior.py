@@ -99,7 +99,7 @@ def prior_of(recipes: Sequence[Recipe], problem: Problem, software: Software | N
     slopes = np.zeros((rows, len(DEVIATIONS)))
     memory = np.full((rows, len(MEMORY_PARTS) + 1), np.nan)
     places = np.array([row for row in range(rows) if not_modelled(recipes[row]) is None], dtype=np.intp)
-    deviations = prior_deviations(problem)
+    deviations = prior_deviations(problem.cluster, problem.precision)
     for rows_of, machine, work in blocks([recipes[place] for place in places.tolist()], problem, software):
         block = places[rows_of]
         step[block] = _columns(step_time(machine, work), STEP_PARTS, len(block))

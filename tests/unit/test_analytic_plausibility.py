@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from frontrunner.config.campaign import parse_campaign
-from frontrunner.evaluators.analytic.accuracy_bounds import why_too_fast
+from frontrunner.evaluators.analytic.accuracy_bounds import at_best, why_too_fast
 from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.evaluators.probe.measure import measurement
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
-from support.analytic import A100, PROBLEM, recipe
+from support.analytic import A100, PROBLEM, machine, recipe
 
 LOGGED_S = (224.6266, 196.4964, 196.6811, 280.2356, 195.0818)
 """The five iterations of a log of the Frontier study (arXiv 2312.12705, gpt175b_megatron_16N_newcomm-405287)."""
@@ -104,3 +104,8 @@ def test_the_median_counts() -> None:
     one_short = tuple(np.array([1.0, 0.1, 1.02, 0.98, 1.01]) * told)
 
     assert isinstance(measurement(result(one_short), recipe(), PROBLEM, node_seconds=0.0), Measurement)
+
+
+def test_the_fastest_possible_attention_is_no_slower_than_a_device_s_own() -> None:
+    own = machine(replace(A100, device="b200-180gb"))
+    assert at_best(own).attention_scale == own.attention_scale > 1

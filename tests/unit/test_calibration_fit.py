@@ -13,6 +13,7 @@ import frontrunner
 from frontrunner.config.campaign import read_cluster_file
 from frontrunner.evaluators.analytic.fit import FEWEST_ROWS, Samples, StepFit, fit_steps, samples_of_outcomes
 from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.posterior import DEVIATIONS
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.tables.workloads import read, samples_of_tables
 from frontrunner.results.outcome import Failure, FailureKind
@@ -75,6 +76,18 @@ def test_the_constants_that_made_the_times_tell_them_again(fitted: tuple[StepFit
     assert found.expected_error.fp16 == pytest.approx(found.error_after)
     assert found.expected_error.bf16 is None
     assert set(TRUE) - {"gradient_overlap"} <= set(found.efficiencies)
+
+
+def test_a_fitted_constant_states_what_it_may_still_be(fitted: tuple[StepFit, Path]) -> None:
+    found, _ = fitted
+    known = {constant.name: constant for constant in found.constants}
+    for name in ("matmul", "node_links", "memory"):
+        low, high = known[name].range_95
+        assert low <= TRUE[name] * 1.02
+        assert TRUE[name] <= high * 1.02
+        assert known[name].deviation < DEVIATIONS[name]
+    unfelt = known["fused_attention_forward"]
+    assert unfelt.deviation == DEVIATIONS[unfelt.name]
 
 
 def test_constants_that_no_row_feels_stay_and_are_told(fitted: tuple[StepFit, Path]) -> None:

@@ -108,12 +108,15 @@ def print_fit(found: StepFit, out_file: Path) -> None:
     errors.add_row("before", percent(found.error_before), percent(found.median_error_before))
     errors.add_row("after, on rows held back", percent(found.error_after), percent(found.median_error_after))
     out.print(errors)
-    constants = ruled_table(None, "constant", ("before", "right"), ("after", "right"), ("rows", "right"))
+    constants = ruled_table(
+        None, "constant", ("before", "right"), ("after", "right"), ("95 %", "right"), ("rows", "right")
+    )
     for constant in found.constants:
         if not constant.held:
             text = latency if constant.name.endswith("_s") else "{:.3g}".format
             after = text(constant.after) + (" !" if constant.at_the_end else "")
-            constants.add_row(constant.name, text(constant.before), after, str(constant.rows))
+            span = " to ".join(map(text, constant.range_95))
+            constants.add_row(constant.name, text(constant.before), after, span, str(constant.rows))
     out.print(constants)
     if any(constant.at_the_end for constant in found.constants):
         out.say("! at a bound of its range: the formulas describe these rows badly", style="dim")
