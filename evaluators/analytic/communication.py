@@ -142,7 +142,12 @@ def replicas_s(machine: Machine, work: Workload, parameters: Rows, forward: Rows
 
 def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Rows:
     p, g, stride = work.sharding_parameters, work.sharding_gradients, work.strides["dp"]
-    weights = parameters * np.where(work.quantized_weights, 1 + SCALE_BYTES / QUANTIZED_GROUP, work.bytes_per_value)
+    weights, dequantized = parameters * work.bytes_per_value, number(0)
+    if work.quantized_weights.any():
+        weights = np.where(work.quantized_weights, parameters * (1 + SCALE_BYTES / QUANTIZED_GROUP), weights)
+        # What arrives twice in int8 is read, written in fp16, read again and converted.
+        moved = 2 * parameters * (1 + 2 * HALF_BYTES + work.bytes_per_value)
+        dequantized = np.where(work.quantized_weights, moved / machine.memory_bytes_per_s, 0.0)
     gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
     layers = np.maximum(parameters / work.layer_share, 1)
     gathered = ring_s(machine, weights, group=p, stride=stride, passes=1, messages=layers)
@@ -153,9 +158,6 @@ def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Row
     reduced = ring_s(machine, gradients, group=g, stride=stride, passes=1, messages=layers)
     if work.quantized_gradients.any():
         reduced = np.where(work.quantized_gradients, _two_hops_s(machine, work, parameters, layers), reduced)
-    # What arrives twice in int8 is read, written in fp16, read again and converted.
-    moved = 2 * parameters * (1 + 2 * HALF_BYTES + work.bytes_per_value)
-    dequantized = np.where(work.quantized_weights, moved / machine.memory_bytes_per_s, 0.0)
     return gathered + again + dequantized + reduced
 
 

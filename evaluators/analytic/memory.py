@@ -114,7 +114,7 @@ def _rank(
     parameters = _computed_with(machine, work, count)
     return PeakMemory(
         parameters=parameters,
-        gradients=_gradients(machine, work, count, in_flight=in_flight, freed=layers * kept + loss),
+        gradients=_gradients(machine, work, count, in_flight=in_flight, freed=layers * kept + loss, has_head=has_head),
         optimizer=np.where(work.optimizer_on_host, 0.0, states),
         activations=activations,
         logits=loss,
@@ -136,7 +136,7 @@ def _computed_with(machine: Machine, work: Workload, count: Rows) -> Rows:
     return np.minimum(held, count) * work.bytes_per_value + arriving
 
 
-def _gradients(machine: Machine, work: Workload, count: Rows, *, in_flight: Rows, freed: Rows) -> Rows:
+def _gradients(machine: Machine, work: Workload, count: Rows, *, in_flight: Rows, freed: Rows, has_head: Flags) -> Rows:
     """Return the bytes of gradients at the peak, with the buffers that reduce them.
 
     Where they appear with a step's first backward pass, and all micro-batches are `in_flight` before it, the peak is
@@ -146,7 +146,7 @@ def _gradients(machine: Machine, work: Workload, count: Rows, *, in_flight: Rows
     whole = count * machine.gradient_bytes(work.bytes_per_value)
     leave = work.parameters_on_host | (work.optimizer_on_host & (work.sharding_gradients > 1))
     held = np.where(leave, 0.0, whole / work.sharding_gradients)
-    reducing = _reducing(machine, work, count)
+    reducing = _reducing(machine, work, count, has_head)
     if not machine.software.gradients_appear:
         return held + reducing
     shards = np.maximum(work.sharding_gradients, np.where(work.copies > 1, work.sharding_optimizer, 1.0))
@@ -154,14 +154,21 @@ def _gradients(machine: Machine, work: Workload, count: Rows, *, in_flight: Rows
     return np.where(work.accumulation <= in_flight, np.maximum(later - freed, 0.0), held + reducing)
 
 
-def _reducing(machine: Machine, work: Workload, count: Rows) -> Rows:
-    """Return what gradients need beyond those that are kept while they are reduced: a layer's, or a bucket.
+def _reducing(machine: Machine, work: Workload, count: Rows, has_head: Flags) -> Rows:
+    """Return what gradients need beyond those that are kept while they are reduced: a layer's, a bucket, or a head's.
 
+    A head's table is a layer of its own, whose 16-bit gradient and fp32 copy are there while all activations still
+    are; tied, it is reduced with the embedding, after they went, and waits in fp32 where it is reduced each time.
     `count` are the rank's parameters before sharding. Reduced once a step, in a pipeline after its last micro-batch,
     they find the activations gone, which took more.
     """
     once, each = machine.software.reduce_bytes
     held = np.where(work.sharding_gradients > 1, each, once) * work.layer_share
+    if machine.software.reduces_tables_apart:
+        table = work.vocabulary * work.hidden / work.tensor_parallel
+        tied = np.where(work.sharding_gradients > 1, 4.0, 0.0)
+        table = table * np.where(work.tied_embeddings, tied, 4.0 + work.bytes_per_value)
+        held = np.where(has_head, np.maximum(held, table), held)
     bucket = 4 * np.minimum(machine.software.bucket_elements, count)
     held = np.where(work.sharding_parameters == 1, np.maximum(held, bucket), held)
     is_later = (work.pipeline_parallel > 1) & (work.sharding_gradients == 1)

@@ -89,6 +89,7 @@ class Software:
     shards_only_masters: bool = False
     gathered_layers: float = 0.0
     reduce_bytes: tuple[float, float] = (0.0, 0.0)
+    reduces_tables_apart: bool = False
     bytes_per_logit: float = 10.0
     widens_logits_by_rows: bool = False
     sharded_logits: bool = True
@@ -139,7 +140,8 @@ FRONTRUNNER = Software(
     shards_only_masters=True,
     widens_logits_by_rows=True,
     gathered_layers=3.4,
-    reduce_bytes=(20.0, 5.0),
+    reduce_bytes=(6.0, 5.0),
+    reduces_tables_apart=True,
     gradients_appear=True,
     message_elements=0.0,
     message_layers=1.0,

@@ -178,6 +178,17 @@ def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:
             assert moved, change
 
 
+def test_the_example_of_zero_plus_plus_compares_it_with_zero_3_and_three_levels() -> None:
+    found = frontrunner.plan(EXAMPLE.with_name("frontier-20b-zero.toml"))
+
+    parts = ("secondary_partition", "quantized_weights", "quantized_gradients")
+    seen = {(one.recipe.sharding_name, *(getattr(one.recipe, part) for part in parts)) for one in found.estimates}
+    assert {("zero-3", 1, False, False), ("zero-3", 8, True, True), ("3-level-2/8/384", 1, False, False)} <= seen
+    assert all(one.fits for one in found.estimates)
+    told = {one.recipe: one.unjudged for one in found.estimates if one.recipe.quantized_gradients}
+    assert all("quantized_gradients" in unjudged for unjudged in told.values())
+
+
 def test_unknown_hardware_gets_a_wide_error() -> None:
     bare = replace(A100, matmul_share=None, links=replace(A100.links, nic_gb_per_s=None))
 
