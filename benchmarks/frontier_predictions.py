@@ -37,7 +37,7 @@ from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 
-STUDY_BAR, LEVELS_BAR = 0.06, 0.15
+STUDY_BAR, SCALING_BAR, LEVELS_BAR = 0.06, 0.10, 0.15
 BATCHES = ((1, 1), (2, 1), (4, 1), (1, 4), (2, 4), (4, 4), (1, 16))
 """Micro-batch and accumulation."""
 ZERO_PLUS_PLUS = {"secondary_partition": 8, "quantized_weights": True, "quantized_gradients": True}
@@ -157,8 +157,8 @@ def scaling(launch: Launch) -> list[Line]:
     strong = tokens_per_s_per_device(kept[1], problem) / tokens_per_s_per_device(kept[0], problem)
     name = f"{launch.preset}, {small.devices:,} to {large.devices:,}"
     return [
-        Line(name=f"{name}: weak scaling", published=1.0, told=weak, bar=STUDY_BAR),
-        Line(name=f"{name}: strong scaling", published=efficiency, told=strong, bar=STUDY_BAR,
+        Line(name=f"{name}: weak scaling", published=1.0, told=weak, bar=SCALING_BAR),
+        Line(name=f"{name}: strong scaling", published=efficiency, told=strong, bar=SCALING_BAR,
              assumed=f"batch {sequences:,}"),
     ]  # fmt: skip
 

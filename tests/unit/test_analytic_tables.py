@@ -51,5 +51,7 @@ def test_the_frontier_studies_stand_beside_what_the_formulas_tell(tmp_path: Path
     lines = json.loads(out.read_text())
     assert {line["published"] for line in lines} == {0.3838, 0.3614, 0.3196, 1.0, 0.89, 0.87, 1.71, 1.405, 0.94}
     scaling = [line for line in lines if "scaling" in line["name"]]
-    assert len(scaling) == 8
+    assert len(scaling) == 11
     assert all(abs(line["off"]) <= line["bar"] for line in scaling)
+    shares = [line["off"] for line in lines if "share" in line["name"]]
+    assert max(map(abs, shares)) < 0.16
