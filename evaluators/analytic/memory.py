@@ -111,7 +111,7 @@ def _rank(
     states = count * (2 * work.bytes_per_optimizer_state + np.where(apart, 4.0, 0.0)) / work.sharding_optimizer
     # Where a layer runs again its activations are whole for a moment, in addition to what all layers keep.
     again = work.recompute_full | work.recompute_selective | work.activation_offload
-    parameters = _computed_with(machine, work, count)
+    parameters = _computed_with(machine, work, count, has_head)
     return PeakMemory(
         parameters=parameters,
         gradients=_gradients(machine, work, count, in_flight=in_flight, freed=layers * kept + loss, has_head=has_head),
@@ -123,9 +123,12 @@ def _rank(
     )
 
 
-def _computed_with(machine: Machine, work: Workload, count: Rows) -> Rows:
+def _computed_with(machine: Machine, work: Workload, count: Rows, has_head: Flags) -> Rows:
     """Return the bytes of parameters in the computation's type, of a rank that holds `count` before sharding."""
     gathered = machine.software.gathered_layers * work.layer_share
+    if machine.software.reduces_tables_apart:  # the head's table, and the last layer
+        head = work.vocabulary * work.hidden / work.tensor_parallel + work.layer_share
+        gathered = np.where(has_head, np.maximum(gathered, head), gathered)
     p, o = work.sharding_parameters, work.sharding_optimizer
     shards = np.where((o > p) | (not machine.software.shards_only_masters), count / p, 0.0)
     shards = shards + np.where(work.secondary_partition > 1, count / work.secondary_partition, 0.0)

@@ -69,3 +69,13 @@ def test_an_rms_norm_is_traced_as_one_kernel_which_keeps_as_much_as_a_layer_norm
         for norm in ("rmsnorm", "layernorm")
     )
     assert rms == pytest.approx(layer, rel=0.01)
+
+
+@pytest.mark.system
+def test_a_wide_head_takes_memory_while_its_gradient_is_reduced(tmp_path: Path) -> None:
+    """A table of several layers' parameters is gathered whole, and its gradient is there in 16 bits and in fp32."""
+    wide = {"layers": 4, "vocabulary": 131072, "tied_embeddings": False}
+    file = campaign(tmp_path, norm="rmsnorm", activation="swiglu", positions="rotary", **wide)
+    traced = dryrun({"sharding": "zero-3", "tensor_parallel": 1, "pipeline_parallel": 1}, campaign=file)
+    estimate = estimate_many([traced.recipe], read_campaign_file(file).spec.problem)[0]
+    assert estimate.peak_memory_bytes == pytest.approx(traced.peak_bytes, rel=0.1)
