@@ -15,13 +15,14 @@ from pathlib import Path
 
 
 class FrontrunnerError(Exception):
-    """What happened, with the numbers; `hint` is the one next step."""
+    """What happened, with the numbers; `hint` is the one next step. Control characters in the message are escaped."""
 
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        # A message may quote a path, or another program, that no terminal should obey.
+        self.message = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in message)
+        super().__init__(self.message)
         self.hint = hint
 
 

@@ -1,15 +1,15 @@
-"""Physical constants with priors: how far estimates may be off, and what measurements teach of the constants.
+"""Physical constants with priors: how far estimates may be off.
 
 A constant is its logarithm, or the logit of a share that is hidden, in units of its prior standard deviation about what
 ships or a cluster states. Rows of `sensitivities` differ between models while the constants are those of one training
-code on one cluster, so that what one model's measurements teach holds for another.
+code on one cluster.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -42,7 +42,8 @@ DEVIATIONS: Mapping[str, float] = {
 Assumed, but for attention: FlashAttention-2 is up to 1.7 times as fast as its first version (arXiv 2307.08691).
 Products of training shapes and copies of large arrays reach shares of the peak that differ by a tenth between clocks
 and library versions; how often kernels move values depends on what a code fuses. Networks are wide, since clusters
-reach a tenth to 0.9 of what is stated; latencies depend on library and topology, by a factor of two either way.
+reach a tenth to 0.9 of what is stated; latencies depend on library and topology, by a factor of two either way. The
+host's and `elementwise`'s were narrowed after a look at how far published tables on A100 are off.
 """
 OTHER_DEVICES = 1.5
 """How much wider all of these are where no measurement has validated the formulas; assumed."""
@@ -61,7 +62,6 @@ LEAST, MOST = 0.02, 0.98
 """A share of 0 or 1 has no logit: it is taken as this."""
 FREEDOM = 4.0
 """Degrees of freedom of the Student-t noise: a row that is far off counts little; as is common."""
-REWEIGHTINGS = 6
 
 
 def deviations_of(cluster: Cluster, precision: str, *, is_validated: bool, is_fitted: bool) -> dict[str, float]:
@@ -106,39 +106,3 @@ def sensitivities(
         other = Machine.of(replace(cluster, efficiencies=constants), precision, software)
         columns.append(before - np.log(step_time(other, work).total))
     return np.stack(np.broadcast_arrays(*columns), axis=1)
-
-
-def student_weights(residuals: Rows, deviations: Rows) -> Rows:
-    """Return how much each row counts under Student-t noise of these scales; 1 for one about a deviation off."""
-    found: Rows = (FREEDOM + 1) / (FREEDOM + (residuals / deviations) ** 2)
-    return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Posterior:
-    """What is known of the constants, in prior deviations from where they started."""
-
-    mean: Rows
-    covariance: Rows
-
-    @classmethod
-    def prior(cls) -> Posterior:
-        """Nothing but the priors."""
-        return cls(mean=np.zeros(len(DEVIATIONS)), covariance=np.eye(len(DEVIATIONS)))
-
-    def updated(self, rows: Rows, log_ratios: Rows, noise: Rows) -> Posterior:
-        """Learn from rows of `sensitivities` and their logarithms of measured over predicted step time."""
-        if not len(rows):
-            return self
-        precision, weights, found = np.linalg.inv(self.covariance), np.ones(len(rows)), self
-        for _ in range(REWEIGHTINGS):
-            weighted = rows * (weights / noise**2)[:, None]
-            covariance = np.asarray(np.linalg.inv(precision + weighted.T @ rows), dtype=np.float64)
-            mean = covariance @ (precision @ self.mean + weighted.T @ log_ratios)
-            found = Posterior(mean=mean, covariance=covariance)
-            weights = student_weights(log_ratios - rows @ mean, noise)
-        return found
-
-    def predict(self, rows: Rows) -> tuple[Rows, Rows]:
-        """Return the shift of each row's log step time and its standard deviation, without any row's own error."""
-        return rows @ self.mean, np.sqrt(np.einsum("ij,jk,ik->i", rows, self.covariance, rows))

@@ -138,11 +138,11 @@ def test_tiling_is_the_advised_recipe_in_pieces() -> None:
 
 
 def test_where_nothing_fits_it_says_how_much_would() -> None:
-    """22B needs 18 bytes for each of 22.1e9 parameters: 371 GiB, 47 devices of 8 GiB, six nodes."""
-    found = advise(Space(), replace(PROBLEM, cluster=replace(A100, nodes=1, memory_gib_per_device=8)))
+    """22B needs 18 bytes for each of 22.1e9 parameters: 370 GiB, 74 devices of 5 GiB, ten nodes."""
+    found = advise(Space(), replace(PROBLEM, cluster=replace(A100, nodes=1, memory_gib_per_device=5)))
     said = words_of(found)
     assert (found.chosen, found.one_node) == (None, ())
-    assert "alone fill 47 such devices, 6 nodes" in said
+    assert "alone fill 74 such devices, 10 nodes" in said
     assert list(commands(found, "a b.toml")) == ["frontrunner plan 'a b.toml' --nodes 2,4,8"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from frontrunner.config.campaign import SECTIONS, keys_of, parse_campaign, read_campaign_file
@@ -135,6 +135,7 @@ def test_no_table_ends_in_anything_but_a_message(table: dict[str, Any], tmp_path
 
 
 @given(entry=st.sampled_from([(section, key) for section in SECTIONS for key in keys_of(section)]), value=VALUES)
+@example(entry=("search", "baseline"), value="\x1f")  # a path
 @QUICK
 def test_no_value_of_a_known_key_ends_in_anything_but_a_message(
     entry: tuple[str, str], value: object, tmp_path: Path

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from frontrunner.evaluators.analytic.estimates import estimate_many
-from frontrunner.evaluators.analytic.machine import FITTED
-from frontrunner.evaluators.analytic.posterior import DEVIATIONS
 from frontrunner.search.guided.acquisition import expected_improvement, mean_loss
 from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
-from frontrunner.search.guided.prior import NAMES, CandidateTable, features, needs_as_much, prior_of
+from frontrunner.search.guided.prior import NAMES, STEP_PARTS, CandidateTable, features, needs_as_much, prior_of
 from frontrunner.search.guided.speed import Observation, SpeedModel, log_evidence
 from frontrunner.spaces.recipe import RANK_ORDERS
 from support.guided import CLUSTER, PROBLEM, SPACE, reversed_prior
@@ -21,7 +19,6 @@ from support.guided import CLUSTER, PROBLEM, SPACE, reversed_prior
 RECIPES = SPACE.survey(PROBLEM).recipes
 PRIOR = prior_of(RECIPES, PROBLEM)
 FIELD = CandidateTable.of(RECIPES, PRIOR)
-LINKS = list(DEVIATIONS).index("network_links")
 EVERY = np.arange(len(RECIPES))
 
 
@@ -32,9 +29,8 @@ def test_the_prior_is_the_analytic_model_row_by_row() -> None:
         assert PRIOR.log_fill[row] == pytest.approx(
             math.log(one.peak_memory_bytes / CLUSTER.memory_bytes_per_device), abs=1e-6
         )
-        slower = replace(CLUSTER, efficiencies={"network_links": FITTED.network_links * math.exp(-0.5)})
-        (then,) = estimate_many([RECIPES[row]], replace(PROBLEM, cluster=slower))
-        assert -math.log(then.step_time_s / one.step_time_s) == pytest.approx(PRIOR.sensitivities[row, LINKS])
+        bubble = PRIOR.step_shares[row, STEP_PARTS.index("bubble")]
+        assert bubble == pytest.approx(one.step_parts_s["bubble"] / one.step_time_s)
 
 
 def test_recipes_that_the_formulas_do_not_know_get_the_others_median() -> None:
@@ -85,8 +81,7 @@ def test_without_observations_the_speeds_are_the_prior_s() -> None:
 
 def test_a_part_that_the_formulas_underrate_is_learned() -> None:
     """Where tensor parallelism costs four times what is predicted, two dozen measurements tell it of the others."""
-    found = estimate_many(RECIPES, PROBLEM)
-    traffic = found.step_parts_s["tensor_parallel"] / found.step_time_s
+    traffic = PRIOR.step_shares[:, STEP_PARTS.index("tensor_parallel")]
     truth = PRIOR.log_speed - np.log(1.3 * (1 + 3 * traffic))
     rows = np.random.default_rng(3).permutation(EVERY)
     model = SpeedModel(FIELD)

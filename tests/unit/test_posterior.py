@@ -1,19 +1,16 @@
-"""Sensitivities and the posterior of the formulas' constants."""
+"""Priors of the formulas' constants, and sensitivities to them."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.posterior import DEVIATIONS, Posterior, deviations_of, moved, place
+from frontrunner.evaluators.analytic.posterior import DEVIATIONS, deviations_of, moved, place
 from frontrunner.evaluators.analytic.software import FRONTRUNNER, MEGATRON_GPT
 from support.analytic import A100
-
-COUNT = len(DEVIATIONS)
 
 
 def test_a_constant_moves_on_its_scale_and_a_share_stays_one() -> None:
@@ -34,28 +31,6 @@ def test_what_is_not_known_of_a_cluster_widens_its_constants() -> None:
     assert deviations_of(silent, "bf16", is_validated=True, is_fitted=False)["memory"] > 0.5
     assert deviations_of(fitted, "bf16", is_validated=True, is_fitted=True)["memory"] < known["memory"]
     assert set(known) == set(Machine.of(A100, "bf16", FRONTRUNNER).constants())
-
-
-def test_constants_that_one_model_teaches_hold_for_another() -> None:
-    generator = np.random.default_rng(0)
-    truth = generator.standard_normal(COUNT)
-    here, there = generator.standard_normal((2, 40, COUNT)) * 0.2
-    learned = Posterior.prior().updated(here, here @ truth, np.full(40, 0.01))
-    shift, deviation = learned.predict(there)
-    before = np.abs(there @ truth).mean()
-    assert np.abs(shift - there @ truth).mean() < 0.05 * before
-    assert (deviation < Posterior.prior().predict(there)[1]).all()
-
-
-def test_a_row_that_contradicts_the_others_counts_little() -> None:
-    rows = np.random.default_rng(1).standard_normal((60, COUNT)) * 0.1
-    ratios = np.zeros(60)
-    ratios[3] = 1.5
-    noise = np.full(60, 0.05)
-    found = Posterior.prior().updated(rows, ratios, noise)
-    precision = np.eye(COUNT) + rows.T @ rows / 0.05**2
-    plain = np.linalg.solve(precision, rows.T @ ratios / 0.05**2)
-    assert np.abs(rows @ found.mean)[4:].mean() < 0.5 * np.abs(rows @ plain)[4:].mean()
 
 
 def test_a_code_of_other_constants_is_the_machine_s() -> None:
