@@ -151,8 +151,12 @@ def test_a_file_that_is_too_long_or_no_text_is_refused_before_it_is_parsed(tmp_p
     path.write_bytes(to_text(made()).encode().replace(b"llama", b"ll\xffma"))
     with pytest.raises(InvalidInput, match="not text in UTF-8: byte"):
         recipe_file.read(path)
-    for missing in (tmp_path, tmp_path / "none.json", Path("a\0b")):
-        with pytest.raises(NotFound, match=re.escape(f"no recipe file at {missing}")):
+    for missing, named in (
+        (tmp_path, tmp_path),
+        (tmp_path / "none.json", tmp_path / "none.json"),
+        (Path("a\0b"), r"a\x00b"),
+    ):
+        with pytest.raises(NotFound, match=re.escape(f"no recipe file at {named}")):
             recipe_file.read(missing)
 
 
