@@ -21,7 +21,7 @@ from frontrunner.evaluators.analytic.accuracy_bounds import (
 from frontrunner.evaluators.analytic.fit import Bounds, most_probable, shipped
 from frontrunner.evaluators.analytic.machine import BOUNDS, Machine, assumptions
 from frontrunner.evaluators.analytic.memory import peak_memory
-from frontrunner.evaluators.analytic.posterior import DEVIATIONS
+from frontrunner.evaluators.analytic.priors import DEVIATIONS
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Rows
 from frontrunner.evaluators.tables.schema import Row

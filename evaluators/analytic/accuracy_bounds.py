@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from frontrunner.evaluators.analytic.machine import ASSUMED, Machine, assumptions
-from frontrunner.evaluators.analytic.posterior import deviations_of, sensitivities
+from frontrunner.evaluators.analytic.priors import deviations_of, sensitivities
 from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
@@ -103,7 +103,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem) -> Trust:
     count = "1 estimate" if len(unknown) == 1 else f"{len(unknown):,} estimates"
     on_cpu, measured = problem.cluster.backend == "cpu", problem.cluster.matmul_flops(problem.precision) is not None
     remarks = {
-        OTHER_HARDWARE: not is_validated(problem),
+        OTHER_HARDWARE: not is_validated(problem.cluster, problem.precision),
         SHARED_CPU: on_cpu and not measured,
         MEASURED_TOGETHER: on_cpu and measured,
         f"{count} may be off by {wide} %: no measurement has validated {names}": bool(unknown) and error is not None,
@@ -117,30 +117,22 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem) -> Trust:
     )
 
 
-def own_error(problem: Problem) -> float | None:
+def own_error(cluster: Cluster, precision: str) -> float | None:
     """Return the error that a cluster states for its own measured rows while they were held back, or None."""
-    return _own_error(problem.cluster, problem.precision)
-
-
-def is_validated(problem: Problem) -> bool:
-    """Return whether the formulas' constants were validated on the problem's device and precision."""
-    return _is_validated(problem.cluster, problem.precision)
-
-
-def _own_error(cluster: Cluster, precision: str) -> float | None:
     error: float | None = getattr(cluster.expected_error, precision)
     return error
 
 
-def _is_validated(cluster: Cluster, precision: str) -> bool:
-    own = _own_error(cluster, precision) is not None
+def is_validated(cluster: Cluster, precision: str) -> bool:
+    """Return whether the formulas' constants were validated on the cluster's device and this precision."""
+    own = own_error(cluster, precision) is not None
     return own or (cluster.device in VALIDATED_DEVICES and precision != "fp32")
 
 
 def prior_deviations(cluster: Cluster, precision: str) -> dict[str, float]:
     """Return the prior deviation of each of the formulas' constants on a cluster."""
-    fitted = _own_error(cluster, precision) is not None
-    return deviations_of(cluster, precision, is_validated=_is_validated(cluster, precision), is_fitted=fitted)
+    fitted = own_error(cluster, precision) is not None
+    return deviations_of(cluster, precision, is_validated=is_validated(cluster, precision), is_fitted=fitted)
 
 
 def log_deviations(cluster: Cluster, precision: str, software: Software, work: Workload, unjudged: Flags) -> Rows:
@@ -148,9 +140,9 @@ def log_deviations(cluster: Cluster, precision: str, software: Software, work: W
 
     `unjudged` rows have choices whose formulas are not validated.
     """
-    own = _own_error(cluster, precision)
+    own = own_error(cluster, precision)
     row = MEAN_TO_DEVIATION * own if own is not None else ROW_ERROR
-    row = row if _is_validated(cluster, precision) else 2 * ROW_ERROR
+    row = row if is_validated(cluster, precision) else 2 * ROW_ERROR
     deviations = prior_deviations(cluster, precision)
     slopes = sensitivities(cluster, precision, software, work, deviations)
     found: Rows = np.sqrt((slopes**2).sum(axis=1) + row**2 + np.where(unjudged, UNJUDGED_ERROR, 0.0) ** 2)
@@ -160,7 +152,11 @@ def log_deviations(cluster: Cluster, precision: str, software: Software, work: W
 def assumed(problem: Problem) -> tuple[str, ...]:
     """Return the cluster's keys that take a common value; only the network's beside a measured error of its own."""
     keys = assumptions(problem.cluster, problem.precision)
-    return keys if own_error(problem) is None else tuple(key for key in keys if key.startswith("links.nic"))
+    return (
+        keys
+        if own_error(problem.cluster, problem.precision) is None
+        else tuple(key for key in keys if key.startswith("links.nic"))
+    )
 
 
 def unvalidated(recipe: Recipe) -> tuple[str, ...]:
@@ -177,9 +173,13 @@ def expected_error(problem: Problem, recipe: Recipe | None = None) -> float | No
     """Return the mean error of step times, of a recipe or of validated ones; None if the device's peak is assumed."""
     if any(key.startswith("peak_tflops") for key in assumed(problem)):
         return None
-    own = own_error(problem)
+    own = own_error(problem.cluster, problem.precision)
     stated = EXPECTED_ERROR if own is None else own
-    if assumed(problem) or not is_validated(problem) or (recipe is not None and unvalidated(recipe)):
+    if (
+        assumed(problem)
+        or not is_validated(problem.cluster, problem.precision)
+        or (recipe is not None and unvalidated(recipe))
+    ):
         return max(UNKNOWN_HARDWARE_ERROR, stated)
     return stated
 

@@ -121,8 +121,8 @@ def replicas_s(machine: Machine, work: Workload, parameters: Rows, forward: Rows
     `forward` and `backward` are that rank's times per micro-batch. With degrees p, g, o of N copies: parameters are
     gathered over p for each pass of each micro-batch, over a secondary partition for the backward pass where there
     is one; gradients are reduced over g after each, if g > 1, and then once per step over o / g, and over the N / o
-    copies that are left; new parameters are gathered over o / p. Quantized
-    messages are smaller, and pass through memory.
+    copies that are left; new parameters are gathered over o / p. Quantized messages are smaller, and
+    pass through memory.
     """
     software = machine.software
     hides = software.overlaps_unsharded | (work.sharding_parameters > 1)

@@ -11,7 +11,7 @@ import numpy as np
 from frontrunner.evaluators.analytic.accuracy_bounds import NORMAL_95, prior_deviations, unvalidated
 from frontrunner.evaluators.analytic.estimates import not_modelled
 from frontrunner.evaluators.analytic.machine import BOUNDS, FITTED, SOFTWARE_CONSTANTS, Machine
-from frontrunner.evaluators.analytic.posterior import FREEDOM, LEAST, moved, place
+from frontrunner.evaluators.analytic.priors import LEAST, moved, place
 from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
@@ -29,6 +29,8 @@ ROUNDS = 4
 """Fits, each with the noise that the one before left."""
 MEDIAN_TO_DEVIATION = 1.4826
 """A normal's standard deviation over its median distance."""
+FREEDOM = 4.0
+"""Degrees of freedom of the Student-t noise: a row that is far off counts little; as is common."""
 TOLERANCE = 1e-4
 INSIDE = 0.3
 MOST_STEPS = 60

@@ -46,9 +46,9 @@ MOST_OBSERVATIONS = 250
 
 def amplitudes_of(problem: Problem) -> Mapping[float, float]:
     """Return how wrong predictions may be on the problem's cluster, with the chance of each."""
-    if problem.cluster.backend == "cpu" and own_error(problem) is None:
+    if problem.cluster.backend == "cpu" and own_error(problem.cluster, problem.precision) is None:
         return OF_SHARED_PROCESSORS
-    return AMPLITUDES if is_validated(problem) else OF_OTHER_DEVICES
+    return AMPLITUDES if is_validated(problem.cluster, problem.precision) else OF_OTHER_DEVICES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import frontrunner
 from frontrunner.config.campaign import read_cluster_file
 from frontrunner.evaluators.analytic.fit import FEWEST_ROWS, Samples, StepFit, fit_steps, samples_of_outcomes
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.posterior import DEVIATIONS
+from frontrunner.evaluators.analytic.priors import DEVIATIONS
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.tables.workloads import read, samples_of_tables
 from frontrunner.results.outcome import Failure, FailureKind

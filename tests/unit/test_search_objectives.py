@@ -126,13 +126,13 @@ def test_a_search_for_a_front_covers_more_than_one_for_speed(objectives: tuple[s
     shares = {
         sought: np.mean(
             [
-                covered(searched(make_strategy("guided", SURVEY, seed, sought), 16), objectives) / whole
+                covered(searched(make_strategy("guided", SURVEY, seed, sought), 12), objectives) / whole
                 for seed in range(2)
             ]
         )
         for sought in (("tokens",), objectives)
     }
-    assert shares[objectives] > shares["tokens",]
+    assert shares[objectives] > shares["tokens",] + 0.01
     assert shares[objectives] > 0.85
 
 

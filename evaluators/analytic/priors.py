@@ -60,8 +60,6 @@ ASSUMED_DEVIATIONS: Mapping[str, tuple[str, float]] = {
 SHARES = frozenset({"gradient_overlap"})
 LEAST, MOST = 0.02, 0.98
 """A share of 0 or 1 has no logit: it is taken as this."""
-FREEDOM = 4.0
-"""Degrees of freedom of the Student-t noise: a row that is far off counts little; as is common."""
 
 
 def deviations_of(cluster: Cluster, precision: str, *, is_validated: bool, is_fitted: bool) -> dict[str, float]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.posterior import DEVIATIONS, deviations_of, moved, place
+from frontrunner.evaluators.analytic.priors import DEVIATIONS, deviations_of, moved, place
 from frontrunner.evaluators.analytic.software import FRONTRUNNER, MEGATRON_GPT
 from support.analytic import A100
 
