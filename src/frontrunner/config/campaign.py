@@ -12,8 +12,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema
 
 from frontrunner.config.recipe_file import read
-from frontrunner.config.toml_file import Table, read_toml
+from frontrunner.config.toml_file import Table, read_text, read_toml
 from frontrunner.evaluators.cluster.settings import DispatchSettings
+from frontrunner.evaluators.export.reading import json_table
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.registry import require_evaluator
@@ -23,6 +24,7 @@ from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces import errors, presets
 from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.hugging_face import model_of_config
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import DIMENSIONS, EARLIER_NAMES
@@ -54,9 +56,15 @@ def _preset(names: tuple[str, ...]) -> Schema:
     return {"type": "string", "enum": list(names), "description": "A preset; the other keys override it."}
 
 
-def _fill_model(given: Table, _: Path) -> Table:
-    preset = presets.model_preset(given["preset"]) if "preset" in given else {"name": "custom"}
-    merged = preset | {key: value for key, value in given.items() if key != "preset"}
+def _fill_model(given: Table, base: Path) -> Table:
+    found: Table = {"name": "custom"}
+    if "config" in given and "preset" in given:
+        raise errors.bad_value("model.preset", given["preset"], "no preset beside model.config")
+    if "preset" in given:
+        found = presets.model_preset(given["preset"])
+    elif "config" in given:
+        found = _published_model(given["config"], base)
+    merged = found | {key: value for key, value in given.items() if key not in ("preset", "config")}
     if isinstance(merged.get("heads"), int):
         merged.setdefault("kv_heads", merged["heads"])
     if isinstance(merged.get("hidden"), int):
@@ -64,10 +72,26 @@ def _fill_model(given: Table, _: Path) -> Table:
     return merged
 
 
+def _published_model(name: object, base: Path) -> Table:
+    if not isinstance(name, str) or not name:
+        raise errors.bad_value("model.config", name, "the path of a model's config.json")
+    path = base / name
+    text = read_text(path, "configuration of a model", "take config.json from the model's folder")
+    try:
+        return model_of_config(json_table(text).values)
+    except errors.InvalidInput as error:
+        raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
+
+
 def _model_schema(schema: Schema) -> None:
-    schema["properties"] = {"preset": _preset(presets.preset_names("models")), **schema["properties"]}
+    config = "Path of a published model's `config.json`, relative to the campaign file; the other keys override it."
+    schema["properties"] = {
+        "preset": _preset(presets.preset_names("models")),
+        "config": {"type": "string", "description": config},
+        **schema["properties"],
+    }
     own = [key for key in schema.pop("required") if key not in _fill_model({"heads": 1, "hidden": 1}, Path())]
-    schema["anyOf"] = [{"required": ["preset"]}, {"required": [*own, "hidden", "heads"]}]
+    schema["anyOf"] = [{"required": ["preset"]}, {"required": ["config"]}, {"required": [*own, "hidden", "heads"]}]
 
 
 def _fill_cluster(given: Table, base: Path) -> Table:
