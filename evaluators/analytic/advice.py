@@ -132,10 +132,10 @@ def advise(space: Space, problem: Problem) -> Advice:
     node = layouts(problem, cluster.devices_per_node) if cluster.nodes > 1 and cluster.devices_per_node > 1 else ()
     everything = layouts(problem, cluster.devices) if cluster.devices > 1 else alone
     chosen = choose(everything)
-    recipes = {one.estimate.recipe: None for one in (*alone, *node, *everything) if one.estimate is not None}
-    trust, choices, tiling = trust_in(list(recipes), problem), dict[str, Choice](), None
+    known = {one.estimate.recipe: one.estimate for one in (*alone, *node, *everything) if one.estimate is not None}
+    at_hand, choices, tiling = list(known.values()), dict[str, Choice](), None
     if chosen is not None and (found := chosen.estimate) is not None:
-        trust = replace(trust, expected_error=found.expected_error)
+        at_hand = [found]
         choices, tiling = _named_by(own, chosen, found.recipe), _tiling(found, problem)
     return Advice(
         problem=problem,
@@ -147,7 +147,7 @@ def advise(space: Space, problem: Problem) -> Advice:
         choices=choices,
         lacking={key: value for key, value in choices.items() if value not in own[key]},
         tiling=tiling,
-        trust=trust,
+        trust=trust_in(list(known), problem, [one.expected_error for one in at_hand]),
     )
 
 
