@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from frontrunner.evaluators.analytic import software
+from frontrunner.evaluators.analytic.memory import MemoryKind
 from frontrunner.evaluators.analytic.software import FLASH_SPEED, Software
 from frontrunner.evaluators.probe.measure import measured_steps, nodes_used
 from frontrunner.evaluators.tables import schema
@@ -85,6 +86,15 @@ FUSED_ATTENTION = re.compile("flash|sdpa|xformers|memory.efficient|cudnn|fused.a
 UNFUSED_ATTENTION = re.compile("torch|softmax|eager|math|naive|unfused")
 FLASH_VERSION = re.compile(r"flash[^0-9]*([1-9])")
 """What names of attention kernels say, in lower case."""
+MEMORY_KINDS: Mapping[MemoryKind, re.Pattern[str]] = {
+    "allocated": re.compile(r"\balloc|\banalytic", re.IGNORECASE),
+    "reserved": re.compile(r"\breserv", re.IGNORECASE),
+    "device": re.compile(r"device use|nvidia-smi", re.IGNORECASE),
+}
+"""What `mem_kind`, or else a note, says of a row's peak."""
+KINDS_OF_SOURCES: Mapping[str, MemoryKind] = {"nanotron": "allocated", "torchtitan": "reserved"}
+"""What training codes print as their peak, by a word of the source (nanotron: `helpers.py`, torchtitan: `metrics.py`);
+others' rows that do not say are taken to be what `nvidia-smi` prints."""
 LONG_SEQUENCE = 8192
 """From here on attention that is not named is taken to be fused: its scores would not fit."""
 
@@ -264,6 +274,14 @@ def _code_of(row: Row) -> Software:
     if "torchtitan" in row.source:  # FSDP2 and the same selective recompute as the project's own trainer
         return software.FRONTRUNNER
     return software.MEGATRON_GPT if name.startswith(("gpt", "megatron", "turing")) else software.MEGATRON_LLAMA
+
+
+def memory_kind(row: Row) -> MemoryKind:
+    """Return what a row's peak counts: as the row says, else as its training code prints it."""
+    for text in (row.mem_kind, row.note):
+        if said := next((kind for kind, words in MEMORY_KINDS.items() if words.search(text)), None):
+            return said
+    return next((kind for word, kind in KINDS_OF_SOURCES.items() if word in row.source), "device")
 
 
 def recipe_of(row: Row, layers: int) -> Recipe:
