@@ -14,6 +14,7 @@ from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
+        "init": ("plan:init", "Write a commented campaign file to begin with."),
         "launch": ("run:launch", "Run a campaign file, and print its ranking."),
         "resume": ("run:resume", "Continue a campaign where it stopped."),
         "replay": ("run:replay", "Train with a measured recipe: the full run."),
@@ -98,8 +99,7 @@ class Commands(SuggestingGroup):
 def frontrunner() -> None:
     """Find the fastest way to train a given transformer on given machines.
 
-    A campaign file describes model, machines and budget. Short training runs try recipes, a store ranks
-    them, and the winner is replayed as the full run.
+    Short training runs try recipes, a store ranks them, and the winner trains.
     """
 
 

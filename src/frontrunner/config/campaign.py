@@ -28,7 +28,7 @@ from frontrunner.spaces.hugging_face import model_of_config
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import DIMENSIONS, EARLIER_NAMES
-from frontrunner.spaces.space import Space
+from frontrunner.spaces.space import Space, usual_space
 from frontrunner.spaces.validation import Config, SchemaOf, inlined_schema, parse
 
 logger = logging.getLogger(__name__)
@@ -282,7 +282,7 @@ class CampaignConfig(Config):
     model: Annotated[Model, _filled(_fill_model), AfterValidator(_check_name), SchemaOf(_model_schema)]
     cluster: ClusterSection
     problem: ProblemSection
-    space: Annotated[Space, _filled(_fill_space), SchemaOf(_space_schema)]
+    space: Annotated[Space, _filled(_fill_space), SchemaOf(_space_schema)] = Space()
     search: Annotated[SearchSettings, _filled(_fill_search), SchemaOf(_search_schema)] = SearchSettings()
     budget: Budget = Budget()
     probe: ProbeSettings = ProbeSettings()
@@ -303,8 +303,9 @@ class CampaignConfig(Config):
         """Return the campaign that the file describes; raises `InvalidInput` for sections that do not go together."""
         require_evaluator(self.evaluator)
         problem = Problem(model=self.model, cluster=self.cluster, **dict(self.problem))
-        shared = ("space", "search", "budget", "probe", "data", "dispatch", "table", "command", "evaluator")
+        shared = ("search", "budget", "probe", "data", "dispatch", "table", "command", "evaluator")
         sections = {key: getattr(self, key) for key in shared}
+        sections["space"] = self.space if "space" in self.model_fields_set else usual_space(problem)
         spec = CampaignSpec(name=self.name or default_name, problem=problem, **sections)
         return CampaignFile(spec=spec, store=self.store, named=self.name is not None)
 
