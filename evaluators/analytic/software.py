@@ -67,9 +67,10 @@ class Software:
     logits and their gradient. Gradients take memory from the first backward pass on where `gradients_appear`, else
     always; they travel in messages of `message_elements` or `message_layers`, unsharded ones of `whole_bucket_elements`
     if it is not 0. `gradient_overlap` is the share of computation that hides them: unsharded ones where
-    `overlaps_unsharded`, scattered ones where `overlaps_scattered`. `exchange_s` is what a micro-batch waits, beyond
-    the transfer, between pipeline ranks on different nodes. `host_layer_s` and `host_collective_s` are the host's time
-    to issue one; `fragmentation` is the allocator's loss.
+    `overlaps_unsharded`, scattered ones where `overlaps_scattered`. A gate's two products reduce their input's gradient
+    each by itself where `reduces_gate_twice`, unless sequence parallelism gathered it once. `exchange_s` is what a
+    micro-batch waits, beyond the transfer, between pipeline ranks on different nodes. `host_layer_s` and
+    `host_collective_s` are the host's time to issue one; `fragmentation` is the allocator's loss.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Software:
     copies_attention: bool = False
     reduces_wide: bool = False
     reduces_whole: bool = False
+    reduces_gate_twice: bool = False
     exchange_s: float = 0.0
     selective_keeps_products: bool = False
     keeps_gathered: bool = False
@@ -220,6 +222,7 @@ ALEPH_ALPHA = Software(
     flash=1,
     reduces_wide=True,
     reduces_whole=True,
+    reduces_gate_twice=True,
     overlaps_unsharded=False,
     overlaps_scattered=False,
     message_elements=5e8,
@@ -229,6 +232,8 @@ ALEPH_ALPHA = Software(
 )
 """The Llama trainer of arXiv 2311.05610 (github.com/Aleph-Alpha/scaling). Its kernels are torch's unless a row names
 others; gradients stay in 16 bits and are all-reduced whole, in fp32 and buckets of 5e8, after the last backward pass,
-ZeRO or not (`core/optimizer/allreduce.py`). It gathers the whole vocabulary's logits: 2 bytes, 2 while they are joined,
-4 in fp32, 4 for their log-softmax and 8 for two gradients. What sequence parallelism keeps was chosen for its failures.
+ZeRO or not (`core/optimizer/allreduce.py`). Its gate is two parallel products, of which each reduces its input's
+gradient (`core/nn/mlp.py`, `core/nn/linear/column_parallel_linear.py`). It gathers the whole vocabulary's logits: 2
+bytes, 2 while they are joined, 4 in fp32, 4 for their log-softmax and 8 for two gradients. What sequence parallelism
+keeps was chosen for its failures.
 """
