@@ -68,9 +68,11 @@ class Software:
     logits and their gradient. Gradients take memory from the first backward pass on where `gradients_appear`, else
     always; they travel in messages of `message_elements` or `message_layers`, unsharded ones of `whole_bucket_elements`
     if it is not 0. `gradient_overlap` is the share of computation that hides them: unsharded ones where
-    `overlaps_unsharded`, scattered ones where `overlaps_scattered`. `exchange_s` is what a micro-batch waits, beyond
-    the transfer, between pipeline ranks on different nodes. `host_layer_s` and `host_collective_s` are the host's time
-    to issue one; `fragmentation` is the allocator's loss, a share of activations.
+    `overlaps_unsharded`, scattered ones where `overlaps_scattered`. A gate's two products reduce their input's gradient
+    each by itself where `reduces_gate_twice`, unless sequence parallelism gathered it once. `exchange_s` is what a
+    micro-batch waits, beyond the transfer, between pipeline ranks on different nodes. `host_layer_s` and
+    `host_collective_s` are the host's time to issue one; `fragmentation` is the allocator's loss, a share of
+    activations.
 
     Where attention `keeps_packed`, its values are a view of the joint product of queries, keys and values, which stays.
     A reducer's own buckets hold `reducer_bytes` per parameter. `pipeline_split` gives ranks as many layers each, or as
@@ -90,6 +92,7 @@ class Software:
     keeps_packed: bool = False
     reduces_wide: bool = False
     reduces_whole: bool = False
+    reduces_gate_twice: bool = False
     exchange_s: float = 0.0
     selective_keeps_products: bool = False
     keeps_gathered: bool = False
@@ -234,6 +237,7 @@ ALEPH_ALPHA = Software(
     flash=1,
     reduces_wide=True,
     reduces_whole=True,
+    reduces_gate_twice=True,
     overlaps_unsharded=False,
     overlaps_scattered=False,
     message_elements=5e8,
@@ -247,8 +251,10 @@ ALEPH_ALPHA = Software(
 )
 """The Llama trainer of arXiv 2311.05610 (github.com/Aleph-Alpha/scaling). Its kernels are torch's unless a row names
 others; gradients stay in 16 bits and are all-reduced whole, in fp32 and buckets of 5e8, after the last backward pass,
-ZeRO or not (`core/optimizer/allreduce.py`). It gathers the whole vocabulary's logits, and keeps those
-of the micro-batch before in a buffer (`core/nn/parallel_module/buffers.py`): 2 + 2 bytes, 12 for log-softmax and two
-gradients in fp32, and 2 of a block of the allocator's that the logits split; gathered, 2 for the collective's result
-and 2 for its pieces. Embedding, last norm and head are modules like a layer (`pipeline_partitioning.py`).
+ZeRO or not (`core/optimizer/allreduce.py`). Its gate is two parallel products, of which each reduces its input's
+gradient (`core/nn/mlp.py`, `core/nn/linear/column_parallel_linear.py`), and keep what a norm gathered. It gathers the
+whole vocabulary's logits, and keeps those of the micro-batch before (`core/nn/parallel_module/buffers.py`): 2 + 2
+bytes, 12 for log-softmax and two gradients in fp32, 2 of an allocator's block that they split; gathered, 2 for the
+collective's result and 2 for its pieces. Embedding, last norm and head are modules like a layer
+(`core/nn/parallel_module/pipeline_partitioning.py`).
 """
