@@ -13,11 +13,10 @@ from frontrunner.notebook import Displayed
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import DIMENSIONS, RECOMPUTES, Choice, Recipe
-from frontrunner.spaces.space import Space
+from frontrunner.spaces.space import LARGEST_MICRO_BATCH, Space, divisors
 
 WORTH_ITS_COMPLEXITY = 0.05
 """A layout is preferred to a plainer one only if it is faster by more than this share; assumed."""
-LARGEST_MICRO_BATCH = 8
 TILES = {"loss_chunks": 8, "feed_forward_tiles": 4}
 """What tiling is tried with; more pieces save little more, since the rest of a layer stays."""
 
@@ -224,12 +223,6 @@ def one_batch(batch: GlobalBatch, devices: int) -> GlobalBatch:
     even = batch.maximum // devices * devices
     chosen = even if even in batch and even > 0 else batch.maximum
     return GlobalBatch(minimum=chosen, maximum=chosen)
-
-
-def divisors(number: int) -> list[int]:
-    """Return all divisors in rising order."""
-    small = [part for part in range(1, int(number**0.5) + 1) if number % part == 0]
-    return sorted({*small, *(number // part for part in small)})
 
 
 def _layout(name: str, about: str, space: Space, problem: Problem) -> ParallelLayout:

@@ -7,7 +7,7 @@ a cluster states.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -109,6 +109,18 @@ def place(name: str, value: float) -> float:
     return math.log(share / (1 - share))
 
 
+def sensitivities(
+    cluster: Cluster, precision: str, software: Software, work: Workload, deviations: Mapping[str, float]
+) -> Rows:
+    """Return the change of each row's log step time per deviation of each constant, one column per constant.
+
+    These are slopes over a whole deviation downwards, which is slower for a share of a rate.
+    """
+    changed = _changes(cluster, precision, software, work)
+    columns = [-changed({name: -deviations[name]}) for name in DEVIATIONS]
+    return np.stack(np.broadcast_arrays(*columns), axis=1)
+
+
 def log_ends(
     cluster: Cluster, precision: str, software: Software, work: Workload, deviations: Mapping[str, float | Rows]
 ) -> tuple[Rows, Rows]:
@@ -118,26 +130,31 @@ def log_ends(
     that is slow between nodes is one of them, as wide as `network_links`. A link that is as fast as stated hides behind
     computation where a slower one does not, and none is faster than stated: the ends are not symmetric.
     """
+    changed = _changes(cluster, precision, software, work)
+    below = above = np.zeros(1)
+    for name in sorted(deviations.keys() - (NETWORK.keys() - {"network_links"})):
+        together, width = NETWORK if name == "network_links" else {name: 1}, NORMAL_95 * deviations[name]
+        ends = [changed({one: side * sign * width for one, sign in together.items()}) for side in (-1, 1)]
+        below = below + np.minimum(np.minimum(*ends), 0) ** 2
+        above = above + np.maximum(np.maximum(*ends), 0) ** 2
+    return np.sqrt(below), np.sqrt(above)
+
+
+def _changes(
+    cluster: Cluster, precision: str, software: Software, work: Workload
+) -> Callable[[Mapping[str, float | Rows]], Rows]:
+    """Return what tells how each row's log step time changes with constants that are moved."""
     machine = Machine.of(cluster, precision, software)
     constants = {**machine.constants(), "exchange_s": software.exchange_s}
     capped = AT_MOST_STATED - scaled_by(assumptions(cluster, precision))
     bare, before = replace(cluster, efficiencies={}), np.log(step_time(machine, work).total)
 
-    def at(name: str, by: float | Rows) -> Any:
-        value = moved(name, constants[name], by)
-        return np.minimum(value, 1.0) if name in capped else value
-
-    def change(name: str, by: float | Rows) -> Rows:
-        together = NETWORK if name == "network_links" else {name: 1}
-        own = {**constants, **{one: at(one, sign * by) for one, sign in together.items()}}
-        code = replace(software, **{one: own.pop(one) for one in (*SOFTWARE_CONSTANTS, "exchange_s")})
+    def change(moves: Mapping[str, float | Rows]) -> Rows:
+        values = {name: moved(name, constants[name], by) for name, by in moves.items()}
+        own = constants | {name: np.minimum(one, 1.0) if name in capped else one for name, one in values.items()}
+        code = replace(software, **{name: own.pop(name) for name in (*SOFTWARE_CONSTANTS, "exchange_s")})
         other = Machine.of(bare, precision, code, replace(machine.efficiencies, **own))
         found: Rows = np.log(step_time(other, work).total) - before
         return found
 
-    below = above = np.zeros(1)
-    for name in sorted(deviations.keys() - (NETWORK.keys() - {"network_links"})):
-        ends = [change(name, side * NORMAL_95 * deviations[name]) for side in (-1, 1)]
-        below = below + np.minimum(np.minimum(*ends), 0) ** 2
-        above = above + np.maximum(np.maximum(*ends), 0) ** 2
-    return np.sqrt(below), np.sqrt(above)
+    return change

@@ -28,7 +28,7 @@ from frontrunner.spaces.hugging_face import model_of_config
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import DIMENSIONS, EARLIER_NAMES
-from frontrunner.spaces.space import Space
+from frontrunner.spaces.space import Space, usual_space
 from frontrunner.spaces.validation import Config, SchemaOf, inlined_schema, parse
 
 logger = logging.getLogger(__name__)
@@ -251,6 +251,7 @@ CampaignName = Annotated[
     AfterValidator(lambda name: errors.require_campaign_name("name", name)),
     WithJsonSchema({"type": "string", "pattern": f"^{errors.CAMPAIGN_NAME.pattern}$"}),
 ]
+ModelSection = Annotated[Model, _filled(_fill_model), AfterValidator(_check_name), SchemaOf(_model_schema)]
 ClusterSection = Annotated[
     Cluster,
     _filled(_fill_cluster),
@@ -279,10 +280,10 @@ class ProblemSection(Config):
 class CampaignConfig(Config):
     """A campaign file. Each section is validated to the values that the campaign works with."""
 
-    model: Annotated[Model, _filled(_fill_model), AfterValidator(_check_name), SchemaOf(_model_schema)]
+    model: ModelSection
     cluster: ClusterSection
     problem: ProblemSection
-    space: Annotated[Space, _filled(_fill_space), SchemaOf(_space_schema)]
+    space: Annotated[Space, _filled(_fill_space), SchemaOf(_space_schema)] = Space()
     search: Annotated[SearchSettings, _filled(_fill_search), SchemaOf(_search_schema)] = SearchSettings()
     budget: Budget = Budget()
     probe: ProbeSettings = ProbeSettings()
@@ -303,8 +304,9 @@ class CampaignConfig(Config):
         """Return the campaign that the file describes; raises `InvalidInput` for sections that do not go together."""
         require_evaluator(self.evaluator)
         problem = Problem(model=self.model, cluster=self.cluster, **dict(self.problem))
-        shared = ("space", "search", "budget", "probe", "data", "dispatch", "table", "command", "evaluator")
+        shared = ("search", "budget", "probe", "data", "dispatch", "table", "command", "evaluator")
         sections = {key: getattr(self, key) for key in shared}
+        sections["space"] = self.space if "space" in self.model_fields_set else usual_space(problem)
         spec = CampaignSpec(name=self.name or default_name, problem=problem, **sections)
         return CampaignFile(spec=spec, store=self.store, named=self.name is not None)
 
@@ -348,6 +350,10 @@ def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFi
     return parse(CampaignConfig, table, base=base).campaign(default_name)
 
 
+class _ModelFile(Config):
+    model: ModelSection
+
+
 class ClusterFile(Config):
     """A cluster file: TOML with the section [cluster] alone, as `frontrunner calibrate` writes it."""
 
@@ -364,6 +370,11 @@ def read_cluster_file(path: Path) -> Cluster:
         return parse(ClusterFile, table, base=path.parent).cluster
     except errors.InvalidInput as error:
         raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
+
+
+def preset_model(name: str) -> Model:
+    """Return the model of a preset."""
+    return parse(_ModelFile, {"model": {"preset": name}}).model
 
 
 def named_cluster(name: str) -> Cluster:
