@@ -62,8 +62,12 @@ configs/system/b200_bf16_ceperm.json, head width 128, 16 heads or more, FLOPs of
 `Efficiencies`."""
 
 RUNTIME_BYTES = {"cpu": 0.26 * 2**30}
-OTHER_RUNTIME_BYTES = 2.0**30
-"""Python and torch, as measured on CPU; else device context, collective library and kernels, assumed."""
+OTHER_RUNTIME_BYTES = 300 * 2.0**20
+"""Python and torch, as measured on CPU; else a device's context with kernels that are loaded when first called
+(github.com/pytorch/pytorch/issues/107667)."""
+COMMUNICATOR_BYTES = {"cpu": 0.0}
+OTHER_COMMUNICATOR_BYTES = 688 * 2.0**20
+"""What NCCL holds for one communicator, measured on 4 A100 over NVLink (github.com/NVIDIA/nccl/issues/964)."""
 
 ASSUMED_COMPUTE_UNITS = {"cpu": 1}
 OTHER_COMPUTE_UNITS = 108
@@ -92,6 +96,7 @@ class Machine:
     network_bytes_per_s_per_node: float
     host_bytes_per_s: float
     runtime_bytes: float
+    communicator_bytes: float
     attention_scale: float
     efficiencies: Efficiencies
     software: Software
@@ -115,6 +120,7 @@ class Machine:
             memory_bytes_per_s=_bytes_per_s(cluster.memory_gb_per_s, "memory_gb_per_s") * efficiencies.memory,
             compute_units=cluster.compute_units or ASSUMED_COMPUTE_UNITS.get(cluster.backend, OTHER_COMPUTE_UNITS),
             runtime_bytes=RUNTIME_BYTES.get(cluster.backend, OTHER_RUNTIME_BYTES),
+            communicator_bytes=COMMUNICATOR_BYTES.get(cluster.backend, OTHER_COMMUNICATOR_BYTES),
             attention_scale=ATTENTION_SCALES.get(cluster.device, 1.0),
             devices_per_node=cluster.devices_per_node,
             pair_bytes_per_s=pair,

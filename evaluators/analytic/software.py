@@ -57,7 +57,8 @@ class Software:
     """One training code; shares and times are fitted, together with `machine.FITTED`, the rest is read off its source.
 
     `norm`, `gate` and `rotary` name kernels of `KERNELS`, `softmax` that of attention that is not fused, `flash` the
-    version of one that is; where `copies_attention` its result is kept twice. `wide_gradients` are fp32 whatever the
+    version of one that is; its result is kept twice where micro-batches have
+    `copies_attention_from` sequences. `wide_gradients` are fp32 whatever the
     precision; where `reduces_wide` they are so on their way alone, and `reduces_whole` ones are all-reduced even where
     the optimizer's states are sharded. Selective recompute keeps products and attention where
     `selective_keeps_products`, else all but attention's; `keeps_gathered` keeps what sequence parallelism gathered.
@@ -67,9 +68,16 @@ class Software:
     logits and their gradient. Gradients take memory from the first backward pass on where `gradients_appear`, else
     always; they travel in messages of `message_elements` or `message_layers`, unsharded ones of `whole_bucket_elements`
     if it is not 0. `gradient_overlap` is the share of computation that hides them: unsharded ones where
-    `overlaps_unsharded`, scattered ones where `overlaps_scattered`. `exchange_s` is what a micro-batch waits, beyond
-    the transfer, between pipeline ranks on different nodes. `host_layer_s` and `host_collective_s` are the host's time
-    to issue one; `fragmentation` is the allocator's loss.
+    `overlaps_unsharded`, scattered ones where `overlaps_scattered`. A gate's two products reduce their input's gradient
+    each by itself where `reduces_gate_twice`, unless sequence parallelism gathered it once. `exchange_s` is what a
+    micro-batch waits, beyond the transfer, between pipeline ranks on different nodes. `host_layer_s` and
+    `host_collective_s` are the host's time to issue one; `fragmentation` is the allocator's loss, a share of
+    activations.
+
+    Where attention `keeps_packed`, its values are a view of the joint product of queries, keys and values, which stays.
+    A reducer's own buckets hold `reducer_bytes` per parameter. `pipeline_split` gives ranks as many layers each, or as
+    much work with the head (`cost`), or as many modules (`ends`: embedding, last norm and head count as layers). Code
+    that `sends_singly` has a communicator with each pipeline neighbor.
     """
 
     name: str
@@ -80,9 +88,11 @@ class Software:
     rotary: Kernel = "fused"
     softmax: Softmax = "fused"
     flash: int = 2
-    copies_attention: bool = False
+    copies_attention_from: float = float("inf")
+    keeps_packed: bool = False
     reduces_wide: bool = False
     reduces_whole: bool = False
+    reduces_gate_twice: bool = False
     exchange_s: float = 0.0
     selective_keeps_products: bool = False
     keeps_gathered: bool = False
@@ -99,7 +109,9 @@ class Software:
     message_elements: float = float("inf")
     message_layers: float = 0.0
     whole_bucket_elements: float = 0.0
-    balances_head: bool = False
+    pipeline_split: Literal["even", "cost", "ends"] = "even"
+    sends_singly: bool = False
+    reducer_bytes: float = 0.0
     overlaps_unsharded: bool = True
     overlaps_scattered: bool = True
     host_layer_s: float = fitted(1.12e-3, 2e-5, 2e-2)
@@ -133,7 +145,7 @@ FRONTRUNNER = Software(
     gate="eager",
     rotary="fp32",
     softmax="math",
-    copies_attention=True,
+    copies_attention_from=1,
     dropout=False,
     selective_keeps_products=True,
     keeps_gathered=True,
@@ -156,7 +168,7 @@ DEEPSPEED = Software(
     gate="eager",
     rotary="fp32",
     softmax="math",
-    copies_attention=True,
+    copies_attention_from=1,
     dropout=False,
     selective_keeps_products=True,
     gathered_layers=2.0,
@@ -188,24 +200,29 @@ LLM_FOUNDRY = Software(
 MEGATRON_GPT = Software(name="megatron-gpt", wide_gradients=False, dropout=True, overlaps_unsharded=False)
 """Megatron-LM and Megatron-DeepSpeed in fp16: gradients reduced after the last backward pass (arXiv 2104.04473)."""
 
-MEGATRON_LLAMA = Software(name="megatron-llama", wide_gradients=True, dropout=False)
-"""Megatron-LM in bf16, which accumulates gradients in fp32, and what was made after it."""
+MEGATRON_LLAMA = Software(name="megatron-llama", wide_gradients=True, dropout=False, bytes_per_logit=6.0)
+"""Megatron-LM in bf16, which accumulates gradients in fp32, and what was made after it. Its loss works in place on one
+fp32 copy of the logits (`core/tensor_parallel/cross_entropy.py`)."""
 
 NANOTRON = Software(
     name="nanotron",
     wide_gradients=True,
     gate="eager",
-    copies_attention=True,
+    copies_attention_from=2,
+    keeps_packed=True,
+    reducer_bytes=2.0,
+    sends_singly=True,
     dropout=False,
     exchange_s=0.05,
     message_elements=25 * 2**20 / 2,
     message_layers=0.25,
-    balances_head=True,
+    pipeline_split="cost",
     overlaps_scattered=False,
 )
 """Gradients in fp32, reduced by torch's DDP in buckets of 25 MiB of 16-bit parameters or a quarter of a layer
 (`optim/gradient_accumulator.py`); under ZeRO-1 nothing overlaps (`distributed.py`). Pipelines are cut by cost
-(`models/base.py`). Norms are Triton's, rotations flash-attn's, `silu(x) * gate` two kernels (`models/llama.py`). Two
+(`models/base.py`). DDP's buckets hold 16-bit gradients beside the fp32 ones, and queries are a view of the joint
+product. Norms are Triton's, rotations flash-attn's, `silu(x) * gate` two kernels (`models/llama.py`). Two
 messages of metadata come before each tensor, and the host waits for them (`parallel/pipeline_parallel/p2p.py`): 4 ms
 to 1 s per micro-batch between nodes on its 512 H100, of which 50 ms order its rows best."""
 
@@ -220,15 +237,24 @@ ALEPH_ALPHA = Software(
     flash=1,
     reduces_wide=True,
     reduces_whole=True,
+    reduces_gate_twice=True,
     overlaps_unsharded=False,
     overlaps_scattered=False,
     message_elements=5e8,
     keeps_gathered=True,
-    bytes_per_logit=20.0,
+    keeps_packed=True,
+    copies_attention_from=2,
+    sends_singly=True,
+    pipeline_split="ends",
+    bytes_per_logit=18.0,
     sharded_logits=False,
 )
 """The Llama trainer of arXiv 2311.05610 (github.com/Aleph-Alpha/scaling). Its kernels are torch's unless a row names
 others; gradients stay in 16 bits and are all-reduced whole, in fp32 and buckets of 5e8, after the last backward pass,
-ZeRO or not (`core/optimizer/allreduce.py`). It gathers the whole vocabulary's logits: 2 bytes, 2 while they are joined,
-4 in fp32, 4 for their log-softmax and 8 for two gradients. What sequence parallelism keeps was chosen for its failures.
+ZeRO or not (`core/optimizer/allreduce.py`). Its gate is two parallel products, of which each reduces its input's
+gradient (`core/nn/mlp.py`, `core/nn/linear/column_parallel_linear.py`), and keep what a norm gathered. It gathers the
+whole vocabulary's logits, and keeps those of the micro-batch before (`core/nn/parallel_module/buffers.py`): 2 + 2
+bytes, 12 for log-softmax and two gradients in fp32, 2 of an allocator's block that they split; gathered, 2 for the
+collective's result and 2 for its pieces. Embedding, last norm and head are modules like a layer
+(`core/nn/parallel_module/pipeline_partitioning.py`).
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from frontrunner.evaluators.analytic import software
+from frontrunner.evaluators.analytic.memory import MemoryKind
 from frontrunner.evaluators.analytic.software import FLASH_SPEED, Software
 from frontrunner.evaluators.probe.measure import measured_steps, nodes_used
 from frontrunner.evaluators.tables import schema
@@ -52,8 +53,15 @@ MEMORY = re.compile(r"(?<!\d)(\d{1,9}) ?gi?b", re.IGNORECASE)
 """The memory that a device's name states; the look behind keeps a search through thousands of digits short."""
 SAME_MEMORY = 0.02
 """A name states a little more than the driver reports, which is what a preset states."""
-_OTHER_SIZES = {("a100-80gb", "40"): {"memory_gb_per_s": device_preset("a100-40gb")["memory_gb_per_s"]}}
-"""What else differs where a name states another memory than its preset's device has."""
+_OTHER_SIZES = {
+    ("a100-80gb", "40"): {"memory_gb_per_s": device_preset("a100-40gb")["memory_gb_per_s"]},
+    ("h100-80gb", "96"): {"memory_gb_per_s": 2400},
+}
+"""What else differs where a name states another memory than its preset's device has. H100 with 96 GB have HBM2e of
+2.4 TB/s (github.com/pytorch/torchtitan, docs/performance.md)."""
+POWER = re.compile(r"(?<!\d)(\d{3,4}) ?W\b")
+FULL_POWER_W = {"a100-80gb": 400.0, "h100-80gb": 700.0, "h200-141gb": 700.0}
+"""The power that a device's preset is stated for, by its datasheet, where a name may state a lower limit."""
 _PRESETS = tuple(
     read_plain(Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table, "model")
     for table in map(model_preset, preset_names("models"))
@@ -85,6 +93,15 @@ FUSED_ATTENTION = re.compile("flash|sdpa|xformers|memory.efficient|cudnn|fused.a
 UNFUSED_ATTENTION = re.compile("torch|softmax|eager|math|naive|unfused")
 FLASH_VERSION = re.compile(r"flash[^0-9]*([1-9])")
 """What names of attention kernels say, in lower case."""
+MEMORY_KINDS: Mapping[MemoryKind, re.Pattern[str]] = {
+    "allocated": re.compile(r"\balloc|\banalytic", re.IGNORECASE),
+    "reserved": re.compile(r"\breserv", re.IGNORECASE),
+    "device": re.compile(r"device use|nvidia-smi", re.IGNORECASE),
+}
+"""What `mem_kind`, or else a note, says of a row's peak."""
+KINDS_OF_SOURCES: Mapping[str, MemoryKind] = {"nanotron": "allocated", "torchtitan": "reserved"}
+"""What training codes print as their peak, by a word of the source (nanotron: `helpers.py`, torchtitan: `metrics.py`);
+others' rows that do not say are taken to be what `nvidia-smi` prints."""
 LONG_SEQUENCE = 8192
 """From here on attention that is not named is taken to be fused: its scores would not fit."""
 
@@ -266,6 +283,14 @@ def _code_of(row: Row) -> Software:
     return software.MEGATRON_GPT if name.startswith(("gpt", "megatron", "turing")) else software.MEGATRON_LLAMA
 
 
+def memory_kind(row: Row) -> MemoryKind:
+    """Return what a row's peak counts: as the row says, else as its training code prints it."""
+    for text in (row.mem_kind, row.note):
+        if said := next((kind for kind, words in MEMORY_KINDS.items() if words.search(text)), None):
+            return said
+    return next((kind for word, kind in KINDS_OF_SOURCES.items() if word in row.source), "device")
+
+
 def recipe_of(row: Row, layers: int) -> Recipe:
     """Return the recipe of a completed row; raises ValueError for an impossible one."""
     if row.pp == 1:
@@ -349,6 +374,10 @@ def machine_of(row: Row) -> Cluster:
     if stated and abs(float(stated[1]) / figures["memory_gib_per_device"] - 1) > SAME_MEMORY:
         figures |= _OTHER_SIZES.get((str(figures["device"]), stated[1]), {})
         figures["memory_gib_per_device"] = float(stated[1])
+    full, limit = FULL_POWER_W.get(str(figures["device"])), POWER.search(row.hardware)
+    if full and limit and 0 < float(limit[1]) < full:
+        # Power grows with the clock times the square of the voltage, which grows with the clock.
+        figures["matmul_share"] *= (float(limit[1]) / full) ** (1 / 3)
     own = {name: value for name in schema.MACHINE_NUMBERS if _is_given(value := getattr(row, name))}
     links = figures["links"] | {name: own.pop(name) for name in LINKS if name in own}
     peaks = {row.precision or "bf16": own.pop("peak_tflops")} if "peak_tflops" in own else figures["peak_tflops"]

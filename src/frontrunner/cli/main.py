@@ -24,6 +24,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "space": ("run:space", "Count legal and illegal recipes in a space, with reasons."),
     },
     "Estimate": {
+        "presets": ("plan:presets", "List the models, clusters and devices that ship."),
         "plan": ("plan:plan", "Estimate a campaign file's recipes, without a device."),
         "explain": ("plan:explain", "Break down a recipe's step time and memory."),
         "advise": ("plan:advise", "Recommend a starting configuration."),
@@ -55,9 +56,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
 """Commands by section of the help page: name -> (module:function under `frontrunner.cli`, one line)."""
 
 EPILOG = """
-\b
-Example:
-  frontrunner launch examples/laptop.toml
+Example: frontrunner launch examples/laptop.toml
 """
 
 

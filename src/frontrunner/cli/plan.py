@@ -1,4 +1,4 @@
-"""Commands that need no device: init, plan, explain, advise, dryrun."""
+"""Commands that need no device: init, presets, plan, explain, advise, dryrun."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.evaluators.diagnostics.dryrun import DryRun, run
 from frontrunner.recipe_actions import plan_dryrun
 from frontrunner.spaces.document import write_bytes
-from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, holds, writing
-from frontrunner.spaces.presets import preset_names
+from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, did_you_mean, holds, writing
+from frontrunner.spaces.presets import CATALOGUES, preset_names
 from frontrunner.views.charts.recipe import breakdown
 from frontrunner.views.charts.render import picture
 from frontrunner.views.diagnostics import print_dryrun
 from frontrunner.views.plan import as_document, print_advice, print_breakdown, print_plan, print_scaling
+from frontrunner.views.presets import presets_by_kind, print_presets
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend
@@ -64,6 +65,18 @@ def _ask(option: str, known: tuple[str, ...]) -> str:
     click.echo(f"presets: {', '.join(known)}")
     answer: str = click.prompt(f"{option[2:]} (a preset, or a file's path)")
     return answer
+
+
+@click.command()
+@click.argument("name", required=False)
+@opt.prints(print_presets)
+def presets(name: str | None) -> dict[str, dict[str, dict[str, Any]]]:
+    """List the models, clusters and devices that ship, or print all figures of one, with their source."""
+    found = presets_by_kind(name)
+    if name is not None and not found:
+        known = [own for kind in CATALOGUES for own in preset_names(kind)]
+        raise bad_value("NAME", name, "a preset", hint=did_you_mean(name, known))
+    return found
 
 
 @click.command()

@@ -251,6 +251,7 @@ CampaignName = Annotated[
     AfterValidator(lambda name: errors.require_campaign_name("name", name)),
     WithJsonSchema({"type": "string", "pattern": f"^{errors.CAMPAIGN_NAME.pattern}$"}),
 ]
+ModelSection = Annotated[Model, _filled(_fill_model), AfterValidator(_check_name), SchemaOf(_model_schema)]
 ClusterSection = Annotated[
     Cluster,
     _filled(_fill_cluster),
@@ -279,7 +280,7 @@ class ProblemSection(Config):
 class CampaignConfig(Config):
     """A campaign file. Each section is validated to the values that the campaign works with."""
 
-    model: Annotated[Model, _filled(_fill_model), AfterValidator(_check_name), SchemaOf(_model_schema)]
+    model: ModelSection
     cluster: ClusterSection
     problem: ProblemSection
     space: Annotated[Space, _filled(_fill_space), SchemaOf(_space_schema)] = Space()
@@ -349,6 +350,10 @@ def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFi
     return parse(CampaignConfig, table, base=base).campaign(default_name)
 
 
+class _ModelFile(Config):
+    model: ModelSection
+
+
 class ClusterFile(Config):
     """A cluster file: TOML with the section [cluster] alone, as `frontrunner calibrate` writes it."""
 
@@ -365,6 +370,11 @@ def read_cluster_file(path: Path) -> Cluster:
         return parse(ClusterFile, table, base=path.parent).cluster
     except errors.InvalidInput as error:
         raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
+
+
+def preset_model(name: str) -> Model:
+    """Return the model of a preset."""
+    return parse(_ModelFile, {"model": {"preset": name}}).model
 
 
 def named_cluster(name: str) -> Cluster:
