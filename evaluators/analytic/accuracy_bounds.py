@@ -157,14 +157,20 @@ def log_bounds(
     if own is not None:
         row, guessed = MEAN_TO_DEVIATION * own, scaled_by(assumed(cluster, precision))
         deviations = {name: deviations[name] for name in guessed}
-    if not is_known:
-        nodes = np.maximum(work.devices / cluster.devices_per_node, 1)
-        deviations["network_links"] = np.hypot(deviations["network_links"], PER_DOUBLING * np.sqrt(np.log2(nodes)))
+    if network := deviations.get("network_links"):
+        deviations["network_links"] = grown(cluster, precision, network, work.devices / cluster.devices_per_node)
     others = NORMAL_95 * np.hypot(row, np.where(unjudged, UNJUDGED_ERROR, 0.0))
     below, above = log_ends(cluster, precision, software, work, deviations)
     if cluster.backend == "cpu" and cluster.matmul_flops(precision) is None:  # ranks may share a core
         above = np.hypot(above, np.log(np.minimum(work.devices, cluster.devices_per_node)))
     return np.hypot(below, others), np.hypot(above, others)
+
+
+def grown(cluster: Cluster, precision: str, deviation: float | Rows, nodes: float | Rows) -> Rows:
+    """Return a deviation of the network on so many times the nodes; as it is where measurements have validated it."""
+    doublings = 0.0 if is_validated(cluster, precision) else np.log2(np.maximum(nodes, 1))
+    found: Rows = np.hypot(deviation, PER_DOUBLING * np.sqrt(doublings))
+    return found
 
 
 def mean_error(below: float, above: float) -> float:
