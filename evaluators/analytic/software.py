@@ -61,7 +61,8 @@ class Software:
     `copies_attention_from` sequences. `wide_gradients` are fp32 whatever the
     precision; where `reduces_wide` they are so on their way alone, and `reduces_whole` ones are all-reduced even where
     the optimizer's states are sharded. Selective recompute keeps products and attention where
-    `selective_keeps_products`, else all but attention's; `keeps_gathered` keeps what sequence parallelism gathered.
+    `selective_keeps_products`, else all but attention's; `keeps_gathered` keeps what sequence parallelism gathered,
+    `may_keep_gathered` has an option for it.
     `shards_only_masters` holds sharded parameters once, with `gathered_layers` whole layers; `reduce_bytes` per
     parameter of a layer are held while gradients are reduced, once a step, or at each micro-batch, through buckets of
     `bucket_elements`. `bytes_per_logit` is the loss's peak, but where it `widens_logits_by_rows` of whole logits: the
@@ -99,6 +100,7 @@ class Software:
     gathers_per_layer: float = 1.0
     selective_keeps_products: bool = False
     keeps_gathered: bool = False
+    may_keep_gathered: bool = False
     shards_only_masters: bool = False
     gathered_layers: float = 0.0
     reduce_bytes: tuple[float, float] = (0.0, 0.0)
@@ -220,6 +222,7 @@ NANOTRON = Software(
     gate="eager",
     copies_attention_from=2,
     keeps_packed=True,
+    may_keep_gathered=True,
     reducer_bytes=2.0,
     sends_singly=True,
     dropout=False,
