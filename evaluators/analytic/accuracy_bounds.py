@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.machine import ASSUMED, Machine, assumptions
+from frontrunner.evaluators.analytic.machine import ASSUMED, BOUNDS, Machine, assumptions
 from frontrunner.evaluators.analytic.priors import (
     DEVIATIONS,
     NORMAL_95,
@@ -57,7 +57,7 @@ Of 1,673 published steps none was above 1.07.
 """
 LOSSES = (
     "tile_waves", "reduction_depth", "kernel_s", "node_latency_s", "network_latency_s", "ring_node_hop_s",
-    "ring_network_hop_s",
+    "ring_network_hop_s", "crowded_hop_s",
 )  # fmt: skip
 
 OTHER_HARDWARE = "the formulas' constants were validated on A100 in 16 bits only"
@@ -204,10 +204,11 @@ def has_times(problem: Problem) -> bool:
 def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | None:
     """Return why a median step of `step_time_s` cannot be true; None also where the formulas cannot decide.
 
-    Those are CPUs, fp32, clusters that omit a figure or state constants of their own, and unvalidated choices.
+    Those are CPUs, fp32, clusters that omit a figure or state fitted constants, and unvalidated choices.
     """
     cluster = problem.cluster
-    blind = cluster.backend == "cpu" or problem.precision == "fp32" or bool(cluster.efficiencies)
+    has_fitted = not BOUNDS.keys().isdisjoint(cluster.efficiencies)
+    blind = cluster.backend == "cpu" or problem.precision == "fp32" or has_fitted
     if blind or unvalidated(recipe) or assumptions(cluster, problem.precision):
         return None
     machine = at_best(Machine.of(cluster, problem.precision, FRONTRUNNER))

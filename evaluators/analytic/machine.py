@@ -19,11 +19,12 @@ from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 class Efficiencies:
     """What hardware and its libraries lose, as shares of what is stated or measured, and as seconds.
 
-    Fitted, but for the last two, to five published tables of step times on A100 (docs/measurements.md). `matmul` is the
+    Fitted to five published tables of step times on A100 (docs/measurements.md), but for the last four. `matmul` is the
     share of the fastest matrix product, `memory`, `node_links` and `network_links` of stated bandwidths; `tile_waves`
     the idle part of a wave of tiles, `reduction_depth` the length of a sum that costs as much again; `elementwise` and
     `scores` how often values are moved against the least; `fused_attention` rates are shares of `matmul`'s; latencies
-    are those of a hop. The ring hops are NCCL's own figures for its "simple" protocol (src/graph/tuning.cc, `hwLat`).
+    are those of a hop. The ring hops are NCCL's own figures for its "simple" protocol (src/graph/tuning.cc, `hwLat`);
+    rings over more than `crowded_nodes` nodes take `crowded_hop_s` a rank, which only some clusters state.
     """
 
     matmul: float = fitted(1.0, 0.3, 1.0)
@@ -41,6 +42,8 @@ class Efficiencies:
     network_latency_s: float = fitted(25.4e-6, 1e-6, 1e-2)
     ring_node_hop_s: float = 3.4e-6
     ring_network_hop_s: float = 14e-6
+    crowded_nodes: float = math.inf
+    crowded_hop_s: float = 0.0
 
 
 FITTED = Efficiencies()

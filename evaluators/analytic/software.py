@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -61,7 +61,8 @@ class Software:
     `copies_attention_from` sequences. `wide_gradients` are fp32 whatever the
     precision; where `reduces_wide` they are so on their way alone, and `reduces_whole` ones are all-reduced even where
     the optimizer's states are sharded. Selective recompute keeps products and attention where
-    `selective_keeps_products`, else all but attention's; `keeps_gathered` keeps what sequence parallelism gathered.
+    `selective_keeps_products`, else all but attention's; `keeps_gathered` keeps what sequence parallelism gathered,
+    `may_keep_gathered` has an option for it.
     `shards_only_masters` holds sharded parameters once, with `gathered_layers` whole layers; `reduce_bytes` per
     parameter of a layer are held while gradients are reduced, once a step, or at each micro-batch, through buckets of
     `bucket_elements`. `bytes_per_logit` is the loss's peak, but where it `widens_logits_by_rows` of whole logits: the
@@ -70,7 +71,8 @@ class Software:
     if it is not 0. `gradient_overlap` is the share of computation that hides them: unsharded ones where
     `overlaps_unsharded`, scattered ones where `overlaps_scattered`. A gate's two products reduce their input's gradient
     each by itself where `reduces_gate_twice`, unless sequence parallelism gathered it once. `exchange_s` is what a
-    micro-batch waits, beyond the transfer, between pipeline ranks on different nodes. `host_layer_s` and
+    micro-batch waits, beyond the transfer, between pipeline ranks on different nodes; where code `sends_in_turn` a
+    boundary's two directions do not overlap. Sharded parameters come in `gathers_per_layer`. `host_layer_s` and
     `host_collective_s` are the host's time to issue one; `fragmentation` is the allocator's loss, a share of
     activations.
 
@@ -94,8 +96,11 @@ class Software:
     reduces_whole: bool = False
     reduces_gate_twice: bool = False
     exchange_s: float = 0.0
+    sends_in_turn: bool = False
+    gathers_per_layer: float = 1.0
     selective_keeps_products: bool = False
     keeps_gathered: bool = False
+    may_keep_gathered: bool = False
     shards_only_masters: bool = False
     gathered_layers: float = 0.0
     reduce_bytes: tuple[float, float] = (0.0, 0.0)
@@ -200,6 +205,13 @@ LLM_FOUNDRY = Software(
 MEGATRON_GPT = Software(name="megatron-gpt", wide_gradients=False, dropout=True, overlaps_unsharded=False)
 """Megatron-LM and Megatron-DeepSpeed in fp16: gradients reduced after the last backward pass (arXiv 2104.04473)."""
 
+MEGATRON_DEEPSPEED = replace(
+    MEGATRON_GPT, name="megatron-deepspeed", sends_in_turn=True, sends_singly=True, gathers_per_layer=4.0
+)
+"""Megatron-DeepSpeed and GPT-NeoX: a rank sends to its pipeline neighbor and receives from it one after the other
+(DeepSpeed's `runtime/pipe/schedule.py`, `TrainSchedule`), where Megatron-LM does both at once. ZeRO-3 gathers a matrix
+at a time: by default it prefetches 5e7 elements, less than one (`runtime/zero/partitioned_param_coordinator.py`)."""
+
 MEGATRON_LLAMA = Software(name="megatron-llama", wide_gradients=True, dropout=False, bytes_per_logit=6.0)
 """Megatron-LM in bf16, which accumulates gradients in fp32, and what was made after it. Its loss works in place on one
 fp32 copy of the logits (`core/tensor_parallel/cross_entropy.py`)."""
@@ -210,6 +222,7 @@ NANOTRON = Software(
     gate="eager",
     copies_attention_from=2,
     keeps_packed=True,
+    may_keep_gathered=True,
     reducer_bytes=2.0,
     sends_singly=True,
     dropout=False,
