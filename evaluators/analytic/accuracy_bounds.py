@@ -139,8 +139,7 @@ def is_validated(cluster: Cluster, precision: str) -> bool:
 
 def prior_deviations(cluster: Cluster, precision: str) -> dict[str, float]:
     """Return the prior deviation of each of the formulas' constants on a cluster."""
-    own, is_known = own_error(cluster, precision) is not None, is_validated(cluster, precision)
-    return deviations_of(cluster, assumed(cluster, precision), is_validated=is_known, is_fitted=own)
+    return deviations_of(cluster, assumed(cluster, precision), is_validated=is_validated(cluster, precision))
 
 
 def log_bounds(
@@ -167,8 +166,9 @@ def log_bounds(
 
 
 def grown(cluster: Cluster, precision: str, deviation: float | Rows, nodes: float | Rows) -> Rows:
-    """Return a deviation of the network on so many times the nodes; as it is where measurements have validated it."""
-    doublings = 0.0 if is_validated(cluster, precision) else np.log2(np.maximum(nodes, 1))
+    """Return a deviation of the network on so many times the nodes; the same where the network is known."""
+    is_known = is_validated(cluster, precision) or "network_links" in cluster.efficiencies
+    doublings = 0.0 if is_known else np.log2(np.maximum(nodes, 1))
     found: Rows = np.hypot(deviation, PER_DOUBLING * np.sqrt(doublings))
     return found
 

@@ -163,6 +163,10 @@ STEP_BOUNDS: Column[Any] = Column(
     "step_time_bounds_s", "95 %", _rate("step_time_bounds_s"), lambda ends: " to ".join(map(seconds, ends)),
     drop=4, about="where the measured step time should lie in 95 of 100 cases",
 )  # fmt: skip
+RATE_BOUNDS: Column[Any] = Column(
+    "tokens_per_s_bounds", "95 %", _rate("tokens_per_s_bounds"), lambda ends: " to ".join(map(thousands, ends)),
+    drop=4, about="where the measured rate should lie in 95 of 100 cases",
+)  # fmt: skip
 LIMIT: Column[Estimate] = words("limit", "limited by", limited_by, drop=2)
 
 ESTIMATES: tuple[Column[Any], ...] = (

@@ -28,6 +28,7 @@ from frontrunner.views.columns import (
     FIGURES,
     LIMIT,
     PARTS,
+    RATE_BOUNDS,
     RECIPE,
     RECIPE_ID,
     STEP_BOUNDS,
@@ -91,7 +92,7 @@ def _timed(name: str) -> Callable[[ScalingRow], Any]:
 
 
 _BEST: dict[str, Column[ScalingRow]] = {
-    column.key: column.of(attrgetter("best")) for column in (*RECIPE, *FIGURES, LIMIT)
+    column.key: column.of(attrgetter("best")) for column in (*RECIPE, *FIGURES, STEP_BOUNDS, LIMIT)
 }
 SCALING: tuple[Column[ScalingRow], ...] = (
     Column("nodes", "nodes", attrgetter("nodes"), "{:,}".format),
@@ -108,6 +109,7 @@ SCALING: tuple[Column[ScalingRow], ...] = (
     replace(_BEST["batch"], drop=7),
     replace(_BEST["sharding"], drop=8),
     replace(_BEST["step_time_s_median"], drop=4),
+    _BEST["step_time_bounds_s"],
     _BEST["tokens_per_s"],
     Column("tokens_per_s_per_device", "tok/s/device", _timed("tokens_per_s_per_device"), thousands, drop=3),
     replace(_BEST["mfu"], drop=3),
@@ -316,8 +318,12 @@ def begin_with(advice: Advice) -> str | None:
     found = _estimate(advice)
     if found is None:
         return None
-    rates = f"{thousands(found.tokens_per_s)} tokens/s, MFU {percent(found.mfu)}, "
-    return f"{_named(found)}: {'' if found.expected_error is None else rates}{_peak(found, advice)}"
+    rates = ""
+    if found.tokens_per_s_bounds is not None:
+        rates = (
+            f"{thousands(found.tokens_per_s)} tokens/s (95 %: {RATE_BOUNDS.cell(found)}), MFU {percent(found.mfu)}, "
+        )
+    return f"{_named(found)}: {rates}{_peak(found, advice)}"
 
 
 def commands(advice: Advice, file: str) -> dict[str, str]:
@@ -351,12 +357,13 @@ _FIGURES: Mapping[str, Column[ParallelLayout]] = {
     column.key: column.of(
         attrgetter("estimate") if column.key.startswith("peak") else lambda x: x.estimate if x.fits else None
     )
-    for column in (*FIGURES, LIMIT)
+    for column in (*FIGURES, RATE_BOUNDS, LIMIT)
 }
 LAYOUTS: tuple[Column[ParallelLayout], ...] = (
     words("layout", "layout", attrgetter("name")),
     words("fit", "memory", lambda layout: layout.estimate and layout.estimate.fit),
     _FIGURES["tokens_per_s"],
+    _FIGURES["tokens_per_s_bounds"],
     _FIGURES["peak_memory_bytes_max_rank"],
     Column("host", "host GiB", lambda x: (x.estimate and x.estimate.host_memory_bytes_per_rank) or None, gib, drop=5,
            about="kept in the host's memory per device"),
