@@ -72,9 +72,9 @@ class Software:
     `overlaps_unsharded`, scattered ones where `overlaps_scattered`. A gate's two products reduce their input's gradient
     each by itself where `reduces_gate_twice`, unless sequence parallelism gathered it once. `exchange_s` is what a
     micro-batch waits, beyond the transfer, between pipeline ranks on different nodes; where code `sends_in_turn` a
-    boundary's two directions do not overlap, and each waits. Sharded parameters come in `gathers_per_layer`. `host_layer_s`
-    and `host_collective_s` are the host's time to issue one; `fragmentation` is the allocator's loss, a share of
-    activations.
+    boundary's two directions do not overlap, and each waits. Sharded parameters come in `gathers_per_layer`.
+    `host_layer_s` and `host_collective_s` are the host's time to issue one; `fragmentation` is the allocator's loss, a
+    share of activations.
 
     Where attention `keeps_packed`, its values are a view of the joint product of queries, keys and values, which stays.
     A reducer's own buckets hold `reducer_bytes` per parameter. `pipeline_split` gives ranks as many layers each, or as
