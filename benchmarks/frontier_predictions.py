@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.software import MEGATRON_DEEPSPEED
+from frontrunner.evaluators.analytic.software import MEGATRON_GPT, under_deepspeed
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
@@ -120,7 +120,7 @@ def problem_of(name: str, devices: int, sequence_length: int) -> Problem:
 
 def step_s(recipe: Recipe, problem: Problem) -> float:
     """The formulas' step time under Megatron-DeepSpeed."""
-    machine = Machine.of(problem.cluster, problem.precision, MEGATRON_DEEPSPEED)
+    machine = Machine.of(problem.cluster, problem.precision, under_deepspeed(MEGATRON_GPT))
     return float(step_time(machine, Workload.of([recipe], problem)).total[0])
 
 

@@ -205,16 +205,20 @@ LLM_FOUNDRY = Software(
 MEGATRON_GPT = Software(name="megatron-gpt", wide_gradients=False, dropout=True, overlaps_unsharded=False)
 """Megatron-LM and Megatron-DeepSpeed in fp16: gradients reduced after the last backward pass (arXiv 2104.04473)."""
 
-MEGATRON_DEEPSPEED = replace(
-    MEGATRON_GPT, name="megatron-deepspeed", sends_in_turn=True, sends_singly=True, gathers_per_layer=4.0
-)
-"""Megatron-DeepSpeed and GPT-NeoX: a rank sends to its pipeline neighbor and receives from it one after the other
-(DeepSpeed's `runtime/pipe/schedule.py`, `TrainSchedule`), where Megatron-LM does both at once. ZeRO-3 gathers a matrix
-at a time: by default it prefetches 5e7 elements, less than one (`runtime/zero/partitioned_param_coordinator.py`)."""
-
 MEGATRON_LLAMA = Software(name="megatron-llama", wide_gradients=True, dropout=False, bytes_per_logit=6.0)
 """Megatron-LM in bf16, which accumulates gradients in fp32, and what was made after it. Its loss works in place on one
 fp32 copy of the logits (`core/tensor_parallel/cross_entropy.py`)."""
+
+
+def under_deepspeed(code: Software) -> Software:
+    """Return Megatron's code under DeepSpeed, as Megatron-DeepSpeed and GPT-NeoX run it.
+
+    A rank sends to its pipeline neighbor and receives from it one after the other (`TrainSchedule` in DeepSpeed's
+    `runtime/pipe/schedule.py`), where Megatron-LM does both at once. ZeRO-3 gathers a matrix at a time: by default it
+    prefetches 5e7 elements, less than one (`runtime/zero/partitioned_param_coordinator.py`).
+    """
+    return replace(code, name=f"{code.name}-deepspeed", sends_in_turn=True, sends_singly=True, gathers_per_layer=4.0)
+
 
 NANOTRON = Software(
     name="nanotron",

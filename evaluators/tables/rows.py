@@ -91,6 +91,7 @@ HIDDEN_PER_LAYER = 128
 HEAD_WIDTH = 128
 FUSED_ATTENTION = re.compile("flash|sdpa|xformers|memory.efficient|cudnn|fused.attention")
 UNFUSED_ATTENTION = re.compile("torch|softmax|eager|math|naive|unfused")
+UNDER_DEEPSPEED = re.compile(r"deepspeed|\bds", re.IGNORECASE)
 FLASH_VERSION = re.compile(r"flash[^0-9]*([1-9])")
 """What names of attention kernels say, in lower case."""
 MEMORY_KINDS: Mapping[MemoryKind, re.Pattern[str]] = {
@@ -280,7 +281,8 @@ def _code_of(row: Row) -> Software:
         return software.LLM_FOUNDRY
     if "torchtitan" in row.source:  # FSDP2 and the same selective recompute as the project's own trainer
         return software.FRONTRUNNER
-    return software.MEGATRON_GPT if name.startswith(("gpt", "megatron", "turing")) else software.MEGATRON_LLAMA
+    code = software.MEGATRON_GPT if name.startswith(("gpt", "megatron", "turing")) else software.MEGATRON_LLAMA
+    return software.under_deepspeed(code) if UNDER_DEEPSPEED.search(row.source + row.note) else code
 
 
 def memory_kind(row: Row) -> MemoryKind:
