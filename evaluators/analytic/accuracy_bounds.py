@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.machine import ASSUMED, Machine, assumptions
-from frontrunner.evaluators.analytic.priors import deviations_of, sensitivities
-from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software
+from frontrunner.evaluators.analytic.machine import ASSUMED, SOFTWARE_CONSTANTS, Machine, assumptions
+from frontrunner.evaluators.analytic.priors import OTHER_DEVICES, deviations_of, sensitivities
+from frontrunner.evaluators.analytic.software import ENGINES, FRONTRUNNER, Software, described
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.problem import Problem, SoftwareSettings
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 
 EXPECTED_ERROR = 0.15
@@ -58,6 +58,7 @@ LOSSES = (
 OTHER_HARDWARE = "the formulas' constants were validated on A100 in 16 bits only"
 HOST_UNLIMITED = "the host's memory limits no recipe that offloads: a cluster file does not state its size"
 HOST_ASSUMED = f"links.host_gb_per_s is not given: offloading is estimated with {ASSUMED['links.host_gb_per_s']:g} GB/s"
+COMPILED = "compiled recipes run norms, activation, rotation and, in one piece, the loss as fused kernels"
 SHARED_CPU = "ranks on one machine's CPU share its cores; the formulas give each its own, so do not trust their order"
 MEASURED_TOGETHER = (
     "the figures are those of ranks that are all busy on one CPU; where some wait, as in pipelines, others are faster"
@@ -68,12 +69,14 @@ MEASURED_TOGETHER = (
 class Trust:
     """How far to trust estimates of one problem; `assumed` are cluster keys that take a common value.
 
+    `software` are the training codes that are assumed, one for each engine, of an unknown one what is stated.
     `expected_error` is None where the device's peak is assumed: times may then be off by any factor.
     """
 
     assumed: tuple[str, ...]
     expected_error: float | None
     remarks: tuple[str, ...]
+    software: tuple[SoftwareSettings, ...] = ()
 
     def in_words(self) -> str:
         """Return what a step time of these estimates is worth."""
@@ -98,7 +101,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem) -> Trust:
     unknown = [choices for recipe in recipes if (choices := unvalidated(recipe))]
     names = ", ".join(sorted({name for choices in unknown for name in choices}))
     offloads = any(recipe.offload != "none" or recipe.activation_offload for recipe in recipes)
-    error = expected_error(problem)
+    error, engines = expected_error(problem), {recipe.engine for recipe in recipes}
     wide = round(100 * max(UNKNOWN_HARDWARE_ERROR, error or 0.0))
     count = "1 estimate" if len(unknown) == 1 else f"{len(unknown):,} estimates"
     on_cpu, measured = problem.cluster.backend == "cpu", problem.cluster.matmul_flops(problem.precision) is not None
@@ -107,6 +110,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem) -> Trust:
         SHARED_CPU: on_cpu and not measured,
         MEASURED_TOGETHER: on_cpu and measured,
         f"{count} may be off by {wide} %: no measurement has validated {names}": bool(unknown) and error is not None,
+        COMPILED: any(recipe.compile for recipe in recipes),
         HOST_UNLIMITED: offloads,
         HOST_ASSUMED: offloads and problem.cluster.links.host_gb_per_s is None,
     }
@@ -114,6 +118,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem) -> Trust:
         assumed=assumed(problem),
         expected_error=error,
         remarks=tuple(remark for remark, holds in remarks.items() if holds),
+        software=tuple(dict.fromkeys(described(problem, engine) for engine in ENGINES if engine in engines)),
     )
 
 
@@ -144,9 +149,21 @@ def log_deviations(cluster: Cluster, precision: str, software: Software, work: W
     row = MEAN_TO_DEVIATION * own if own is not None else ROW_ERROR
     row = row if is_validated(cluster, precision) else 2 * ROW_ERROR
     deviations = prior_deviations(cluster, precision)
+    if software.stands_for:  # whose host and overlap nobody has measured either
+        deviations |= {name: OTHER_DEVICES * deviations[name] for name in SOFTWARE_CONSTANTS}
     slopes = sensitivities(cluster, precision, software, work, deviations)
-    found: Rows = np.sqrt((slopes**2).sum(axis=1) + row**2 + np.where(unjudged, UNJUDGED_ERROR, 0.0) ** 2)
+    squares = (slopes**2).sum(axis=1) + row**2 + np.where(unjudged, UNJUDGED_ERROR, 0.0) ** 2
+    found: Rows = np.sqrt(squares + _between_codes(cluster, precision, software, work))
     return found
+
+
+def _between_codes(cluster: Cluster, precision: str, software: Software, work: Workload) -> Rows | float:
+    """Return the mean square of the log step times of the codes that an unknown one stands for over its own."""
+    times = [
+        np.log(step_time(Machine.of(cluster, precision, one), work).total) for one in (software, *software.stands_for)
+    ]
+    squares: list[Rows] = [(time - times[0]) ** 2 for time in times[1:]]
+    return sum(squares) / len(squares) if squares else 0.0
 
 
 def assumed(problem: Problem) -> tuple[str, ...]:

@@ -100,10 +100,10 @@ def _rank(
     # One layer's are on their way to the host, or back, while another one runs.
     activations = np.where(work.activation_offload, inputs + kept, in_flight * layers * kept)
     logits = work.tokens * work.vocabulary / (work.tensor_parallel if software.sharded_logits else 1.0)
-    # By rows, or compiled in one piece, the loss holds the logit and its gradient, and no fp32 copy.
+    # By rows, in 16 bits, fused or compiled in one piece, the loss holds the logit and its gradient, and no fp32 copy.
     by_rows = (work.tensor_parallel == 1) | (not software.sharded_logits)
     by_rows = by_rows & (logits / work.loss_chunks > 2**24) & software.widens_logits_by_rows
-    narrow = (work.compile & (work.loss_chunks == 1)) | by_rows
+    narrow = (work.compile & (work.loss_chunks == 1)) | by_rows | (software.cross_entropy != "eager")
     loss = logits * np.where(narrow, 2 * size, software.bytes_per_logit) / work.loss_chunks
     loss = np.where(has_head, loss, 0.0)
     # In fp32 the trained parameters are those of the computation, unless these are gathered copies.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from frontrunner.evaluators.analytic.workload import Rows, Workload
+from frontrunner.spaces.problem import Problem, SoftwareSettings
 
 Kernel = Literal["fused", "eager", "fp32"]
 Softmax = Literal["fused", "math", "eager"]
@@ -48,28 +49,31 @@ and sine (8), adds (6); backward also two slices (8) and the sums of three gradi
 (6), a bias's reads its gradient again (2). Scores: the product writes them, softmax reads and writes them, the next
 product reads them; an eager softmax casts to fp32 (6), masks (9), normalizes (8), casts back (6), and keeps both.
 """
-FLASH_SPEED = {1: 0.53, 2: 1.0}
-"""FlashAttention's rate by version: 25-40 % of an A100's peak against 50-73 % (arXiv 2307.08691, abstract)."""
+FLASH_SPEED = {1: 0.53, 2: 1.0, 3: 1.75}
+"""FlashAttention's rate by version: 25-40 % of an A100's peak against 50-73 % (arXiv 2307.08691, abstract), and 1.5 to
+2 times that of version 2 on H100 (2407.08608, abstract)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Software:
     """One training code; shares and times are fitted, together with `machine.FITTED`, the rest is read off its source.
 
-    `norm`, `gate` and `rotary` name kernels of `KERNELS`, `softmax` that of attention that is not fused, `flash` the
-    version of one that is; where `copies_attention` its result is kept twice. `wide_gradients` are fp32 whatever the
-    precision; where `reduces_wide` they are so on their way alone, and `reduces_whole` ones are all-reduced even where
-    the optimizer's states are sharded. Selective recompute keeps products and attention where
-    `selective_keeps_products`, else all but attention's; `keeps_gathered` keeps what sequence parallelism gathered.
-    `shards_only_masters` holds sharded parameters once, with `gathered_layers` whole layers; `reduce_bytes` per
-    parameter of a layer are held while gradients are reduced, once a step, or at each micro-batch, through buckets of
-    `bucket_elements`. `bytes_per_logit` is the loss's peak, but where it `widens_logits_by_rows` of whole logits: the
-    logits and their gradient. Gradients take memory from the first backward pass on where `gradients_appear`, else
-    always; they travel in messages of `message_elements` or `message_layers`, unsharded ones of `whole_bucket_elements`
-    if it is not 0. `gradient_overlap` is the share of computation that hides them: unsharded ones where
-    `overlaps_unsharded`, scattered ones where `overlaps_scattered`. `exchange_s` is what a micro-batch waits, beyond
-    the transfer, between pipeline ranks on different nodes. `host_layer_s` and `host_collective_s` are the host's time
-    to issue one; `fragmentation` is the allocator's loss.
+    `norm`, `gate` and `rotary` name kernels of `KERNELS`, `softmax` that of attention that is not fused, `flash`
+    the version of one that is; where `copies_attention` its result is kept twice. A `cross_entropy` in 16 bits
+    keeps no fp32 copy of the logits, nor does a fused one, which reads them fewer times. `wide_gradients` are fp32
+    whatever the precision; where `reduces_wide` they are so on their way alone, and `reduces_whole` ones are
+    all-reduced even where the optimizer's states are sharded. Selective recompute keeps products and attention
+    where `selective_keeps_products`, else all but attention's; `keeps_gathered` keeps what sequence parallelism
+    gathered. `shards_only_masters` holds sharded parameters once, with `gathered_layers` whole layers;
+    `reduce_bytes` per parameter of a layer are held while gradients are reduced, once a step, or at each
+    micro-batch, through buckets of `bucket_elements`. `bytes_per_logit` is the loss's peak, but where it
+    `widens_logits_by_rows` of whole logits: the logits and their gradient. Gradients take memory from the first
+    backward pass on where `gradients_appear`, else always; they travel in messages of `message_elements` or
+    `message_layers`, unsharded ones of `whole_bucket_elements` if it is not 0. `gradient_overlap` is the share of
+    computation that hides them: unsharded ones where `overlaps_unsharded`, scattered ones where
+    `overlaps_scattered`. `exchange_s` is what a micro-batch waits, beyond the transfer, between pipeline ranks on
+    different nodes. `host_layer_s` and `host_collective_s` are the host's time to issue one; `fragmentation` is the
+    allocator's loss. An unknown code may be any that it `stands_for`.
     """
 
     name: str
@@ -80,6 +84,7 @@ class Software:
     rotary: Kernel = "fused"
     softmax: Softmax = "fused"
     flash: int = 2
+    cross_entropy: Literal["fused", "16-bit", "eager"] = "eager"
     copies_attention: bool = False
     reduces_wide: bool = False
     reduces_whole: bool = False
@@ -106,6 +111,7 @@ class Software:
     host_collective_s: float = fitted(48e-6, 0.0, 1e-2)
     gradient_overlap: float = fitted(0.30, 0.0, 1.0)
     fragmentation: float = 0.03
+    stands_for: tuple[Software, ...] = ()
 
     def elementwise_bytes(self, work: Workload, of: int) -> Rows:
         """Return one layer's bytes per token outside products and attention, of the field `of` of `Bytes`."""
@@ -179,17 +185,16 @@ LLM_FOUNDRY = Software(
     shards_only_masters=True,
     gathered_layers=3.4,
     reduce_bytes=(20.0, 5.0),
-    bytes_per_logit=4.0,
+    cross_entropy="16-bit",
     message_elements=0.0,
     message_layers=1.0,
 )
-"""MPT models under torch's first FSDP, with flash attention and flash-attn's cross entropy in 16 bits."""
+"""MPT models under torch's first FSDP, with flash attention and flash-attn's cross entropy in 16 bits; its published
+step times are nearer to a loss of several kernels than to one (8.2 against 10.0 % off)."""
 
-MEGATRON_GPT = Software(name="megatron-gpt", wide_gradients=False, dropout=True, overlaps_unsharded=False)
-"""Megatron-LM and Megatron-DeepSpeed in fp16: gradients reduced after the last backward pass (arXiv 2104.04473)."""
-
-MEGATRON_LLAMA = Software(name="megatron-llama", wide_gradients=True, dropout=False)
-"""Megatron-LM in bf16, which accumulates gradients in fp32, and what was made after it."""
+MEGATRON = Software(name="megatron-lm", wide_gradients=True, dropout=False)
+"""Megatron-LM in bf16, as it is exported: gradients are accumulated in fp32 and reduced during the backward pass; norm,
+gate, rotation and softmax are fused, cross entropy is not unless `--cross-entropy-loss-fusion` is given."""
 
 NANOTRON = Software(
     name="nanotron",
@@ -232,3 +237,109 @@ others; gradients stay in 16 bits and are all-reduced whole, in fp32 and buckets
 ZeRO or not (`core/optimizer/allreduce.py`). It gathers the whole vocabulary's logits: 2 bytes, 2 while they are joined,
 4 in fp32, 4 for their log-softmax and 8 for two gradients. What sequence parallelism keeps was chosen for its failures.
 """
+
+MEGATRON_DEEPSPEED = Software(
+    name="megatron-deepspeed",
+    wide_gradients=True,
+    gate="eager",
+    rotary="eager",
+    dropout=False,
+    message_elements=5e8,
+    bucket_elements=5e8,
+    overlaps_unsharded=False,
+    overlaps_scattered=False,
+)
+"""Megatron-DeepSpeed in bf16: `F.silu(x[0]) * x[1]` and an eager rotation (`megatron/model/transformer.py`), buckets of
+5e8 as DeepSpeed's, and its `overlap_comm`, which is off unless set."""
+
+TRANSFORMERS = Software(
+    name="accelerate",
+    wide_gradients=False,
+    norm="eager",
+    gate="eager",
+    rotary="eager",
+    dropout=False,
+    shards_only_masters=True,
+    gathered_layers=2.0,
+    bytes_per_logit=14.0,
+    sharded_logits=False,
+    message_elements=0.0,
+    message_layers=1.0,
+    whole_bucket_elements=25 * 2**20 / 4,
+)
+"""Models of transformers under Accelerate's FSDP2, which reduces in the computation's type. Norm, gate and rotation are
+torch's operations (`models/llama/modeling_llama.py`); the loss holds 16- and 32-bit logits, log-softmax, gradient."""
+
+KNOWN = (FRONTRUNNER, DEEPSPEED, MEGATRON, MEGATRON_DEEPSPEED, LLM_FOUNDRY, NANOTRON, TRANSFORMERS, ALEPH_ALPHA)
+UNKNOWN = Software(name="unknown", wide_gradients=True, gate="eager", rotary="eager", dropout=False, stands_for=KNOWN)
+"""What lies in the middle of the known codes' step times and memory."""
+CODES = {
+    code.name: code
+    for code in (*KNOWN, replace(MEGATRON, name="nemo"), replace(FRONTRUNNER, name="torchtitan"), UNKNOWN)
+}
+"""Training codes by the names that campaign files use. NeMo's is Megatron's; torchtitan has FSDP2 and selective
+recompute as the project's own trainer has."""
+
+_KERNEL = ("fused", "eager")
+TRAITS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {
+    "attention": {f"flash-{version}": {"flash": version} for version in FLASH_SPEED}
+    | {"fused-softmax": {"softmax": "fused"}, "math": {"softmax": "math"}, "eager": {"softmax": "eager"}},
+    "norm": {kind: {"norm": kind} for kind in _KERNEL},
+    "activation": {kind: {"gate": kind} for kind in _KERNEL},
+    "rotary": {kind: {"rotary": kind} for kind in (*_KERNEL, "fp32")},
+    "cross_entropy": {kind: {"cross_entropy": kind} for kind in ("fused", "16-bit", "eager")},
+    "dropout": {value: {"dropout": value} for value in (True, False)},
+    "gradients": {
+        "fp32": {"wide_gradients": True},
+        "fp32-reduced": {"wide_gradients": False, "reduces_wide": True},
+        "16-bit": {"wide_gradients": False, "reduces_wide": False},
+    },
+    "reduction": {"scattered": {"reduces_whole": False}, "whole": {"reduces_whole": True}},
+    "overlap": {
+        "all": {"overlaps_unsharded": True, "overlaps_scattered": True},
+        "sharded": {"overlaps_unsharded": False, "overlaps_scattered": True},
+        "unsharded": {"overlaps_unsharded": True, "overlaps_scattered": False},
+        "none": {"overlaps_unsharded": False, "overlaps_scattered": False},
+    },
+}
+"""What each value of a key of `SoftwareSettings` sets of a code."""
+
+
+def with_traits(code: Software, stated: SoftwareSettings) -> Software:
+    """Return a code, or all that an unknown one stands for, with the traits that are stated."""
+    own: dict[str, Any] = {}
+    for key, kinds in TRAITS.items():
+        if (value := getattr(stated, key)) is not None:
+            own |= kinds[value]
+    return replace(code, **own, stands_for=tuple(replace(one, **own) for one in code.stands_for)) if own else code
+
+
+def coded(stated: SoftwareSettings, engine: str = "torch") -> Software:
+    """Return the code that settings name, by default the engine's; a name that is not known is an unknown code's."""
+    found = ENGINES[engine] if stated.code is None else CODES.get(stated.code, UNKNOWN)
+    return with_traits(found, stated)
+
+
+def described(problem: Problem, engine: str) -> SoftwareSettings:
+    """Return every trait that a problem's estimates assume; of an unknown code only those that are stated."""
+    code = coded(problem.software, engine)
+    if code.stands_for:
+        return replace(problem.software, code=code.name)
+    found: dict[str, Any] = {}
+    for key, kinds in TRAITS.items():
+        fitting = [value for value, own in kinds.items() if all(getattr(code, name) == own[name] for name in own)]
+        found[key] = next(
+            value for value in fitting if key != "attention" or _is_fused(value) == problem.has_fused_attention
+        )
+    if problem.model.positions != "rotary":
+        found["rotary"] = None
+    return SoftwareSettings(code=code.name, **found)
+
+
+def _is_fused(attention: str) -> bool:
+    return attention.startswith("flash")
+
+
+MEGATRON_FP16 = SoftwareSettings(code=MEGATRON.name, dropout=True, gradients="16-bit", overlap="sharded")
+"""Megatron-LM and Megatron-DeepSpeed in fp16: gradients reduced after the last backward pass (arXiv 2104.04473)."""
+MEGATRON_GPT = coded(MEGATRON_FP16)

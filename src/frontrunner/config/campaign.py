@@ -24,7 +24,7 @@ from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces import errors, presets
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.model import Model
-from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.problem import GlobalBatch, Problem, SoftwareSettings
 from frontrunner.spaces.recipe import DIMENSIONS, EARLIER_NAMES
 from frontrunner.spaces.space import Space
 from frontrunner.spaces.validation import Config, SchemaOf, inlined_schema, parse
@@ -131,6 +131,22 @@ def _check_efficiencies(cluster: Cluster) -> Cluster:
 
         check_efficiencies(cluster.efficiencies)
     return cluster
+
+
+def _check_code(software: SoftwareSettings) -> SoftwareSettings:
+    if software.code is not None:
+        errors.require_one_of("software", "code", software.code, _codes())
+    return software
+
+
+def _codes() -> tuple[str, ...]:
+    from frontrunner.evaluators.analytic.software import CODES
+
+    return tuple(CODES)
+
+
+def _software_schema(schema: Schema) -> None:
+    schema["properties"]["code"]["anyOf"][0]["enum"] = list(_codes())
 
 
 def _cluster_schema(schema: Schema) -> None:
@@ -258,6 +274,7 @@ class CampaignConfig(Config):
     model: Annotated[Model, _filled(_fill_model), AfterValidator(_check_name), SchemaOf(_model_schema)]
     cluster: ClusterSection
     problem: ProblemSection
+    software: Annotated[SoftwareSettings, AfterValidator(_check_code), SchemaOf(_software_schema)] = SoftwareSettings()
     space: Annotated[Space, _filled(_fill_space), SchemaOf(_space_schema)]
     search: Annotated[SearchSettings, _filled(_fill_search), SchemaOf(_search_schema)] = SearchSettings()
     budget: Budget = Budget()
@@ -278,7 +295,7 @@ class CampaignConfig(Config):
     def campaign(self, default_name: str) -> CampaignFile:
         """Return the campaign that the file describes; raises `InvalidInput` for sections that do not go together."""
         require_evaluator(self.evaluator)
-        problem = Problem(model=self.model, cluster=self.cluster, **dict(self.problem))
+        problem = Problem(model=self.model, cluster=self.cluster, software=self.software, **dict(self.problem))
         shared = ("space", "search", "budget", "probe", "data", "dispatch", "table", "command", "evaluator")
         sections = {key: getattr(self, key) for key in shared}
         spec = CampaignSpec(name=self.name or default_name, problem=problem, **sections)
