@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -87,6 +87,12 @@ class Breakdown(Displayed):
         return None if self.measured is None else self.estimate.step_time_s / self.measured.step_time_s - 1
 
     @property
+    def is_inside(self) -> bool | None:
+        """Whether the measured step time lies in the estimate's interval; None without one of them."""
+        bounds = self.estimate.step_time_bounds_s
+        return None if self.measured is None or bounds is None else bounds[0] <= self.measured.step_time_s <= bounds[1]
+
+    @property
     def peak_memory_error(self) -> float | None:
         """Estimated over measured peak memory, less one; None without a measurement."""
         if self.measured is None or not self.measured.peak_memory_bytes:
@@ -109,7 +115,7 @@ def breakdown(
         hardware_tflops_per_device=rates(recipe, problem, found.step_time_s)["hardware_tflops_per_device"] or 0.0,
         ranks=pipeline_ranks(recipe, problem),
         marks=tuple(marks(recipe, problem)),
-        trust=replace(trust_in([recipe], problem), expected_error=found.expected_error),
+        trust=trust_in([recipe], problem, [found.expected_error]),
         measured=measured,
         unmatched=unmatched,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -11,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.accuracy_bounds import (
-    NORMAL_95,
     Trust,
-    expected_error,
-    log_deviations,
+    has_times,
+    log_bounds,
+    mean_error,
     trust_in,
     unvalidated,
 )
@@ -34,6 +35,8 @@ from frontrunner.spaces.space import Survey
 ROWS_AT_ONCE = 16_384
 """Rows per block: the arrays in between fit a core's cache, which is 1.5 times as fast as half a million at once."""
 
+AT_HAND = 10
+"""The recipes of a plan whose mean error it states: its first."""
 WORTH_NAMING = 0.1
 """From this share of a step on, what is not computing counts as what limits a recipe."""
 
@@ -44,8 +47,8 @@ class Estimate:
 
     Parts add up to `step_time_s` and `peak_memory_bytes` (the fullest rank's); `fit` is one of `FITS`. `limit` is the
     largest part that is not computing, or "compute", or "memory" where it does not fit; `unjudged` are choices whose
-    formulas are not validated. 95 of 100 measured times should lie within `step_time_bounds_s`, None where the device's
-    peak is assumed.
+    formulas are not validated. 95 of 100 measured times should lie within `step_time_bounds_s`, and be off by
+    `expected_error` on average; both are None where the device's peak is assumed.
     """
 
     recipe_id: str
@@ -87,13 +90,29 @@ class EstimateTable(Sequence[Estimate]):
         return f"<{len(self):,} estimates>"
 
     def __getitem__(self, row: int) -> Estimate:  # type: ignore[override]
+        return self.of([row])[0]
+
+    def __iter__(self) -> Iterator[Estimate]:
+        return iter(self.of(range(len(self))))
+
+    def of(self, rows: Sequence[int]) -> tuple[Estimate, ...]:
+        """Return the estimates of these rows, with their intervals: 33 times the work of their step times alone."""
+        recipes, known = [self.recipes[row] for row in rows], has_times(self.problem)
+        ends = np.zeros((2, len(recipes)))
+        unjudged = np.fromiter((bool(unvalidated(recipe)) for recipe in recipes), dtype=np.bool_)
+        for places, machine, work in blocks(recipes, self.problem):
+            of = (self.problem.cluster, self.problem.precision, machine.software, work)
+            ends[:, places] = log_bounds(*of, unjudged[places])
+        each = zip(rows, *ends.tolist(), strict=True)
+        return tuple(self._one(row, (below, above) if known else None) for row, below, above in each)
+
+    def _one(self, row: int, log_ends: tuple[float, float] | None) -> Estimate:
         recipe, time_s = self.recipes[row], float(self.step_time_s[row])
         step_parts = {name: float(column[row]) for name, column in self.step_parts_s.items()}
         waits = {name: seconds for name, seconds in step_parts.items() if name != "compute"}
         longest = max(waits, key=lambda name: waits[name])
         limit = longest if waits[longest] >= WORTH_NAMING * time_s else "compute"
         rate, verdict = rates(recipe, self.problem, time_s), FITS[self.fit[row]]
-        error, factor = expected_error(self.problem, recipe), float(np.exp(NORMAL_95 * self.log_deviations[row]))
         return Estimate(
             recipe_id=recipe_id(self.problem, recipe),
             recipe=recipe,
@@ -108,24 +127,14 @@ class EstimateTable(Sequence[Estimate]):
             step_parts_s=step_parts,
             memory_parts_bytes={name: float(column[row]) for name, column in self.memory_parts_bytes.items()},
             unjudged=unvalidated(recipe),
-            expected_error=error,
-            step_time_bounds_s=None if error is None else (time_s / factor, time_s * factor),
+            expected_error=None if log_ends is None else mean_error(*log_ends),
+            step_time_bounds_s=None if log_ends is None else scaled(time_s, log_ends),
         )
 
     @cached_property
     def step_time_s(self) -> Rows:
         """The sums of the steps' parts."""
         return _total(self.step_parts_s)
-
-    @cached_property
-    def log_deviations(self) -> Rows:
-        """The standard deviation of each step time's logarithm."""
-        found = np.zeros(len(self.recipes))
-        unjudged = np.fromiter((bool(unvalidated(recipe)) for recipe in self.recipes), dtype=np.bool_)
-        for places, machine, work in blocks(self.recipes, self.problem):
-            of = (self.problem.cluster, self.problem.precision, machine.software, work)
-            found[places] = log_deviations(*of, unjudged[places])
-        return found
 
     @cached_property
     def peak_memory_bytes(self) -> Rows:
@@ -158,6 +167,12 @@ class EstimateTable(Sequence[Estimate]):
     def tight(self) -> int:
         """The number of those that are tight."""
         return int(np.count_nonzero(self.fit == 1))
+
+
+def scaled(value: float, log_ends: tuple[float, float]) -> tuple[float, float]:
+    """Return a value's bounds, from how far they are below and above as logarithms."""
+    below, above = log_ends
+    return value * math.exp(-below), value * math.exp(above)
 
 
 def _total(parts: Mapping[str, Rows]) -> Rows:
@@ -199,11 +214,11 @@ class Plan(Displayed):
     @property
     def estimates(self) -> tuple[Estimate, ...]:
         """All estimates, in the order of the table."""
-        return tuple(self.table[row] for row in self.table.order.tolist())
+        return self.table.of(self.table.order.tolist())
 
     def fastest(self, top: int) -> tuple[Estimate, ...]:
         """Return the first `top` recipes that fit, fastest first, the tight ones after all others."""
-        return tuple(self.table[row] for row in self.table.order[: min(top, self.table.fitting)].tolist())
+        return self.table.of(self.table.order[: min(top, self.table.fitting)].tolist())
 
     @cached_property
     def front(self) -> tuple[Estimate, ...]:
@@ -211,7 +226,7 @@ class Plan(Displayed):
         rows = self.table.order[: self.table.fitting]
         points = np.stack([self.table.tokens_per_s[rows], -self.table.peak_memory_bytes[rows]], axis=1).tolist()
         best = sorted(pareto_front(points), key=lambda place: -points[place][0])
-        return tuple(self.table[row] for row in rows[best].tolist())
+        return self.table.of(rows[best].tolist())
 
     def shown(self, top: int) -> ShownPlan:
         """Return the plan for programs, with its `top` fastest estimates."""
@@ -231,7 +246,10 @@ def plan(recipes: Sequence[Recipe], problem: Problem) -> Plan:
     """Estimate legal recipes of one problem."""
     known = [recipe for recipe in recipes if not_modelled(recipe) is None]
     omitted = Counter(reason for recipe in recipes if (reason := not_modelled(recipe)))
-    return Plan(table=estimate_many(known, problem), not_modelled=dict(omitted), trust=trust_in(known, problem))
+    table = estimate_many(known, problem)
+    best = table.of(table.order[:AT_HAND].tolist())
+    trust = trust_in(known, problem, [one.expected_error for one in best])
+    return Plan(table=table, not_modelled=dict(omitted), trust=trust)
 
 
 def not_modelled(recipe: Recipe) -> str | None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.accuracy_bounds import NORMAL_95, prior_deviations, unvalidated
+from frontrunner.evaluators.analytic.accuracy_bounds import prior_deviations, unvalidated
 from frontrunner.evaluators.analytic.estimates import not_modelled
 from frontrunner.evaluators.analytic.machine import BOUNDS, FITTED, SOFTWARE_CONSTANTS, Machine
-from frontrunner.evaluators.analytic.priors import LEAST, moved, place
+from frontrunner.evaluators.analytic.priors import LEAST, NORMAL_95, moved, place
 from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software, coded
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload

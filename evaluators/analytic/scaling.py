@@ -89,13 +89,14 @@ def scaling(space: Space, problem: Problem, nodes: Sequence[int]) -> Scaling:
     judge = functools.cache(functools.partial(_row, space.with_choices(devices=()), problem))
     strong = _with_efficiency([judge(count, problem.global_batch) for count in counts])
     weak = _with_efficiency([judge(count, weak_batch(problem, count)) for count in counts])
-    best = dict.fromkeys(row.best.recipe for row in (*strong, *weak) if row.best is not None)
+    best = {row.best.recipe: row.best for row in (*strong, *weak) if row.best is not None}
+    errors = [one.expected_error for one in best.values()]
     return Scaling(
         strong=strong,
         weak=weak,
         bounds=_bounds(space, (*strong, *weak)),
         devices_ignored=bool(space.devices),
-        trust=trust_in(list(best), replace(problem, cluster=replace(problem.cluster, nodes=counts[-1]))),
+        trust=trust_in(list(best), replace(problem, cluster=replace(problem.cluster, nodes=counts[-1])), errors),
     )
 
 

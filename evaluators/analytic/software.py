@@ -71,9 +71,11 @@ class Software:
     backward pass on where `gradients_appear`, else always; they travel in messages of `message_elements` or
     `message_layers`, unsharded ones of `whole_bucket_elements` if it is not 0. `gradient_overlap` is the share of
     computation that hides them: unsharded ones where `overlaps_unsharded`, scattered ones where
-    `overlaps_scattered`. `exchange_s` is what a micro-batch waits, beyond the transfer, between pipeline ranks on
-    different nodes. `host_layer_s` and `host_collective_s` are the host's time to issue one; `fragmentation` is the
-    allocator's loss. An unknown code may be any that it `stands_for`.
+    `overlaps_scattered`. A gate's two products reduce their input's gradient each by itself where
+    `reduces_gate_twice`, unless sequence parallelism gathered it once. `exchange_s` is what a micro-batch waits,
+    beyond the transfer, between pipeline ranks on different nodes. `host_layer_s` and `host_collective_s` are the
+    host's time to issue one; `fragmentation` is the allocator's loss. An unknown code may be any that it
+    `stands_for`.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Software:
     copies_attention: bool = False
     reduces_wide: bool = False
     reduces_whole: bool = False
+    reduces_gate_twice: bool = False
     exchange_s: float = 0.0
     selective_keeps_products: bool = False
     keeps_gathered: bool = False
@@ -225,6 +228,7 @@ ALEPH_ALPHA = Software(
     flash=1,
     reduces_wide=True,
     reduces_whole=True,
+    reduces_gate_twice=True,
     overlaps_unsharded=False,
     overlaps_scattered=False,
     message_elements=5e8,
@@ -234,8 +238,10 @@ ALEPH_ALPHA = Software(
 )
 """The Llama trainer of arXiv 2311.05610 (github.com/Aleph-Alpha/scaling). Its kernels are torch's unless a row names
 others; gradients stay in 16 bits and are all-reduced whole, in fp32 and buckets of 5e8, after the last backward pass,
-ZeRO or not (`core/optimizer/allreduce.py`). It gathers the whole vocabulary's logits: 2 bytes, 2 while they are joined,
-4 in fp32, 4 for their log-softmax and 8 for two gradients. What sequence parallelism keeps was chosen for its failures.
+ZeRO or not (`core/optimizer/allreduce.py`). Its gate is two parallel products, of which each reduces its input's
+gradient (`core/nn/mlp.py`, `core/nn/linear/column_parallel_linear.py`). It gathers the whole vocabulary's logits: 2
+bytes, 2 while they are joined, 4 in fp32, 4 for their log-softmax and 8 for two gradients. What sequence parallelism
+keeps was chosen for its failures.
 """
 
 MEGATRON_DEEPSPEED = Software(
@@ -327,17 +333,12 @@ def described(problem: Problem, engine: str) -> SoftwareSettings:
         return replace(problem.software, code=code.name)
     found: dict[str, Any] = {}
     for key, kinds in TRAITS.items():
-        fitting = [value for value, own in kinds.items() if all(getattr(code, name) == own[name] for name in own)]
-        found[key] = next(
-            value for value in fitting if key != "attention" or _is_fused(value) == problem.has_fused_attention
-        )
-    if problem.model.positions != "rotary":
-        found["rotary"] = None
-    return SoftwareSettings(code=code.name, **found)
-
-
-def _is_fused(attention: str) -> bool:
-    return attention.startswith("flash")
+        fitting = (value for value, own in kinds.items() if all(getattr(code, name) == own[name] for name in own))
+        found[key] = next(fitting)
+    if not problem.has_fused_attention:
+        found["attention"] = "fused-softmax" if code.softmax == "fused" else code.softmax
+    absent = {"rotary": problem.model.positions != "rotary", "activation": problem.model.ffn_matrices == 2}
+    return SoftwareSettings(code=code.name, **found | {key: None for key, is_absent in absent.items() if is_absent})
 
 
 MEGATRON_FP16 = SoftwareSettings(code=MEGATRON.name, dropout=True, gradients="16-bit", overlap="sharded")

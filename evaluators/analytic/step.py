@@ -115,6 +115,8 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     # Of a reduce-scatter and all-gather, selective recompute that keeps products repeats the all-gather alone.
     selective = np.where(work.sequence_parallel, 1.0, 2.0) if software.selective_keeps_products else 0.0
     again = np.where(work.recompute_full, 2.0, np.where(work.recompute_selective, selective, 0.0))
+    if software.reduces_gate_twice:
+        again = again + np.where((work.ffn_matrices == 3) & ~work.sequence_parallel, 1.0, 0.0)
     forward, backward = np.maximum(passes.forward, host), np.maximum(passes.backward, host)
     return _Layer(
         forward=forward,

@@ -124,6 +124,11 @@ class Workload:
         return self.data_parallel * self.context_parallel
 
     @property
+    def devices(self) -> Rows:
+        """The ranks of the job, as `Recipe.devices`."""
+        return self.tensor_parallel * self.pipeline_parallel * self.copies
+
+    @property
     def sequence_shards(self) -> Rows:
         """The tensor-parallel ranks that share what lies between the blocks: all under sequence parallelism, or one."""
         return np.where(self.sequence_parallel, self.tensor_parallel, 1.0)

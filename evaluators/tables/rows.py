@@ -59,8 +59,15 @@ MEMORY = re.compile(r"(?<!\d)(\d{1,9}) ?gi?b", re.IGNORECASE)
 """The memory that a device's name states; the look behind keeps a search through thousands of digits short."""
 SAME_MEMORY = 0.02
 """A name states a little more than the driver reports, which is what a preset states."""
-_OTHER_SIZES = {("a100-80gb", "40"): {"memory_gb_per_s": device_preset("a100-40gb")["memory_gb_per_s"]}}
-"""What else differs where a name states another memory than its preset's device has."""
+_OTHER_SIZES = {
+    ("a100-80gb", "40"): {"memory_gb_per_s": device_preset("a100-40gb")["memory_gb_per_s"]},
+    ("h100-80gb", "96"): {"memory_gb_per_s": 2400},
+}
+"""What else differs where a name states another memory than its preset's device has. H100 with 96 GB have HBM2e of
+2.4 TB/s (github.com/pytorch/torchtitan, docs/performance.md)."""
+POWER = re.compile(r"(?<!\d)(\d{3,4}) ?W\b")
+FULL_POWER_W = {"a100-80gb": 400.0, "h100-80gb": 700.0, "h200-141gb": 700.0}
+"""The power that a device's preset is stated for, by its datasheet, where a name may state a lower limit."""
 _PRESETS = tuple(
     read_plain(Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table, "model")
     for table in map(model_preset, preset_names("models"))
@@ -352,6 +359,10 @@ def machine_of(row: Row) -> Cluster:
     if stated and abs(float(stated[1]) / figures["memory_gib_per_device"] - 1) > SAME_MEMORY:
         figures |= _OTHER_SIZES.get((str(figures["device"]), stated[1]), {})
         figures["memory_gib_per_device"] = float(stated[1])
+    full, limit = FULL_POWER_W.get(str(figures["device"])), POWER.search(row.hardware)
+    if full and limit and 0 < float(limit[1]) < full:
+        # Power grows with the clock times the square of the voltage, which grows with the clock.
+        figures["matmul_share"] *= (float(limit[1]) / full) ** (1 / 3)
     own = {name: value for name in schema.MACHINE_NUMBERS if _is_given(value := getattr(row, name))}
     links = figures["links"] | {name: own.pop(name) for name in LINKS if name in own}
     peaks = {row.precision or "bf16": own.pop("peak_tflops")} if "peak_tflops" in own else figures["peak_tflops"]

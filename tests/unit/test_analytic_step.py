@@ -203,6 +203,18 @@ def test_an_unfused_softmax_in_fp32_is_paid_again_under_recompute() -> None:
     )
 
 
+def test_a_gate_s_two_products_reduce_their_input_s_gradient_twice_unless_it_was_gathered_once() -> None:
+    once = machine(software=MEGATRON_GPT)
+    twice = replace(once, software=replace(once.software, reduces_gate_twice=True))
+
+    ratios = [
+        step_time(twice, asked).tensor_parallel[0] / step_time(once, asked).tensor_parallel[0]
+        for plan in (recipe(), recipe(sequence_parallel=True))
+        for asked in (work(plan, ffn_matrices=np.array([matrices])) for matrices in (3.0, 2.0))
+    ]
+    assert ratios == [pytest.approx(5 / 4), 1, 1, 1]
+
+
 def test_an_earlier_flash_attention_is_slower_by_its_papers_figures() -> None:
     found = machine(software=replace(MEGATRON_GPT, host_layer_s=0.0, host_collective_s=0.0))
     first = replace(found, software=replace(found.software, flash=1))

@@ -23,13 +23,12 @@ def test_a_constant_moves_on_its_scale_and_a_share_stays_one() -> None:
 
 
 def test_what_is_not_known_of_a_cluster_widens_its_constants() -> None:
-    known = deviations_of(A100, "bf16", is_validated=True, is_fitted=False)
-    silent = replace(A100, memory_gb_per_s=None)
+    known = deviations_of(A100, (), is_validated=True, is_fitted=False)
     fitted = replace(A100, efficiencies={"memory": 0.8})
     assert known == DEVIATIONS
-    assert deviations_of(A100, "bf16", is_validated=False, is_fitted=False)["memory"] > known["memory"]
-    assert deviations_of(silent, "bf16", is_validated=True, is_fitted=False)["memory"] > 0.5
-    assert deviations_of(fitted, "bf16", is_validated=True, is_fitted=True)["memory"] < known["memory"]
+    assert deviations_of(A100, (), is_validated=False, is_fitted=False)["memory"] > known["memory"]
+    assert deviations_of(A100, ("memory_gb_per_s",), is_validated=True, is_fitted=False)["memory"] > 0.5
+    assert deviations_of(fitted, (), is_validated=True, is_fitted=True)["memory"] < known["memory"]
     assert set(known) == set(Machine.of(A100, "bf16", FRONTRUNNER).constants())
 
 

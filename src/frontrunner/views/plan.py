@@ -176,9 +176,8 @@ def print_breakdown(found: Breakdown) -> None:
         off = " and ".join(f"{100 * error:+.0f} % in {of}" for of, error in errors.items() if error is not None)
         by = "measured by campaign" if measured.figures == "measured" else "measured elsewhere, and imported as"
         line = f"{by} {measured.campaign} of {measured.store}; the estimate is off by {off}"
-        if (expected := found.trust.expected_error) is not None:
-            within = "within" if abs(found.step_time_error or 0.0) <= expected else "beyond"
-            line += f", {within} its expected error of {percent(expected, 0)}"
+        if (inside := found.is_inside) is not None:
+            line += f"; the measured step is {'inside' if inside else 'outside'} the 95 % interval"
         out.say(line, style="dim")
     elif found.unmatched is not None:
         out.say(found.unmatched, style="dim")
