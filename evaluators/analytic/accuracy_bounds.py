@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.machine import ASSUMED, SOFTWARE_CONSTANTS, Machine, assumptions
+from frontrunner.evaluators.analytic.machine import ASSUMED, BOUNDS, SOFTWARE_CONSTANTS, Machine, assumptions
 from frontrunner.evaluators.analytic.priors import (
     DEVIATIONS,
     NORMAL_95,
@@ -58,7 +58,7 @@ Of 1,673 published steps none was above 1.07.
 """
 LOSSES = (
     "tile_waves", "reduction_depth", "kernel_s", "node_latency_s", "network_latency_s", "ring_node_hop_s",
-    "ring_network_hop_s",
+    "ring_network_hop_s", "crowded_hop_s",
 )  # fmt: skip
 
 OTHER_HARDWARE = "the formulas' constants were validated on A100 in 16 bits only"
@@ -163,9 +163,8 @@ def log_bounds(
     if own is not None:
         row, guessed = MEAN_TO_DEVIATION * own, scaled_by(assumed(cluster, precision))
         deviations = {name: deviations[name] for name in guessed}
-    if not is_known:
-        nodes = np.maximum(work.devices / cluster.devices_per_node, 1)
-        deviations["network_links"] = np.hypot(deviations["network_links"], PER_DOUBLING * np.sqrt(np.log2(nodes)))
+    if network := deviations.get("network_links"):
+        deviations["network_links"] = grown(cluster, precision, network, work.devices / cluster.devices_per_node)
     if software.stands_for:  # whose host and overlap nobody has measured either
         own_constants = [name for name in SOFTWARE_CONSTANTS if name in deviations]
         deviations |= {name: OTHER_DEVICES * deviations[name] for name in own_constants}
@@ -187,6 +186,13 @@ def _between_codes(cluster: Cluster, precision: str, software: Software, work: W
     squares = (2 * np.mean(side**2, axis=0) for side in (np.minimum(off, 0), np.maximum(off, 0)))
     faster, slower = (NORMAL_95**2 * square for square in squares)
     return faster, slower
+
+
+def grown(cluster: Cluster, precision: str, deviation: float | Rows, nodes: float | Rows) -> Rows:
+    """Return a deviation of the network on so many times the nodes; as it is where measurements have validated it."""
+    doublings = 0.0 if is_validated(cluster, precision) else np.log2(np.maximum(nodes, 1))
+    found: Rows = np.hypot(deviation, PER_DOUBLING * np.sqrt(doublings))
+    return found
 
 
 def mean_error(below: float, above: float) -> float:
@@ -220,10 +226,11 @@ def has_times(problem: Problem) -> bool:
 def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | None:
     """Return why a median step of `step_time_s` cannot be true; None also where the formulas cannot decide.
 
-    Those are CPUs, fp32, clusters that omit a figure or state constants of their own, and unvalidated choices.
+    Those are CPUs, fp32, clusters that omit a figure or state fitted constants, and unvalidated choices.
     """
     cluster = problem.cluster
-    blind = cluster.backend == "cpu" or problem.precision == "fp32" or bool(cluster.efficiencies)
+    has_fitted = not BOUNDS.keys().isdisjoint(cluster.efficiencies)
+    blind = cluster.backend == "cpu" or problem.precision == "fp32" or has_fitted
     if blind or unvalidated(recipe) or assumptions(cluster, problem.precision):
         return None
     machine = at_best(Machine.of(cluster, problem.precision, FRONTRUNNER))

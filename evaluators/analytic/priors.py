@@ -69,6 +69,11 @@ AT_MOST_STATED = frozenset({"memory", "node_links", "network_links"})
 """Shares of a bandwidth that a cluster states; `matmul` is one of a rate that is itself known to a tenth."""
 NETWORK = {"network_links": 1, "network_latency_s": -1, "exchange_s": -1}
 """What is slow together between nodes, with the direction in which it grows."""
+INDEPENDENT: Mapping[str, Mapping[str, int]] = {"network_links": NETWORK} | {
+    name: {name: 1} for name in DEVIATIONS if name not in NETWORK
+}
+"""What moves with each constant that moves by itself, the network first."""
+SLIGHTLY = 0.1
 SHARES = frozenset({"gradient_overlap"})
 LEAST, MOST = 0.02, 0.98
 """A share of 0 or 1 has no logit: it is taken as this."""
@@ -132,12 +137,32 @@ def log_ends(
     """
     changed = _changes(cluster, precision, software, work)
     below = above = np.zeros(1)
-    for name in sorted(deviations.keys() - (NETWORK.keys() - {"network_links"})):
-        together, width = NETWORK if name == "network_links" else {name: 1}, NORMAL_95 * deviations[name]
+    for together, deviation in ((signs, deviations[name]) for name, signs in INDEPENDENT.items() if name in deviations):
+        width = NORMAL_95 * deviation
         ends = [changed({one: side * sign * width for one, sign in together.items()}) for side in (-1, 1)]
         below = below + np.minimum(np.minimum(*ends), 0) ** 2
         above = above + np.maximum(np.maximum(*ends), 0) ** 2
     return np.sqrt(below), np.sqrt(above)
+
+
+def slopes(
+    cluster: Cluster, precision: str, software: Software, work: Workload, deviations: Mapping[str, float]
+) -> Rows:
+    """Return the change of each row's log step time per deviation of each of `INDEPENDENT`, near the estimate."""
+    changed = _changes(cluster, precision, software, work)
+    columns = [
+        changed({one: SLIGHTLY * sign * deviations[name] for one, sign in together.items()}) / SLIGHTLY
+        for name, together in INDEPENDENT.items()
+    ]
+    return np.stack(np.broadcast_arrays(*columns), axis=1)
+
+
+def network_left(rows: Rows) -> float:
+    """Return the share of its deviation by which the network stays unknown, after measured rows of `slopes` / noise.
+
+    It is that of the posterior of all constants: what others explain as well tells little of the network.
+    """
+    return math.sqrt(float(np.linalg.inv(np.eye(len(INDEPENDENT)) + rows.T @ rows)[0, 0]))
 
 
 def _changes(

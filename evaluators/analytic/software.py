@@ -58,24 +58,29 @@ FLASH_SPEED = {1: 0.53, 2: 1.0, 3: 1.75}
 class Software:
     """One training code; shares and times are fitted, together with `machine.FITTED`, the rest is read off its source.
 
-    `norm`, `gate` and `rotary` name kernels of `KERNELS`, `softmax` that of attention that is not fused, `flash`
-    the version of one that is; where `copies_attention` its result is kept twice. A `cross_entropy` in 16 bits
-    keeps no fp32 copy of the logits, nor does a fused one, which reads them fewer times. `wide_gradients` are fp32
-    whatever the precision; where `reduces_wide` they are so on their way alone, and `reduces_whole` ones are
-    all-reduced even where the optimizer's states are sharded. Selective recompute keeps products and attention
-    where `selective_keeps_products`, else all but attention's; `keeps_gathered` keeps what sequence parallelism
-    gathered. `shards_only_masters` holds sharded parameters once, with `gathered_layers` whole layers;
-    `reduce_bytes` per parameter of a layer are held while gradients are reduced, once a step, or at each
+    `norm`, `gate` and `rotary` name kernels of `KERNELS`, `softmax` that of attention that is not fused, `flash` the
+    version of one that is; its result is kept twice where micro-batches have `copies_attention_from` sequences. A
+    `cross_entropy` in 16 bits keeps no fp32 copy of the logits, nor does a fused one, which reads them fewer times.
+    `wide_gradients` are fp32 whatever the precision; where `reduces_wide` they are so on their way alone, and
+    `reduces_whole` ones are all-reduced even where the optimizer's states are sharded. Selective recompute keeps
+    products and attention where `selective_keeps_products`, else all but attention's; `keeps_gathered` keeps what
+    sequence parallelism gathered. `shards_only_masters` holds sharded parameters once, with `gathered_layers` whole
+    layers; `reduce_bytes` per parameter of a layer are held while gradients are reduced, once a step, or at each
     micro-batch, through buckets of `bucket_elements`. `bytes_per_logit` is the loss's peak, but where it
     `widens_logits_by_rows` of whole logits: the logits and their gradient. Gradients take memory from the first
     backward pass on where `gradients_appear`, else always; they travel in messages of `message_elements` or
     `message_layers`, unsharded ones of `whole_bucket_elements` if it is not 0. `gradient_overlap` is the share of
-    computation that hides them: unsharded ones where `overlaps_unsharded`, scattered ones where
-    `overlaps_scattered`. A gate's two products reduce their input's gradient each by itself where
-    `reduces_gate_twice`, unless sequence parallelism gathered it once. `exchange_s` is what a micro-batch waits,
-    beyond the transfer, between pipeline ranks on different nodes. `host_layer_s` and `host_collective_s` are the
-    host's time to issue one; `fragmentation` is the allocator's loss. An unknown code may be any that it
-    `stands_for`.
+    computation that hides them: unsharded ones where `overlaps_unsharded`, scattered ones where `overlaps_scattered`. A
+    gate's two products reduce their input's gradient each by itself where `reduces_gate_twice`, unless sequence
+    parallelism gathered it once. `exchange_s` is what a micro-batch waits, beyond the transfer, between pipeline ranks
+    on different nodes; where code `sends_in_turn` a boundary's two directions do not overlap. Sharded parameters come
+    in `gathers_per_layer`. `host_layer_s` and `host_collective_s` are the host's time to issue one; `fragmentation` is
+    the allocator's loss, a share of activations.
+
+    Where attention `keeps_packed`, its values are a view of the joint product of queries, keys and values, which stays.
+    A reducer's own buckets hold `reducer_bytes` per parameter. `pipeline_split` gives ranks as many layers each, or as
+    much work with the head (`cost`), or as many modules (`ends`: embedding, last norm and head count as layers). Code
+    that `sends_singly` has a communicator with each pipeline neighbor. An unknown code may be any that it `stands_for`.
     """
 
     name: str
@@ -87,11 +92,14 @@ class Software:
     softmax: Softmax = "fused"
     flash: int = 2
     cross_entropy: Literal["fused", "16-bit", "eager"] = "eager"
-    copies_attention: bool = False
+    copies_attention_from: float = float("inf")
+    keeps_packed: bool = False
     reduces_wide: bool = False
     reduces_whole: bool = False
     reduces_gate_twice: bool = False
     exchange_s: float = 0.0
+    sends_in_turn: bool = False
+    gathers_per_layer: float = 1.0
     selective_keeps_products: bool = False
     keeps_gathered: bool = False
     shards_only_masters: bool = False
@@ -107,7 +115,9 @@ class Software:
     message_elements: float = float("inf")
     message_layers: float = 0.0
     whole_bucket_elements: float = 0.0
-    balances_head: bool = False
+    pipeline_split: Literal["even", "cost", "ends"] = "even"
+    sends_singly: bool = False
+    reducer_bytes: float = 0.0
     overlaps_unsharded: bool = True
     overlaps_scattered: bool = True
     host_layer_s: float = fitted(1.12e-3, 2e-5, 2e-2)
@@ -142,7 +152,7 @@ FRONTRUNNER = Software(
     gate="eager",
     rotary="fp32",
     softmax="math",
-    copies_attention=True,
+    copies_attention_from=1,
     dropout=False,
     selective_keeps_products=True,
     keeps_gathered=True,
@@ -165,7 +175,7 @@ DEEPSPEED = Software(
     gate="eager",
     rotary="fp32",
     softmax="math",
-    copies_attention=True,
+    copies_attention_from=1,
     dropout=False,
     selective_keeps_products=True,
     gathered_layers=2.0,
@@ -195,25 +205,50 @@ LLM_FOUNDRY = Software(
 """MPT models under torch's first FSDP, with flash attention and flash-attn's cross entropy in 16 bits; its published
 step times are nearer to a loss of several kernels than to one (8.2 against 10.0 % off)."""
 
-MEGATRON = Software(name="megatron-lm", wide_gradients=True, dropout=False)
-"""Megatron-LM in bf16, as it is exported: gradients are accumulated in fp32 and reduced during the backward pass; norm,
-gate, rotation and softmax are fused, cross entropy is not unless `--cross-entropy-loss-fusion` is given."""
+MEGATRON_GPT = Software(name="megatron-lm-fp16", wide_gradients=False, dropout=True, overlaps_unsharded=False)
+"""Megatron-LM and Megatron-DeepSpeed in fp16: gradients reduced after the last backward pass (arXiv 2104.04473)."""
+
+MEGATRON = Software(name="megatron-lm", wide_gradients=True, dropout=False, bytes_per_logit=6.0)
+"""Megatron-LM in bf16, as it is exported, and what was made after it: gradients are accumulated in fp32 and reduced
+during the backward pass; norm, gate, rotation and softmax are fused, cross entropy is not unless
+`--cross-entropy-loss-fusion` is given: it works in place on an fp32 copy (`core/tensor_parallel/cross_entropy.py`)."""
+
+MEGATRON_DEEPSPEED = Software(
+    name="megatron-deepspeed",
+    wide_gradients=True,
+    gate="eager",
+    rotary="eager",
+    dropout=False,
+    sends_in_turn=True,
+    sends_singly=True,
+    gathers_per_layer=4.0,
+    overlaps_unsharded=False,
+)
+"""Megatron-DeepSpeed and GPT-NeoX in bf16: a rank sends to its pipeline neighbor and receives from it one after the
+other (DeepSpeed's `runtime/pipe/schedule.py`, `TrainSchedule`), where Megatron-LM does both at once. ZeRO-3 gathers a
+matrix at a time: by default it prefetches 5e7 elements, less than one
+(`runtime/zero/partitioned_param_coordinator.py`). `F.silu(x[0]) * x[1]` and the rotation are torch's operations
+(`megatron/model/transformer.py`)."""
 
 NANOTRON = Software(
     name="nanotron",
     wide_gradients=True,
     gate="eager",
-    copies_attention=True,
+    copies_attention_from=2,
+    keeps_packed=True,
+    reducer_bytes=2.0,
+    sends_singly=True,
     dropout=False,
     exchange_s=0.05,
     message_elements=25 * 2**20 / 2,
     message_layers=0.25,
-    balances_head=True,
+    pipeline_split="cost",
     overlaps_scattered=False,
 )
 """Gradients in fp32, reduced by torch's DDP in buckets of 25 MiB of 16-bit parameters or a quarter of a layer
 (`optim/gradient_accumulator.py`); under ZeRO-1 nothing overlaps (`distributed.py`). Pipelines are cut by cost
-(`models/base.py`). Norms are Triton's, rotations flash-attn's, `silu(x) * gate` two kernels (`models/llama.py`). Two
+(`models/base.py`). DDP's buckets hold 16-bit gradients beside the fp32 ones, and queries are a view of the joint
+product. Norms are Triton's, rotations flash-attn's, `silu(x) * gate` two kernels (`models/llama.py`). Two
 messages of metadata come before each tensor, and the host waits for them (`parallel/pipeline_parallel/p2p.py`): 4 ms
 to 1 s per micro-batch between nodes on its 512 H100, of which 50 ms order its rows best."""
 
@@ -233,30 +268,22 @@ ALEPH_ALPHA = Software(
     overlaps_scattered=False,
     message_elements=5e8,
     keeps_gathered=True,
-    bytes_per_logit=20.0,
+    keeps_packed=True,
+    copies_attention_from=2,
+    sends_singly=True,
+    pipeline_split="ends",
+    bytes_per_logit=18.0,
     sharded_logits=False,
 )
 """The Llama trainer of arXiv 2311.05610 (github.com/Aleph-Alpha/scaling). Its kernels are torch's unless a row names
 others; gradients stay in 16 bits and are all-reduced whole, in fp32 and buckets of 5e8, after the last backward pass,
 ZeRO or not (`core/optimizer/allreduce.py`). Its gate is two parallel products, of which each reduces its input's
-gradient (`core/nn/mlp.py`, `core/nn/linear/column_parallel_linear.py`). It gathers the whole vocabulary's logits: 2
-bytes, 2 while they are joined, 4 in fp32, 4 for their log-softmax and 8 for two gradients. What sequence parallelism
-keeps was chosen for its failures.
+gradient (`core/nn/mlp.py`, `core/nn/linear/column_parallel_linear.py`), and keep what a norm gathered. It gathers the
+whole vocabulary's logits, and keeps those of the micro-batch before (`core/nn/parallel_module/buffers.py`): 2 + 2
+bytes, 12 for log-softmax and two gradients in fp32, 2 of an allocator's block that they split; gathered, 2 for the
+collective's result and 2 for its pieces. Embedding, last norm and head are modules like a layer
+(`core/nn/parallel_module/pipeline_partitioning.py`).
 """
-
-MEGATRON_DEEPSPEED = Software(
-    name="megatron-deepspeed",
-    wide_gradients=True,
-    gate="eager",
-    rotary="eager",
-    dropout=False,
-    message_elements=5e8,
-    bucket_elements=5e8,
-    overlaps_unsharded=False,
-    overlaps_scattered=False,
-)
-"""Megatron-DeepSpeed in bf16: `F.silu(x[0]) * x[1]` and an eager rotation (`megatron/model/transformer.py`), buckets of
-5e8 as DeepSpeed's, and its `overlap_comm`, which is off unless set."""
 
 TRANSFORMERS = Software(
     name="accelerate",
@@ -276,7 +303,10 @@ TRANSFORMERS = Software(
 """Models of transformers under Accelerate's FSDP2, which reduces in the computation's type. Norm, gate and rotation are
 torch's operations (`models/llama/modeling_llama.py`); the loss holds 16- and 32-bit logits, log-softmax, gradient."""
 
-KNOWN = (FRONTRUNNER, DEEPSPEED, MEGATRON, MEGATRON_DEEPSPEED, LLM_FOUNDRY, NANOTRON, TRANSFORMERS, ALEPH_ALPHA)
+KNOWN = (
+    FRONTRUNNER, DEEPSPEED, MEGATRON, MEGATRON_GPT, MEGATRON_DEEPSPEED, LLM_FOUNDRY, NANOTRON, TRANSFORMERS,
+    ALEPH_ALPHA,
+)  # fmt: skip
 UNKNOWN = Software(name="unknown", wide_gradients=True, gate="eager", rotary="eager", dropout=False, stands_for=KNOWN)
 """What lies in the middle of the known codes' step times and memory."""
 CODES = {
@@ -339,8 +369,3 @@ def described(problem: Problem, engine: str) -> SoftwareSettings:
         found["attention"] = "fused-softmax" if code.softmax == "fused" else code.softmax
     absent = {"rotary": problem.model.positions != "rotary", "activation": problem.model.ffn_matrices == 2}
     return SoftwareSettings(code=code.name, **found | {key: None for key, is_absent in absent.items() if is_absent})
-
-
-MEGATRON_FP16 = SoftwareSettings(code=MEGATRON.name, dropout=True, gradients="16-bit", overlap="sharded")
-"""Megatron-LM and Megatron-DeepSpeed in fp16: gradients reduced after the last backward pass (arXiv 2104.04473)."""
-MEGATRON_GPT = coded(MEGATRON_FP16)

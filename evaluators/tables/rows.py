@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,13 +17,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from frontrunner.evaluators.analytic.memory import MemoryKind
 from frontrunner.evaluators.analytic.software import (
     ALEPH_ALPHA,
     FLASH_SPEED,
     LLM_FOUNDRY,
     MEGATRON,
-    MEGATRON_DEEPSPEED,
-    MEGATRON_FP16,
+    MEGATRON_GPT,
     NANOTRON,
 )
 from frontrunner.evaluators.probe.measure import measured_steps, nodes_used
@@ -100,9 +100,18 @@ UNFUSED_ATTENTION = re.compile("torch|softmax|eager|math|naive|unfused")
 FLASH_VERSION = re.compile(r"flash[^0-9]*([1-9])")
 """What names of attention kernels say, in lower case."""
 CODE_OF_SOURCE = {"efficient-parallelization-layouts": ALEPH_ALPHA.name} | {
-    name: name for name in (NANOTRON.name, "torchtitan", LLM_FOUNDRY.name, MEGATRON_DEEPSPEED.name)
+    name: name for name in (NANOTRON.name, "torchtitan", LLM_FOUNDRY.name)
 }
-"""What a table's `source` holds, in lower case -> the training code; others are Megatron-LM's, but for MPT models."""
+"""What a table's `source` holds, in lower case -> the training code; others follow from the model's name."""
+MEMORY_KINDS: Mapping[MemoryKind, re.Pattern[str]] = {
+    "allocated": re.compile(r"\balloc|\banalytic", re.IGNORECASE),
+    "reserved": re.compile(r"\breserv", re.IGNORECASE),
+    "device": re.compile(r"device use|nvidia-smi", re.IGNORECASE),
+}
+"""What `mem_kind`, or else a note, says of a row's peak."""
+KINDS_OF_SOURCES: Mapping[str, MemoryKind] = {"nanotron": "allocated", "torchtitan": "reserved"}
+"""What training codes print as their peak, by a word of the source (nanotron: `helpers.py`, torchtitan: `metrics.py`);
+others' rows that do not say are taken to be what `nvidia-smi` prints."""
 LONG_SEQUENCE = 8192
 """From here on attention that is not named is taken to be fused: its scores would not fit."""
 
@@ -254,7 +263,7 @@ def is_fused(row: Row) -> bool:
 
 
 @cache
-def _software(code: SoftwareSettings, kernel: str) -> SoftwareSettings:
+def _software(code: str, kernel: str) -> SoftwareSettings:
     """Return a code with the kernels named as in "flash_attention2 + RMS kernel"; it stays as it is where none is."""
     traits: dict[str, Any] = {}
     if version := FLASH_VERSION.search(kernel):
@@ -263,17 +272,24 @@ def _software(code: SoftwareSettings, kernel: str) -> SoftwareSettings:
         traits["attention"] = "fused-softmax" if "softmax" in kernel else "eager"
     if "rms" in kernel:
         traits["norm"] = "fused"
-    return replace(code, **traits)
+    return SoftwareSettings(code=code, **traits)
 
 
 def software_of(row: Row) -> SoftwareSettings:
     """Return the training code a row was measured with, with the kernels that it names."""
     name, source = row.model.lower(), row.source.lower()
-    code = next((code for sign, code in CODE_OF_SOURCE.items() if sign in source), MEGATRON.name)
-    stated = SoftwareSettings(code=LLM_FOUNDRY.name if name.startswith("mpt") else code)
-    if stated.code == MEGATRON.name and name.startswith(("gpt", "megatron", "turing")):
-        stated = MEGATRON_FP16
-    return _software(stated, row.attention_kernel.lower())
+    code = MEGATRON_GPT if name.startswith(("gpt", "megatron", "turing")) else MEGATRON
+    code = LLM_FOUNDRY if name.startswith("mpt") else code
+    named = next((code for sign, code in CODE_OF_SOURCE.items() if sign in source), code.name)
+    return _software(named, row.attention_kernel.lower())
+
+
+def memory_kind(row: Row) -> MemoryKind:
+    """Return what a row's peak counts: as the row says, else as its training code prints it."""
+    for text in (row.mem_kind, row.note):
+        if said := next((kind for kind, words in MEMORY_KINDS.items() if words.search(text)), None):
+            return said
+    return next((kind for word, kind in KINDS_OF_SOURCES.items() if word in row.source), "device")
 
 
 def recipe_of(row: Row, layers: int) -> Recipe:
