@@ -59,28 +59,30 @@ class Software:
     """One training code; shares and times are fitted, together with `machine.FITTED`, the rest is read off its source.
 
     `norm`, `gate` and `rotary` name kernels of `KERNELS`, `softmax` that of attention that is not fused, `flash` the
-    version of one that is; its result is kept twice where micro-batches have `copies_attention_from` sequences. A
-    `cross_entropy` in 16 bits keeps no fp32 copy of the logits, nor does a fused one, which reads them fewer times.
-    `wide_gradients` are fp32 whatever the precision; where `reduces_wide` they are so on their way alone, and
-    `reduces_whole` ones are all-reduced even where the optimizer's states are sharded. Selective recompute keeps
-    products and attention where `selective_keeps_products`, else all but attention's; `keeps_gathered` keeps what
-    sequence parallelism gathered. `shards_only_masters` holds sharded parameters once, with `gathered_layers` whole
-    layers; `reduce_bytes` per parameter of a layer are held while gradients are reduced, once a step, or at each
-    micro-batch, through buckets of `bucket_elements`. `bytes_per_logit` is the loss's peak, but where it
-    `widens_logits_by_rows` of whole logits: the logits and their gradient. Gradients take memory from the first
-    backward pass on where `gradients_appear`, else always; they travel in messages of `message_elements` or
-    `message_layers`, unsharded ones of `whole_bucket_elements` if it is not 0. `gradient_overlap` is the share of
-    computation that hides them: unsharded ones where `overlaps_unsharded`, scattered ones where `overlaps_scattered`. A
-    gate's two products reduce their input's gradient each by itself where `reduces_gate_twice`, unless sequence
-    parallelism gathered it once. `exchange_s` is what a micro-batch waits, beyond the transfer, between pipeline ranks
-    on different nodes; where code `sends_in_turn` a boundary's two directions do not overlap. Sharded parameters come
-    in `gathers_per_layer`. `host_layer_s` and `host_collective_s` are the host's time to issue one; `fragmentation` is
-    the allocator's loss, a share of activations.
+    version of one that is; its result is kept twice where micro-batches have
+    `copies_attention_from` sequences. `wide_gradients` are fp32 whatever the
+    precision; where `reduces_wide` they are so on their way alone, and `reduces_whole` ones are all-reduced even where
+    the optimizer's states are sharded. Selective recompute keeps products and attention where
+    `selective_keeps_products`, else all but attention's; `keeps_gathered` keeps what sequence parallelism gathered,
+    `may_keep_gathered` has an option for it.
+    `shards_only_masters` holds sharded parameters once, with `gathered_layers` whole layers; `reduce_bytes` per
+    parameter of a layer are held while gradients are reduced, once a step, or at each micro-batch, through buckets of
+    `bucket_elements`. `bytes_per_logit` is the loss's peak, but where it `widens_logits_by_rows` of whole logits: the
+    logits and their gradient. Gradients take memory from the first backward pass on where `gradients_appear`, else
+    always; they travel in messages of `message_elements` or `message_layers`, unsharded ones of `whole_bucket_elements`
+    if it is not 0. `gradient_overlap` is the share of computation that hides them: unsharded ones where
+    `overlaps_unsharded`, scattered ones where `overlaps_scattered`. A gate's two products reduce their input's gradient
+    each by itself where `reduces_gate_twice`, unless sequence parallelism gathered it once. `exchange_s` is what a
+    micro-batch waits, beyond the transfer, between pipeline ranks on different nodes; where code `sends_in_turn` a
+    boundary's two directions do not overlap. Sharded parameters come in `gathers_per_layer`. `host_layer_s` and
+    `host_collective_s` are the host's time to issue one; `fragmentation` is the allocator's loss, a share of
+    activations.
 
     Where attention `keeps_packed`, its values are a view of the joint product of queries, keys and values, which stays.
     A reducer's own buckets hold `reducer_bytes` per parameter. `pipeline_split` gives ranks as many layers each, or as
     much work with the head (`cost`), or as many modules (`ends`: embedding, last norm and head count as layers). Code
-    that `sends_singly` has a communicator with each pipeline neighbor. An unknown code may be any that it `stands_for`.
+    that `sends_singly` has a communicator with each pipeline neighbor. A `cross_entropy` in 16 bits keeps no fp32 copy
+    of the logits, nor does a fused one, which reads them fewer times. An unknown code may be any that it `stands_for`.
     """
 
     name: str
@@ -102,6 +104,7 @@ class Software:
     gathers_per_layer: float = 1.0
     selective_keeps_products: bool = False
     keeps_gathered: bool = False
+    may_keep_gathered: bool = False
     shards_only_masters: bool = False
     gathered_layers: float = 0.0
     reduce_bytes: tuple[float, float] = (0.0, 0.0)
@@ -236,6 +239,7 @@ NANOTRON = Software(
     gate="eager",
     copies_attention_from=2,
     keeps_packed=True,
+    may_keep_gathered=True,
     reducer_bytes=2.0,
     sends_singly=True,
     dropout=False,

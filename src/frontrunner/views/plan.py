@@ -41,6 +41,7 @@ from frontrunner.views.terminal import column_table, console, ruled_table
 INDENT = 3
 SHOWN = 10
 WIDEST_TEXT = 110
+ESTIMATED_PEAK = "what a device must hold, context, communicators and the allocator's loss (runtime) included"
 TIGHT = f"less than {percent(MARGIN, 0)} of the memory stays free"
 
 
@@ -66,6 +67,8 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
             out.print(column_table(title, ESTIMATES, rows, width=out.width, bold=lambda row: row[0] == 1))
     if plan.legal > left_out:
         out.print()
+        if plan.estimates:
+            out.say(f"peak: {ESTIMATED_PEAK}", style="dim")
         print_trust(plan)
     for best in plan.estimates[:1] if file is not None else ():
         closer = f"frontrunner explain --campaign {shlex.quote(str(file))} {best.recipe_id}"
@@ -172,7 +175,8 @@ def print_breakdown(found: Breakdown) -> None:
         with_recompute = thousands(found.hardware_tflops_per_device)
         out.say(f"{with_recompute} TFLOPS/device with what is computed a second time", style="dim")
     if measured is not None:
-        errors = {"step time": found.step_time_error, "peak memory": found.peak_memory_error}
+        memory = "what tensors hold of the memory" if found.compares_allocated else "peak memory"
+        errors = {"step time": found.step_time_error, memory: found.peak_memory_error}
         off = " and ".join(f"{100 * error:+.0f} % in {of}" for of, error in errors.items() if error is not None)
         by = "measured by campaign" if measured.figures == "measured" else "measured elsewhere, and imported as"
         line = f"{by} {measured.campaign} of {measured.store}; the estimate is off by {off}"
@@ -196,6 +200,8 @@ def print_breakdown(found: Breakdown) -> None:
         out.print()
         out.print(table)
     out.say(fit_verdict(estimate.fit, estimate.peak_memory_bytes, found.memory_limit_bytes), style="bold")
+    low, high = estimate.peak_memory_bounds_bytes
+    out.say(f"95 % interval of the peak: {gib(low)} to {gib(high)} GiB; it is {ESTIMATED_PEAK}", style="dim")
     if estimate.host_memory_bytes_per_rank:
         out.say(f"in the host's memory: {gib(estimate.host_memory_bytes_per_rank)} GiB per rank")
     for mark in found.marks:
