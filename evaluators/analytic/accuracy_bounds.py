@@ -21,6 +21,7 @@ from frontrunner.evaluators.analytic.priors import (
     NORMAL_95,
     PER_DOUBLING,
     deviations_of,
+    has_measured_network,
     log_ends,
     scaled_by,
 )
@@ -167,7 +168,7 @@ def log_bounds(
 
 def grown(cluster: Cluster, precision: str, deviation: float | Rows, nodes: float | Rows) -> Rows:
     """Return a deviation of the network on so many times the nodes; the same where the network is known."""
-    is_known = is_validated(cluster, precision) or "network_links" in cluster.efficiencies
+    is_known = is_validated(cluster, precision) or has_measured_network(cluster)
     doublings = 0.0 if is_known else np.log2(np.maximum(nodes, 1))
     found: Rows = np.hypot(deviation, PER_DOUBLING * np.sqrt(doublings))
     return found

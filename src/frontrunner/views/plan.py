@@ -24,6 +24,7 @@ from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
 from frontrunner.spaces.errors import shown
 from frontrunner.text import count, counted, fit_verdict, gib, percent, plain, seconds, size, thousands, wrapped
 from frontrunner.views.columns import (
+    ESTIMATED,
     ESTIMATES,
     FIGURES,
     LIMIT,
@@ -31,7 +32,6 @@ from frontrunner.views.columns import (
     RATE_BOUNDS,
     RECIPE,
     RECIPE_ID,
-    STEP_BOUNDS,
     Column,
     limited_by,
     words,
@@ -92,7 +92,7 @@ def _timed(name: str) -> Callable[[ScalingRow], Any]:
 
 
 _BEST: dict[str, Column[ScalingRow]] = {
-    column.key: column.of(attrgetter("best")) for column in (*RECIPE, *FIGURES, STEP_BOUNDS, LIMIT)
+    column.key: column.of(attrgetter("best")) for column in (*RECIPE, *ESTIMATED, LIMIT)
 }
 SCALING: tuple[Column[ScalingRow], ...] = (
     Column("nodes", "nodes", attrgetter("nodes"), "{:,}".format),
@@ -158,7 +158,7 @@ def print_breakdown(found: Breakdown) -> None:
     out.say((estimate.recipe_id, "bold"), f"  {estimate.recipe.describe()}")
     rows: list[tuple[str, Estimate | Measured]] = [("estimated", estimate)]
     rows += [] if measured is None else [("measured", measured)]
-    columns = (words("origin", "", itemgetter(0)), *(column.of(itemgetter(1)) for column in (*FIGURES, STEP_BOUNDS)))
+    columns = (words("origin", "", itemgetter(0)), *(column.of(itemgetter(1)) for column in ESTIMATED))
     out.print(column_table(None, columns, rows, width=out.width))
     if found.hardware_tflops_per_device > 1.001 * estimate.model_tflops_per_device:
         with_recompute = thousands(found.hardware_tflops_per_device)
@@ -189,8 +189,7 @@ def print_breakdown(found: Breakdown) -> None:
         out.print()
         out.print(table)
     out.say(fit_verdict(estimate.fit, estimate.peak_memory_bytes, found.memory_limit_bytes), style="bold")
-    low, high = estimate.peak_memory_bounds_bytes
-    out.say(f"95 % interval of the peak: {gib(low)} to {gib(high)} GiB; it is {ESTIMATED_PEAK}", style="dim")
+    out.say(f"peak: {ESTIMATED_PEAK}", style="dim")
     if estimate.host_memory_bytes_per_rank:
         out.say(f"in the host's memory: {gib(estimate.host_memory_bytes_per_rank)} GiB per rank")
     for mark in found.marks:
