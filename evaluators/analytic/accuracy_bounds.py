@@ -22,6 +22,7 @@ from frontrunner.evaluators.analytic.priors import (
     OTHER_DEVICES,
     PER_DOUBLING,
     deviations_of,
+    has_measured_network,
     log_ends,
     scaled_by,
 )
@@ -145,8 +146,7 @@ def is_validated(cluster: Cluster, precision: str) -> bool:
 
 def prior_deviations(cluster: Cluster, precision: str) -> dict[str, float]:
     """Return the prior deviation of each of the formulas' constants on a cluster."""
-    own, is_known = own_error(cluster, precision) is not None, is_validated(cluster, precision)
-    return deviations_of(cluster, assumed(cluster, precision), is_validated=is_known, is_fitted=own)
+    return deviations_of(cluster, assumed(cluster, precision), is_validated=is_validated(cluster, precision))
 
 
 def log_bounds(
@@ -189,8 +189,9 @@ def _between_codes(cluster: Cluster, precision: str, software: Software, work: W
 
 
 def grown(cluster: Cluster, precision: str, deviation: float | Rows, nodes: float | Rows) -> Rows:
-    """Return a deviation of the network on so many times the nodes; as it is where measurements have validated it."""
-    doublings = 0.0 if is_validated(cluster, precision) else np.log2(np.maximum(nodes, 1))
+    """Return a deviation of the network on so many times the nodes; the same where the network is known."""
+    is_known = is_validated(cluster, precision) or has_measured_network(cluster)
+    doublings = 0.0 if is_known else np.log2(np.maximum(nodes, 1))
     found: Rows = np.hypot(deviation, PER_DOUBLING * np.sqrt(doublings))
     return found
 

@@ -79,6 +79,14 @@ class Estimate:
     peak_memory_bounds_bytes: tuple[int, int]
 
     @property
+    def tokens_per_s_bounds(self) -> tuple[float, float] | None:
+        """The rates at the bounds of the step time, the lower first."""
+        if self.step_time_bounds_s is None:
+            return None
+        fast, slow = (self.tokens_per_s * self.step_time_s / bound for bound in self.step_time_bounds_s)
+        return slow, fast
+
+    @property
     def fits(self) -> bool:
         """Whether the peak is at most a device's memory."""
         return self.fit != "does not fit"

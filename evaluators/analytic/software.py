@@ -74,9 +74,9 @@ class Software:
     `overlaps_unsharded`, scattered ones where `overlaps_scattered`. A gate's two products reduce their input's gradient
     each by itself where `reduces_gate_twice`, unless sequence parallelism gathered it once. `exchange_s` is what a
     micro-batch waits, beyond the transfer, between pipeline ranks on different nodes; where code `sends_in_turn` a
-    boundary's two directions do not overlap. Sharded parameters come in `gathers_per_layer`. `host_layer_s` and
-    `host_collective_s` are the host's time to issue one; `fragmentation` is the allocator's loss, a share of
-    activations.
+    boundary's two directions do not overlap, and each waits. Sharded parameters come in `gathers_per_layer`.
+    `host_layer_s` and `host_collective_s` are the host's time to issue one; `fragmentation` is the allocator's loss, a
+    share of activations.
 
     Where attention `keeps_packed`, its values are a view of the joint product of queries, keys and values, which stays.
     A reducer's own buckets hold `reducer_bytes` per parameter. `pipeline_split` gives ranks as many layers each, or as
@@ -243,7 +243,8 @@ NANOTRON = Software(
     reducer_bytes=2.0,
     sends_singly=True,
     dropout=False,
-    exchange_s=0.05,
+    exchange_s=0.025,
+    sends_in_turn=True,
     message_elements=25 * 2**20 / 2,
     message_layers=0.25,
     pipeline_split="cost",
@@ -252,9 +253,11 @@ NANOTRON = Software(
 """Gradients in fp32, reduced by torch's DDP in buckets of 25 MiB of 16-bit parameters or a quarter of a layer
 (`optim/gradient_accumulator.py`); under ZeRO-1 nothing overlaps (`distributed.py`). Pipelines are cut by cost
 (`models/base.py`). DDP's buckets hold 16-bit gradients beside the fp32 ones, and queries are a view of the joint
-product. Norms are Triton's, rotations flash-attn's, `silu(x) * gate` two kernels (`models/llama.py`). Two
-messages of metadata come before each tensor, and the host waits for them (`parallel/pipeline_parallel/p2p.py`): 4 ms
-to 1 s per micro-batch between nodes on its 512 H100, of which 50 ms order its rows best."""
+product. Norms are Triton's, rotations flash-attn's, `silu(x) * gate` two kernels (`models/llama.py`). A rank
+does one transfer at a time (`parallel/pipeline_parallel/state.py`); two messages of metadata come before each, and the
+host waits for them (`p2p.py`). By count that is 1 to 2 ms a micro-batch. Between nodes, its quick runs take 5 to 9 ms
+beyond what their work explains, and others up to 1.3 s, also where a twin with another ZeRO stage is quick: that is the
+cluster's, and 50 ms, which order its rows best, were chosen on it."""
 
 ALEPH_ALPHA = Software(
     name="aleph-alpha-scaling",
