@@ -83,11 +83,16 @@ def deviations_of(cluster: Cluster, assumed: Sequence[str], *, is_validated: boo
     """Return the prior deviation of each constant on a cluster; `assumed` are the keys that it does not give."""
     factor, own = 1.0 if is_validated else OTHER_DEVICES, cluster.efficiencies
     found = {name: deviation * (STATED if name in own else factor) for name, deviation in DEVIATIONS.items()}
-    if not is_validated and "network_links" not in own:
+    if not is_validated and not has_measured_network(cluster):
         found["network_links"] = UNSEEN_NETWORK
     for name, more in (ASSUMED_DEVIATIONS[key] for key in assumed if key in ASSUMED_DEVIATIONS):
         found[name] = math.hypot(found[name], more)
     return found
+
+
+def has_measured_network(cluster: Cluster) -> bool:
+    """Return whether a cluster states what collectives between its nodes were measured to reach."""
+    return not {"network_links", "network_latency_s", "crowded_hop_s"}.isdisjoint(cluster.efficiencies)
 
 
 def scaled_by(assumed: Sequence[str]) -> frozenset[str]:

@@ -9,6 +9,7 @@ import pytest
 from search_runs import survey_of
 
 from frontrunner.config.campaign import read_campaign_file
+from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.tables.rows import TableProblems, read_problems
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.document import recipe_id
@@ -153,24 +154,9 @@ def test_the_kernel_that_a_row_names_is_a_trait_of_its_code(
 ) -> None:
     named = {"source": "Aleph-Alpha/efficient-parallelization-layouts", "model": "llama-1B", "ffn_hidden": 5504}
     (problem,) = read(tmp_path, row(attention_kernel=kernel, **named)).problems
-    code = problem.software
+    code = coded(problem.problem.software)
     assert problem.problem.model.attention == attention
     assert (code.softmax, code.flash, code.norm) == traits
-
-
-@pytest.mark.parametrize(
-    ("named", "in_turn"),
-    [
-        ({"source": "someone/Megatron-DeepSpeed"}, True),
-        ({"note": "framework=Megatron+DS3D"}, True),
-        ({"note": "framework=ds-zero1"}, True),
-        ({"note": "framework=Megatron-LM; the readings differ"}, False),
-        ({}, False),
-    ],
-)
-def test_a_row_that_names_deepspeed_is_of_its_pipeline(tmp_path: Path, named: dict[str, str], in_turn: bool) -> None:
-    (problem,) = read(tmp_path, row(**named)).problems
-    assert problem.software.sends_in_turn == in_turn
 
 
 def times(label: int, **by_size: float) -> list[dict[str, Any]]:

@@ -22,8 +22,10 @@ from frontrunner.evaluators.analytic.memory import MARGIN
 from frontrunner.evaluators.analytic.scaling import Scaling, ScalingRow
 from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
 from frontrunner.spaces.errors import shown
+from frontrunner.spaces.problem import SoftwareSettings
 from frontrunner.text import count, counted, fit_verdict, gib, percent, plain, seconds, size, thousands, wrapped
 from frontrunner.views.columns import (
+    ESTIMATED,
     ESTIMATES,
     FIGURES,
     LIMIT,
@@ -31,7 +33,6 @@ from frontrunner.views.columns import (
     RATE_BOUNDS,
     RECIPE,
     RECIPE_ID,
-    STEP_BOUNDS,
     Column,
     limited_by,
     words,
@@ -82,8 +83,20 @@ def print_trust(trust: Trust) -> None:
     out.say(f"{trust.in_words()}; `frontrunner launch` measures", style="bold red" if is_blind else "dim")
     if trust.assumed:
         out.say(f"not given, assumed: {trust.assumed_in_words()}", style="dim")
+    for code in trust.software:
+        out.say(f"training code assumed: {code_in_words(code)}", style="dim")
     for remark in trust.remarks:
         out.say(f"note: {remark}", style="dim")
+
+
+def code_in_words(code: SoftwareSettings) -> str:
+    """Return a training code and what is known of its kernels and gradients."""
+    traits = {key: value for key, value in vars(code).items() if key != "code" and value is not None}
+    plain = {True: "yes", False: "no"}
+    words = [f"{key.replace('_', '-')} {plain.get(value, value)}" for key, value in traits.items()]
+    if code.code == "unknown":
+        words.append("else any that known codes have; [software] in the campaign file states what is known")
+    return f"{code.code}, {', '.join(words)}"
 
 
 def _timed(name: str) -> Callable[[ScalingRow], Any]:
@@ -92,7 +105,7 @@ def _timed(name: str) -> Callable[[ScalingRow], Any]:
 
 
 _BEST: dict[str, Column[ScalingRow]] = {
-    column.key: column.of(attrgetter("best")) for column in (*RECIPE, *FIGURES, STEP_BOUNDS, LIMIT)
+    column.key: column.of(attrgetter("best")) for column in (*RECIPE, *ESTIMATED, LIMIT)
 }
 SCALING: tuple[Column[ScalingRow], ...] = (
     Column("nodes", "nodes", attrgetter("nodes"), "{:,}".format),
@@ -158,7 +171,7 @@ def print_breakdown(found: Breakdown) -> None:
     out.say((estimate.recipe_id, "bold"), f"  {estimate.recipe.describe()}")
     rows: list[tuple[str, Estimate | Measured]] = [("estimated", estimate)]
     rows += [] if measured is None else [("measured", measured)]
-    columns = (words("origin", "", itemgetter(0)), *(column.of(itemgetter(1)) for column in (*FIGURES, STEP_BOUNDS)))
+    columns = (words("origin", "", itemgetter(0)), *(column.of(itemgetter(1)) for column in ESTIMATED))
     out.print(column_table(None, columns, rows, width=out.width))
     if found.hardware_tflops_per_device > 1.001 * estimate.model_tflops_per_device:
         with_recompute = thousands(found.hardware_tflops_per_device)
@@ -189,8 +202,7 @@ def print_breakdown(found: Breakdown) -> None:
         out.print()
         out.print(table)
     out.say(fit_verdict(estimate.fit, estimate.peak_memory_bytes, found.memory_limit_bytes), style="bold")
-    low, high = estimate.peak_memory_bounds_bytes
-    out.say(f"95 % interval of the peak: {gib(low)} to {gib(high)} GiB; it is {ESTIMATED_PEAK}", style="dim")
+    out.say(f"peak: {ESTIMATED_PEAK}", style="dim")
     if estimate.host_memory_bytes_per_rank:
         out.say(f"in the host's memory: {gib(estimate.host_memory_bytes_per_rank)} GiB per rank")
     for mark in found.marks:
