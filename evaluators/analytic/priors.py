@@ -79,18 +79,20 @@ LEAST, MOST = 0.02, 0.98
 """A share of 0 or 1 has no logit: it is taken as this."""
 
 
-def deviations_of(cluster: Cluster, assumed: Sequence[str], *, is_validated: bool, is_fitted: bool) -> dict[str, float]:
-    """Return the prior deviation of each constant on a cluster; `is_fitted` where its own constants were measured.
-
-    `assumed` are the keys that the cluster does not give.
-    """
-    factor, own = 1.0 if is_validated else OTHER_DEVICES, cluster.efficiencies if is_fitted else {}
+def deviations_of(cluster: Cluster, assumed: Sequence[str], *, is_validated: bool) -> dict[str, float]:
+    """Return the prior deviation of each constant on a cluster; `assumed` are the keys that it does not give."""
+    factor, own = 1.0 if is_validated else OTHER_DEVICES, cluster.efficiencies
     found = {name: deviation * (STATED if name in own else factor) for name, deviation in DEVIATIONS.items()}
-    if not is_validated:
+    if not is_validated and not has_measured_network(cluster):
         found["network_links"] = UNSEEN_NETWORK
     for name, more in (ASSUMED_DEVIATIONS[key] for key in assumed if key in ASSUMED_DEVIATIONS):
         found[name] = math.hypot(found[name], more)
     return found
+
+
+def has_measured_network(cluster: Cluster) -> bool:
+    """Return whether a cluster states what collectives between its nodes were measured to reach."""
+    return not {"network_links", "network_latency_s", "crowded_hop_s"}.isdisjoint(cluster.efficiencies)
 
 
 def scaled_by(assumed: Sequence[str]) -> frozenset[str]:

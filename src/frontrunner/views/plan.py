@@ -22,15 +22,17 @@ from frontrunner.evaluators.analytic.memory import MARGIN
 from frontrunner.evaluators.analytic.scaling import Scaling, ScalingRow
 from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
 from frontrunner.spaces.errors import shown
+from frontrunner.spaces.problem import SoftwareSettings
 from frontrunner.text import count, counted, fit_verdict, gib, percent, plain, seconds, size, thousands, wrapped
 from frontrunner.views.columns import (
+    ESTIMATED,
     ESTIMATES,
     FIGURES,
     LIMIT,
     PARTS,
+    RATE_BOUNDS,
     RECIPE,
     RECIPE_ID,
-    STEP_BOUNDS,
     Column,
     limited_by,
     words,
@@ -81,8 +83,20 @@ def print_trust(trust: Trust) -> None:
     out.say(f"{trust.in_words()}; `frontrunner launch` measures", style="bold red" if is_blind else "dim")
     if trust.assumed:
         out.say(f"not given, assumed: {trust.assumed_in_words()}", style="dim")
+    for code in trust.software:
+        out.say(f"training code assumed: {code_in_words(code)}", style="dim")
     for remark in trust.remarks:
         out.say(f"note: {remark}", style="dim")
+
+
+def code_in_words(code: SoftwareSettings) -> str:
+    """Return a training code and what is known of its kernels and gradients."""
+    traits = {key: value for key, value in vars(code).items() if key != "code" and value is not None}
+    plain = {True: "yes", False: "no"}
+    words = [f"{key.replace('_', '-')} {plain.get(value, value)}" for key, value in traits.items()]
+    if code.code == "unknown":
+        words.append("else any that known codes have; [software] in the campaign file states what is known")
+    return f"{code.code}, {', '.join(words)}"
 
 
 def _timed(name: str) -> Callable[[ScalingRow], Any]:
@@ -91,7 +105,7 @@ def _timed(name: str) -> Callable[[ScalingRow], Any]:
 
 
 _BEST: dict[str, Column[ScalingRow]] = {
-    column.key: column.of(attrgetter("best")) for column in (*RECIPE, *FIGURES, LIMIT)
+    column.key: column.of(attrgetter("best")) for column in (*RECIPE, *ESTIMATED, LIMIT)
 }
 SCALING: tuple[Column[ScalingRow], ...] = (
     Column("nodes", "nodes", attrgetter("nodes"), "{:,}".format),
@@ -108,6 +122,7 @@ SCALING: tuple[Column[ScalingRow], ...] = (
     replace(_BEST["batch"], drop=7),
     replace(_BEST["sharding"], drop=8),
     replace(_BEST["step_time_s_median"], drop=4),
+    _BEST["step_time_bounds_s"],
     _BEST["tokens_per_s"],
     Column("tokens_per_s_per_device", "tok/s/device", _timed("tokens_per_s_per_device"), thousands, drop=3),
     replace(_BEST["mfu"], drop=3),
@@ -156,7 +171,7 @@ def print_breakdown(found: Breakdown) -> None:
     out.say((estimate.recipe_id, "bold"), f"  {estimate.recipe.describe()}")
     rows: list[tuple[str, Estimate | Measured]] = [("estimated", estimate)]
     rows += [] if measured is None else [("measured", measured)]
-    columns = (words("origin", "", itemgetter(0)), *(column.of(itemgetter(1)) for column in (*FIGURES, STEP_BOUNDS)))
+    columns = (words("origin", "", itemgetter(0)), *(column.of(itemgetter(1)) for column in ESTIMATED))
     out.print(column_table(None, columns, rows, width=out.width))
     if found.hardware_tflops_per_device > 1.001 * estimate.model_tflops_per_device:
         with_recompute = thousands(found.hardware_tflops_per_device)
@@ -187,8 +202,7 @@ def print_breakdown(found: Breakdown) -> None:
         out.print()
         out.print(table)
     out.say(fit_verdict(estimate.fit, estimate.peak_memory_bytes, found.memory_limit_bytes), style="bold")
-    low, high = estimate.peak_memory_bounds_bytes
-    out.say(f"95 % interval of the peak: {gib(low)} to {gib(high)} GiB; it is {ESTIMATED_PEAK}", style="dim")
+    out.say(f"peak: {ESTIMATED_PEAK}", style="dim")
     if estimate.host_memory_bytes_per_rank:
         out.say(f"in the host's memory: {gib(estimate.host_memory_bytes_per_rank)} GiB per rank")
     for mark in found.marks:
@@ -316,8 +330,12 @@ def begin_with(advice: Advice) -> str | None:
     found = _estimate(advice)
     if found is None:
         return None
-    rates = f"{thousands(found.tokens_per_s)} tokens/s, MFU {percent(found.mfu)}, "
-    return f"{_named(found)}: {'' if found.expected_error is None else rates}{_peak(found, advice)}"
+    rates = ""
+    if found.tokens_per_s_bounds is not None:
+        rates = (
+            f"{thousands(found.tokens_per_s)} tokens/s (95 %: {RATE_BOUNDS.cell(found)}), MFU {percent(found.mfu)}, "
+        )
+    return f"{_named(found)}: {rates}{_peak(found, advice)}"
 
 
 def commands(advice: Advice, file: str) -> dict[str, str]:
@@ -351,12 +369,13 @@ _FIGURES: Mapping[str, Column[ParallelLayout]] = {
     column.key: column.of(
         attrgetter("estimate") if column.key.startswith("peak") else lambda x: x.estimate if x.fits else None
     )
-    for column in (*FIGURES, LIMIT)
+    for column in (*FIGURES, RATE_BOUNDS, LIMIT)
 }
 LAYOUTS: tuple[Column[ParallelLayout], ...] = (
     words("layout", "layout", attrgetter("name")),
     words("fit", "memory", lambda layout: layout.estimate and layout.estimate.fit),
     _FIGURES["tokens_per_s"],
+    _FIGURES["tokens_per_s_bounds"],
     _FIGURES["peak_memory_bytes_max_rank"],
     Column("host", "host GiB", lambda x: (x.estimate and x.estimate.host_memory_bytes_per_rank) or None, gib, drop=5,
            about="kept in the host's memory per device"),
