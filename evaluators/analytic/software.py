@@ -308,8 +308,9 @@ TRANSFORMERS = Software(
     message_layers=1.0,
     whole_bucket_elements=25 * 2**20 / 4,
 )
-"""Models of transformers under Accelerate's FSDP2, which reduces in the computation's type. Norm, gate, rotation
-and an unfused softmax are torch's operations (`models/llama/modeling_llama.py`); the loss holds 16- and 32-bit logits, log-softmax, gradient."""
+"""Models of transformers under Accelerate's FSDP2, which reduces in the computation's type. Norm, gate, rotation and an
+unfused softmax are torch's operations (`models/llama/modeling_llama.py`); the loss holds 16- and 32-bit logits,
+log-softmax and gradient."""
 
 KNOWN = (
     FRONTRUNNER, DEEPSPEED, MEGATRON, MEGATRON_GPT, MEGATRON_DEEPSPEED, LLM_FOUNDRY, NANOTRON, TRANSFORMERS,
