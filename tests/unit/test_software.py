@@ -141,9 +141,7 @@ def test_what_is_described_holds_for_the_problem_at_hand() -> None:
     gpt = replace(gpt, model=replace(gpt.model, positions="learned"))
     found = described(gpt, "torch")
     assert (found.rotary, found.activation, found.gradients, found.attention) == (None, None, "fp32", "eager")
-    assert found.describe().startswith(
-        "accelerate, attention eager, norm eager, cross-entropy eager, dropout no"
-    )
+    assert found.describe().startswith("accelerate, attention eager, norm eager, cross-entropy eager, dropout no")
     assert described(replace(PROBLEM, software=settings), "torch").gradients == "16-bit"
     assert described(PROBLEM, "deepspeed").code == "deepspeed"
 
