@@ -159,6 +159,7 @@ FRONTRUNNER = Software(
     dropout=False,
     selective_keeps_products=True,
     keeps_gathered=True,
+    bytes_per_logit=16.0,
     shards_only_masters=True,
     widens_logits_by_rows=True,
     gathered_layers=2.0,
@@ -170,7 +171,7 @@ FRONTRUNNER = Software(
     whole_bucket_elements=25 * 2**20 / 4,
 )
 """The project's own trainer, as its dry runs show it: FSDP2 reduces in fp32, layer by layer, plain replicas in
-buckets of 25 MiB."""
+buckets of 25 MiB. Sharded logits are there four times in fp32 while torch's parallel loss runs backward."""
 
 DEEPSPEED = Software(
     name="deepspeed",
