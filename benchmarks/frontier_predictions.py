@@ -25,14 +25,14 @@ from rich.console import Console
 from rich.table import Table
 
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.software import MEGATRON_DEEPSPEED
+from frontrunner.evaluators.analytic.software import MEGATRON_DEEPSPEED, with_traits
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.presets import cluster_preset, model_preset
-from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.problem import GlobalBatch, Problem, SoftwareSettings
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 
@@ -119,8 +119,9 @@ def problem_of(name: str, devices: int, sequence_length: int) -> Problem:
 
 
 def step_s(recipe: Recipe, problem: Problem) -> float:
-    """The formulas' step time under Megatron-DeepSpeed."""
-    machine = Machine.of(problem.cluster, problem.precision, MEGATRON_DEEPSPEED)
+    """The formulas' step time under Megatron-DeepSpeed in fp16."""
+    software = with_traits(MEGATRON_DEEPSPEED, SoftwareSettings(dropout=True, gradients="16-bit"))
+    machine = Machine.of(problem.cluster, problem.precision, software)
     return float(step_time(machine, Workload.of([recipe], problem)).total[0])
 
 

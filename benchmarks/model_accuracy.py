@@ -195,7 +195,7 @@ def main() -> None:
             ),
             "cross_validated_by_code": (
                 "each training code judged with constants fitted to the others",
-                partial(by_trait, trait=lambda row: software_of(row).name),
+                partial(by_trait, trait=lambda row: software_of(row).code),
             ),
             "cross_validated_by_cluster": (
                 "each kind of machine judged with constants fitted to the others",

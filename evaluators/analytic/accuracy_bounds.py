@@ -10,26 +10,27 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.machine import ASSUMED, BOUNDS, Machine, assumptions
+from frontrunner.evaluators.analytic.machine import ASSUMED, BOUNDS, SOFTWARE_CONSTANTS, Machine, assumptions
 from frontrunner.evaluators.analytic.priors import (
     DEVIATIONS,
     NORMAL_95,
+    OTHER_DEVICES,
     PER_DOUBLING,
     deviations_of,
     has_measured_network,
     log_ends,
     scaled_by,
 )
-from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software
+from frontrunner.evaluators.analytic.software import ENGINES, FRONTRUNNER, Software, described
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.problem import Problem, SoftwareSettings
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 
 VALIDATED_DEVICES = frozenset({"a100-40gb", "a100-80gb"})
@@ -64,6 +65,7 @@ LOSSES = (
 OTHER_HARDWARE = "the formulas' constants were validated on A100 in 16 bits only"
 HOST_UNLIMITED = "the host's memory limits no recipe that offloads: a cluster file does not state its size"
 HOST_ASSUMED = f"links.host_gb_per_s is not given: offloading is estimated with {ASSUMED['links.host_gb_per_s']:g} GB/s"
+COMPILED = "compiled recipes run norms, activation, rotation and, in one piece, the loss as fused kernels"
 SHARED_CPU = "ranks on one machine's CPU share its cores; the formulas give each its own, so do not trust their order"
 MEASURED_TOGETHER = (
     "the figures are those of ranks that are all busy on one CPU; where some wait, as in pipelines, others are faster"
@@ -75,12 +77,14 @@ class Trust:
     """How far to trust estimates of one problem; `assumed` are cluster keys that take a common value.
 
     `expected_error` is the mean error of step times, None where nothing is estimated or the device's peak is assumed:
-    times may then be off by any factor.
+    times may then be off by any factor. `software` are the training codes that are assumed, one for each engine, of an
+    unknown one what is stated.
     """
 
     assumed: tuple[str, ...]
     expected_error: float | None
     remarks: tuple[str, ...]
+    software: tuple[SoftwareSettings, ...] = field(default=(), repr=False)
 
     def in_words(self) -> str:
         """Return what a step time of these estimates is worth."""
@@ -108,7 +112,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
     unknown = [choices for recipe in recipes if (choices := unvalidated(recipe))]
     names = ", ".join(sorted({name for choices in unknown for name in choices}))
     offloads = any(recipe.offload != "none" or recipe.activation_offload for recipe in recipes)
-    known = [error for error in errors if error is not None]
+    known, engines = [error for error in errors if error is not None], {recipe.engine for recipe in recipes}
     count = "1 estimate is" if len(unknown) == 1 else f"{len(unknown):,} estimates are"
     on_cpu, measured = problem.cluster.backend == "cpu", problem.cluster.matmul_flops(problem.precision) is not None
     remarks = {
@@ -116,6 +120,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
         SHARED_CPU: on_cpu and not measured,
         MEASURED_TOGETHER: on_cpu and measured,
         f"{count} less certain: no measurement has validated {names}": bool(unknown) and has_times(problem),
+        COMPILED: any(recipe.compile for recipe in recipes),
         HOST_UNLIMITED: offloads,
         HOST_ASSUMED: offloads and problem.cluster.links.host_gb_per_s is None,
     }
@@ -123,6 +128,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
         assumed=assumed(problem.cluster, problem.precision),
         expected_error=statistics.fmean(known) if known else None,
         remarks=tuple(remark for remark, holds in remarks.items() if holds),
+        software=tuple(dict.fromkeys(described(problem, engine) for engine in ENGINES if engine in engines)),
     )
 
 
@@ -159,11 +165,27 @@ def log_bounds(
         deviations = {name: deviations[name] for name in guessed}
     if network := deviations.get("network_links"):
         deviations["network_links"] = grown(cluster, precision, network, work.devices / cluster.devices_per_node)
+    if software.stands_for:  # whose host and overlap nobody has measured either
+        own_constants = [name for name in SOFTWARE_CONSTANTS if name in deviations]
+        deviations |= {name: OTHER_DEVICES * deviations[name] for name in own_constants}
     others = NORMAL_95 * np.hypot(row, np.where(unjudged, UNJUDGED_ERROR, 0.0))
     below, above = log_ends(cluster, precision, software, work, deviations)
     if cluster.backend == "cpu" and cluster.matmul_flops(precision) is None:  # ranks may share a core
         above = np.hypot(above, np.log(np.minimum(work.devices, cluster.devices_per_node)))
-    return np.hypot(below, others), np.hypot(above, others)
+    faster, slower = _between_codes(cluster, precision, software, work)
+    return np.sqrt(below**2 + others**2 + faster), np.sqrt(above**2 + others**2 + slower)
+
+
+def _between_codes(cluster: Cluster, precision: str, software: Software, work: Workload) -> tuple[Rows, Rows]:
+    """Return the squared 95 % bounds, as logarithms, of the step times of the codes that an unknown one stands for."""
+    times = [
+        np.log(step_time(Machine.of(cluster, precision, one), work).total) for one in (software, *software.stands_for)
+    ]
+    off = np.stack(times[1:] or times) - times[0]
+    # Each side is half of a normal: the mean over all codes is half its square.
+    squares = (2 * np.mean(side**2, axis=0) for side in (np.minimum(off, 0), np.maximum(off, 0)))
+    faster, slower = (NORMAL_95**2 * square for square in squares)
+    return faster, slower
 
 
 def grown(cluster: Cluster, precision: str, deviation: float | Rows, nodes: float | Rows) -> Rows:

@@ -11,7 +11,7 @@ from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
 from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, not_modelled
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import memory_of_ranks
-from frontrunner.evaluators.analytic.software import ENGINES
+from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.analytic.step import busy_of_ranks
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.probe.measure import rates
@@ -135,7 +135,7 @@ def breakdown(
 
 def pipeline_ranks(recipe: Recipe, problem: Problem) -> tuple[PipelineRank, ...]:
     """Return the ranks of the recipe's pipeline that differ, from the embedding to the head."""
-    machine = Machine.of(problem.cluster, problem.precision, ENGINES[recipe.engine])
+    machine = Machine.of(problem.cluster, problem.precision, coded(problem.software, recipe.engine))
     work = Workload.of([recipe], problem)
     if recipe.pipeline_parallel == 1:
         holds = ("the whole model", "", "")

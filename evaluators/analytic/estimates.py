@@ -30,7 +30,7 @@ from frontrunner.evaluators.analytic.memory import (
     peak_memory,
 )
 from frontrunner.evaluators.analytic.priors import NORMAL_95
-from frontrunner.evaluators.analytic.software import ENGINES, Software
+from frontrunner.evaluators.analytic.software import ENGINES, coded
 from frontrunner.evaluators.analytic.step import StepTime, step_time
 from frontrunner.evaluators.analytic.workload import Rows, Workload
 from frontrunner.evaluators.probe.measure import rates
@@ -304,12 +304,10 @@ def estimate_many(recipes: Sequence[Recipe], problem: Problem) -> EstimateTable:
     )
 
 
-def blocks(
-    recipes: Sequence[Recipe], problem: Problem, software: Software | None = None
-) -> Iterator[tuple[npt.NDArray[np.intp], Machine, Workload]]:
+def blocks(recipes: Sequence[Recipe], problem: Problem) -> Iterator[tuple[npt.NDArray[np.intp], Machine, Workload]]:
     """Yield places in `recipes` with their machine and workload, one engine and at most `ROWS_AT_ONCE` at a time."""
-    for engine, code in ENGINES.items():
-        machine = Machine.of(problem.cluster, problem.precision, software or code)
+    for engine in ENGINES:
+        machine = Machine.of(problem.cluster, problem.precision, coded(problem.software, engine))
         own = np.array([place for place, recipe in enumerate(recipes) if recipe.engine == engine], dtype=np.intp)
         for start in range(0, len(own), ROWS_AT_ONCE):
             places = own[start : start + ROWS_AT_ONCE]

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from frontrunner.evaluators.analytic.workload import Rows, Workload
+from frontrunner.spaces.problem import Problem, SoftwareSettings
 
 Kernel = Literal["fused", "eager", "fp32"]
 Softmax = Literal["fused", "math", "eager"]
@@ -48,8 +49,9 @@ and sine (8), adds (6); backward also two slices (8) and the sums of three gradi
 (6), a bias's reads its gradient again (2). Scores: the product writes them, softmax reads and writes them, the next
 product reads them; an eager softmax casts to fp32 (6), masks (9), normalizes (8), casts back (6), and keeps both.
 """
-FLASH_SPEED = {1: 0.53, 2: 1.0}
-"""FlashAttention's rate by version: 25-40 % of an A100's peak against 50-73 % (arXiv 2307.08691, abstract)."""
+FLASH_SPEED = {1: 0.53, 2: 1.0, 3: 1.75}
+"""FlashAttention's rate by version: 25-40 % of an A100's peak against 50-73 % (arXiv 2307.08691, abstract), and 1.5 to
+2 times that of version 2 on H100 (2407.08608, abstract)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,8 @@ class Software:
     Where attention `keeps_packed`, its values are a view of the joint product of queries, keys and values, which stays.
     A reducer's own buckets hold `reducer_bytes` per parameter. `pipeline_split` gives ranks as many layers each, or as
     much work with the head (`cost`), or as many modules (`ends`: embedding, last norm and head count as layers). Code
-    that `sends_singly` has a communicator with each pipeline neighbor.
+    that `sends_singly` has a communicator with each pipeline neighbor. A `cross_entropy` in 16 bits keeps no fp32 copy
+    of the logits, nor does a fused one, which reads them fewer times. An unknown code may be any that it `stands_for`.
     """
 
     name: str
@@ -90,6 +93,7 @@ class Software:
     rotary: Kernel = "fused"
     softmax: Softmax = "fused"
     flash: int = 2
+    cross_entropy: Literal["fused", "16-bit", "eager"] = "eager"
     copies_attention_from: float = float("inf")
     keeps_packed: bool = False
     reduces_wide: bool = False
@@ -123,6 +127,7 @@ class Software:
     host_collective_s: float = fitted(48e-6, 0.0, 1e-2)
     gradient_overlap: float = fitted(0.30, 0.0, 1.0)
     fragmentation: float = 0.03
+    stands_for: tuple[Software, ...] = ()
 
     def elementwise_bytes(self, work: Workload, of: int) -> Rows:
         """Return one layer's bytes per token outside products and attention, of the field `of` of `Bytes`."""
@@ -196,25 +201,37 @@ LLM_FOUNDRY = Software(
     shards_only_masters=True,
     gathered_layers=3.4,
     reduce_bytes=(20.0, 5.0),
-    bytes_per_logit=4.0,
+    cross_entropy="16-bit",
     message_elements=0.0,
     message_layers=1.0,
 )
-"""MPT models under torch's first FSDP, with flash attention and flash-attn's cross entropy in 16 bits."""
+"""MPT models under torch's first FSDP, with flash attention and flash-attn's cross entropy in 16 bits; its published
+step times are nearer to a loss of several kernels than to one (8.2 against 10.0 % off)."""
 
-MEGATRON_GPT = Software(name="megatron-gpt", wide_gradients=False, dropout=True, overlaps_unsharded=False)
+MEGATRON_GPT = Software(name="megatron-lm-fp16", wide_gradients=False, dropout=True, overlaps_unsharded=False)
 """Megatron-LM and Megatron-DeepSpeed in fp16: gradients reduced after the last backward pass (arXiv 2104.04473)."""
 
-MEGATRON_DEEPSPEED = replace(
-    MEGATRON_GPT, name="megatron-deepspeed", sends_in_turn=True, sends_singly=True, gathers_per_layer=4.0
-)
-"""Megatron-DeepSpeed and GPT-NeoX: a rank sends to its pipeline neighbor and receives from it one after the other
-(DeepSpeed's `runtime/pipe/schedule.py`, `TrainSchedule`), where Megatron-LM does both at once. ZeRO-3 gathers a matrix
-at a time: by default it prefetches 5e7 elements, less than one (`runtime/zero/partitioned_param_coordinator.py`)."""
+MEGATRON = Software(name="megatron-lm", wide_gradients=True, dropout=False, bytes_per_logit=6.0)
+"""Megatron-LM in bf16, as it is exported, and what was made after it: gradients are accumulated in fp32 and reduced
+during the backward pass; norm, gate, rotation and softmax are fused, cross entropy is not unless
+`--cross-entropy-loss-fusion` is given: it works in place on an fp32 copy (`core/tensor_parallel/cross_entropy.py`)."""
 
-MEGATRON_LLAMA = Software(name="megatron-llama", wide_gradients=True, dropout=False, bytes_per_logit=6.0)
-"""Megatron-LM in bf16, which accumulates gradients in fp32, and what was made after it. Its loss works in place on one
-fp32 copy of the logits (`core/tensor_parallel/cross_entropy.py`)."""
+MEGATRON_DEEPSPEED = Software(
+    name="megatron-deepspeed",
+    wide_gradients=True,
+    gate="eager",
+    rotary="eager",
+    dropout=False,
+    sends_in_turn=True,
+    sends_singly=True,
+    gathers_per_layer=4.0,
+    overlaps_unsharded=False,
+)
+"""Megatron-DeepSpeed and GPT-NeoX in bf16: a rank sends to its pipeline neighbor and receives from it one after the
+other (DeepSpeed's `runtime/pipe/schedule.py`, `TrainSchedule`), where Megatron-LM does both at once. ZeRO-3 gathers a
+matrix at a time: by default it prefetches 5e7 elements, less than one
+(`runtime/zero/partitioned_param_coordinator.py`). `F.silu(x[0]) * x[1]` and the rotation are torch's operations
+(`megatron/model/transformer.py`)."""
 
 NANOTRON = Software(
     name="nanotron",
@@ -274,3 +291,88 @@ bytes, 12 for log-softmax and two gradients in fp32, 2 of an allocator's block t
 collective's result and 2 for its pieces. Embedding, last norm and head are modules like a layer
 (`core/nn/parallel_module/pipeline_partitioning.py`).
 """
+
+TRANSFORMERS = Software(
+    name="accelerate",
+    wide_gradients=False,
+    norm="eager",
+    gate="eager",
+    rotary="eager",
+    dropout=False,
+    shards_only_masters=True,
+    gathered_layers=2.0,
+    bytes_per_logit=14.0,
+    sharded_logits=False,
+    message_elements=0.0,
+    message_layers=1.0,
+    whole_bucket_elements=25 * 2**20 / 4,
+)
+"""Models of transformers under Accelerate's FSDP2, which reduces in the computation's type. Norm, gate and rotation are
+torch's operations (`models/llama/modeling_llama.py`); the loss holds 16- and 32-bit logits, log-softmax, gradient."""
+
+KNOWN = (
+    FRONTRUNNER, DEEPSPEED, MEGATRON, MEGATRON_GPT, MEGATRON_DEEPSPEED, LLM_FOUNDRY, NANOTRON, TRANSFORMERS,
+    ALEPH_ALPHA,
+)  # fmt: skip
+UNKNOWN = Software(name="unknown", wide_gradients=True, gate="eager", rotary="eager", dropout=False, stands_for=KNOWN)
+"""What lies in the middle of the known codes' step times and memory."""
+CODES = {
+    code.name: code
+    for code in (*KNOWN, replace(MEGATRON, name="nemo"), replace(FRONTRUNNER, name="torchtitan"), UNKNOWN)
+}
+"""Training codes by the names that campaign files use. NeMo's is Megatron's; torchtitan has FSDP2 and selective
+recompute as the project's own trainer has."""
+
+_KERNEL = ("fused", "eager")
+TRAITS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {
+    "attention": {f"flash-{version}": {"flash": version} for version in FLASH_SPEED}
+    | {"fused-softmax": {"softmax": "fused"}, "math": {"softmax": "math"}, "eager": {"softmax": "eager"}},
+    "norm": {kind: {"norm": kind} for kind in _KERNEL},
+    "activation": {kind: {"gate": kind} for kind in _KERNEL},
+    "rotary": {kind: {"rotary": kind} for kind in (*_KERNEL, "fp32")},
+    "cross_entropy": {kind: {"cross_entropy": kind} for kind in ("fused", "16-bit", "eager")},
+    "dropout": {value: {"dropout": value} for value in (True, False)},
+    "gradients": {
+        "fp32": {"wide_gradients": True},
+        "fp32-reduced": {"wide_gradients": False, "reduces_wide": True},
+        "16-bit": {"wide_gradients": False, "reduces_wide": False},
+    },
+    "reduction": {"scattered": {"reduces_whole": False}, "whole": {"reduces_whole": True}},
+    "overlap": {
+        "all": {"overlaps_unsharded": True, "overlaps_scattered": True},
+        "sharded": {"overlaps_unsharded": False, "overlaps_scattered": True},
+        "unsharded": {"overlaps_unsharded": True, "overlaps_scattered": False},
+        "none": {"overlaps_unsharded": False, "overlaps_scattered": False},
+    },
+}
+"""What each value of a key of `SoftwareSettings` sets of a code."""
+
+
+def with_traits(code: Software, stated: SoftwareSettings) -> Software:
+    """Return a code, or all that an unknown one stands for, with the traits that are stated."""
+    own: dict[str, Any] = {}
+    for key, kinds in TRAITS.items():
+        if (value := getattr(stated, key)) is not None:
+            own |= kinds[value]
+    return replace(code, **own, stands_for=tuple(replace(one, **own) for one in code.stands_for)) if own else code
+
+
+def coded(stated: SoftwareSettings, engine: str = "torch") -> Software:
+    """Return the code that settings name, by default the engine's; a name that is not known is an unknown code's."""
+    found = ENGINES[engine] if stated.code is None else CODES.get(stated.code, UNKNOWN)
+    return with_traits(found, stated)
+
+
+def described(problem: Problem, engine: str) -> SoftwareSettings:
+    """Return every trait that a problem's estimates assume; of an unknown code only those that are stated."""
+    code = coded(problem.software, engine)
+    if code.stands_for:
+        return replace(problem.software, code=code.name)
+    found: dict[str, Any] = {}
+    for key, kinds in TRAITS.items():
+        fitting = (value for value, own in kinds.items() if all(getattr(code, name) == own[name] for name in own))
+        found[key] = next(fitting)
+    if not problem.has_fused_attention:
+        found["attention"] = "fused-softmax" if code.softmax == "fused" else code.softmax
+    absent = {"rotary": problem.model.positions != "rotary", "activation": problem.model.ffn_matrices == 2}
+    return SoftwareSettings(code=code.name, **found | {key: None for key, is_absent in absent.items() if is_absent})

@@ -22,6 +22,7 @@ from frontrunner.evaluators.analytic.memory import MARGIN
 from frontrunner.evaluators.analytic.scaling import Scaling, ScalingRow
 from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
 from frontrunner.spaces.errors import shown
+from frontrunner.spaces.problem import SoftwareSettings
 from frontrunner.text import count, counted, fit_verdict, gib, percent, plain, seconds, size, thousands, wrapped
 from frontrunner.views.columns import (
     ESTIMATED,
@@ -82,8 +83,20 @@ def print_trust(trust: Trust) -> None:
     out.say(f"{trust.in_words()}; `frontrunner launch` measures", style="bold red" if is_blind else "dim")
     if trust.assumed:
         out.say(f"not given, assumed: {trust.assumed_in_words()}", style="dim")
+    for code in trust.software:
+        out.say(f"training code assumed: {code_in_words(code)}", style="dim")
     for remark in trust.remarks:
         out.say(f"note: {remark}", style="dim")
+
+
+def code_in_words(code: SoftwareSettings) -> str:
+    """Return a training code and what is known of its kernels and gradients."""
+    traits = {key: value for key, value in vars(code).items() if key != "code" and value is not None}
+    plain = {True: "yes", False: "no"}
+    words = [f"{key.replace('_', '-')} {plain.get(value, value)}" for key, value in traits.items()]
+    if code.code == "unknown":
+        words.append("else any that known codes have; [software] in the campaign file states what is known")
+    return f"{code.code}, {', '.join(words)}"
 
 
 def _timed(name: str) -> Callable[[ScalingRow], Any]:
