@@ -92,6 +92,8 @@ def pipeline_transfer_s(machine: Machine, work: Workload) -> Rows:
     """Return the time to send activations to the next rank and their gradients back, per micro-batch."""
     stride = work.strides["pp"]
     sent = 2 * point_to_point_s(machine, boundary_bytes(work), stride)
+    if machine.software.sends_singly:
+        sent = sent * np.where(work.pipeline_parallel > 2, 2.0, 1.0)
     sent = sent + np.where(stride >= machine.devices_per_node, machine.software.exchange_s, 0.0)
     return np.where(work.pipeline_parallel > 1, sent, 0.0)
 
