@@ -50,7 +50,7 @@ class Case:
         if not speeds:
             return None
         survey = survey_of(outcomes, table.problem)
-        prior = prior_of(survey.recipes, table.problem, table.software)
+        prior = prior_of(survey.recipes, table.problem)
         return cls(
             name=table.name,
             survey=survey,

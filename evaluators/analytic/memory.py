@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -12,6 +13,13 @@ from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.software import Software
 from frontrunner.evaluators.analytic.workload import Flags, Parts, Rows, Workload
 
+PART_ERRORS: Mapping[str, float] = {
+    "parameters": 0.05, "gradients": 0.05, "optimizer": 0.05, "activations": 0.1, "logits": 0.3, "working": 0.5,
+    "runtime": 0.5,
+}  # fmt: skip
+CODE_ERROR = 0.06
+"""Standard deviations, as shares of each part and of the whole. Assumed: states are counted, a layer's moment is a
+share of what it keeps, and losses, allocators and collective libraries differ between versions."""
 WORKING_SHARE = 0.3
 """What a layer holds for a moment while it runs, as a share of what it keeps; fitted."""
 MARGIN = 0.05
@@ -25,6 +33,27 @@ FITS = ("fits", "tight", "does not fit")
 def fit(peak_bytes: Rows | float, memory_bytes: float) -> npt.NDArray[np.intp]:
     """Return the place in `FITS` of each peak on a device with so much memory."""
     return np.searchsorted(((1 - MARGIN) * memory_bytes, memory_bytes), peak_bytes)
+
+
+def log_deviation(machine: Machine, work: Workload, peak: PeakMemory, kind: MemoryKind = "device") -> Rows:
+    """Return the standard deviation of the logarithm of a peak of one kind.
+
+    What sequence parallelism gathers is kept or not where that is an option of the code: half of it is a deviation. An
+    unknown code is off by how far the peaks of those that it stands for are from its own.
+    """
+    off = {
+        name: share * getattr(peak, name)
+        for name, share in PART_ERRORS.items()
+        if name != "runtime" or kind == "device"
+    }
+    if machine.software.may_keep_gathered:
+        gathered = 2 * (1 - 1 / work.sequence_shards) * work.layers_first * micro_batches_ahead(work)
+        off["gathered"] = 0.5 * gathered * work.tokens * work.hidden * work.bytes_per_value
+    squares = sum((each**2 for each in off.values()), start=np.zeros(1))
+    whole, codes = peak.of_kind(kind, machine.software), machine.software.stands_for
+    others = (peak_memory(replace(machine, software=one), work).of_kind(kind, one) for one in codes)
+    between = sum((np.log(other / whole) ** 2 for other in others), start=np.zeros(1)) / max(len(codes), 1)
+    return np.sqrt(squares / whole**2 + CODE_ERROR**2 + between)
 
 
 def runtime_bytes(machine: Machine, work: Workload, activations: Rows | float) -> Rows:
@@ -124,10 +153,10 @@ def _rank(
     # One layer's are on their way to the host, or back, while another one runs.
     activations = np.where(work.activation_offload, inputs + kept, in_flight * layers * kept)
     logits = work.tokens * work.vocabulary / (work.tensor_parallel if software.sharded_logits else 1.0)
-    # By rows, or compiled in one piece, the loss holds the logit and its gradient, and no fp32 copy.
+    # By rows, in 16 bits, fused or compiled in one piece, the loss holds the logit and its gradient, and no fp32 copy.
     by_rows = (work.tensor_parallel == 1) | (not software.sharded_logits)
     by_rows = by_rows & (logits / work.loss_chunks > 2**24) & software.widens_logits_by_rows
-    narrow = (work.compile & (work.loss_chunks == 1)) | by_rows
+    narrow = (work.compile & (work.loss_chunks == 1)) | by_rows | (software.cross_entropy != "eager")
     loss = logits * np.where(narrow, 2 * size, software.bytes_per_logit) / work.loss_chunks
     loss = np.where(has_head, loss + _gathered_logits(machine, work), 0.0)
     # In fp32 the trained parameters are those of the computation, unless these are gathered copies.

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.fit import Sample, Samples
+from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.analytic.workload import BYTES_PER_VALUE, Workload, ends
 from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.rows import MEMORY, is_elsewhere, is_fused, machine_of, preset_of, software_of
@@ -43,7 +44,8 @@ class Table:
         return tuple((np.array(places), self._sample([self.rows[p] for p in places])) for places in groups.values())
 
     def _sample(self, rows: Sequence[Row]) -> Sample:
-        first, software = rows[0], software_of(rows[0])
+        first, stated = rows[0], software_of(rows[0])
+        software = coded(stated)
         precision = first.precision or "bf16"
         own = self.default_cluster if preset_of(first.hardware) is None else None
         return Sample(

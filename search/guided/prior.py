@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.estimates import blocks, not_modelled
 from frontrunner.evaluators.analytic.memory import PeakMemory, peak_memory
-from frontrunner.evaluators.analytic.software import Software
 from frontrunner.evaluators.analytic.step import StepTime, step_time
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, Recipe
@@ -88,13 +87,13 @@ class Prior:
     step_time_s: Rows
 
 
-def prior_of(recipes: Sequence[Recipe], problem: Problem, software: Software | None = None) -> Prior:
-    """Judge legal recipes; `software` is the training code where it is not the project's own engines."""
+def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
+    """Judge legal recipes by the formulas."""
     rows = len(recipes)
     step = np.full((rows, len(STEP_PARTS) + 1), np.nan)
     memory = np.full((rows, len(MEMORY_PARTS) + 1), np.nan)
     places = np.array([row for row in range(rows) if not_modelled(recipes[row]) is None], dtype=np.intp)
-    for rows_of, machine, work in blocks([recipes[place] for place in places.tolist()], problem, software):
+    for rows_of, machine, work in blocks([recipes[place] for place in places.tolist()], problem):
         block = places[rows_of]
         step[block] = _columns(step_time(machine, work), ("compute", *STEP_PARTS), len(block))
         memory[block] = _columns(peak_memory(machine, work), ("runtime", *MEMORY_PARTS), len(block))

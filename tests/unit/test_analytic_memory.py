@@ -1,11 +1,19 @@
 """The analytic model's memory, against the formulas and figures of the papers that it follows."""
 
+import math
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 
-from frontrunner.evaluators.analytic.memory import communicators, peak_memory
+from frontrunner.evaluators.analytic.memory import (
+    MemoryKind,
+    PeakMemory,
+    communicators,
+    log_deviation,
+    peak_memory,
+)
 from frontrunner.evaluators.analytic.software import ALEPH_ALPHA, FRONTRUNNER, MEGATRON_GPT, Software
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
@@ -140,6 +148,33 @@ def test_eager_kernels_keep_what_lies_between_them(kernel: str, widths: float) -
     fused, eager = (peak_memory(machine(software=one), work(recipe(), **columns)).activations[0] for one in traits)
 
     assert eager - fused == pytest.approx(2 * widths * 4 * PROBLEM.sequence_length * GPT_22B.layers)
+
+
+def test_a_peak_is_less_certain_the_more_of_it_nobody_counts() -> None:
+    """States are counted; logits and what the device's libraries take are not. By hand: both parts alone, and 6 %."""
+    plan = recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1)
+    told = peak_memory(machine(), work(plan))
+    nothing = replace(told, **{name: np.zeros(1) for name in vars(told)})
+    states, logits = replace(nothing, gradients=told.gradients), replace(nothing, logits=told.logits)
+    used = replace(nothing, gradients=told.gradients, runtime=told.gradients)
+
+    def off(peak: PeakMemory, kind: MemoryKind = "device") -> float:
+        return float(log_deviation(machine(), work(plan), peak, kind)[0])
+
+    assert off(states) == pytest.approx(math.hypot(0.05, 0.06))
+    assert off(logits) == pytest.approx(math.hypot(0.3, 0.06))
+    assert off(used) == pytest.approx(math.hypot(0.05 / 2, 0.5 / 2, 0.06))
+    assert off(used, "allocated") == off(states)
+
+
+def test_a_stated_peak_is_one_of_three_kinds() -> None:
+    """By hand: the allocator reserves 3 % of the activations more than tensors hold; the device has the rest too."""
+    told, software = peak_memory(machine(), work(recipe())), machine().software
+
+    allocated, reserved, device = (told.of_kind(kind, software) for kind in get_args(MemoryKind))
+
+    assert device - allocated == pytest.approx(told.runtime)
+    assert reserved - allocated == pytest.approx(0.03 * told.activations)
 
 
 def test_communicators_are_counted_by_kind_of_group() -> None:
