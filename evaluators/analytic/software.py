@@ -309,6 +309,7 @@ TRANSFORMERS = Software(
     norm="eager",
     gate="eager",
     rotary="eager",
+    softmax="eager",
     dropout=False,
     shards_only_masters=True,
     gathered_layers=2.0,
@@ -318,8 +319,9 @@ TRANSFORMERS = Software(
     message_layers=1.0,
     whole_bucket_elements=25 * 2**20 / 4,
 )
-"""Models of transformers under Accelerate's FSDP2, which reduces in the computation's type. Norm, gate and rotation are
-torch's operations (`models/llama/modeling_llama.py`); the loss holds 16- and 32-bit logits, log-softmax, gradient."""
+"""Models of transformers under Accelerate's FSDP2, which reduces in the computation's type. Norm, gate, rotation and an
+unfused softmax are torch's operations (`models/llama/modeling_llama.py`); the loss holds 16- and 32-bit logits,
+log-softmax and gradient."""
 
 KNOWN = (
     FRONTRUNNER, DEEPSPEED, MEGATRON, MEGATRON_GPT, MEGATRON_DEEPSPEED, LLM_FOUNDRY, NANOTRON, TRANSFORMERS,
@@ -385,5 +387,7 @@ def described(problem: Problem, engine: str) -> SoftwareSettings:
         found[key] = next(fitting)
     if not problem.has_fused_attention:
         found["attention"] = "fused-softmax" if code.softmax == "fused" else code.softmax
+    if problem.precision == "fp32":
+        found["gradients"] = "fp32"
     absent = {"rotary": problem.model.positions != "rotary", "activation": problem.model.ffn_matrices == 2}
     return SoftwareSettings(code=code.name, **found | {key: None for key, is_absent in absent.items() if is_absent})

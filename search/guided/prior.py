@@ -78,11 +78,16 @@ MEMORY_PARTS = tuple(field.name for field in fields(PeakMemory) if field.name !=
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prior:
-    """Predictions of recipes, one row each, as natural logarithms and shares; unknown rows hold medians."""
+    """Predictions of recipes, one row each, as natural logarithms and shares; unknown rows hold medians.
+
+    `log_fill` is what a device must hold over its memory, `log_allocated` the part of it that tensors hold, which
+    measured peaks state; on CPUs these state all of it.
+    """
 
     log_speed: Rows
     step_shares: Rows
     log_fill: Rows
+    log_allocated: Rows
     memory_shares: Rows
     step_time_s: Rows
 
@@ -103,10 +108,14 @@ def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
         step, memory = _filled(step, known), _filled(memory, known)
         step_time_s, memory_bytes = step.sum(axis=1), memory.sum(axis=1)
     sequences = np.array([recipe.global_batch_seqs for recipe in recipes], dtype=np.float64)
+    states_all = problem.cluster.backend == "cpu"
     return Prior(
         log_speed=np.log(sequences * problem.sequence_length) - np.log(step_time_s),
         step_shares=step[:, 1:] / step_time_s[:, None],
         log_fill=np.log(memory_bytes / problem.cluster.memory_bytes_per_device),
+        log_allocated=np.log(
+            (memory_bytes if states_all else memory[:, 1:].sum(axis=1)) / problem.cluster.memory_bytes_per_device
+        ),
         memory_shares=memory[:, 1:] / memory_bytes[:, None],
         step_time_s=step_time_s,
     )

@@ -247,6 +247,12 @@ class Guided:
             return None
         return self._candidates.recipes[row]
 
+    def peak_memory_bytes(self) -> dict[Recipe, float]:
+        """Return the expected peak of each recipe, as it is measured: by the formulas, and by what peaks showed."""
+        self._learn()
+        needed = np.exp(self._feasible.log_need(np.arange(len(self._candidates.recipes)))) * self._seen.memory_bytes
+        return dict(zip(self._candidates.recipes, needed.tolist(), strict=True))
+
     def _learn(self) -> None:
         """Fit both models to what was told, and to pending proposals as if they ran as expected."""
         if self._is_news:
