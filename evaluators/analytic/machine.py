@@ -19,7 +19,7 @@ from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 class Efficiencies:
     """What hardware and its libraries lose, as shares of what is stated or measured, and as seconds.
 
-    Fitted to six published tables of step times, five on A100 (docs/measurements.md), but for the last four. `matmul` is the
+    Fitted to five published tables of step times on A100 (docs/measurements.md), but for the last four. `matmul` is the
     share of the fastest matrix product, `memory`, `node_links` and `network_links` of stated bandwidths; `tile_waves`
     the idle part of a wave of tiles, `reduction_depth` the length of a sum that costs as much again; `elementwise` and
     `scores` how often values are moved against the least; `fused_attention` rates are shares of `matmul`'s; latencies
@@ -27,19 +27,19 @@ class Efficiencies:
     rings over more than `crowded_nodes` nodes take `crowded_hop_s` a rank, which only some clusters state.
     """
 
-    matmul: float = fitted(0.943, 0.3, 1.0)
-    tile_waves: float = fitted(0.473, 0.0, 1.5)
-    reduction_depth: float = fitted(118.0, 0.0, 600.0)
-    memory: float = fitted(0.83, 0.3, 1.0)
-    elementwise: float = fitted(1.84, 0.5, 6.0)
-    scores: float = fitted(1.03, 0.5, 6.0)
+    matmul: float = fitted(1.0, 0.3, 1.0)
+    tile_waves: float = fitted(0.54, 0.0, 1.5)
+    reduction_depth: float = fitted(148.0, 0.0, 600.0)
+    memory: float = fitted(0.844, 0.3, 1.0)
+    elementwise: float = fitted(1.83, 0.5, 6.0)
+    scores: float = fitted(1.19, 0.5, 6.0)
     fused_attention_forward: float = fitted(0.5, 0.1, 1.0)
     fused_attention_backward: float = fitted(0.4, 0.1, 1.0)
-    kernel_s: float = fitted(2.43e-6, 1e-7, 1e-3)
+    kernel_s: float = fitted(2.5e-6, 1e-7, 1e-3)
     node_links: float = fitted(0.85, 0.1, 1.0)
-    node_latency_s: float = fitted(10.7e-6, 1e-6, 1e-2)
-    network_links: float = fitted(0.767, 0.1, 1.0)
-    network_latency_s: float = fitted(21.0e-6, 1e-6, 1e-2)
+    node_latency_s: float = fitted(21.3e-6, 1e-6, 1e-2)
+    network_links: float = fitted(0.858, 0.1, 1.0)
+    network_latency_s: float = fitted(25.4e-6, 1e-6, 1e-2)
     ring_node_hop_s: float = 3.4e-6
     ring_network_hop_s: float = 14e-6
     crowded_nodes: float = math.inf

@@ -124,9 +124,9 @@ class Software:
     reducer_bytes: float = 0.0
     overlaps_unsharded: bool = True
     overlaps_scattered: bool = True
-    host_layer_s: float = fitted(1.136e-3, 2e-5, 2e-2)
-    host_collective_s: float = fitted(32.3e-6, 0.0, 1e-2)
-    gradient_overlap: float = fitted(0.157, 0.0, 1.0)
+    host_layer_s: float = fitted(1.12e-3, 2e-5, 2e-2)
+    host_collective_s: float = fitted(48e-6, 0.0, 1e-2)
+    gradient_overlap: float = fitted(0.30, 0.0, 1.0)
     fragmentation: float = 0.03
     stands_for: tuple[Software, ...] = ()
 
@@ -152,7 +152,8 @@ class Software:
         """Return the bytes per score of attention that is not fused, of the field `of` of `Bytes`."""
         kinds = KERNELS["softmax"]
         each = np.where(self.lacks_fused_softmax(work), kinds["eager"][of], kinds[self.softmax][of])
-        each = each + KERNELS["dropout of scores"]["eager"][of] if self.dropout else 0
+        if self.dropout:
+            each = each + KERNELS["dropout of scores"]["eager"][of]
         return each * work.bytes_per_value / 2
 
 
@@ -218,7 +219,8 @@ step times are nearer to a loss of several kernels than to one (8.2 against 10.0
 MEGATRON_GPT = Software(
     name="megatron-lm-fp16", wide_gradients=False, dropout=True, softmax_multiple=4, overlaps_unsharded=False
 )
-"""Megatron-LM and Megatron-DeepSpeed in fp16: gradients reduced after the last backward pass (arXiv 2104.04473)."""
+"""Megatron-LM and Megatron-DeepSpeed in fp16: gradients reduced after the last backward pass (arXiv 2104.04473). The
+fused softmax runs on multiples of four heads (`core/fusions/fused_softmax.py`, `is_kernel_available`)."""
 
 MEGATRON = Software(name="megatron-lm", wide_gradients=True, dropout=False, softmax_multiple=4, bytes_per_logit=6.0)
 """Megatron-LM in bf16, as it is exported, and what was made after it: gradients are accumulated in fp32 and reduced
@@ -295,12 +297,12 @@ ALEPH_ALPHA = Software(
 )
 """The Llama trainer of arXiv 2311.05610 (github.com/Aleph-Alpha/scaling). Its kernels are torch's unless a row names
 others; gradients stay in 16 bits and are all-reduced whole, in fp32 and buckets of 5e8, after the last backward pass,
-ZeRO or not (`core/optimizer/allreduce.py`). Its gate is two parallel products, of which each reduces its input's
-gradient (`core/nn/mlp.py`, `core/nn/linear/column_parallel_linear.py`), and keep what a norm gathered. It gathers the
-whole vocabulary's logits, and keeps those of the micro-batch before (`core/nn/parallel_module/buffers.py`): 2 + 2
-bytes, 12 for log-softmax and two gradients in fp32, 2 of an allocator's block that they split; gathered, 2 for the
-collective's result and 2 for its pieces. Embedding, last norm and head are modules like a layer
-(`core/nn/parallel_module/pipeline_partitioning.py`).
+ZeRO or not (`core/optimizer/allreduce.py`). A rank sends and receives in turn (`core/nn/pipeline_schedule/train.py`).
+Its gate is two parallel products, of which each reduces its input's gradient (`core/nn/mlp.py`,
+`core/nn/linear/column_parallel_linear.py`), and keep what a norm gathered. It gathers the whole vocabulary's logits,
+and keeps those of the micro-batch before (`core/nn/parallel_module/buffers.py`): 2 + 2 bytes, 12 for log-softmax and
+two gradients in fp32, 2 of an allocator's block that they split; gathered, 2 for the collective's result and 2 for its
+pieces. Embedding, last norm and head are modules like a layer (`core/nn/parallel_module/pipeline_partitioning.py`).
 """
 
 TRANSFORMERS = Software(

@@ -13,7 +13,7 @@ from frontrunner.evaluators.analytic.communication import (
     replicas_s,
     ring_s,
 )
-from frontrunner.evaluators.analytic.software import MEGATRON_GPT
+from frontrunner.evaluators.analytic.software import MEGATRON, MEGATRON_GPT
 from frontrunner.evaluators.analytic.step import bubble_s, step_time
 from frontrunner.spaces.sharding import Sharding
 from support.analytic import A100, PROBLEM, gpipe, machine, makespan, one_f_one_b, recipe, without_latency, work
@@ -218,7 +218,7 @@ def test_a_gate_s_two_products_reduce_their_input_s_gradient_twice_unless_it_was
 @pytest.mark.parametrize(("micro_batch", "is_fused"), [(1, False), (2, True), (3, False)])
 def test_megatron_s_fused_softmax_runs_on_multiples_of_four_of_a_rank_s_heads(micro_batch: int, is_fused: bool) -> None:
     """Of 64 heads 32 ranks have 2 each: otherwise an eager one moves 33 and 41 bytes per score in place of 8 and 14."""
-    found = machine(software=replace(MEGATRON_GPT, host_layer_s=0.0, host_collective_s=0.0))
+    found = machine(software=replace(MEGATRON, host_layer_s=0.0, host_collective_s=0.0))
     any_count = replace(found, software=replace(found.software, softmax_multiple=1))
     plan = work(recipe(tensor_parallel=32, micro_batch_seqs=micro_batch), heads=np.array([64.0]))
 
