@@ -146,7 +146,8 @@ class Software:
     def lacks_fused_softmax(self, work: Workload) -> Flags:
         """Return whether a fused softmax does not run on a rank's heads of a micro-batch, so that an eager one does."""
         heads: Rows = work.micro_batch_seqs * work.heads / work.tensor_parallel
-        return ~work.fused_attention & (heads % self.softmax_multiple != 0)
+        lacks: Flags = ~work.fused_attention & (heads % self.softmax_multiple != 0)
+        return lacks
 
     def score_bytes(self, work: Workload, of: int) -> Rows:
         """Return the bytes per score of attention that is not fused, of the field `of` of `Bytes`."""
