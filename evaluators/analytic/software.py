@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
+from frontrunner.evaluators.analytic.workload import Flags, Rows, Split, Workload
 from frontrunner.spaces.problem import Problem, SoftwareSettings
 
 Kernel = Literal["fused", "eager", "fp32"]
@@ -119,7 +119,7 @@ class Software:
     message_elements: float = float("inf")
     message_layers: float = 0.0
     whole_bucket_elements: float = 0.0
-    pipeline_split: Literal["even", "cost", "ends"] = "even"
+    pipeline_split: Split = "even"
     sends_singly: bool = False
     reducer_bytes: float = 0.0
     overlaps_unsharded: bool = True
