@@ -43,6 +43,7 @@ _CUDNN_FIRST, _LEAST_CUDNN = ((9, 0), (10, 0)), 91500
 _KEPT_BY_SELECTIVE_RECOMPUTE = (
     ("aten", "mm"),
     ("aten", "addmm"),
+    ("aten", "_grouped_mm"),
     ("aten", "_scaled_dot_product_flash_attention"),
     ("aten", "_scaled_dot_product_flash_attention_for_cpu"),
     ("aten", "_scaled_dot_product_efficient_attention"),
@@ -355,6 +356,53 @@ class FeedForward(nn.Module):
         return cast("Tensor", self.down(inner))
 
 
+class Experts(nn.Module):
+    """A mixture of experts: each token goes through those of the highest probability, whatever the others get.
+
+    The matrices of all experts lie below one another, those of `gate` and `up` [E * F, D] and of `down` [E * D, F].
+    """
+
+    def __init__(self, shape: Model) -> None:
+        super().__init__()
+        self._experts, self._each = shape.experts, shape.experts_per_token
+        self._renormalized = shape.renormalized_experts
+        self._is_gated = shape.activation == "swiglu"
+        self._approximate = "tanh" if shape.activation == "gelu_tanh" else "none"
+        self.router = nn.Linear(shape.hidden, shape.experts, bias=False)
+        width = shape.experts * shape.ffn_hidden
+        if self._is_gated:
+            self.gate = nn.Linear(shape.hidden, width, bias=False)
+        self.up = nn.Linear(shape.hidden, width, bias=False)
+        self.down = nn.Linear(shape.ffn_hidden, shape.experts * shape.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        tokens = x.flatten(0, 1)
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        weights, chosen = self.router(tokens).softmax(dim=-1, dtype=wide).topk(self._each, dim=-1)
+        if self._renormalized:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        # Rows are sorted by expert, and back by the inverse order: sums of fixed order, the same in every run.
+        order = chosen.flatten().argsort(stable=True)
+        ends = torch.bincount(chosen.flatten(), minlength=self._experts).cumsum(0)
+        rows = tokens[order // self._each]
+        inner = self._products(rows, self.up, ends)
+        if self._is_gated:
+            inner = functional.silu(self._products(rows, self.gate, ends)) * inner
+        else:
+            inner = functional.gelu(inner, approximate=self._approximate)
+        found = self._products(inner, self.down, ends)[order.argsort()].unflatten(0, (-1, self._each))
+        return (found * weights.to(x.dtype).unsqueeze(-1)).sum(dim=1).view_as(x)
+
+    def _products(self, rows: Tensor, matrices: nn.Linear, ends: Tensor) -> Tensor:
+        """Return rows [N, in], sorted by expert, through their experts' matrices: [N, out]."""
+        weight = matrices.weight.unflatten(0, (self._experts, -1))
+        if rows.device.type == "cuda" and rows.dtype == torch.bfloat16:
+            return cast("Tensor", functional.grouped_mm(rows, weight.transpose(1, 2), offs=ends.to(torch.int32)))
+        parts = rows.tensor_split(ends[:-1].cpu())
+        return torch.cat([functional.linear(part, one) for part, one in zip(parts, weight.unbind(), strict=True)])
+
+
 class Block(nn.Module):
     """Attention and feed-forward, each behind a norm and added to its input."""
 
@@ -374,7 +422,7 @@ class Block(nn.Module):
         self.attention_norm = make_norm(shape, shape.hidden)
         self.attention = Attention(shape, rotary, context)
         self.feed_forward_norm = make_norm(shape, shape.hidden)
-        self.feed_forward = FeedForward(shape)
+        self.feed_forward = Experts(shape) if shape.experts else FeedForward(shape)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D], recomputing in the backward pass what the recipe says."""
