@@ -75,6 +75,34 @@ ARCHITECTURES = {
         model=_GATED | {"qk_norm": True},
         only={"hidden_act": "silu", "attention_bias": False},
     ),
+    "mixtral": Architecture(
+        names=_GROUPED | {"experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
+        defaults=_EPSILON
+        | {
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        model=_GATED,
+        only={"hidden_act": "silu"},
+    ),
+    "qwen3_moe": Architecture(
+        names=_GROUPED
+        | {
+            "ffn_hidden": "moe_intermediate_size",
+            "experts": "num_experts",
+            "experts_per_token": "num_experts_per_tok",
+            "renormalized_experts": "norm_topk_prob",
+        },
+        defaults=_EPSILON
+        | {"num_key_value_heads": 4, "attention_bias": False, "use_sliding_window": False, "norm_topk_prob": False}
+        | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+        | {"decoder_sparse_step": 1, "mlp_only_layers": []},
+        model=_GATED | {"qk_norm": True},
+        only={"hidden_act": "silu", "attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    ),
     "phi3": Architecture(defaults=_EPSILON | {"rms_norm_eps": 1e-5}, model=_GATED, only={"hidden_act": "silu"}),
     "gpt2": Architecture(
         names=_GPT2,
@@ -120,7 +148,10 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise bad_value("model_type", kind, "an architecture that is modeled", hint=_hint(kind))
     architecture = ARCHITECTURES[kind]
-    given = {**architecture.defaults, **{key: value for key, value in config.items() if value is not None}}
+    stated = {key: value for key, value in config.items() if value is not None}
+    given = {**architecture.defaults, **stated}
+    if "num_experts" not in stated:  # as later versions of transformers name it
+        given["num_experts"] = given.get("num_local_experts")
     for key, value in architecture.only.items():
         if given[key] != value:
             raise bad_value(key, given[key], f"{shown(value)}: no other is modeled")
