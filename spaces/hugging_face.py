@@ -149,9 +149,8 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
         raise bad_value("model_type", kind, "an architecture that is modeled", hint=_hint(kind))
     architecture = ARCHITECTURES[kind]
     stated = {key: value for key, value in config.items() if value is not None}
-    given = {**architecture.defaults, **stated}
-    if "num_experts" not in stated:  # as later versions of transformers name it
-        given["num_experts"] = given.get("num_local_experts")
+    later_names = {"num_experts": stated.get("num_local_experts")}  # as transformers writes it from version 5 on
+    given = {**architecture.defaults, **{key: value for key, value in later_names.items() if value}, **stated}
     for key, value in architecture.only.items():
         if given[key] != value:
             raise bad_value(key, given[key], f"{shown(value)}: no other is modeled")

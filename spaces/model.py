@@ -238,7 +238,8 @@ class Model:
         """
         attention = self.attention_flops_per_token(sequence_length)
         feed_forward = self.feed_forward_flops_per_token()
-        without_last = feed_forward - 2.0 * self.hidden * self.ffn_hidden
+        # Experts' last products are kept, for the gradients of what the router multiplies them by.
+        without_last = feed_forward - (0.0 if self.experts else 2.0 * self.hidden * self.ffn_hidden)
         again = attention / 2 if self.attention == "flash" else 0.0
         if recompute == "full":
             again += self.layer_flops_per_token(sequence_length) - feed_forward

@@ -437,7 +437,7 @@ def spread(model: Gpt, layout: Layout, precision: Precision, device: torch.devic
         model.to_empty(device=device)
         if recipe.replication == "ddp":
             return DdpReplicas(model, layout)
-        if recipe.copies == 1 and precision == "fp32":
+        if recipe.copies == 1 and precision == "fp32" and (experts is None or experts.group is None):
             return Replicas(model)
         copies = layout.data_mesh.get_group() if recipe.copies > 1 else None
         return WholeReplicas(model, precision, copies, sync=recipe.gradient_sync, experts=experts)

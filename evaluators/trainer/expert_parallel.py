@@ -1,9 +1,9 @@
 """Expert parallelism: ranks that share a mixture of experts send each token to the ranks of its experts, and back.
 
-The ranks of a pipeline stage, tensor-parallel ones innermost, are cut into groups of `expert_parallel` neighbors, which
-may hold several copies of the rest of the model (Megatron-Core's parallel folding, arXiv 2504.14960). A rank holds
-whole experts; with tensor parallelism each of its ranks routes its own positions, which sequence parallelism gives it.
-No token is dropped: messages have the lengths that the routing asks for.
+The ranks of a pipeline stage are cut into groups of `expert_parallel` neighbors, which may hold several copies of the
+rest of the model, or parts of one (Megatron-Core's parallel folding, arXiv 2504.14960). A rank holds whole experts and
+routes its own positions, which with tensor parallelism are those that sequence parallelism gives it. No token is
+dropped: messages have the lengths that the routing asks for.
 """
 
 from collections.abc import Iterable

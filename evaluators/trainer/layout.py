@@ -19,7 +19,7 @@ ShardingKind = Literal["replicate", "zero-1", "zero-2", "zero-3", "hybrid", "lev
 _DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 # The same ranks by the sequences they work on: context ranks are neighboring copies of the model.
 _SEQUENCES = ("pipeline", "replica", "context", "tensor")
-# The ranks of a stage, tensor-parallel ones innermost, by the experts that they hold.
+# The ranks of a stage by the experts that they hold.
 _EXPERTS = ("pipeline", "expert_replicas", "experts")
 # In the order in which a parameter is cut: what one dimension leaves to a rank, the next one cuts further.
 _LEVELS = ("pipeline", "tensor", "parameters", "gradients", "optimizer")
@@ -145,8 +145,9 @@ def make_layout(recipe: Recipe, *, device_type: str) -> Layout:
         context = ContextRanks(DeviceMesh(device_type, grid, mesh_dim_names=_SEQUENCES)["context"])
     experts = None
     if recipe.expert_parallel > 1:
-        of_stages = rank_grid(recipe, (recipe.copies,)).flatten(1).unflatten(1, (-1, recipe.expert_parallel))
-        experts = DeviceMesh(device_type, of_stages, mesh_dim_names=_EXPERTS)
+        # In rising order, as torch numbers the ranks of a group; any ranks of a stage may share experts.
+        of_stages = rank_grid(recipe, (recipe.copies,)).flatten(1).sort(dim=1).values
+        experts = DeviceMesh(device_type, of_stages.unflatten(1, (-1, recipe.expert_parallel)), mesh_dim_names=_EXPERTS)
     grid = rank_grid(recipe, (recipe.copies // shard_ranks, shard_ranks))
     mesh = DeviceMesh(device_type, grid, mesh_dim_names=_DIMENSIONS)
     return Layout(mesh=mesh, recipe=recipe, levels=levels, context=context, experts=experts)
