@@ -41,7 +41,7 @@ from frontrunner.evaluators.tables.workloads import Table, read
 from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 
 SPEED_ROWS = 500_000
-WIDTH = 200
+WIDTH = 215
 COLUMNS = ("table", "rows", "refused", "MAPE", "median", "bias", "over bar", "95 %", "inside", "near best", "memory",
            "oom right", "missed", "wrong", "best refused", "problems", "spearman", "regret", "probes")  # fmt: skip
 
@@ -114,7 +114,9 @@ def _cells(table: dict[str, Any]) -> list[str]:
         str(table["over_bar"]),
         " ".join(f"{end:+.0%}" for end in table["interval"] or ()) or "-",
         *(f"{table[key]:.0%}" if table[key] is not None else "-" for key in ("inside", "inside_near_best")),
-        f"{table['memory_mape']:.1%}" if table["memory_mape"] is not None else "-",
+        "{memory_mape:.1%} ±{memory_interval:.0%} {memory_inside:.0%}".format_map(table)
+        if table["memory_rows"]
+        else "-",
         right,
         str(oom["fn"]),
         str(oom["fp"]),
@@ -193,7 +195,7 @@ def main() -> None:
             ),
             "cross_validated_by_code": (
                 "each training code judged with constants fitted to the others",
-                partial(by_trait, trait=lambda row: software_of(row).name),
+                partial(by_trait, trait=lambda row: software_of(row).code),
             ),
             "cross_validated_by_cluster": (
                 "each kind of machine judged with constants fitted to the others",

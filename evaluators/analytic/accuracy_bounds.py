@@ -10,25 +10,27 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.machine import ASSUMED, Machine, assumptions
+from frontrunner.evaluators.analytic.machine import ASSUMED, BOUNDS, SOFTWARE_CONSTANTS, Machine, assumptions
 from frontrunner.evaluators.analytic.priors import (
     DEVIATIONS,
     NORMAL_95,
+    OTHER_DEVICES,
     PER_DOUBLING,
     deviations_of,
+    has_measured_network,
     log_ends,
     scaled_by,
 )
-from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software
+from frontrunner.evaluators.analytic.software import ENGINES, FRONTRUNNER, Software, described
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.problem import Problem, SoftwareSettings
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 
 VALIDATED_DEVICES = frozenset({"a100-40gb", "a100-80gb"})
@@ -57,12 +59,13 @@ Of 1,673 published steps none was above 1.07.
 """
 LOSSES = (
     "tile_waves", "reduction_depth", "kernel_s", "node_latency_s", "network_latency_s", "ring_node_hop_s",
-    "ring_network_hop_s",
+    "ring_network_hop_s", "crowded_hop_s",
 )  # fmt: skip
 
 OTHER_HARDWARE = "the formulas' constants were validated on A100 in 16 bits only"
 HOST_UNLIMITED = "the host's memory limits no recipe that offloads: a cluster file does not state its size"
 HOST_ASSUMED = f"links.host_gb_per_s is not given: offloading is estimated with {ASSUMED['links.host_gb_per_s']:g} GB/s"
+COMPILED = "compiled recipes run norms, activation, rotation and, in one piece, the loss as fused kernels"
 SHARED_CPU = "ranks on one machine's CPU share its cores; the formulas give each its own, so do not trust their order"
 MEASURED_TOGETHER = (
     "the figures are those of ranks that are all busy on one CPU; where some wait, as in pipelines, others are faster"
@@ -74,12 +77,14 @@ class Trust:
     """How far to trust estimates of one problem; `assumed` are cluster keys that take a common value.
 
     `expected_error` is the mean error of step times, None where nothing is estimated or the device's peak is assumed:
-    times may then be off by any factor.
+    times may then be off by any factor. `software` are the training codes that are assumed, one for each engine, of an
+    unknown one what is stated.
     """
 
     assumed: tuple[str, ...]
     expected_error: float | None
     remarks: tuple[str, ...]
+    software: tuple[SoftwareSettings, ...] = field(default=(), repr=False)
 
     def in_words(self) -> str:
         """Return what a step time of these estimates is worth."""
@@ -107,7 +112,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
     unknown = [choices for recipe in recipes if (choices := unvalidated(recipe))]
     names = ", ".join(sorted({name for choices in unknown for name in choices}))
     offloads = any(recipe.offload != "none" or recipe.activation_offload for recipe in recipes)
-    known = [error for error in errors if error is not None]
+    known, engines = [error for error in errors if error is not None], {recipe.engine for recipe in recipes}
     count = "1 estimate is" if len(unknown) == 1 else f"{len(unknown):,} estimates are"
     on_cpu, measured = problem.cluster.backend == "cpu", problem.cluster.matmul_flops(problem.precision) is not None
     remarks = {
@@ -115,6 +120,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
         SHARED_CPU: on_cpu and not measured,
         MEASURED_TOGETHER: on_cpu and measured,
         f"{count} less certain: no measurement has validated {names}": bool(unknown) and has_times(problem),
+        COMPILED: any(recipe.compile for recipe in recipes),
         HOST_UNLIMITED: offloads,
         HOST_ASSUMED: offloads and problem.cluster.links.host_gb_per_s is None,
     }
@@ -122,6 +128,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
         assumed=assumed(problem.cluster, problem.precision),
         expected_error=statistics.fmean(known) if known else None,
         remarks=tuple(remark for remark, holds in remarks.items() if holds),
+        software=tuple(dict.fromkeys(described(problem, engine) for engine in ENGINES if engine in engines)),
     )
 
 
@@ -139,8 +146,7 @@ def is_validated(cluster: Cluster, precision: str) -> bool:
 
 def prior_deviations(cluster: Cluster, precision: str) -> dict[str, float]:
     """Return the prior deviation of each of the formulas' constants on a cluster."""
-    own, is_known = own_error(cluster, precision) is not None, is_validated(cluster, precision)
-    return deviations_of(cluster, assumed(cluster, precision), is_validated=is_known, is_fitted=own)
+    return deviations_of(cluster, assumed(cluster, precision), is_validated=is_validated(cluster, precision))
 
 
 def log_bounds(
@@ -157,14 +163,37 @@ def log_bounds(
     if own is not None:
         row, guessed = MEAN_TO_DEVIATION * own, scaled_by(assumed(cluster, precision))
         deviations = {name: deviations[name] for name in guessed}
-    if not is_known:
-        nodes = np.maximum(work.devices / cluster.devices_per_node, 1)
-        deviations["network_links"] = np.hypot(deviations["network_links"], PER_DOUBLING * np.sqrt(np.log2(nodes)))
+    if network := deviations.get("network_links"):
+        deviations["network_links"] = grown(cluster, precision, network, work.devices / cluster.devices_per_node)
+    if software.stands_for:  # whose host and overlap nobody has measured either
+        own_constants = [name for name in SOFTWARE_CONSTANTS if name in deviations]
+        deviations |= {name: OTHER_DEVICES * deviations[name] for name in own_constants}
     others = NORMAL_95 * np.hypot(row, np.where(unjudged, UNJUDGED_ERROR, 0.0))
     below, above = log_ends(cluster, precision, software, work, deviations)
     if cluster.backend == "cpu" and cluster.matmul_flops(precision) is None:  # ranks may share a core
         above = np.hypot(above, np.log(np.minimum(work.devices, cluster.devices_per_node)))
-    return np.hypot(below, others), np.hypot(above, others)
+    faster, slower = _between_codes(cluster, precision, software, work)
+    return np.sqrt(below**2 + others**2 + faster), np.sqrt(above**2 + others**2 + slower)
+
+
+def _between_codes(cluster: Cluster, precision: str, software: Software, work: Workload) -> tuple[Rows, Rows]:
+    """Return the squared 95 % bounds, as logarithms, of the step times of the codes that an unknown one stands for."""
+    times = [
+        np.log(step_time(Machine.of(cluster, precision, one), work).total) for one in (software, *software.stands_for)
+    ]
+    off = np.stack(times[1:] or times) - times[0]
+    # Each side is half of a normal: the mean over all codes is half its square.
+    squares = (2 * np.mean(side**2, axis=0) for side in (np.minimum(off, 0), np.maximum(off, 0)))
+    faster, slower = (NORMAL_95**2 * square for square in squares)
+    return faster, slower
+
+
+def grown(cluster: Cluster, precision: str, deviation: float | Rows, nodes: float | Rows) -> Rows:
+    """Return a deviation of the network on so many times the nodes; the same where the network is known."""
+    is_known = is_validated(cluster, precision) or has_measured_network(cluster)
+    doublings = 0.0 if is_known else np.log2(np.maximum(nodes, 1))
+    found: Rows = np.hypot(deviation, PER_DOUBLING * np.sqrt(doublings))
+    return found
 
 
 def mean_error(below: float, above: float) -> float:
@@ -198,10 +227,11 @@ def has_times(problem: Problem) -> bool:
 def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | None:
     """Return why a median step of `step_time_s` cannot be true; None also where the formulas cannot decide.
 
-    Those are CPUs, fp32, clusters that omit a figure or state constants of their own, and unvalidated choices.
+    Those are CPUs, fp32, clusters that omit a figure or state fitted constants, and unvalidated choices.
     """
     cluster = problem.cluster
-    blind = cluster.backend == "cpu" or problem.precision == "fp32" or bool(cluster.efficiencies)
+    has_fitted = not BOUNDS.keys().isdisjoint(cluster.efficiencies)
+    blind = cluster.backend == "cpu" or problem.precision == "fp32" or has_fitted
     if blind or unvalidated(recipe) or assumptions(cluster, problem.precision):
         return None
     machine = at_best(Machine.of(cluster, problem.precision, FRONTRUNNER))

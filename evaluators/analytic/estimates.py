@@ -20,8 +20,17 @@ from frontrunner.evaluators.analytic.accuracy_bounds import (
     unvalidated,
 )
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.memory import FITS, PeakMemory, fit, fullest_parameters, host_memory, peak_memory
-from frontrunner.evaluators.analytic.software import ENGINES, Software
+from frontrunner.evaluators.analytic.memory import (
+    FITS,
+    PeakMemory,
+    fit,
+    fullest_parameters,
+    host_memory,
+    log_deviation,
+    peak_memory,
+)
+from frontrunner.evaluators.analytic.priors import NORMAL_95
+from frontrunner.evaluators.analytic.software import ENGINES, coded
 from frontrunner.evaluators.analytic.step import StepTime, step_time
 from frontrunner.evaluators.analytic.workload import Rows, Workload
 from frontrunner.evaluators.probe.measure import rates
@@ -48,7 +57,8 @@ class Estimate:
     Parts add up to `step_time_s` and `peak_memory_bytes` (the fullest rank's); `fit` is one of `FITS`. `limit` is the
     largest part that is not computing, or "compute", or "memory" where it does not fit; `unjudged` are choices whose
     formulas are not validated. 95 of 100 measured times should lie within `step_time_bounds_s`, and be off by
-    `expected_error` on average; both are None where the device's peak is assumed.
+    `expected_error` on average; both are None where the device's peak is assumed. The memory is what a device must
+    hold; 95 of 100 peaks should lie within `peak_memory_bounds_bytes`.
     """
 
     recipe_id: str
@@ -66,11 +76,25 @@ class Estimate:
     unjudged: tuple[str, ...]
     expected_error: float | None
     step_time_bounds_s: tuple[float, float] | None
+    peak_memory_bounds_bytes: tuple[int, int]
+
+    @property
+    def tokens_per_s_bounds(self) -> tuple[float, float] | None:
+        """The rates at the bounds of the step time, the lower first."""
+        if self.step_time_bounds_s is None:
+            return None
+        fast, slow = (self.tokens_per_s * self.step_time_s / bound for bound in self.step_time_bounds_s)
+        return slow, fast
 
     @property
     def fits(self) -> bool:
         """Whether the peak is at most a device's memory."""
         return self.fit != "does not fit"
+
+    @property
+    def allocated_memory_bytes(self) -> int:
+        """The part of the peak that tensors hold, as torch's `max_memory_allocated`."""
+        return int(self.peak_memory_bytes - self.memory_parts_bytes["runtime"])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -98,16 +122,17 @@ class EstimateTable(Sequence[Estimate]):
     def of(self, rows: Sequence[int]) -> tuple[Estimate, ...]:
         """Return the estimates of these rows, with their intervals: 33 times the work of their step times alone."""
         recipes, known = [self.recipes[row] for row in rows], has_times(self.problem)
-        ends = np.zeros((2, len(recipes)))
+        ends, off = np.zeros((2, len(recipes))), np.zeros(len(recipes))
         unjudged = np.fromiter((bool(unvalidated(recipe)) for recipe in recipes), dtype=np.bool_)
         for places, machine, work in blocks(recipes, self.problem):
             of = (self.problem.cluster, self.problem.precision, machine.software, work)
             ends[:, places] = log_bounds(*of, unjudged[places])
-        each = zip(rows, *ends.tolist(), strict=True)
-        return tuple(self._one(row, (below, above) if known else None) for row, below, above in each)
+            off[places] = log_deviation(machine, work, peak_memory(machine, work))
+        each = zip(rows, *ends.tolist(), np.exp(NORMAL_95 * off).tolist(), strict=True)
+        return tuple(self._one(row, (below, above) if known else None, size) for row, below, above, size in each)
 
-    def _one(self, row: int, log_ends: tuple[float, float] | None) -> Estimate:
-        recipe, time_s = self.recipes[row], float(self.step_time_s[row])
+    def _one(self, row: int, log_ends: tuple[float, float] | None, size_factor: float) -> Estimate:
+        recipe, time_s, peak = self.recipes[row], float(self.step_time_s[row]), float(self.peak_memory_bytes[row])
         step_parts = {name: float(column[row]) for name, column in self.step_parts_s.items()}
         waits = {name: seconds for name, seconds in step_parts.items() if name != "compute"}
         longest = max(waits, key=lambda name: waits[name])
@@ -120,7 +145,7 @@ class EstimateTable(Sequence[Estimate]):
             tokens_per_s=rate["tokens_per_s"] or 0.0,
             model_tflops_per_device=rate["model_tflops_per_device"] or 0.0,
             mfu=rate["mfu"],
-            peak_memory_bytes=int(self.peak_memory_bytes[row]),
+            peak_memory_bytes=int(peak),
             host_memory_bytes_per_rank=int(self.host_memory_bytes_per_rank[row]),
             fit=verdict,
             limit="memory" if verdict == "does not fit" else limit,
@@ -129,6 +154,7 @@ class EstimateTable(Sequence[Estimate]):
             unjudged=unvalidated(recipe),
             expected_error=None if log_ends is None else mean_error(*log_ends),
             step_time_bounds_s=None if log_ends is None else scaled(time_s, log_ends),
+            peak_memory_bounds_bytes=(int(peak / size_factor), int(peak * size_factor)),
         )
 
     @cached_property
@@ -278,12 +304,10 @@ def estimate_many(recipes: Sequence[Recipe], problem: Problem) -> EstimateTable:
     )
 
 
-def blocks(
-    recipes: Sequence[Recipe], problem: Problem, software: Software | None = None
-) -> Iterator[tuple[npt.NDArray[np.intp], Machine, Workload]]:
+def blocks(recipes: Sequence[Recipe], problem: Problem) -> Iterator[tuple[npt.NDArray[np.intp], Machine, Workload]]:
     """Yield places in `recipes` with their machine and workload, one engine and at most `ROWS_AT_ONCE` at a time."""
-    for engine, code in ENGINES.items():
-        machine = Machine.of(problem.cluster, problem.precision, software or code)
+    for engine in ENGINES:
+        machine = Machine.of(problem.cluster, problem.precision, coded(problem.software, engine))
         own = np.array([place for place, recipe in enumerate(recipes) if recipe.engine == engine], dtype=np.intp)
         for start in range(0, len(own), ROWS_AT_ONCE):
             places = own[start : start + ROWS_AT_ONCE]

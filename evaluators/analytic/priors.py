@@ -69,23 +69,30 @@ AT_MOST_STATED = frozenset({"memory", "node_links", "network_links"})
 """Shares of a bandwidth that a cluster states; `matmul` is one of a rate that is itself known to a tenth."""
 NETWORK = {"network_links": 1, "network_latency_s": -1, "exchange_s": -1}
 """What is slow together between nodes, with the direction in which it grows."""
+INDEPENDENT: Mapping[str, Mapping[str, int]] = {"network_links": NETWORK} | {
+    name: {name: 1} for name in DEVIATIONS if name not in NETWORK
+}
+"""What moves with each constant that moves by itself, the network first."""
+SLIGHTLY = 0.1
 SHARES = frozenset({"gradient_overlap"})
 LEAST, MOST = 0.02, 0.98
 """A share of 0 or 1 has no logit: it is taken as this."""
 
 
-def deviations_of(cluster: Cluster, assumed: Sequence[str], *, is_validated: bool, is_fitted: bool) -> dict[str, float]:
-    """Return the prior deviation of each constant on a cluster; `is_fitted` where its own constants were measured.
-
-    `assumed` are the keys that the cluster does not give.
-    """
-    factor, own = 1.0 if is_validated else OTHER_DEVICES, cluster.efficiencies if is_fitted else {}
+def deviations_of(cluster: Cluster, assumed: Sequence[str], *, is_validated: bool) -> dict[str, float]:
+    """Return the prior deviation of each constant on a cluster; `assumed` are the keys that it does not give."""
+    factor, own = 1.0 if is_validated else OTHER_DEVICES, cluster.efficiencies
     found = {name: deviation * (STATED if name in own else factor) for name, deviation in DEVIATIONS.items()}
-    if not is_validated:
+    if not is_validated and not has_measured_network(cluster):
         found["network_links"] = UNSEEN_NETWORK
     for name, more in (ASSUMED_DEVIATIONS[key] for key in assumed if key in ASSUMED_DEVIATIONS):
         found[name] = math.hypot(found[name], more)
     return found
+
+
+def has_measured_network(cluster: Cluster) -> bool:
+    """Return whether a cluster states what collectives between its nodes were measured to reach."""
+    return not {"network_links", "network_latency_s", "crowded_hop_s"}.isdisjoint(cluster.efficiencies)
 
 
 def scaled_by(assumed: Sequence[str]) -> frozenset[str]:
@@ -132,12 +139,32 @@ def log_ends(
     """
     changed = _changes(cluster, precision, software, work)
     below = above = np.zeros(1)
-    for name in sorted(deviations.keys() - (NETWORK.keys() - {"network_links"})):
-        together, width = NETWORK if name == "network_links" else {name: 1}, NORMAL_95 * deviations[name]
+    for together, deviation in ((signs, deviations[name]) for name, signs in INDEPENDENT.items() if name in deviations):
+        width = NORMAL_95 * deviation
         ends = [changed({one: side * sign * width for one, sign in together.items()}) for side in (-1, 1)]
         below = below + np.minimum(np.minimum(*ends), 0) ** 2
         above = above + np.maximum(np.maximum(*ends), 0) ** 2
     return np.sqrt(below), np.sqrt(above)
+
+
+def slopes(
+    cluster: Cluster, precision: str, software: Software, work: Workload, deviations: Mapping[str, float]
+) -> Rows:
+    """Return the change of each row's log step time per deviation of each of `INDEPENDENT`, near the estimate."""
+    changed = _changes(cluster, precision, software, work)
+    columns = [
+        changed({one: SLIGHTLY * sign * deviations[name] for one, sign in together.items()}) / SLIGHTLY
+        for name, together in INDEPENDENT.items()
+    ]
+    return np.stack(np.broadcast_arrays(*columns), axis=1)
+
+
+def network_left(rows: Rows) -> float:
+    """Return the share of its deviation by which the network stays unknown, after measured rows of `slopes` / noise.
+
+    It is that of the posterior of all constants: what others explain as well tells little of the network.
+    """
+    return math.sqrt(float(np.linalg.inv(np.eye(len(INDEPENDENT)) + rows.T @ rows)[0, 0]))
 
 
 def _changes(

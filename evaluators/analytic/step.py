@@ -63,7 +63,7 @@ def step_time(machine: Machine, work: Workload) -> StepTime:
         recompute=m * held * layer.recompute,
         tensor_parallel=m * held * layer.traffic,
         context_parallel=m * held * layer.exchanges,
-        pipeline_transfer=m * transfer * work.virtual_stages,
+        pipeline_transfer=m * transfer * work.virtual_stages * (2.0 if machine.software.sends_in_turn else 1.0),
         bubble=bubble_s(work, slowest=slowest, through=through, left=_left_of_bubble(work, layer)),
         data_parallel=communication.replicas_s(machine, work, parameters, *passes),
         host_transfer=communication.host_transfer_s(machine, work, parameters, layers=held, passes=passes),

@@ -99,7 +99,7 @@ class Workload:
             "sequence_length": number(problem.sequence_length),
             "tied_embeddings": np.array([model.tied_embeddings]),
             "rotary": np.array([model.positions == "rotary"]),
-            "fused_attention": np.array([model.attention == "flash"]),
+            "fused_attention": np.array([problem.has_fused_attention]),
             "bytes_per_value": number(BYTES_PER_VALUE[problem.precision]),
         }
         for name in ("layers", "hidden", "heads", "q_hidden", "kv_hidden", "ffn_hidden", "ffn_matrices"):

@@ -73,7 +73,18 @@ NUMBERS = (
     *NEEDED, "cp", "vpp", "kv_heads", "gbs", "n_params_b", "ffn_hidden", "zero", "seq_parallel", *UNITS,
     *MACHINE_NUMBERS,
 )  # fmt: skip
-WORDS = ("status", "attention_kernel", "recompute", "source", "table", "hardware", "model", "precision", "note")
+WORDS = (
+    "status",
+    "mem_kind",
+    "attention_kernel",
+    "recompute",
+    "source",
+    "table",
+    "hardware",
+    "model",
+    "precision",
+    "note",
+)
 COLUMNS = (*NUMBERS, *WORDS, *NOT_READ)
 
 

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.estimates import blocks, not_modelled
 from frontrunner.evaluators.analytic.memory import PeakMemory, peak_memory
-from frontrunner.evaluators.analytic.software import Software
 from frontrunner.evaluators.analytic.step import StepTime, step_time
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, Recipe
@@ -79,22 +78,27 @@ MEMORY_PARTS = tuple(field.name for field in fields(PeakMemory) if field.name !=
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prior:
-    """Predictions of recipes, one row each, as natural logarithms and shares; unknown rows hold medians."""
+    """Predictions of recipes, one row each, as natural logarithms and shares; unknown rows hold medians.
+
+    `log_fill` is what a device must hold over its memory, `log_allocated` the part of it that tensors hold, which
+    measured peaks state; on CPUs these state all of it.
+    """
 
     log_speed: Rows
     step_shares: Rows
     log_fill: Rows
+    log_allocated: Rows
     memory_shares: Rows
     step_time_s: Rows
 
 
-def prior_of(recipes: Sequence[Recipe], problem: Problem, software: Software | None = None) -> Prior:
-    """Judge legal recipes; `software` is the training code where it is not the project's own engines."""
+def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
+    """Judge legal recipes by the formulas."""
     rows = len(recipes)
     step = np.full((rows, len(STEP_PARTS) + 1), np.nan)
     memory = np.full((rows, len(MEMORY_PARTS) + 1), np.nan)
     places = np.array([row for row in range(rows) if not_modelled(recipes[row]) is None], dtype=np.intp)
-    for rows_of, machine, work in blocks([recipes[place] for place in places.tolist()], problem, software):
+    for rows_of, machine, work in blocks([recipes[place] for place in places.tolist()], problem):
         block = places[rows_of]
         step[block] = _columns(step_time(machine, work), ("compute", *STEP_PARTS), len(block))
         memory[block] = _columns(peak_memory(machine, work), ("runtime", *MEMORY_PARTS), len(block))
@@ -104,10 +108,14 @@ def prior_of(recipes: Sequence[Recipe], problem: Problem, software: Software | N
         step, memory = _filled(step, known), _filled(memory, known)
         step_time_s, memory_bytes = step.sum(axis=1), memory.sum(axis=1)
     sequences = np.array([recipe.global_batch_seqs for recipe in recipes], dtype=np.float64)
+    states_all = problem.cluster.backend == "cpu"
     return Prior(
         log_speed=np.log(sequences * problem.sequence_length) - np.log(step_time_s),
         step_shares=step[:, 1:] / step_time_s[:, None],
         log_fill=np.log(memory_bytes / problem.cluster.memory_bytes_per_device),
+        log_allocated=np.log(
+            (memory_bytes if states_all else memory[:, 1:].sum(axis=1)) / problem.cluster.memory_bytes_per_device
+        ),
         memory_shares=memory[:, 1:] / memory_bytes[:, None],
         step_time_s=step_time_s,
     )

@@ -250,3 +250,14 @@ def test_ranks_that_synchronize_per_message_wait_between_nodes_alone() -> None:
     waits = pipeline_transfer_s(waiting, plans) - pipeline_transfer_s(found, plans)
 
     assert waits == pytest.approx([0.5, 0.5, 0.0])
+
+
+def test_transfers_in_turn_take_twice_as_long_but_fill_the_pipeline_as_fast() -> None:
+    plan = work(recipe(tensor_parallel=8, pipeline_parallel=8, micro_batch_seqs=1, accumulation=16, schedule="1f1b"))
+
+    at_once, in_turn = (
+        step_time(machine(software=replace(MEGATRON_GPT, sends_in_turn=each)), plan) for each in (False, True)
+    )
+
+    assert in_turn.pipeline_transfer == pytest.approx(2 * at_once.pipeline_transfer)
+    assert in_turn.bubble == at_once.bubble

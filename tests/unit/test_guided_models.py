@@ -154,7 +154,7 @@ def test_measured_peaks_tell_by_how_much_the_formulas_err() -> None:
     """Peaks of twice what is predicted, of recipes that all fit, forbid what was predicted to fill two thirds."""
     model = FeasibilityModel(FIELD)
     small = np.flatnonzero(PRIOR.log_fill < math.log(0.45))[:12]
-    model.learn([Trial(row=int(r), ran=True, log_peak=PRIOR.log_fill[r] + math.log(2)) for r in small])
+    model.learn([Trial(row=int(r), ran=True, log_peak=PRIOR.log_allocated[r] + math.log(2)) for r in small])
     chance = model.fits(EVERY)
     assert chance[(PRIOR.log_fill > math.log(0.62)) & (PRIOR.log_fill < math.log(0.9))].max() < 0.3
     assert chance[PRIOR.log_fill < math.log(0.35)].min() > 0.7

@@ -26,7 +26,7 @@ from frontrunner.spaces import errors, presets
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.hugging_face import model_of_config
 from frontrunner.spaces.model import Model
-from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.problem import GlobalBatch, Problem, SoftwareSettings
 from frontrunner.spaces.recipe import DIMENSIONS, EARLIER_NAMES
 from frontrunner.spaces.space import Space, usual_space
 from frontrunner.spaces.validation import Config, SchemaOf, inlined_schema, parse
@@ -157,6 +157,22 @@ def _check_efficiencies(cluster: Cluster) -> Cluster:
     return cluster
 
 
+def _check_code(software: SoftwareSettings) -> SoftwareSettings:
+    if software.code is not None:
+        errors.require_one_of("software", "code", software.code, _codes())
+    return software
+
+
+def _codes() -> tuple[str, ...]:
+    from frontrunner.evaluators.analytic.software import CODES
+
+    return tuple(CODES)
+
+
+def _software_schema(schema: Schema) -> None:
+    schema["properties"]["code"]["anyOf"][0]["enum"] = list(_codes())
+
+
 def _cluster_schema(schema: Schema) -> None:
     schema["properties"] = {
         "preset": _preset((*presets.preset_names("clusters"), THIS_MACHINE)),
@@ -283,6 +299,7 @@ class CampaignConfig(Config):
     model: ModelSection
     cluster: ClusterSection
     problem: ProblemSection
+    software: Annotated[SoftwareSettings, AfterValidator(_check_code), SchemaOf(_software_schema)] = SoftwareSettings()
     space: Annotated[Space, _filled(_fill_space), SchemaOf(_space_schema)] = Space()
     search: Annotated[SearchSettings, _filled(_fill_search), SchemaOf(_search_schema)] = SearchSettings()
     budget: Budget = Budget()
@@ -303,7 +320,7 @@ class CampaignConfig(Config):
     def campaign(self, default_name: str) -> CampaignFile:
         """Return the campaign that the file describes; raises `InvalidInput` for sections that do not go together."""
         require_evaluator(self.evaluator)
-        problem = Problem(model=self.model, cluster=self.cluster, **dict(self.problem))
+        problem = Problem(model=self.model, cluster=self.cluster, software=self.software, **dict(self.problem))
         shared = ("search", "budget", "probe", "data", "dispatch", "table", "command", "evaluator")
         sections = {key: getattr(self, key) for key in shared}
         sections["space"] = self.space if "space" in self.model_fields_set else usual_space(problem)
