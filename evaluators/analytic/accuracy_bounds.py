@@ -57,6 +57,7 @@ FASTER_THAN_NEEDED = math.exp(NORMAL_95 * math.hypot(DEVIATIONS["matmul"], ROW_E
 
 Of 1,673 published steps none was above 1.07.
 """
+LINKS = {"node_links", "network_links"}
 LOSSES = (
     "tile_waves", "reduction_depth", "kernel_s", "node_latency_s", "network_latency_s", "ring_node_hop_s",
     "ring_network_hop_s", "crowded_hop_s",
@@ -227,10 +228,11 @@ def has_times(problem: Problem) -> bool:
 def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | None:
     """Return why a median step of `step_time_s` cannot be true; None also where the formulas cannot decide.
 
-    Those are CPUs, fp32, clusters that omit a figure or state fitted constants, and unvalidated choices.
+    Those are CPUs, fp32, clusters that omit a figure or state constants of their own but their links', and unvalidated
+    choices.
     """
     cluster = problem.cluster
-    has_fitted = not BOUNDS.keys().isdisjoint(cluster.efficiencies)
+    has_fitted = not (BOUNDS.keys() - LINKS).isdisjoint(cluster.efficiencies)
     blind = cluster.backend == "cpu" or problem.precision == "fp32" or has_fitted
     if blind or unvalidated(recipe) or assumptions(cluster, problem.precision):
         return None

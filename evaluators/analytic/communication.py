@@ -23,7 +23,8 @@ def ring_s(
     """Return the time of a ring collective in groups of `group` ranks that are `stride` ranks apart; 0 for one rank.
 
     A ring moves passes (g - 1) / g of `message_bytes` over each link; `passes` is 2 for an all-reduce, else 1. Groups
-    that meet in a node share its network ports; each of `messages` takes the latency once.
+    that meet in a node share its network ports; each of `messages` takes the latency once, and where
+    nodes are crowded no less than its hops do there, whatever its size.
     """
     per_node, groups_per_node = _in_nodes(machine, group, stride)
     crosses = group > per_node
@@ -32,8 +33,12 @@ def ring_s(
     outside = machine.network_bytes_per_s_per_node / groups_per_node
     slowest = np.where(crosses, np.minimum(inside, outside), inside)
     latency = _latency_s(machine, group, per_node, crosses, passes)
-    moved = passes * message_bytes * (group - 1) / group
-    return np.where(group > 1, moved / slowest + messages * latency, 0.0)
+    moving = passes * message_bytes * (group - 1) / group / slowest
+    if passes == 1:
+        eff = machine.efficiencies
+        crowded = np.where(group / per_node > eff.crowded_nodes, group * eff.crowded_hop_s, 0.0)
+        moving = np.maximum(moving, messages * crowded)
+    return np.where(group > 1, moving + messages * latency, 0.0)
 
 
 def _in_nodes(machine: Machine, group: Rows, stride: Rows) -> tuple[Rows, Rows]:
@@ -65,7 +70,6 @@ def _latency_s(machine: Machine, group: Rows, per_node: Rows, crosses: Flags, pa
         return latency
     nodes = group / per_node
     around: Rows = nodes * eff.ring_network_hop_s + (group - nodes) * eff.ring_node_hop_s
-    around = np.where(nodes > eff.crowded_nodes, np.maximum(around, group * eff.crowded_hop_s), around)
     return np.where(crosses, np.maximum(latency, around), latency)
 
 

@@ -20,11 +20,14 @@ from typing import Any, NamedTuple
 from frontrunner.evaluators.analytic.memory import MemoryKind
 from frontrunner.evaluators.analytic.software import (
     ALEPH_ALPHA,
+    CODES,
     FLASH_SPEED,
     LLM_FOUNDRY,
     MEGATRON,
+    MEGATRON_DEEPSPEED,
     MEGATRON_GPT,
     NANOTRON,
+    Software,
 )
 from frontrunner.evaluators.probe.measure import measured_steps, nodes_used
 from frontrunner.evaluators.tables import schema
@@ -98,6 +101,7 @@ HEAD_WIDTH = 128
 FUSED_ATTENTION = re.compile("flash|sdpa|xformers|memory.efficient|cudnn|fused.attention")
 UNFUSED_ATTENTION = re.compile("torch|softmax|eager|math|naive|unfused")
 FLASH_VERSION = re.compile(r"flash[^0-9]*([1-9])")
+UNDER_DEEPSPEED = re.compile(r"deepspeed|\bds", re.IGNORECASE)
 """What names of attention kernels say, in lower case."""
 CODE_OF_SOURCE = {"efficient-parallelization-layouts": ALEPH_ALPHA.name} | {
     name: name for name in (NANOTRON.name, "torchtitan", LLM_FOUNDRY.name)
@@ -263,8 +267,11 @@ def is_fused(row: Row) -> bool:
 
 
 @cache
-def _software(code: str, kernel: str) -> SoftwareSettings:
-    """Return a code with the kernels named as in "flash_attention2 + RMS kernel"; it stays as it is where none is."""
+def _software(code: Software, kernel: str, *, under_deepspeed: bool) -> SoftwareSettings:
+    """Return a code with the kernels named as in "flash_attention2 + RMS kernel"; it stays as it is where none is.
+
+    Under DeepSpeed, Megatron's code keeps its kernels.
+    """
     traits: dict[str, Any] = {}
     if version := FLASH_VERSION.search(kernel):
         traits["attention"] = f"flash-{min(int(version[1]), max(FLASH_SPEED))}"
@@ -272,7 +279,11 @@ def _software(code: str, kernel: str) -> SoftwareSettings:
         traits["attention"] = "fused-softmax" if "softmax" in kernel else "eager"
     if "rms" in kernel:
         traits["norm"] = "fused"
-    return SoftwareSettings(code=code, **traits)
+    if under_deepspeed and code in (MEGATRON, MEGATRON_GPT):
+        gradients = "fp32" if code.wide_gradients else "16-bit"
+        traits |= {"activation": code.gate, "rotary": code.rotary, "dropout": code.dropout, "gradients": gradients}
+        code = MEGATRON_DEEPSPEED
+    return SoftwareSettings(code=code.name, **traits)
 
 
 def software_of(row: Row) -> SoftwareSettings:
@@ -280,8 +291,9 @@ def software_of(row: Row) -> SoftwareSettings:
     name, source = row.model.lower(), row.source.lower()
     code = MEGATRON_GPT if name.startswith(("gpt", "megatron", "turing")) else MEGATRON
     code = LLM_FOUNDRY if name.startswith("mpt") else code
-    named = next((code for sign, code in CODE_OF_SOURCE.items() if sign in source), code.name)
-    return _software(named, row.attention_kernel.lower())
+    code = next((CODES[named] for sign, named in CODE_OF_SOURCE.items() if sign in source), code)
+    under_deepspeed = UNDER_DEEPSPEED.search(row.source + row.note) is not None
+    return _software(code, row.attention_kernel.lower(), under_deepspeed=under_deepspeed)
 
 
 def memory_kind(row: Row) -> MemoryKind:

@@ -254,6 +254,7 @@ def test_predicted_errors_are_relative_to_the_measurement(collected: Collected) 
     assert [cells[4] for cells in chart.table.rows] == [f"{100 * error:+.0f} %" for error in errors]
     mean = statistics.fmean(map(abs, errors))
     assert f"tokens/s are off by {100 * mean:.0f} % on average" in chart.reading
+    assert "are in the 95 % intervals that it states" in chart.reading
     assert "rank correlation" not in chart.reading, "three recipes are too few for an order"
     assert "Of 1 recipes that ran out of memory the model had called 0 too large; of 3 that ran, 0." in chart.remarks
 
