@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, shown
+from frontrunner.spaces.errors import InvalidInput, bad_value, shown
 
 Table = dict[str, Any]
 
@@ -146,7 +146,9 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
     """Return the keys of [model] for a configuration; raises `InvalidInput` for one that is not modeled."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise bad_value("model_type", kind, "an architecture that is modeled", hint=_hint(kind))
+        raise bad_value(
+            "model_type", kind, "an architecture that is modeled", hint=f"known: {', '.join(ARCHITECTURES)}"
+        )
     architecture = ARCHITECTURES[kind]
     stated = {key: value for key, value in config.items() if value is not None}
     later_names = {"num_experts": stated.get("num_local_experts")}  # as transformers writes it from version 5 on
@@ -169,12 +171,6 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
     if given.get("use_sliding_window", True) and given.get("sliding_window") is not None:
         found["attention_window"] = given["sliding_window"]
     return found
-
-
-def _hint(kind: object) -> str | None:
-    if isinstance(kind, str) and any(part in kind for part in ("moe", "mixtral", "deepseek", "gpt_oss")):
-        return did_you_mean("experts", ())
-    return f"known: {', '.join(ARCHITECTURES)}"
 
 
 def _rotary(given: Mapping[str, Any]) -> Table:

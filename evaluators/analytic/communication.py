@@ -138,11 +138,11 @@ def replicas_s(
 ) -> Rows:
     """Return the time per step that a rank of `parameters`, before any sharding, waits for the replicas.
 
-    `experts` of these are shared by expert-parallel ranks, and have other replicas. `forward` and `backward` are that rank's times per micro-batch. With degrees p, g, o of N copies: parameters are
-    gathered over p for each pass of each micro-batch, over a secondary partition for the backward pass where there
-    is one; gradients are reduced over g after each, if g > 1, and then once per step over o / g, and over the N / o
-    copies that are left; new parameters are gathered over o / p. Quantized messages are smaller, and
-    pass through memory.
+    `experts` of these are shared by expert-parallel ranks, and have other replicas. `forward` and `backward` are that
+    rank's times per micro-batch. With degrees p, g, o of N copies: parameters are gathered over p for each pass of each
+    micro-batch, over a secondary partition for the backward pass where there is one; gradients are reduced over g after
+    each, if g > 1, and then once per step over o / g, and over the N / o copies that are left; new parameters are
+    gathered over o / p. Quantized messages are smaller, and pass through memory.
     """
     software = machine.software
     hides = software.overlaps_unsharded | (work.sharding_parameters > 1)

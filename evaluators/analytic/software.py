@@ -48,8 +48,9 @@ keeps the fp32 copy and the normalized value. An eager rotation negates a half a
 and sine (8), adds (6); backward also two slices (8) and the sums of three gradients (12); `fp32` is the project's own.
 `silu(x) * gate` in two kernels writes, reads and keeps what lies between. A gradient that two branches share is added
 (6), a bias's reads its gradient again (2). Scores: the product writes them, softmax reads and writes them, the next
-product reads them; an eager softmax casts to fp32 (6), masks (9), normalizes (8), casts back (6), and keeps both. Each of a token's experts gathers
-its row (4), puts what it finds back in order (4), weighs it (4) and adds it (2); it keeps the row and what was found.
+product reads them; an eager softmax casts to fp32 (6), masks (9), normalizes (8), casts back (6), and keeps both. Each
+of a token's experts gathers its row (4), puts what it finds back in order (4), weighs it (4) and adds it (2); it keeps
+the row and what was found.
 """
 FLASH_SPEED = {1: 0.53, 2: 1.0, 3: 1.75}
 """FlashAttention's rate by version: 25-40 % of an A100's peak against 50-73 % (arXiv 2307.08691, abstract), and 1.5 to

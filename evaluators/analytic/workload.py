@@ -164,10 +164,9 @@ class Workload:
         """The same ranks by their experts: groups that share these stand where tensor-parallel ranks do."""
         replicas = self.tensor_parallel * self.copies / self.expert_parallel
         degrees = ("sharding_parameters", "sharding_gradients", "sharding_optimizer")
-        spread = {name: np.where(getattr(self, name) > 1, replicas, 1.0) for name in degrees}
-        none = number(0)
-        alone = {"context_parallel": number(1), "q_hidden": none, "kv_hidden": none}
-        return replace(self, tensor_parallel=self.expert_parallel, data_parallel=replicas, **spread, **alone)
+        spread: dict[str, Any] = {name: np.where(getattr(self, name) > 1, replicas, 1.0) for name in degrees}
+        spread |= {"tensor_parallel": self.expert_parallel, "data_parallel": replicas, "context_parallel": number(1)}
+        return replace(self, q_hidden=number(0), kv_hidden=number(0), **spread)
 
     @property
     def uses_host(self) -> bool:

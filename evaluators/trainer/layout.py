@@ -147,7 +147,8 @@ def make_layout(recipe: Recipe, *, device_type: str) -> Layout:
     if recipe.expert_parallel > 1:
         # In rising order, as torch numbers the ranks of a group; any ranks of a stage may share experts.
         of_stages = rank_grid(recipe, (recipe.copies,)).flatten(1).sort(dim=1).values
-        experts = DeviceMesh(device_type, of_stages.unflatten(1, (-1, recipe.expert_parallel)), mesh_dim_names=_EXPERTS)
+        grid = of_stages.view(recipe.pipeline_parallel, -1, recipe.expert_parallel)
+        experts = DeviceMesh(device_type, grid, mesh_dim_names=_EXPERTS)
     grid = rank_grid(recipe, (recipe.copies // shard_ranks, shard_ranks))
     mesh = DeviceMesh(device_type, grid, mesh_dim_names=_DIMENSIONS)
     return Layout(mesh=mesh, recipe=recipe, levels=levels, context=context, experts=experts)

@@ -384,11 +384,11 @@ class Experts(nn.Module):
     def _products(self, rows: Tensor, matrices: nn.Linear, counts: Tensor) -> Tensor:
         """Return rows [N, in] through their experts' matrices: [N, out]."""
         held = matrices.weight.to_local() if isinstance(matrices.weight, DTensor) else matrices.weight
-        weight = held.unflatten(0, (len(counts), -1))
+        weight = held.view(len(counts), -1, held.shape[1])
         if rows.device.type == "cuda" and rows.dtype == torch.bfloat16:
             ends = counts.cumsum(0).to(torch.int32)
-            return cast("Tensor", functional.grouped_mm(rows, weight.transpose(1, 2), offs=ends))
-        parts = rows.split(counts.tolist())
+            return functional.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
+        parts = torch.split_with_sizes(rows, counts.tolist())
         return torch.cat([functional.linear(part, one) for part, one in zip(parts, weight.unbind(), strict=True)])
 
 
@@ -422,8 +422,9 @@ class MixtureOfExperts(nn.Module):
         else:
             dispatched = self.ranks.dispatch(rows, counts)
             found = dispatched.back(self.experts(dispatched.rows, dispatched.counts))
-        found = found[order.argsort()].unflatten(0, (-1, self._each))
-        return (found * weights.to(x.dtype).unsqueeze(-1)).sum(dim=1).view_as(x)
+        found = found[order.argsort()].view(*weights.shape, -1)
+        mixed: Tensor = (found * weights.to(x.dtype).unsqueeze(-1)).sum(dim=1)
+        return mixed.view_as(x)
 
 
 class Block(nn.Module):

@@ -145,11 +145,22 @@ def theirs(model: Model) -> Any:
         "max_position_embeddings": model.max_positions,
         "rope_parameters": rope,
     }
+    if model.experts:
+        return of_experts(model, common)
     if model.biases == "qkv":
         return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**common)).eval()
     if model.qk_norm:
         return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(head_dim=model.head_dim, **common)).eval()
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(head_dim=model.head_dim, **common)).eval()
+
+
+def of_experts(model: Model, common: dict[str, Any]) -> Any:
+    common |= {"num_experts_per_tok": model.experts_per_token, "num_local_experts": model.experts}
+    if not model.qk_norm:
+        return transformers.MixtralForCausalLM(transformers.MixtralConfig(sliding_window=None, **common)).eval()
+    common |= {"norm_topk_prob": model.renormalized_experts, "head_dim": model.head_dim}
+    config = transformers.Qwen3MoeConfig(moe_intermediate_size=model.ffn_hidden, **common)
+    return transformers.Qwen3MoeForCausalLM(config).eval()
 
 
 def gpt2_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tensor]:
