@@ -14,6 +14,9 @@ from frontrunner.evaluators.analytic.workload import Flags, Parts, Rows, Workloa
 
 WEIGHTS_SHARE = 0.5
 """Of a layer's backward pass, what the gradients of its weights take; exact for products, assumed for attention."""
+UNFUSED_HOST_SHARE = 0.2
+"""Of the host's work per layer, what softmax adds where it is not one kernel: four beside 15 forward and four beside 29
+backward, as `compute` counts them, with the forward pass run twice."""
 COMPILED_HOST_SHARE = 0.5
 """What is left of the host's work per layer where it is compiled and few kernels are started; assumed."""
 
@@ -121,6 +124,7 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     issued = np.where(work.tensor_parallel > 1, np.where(work.sequence_parallel, 4.0, 2.0), 0.0)
     issued = issued + np.where(work.context_parallel > 1, 2.0, 0.0) + np.where(work.expert_parallel > 1, 3.0, 0.0)
     host = software.host_layer_s * np.where(work.compile, COMPILED_HOST_SHARE, 1.0)
+    host = host * np.where(software.lacks_fused_softmax(work), 1 + UNFUSED_HOST_SHARE, 1.0)
     host = host + issued * software.host_collective_s - 2 * reduces
     # Of a reduce-scatter and all-gather, selective recompute that keeps products repeats the all-gather alone.
     selective = np.where(work.sequence_parallel, 1.0, 2.0) if software.selective_keeps_products else 0.0

@@ -254,9 +254,17 @@ def test_predicted_errors_are_relative_to_the_measurement(collected: Collected) 
     assert [cells[4] for cells in chart.table.rows] == [f"{100 * error:+.0f} %" for error in errors]
     mean = statistics.fmean(map(abs, errors))
     assert f"tokens/s are off by {100 * mean:.0f} % on average" in chart.reading
-    assert "are in the 95 % intervals that it states" in chart.reading
     assert "rank correlation" not in chart.reading, "three recipes are too few for an order"
     assert "Of 1 recipes that ran out of memory the model had called 0 too large; of 3 that ran, 0." in chart.remarks
+
+
+def test_measured_recipes_are_counted_in_their_intervals(tmp_path: Path) -> None:
+    known = spec(cluster={"peak_tflops": {"fp32": 0.1}})
+    first, second, *_ = known.space.survey(known.problem).recipes
+    (estimate,) = estimate_many([first], known.problem)
+    outcomes = [(first, [measured(estimate.tokens_per_s)]), (second, [measured(1.0)])]
+    found = chart_of(predicted(recorded(tmp_path / "s.db", known, outcomes)))
+    assert "1 of 2 are in the 95 % intervals that it states" in found.reading
 
 
 def test_order_agreement_is_the_rank_correlation() -> None:
