@@ -21,9 +21,10 @@ from frontrunner.evaluators.analytic.fit import Bounds, most_probable, shipped
 from frontrunner.evaluators.analytic.machine import BOUNDS, Machine, assumptions
 from frontrunner.evaluators.analytic.memory import log_deviation, peak_memory
 from frontrunner.evaluators.analytic.priors import DEVIATIONS, NORMAL_95
+from frontrunner.evaluators.analytic.software import KNOWN, UNKNOWN, Software, coded, with_traits
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Rows
-from frontrunner.evaluators.tables.rows import MEMORY_KINDS, memory_kind
+from frontrunner.evaluators.tables.rows import MEMORY_KINDS, memory_kind, software_of
 from frontrunner.evaluators.tables.schema import Row
 from frontrunner.evaluators.tables.workloads import Table
 
@@ -248,6 +249,22 @@ def _over(tables: Mapping[str, Figures], kinds: Sequence[str]) -> Figures:
         "probes_to_5pct_mean": mean(probes),
         "probes_to_5pct_geomean": float(np.exp(np.log(probes).mean())) if len(probes) else None,
     }
+
+
+def of_unknown_code(table: Table) -> Table:
+    """Return a table of a code that is none of the known ones, but for the kernels that its rows name."""
+
+    def unknown(place: int) -> Software:
+        stated = software_of(table.rows[place])
+        own = replace(coded(stated), name="")
+        others = tuple(code for code in KNOWN if replace(with_traits(code, stated), name="") != own)
+        return with_traits(replace(UNKNOWN, stands_for=others), stated)
+
+    found = replace(table)
+    vars(found)["parts"] = tuple(
+        (places, replace(sample, software=unknown(places[0]))) for places, sample in table.parts
+    )
+    return found
 
 
 def by_table(tables: Mapping[str, Table]) -> dict[str, Times]:
