@@ -4,14 +4,14 @@
         [--worst N] [--json OUT]
 
 TABLE.csv has one measured configuration a row (evaluators/tables/schema.py lists the columns). Without --fit the
-constants that ship are judged; with it they are fitted to the tables after it first. --cross-validate judges each
-table once more with constants fitted to all the others, from what ships on and from constants on that no table gave,
-each training code and each kind of machine likewise, and each problem with constants fitted to other problems of all
-tables. --unknown-code judges them once more with each row's training code taken for an unknown one, where the others
-are all that are known. `95 %` are the medians of the intervals' ends, `inside` the share of rows in them, of all and of
-those within 20 % of their problem's best. Per problem (rows of one model, sequence length, batch and machine) stand the
-rank correlation, the regret of the model's first choice, and the probes its order needs to come within 5 % of the best
-measured. --worst lists as many rows of each table that miss the bar by most.
+constants that ship are judged; with it they are fitted to the tables after it first. --cross-validate judges each table
+once more with constants fitted to all the others, from constants on that no table gave, each training code and each
+kind of machine likewise, and each problem with constants fitted to other problems of all tables. --unknown-code judges
+them once more with each row's training code taken for an unknown one, where the others are all that are known. `95 %`
+are the medians of the intervals' ends, `inside` the share of rows in them, of all and of those within 20 % of their
+problem's best. Per problem (rows of one model, sequence length, batch and machine) stand the rank correlation, the
+regret of the model's first choice, and the probes its order needs to come within 5 % of the best measured. --worst
+lists as many rows of each table that miss the bar by most.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from rich.console import Console
 from rich.table import Table as Shown
 from table_accuracy import (
     BARS,
-    SOURCED,
     by_problem,
     by_table,
     by_trait,
@@ -207,10 +206,6 @@ def main() -> None:
     if chosen.cross_validate:
         ways = {
             "cross_validated": ("each table judged with constants fitted to the others", by_table),
-            "cross_validated_from_sources": (
-                "each table judged with constants fitted to the others, from constants on that no table gave",
-                partial(by_table, start=SOURCED),
-            ),
             "cross_validated_by_code": (
                 "each training code judged with constants fitted to the others",
                 partial(by_trait, trait=lambda row: software_of(row).code),

@@ -267,14 +267,14 @@ def of_unknown_code(table: Table) -> Table:
     return found
 
 
-def by_table(tables: Mapping[str, Table], start: Mapping[str, float] | None = None) -> dict[str, Times]:
-    """Return step times of each table with constants fitted to all the others, from `start` on, which is what ships.
+def by_table(tables: Mapping[str, Table]) -> dict[str, Times]:
+    """Return step times of each table with constants fitted to all the others, from `SOURCED` on.
 
-    What ships was fitted to some of them. A constant that the others do not feel stays where it starts: from `SOURCED`
-    on nothing is known of a table that is judged.
+    What ships was fitted to some of them. A constant that the others do not feel stays where it starts, so that nothing
+    is known of a table that is judged.
     """
     return {
-        name: predicted(table, fitted([other for key, other in tables.items() if key != name], start))
+        name: predicted(table, fitted([other for key, other in tables.items() if key != name], SOURCED))
         for name, table in tables.items()
     }
 
@@ -284,7 +284,8 @@ def by_trait(tables: Mapping[str, Table], trait: Callable[[Row], str]) -> dict[s
     found = {name: np.full(len(table.rows), np.nan) for name, table in tables.items()}
     for value in sorted({trait(row) for table in tables.values() for row in table.rows}):
         rest = [replace(one, rows=tuple(row for row in one.rows if trait(row) != value)) for one in tables.values()]
-        constants = fitted([table for table in rest if table.rows], SOURCED)
+        others = [table for table in rest if table.rows]
+        constants = fitted(others, SOURCED) if others else SOURCED
         for name, table in tables.items():
             here = np.array([trait(row) == value for row in table.rows], dtype=bool)
             if here.any():

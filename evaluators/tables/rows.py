@@ -27,6 +27,7 @@ from frontrunner.evaluators.analytic.software import (
     MEGATRON_DEEPSPEED,
     MEGATRON_GPT,
     NANOTRON,
+    UNKNOWN,
     Software,
 )
 from frontrunner.evaluators.probe.measure import measured_steps, nodes_used
@@ -86,7 +87,7 @@ DEVICES_PER_NODE = 8
 ASSUMED_MEMORY_GIB = 80.0
 """Of a device that is neither known nor described: assumed, and wrong for many; failures show what fits."""
 
-PROBLEM_COLUMNS = ("model", "seq", "gbs", "hardware", "gpus", "attention_kernel", "precision")
+PROBLEM_COLUMNS = ("model", "seq", "gbs", "hardware", "gpus", "training_code", "attention_kernel", "precision")
 FAILURES = {
     FailureKind.OUT_OF_MEMORY: ("oom", "out of memory", "out-of-memory", "out_of_memory"),
     FailureKind.CRASHED: ("fail", "failed", "failure", "error", "crash", "crashed"),
@@ -176,9 +177,11 @@ def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:
         groups.setdefault(tuple(str(getattr(row, column)) for column in PROBLEM_COLUMNS), []).append(row)
     found = [(made, group[0]) for group in groups.values() if (made := _problem(group, left_out))]
     alike = Counter(one.name for one, _ in found)
-    # The kernel and the precision are in the name only where problems differ in nothing else.
+    # The kernel, the precision and a code are in the name only where problems differ in nothing else.
     return [
-        replace(one, name=f"{one.name} {row.attention_kernel} {row.precision}") if alike[one.name] > 1 else one
+        replace(one, name=" ".join((one.name, row.attention_kernel, row.precision, *filter(None, [row.training_code]))))
+        if alike[one.name] > 1
+        else one
         for one, row in found
     ]
 
@@ -287,12 +290,17 @@ def _software(code: Software, kernel: str, *, under_deepspeed: bool) -> Software
 
 
 def software_of(row: Row) -> SoftwareSettings:
-    """Return the training code a row was measured with, with the kernels that it names."""
+    """Return the training code a row was measured with, with the kernels that it names.
+
+    It is the row's own `training_code`, else that of its source, else of its model: Megatron-LM's, a GPT's in fp16 the
+    earlier one.
+    """
     name, source = row.model.lower(), row.source.lower()
-    code = MEGATRON_GPT if name.startswith(("gpt", "megatron", "turing")) else MEGATRON
-    code = LLM_FOUNDRY if name.startswith("mpt") else code
+    is_earlier = name.startswith(("gpt", "megatron", "turing")) and row.precision != "bf16"
+    code = LLM_FOUNDRY if name.startswith("mpt") else MEGATRON_GPT if is_earlier else MEGATRON
     code = next((CODES[named] for sign, named in CODE_OF_SOURCE.items() if sign in source), code)
-    under_deepspeed = UNDER_DEEPSPEED.search(row.source + row.note) is not None
+    code = CODES.get(row.training_code.lower(), UNKNOWN) if row.training_code else code
+    under_deepspeed = not row.training_code and UNDER_DEEPSPEED.search(row.source + row.note) is not None
     return _software(code, row.attention_kernel.lower(), under_deepspeed=under_deepspeed)
 
 

@@ -77,6 +77,7 @@ WORDS = (
     "status",
     "mem_kind",
     "attention_kernel",
+    "training_code",
     "recompute",
     "source",
     "table",

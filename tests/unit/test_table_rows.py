@@ -177,6 +177,25 @@ def test_a_row_that_names_deepspeed_is_of_its_pipeline(tmp_path: Path, named: di
     assert (code.gate, code.rotary, code.wide_gradients, code.dropout) == ("fused", "fused", False, True)
 
 
+@pytest.mark.parametrize(
+    ("named", "code"),
+    [
+        ({}, "megatron-lm-fp16"),
+        ({"precision": "bf16"}, "megatron-lm"),
+        ({"source": "mosaicml/llm-foundry"}, "llm-foundry"),
+        ({"source": "mosaicml/llm-foundry", "training_code": "TorchTitan"}, "torchtitan"),
+        ({"training_code": "megatron-lm", "note": "framework=ds-zero1"}, "megatron-lm"),
+        ({"training_code": "our own"}, "unknown"),
+    ],
+)
+def test_a_row_s_own_code_comes_before_what_its_source_and_model_suggest(
+    tmp_path: Path, named: dict[str, str], code: str
+) -> None:
+    found = read(tmp_path, row(**named), row(**named | {"training_code": "nanotron"})).problems
+    assert [problem.problem.software.code for problem in found] == [code, "nanotron"]
+    assert len({problem.name for problem in found}) == 2
+
+
 def times(label: int, **by_size: float) -> list[dict[str, Any]]:
     sizes = ((int(name[1:]), seconds) for name, seconds in by_size.items())
     return [row(seq_parallel=label, mbs=b, gas=16 // b, step_time_s=seconds) for b, seconds in sizes]
