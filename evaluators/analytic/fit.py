@@ -150,7 +150,7 @@ def samples_of_outcomes(outcomes: Sequence[tuple[Recipe, Outcome]], problem: Pro
     refused: Counter[str] = Counter()
     kept: list[tuple[Recipe, float]] = []
     for recipe, outcome in outcomes:
-        unknown = not_modelled(recipe) or next(iter(unvalidated(recipe)), None)
+        unknown = not_modelled(recipe) or next(iter(unvalidated(recipe, problem)), None)
         if not isinstance(outcome, Measurement):
             refused[f"failed: {outcome.kind}"] += 1
         elif unknown:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any
 
@@ -69,6 +69,9 @@ class Workload:
     layers_middle: Rows
     layers_last: Rows
     head_on_first: Flags
+    experts: Rows = field(default_factory=lambda: number(0))
+    experts_per_token: Rows = field(default_factory=_one)
+    expert_parallel: Rows = field(default_factory=_one)
     virtual_stages: Rows = field(default_factory=_one)
     context_parallel: Rows = field(default_factory=_one)
     secondary_partition: Rows = field(default_factory=_one)
@@ -101,6 +104,8 @@ class Workload:
             "rotary": np.array([model.positions == "rotary"]),
             "fused_attention": np.array([problem.has_fused_attention]),
             "bytes_per_value": number(BYTES_PER_VALUE[problem.precision]),
+            "experts": number(model.experts),
+            "experts_per_token": number(max(1, model.experts_per_token)),
         }
         for name in ("layers", "hidden", "heads", "q_hidden", "kv_hidden", "ffn_hidden", "ffn_matrices"):
             columns[name] = number(getattr(model, name))
@@ -135,8 +140,33 @@ class Workload:
 
     @property
     def layer_share(self) -> Rows:
-        """layer_matmul_parameters / tensor_parallel: one rank's parameters of a layer."""
-        return self.layer_matmul_parameters / self.tensor_parallel
+        """One rank's parameters of a layer, before any sharding over copies."""
+        return self.layer_share_over(number(1))
+
+    def layer_share_over(self, degree: Rows) -> Rows:
+        """Return what a rank holds of a layer's parameters, times `degree`, where they are sharded over so many copies.
+
+        Tensor-parallel ranks share what is not an expert's, expert-parallel ranks the experts; sharded, experts are so
+        over the ranks of the stage that hold the same ones.
+        """
+        others = self.hidden * (2 * self.q_hidden + 2 * self.kv_hidden + self.experts)
+        parts = self.hidden * self.ffn_matrices * self.ffn_hidden
+        experts = np.where(self.experts > 0, self.expert_share_over(degree), parts / self.tensor_parallel)
+        return others / self.tensor_parallel + experts
+
+    def expert_share_over(self, degree: Rows) -> Rows:
+        """Return the experts' part of `layer_share_over`."""
+        ranks = np.where(degree > 1, self.tensor_parallel, self.expert_parallel)
+        return self.experts * self.hidden * self.ffn_matrices * self.ffn_hidden / ranks
+
+    @property
+    def stage_of_experts(self) -> Workload:
+        """The same ranks by their experts: groups that share these stand where tensor-parallel ranks do."""
+        replicas = self.tensor_parallel * self.copies / self.expert_parallel
+        degrees = ("sharding_parameters", "sharding_gradients", "sharding_optimizer")
+        spread: dict[str, Any] = {name: np.where(getattr(self, name) > 1, replicas, 1.0) for name in degrees}
+        spread |= {"tensor_parallel": self.expert_parallel, "data_parallel": replicas, "context_parallel": number(1)}
+        return replace(self, q_hidden=number(0), kv_hidden=number(0), **spread)
 
     @property
     def uses_host(self) -> bool:
@@ -154,8 +184,9 @@ class Workload:
 
     @property
     def layer_matmul_parameters(self) -> Rows:
-        """Hidden * (2 q_hidden + 2 kv_hidden + ffn_matrices * ffn_hidden), as `Model.matmul_parameters_per_layer`."""
-        return self.hidden * (2 * self.q_hidden + 2 * self.kv_hidden + self.ffn_matrices * self.ffn_hidden)
+        """All parameters of a layer's matrices, as `Model.matmul_parameters_per_layer`."""
+        feed_forward = np.maximum(self.experts, 1) * self.ffn_matrices * self.ffn_hidden + self.experts
+        return self.hidden * (2 * self.q_hidden + 2 * self.kv_hidden + feed_forward)
 
     def rows(self, chosen: slice | Flags) -> Workload:
         """Return the chosen rows."""
