@@ -110,7 +110,7 @@ class Trust:
 
 def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float | None]) -> Trust:
     """Return how far to trust estimates of these recipes; `errors` are the `expected_error` of those at hand."""
-    unknown = [choices for recipe in recipes if (choices := unvalidated(recipe))]
+    unknown = [choices for recipe in recipes if (choices := unvalidated(recipe, problem))]
     names = ", ".join(sorted({name for choices in unknown for name in choices}))
     offloads = any(recipe.offload != "none" or recipe.activation_offload for recipe in recipes)
     known, engines = [error for error in errors if error is not None], {recipe.engine for recipe in recipes}
@@ -210,9 +210,10 @@ def assumed(cluster: Cluster, precision: str) -> tuple[str, ...]:
     return keys if own is None else tuple(key for key in keys if key.startswith("links.nic"))
 
 
-def unvalidated(recipe: Recipe) -> tuple[str, ...]:
-    """Return the choices of a recipe whose formulas no measurement of step times has validated."""
-    found = [name for name, key, neutral in _UNVALIDATED if getattr(recipe, key) != neutral]
+def unvalidated(recipe: Recipe, problem: Problem) -> tuple[str, ...]:
+    """Return the choices of a recipe, and of its problem, whose formulas no measurement of step times has validated."""
+    found = ["mixtures of experts"] if problem.model.experts else []
+    found += [name for name, key, neutral in _UNVALIDATED if getattr(recipe, key) != neutral]
     if recipe.schedule not in VALIDATED_SCHEDULES:
         found.append(f"schedule {recipe.schedule}")
     if not {1, recipe.copies}.issuperset(recipe.sharding.degrees):
@@ -234,7 +235,7 @@ def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | 
     cluster = problem.cluster
     has_fitted = not (BOUNDS.keys() - LINKS).isdisjoint(cluster.efficiencies)
     blind = cluster.backend == "cpu" or problem.precision == "fp32" or has_fitted
-    if blind or unvalidated(recipe) or assumptions(cluster, problem.precision):
+    if blind or unvalidated(recipe, problem) or assumptions(cluster, problem.precision):
         return None
     machine = at_best(Machine.of(cluster, problem.precision, FRONTRUNNER))
     least_s = float(step_time(machine, Workload.of([recipe], problem)).total[0])

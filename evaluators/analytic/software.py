@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
+from frontrunner.evaluators.analytic.workload import Flags, Rows, Split, Workload
 from frontrunner.spaces.problem import Problem, SoftwareSettings
 
 Kernel = Literal["fused", "eager", "fp32"]
@@ -35,6 +35,7 @@ KERNELS: Mapping[str, Mapping[str, Bytes]] = {
     "gelu": {"fused": Bytes(4, 8, 4), "eager": Bytes(4, 8, 4)},
     "residual": {"plain": Bytes(6, 6, 0), "dropout": Bytes(7, 13, 1)},
     "reshape": {"eager": Bytes(4, 8, 0)},
+    "permutation": {"eager": Bytes(14, 20, 4)},
     "softmax": {"fused": Bytes(8, 14, 2), "math": Bytes(8, 14, 4), "eager": Bytes(33, 41, 6)},
     "dropout of scores": {"eager": Bytes(5, 5, 3)},
 }
@@ -47,7 +48,9 @@ keeps the fp32 copy and the normalized value. An eager rotation negates a half a
 and sine (8), adds (6); backward also two slices (8) and the sums of three gradients (12); `fp32` is the project's own.
 `silu(x) * gate` in two kernels writes, reads and keeps what lies between. A gradient that two branches share is added
 (6), a bias's reads its gradient again (2). Scores: the product writes them, softmax reads and writes them, the next
-product reads them; an eager softmax casts to fp32 (6), masks (9), normalizes (8), casts back (6), and keeps both.
+product reads them; an eager softmax casts to fp32 (6), masks (9), normalizes (8), casts back (6), and keeps both. Each
+of a token's experts gathers its row (4), puts what it finds back in order (4), weighs it (4) and adds it (2); it keeps
+the row and what was found.
 """
 FLASH_SPEED = {1: 0.53, 2: 1.0, 3: 1.75}
 """FlashAttention's rate by version: 25-40 % of an A100's peak against 50-73 % (arXiv 2307.08691, abstract), and 1.5 to
@@ -119,7 +122,7 @@ class Software:
     message_elements: float = float("inf")
     message_layers: float = 0.0
     whole_bucket_elements: float = 0.0
-    pipeline_split: Literal["even", "cost", "ends"] = "even"
+    pipeline_split: Split = "even"
     sends_singly: bool = False
     reducer_bytes: float = 0.0
     overlaps_unsharded: bool = True
@@ -140,8 +143,10 @@ class Software:
         between = 2 * (each("norm", self.norm) + KERNELS["residual"]["dropout" if self.dropout else "plain"][of])
         head = KERNELS["reshape"]["eager"][of] + np.where(work.rotary, each("rotary", self.rotary), 0.0)
         feed_forward = np.where(work.ffn_matrices == 3, each("gate", self.gate), each("gelu", "fused"))
-        inside = head * (work.q_hidden + work.kv_hidden) + feed_forward * work.ffn_hidden
-        return (between * work.hidden / work.sequence_shards + inside / work.tensor_parallel) * work.bytes_per_value / 2
+        inside = head * (work.q_hidden + work.kv_hidden) + feed_forward * work.ffn_hidden * work.experts_per_token
+        permuted = np.where(work.experts > 0, KERNELS["permutation"]["eager"][of] * work.experts_per_token, 0.0)
+        between = (between + permuted) * work.hidden / work.sequence_shards
+        return (between + inside / work.tensor_parallel) * work.bytes_per_value / 2
 
     def lacks_fused_softmax(self, work: Workload) -> Flags:
         """Return whether a fused softmax does not run on a rank's heads of a micro-batch, so that an eager one does."""
@@ -168,6 +173,7 @@ FRONTRUNNER = Software(
     dropout=False,
     selective_keeps_products=True,
     keeps_gathered=True,
+    bytes_per_logit=16.0,
     shards_only_masters=True,
     widens_logits_by_rows=True,
     gathered_layers=2.0,
@@ -179,7 +185,7 @@ FRONTRUNNER = Software(
     whole_bucket_elements=25 * 2**20 / 4,
 )
 """The project's own trainer, as its dry runs show it: FSDP2 reduces in fp32, layer by layer, plain replicas in
-buckets of 25 MiB."""
+buckets of 25 MiB. Sharded logits are there four times in fp32 while torch's parallel loss runs backward."""
 
 DEEPSPEED = Software(
     name="deepspeed",
