@@ -19,8 +19,8 @@ PART_ERRORS: Mapping[str, float] = {
 }  # fmt: skip
 CODE_ERROR = 0.06
 """Standard deviations, as shares of each part and of the whole. Assumed: states are counted, a layer's moment is a
-share of what it keeps, and losses and allocators differ between versions. A context takes 0.3 or over 1 GB (`machine`'s
-source), NCCL 0.7 or 1.6 GB at its first collective and 6 with three communicators (github.com/NVIDIA/nccl/issues/864)."""
+share of what it keeps, and losses and allocators differ between versions. A context takes 0.3 or over 1 GB, NCCL 0.7 or
+1.6 GB at its first collective and 6 with three communicators (github.com/NVIDIA/nccl/issues/864)."""
 WORKING_SHARE = 0.3
 """What a layer holds for a moment while it runs, as a share of what it keeps; fitted."""
 MARGIN = 0.05
