@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
+from frontrunner.evaluators.analytic.workload import Flags, Rows, Split, Workload
 from frontrunner.spaces.problem import Problem, SoftwareSettings
 
 Kernel = Literal["fused", "eager", "fp32"]
@@ -122,7 +122,7 @@ class Software:
     message_elements: float = float("inf")
     message_layers: float = 0.0
     whole_bucket_elements: float = 0.0
-    pipeline_split: Literal["even", "cost", "ends"] = "even"
+    pipeline_split: Split = "even"
     sends_singly: bool = False
     reducer_bytes: float = 0.0
     overlaps_unsharded: bool = True
@@ -173,6 +173,7 @@ FRONTRUNNER = Software(
     dropout=False,
     selective_keeps_products=True,
     keeps_gathered=True,
+    bytes_per_logit=16.0,
     shards_only_masters=True,
     widens_logits_by_rows=True,
     gathered_layers=2.0,
@@ -184,7 +185,7 @@ FRONTRUNNER = Software(
     whole_bucket_elements=25 * 2**20 / 4,
 )
 """The project's own trainer, as its dry runs show it: FSDP2 reduces in fp32, layer by layer, plain replicas in
-buckets of 25 MiB."""
+buckets of 25 MiB. Sharded logits are there four times in fp32 while torch's parallel loss runs backward."""
 
 DEEPSPEED = Software(
     name="deepspeed",
