@@ -311,7 +311,8 @@ def blocks(recipes: Sequence[Recipe], problem: Problem) -> Iterator[tuple[npt.ND
         own = np.array([place for place, recipe in enumerate(recipes) if recipe.engine == engine], dtype=np.intp)
         for start in range(0, len(own), ROWS_AT_ONCE):
             places = own[start : start + ROWS_AT_ONCE]
-            yield places, machine, Workload.of([recipes[place] for place in places], problem)
+            chosen = [recipes[place] for place in places]
+            yield places, machine, Workload.of(chosen, problem, machine.software.pipeline_split)
 
 
 def why_none(survey: Survey, found: Plan) -> str | None:

@@ -10,17 +10,19 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import RANK_ORDERS, SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDULES, Recipe
-from frontrunner.spaces.stages import layers_of_ranks, rank_of_stage
+from frontrunner.spaces.stages import even_layers, layers_of_ranks, rank_of_stage
 
 Rows = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
+
+Split = Literal["even", "cost", "ends"]
 
 BYTES_PER_VALUE = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 
@@ -94,8 +96,8 @@ class Workload:
     rank_order: Rows = field(default_factory=lambda: number(0))
 
     @classmethod
-    def of(cls, recipes: Sequence[Recipe], problem: Problem) -> Workload:
-        """Return the recipes of one problem, in order."""
+    def of(cls, recipes: Sequence[Recipe], problem: Problem, split: Split = "even") -> Workload:
+        """Return the recipes of one problem, in order; `split` gives layers to stages that a recipe does not state."""
         model = problem.model
         columns: dict[str, Any] = {
             "vocabulary": number(model.padded_vocabulary),
@@ -110,7 +112,8 @@ class Workload:
         for name in ("layers", "hidden", "heads", "q_hidden", "kv_hidden", "ffn_hidden", "ffn_matrices"):
             columns[name] = number(getattr(model, name))
         last = (rank_of_stage(recipe, recipe.stages - 1) for recipe in recipes)
-        held = [ends(layers_of_ranks(one, model.layers), rank) for one, rank in zip(recipes, last, strict=True)]
+        head = model.padded_vocabulary * model.hidden / model.matmul_parameters_per_layer
+        held = [ends(_held(one, model.layers, split, head), rank) for one, rank in zip(recipes, last, strict=True)]
         counts = np.array(held, dtype=np.float64).reshape(-1, 3).T
         columns |= zip(("layers_first", "layers_middle", "layers_last"), counts, strict=True)
         for name, dtype in ((column.name, _DTYPES[column.type]) for column in fields(cls)):
@@ -216,6 +219,32 @@ _FROM_RECIPE: Mapping[str, Callable[[Recipe], float]] = {
     "bytes_per_optimizer_state": lambda recipe: 2 if recipe.optimizer_state == "bf16" else 4,
     "rank_order": lambda recipe: RANK_ORDERS.index(recipe.rank_order),
 }
+
+
+def split_layers(split: Split, layers: int, ranks: int, head: float) -> Sequence[int]:
+    """Return the layers of each pipeline rank, where a head costs as much as `head` layers.
+
+    By cost (nanotron's `build_model`) a rank takes layers until the sum so far passes its share of the whole. By
+    modules embedding, last norm and head count as layers.
+    """
+    if split == "even" or ranks == 1:
+        return even_layers(layers, ranks)
+    if split == "ends":
+        cuts = np.cumsum((0, *even_layers(layers + 3, ranks)))
+        counts: list[int] = np.diff(np.clip(cuts, 1, layers + 1)).tolist()
+        return counts
+    share, rank, held = (layers + head) / ranks, 0, [0] * ranks
+    for layer in range(1, layers + 1):
+        held[rank] += 1
+        if layer > share * (rank + 1) and rank + 1 < ranks:
+            rank += 1
+    return held
+
+
+def _held(recipe: Recipe, layers: int, split: Split, head: float) -> Sequence[int]:
+    if split == "even" or recipe.layers_per_stage or recipe.stages != recipe.pipeline_parallel:
+        return layers_of_ranks(recipe, layers)
+    return split_layers(split, layers, recipe.pipeline_parallel, head)
 
 
 def ends(held: Sequence[int], last: int = -1) -> tuple[int, int, int]:
