@@ -104,7 +104,7 @@ HEAD_WIDTH = 128
 FUSED_ATTENTION = re.compile("flash|sdpa|xformers|memory.efficient|cudnn|fused.attention")
 UNFUSED_ATTENTION = re.compile("torch|softmax|eager|math|naive|unfused")
 FLASH_VERSION = re.compile(r"flash[^0-9]*([1-9])")
-UNDER_DEEPSPEED = re.compile(r"deepspeed|\bds", re.IGNORECASE)
+UNDER_DEEPSPEED = re.compile(r"deepspeed|\bds|bigscience", re.IGNORECASE)
 """What names of attention kernels say, in lower case."""
 CODE_OF_SOURCE = {"efficient-parallelization-layouts": ALEPH_ALPHA.name} | {
     name: name for name in (NANOTRON.name, "torchtitan", LLM_FOUNDRY.name)
