@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import minimize
@@ -123,6 +123,9 @@ class FeasibilityModel:
 
 class _Likelihood:
     def __init__(self, trials: Sequence[Trial], inputs: Rows, sizes: tuple[Rows, Rows], scales: Rows) -> None:
+        # A peak says what tensors held, and that it was measured says that a device had room for the rest.
+        measured = [trial for trial in trials if trial.ran and trial.log_peak is not None]
+        trials = [*trials, *(replace(trial, log_peak=None) for trial in measured)]
         rows = [trial.row for trial in trials]
         used, held = (size[rows] for size in sizes)
         self._inputs = inputs[rows] * scales
