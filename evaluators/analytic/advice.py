@@ -188,15 +188,24 @@ def _table(problem: Problem, devices: int) -> dict[str, tuple[str, Choices]]:
         "pipeline_parallel": tuple(ranks for ranks in divisors(devices) if 1 < ranks <= problem.model.layers),
         "schedule": ("1f1b", "interleaved-1f1b"), "virtual_stages": (1, 2), "sharding": ("none", "zero-1"),
     }  # fmt: skip
+    shared: Choices = {}
+    experts: dict[str, tuple[str, Choices]] = {}
+    if problem.model.experts:
+        several = tuple(ranks for ranks in divisors(problem.model.experts) if 1 < ranks <= devices)
+        shared = {"expert_parallel": (1, *several)}
+        about = "devices share the experts, to which tokens travel; the rest is sharded as in ZeRO"
+        experts = {"expert parallel": (about, {"expert_parallel": several, "sharding": some})}
+        pipeline |= shared
     return {
         PLAIN: ("each device holds a whole copy; only gradients travel, once per step", {}),
         "ZeRO-1": ("optimizer states are sharded", {"sharding": ("zero-1",)}),
         "ZeRO-2": ("gradients and optimizer states are sharded", {"sharding": ("zero-2",)}),
         "ZeRO-3 (FSDP)": ("parameters are sharded too, and gathered layer by layer", {"sharding": zero_3}),
         "ZeRO-3 within nodes": ("as ZeRO-3; parameters never leave the node", {"sharding": hybrid}),
+        **experts,
         "tensor parallel": (
             "a node's devices share each layer's matrices, which divides states and activations",
-            {"tensor_parallel": ways, "sharding": some, "sequence_parallel": (False, True)},
+            {"tensor_parallel": ways, "sharding": some, "sequence_parallel": (False, True)} | shared,
         ),
         "context parallel": (
             "a node's devices share each sequence, which divides activations only",

@@ -116,18 +116,6 @@ def place(name: str, value: float) -> float:
     return math.log(share / (1 - share))
 
 
-def sensitivities(
-    cluster: Cluster, precision: str, software: Software, work: Workload, deviations: Mapping[str, float]
-) -> Rows:
-    """Return the change of each row's log step time per deviation of each constant, one column per constant.
-
-    These are slopes over a whole deviation downwards, which is slower for a share of a rate.
-    """
-    changed = _changes(cluster, precision, software, work)
-    columns = [-changed({name: -deviations[name]}) for name in DEVIATIONS]
-    return np.stack(np.broadcast_arrays(*columns), axis=1)
-
-
 def log_ends(
     cluster: Cluster, precision: str, software: Software, work: Workload, deviations: Mapping[str, float | Rows]
 ) -> tuple[Rows, Rows]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frontrunner.evaluators.analytic.advice import layouts
 from frontrunner.evaluators.analytic.communication import dispatch_s
 from frontrunner.evaluators.analytic.compute import layer
 from frontrunner.evaluators.analytic.estimates import plan
@@ -155,6 +156,17 @@ def test_shared_experts_take_less_memory() -> None:
     for part, each in (("parameters", 2), ("gradients", 4), ("optimizer", 12)):
         saved = getattr(alone[0], part)[0] - getattr(shared[0], part)[0]
         assert saved == pytest.approx(experts * 7 / 8 * each, rel=1e-6)
+
+
+def test_advice_has_layouts_that_share_experts() -> None:
+    found = layouts(of_experts(), 64)
+    legal = {layout.name: layout.legal for layout in found}
+    assert min(legal[name] for name in ("expert parallel", "tensor parallel", "tensor x pipeline (3D)")) > 0
+    (shared,) = (layout for layout in found if layout.name == "expert parallel")
+    assert shared.fits
+    assert shared.estimate is not None
+    assert shared.estimate.recipe.expert_parallel > 1
+    assert "expert parallel" not in {layout.name for layout in layouts(PROBLEM, 64)}
 
 
 def test_estimates_of_experts_are_marked_and_no_other_tool_gets_them() -> None:

@@ -1,4 +1,4 @@
-"""Priors of the formulas' constants, and sensitivities to them."""
+"""Priors of the formulas' constants, and what step times feel of them."""
 
 from __future__ import annotations
 
