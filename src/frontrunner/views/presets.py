@@ -12,6 +12,7 @@ from frontrunner.views.terminal import console, ruled_table
 
 Table = dict[str, Any]
 UNKNOWN = "-"
+"""Unknown, or none."""
 
 
 def print_presets(found: dict[str, dict[str, Table]]) -> None:
@@ -26,8 +27,9 @@ def print_presets(found: dict[str, dict[str, Table]]) -> None:
         model = preset_model(name)
         heads = f"{model.heads} / {model.kv_heads}" if model.kv_heads != model.heads else str(model.heads)
         longest = UNKNOWN if model.max_positions is None else thousands(model.max_positions)
-        row = (count(model.parameters), str(model.layers), str(model.hidden), heads, str(model.ffn_hidden), longest)
-        models.add_row(name, *row)
+        experts = f"{model.experts_per_token} of {model.experts}" if model.experts else UNKNOWN
+        shape = (str(model.layers), str(model.hidden), heads, str(model.ffn_hidden), experts)
+        models.add_row(name, count(model.parameters), *shape, longest)
     clusters = ruled_table("clusters", "name", "device", *((head, "right") for head in CLUSTERS))
     for name in preset_names("clusters"):
         cluster = parse_cluster({"preset": name})
@@ -46,7 +48,7 @@ def print_presets(found: dict[str, dict[str, Table]]) -> None:
     out.say("frontrunner presets NAME  # all figures of one, with their source", style="dim")
 
 
-MODELS = ("parameters", "layers", "hidden", "heads / groups", "FFN", "positions")
+MODELS = ("parameters", "layers", "hidden", "heads / groups", "FFN", "experts", "positions")
 CLUSTERS = ("per node", "pair GB/s", "node GB/s", "ports GB/s")
 DEVICES = ("GiB", "GB/s", "bf16 TFLOPS", "fp16", "fp32", "share reached")
 
