@@ -25,14 +25,14 @@ def test_published_measurements_are_predicted_within_the_stated_error() -> None:
     found = {name: judged(table, predicted(table, {})) for name, table in tables.items()}
 
     error = {name: found[name]["mape"] for name in names}
-    assert error["vtrain_multi_a100"] < 0.11
-    assert error["hagemann_seqpara_a100"] < 0.08
-    assert error["korthikanti2022"] < 0.10
-    assert error["megatron_sc21_table1"] < 0.05
-    assert found["korthikanti2022"]["memory_mape"] < 0.03
+    assert error["vtrain_multi_a100"] < 0.095
+    assert error["hagemann_seqpara_a100"] < 0.06
+    assert error["korthikanti2022"] < 0.08
+    assert error["megatron_sc21_table1"] < 0.03
+    assert found["korthikanti2022"]["memory_mape"] < 0.04
     assert found["vtrain_multi_a100"]["problems"].popitem()[1]["probes_to_5pct"] == 1
     oom = found["hagemann_seqpara_a100"]["oom"]
-    assert (oom["tp"] + oom["tn"]) / sum(oom.values()) > 0.93
+    assert (oom["tp"] + oom["tn"]) / sum(oom.values()) > 0.98
     assert oom["fp"] == 0
 
 
