@@ -14,6 +14,7 @@ WORDS = {
     "norm": ("layernorm", "rmsnorm"),
     "biases": ("none", "qkv", "all"),
     "attention": ("flash", "math"),
+    "routing": ("learned", "uniform"),
 }
 
 
@@ -90,6 +91,9 @@ class Model:
     """Experts that a token goes through: those to which the router gives the highest probabilities."""
     renormalized_experts: bool = True
     """Whether the probabilities of a token's experts are scaled so that they add up to 1."""
+    routing: str = "learned"
+    """What gives a probe's tokens their experts: the router with its random first weights (`learned`), or turns
+    (`uniform`), so that all get equally many; the router still weighs what they find. Replays train `learned`."""
     attention_window: int | None = None
     """Positions that attention looks back on; sequences must fit in it. By default all."""
     attention: str = "flash"
@@ -123,6 +127,8 @@ class Model:
         if not self.experts:
             if self.experts_per_token:
                 raise bad_value("model.experts", 0, f"some, of which a token goes through {self.experts_per_token}")
+            if self.routing != "learned":
+                raise bad_value("model.routing", self.routing, "no such key for a model without experts")
             return
         if not 1 <= self.experts_per_token <= self.experts:
             expected = f"at least 1 and at most model.experts = {self.experts}"
