@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 
@@ -262,7 +263,7 @@ class Model:
         """The kinds of layers in their order: of each how many there are, and a model of such layers alone."""
         if not self.dense_layers:
             return ((self.layers, self),)
-        plain = {f.name: f.default for f in fields(self) if f.name in OF_EXPERTS}
+        plain: dict[str, Any] = {f.name: f.default for f in fields(self) if f.name in OF_EXPERTS}
         width = self.dense_ffn_hidden
         dense = replace(self, layers=self.dense_layers, experts=0, experts_per_token=0, **plain | {"ffn_hidden": width})
         mixed = replace(self, layers=self.layers - self.dense_layers, dense_layers=0, dense_ffn_hidden=None)
