@@ -188,7 +188,9 @@ def _rotary(given: Mapping[str, Any], head_width: int) -> Table:
     table: Table = {"original_max_position_embeddings": given.get("max_position_embeddings")} | stated
     share = table.get("partial_rotary_factor", given.get("partial_rotary_factor", given.get("rotary_pct", 1.0)))
     theta = given.get("rope_theta", given.get("rotary_emb_base", 10_000.0))
-    found: Table = {"rotary_theta": table.get("rope_theta", theta), "rotary_width": int(head_width * share)}
+    found: Table = {"rotary_theta": table.get("rope_theta", theta)}
+    if share != 1:
+        found["rotary_width"] = int(head_width * share)
     kind = table.get("rope_type", table.get("type", "default"))
     if kind == "default":
         return found

@@ -98,7 +98,7 @@ def reduced(name: str) -> Model:
         heads=heads,
         kv_heads=2,
         head_width=32,
-        rotary_width=full.rotary_width and 32 * full.rotary_width // full.head_dim,
+        rotary_width=32 * full.rotary_width // full.head_dim,
         ffn_hidden=full.ffn_hidden * hidden // full.hidden,
         vocabulary=VOCABULARY,
         vocabulary_multiple=1,
