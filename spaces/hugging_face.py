@@ -1,11 +1,12 @@
 """A model from the `config.json` of a published one, read as `transformers` builds it.
 
 What trains another function than the trainer's own model is refused by name: another architecture, another activation,
-rotary positions of a part of each head. Dropout, the dtype and tokens' numbers belong to no model's shape.
+another scaling of rotary frequencies. Dropout, the dtype and tokens' numbers belong to no model's shape.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,7 +120,7 @@ ARCHITECTURES = {
         only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     ),
     "gpt_neox": Architecture(
-        names=_COMMON | {"norm_epsilon": "layer_norm_eps"},
+        names=_COMMON | {"norm_epsilon": "layer_norm_eps", "parallel_residual": "use_parallel_residual"},
         defaults={
             "layer_norm_eps": 1e-5,
             "tie_word_embeddings": False,
@@ -129,17 +130,22 @@ ARCHITECTURES = {
             "rotary_pct": 0.25,
         },
         model={"biases": "all"},
-        only={"attention_bias": True, "use_parallel_residual": False},
+        only={"attention_bias": True},
     ),
 }
 """Of `transformers`, whose classes' defaults these are."""
 NEEDED = ("layers", "hidden", "heads", "vocabulary")
 _ROTARY_SCALING = {
-    "factor": "factor",
-    "low_frequency_factor": "low_freq_factor",
-    "high_frequency_factor": "high_freq_factor",
-    "original_positions": "original_max_position_embeddings",
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_frequency_factor": "low_freq_factor",
+        "high_frequency_factor": "high_freq_factor",
+        "original_positions": "original_max_position_embeddings",
+    },
+    "yarn": {"factor": "factor", "original_positions": "original_max_position_embeddings"},
 }
+_ROTARY_OPTIONS = ("beta_fast", "beta_slow", "truncate", "attention_factor")
 
 
 def model_of_config(config: Mapping[str, Any]) -> Table:
@@ -167,28 +173,36 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
             raise bad_value(key, given[key], f"one of {', '.join(ACTIVATIONS)}")
         found["activation"] = ACTIVATIONS[given[key]]
     if "positions" not in found:
-        found |= _rotary(given)
+        found |= _rotary(given, found.get("head_width", found["hidden"] // found["heads"]))
     if given.get("use_sliding_window", True) and given.get("sliding_window") is not None:
         found["attention_window"] = given["sliding_window"]
     return found
 
 
-def _rotary(given: Mapping[str, Any]) -> Table:
+def _rotary(given: Mapping[str, Any], head_width: int) -> Table:
     """Return the rotary positions: `rope_parameters`, or `rope_theta`, `rope_scaling` and a share of earlier files."""
     key = "rope_parameters" if "rope_parameters" in given else "rope_scaling"
-    table = given.get(key, {})
-    if not isinstance(table, dict) or any(isinstance(value, dict) for value in table.values()):
-        raise bad_value(key, str(table), "one table for all layers")
+    stated = given.get(key, {})
+    if not isinstance(stated, dict) or any(isinstance(value, dict) for value in stated.values()):
+        raise bad_value(key, str(stated), "one table for all layers")
+    table: Table = {"original_max_position_embeddings": given.get("max_position_embeddings")} | stated
     share = table.get("partial_rotary_factor", given.get("partial_rotary_factor", given.get("rotary_pct", 1.0)))
-    if share != 1:
-        raise bad_value(f"{key}.partial_rotary_factor", share, "1: rotation of a part is not modeled")
     theta = given.get("rope_theta", given.get("rotary_emb_base", 10_000.0))
     found: Table = {"rotary_theta": table.get("rope_theta", theta)}
+    if share != 1:
+        found["rotary_width"] = int(head_width * share)
     kind = table.get("rope_type", table.get("type", "default"))
     if kind == "default":
         return found
-    if kind != "llama3":
-        raise bad_value(f"{key}.rope_type", kind, "default or llama3")
-    if missing := [theirs for theirs in _ROTARY_SCALING.values() if theirs not in table]:
+    if kind not in _ROTARY_SCALING or given["model_type"] == "phi3":  # of which transformers makes another kind
+        known = () if given["model_type"] == "phi3" else _ROTARY_SCALING
+        raise bad_value(f"{key}.rope_type", kind, f"one of {', '.join(('default', *known))}")
+    if missing := [theirs for theirs in _ROTARY_SCALING[kind].values() if table.get(theirs) is None]:
         raise InvalidInput(f"{key} has no {missing[0]}")
-    return found | {"rotary_scaling": {own: table[theirs] for own, theirs in _ROTARY_SCALING.items()}}
+    scaling = {"kind": kind} | {own: table[theirs] for own, theirs in _ROTARY_SCALING[kind].items()}
+    if kind == "yarn":
+        scaling |= {key: table[key] for key in _ROTARY_OPTIONS if table.get(key) is not None}
+        if table.get("attention_factor") is None and table.get("mscale") and table.get("mscale_all_dim"):
+            by, over = (0.1 * table[key] * math.log(table["factor"]) + 1 for key in ("mscale", "mscale_all_dim"))
+            scaling["attention_factor"] = by / over
+    return found | {"rotary_scaling": scaling}

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from frontrunner.spaces.model import OF_EXPERTS, Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import (
     INTERLEAVED_SCHEDULES,
@@ -107,7 +108,11 @@ def _shares(recipe: Recipe, problem: Problem) -> Refusals:
 
 def _experts(recipe: Recipe, problem: Problem) -> Refusals:
     """Ranks of a stage share whole experts, and each routes positions of its own."""
-    experts, e, tp = problem.model.experts, recipe.expert_parallel, recipe.tensor_parallel
+    model, e, tp = problem.model, recipe.expert_parallel, recipe.tensor_parallel
+    experts = model.experts
+    unbuilt = {"key_value_rank", *OF_EXPERTS} & {f.name for f in fields(Model) if getattr(model, f.name) != f.default}
+    if unbuilt:
+        yield "model-unbuilt", f"no engine trains a model with model.{min(unbuilt)} yet"
     if not experts:
         if e > 1:
             yield "experts-none", f"expert_parallel {e} for a model without experts"

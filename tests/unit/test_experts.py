@@ -28,6 +28,19 @@ MIXTRAL = Model(
     name="m", layers=32, hidden=4096, heads=32, kv_heads=8, ffn_hidden=14336, vocabulary=32000, vocabulary_multiple=1,
     activation="swiglu", norm="rmsnorm", experts=8, experts_per_token=2,
 )  # fmt: skip
+DEEPSEEK_V3 = replace(
+    MIXTRAL, layers=61, hidden=7168, heads=128, kv_heads=128, head_width=128, ffn_hidden=2048, vocabulary=129280,
+    key_value_rank=512, query_rank=1536, rotary_width=64, experts=256, experts_per_token=8, shared_experts=1,
+    dense_layers=3, dense_ffn_hidden=18432, router="sigmoid", router_groups=8, router_groups_kept=4, routed_scale=2.5,
+)  # fmt: skip
+DEEPSEEK_V2 = replace(
+    DEEPSEEK_V3, layers=60, hidden=5120, ffn_hidden=1536, vocabulary=102400, experts=160, experts_per_token=6,
+    shared_experts=2, dense_layers=1, dense_ffn_hidden=12288, router="softmax", router_groups_kept=3,
+)  # fmt: skip
+DEEPSEEK_V2_LITE = replace(
+    DEEPSEEK_V2, layers=27, hidden=2048, heads=16, kv_heads=16, ffn_hidden=1408, query_rank=None, experts=64,
+    dense_ffn_hidden=10944, router_groups=1, router_groups_kept=1,
+)  # fmt: skip
 ZERO_1, ZERO_3 = Sharding(optimizer=64), Sharding(parameters=64, gradients=64, optimizer=64)
 OURS = without_latency(Machine.of(A100, "bf16", FRONTRUNNER))
 
@@ -42,6 +55,64 @@ def test_parameters_and_flops_are_those_of_the_released_model() -> None:
     dense = replace(MIXTRAL, experts=0, experts_per_token=0, ffn_hidden=2 * MIXTRAL.ffn_hidden)
     router = 2.0 * MIXTRAL.hidden * MIXTRAL.experts
     assert MIXTRAL.layer_flops_per_token(4096) == dense.layer_flops_per_token(4096) + router
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "active"),
+    [
+        (DEEPSEEK_V3, 671_026_404_352, 37_552_282_624),
+        (DEEPSEEK_V2, 235_741_434_880, 21_375_800_320),
+        (DEEPSEEK_V2_LITE, 15_706_484_224, 2_661_150_208),
+    ],
+)
+def test_shared_experts_dense_layers_and_latent_attention_are_counted(
+    model: Model, parameters: int, active: int
+) -> None:
+    """DeepSeek-V3 has the 58 x 256 biases of its choice besides."""
+    assert (model.parameters, model.active_parameters) == (parameters, active)
+
+
+def test_flops_of_latent_attention_are_those_of_its_matrices() -> None:
+    """DeepSeek-V3's 128 heads see 192 numbers of each position and return 128; a token goes through 3 + 58 layers."""
+    attention = 7168 * (1536 + 512 + 64) + 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7168
+    dense, mixed = 3 * 7168 * 18432, 9 * 3 * 7168 * 2048 + 7168 * 256
+    forward = 2 * (61 * attention + 3 * dense + 58 * mixed + 7168 * 129_280) + 61 * 2 * 4096 * 128 * (192 + 128)
+    assert DEEPSEEK_V3.model_flops_per_token(4096) == pytest.approx(3.0 * forward, rel=1e-12)
+
+
+def test_the_first_layers_of_a_model_keep_one_with_experts() -> None:
+    assert DEEPSEEK_V3.of_layers(4).kinds[0][0] == 3
+    assert DEEPSEEK_V3.of_layers(3).dense_layers == 2
+    assert DEEPSEEK_V3.of_layers(1).dense_ffn_hidden is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dense_layers": 61}, "model.dense_layers = 61: expected fewer than model.layers = 61"),
+        ({"dense_layers": 0}, "model.dense_ffn_hidden = 18432: expected none without model.dense_layers"),
+        ({"dense_ffn_hidden": None}, "model.dense_ffn_hidden is missing: expected the width of model.dense_layers"),
+        ({"router_groups": 3}, "model.router_groups = 3: expected a divisor of model.experts = 256"),
+        ({"router_groups_kept": 9}, "model.router_groups_kept = 9: expected at most 8"),
+        (
+            {"router_groups": 64, "router_groups_kept": 1},
+            "model.router_groups_kept = 1: expected at most 64 groups, with",
+        ),
+        ({"router_groups": 256, "router_groups_kept": 8}, "model.router_groups = 256: expected groups of two experts"),
+        ({"router": "tanh"}, 'model.router = "tanh": expected one of softmax, sigmoid'),
+        ({"routed_scale": 0.0}, "model.routed_scale = 0.0: expected above 0"),
+        ({"kv_heads": 8}, "model.kv_heads = 8: expected model.heads = 128"),
+        ({"rotary_width": 0}, "model.rotary_width = 0: expected an even number"),
+        ({"positions": "learned"}, "model.rotary_width = 64: expected an even number"),
+        ({"qk_norm": True}, "model.qk_norm = true: expected false"),
+        ({"key_value_rank": None}, "model.query_rank = 1536: expected none: latent attention has it"),
+        ({"experts": 0, "experts_per_token": 0}, "model.shared_experts = 1: expected no such key"),
+    ],
+)
+def test_what_makes_no_deepseek_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        replace(DEEPSEEK_V3, **changes)
+    assert message in refused.value.message
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,8 @@ def test_a_row_that_names_deepspeed_is_of_its_pipeline(tmp_path: Path, named: di
         ({"framework": "Megatron-Bridge (main)"}, "nemo"),
         ({"framework": "NeMo AutoModel (PyTorch FSDP2)", "source": "mosaicml/llm-foundry"}, "nemo-automodel"),
         ({"framework": "Megatron-LM", "training_code": "torchtitan"}, "torchtitan"),
+        ({"note": "4 nodes; framework=OneFlow; recompute inferred"}, "unknown"),
+        ({"note": "framework=Megatron-LM; 4 nodes"}, "megatron-lm-fp16"),
     ],
 )
 def test_a_row_s_own_code_comes_before_what_its_source_and_model_suggest(

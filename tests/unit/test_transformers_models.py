@@ -37,6 +37,8 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("llama-3.2-1b", {"rotary_scaling": RotaryScaling(factor=32.0, high_frequency_factor=5.0)}),
     ("llama-3.2-1b", {"rotary_scaling": RotaryScaling(factor=32.0, original_positions=4096)}),
     ("qwen3-8b", {"norm_epsilon": 1e-5}),
+    ("gpt-neox-20b", {"rotary_width": 16}),
+    ("gpt-neox-20b", {"parallel_residual": False}),
 ]
 
 _WIDTHS = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY} | {
@@ -44,6 +46,7 @@ _WIDTHS = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
 }
 _GROUPED = _WIDTHS | {"num_key_value_heads": 2, "intermediate_size": 176}
 _LLAMA_3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_YARN = {"rope_type": "yarn", "factor": 8.0}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "llama": _GROUPED
     | {"rms_norm_eps": 1e-5, "head_dim": 16, "rope_theta": 5e5, "tie_word_embeddings": True, "attention_bias": False}
@@ -54,14 +57,27 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "mixtral": _GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 1e6, "sliding_window": None},
     "qwen3_moe": _GROUPED
     | {"head_dim": 48, "moe_intermediate_size": 80, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True},
-    "phi3": _GROUPED | {"rms_norm_eps": 1e-6, "sliding_window": None, "rope_scaling": None, "pad_token_id": 0},
+    "phi3": _GROUPED
+    | {"rms_norm_eps": 1e-6, "sliding_window": None, "rope_scaling": None, "pad_token_id": 0}
+    | {"partial_rotary_factor": 0.75},
     "gpt2": {"n_embd": 128, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, "n_positions": SEQUENCE_LENGTH}
     | {"activation_function": "gelu", "n_inner": 192, "layer_norm_epsilon": 1e-4},
     "gpt_neox": _WIDTHS
     | {"intermediate_size": 320, "hidden_act": "gelu_fast", "rotary_pct": 1.0, "rotary_emb_base": 5e3}
     | {"use_parallel_residual": False, "layer_norm_eps": 1e-4},
+    "gpt_neox as released": _WIDTHS | {"intermediate_size": 320, "hidden_act": "gelu_fast", "rotary_pct": 0.25},
+    "llama linear": _GROUPED | {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    "qwen3 yarn": _GROUPED
+    | {"head_dim": 48, "rope_theta": 1e6, "rope_scaling": _YARN | {"original_max_position_embeddings": 64}},
+    "qwen2 yarn of its own": _GROUPED
+    | {"rope_scaling": _YARN | {"beta_fast": 16, "beta_slow": 2, "truncate": False, "attention_factor": 1.5}},
+    "mistral yarn of DeepSeek's": _GROUPED
+    | {"sliding_window": None, "rope_scaling": _YARN | {"mscale": 0.707, "mscale_all_dim": 0.5}},
 }
-"""Small configurations, as files state them; the earlier names of rotary positions among them."""
+"""Small configurations, as files state them; the earlier names of rotary positions among them.
+
+A name begins with the type of the model.
+"""
 
 
 def filled(table: dict[str, Any]) -> dict[str, Any]:
@@ -82,6 +98,7 @@ def reduced(name: str) -> Model:
         heads=heads,
         kv_heads=2,
         head_width=32,
+        rotary_width=32 * full.rotary_width // full.head_dim,
         ffn_hidden=full.ffn_hidden * hidden // full.hidden,
         vocabulary=VOCABULARY,
         vocabulary_multiple=1,
@@ -117,7 +134,7 @@ def theirs(model: Model) -> Any:
         )
         return transformers.GPT2LMHeadModel(config).eval()
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rotary_theta}
-    if model.biases == "all":  # GPT-NeoX but for its parallel residual and its quarter of rotated positions
+    if model.biases == "all":  # GPT-NeoX, and the Frontier study's
         config = transformers.GPTNeoXConfig(
             hidden_size=model.hidden,
             num_hidden_layers=model.layers,
@@ -126,8 +143,8 @@ def theirs(model: Model) -> Any:
             hidden_act="gelu_new",
             layer_norm_eps=model.norm_epsilon,
             max_position_embeddings=model.max_positions,
-            rope_parameters=rope | {"partial_rotary_factor": 1.0},
-            use_parallel_residual=False,
+            rope_parameters=rope | {"partial_rotary_factor": (model.rotary_width or model.head_dim) / model.head_dim},
+            use_parallel_residual=model.parallel_residual,
             **common,
         )
         return transformers.GPTNeoXForCausalLM(config).eval()
@@ -275,14 +292,14 @@ def test_presets_compute_what_the_published_models_do(name: str) -> None:
 
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_configurations_are_read_as_transformers_builds_them(kind: str) -> None:
-    config = {"model_type": kind, **PUBLISHED[kind]}
+    config = {"model_type": kind.split(maxsplit=1)[0], **PUBLISHED[kind]}
     reference = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config)).eval()
     model = read_plain(Model, {"vocabulary_multiple": 1, **filled(model_of_config(config))}, "model")
     assert model.parameters == sum(parameter.numel() for parameter in reference.parameters())
     assert apart(*logits(model, reference)) < RELATIVE
 
 
-@pytest.mark.parametrize("kind", PUBLISHED)
+@pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_a_key_that_is_left_out_has_the_value_that_transformers_gives_it(kind: str) -> None:
     def read(given: dict[str, Any]) -> object:
         try:
