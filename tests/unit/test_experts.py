@@ -17,10 +17,14 @@ from frontrunner.evaluators.analytic.memory import memory_of_ranks
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.export.tools import TOOLS
+from frontrunner.evaluators.probe.measure import measured_steps
+from frontrunner.results.outcome import Telemetry
+from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.sharding import Sharding
+from frontrunner.views.columns import expert_balance
 from support import legality
 from support.analytic import A100, PROBLEM, recipe, without_latency, work
 
@@ -165,6 +169,23 @@ def test_recipes_that_experts_do_not_allow(choices: dict[str, Any], code: str, t
     reason = why_illegal(legality.recipe(**choices), problem)
     assert reason is not None
     assert (reason.code, text in reason.text) == (code, True)
+
+
+def test_routing_is_part_of_what_was_measured() -> None:
+    of_router, dealt = of_experts(), of_experts(routing="uniform")
+    ids = {recipe_id(problem, recipe()) for problem in (of_router, of_experts(routing="learned"), dealt)}
+    assert ids == {recipe_id(of_router, recipe()), recipe_id(dealt, recipe())}
+    assert len(ids) == 2
+    with pytest.raises(InvalidInput, match=r"model\.routing"):
+        of_experts(experts=0, experts_per_token=0, routing="uniform")
+
+
+def test_imbalance_is_told_with_how_tokens_were_routed() -> None:
+    telemetry = Telemetry(routing="learned", expert_imbalance=(1.4, 1.3, 1.1), rank_imbalance=(1.0, 1.25, 1.25))
+    found = {"node_seconds": 1.0, "peak_memory_bytes": (1,), "telemetry": telemetry}
+    measured = measured_steps(recipe(), of_experts(), (1.0,), **found)
+    assert expert_balance(measured) == "tokens by the router: fullest expert 1.30, fullest rank 1.25 times the mean"
+    assert expert_balance(replace(measured, telemetry=Telemetry())) is None
 
 
 def test_a_dense_model_has_no_experts_to_share() -> None:
