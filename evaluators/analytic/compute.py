@@ -84,7 +84,8 @@ def layer(machine: Machine, work: Workload) -> Passes:
 def _feed_forward(machine: Machine, work: Workload) -> Passes:
     """Return the feed-forward part's products; with experts, to each of which equally many tokens go, and the router.
 
-    A rank's tokens are `experts_per_token` times its own, whoever's they are; each expert's are padded to whole tiles.
+    A rank's tokens are `experts_per_token` times its own, whoever's they are, and those of the ranks with which it
+    shares each expert's matrices; each expert's are padded to whole tiles.
     """
     size, up = work.bytes_per_value, work.ffn_matrices - 1
     width = work.ffn_hidden / work.tensor_parallel
@@ -94,14 +95,16 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
         return dense
     held = np.maximum(work.experts / work.expert_parallel, 1.0)
     own = work.tokens / work.sequence_shards
-    each = np.ceil(own * work.experts_per_token / held / TILE) * TILE
+    ways = work.expert_tensor_parallel
+    each = np.ceil(own * work.experts_per_token * ways / held / TILE) * TILE
+    part = work.ffn_hidden / ways
     products = [
         Passes(
             forward=matmul_s(machine, each, outputs, inputs, size, held),
             backward=matmul_s(machine, each, inputs, outputs, size, held)
             + matmul_s(machine, inputs, outputs, each, size, held),
         )
-        for inputs, outputs in ((work.hidden, up * work.ffn_hidden), (work.ffn_hidden, work.hidden))
+        for inputs, outputs in ((work.hidden, up * part), (part, work.hidden))
     ]
     found = products[0] + products[1] + linear(machine, own, work.hidden, np.maximum(work.experts, 1.0), size)
     return Passes(

@@ -63,7 +63,7 @@ def _build_part(job: Job, layout: Layout, layers: range, device: torch.device) -
     if recipe.tensor_parallel > 1:
         apply_tensor_parallel(module, job.model, layout.mesh["tensor"], sequence_parallel=recipe.sequence_parallel)
     if layout.experts is not None:
-        apply_expert_parallel(module, layout.experts["experts"])
+        apply_expert_parallel(module, layout.experts["experts", "expert_tensor"])
     part = spread(module, layout, job.precision, device)
     if recipe.async_tensor_parallel:
         overlap_when_compiled(layout.mesh["tensor"])

@@ -249,7 +249,7 @@ def llama_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Ten
                 part: taken(f"blocks.{layer}.feed_forward.experts.{part}.weight") for part in ("gate", "up", "down")
             }
             each = {part: weight.unflatten(0, (model.experts, -1)) for part, weight in experts.items()}
-            found[f"model.layers.{layer}.mlp.experts.gate_up_proj"] = torch.cat([each["gate"], each["up"]], dim=1)
+            found[f"model.layers.{layer}.mlp.experts.gate_up_proj"] = torch.cat([each["gate"].mT, each["up"].mT], 1)
             found[f"model.layers.{layer}.mlp.experts.down_proj"] = each["down"]
     return found
 
