@@ -219,12 +219,12 @@ class Model:
     @property
     def head_dim(self) -> int:
         """Width of a head's query and key: `head_width`, by default hidden / heads, and `rotary_width`."""
-        return (self.head_width or self.hidden // self.heads) + self.rotary_width
+        return (self.head_width or self.hidden // self.heads) + (self.rotary_width if self.key_value_rank else 0)
 
     @property
     def value_dim(self) -> int:
         """Width of a head's value, and of what its attention returns."""
-        return self.value_width or self.head_dim - self.rotary_width
+        return self.value_width or self.head_width or self.hidden // self.heads
 
     @property
     def q_hidden(self) -> int:
@@ -268,6 +268,10 @@ class Model:
         dense = replace(self, layers=self.dense_layers, experts=0, experts_per_token=0, **plain | {"ffn_hidden": width})
         mixed = replace(self, layers=self.layers - self.dense_layers, dense_layers=0, dense_ffn_hidden=None)
         return (dense.layers, dense), (mixed.layers, mixed)
+
+    def kind_of(self, layer: int) -> Model:
+        """The kind of a layer, counted from 0."""
+        return self.kinds[0 if layer < self.dense_layers else -1][1]
 
     @property
     def attention_parameters(self) -> int:
@@ -377,14 +381,17 @@ class Model:
         product; and the head where the loss is chunked. Under "full", recompute also runs all tiles but one before
         they are run again one by one.
         """
+        is_flash = self.attention == "flash"
         attention = self.attention_flops_per_token(sequence_length)
+        # Flash kernels take one width: latent attention's values are padded to that of its queries.
+        padded = 2.0 * sequence_length * (self.q_hidden - self.mixed_hidden) if is_flash else 0.0
         feed_forward = self.feed_forward_flops_per_token()
         # Experts' last products are kept for the gradients of what multiplies them; that of shared ones is not.
         widths = ((n, kind.ffn_hidden * (kind.shared_experts if kind.experts else 1)) for n, kind in self.kinds)
         without_last = feed_forward - 2.0 * self.hidden * sum(n * width for n, width in widths) / self.layers
-        again = 2.0 * sequence_length * self.q_hidden if self.attention == "flash" else 0.0
+        again = 3 * padded + (2.0 * sequence_length * self.q_hidden if is_flash else 0.0)
         if recompute == "full":
-            again += self.layer_flops_per_token(sequence_length) - feed_forward
+            again += padded + self.layer_flops_per_token(sequence_length) - feed_forward
             if feed_forward_tiles == 1:
                 again += without_last
             else:

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from frontrunner.evaluators.trainer.layout import exchanged
-from frontrunner.evaluators.trainer.model import Block, Gpt, MixtureOfExperts
+from frontrunner.evaluators.trainer.model import Gpt
 
 
 class ExpertRanks:
@@ -68,8 +68,7 @@ class Dispatched:
 def apply_expert_parallel(model: Gpt, mesh: DeviceMesh) -> None:
     """Spread the experts of `model`, in place, over the ranks of the 1-D `mesh`."""
     ranks = ExpertRanks(mesh)
-    for block in cast("Iterable[Block]", model.blocks.values()):
-        mixture = cast("MixtureOfExperts", block.feed_forward)
+    for mixture in model.mixtures.values():
         for matrices in cast("Iterable[nn.Linear]", mixture.experts.children()):
             matrices.weight = nn.Parameter(distribute_tensor(matrices.weight, mesh, [Shard(0)]))
         mixture.ranks = ranks
