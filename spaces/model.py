@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 
 POSITIONS = ("rotary", "learned")
+ROTARY_SCALINGS = ("llama3", "yarn", "linear")
 ACTIVATIONS = ("gelu", "gelu_tanh", "swiglu")
 WORDS = {
     "positions": POSITIONS,
@@ -28,23 +30,44 @@ OF_EXPERTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryScaling:
-    """Llama 3.1's scaling of rotary frequencies, for sequences longer than those of the first training.
+    """A scaling of rotary frequencies, for sequences longer than the `original_positions` of the first training.
 
-    Wavelengths above original_positions / low_frequency_factor are `factor` times as long, those below
-    original_positions / high_frequency_factor stay, and those between are interpolated.
+    `linear` makes all wavelengths `factor` times as long. `llama3` (Llama 3.1) leaves those below
+    original_positions / high_frequency_factor, scales those above original_positions / low_frequency_factor, and
+    interpolates between. `yarn` (arXiv 2309.00071) leaves those that turn `beta_fast` times and more over the original
+    positions, scales those that turn `beta_slow` times and less, and interpolates by their number, from and to whole
+    numbers if it is to `truncate`; it also multiplies cosines and sines by `attention_factor`, by default
+    0.1 ln(factor) + 1. Latent attention also multiplies its scores by `score_factor`.
     """
 
     factor: float
+    kind: str = "llama3"
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     original_positions: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    score_factor: float = 1.0
 
     def __post_init__(self) -> None:
         key = "model.rotary_scaling"
         require_at_least(key, 1, factor=self.factor, original_positions=self.original_positions)
-        if not 0 < self.low_frequency_factor < self.high_frequency_factor:
-            expected = f"above 0 and below high_frequency_factor = {self.high_frequency_factor}"
-            raise bad_value(f"{key}.low_frequency_factor", self.low_frequency_factor, expected)
+        require_one_of(key, "kind", self.kind, ROTARY_SCALINGS)
+        for low, high in (("low_frequency_factor", "high_frequency_factor"), ("beta_slow", "beta_fast")):
+            if not 0 < getattr(self, low) < getattr(self, high):
+                expected = f"above 0 and below {high} = {getattr(self, high)}"
+                raise bad_value(f"{key}.{low}", getattr(self, low), expected)
+        require_above_zero(f"{key}.attention_factor", self.magnitude, "above 0")
+        require_above_zero(f"{key}.score_factor", self.score_factor, "above 0")
+
+    @property
+    def magnitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+        if self.kind != "yarn":
+            return 1.0
+        return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +101,8 @@ class Model:
     rotary_theta: float = 10_000.0
     """Base of the rotary frequencies."""
     rotary_scaling: RotaryScaling | None = None
-    """Llama 3.1's scaling of the rotary frequencies, as in `{ factor = 8.0 }`; by default none."""
+    """Scaling of the rotary frequencies, as in `{ factor = 8.0 }`, by default none; of kind `llama3`, which is
+    Llama 3.1's, `yarn` or `linear`."""
     activation: str = "gelu"
     """`gelu` or its approximation `gelu_tanh` (two matrices), or `swiglu` (three)."""
     norm: str = "layernorm"
@@ -94,7 +118,8 @@ class Model:
     query_rank: int | None = None
     """Width of the latent vector from which queries are made; by default they are made from the layer's input."""
     rotary_width: int = 0
-    """Of latent attention: width of the rotated part of a query, and of the one rotated part that all keys share."""
+    """Values of each query and key that are rotated, their first ones; by default all. Of latent attention those of a
+    query that come besides, and of the one rotated part that all keys share."""
     value_width: int | None = None
     """Of latent attention: width of a head's value; by default `head_width`."""
     qk_norm: bool = False
@@ -128,6 +153,8 @@ class Model:
     """The auxiliary loss's coefficient, or by how much a step moves an expert's bias up or down."""
     attention_window: int | None = None
     """Positions that attention looks back on; sequences must fit in it. By default all."""
+    parallel_residual: bool = False
+    """Whether attention and feed-forward part both read a layer's input, and are added to it together (GPT-NeoX)."""
     attention: str = "flash"
     """`flash` or `math`, both through torch's `scaled_dot_product_attention`."""
 
@@ -149,7 +176,16 @@ class Model:
             object.__setattr__(self, "head_width", None)  # stated or not, it is the same model with the same ids
         if self.heads % self.kv_heads:
             raise bad_value("model.kv_heads", self.kv_heads, f"a divisor of model.heads = {self.heads}")
-        if self.positions == "rotary" and self.key_value_rank is None and self.head_dim % 2:
+        self._check_rotary()
+
+    def _check_rotary(self) -> None:
+        if self.positions != "rotary" or self.key_value_rank is not None:
+            return
+        if self.rotary_width == self.head_dim:
+            object.__setattr__(self, "rotary_width", 0)
+        if self.rotary_width % 2 or not 0 <= self.rotary_width <= self.head_dim:
+            raise bad_value("model.rotary_width", self.rotary_width, f"an even number, at most {self.head_dim}")
+        if self.head_dim % 2 and not self.rotary_width:
             if self.head_width is not None:
                 raise bad_value("model.head_width", self.head_width, "an even number for rotary positions")
             expected = f"an even hidden / heads for rotary positions, not {self.head_dim}"
@@ -198,7 +234,10 @@ class Model:
 
     def _check_latent(self) -> None:
         if self.key_value_rank is None:
-            for key in ("query_rank", "rotary_width", "value_width"):
+            if self.rotary_scaling is not None and self.rotary_scaling.score_factor != 1:
+                expected = "1: latent attention alone has it"
+                raise bad_value("model.rotary_scaling.score_factor", self.rotary_scaling.score_factor, expected)
+            for key in ("query_rank", "value_width"):
                 if value := getattr(self, key):
                     raise bad_value(f"model.{key}", value, "none: latent attention has it, and a model.key_value_rank")
             return
@@ -214,12 +253,14 @@ class Model:
         if self.head_width is None and self.hidden % self.heads == 0 and self.value_width == self.hidden // self.heads:
             object.__setattr__(self, "value_width", None)
         if self.value_width == self.head_width:
-            object.__setattr__(self, "value_width", None)
+            object.__setattr__(self, "value_width", None)  # stated or not, it is the same model with the same ids
 
     @property
     def head_dim(self) -> int:
-        """Width of a head's query and key: `head_width`, by default hidden / heads, and `rotary_width`."""
-        return (self.head_width or self.hidden // self.heads) + (self.rotary_width if self.key_value_rank else 0)
+        """Width of a head's query and key: `head_width`, by default hidden / heads; of latent attention with its
+        rotated part."""
+        besides = 0 if self.key_value_rank is None else self.rotary_width
+        return (self.head_width or self.hidden // self.heads) + besides
 
     @property
     def value_dim(self) -> int:

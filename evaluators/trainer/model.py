@@ -226,35 +226,54 @@ class RotaryTable:
 
     def __init__(self, shape: Model, *, sequence_length: int) -> None:
         self._shape = shape
+        self._width = shape.rotary_width or shape.head_dim
         self._sequence_length = sequence_length
         self._table: tuple[Tensor, Tensor] | None = None
 
     def rotate(self, heads: Tensor, *, start: int = 0) -> Tensor:
-        """Rotate the halves of each head of [B, H, S, rotated width] by its position, from `start` on, in fp32."""
+        """Rotate the halves of each head of [B, H, S, head width], or of its first part, in fp32.
+
+        By its position, from `start` on.
+        """
         cosines, sines = (table[start : start + heads.shape[2]] for table in self.on(heads.device))
-        first, second = heads.float().chunk(2, dim=-1)
+        first, second = heads[..., : self._width].float().chunk(2, dim=-1)
         rotated = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
-        return rotated.to(heads.dtype)
+        if self._width == heads.shape[-1]:
+            return rotated.to(heads.dtype)
+        return torch.cat((rotated.to(heads.dtype), heads[..., self._width :]), dim=-1)
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [S, head width / 2] on `device`, built at the first call."""
+        """Cosines and sines [S, rotary width / 2] on `device`, built at the first call."""
         if self._table is None or self._table[0].device != device:
             positions = torch.arange(self._sequence_length, device=device, dtype=torch.float32)
             angles = positions[:, None] * self._frequencies(device)[None, :]
-            self._table = angles.cos(), angles.sin()
+            scaling = self._shape.rotary_scaling
+            by = 1.0 if scaling is None else scaling.magnitude
+            self._table = by * angles.cos(), by * angles.sin()
         return self._table
 
     def _frequencies(self, device: torch.device) -> Tensor:
-        """Radians per position [head width / 2]."""
-        width, scaling = self._shape.rotary_width or self._shape.head_dim, self._shape.rotary_scaling
+        """Radians per position [rotary width / 2]."""
+        width, scaling = self._width, self._shape.rotary_scaling
         pairs = torch.arange(0, width, 2, device=device, dtype=torch.float32)
         frequencies = 1.0 / self._shape.rotary_theta ** (pairs / width)
         if scaling is None:
             return frequencies
         # Turns over the original positions: few are slowed down by the factor, many are kept.
-        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-        turns = frequencies * (scaling.original_positions / (2 * math.pi))
-        kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+        positions, kept = scaling.original_positions, torch.zeros_like(frequencies)
+        if scaling.kind == "llama3":
+            low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+            turns = frequencies * (positions / (2 * math.pi))
+            kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+        elif scaling.kind == "yarn":
+            base = 2 * math.log(self._shape.rotary_theta)
+            ends = [
+                width * math.log(positions / (2 * math.pi * turns)) / base
+                for turns in (scaling.beta_fast, scaling.beta_slow)
+            ]
+            low, high = (math.floor(ends[0]), math.ceil(ends[1])) if scaling.truncate else ends
+            low, high = max(low, 0), min(high, width - 1)
+            kept = 1 - ((pairs / 2 - low) / max(high - low, 1e-3)).clamp(0.0, 1.0)
         return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
@@ -350,12 +369,11 @@ class LatentAttention(nn.Module):
     def __init__(self, shape: Model, rotary: RotaryTable, context: ContextRanks | None, *, first_position: int) -> None:
         super().__init__()
         self._rotary, self._context, self._start = rotary, context, first_position
-        self._plain, self._rotated, self._value = (
-            shape.head_dim - shape.rotary_width,
-            shape.rotary_width,
-            shape.value_dim,
-        )
+        self._rotated, self._value = shape.rotary_width, shape.value_dim
+        self._plain = shape.head_dim - self._rotated
         self._rank = cast("int", shape.key_value_rank)
+        factor = 1.0 if shape.rotary_scaling is None else shape.rotary_scaling.score_factor
+        self._scale = factor * shape.head_dim**-0.5
         self._only_math = shape.attention == "math"
         linear = partial(nn.Linear, bias=False)
         self.query_down = linear(shape.hidden, shape.query_rank) if shape.query_rank else None
@@ -384,7 +402,7 @@ class LatentAttention(nn.Module):
             query, key, value = self._context.whole_sequences(query, key, value)
         query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
         with sdpa_kernel(SDPBackend.MATH) if self._only_math else nullcontext():
-            mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+            mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=self._scale)
         mixed = mixed.transpose(1, 2)[..., : self._value]
         if self._context is not None:
             mixed = self._context.own_positions(mixed)
@@ -581,7 +599,7 @@ class MixtureOfExperts(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm and added to its input."""
+    """Attention and feed-forward, each behind a norm and added to its input, one after the other or both at once."""
 
     def __init__(
         self,
@@ -596,7 +614,7 @@ class Block(nn.Module):
         super().__init__()
         self._recomputing = _recomputing(recipe.recompute)
         self._on_host, self._rotary = on_host, rotary
-        self._tiles = recipe.feed_forward_tiles
+        self._tiles, self._is_parallel = recipe.feed_forward_tiles, shape.parallel_residual
         self.run: Transform = self._run_recomputing
         self.attention_norm = make_norm(shape, shape.hidden)
         if shape.key_value_rank is not None and rotary is not None:
@@ -620,11 +638,12 @@ class Block(nn.Module):
         return self._transform(x)
 
     def _transform(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
+        after: Tensor = x + self.attention(self.attention_norm(x))
+        x = x if self._is_parallel else after
         if self._tiles == 1:
-            return x + self._normed_feed_forward(x)
+            return after + self._normed_feed_forward(x)
         tiles = [recomputed(self._normed_feed_forward, tile) for tile in x.chunk(self._tiles, dim=1)]
-        return x + torch.cat(tiles, dim=1)
+        return after + torch.cat(tiles, dim=1)
 
     def _normed_feed_forward(self, x: Tensor) -> Tensor:
         return cast("Tensor", self.feed_forward(self.feed_forward_norm(x)))
