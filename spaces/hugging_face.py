@@ -228,9 +228,9 @@ def _completed(found: Table, given: Mapping[str, Any]) -> Table:
         return found
     if given["topk_method"] not in ("greedy", "group_limited_greedy", "noaux_tc"):
         raise bad_value("topk_method", given["topk_method"], "greedy or group_limited_greedy")
-    left_out = () if found["dense_layers"] else ("dense_ffn_hidden",)
+    left_out = [] if found["dense_layers"] else ["dense_ffn_hidden"]
     if given["topk_method"] == "greedy":
-        left_out += ("router_groups", "router_groups_kept")
+        left_out += ["router_groups", "router_groups_kept"]
     table = given.get("rope_parameters", given.get("rope_scaling", {}))
     if "rotary_scaling" in found and (every := table.get("mscale_all_dim")):
         found["rotary_scaling"]["score_factor"] = (0.1 * every * math.log(table["factor"]) + 1) ** 2

@@ -463,11 +463,21 @@ class Experts(nn.Module):
         """Return rows [N, in] through their experts' matrices: [N, out]."""
         held = matrices.weight.to_local() if isinstance(matrices.weight, DTensor) else matrices.weight
         weight = held.view(len(counts), -1, held.shape[1])
-        if rows.device.type == "cuda" and rows.dtype == torch.bfloat16:
+        if has_grouped_products(rows.dtype, rows.device):
             ends = counts.cumsum(0).to(torch.int32)
             return functional.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
-        parts = torch.split_with_sizes(rows, counts.tolist())
+        parts = torch.split_with_sizes(rows, on_host(counts, rows=len(rows)))
         return torch.cat([functional.linear(part, one) for part, one in zip(parts, weight.unbind(), strict=True)])
+
+
+def has_grouped_products(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether the products of all experts are one kernel."""
+    return device.type == "cuda" and dtype == torch.bfloat16
+
+
+def on_host(counts: Tensor, *, rows: int) -> list[Any]:  # noqa: ARG001 - a dry run shares them out
+    """Return counts as numbers; `rows` is what those of the last dimension add up to where routing is uniform."""
+    return counts.tolist()
 
 
 class Balance:
@@ -517,8 +527,11 @@ class _WithLoss(torch.autograd.Function):
 class MixtureOfExperts(nn.Module):
     """Experts and a router: each token goes through those of the highest probability, whatever the others get.
 
-    `ranks` share the experts, where there are several (`expert_parallel.ExpertRanks`), the groups in `parts` the
-    positions of a sequence, `summed` of them with summed gradients. `weigh` scales the balancing loss as the model's.
+    Under uniform routing tokens are dealt to the experts in turn instead. `ranks` share the experts, where there are
+    several (`expert_parallel.ExpertRanks`). `loads`, where they are recorded (`expert_parallel.ExpertLoads`), get the
+    rows that this rank's positions send to each expert, and those that come to each of its own, of every forward pass.
+    The groups in `parts` share the positions of a sequence, `summed` of these ranks with summed gradients. `weigh`
+    scales the balancing loss as the model's.
     """
 
     def __init__(self, shape: Model) -> None:
@@ -526,10 +539,12 @@ class MixtureOfExperts(nn.Module):
         self._shape = shape
         self._count, self._each = shape.experts, shape.experts_per_token
         self.router = nn.Linear(shape.hidden, shape.experts, bias=False)
+        self._deals = shape.routing == "uniform"
         self.experts = Experts(shape)
         self.shared = FeedForward(shape, shape.shared_experts * shape.ffn_hidden) if shape.shared_experts else None
         self.balance = Balance(shape) if shape.balancing == "bias" else None
         self.ranks: Any = None
+        self.loads: list[tuple[Tensor, Tensor]] | None = None
         self.parts: list[Any] = []
         self.summed = 1
         self.weigh: Transform = lambda loss: loss
@@ -541,7 +556,11 @@ class MixtureOfExperts(nn.Module):
         outputs = self.router(tokens)
         is_softmax = self._shape.router == "softmax"
         scores = outputs.softmax(dim=-1, dtype=wide) if is_softmax else outputs.to(wide).sigmoid()
-        chosen = self._choice(scores).topk(self._each, dim=-1).indices
+        if self._deals:
+            turns = torch.arange(len(tokens) * self._each, device=x.device)
+            chosen = turns.remainder(self._count).view(-1, self._each)
+        else:
+            chosen = self._choice(scores).topk(self._each, dim=-1).indices
         weights = scores.gather(1, chosen)
         if self._shape.renormalized_experts:
             weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -549,17 +568,21 @@ class MixtureOfExperts(nn.Module):
             weights = weights * self._shape.routed_scale
         # Rows are sorted by expert, and back by the inverse order: sums of fixed order, the same in every run.
         order = chosen.flatten().argsort(stable=True)
-        counts = torch.bincount(chosen.flatten(), minlength=self._count)
+        # Not by `bincount`, for whose length a device's host would wait.
+        counts = order.new_zeros(self._count).index_add_(0, chosen.flatten(), torch.ones_like(order))
         if self._shape.balancing == "loss":
             weights = cast("Tensor", _WithLoss.apply(weights, self.weigh(self._loss(scores, chosen, len(x)))))  # type: ignore[no-untyped-call]
         if self.balance is not None:
             self.balance.count(counts)
-        rows = tokens[order // self._each]
+        rows, held = tokens[order // self._each], counts
         if self.ranks is None:
             found = self.experts(rows, counts)
         else:
             dispatched = self.ranks.dispatch(rows, counts)
-            found = dispatched.back(self.experts(dispatched.rows, dispatched.counts))
+            held = dispatched.counts
+            found = dispatched.back(self.experts(dispatched.rows, held))
+        if self.loads is not None:
+            self.loads.append((counts, held))
         found = found[order.argsort()].view(*weights.shape, -1)
         mixed: Tensor = (found * weights.to(x.dtype).unsqueeze(-1)).sum(dim=1).view_as(x)
         return mixed if self.shared is None else mixed + self.shared(x)
