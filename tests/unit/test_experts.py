@@ -171,6 +171,21 @@ def test_recipes_that_experts_do_not_allow(choices: dict[str, Any], code: str, t
     assert (reason.code, text in reason.text) == (code, True)
 
 
+@pytest.mark.parametrize(
+    ("model", "choices", "code"),
+    [
+        ({"key_value_rank": 16, "rotary_width": 8, "kv_heads": 24}, {"engine": "deepspeed"}, "latent-engine"),
+        ({"experts": 8, "experts_per_token": 2, "balancing": "loss"}, {"feed_forward_tiles": 2}, "experts-tiles"),
+        ({"experts": 8, "experts_per_token": 2, "balancing": "bias"}, {"feed_forward_tiles": 2}, None),
+        ({"key_value_rank": 16, "rotary_width": 8, "kv_heads": 24}, {}, None),
+    ],
+)
+def test_recipes_that_deepseek_does_not_allow(model: dict[str, Any], choices: dict[str, Any], code: str | None) -> None:
+    problem = replace(legality.PROBLEM, model=replace(legality.MODEL, **model))
+    reason = why_illegal(legality.recipe(**choices), problem)
+    assert (reason and reason.code) == code
+
+
 def test_routing_is_part_of_what_was_measured() -> None:
     of_router, dealt = of_experts(), of_experts(routing="uniform")
     ids = {recipe_id(problem, recipe()) for problem in (of_router, of_experts(routing="learned"), dealt)}
