@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from frontrunner.spaces.model import OF_EXPERTS, Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import (
     INTERLEAVED_SCHEDULES,
@@ -106,15 +105,13 @@ def _shares(recipe: Recipe, problem: Problem) -> Refusals:
         yield "sharding-divides", f"sharding degrees {degrees} do not divide one another and {copies}"
 
 
-def _experts(recipe: Recipe, problem: Problem) -> Refusals:
+def _experts(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a list of rules
     """Ranks of a stage share whole experts, and each routes positions of its own."""
     model, e, tp = problem.model, recipe.expert_parallel, recipe.tensor_parallel
     etp, sharing = recipe.expert_tensor_parallel, recipe.expert_ranks
     experts = model.experts
-    unbuilt = {"key_value_rank", *OF_EXPERTS} - {"routing"}
-    unbuilt &= {f.name for f in fields(Model) if getattr(model, f.name) != f.default}
-    if unbuilt:
-        yield "model-unbuilt", f"no engine trains a model with model.{min(unbuilt)} yet"
+    if model.key_value_rank is not None and recipe.engine != "torch":
+        yield "latent-engine", f"the {recipe.engine} engine trains no latent attention; use engine torch"
     if not experts:
         if sharing > 1:
             key, degree = ("expert_parallel", e) if e > 1 else ("expert_tensor_parallel", etp)
@@ -134,6 +131,9 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:
     if tp > 1 and not (recipe.sequence_parallel and sharing > 1):
         needed = "sequence_parallel, and expert_parallel or expert_tensor_parallel > 1"
         yield "experts-tensor", f"with experts, tensor_parallel {tp} needs {needed}"
+    if model.balancing == "loss" and recipe.feed_forward_tiles > 1:
+        text = f"in {recipe.feed_forward_tiles} feed_forward_tiles a loss that balances a sequence sees parts of it"
+        yield "experts-tiles", f"{text}; use 1, or model.balancing bias"
     if recipe.compile:
         text = "a compiled layer is one piece, but every step routes other numbers of tokens to an expert"
         yield "experts-compile", text

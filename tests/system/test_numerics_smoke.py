@@ -10,7 +10,9 @@ from frontrunner.spaces.recipe import LOOPED_SCHEDULES
 from frontrunner.spaces.space import Space
 from support.small_space import most_covering
 from support.trainer_runs import (
+    BALANCED,
     CLIP_NORM,
+    DEEPSEEK,
     EXPERTS,
     GPT2,
     NEVER_REACHED,
@@ -53,8 +55,17 @@ NAMED = {
         EXPERTS,
     ),
     "tp2-sp-etp2": ({"tensor_parallel": 2, "sequence_parallel": True, "expert_tensor_parallel": 2}, EXPERTS),
+    "deepseek-tp2-sp-pp2-1f1b-ep2": (
+        {"tensor_parallel": 2, "sequence_parallel": True, "pipeline_parallel": 2, "schedule": "1f1b"}
+        | {"expert_parallel": 2, "micro_batch_seqs": 2},
+        DEEPSEEK,
+    ),
+    "balanced-cp2-dp2-zero1-ep2": (
+        {"context_parallel": 2, "data_parallel": 2, "sharding": (1, 1, 4), "expert_parallel": 2, "micro_batch_seqs": 2},
+        BALANCED,
+    ),
 }
-OF_THE_SPACE = [small_recipe(**recipe) for recipe, model in NAMED.values() if model is not EXPERTS]
+OF_THE_SPACE = [small_recipe(**recipe) for recipe, model in NAMED.values() if "experts" not in model]
 CHOSEN = most_covering(SPACE, 13, run_anyway=OF_THE_SPACE)
 ZERO_3 = {"data_parallel": 2, "sharding": (2, 2, 2), "micro_batch_seqs": 1}
 DEEPSPEED = {
