@@ -195,14 +195,15 @@ def _on_cluster(cluster: Cluster, problems: Sequence[TableProblem], left_out: Re
         yield replace(table, problem=problem, rows=tuple(rows))
 
 
-def _peak_share(measured: Measurement, table: TableProblem) -> float:
-    peak = table.problem.cluster.peak_flops(table.problem.precision)
+def _peak_share(measured: Measurement, recipe: Recipe, table: TableProblem) -> float:
+    peak = table.problem.cluster.peak_flops(recipe.arithmetic(table.problem.precision))
     return 0.0 if peak is None else measured.hardware_tflops_per_device * 1e12 / peak
 
 
 def _refuse_wrong_units(problems: Sequence[TableProblem], sources: Mapping[str, Source]) -> None:
-    measured = [(row.outcome, of) for of in problems for row in of.rows if isinstance(row.outcome, Measurement)]
-    shares = [share for one, of in measured if (share := _peak_share(one, of))]
+    timed = [(row, of) for of in problems for row in of.rows if isinstance(row.outcome, Measurement)]
+    measured = [(row.outcome, row.recipe, of) for row, of in timed if isinstance(row.outcome, Measurement)]
+    shares = [share for one, recipe, of in measured if (share := _peak_share(one, recipe, of))]
     above = sum(share > 1 for share in shares)
     if 2 * above > len(shares):
         found = f"{above} of {len(shares)} timed rows are above their device's peak, by up to {max(shares):,.3g} times"
