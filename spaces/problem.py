@@ -58,6 +58,8 @@ class SoftwareSettings:
     """Whether residuals and scores are dropped out."""
     gradients: Literal["fp32", "fp32-reduced", "16-bit"] | None = None
     """Type in which gradients are kept and reduced; `fp32-reduced` ones are kept in 16 bits."""
+    selective: Literal["attention", "products"] | None = None
+    """What selective recompute runs again: attention that is not fused, or all but matrix products and attention."""
     reduction: Literal["scattered", "whole"] | None = None
     """How gradients are reduced where the optimizer is sharded: each rank's share, or whole as without sharding."""
     overlap: Literal["all", "sharded", "unsharded", "none"] | None = None

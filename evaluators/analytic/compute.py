@@ -99,8 +99,9 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
 
 def recompute_s(machine: Machine, work: Workload, forward: Rows) -> Rows:
     """Return what one layer computes a second time, of a forward pass that takes `forward`."""
-    part = _elementwise if machine.software.selective_keeps_products else _attention
-    selective = np.where(work.recompute_selective, part(machine, work).forward, 0.0)
+    keeps = machine.software.keeps_products(work)
+    again = np.where(keeps, _elementwise(machine, work).forward, _attention(machine, work).forward)
+    selective = np.where(work.recompute_selective, again, 0.0)
     return np.where(work.recompute_full, forward, selective)
 
 

@@ -65,8 +65,9 @@ class Software:
     multiples of `softmax_multiple` heads of a micro-batch, others by an eager one; `flash` is the version of one that
     is; its result is kept twice where micro-batches have `copies_attention_from` sequences. `wide_gradients` are fp32
     unless they are `narrow_in_fp16`; where `reduces_wide` they are so on their way alone, and `reduces_whole` ones are
-    all-reduced even where the optimizer's states are sharded. Selective recompute keeps products and attention where
-    `selective_keeps_products`, else all but attention's; `keeps_gathered` keeps what sequence parallelism gathered,
+    all-reduced even where the optimizer's states are sharded. `selective` recompute is of `attention` that is not
+    fused, or of all but `products` and attention; a code that may do `either` does the second where attention is fused,
+    since the first would change nothing. `keeps_gathered` keeps what sequence parallelism gathered,
     `may_keep_gathered` has an option for it. `shards_only_masters` holds sharded parameters once, with
     `gathered_layers` whole layers; `reduce_bytes` per parameter of a layer are held while gradients are reduced, once
     a step, or at each micro-batch, through buckets of `bucket_elements`. `bytes_per_logit` is the loss's peak, but
@@ -106,7 +107,7 @@ class Software:
     exchange_s: float = 0.0
     sends_in_turn: bool = False
     gathers_per_layer: float = 1.0
-    selective_keeps_products: bool = False
+    selective: Literal["attention", "products", "either"] = "attention"
     keeps_gathered: bool = False
     may_keep_gathered: bool = False
     shards_only_masters: bool = False
@@ -154,6 +155,11 @@ class Software:
         lacks: Flags = ~work.fused_attention & (heads % self.softmax_multiple != 0)
         return lacks
 
+    def keeps_products(self, work: Workload) -> Flags:
+        """Return whether selective recompute keeps products and attention alone."""
+        found: Flags = work.fused_attention if self.selective == "either" else np.array([self.selective == "products"])
+        return found
+
     def score_bytes(self, work: Workload, of: int) -> Rows:
         """Return the bytes per score of attention that is not fused, of the field `of` of `Bytes`."""
         kinds = KERNELS["softmax"]
@@ -171,7 +177,7 @@ FRONTRUNNER = Software(
     softmax="math",
     copies_attention_from=1,
     dropout=False,
-    selective_keeps_products=True,
+    selective="products",
     keeps_gathered=True,
     bytes_per_logit=16.0,
     shards_only_masters=True,
@@ -195,7 +201,7 @@ DEEPSPEED = Software(
     softmax="math",
     copies_attention_from=1,
     dropout=False,
-    selective_keeps_products=True,
+    selective="products",
     gathered_layers=2.0,
     widens_logits_by_rows=True,
     reduce_bytes=(0.0, 8.0),
@@ -351,6 +357,7 @@ UNKNOWN = Software(
     gate="eager",
     rotary="eager",
     dropout=False,
+    selective="either",
     bytes_per_logit=6.0,
     stands_for=KNOWN,
 )
@@ -377,6 +384,7 @@ TRAITS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {
         "fp32-reduced": {"wide_gradients": False, "narrow_in_fp16": False, "reduces_wide": True},
         "16-bit": {"wide_gradients": False, "narrow_in_fp16": False, "reduces_wide": False},
     },
+    "selective": {value: {"selective": value} for value in ("attention", "products")},
     "reduction": {"scattered": {"reduces_whole": False}, "whole": {"reduces_whole": True}},
     "overlap": {
         "all": {"overlaps_unsharded": True, "overlaps_scattered": True},

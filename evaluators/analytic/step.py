@@ -127,7 +127,7 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     host = host * np.where(software.lacks_fused_softmax(work), 1 + UNFUSED_HOST_SHARE, 1.0)
     host = host + issued * software.host_collective_s - 2 * reduces
     # Of a reduce-scatter and all-gather, selective recompute that keeps products repeats the all-gather alone.
-    selective = np.where(work.sequence_parallel, 1.0, 2.0) if software.selective_keeps_products else 0.0
+    selective = np.where(software.keeps_products(work), np.where(work.sequence_parallel, 1.0, 2.0), 0.0)
     again = np.where(work.recompute_full, 2.0, np.where(work.recompute_selective, selective, 0.0))
     if software.reduces_gate_twice:
         again = again + np.where((work.ffn_matrices == 3) & ~work.sequence_parallel, 1.0, 0.0)

@@ -104,6 +104,7 @@ HEAD_WIDTH = 128
 FUSED_ATTENTION = re.compile("flash|sdpa|xformers|memory.efficient|cudnn|fused.attention")
 UNFUSED_ATTENTION = re.compile("torch|softmax|eager|math|naive|unfused")
 FLASH_VERSION = re.compile(r"flash[^0-9]*([1-9])")
+OTHER_FRAMEWORK = re.compile(r"\bframework=(?![^;]*(?:megatron|deepspeed|\bds))", re.IGNORECASE)
 UNDER_DEEPSPEED = re.compile(r"deepspeed|\bds|bigscience", re.IGNORECASE)
 """What names of attention kernels say, in lower case."""
 CODE_OF_SOURCE = {"efficient-parallelization-layouts": ALEPH_ALPHA.name} | {
@@ -299,11 +300,12 @@ def software_of(row: Row) -> SoftwareSettings:
     """Return the training code a row was measured with, with the kernels that it names.
 
     It is the row's own `training_code`, else that of its source, else of its model: Megatron-LM's, a GPT's in fp16 the
-    earlier one.
+    earlier one. A framework that a note names, and that is not Megatron or under DeepSpeed, is an unknown code.
     """
     name, source = row.model.lower(), row.source.lower()
     is_earlier = name.startswith(("gpt", "megatron", "turing")) and row.precision != "bf16"
     code = LLM_FOUNDRY if name.startswith("mpt") else MEGATRON_GPT if is_earlier else MEGATRON
+    code = UNKNOWN if OTHER_FRAMEWORK.search(row.note) else code
     code = next((CODES[named] for sign, named in CODE_OF_SOURCE.items() if sign in source), code)
     code = CODES.get(row.training_code.lower(), UNKNOWN) if row.training_code else code
     under_deepspeed = not row.training_code and UNDER_DEEPSPEED.search(row.source + row.note) is not None

@@ -227,6 +227,8 @@ def test_a_row_that_names_deepspeed_is_of_its_pipeline(tmp_path: Path, named: di
         ({"source": "mosaicml/llm-foundry", "training_code": "TorchTitan"}, "torchtitan"),
         ({"training_code": "megatron-lm", "note": "framework=ds-zero1"}, "megatron-lm"),
         ({"training_code": "our own"}, "unknown"),
+        ({"note": "4 nodes; framework=OneFlow; recompute inferred"}, "unknown"),
+        ({"note": "framework=Megatron-LM; 4 nodes"}, "megatron-lm-fp16"),
     ],
 )
 def test_a_row_s_own_code_comes_before_what_its_source_and_model_suggest(
