@@ -223,8 +223,8 @@ def _quantized(recipe: Recipe, problem: Problem) -> Refusals:
         yield "quantized-nodes", text
 
 
-def _fp8(recipe: Recipe, problem: Problem) -> Refusals:
-    """torchao's products in 8 bits: on devices that have them, with other numbers, of sizes that divide by 16.
+def _fp8(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a list of rules
+    """Torchao's products in 8 bits: on devices that have them, with other numbers, of sizes that divide by 16.
 
     Those of the gradients of weights add over a rank's tokens.
     """
@@ -245,7 +245,7 @@ def _fp8(recipe: Recipe, problem: Problem) -> Refusals:
         yield "fp8-device", text
     tokens = recipe.micro_batch_seqs * (problem.sequence_length // recipe.context_parallel) // recipe.feed_forward_tiles
     kv = model.head_dim * max(1, model.kv_heads // tp)
-    sizes = {"hidden": model.hidden, "heads x head width": model.heads * model.head_dim // tp, "kv heads x head width": kv}
+    sizes = {"hidden": model.hidden, "width of queries": model.q_hidden // tp, "width of keys": kv}
     if not model.experts:
         sizes["ffn_hidden"] = model.ffn_hidden // tp
     if uneven := [f"{size} {name}" for name, size in (sizes | {"tokens": tokens}).items() if size % FP8_MULTIPLE]:

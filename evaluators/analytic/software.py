@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.workload import Flags, Rows, Split, Workload
+from frontrunner.evaluators.analytic.workload import FP8_SCALINGS, Flags, Rows, Split, Workload
 from frontrunner.spaces.problem import Problem, SoftwareSettings
 
 Kernel = Literal["fused", "eager", "fp32"]
@@ -85,7 +85,10 @@ class Software:
     A reducer's own buckets hold `reducer_bytes` per parameter. `pipeline_split` gives ranks as many layers each, or as
     much work with the head (`cost`), or as many modules (`ends`: embedding, last norm and head count as layers). Code
     that `sends_singly` has a communicator with each pipeline neighbor. A `cross_entropy` in 16 bits keeps no fp32 copy
-    of the logits, nor does a fused one, which reads them fewer times. An unknown code may be any that it `stands_for`.
+    of the logits, nor does a fused one, which reads them fewer times. Products in 8 bits are `transformer_engine`'s, of
+    experts too, which keeps their inputs and copies of weights in 8 bits, and gathers inputs so; or else torchao's,
+    under which tensor-parallel ranks and FSDP2 gather so, with one factor a tensor, where it `gathers_in_8_bits`. An
+    unknown code may be any that it `stands_for`.
     """
 
     name: str
@@ -132,7 +135,25 @@ class Software:
     host_collective_s: float = fitted(48e-6, 0.0, 1e-2)
     gradient_overlap: float = fitted(0.30, 0.0, 1.0)
     fragmentation: float = 0.03
+    transformer_engine: bool = False
+    gathers_in_8_bits: bool = False
     stands_for: tuple[Software, ...] = ()
+
+    def share_sent(self, work: Workload) -> Rows:
+        """Return the share of a layer's tensor-parallel traffic in 16 bits that is left: gathers in 8 bits are half."""
+        narrow = (work.fp8 > 0) if self.transformer_engine else self.gathers_so(work)
+        share: Rows = np.where(narrow & work.sequence_parallel, 0.75, 1.0)
+        return share
+
+    def gathers_so(self, work: Workload) -> Flags:
+        """Return whether torchao gathers in 8 bits: with one factor a tensor, where the code asks for it."""
+        found: Flags = self.gathers_in_8_bits & (work.fp8 == FP8_SCALINGS.index("tensorwise"))
+        return found
+
+    def has_feed_forward_in_8_bits(self, work: Workload) -> Flags:
+        """Return whether the feed-forward part's products are in 8 bits too, where a recipe has such products."""
+        dense: Flags = work.experts == 0
+        return dense | self.transformer_engine
 
     def elementwise_bytes(self, work: Workload, of: int) -> Rows:
         """Return one layer's bytes per token outside products and attention, of the field `of` of `Bytes`."""
@@ -225,6 +246,7 @@ LLM_FOUNDRY = Software(
     cross_entropy="16-bit",
     message_elements=0.0,
     message_layers=1.0,
+    transformer_engine=True,
 )
 """MPT models under torch's first FSDP, with flash attention and flash-attn's cross entropy in 16 bits; its published
 step times are nearer to a loss of several kernels than to one (8.2 against 10.0 % off)."""
@@ -242,6 +264,7 @@ MEGATRON = Software(
     dropout=False,
     softmax_multiple=4,
     bytes_per_logit=6.0,
+    transformer_engine=True,
 )
 """Megatron-LM, as it is exported, and what was made after it: gradients are accumulated in fp32, unless the arithmetic
 is fp16 (`--accumulate-allreduce-grads-in-fp32` goes with bf16), and reduced during the backward pass; norm, gate,
@@ -365,7 +388,12 @@ UNKNOWN = Software(
 a recipe that is refused wrongly costs more than one that fails."""
 CODES = {
     code.name: code
-    for code in (*KNOWN, replace(MEGATRON, name="nemo"), replace(FRONTRUNNER, name="torchtitan"), UNKNOWN)
+    for code in (
+        *KNOWN,
+        replace(MEGATRON, name="nemo"),
+        replace(FRONTRUNNER, name="torchtitan", gathers_in_8_bits=True),
+        UNKNOWN,
+    )
 }
 """Training codes by the names that campaign files use. NeMo's is Megatron's; torchtitan has FSDP2 and selective
 recompute as the project's own trainer has."""

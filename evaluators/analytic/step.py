@@ -17,6 +17,9 @@ WEIGHTS_SHARE = 0.5
 UNFUSED_HOST_SHARE = 0.2
 """Of the host's work per layer, what softmax adds where it is not one kernel: four beside 15 forward and four beside 29
 backward, as `compute` counts them, with the forward pass run twice."""
+CASTING_HOST = 4.5
+"""The host's work per layer where torchao casts uncompiled, over that without: 14 casts forward of ten kernels each,
+and twice as many backward, beside 40 and 80."""
 COMPILED_HOST_SHARE = 0.5
 """What is left of the host's work per layer where it is compiled and few kernels are started; assumed."""
 
@@ -126,6 +129,7 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     host = software.host_layer_s * np.where(work.compile, COMPILED_HOST_SHARE, 1.0)
     host = host * np.where(software.lacks_fused_softmax(work), 1 + UNFUSED_HOST_SHARE, 1.0)
     host = host + issued * software.host_collective_s - 2 * reduces
+    host = host * np.where((work.fp8 > 0) & ~work.compile & (not software.transformer_engine), CASTING_HOST, 1.0)
     # Of a reduce-scatter and all-gather, selective recompute that keeps products repeats the all-gather alone.
     selective = np.where(software.keeps_products(work), np.where(work.sequence_parallel, 1.0, 2.0), 0.0)
     again = np.where(work.recompute_full, 2.0, np.where(work.recompute_selective, selective, 0.0))
@@ -137,7 +141,7 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
         backward=backward,
         recompute=compute.recompute_s(machine, work, forward),
         # Experts take each tensor-parallel rank's own positions.
-        traffic=(4.0 + again) * np.where(work.experts > 0, 0.5, 1.0) * reduces,
+        traffic=software.share_sent(work) * (4.0 + again) * np.where(work.experts > 0, 0.5, 1.0) * reduces,
         exchanges=exchanges,
         dispatch=communication.dispatch_s(machine, work),
     )

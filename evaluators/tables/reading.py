@@ -201,9 +201,9 @@ def _peak_share(measured: Measurement, recipe: Recipe, table: TableProblem) -> f
 
 
 def _refuse_wrong_units(problems: Sequence[TableProblem], sources: Mapping[str, Source]) -> None:
-    timed = [(row, of) for of in problems for row in of.rows if isinstance(row.outcome, Measurement)]
-    measured = [(row.outcome, row.recipe, of) for row, of in timed if isinstance(row.outcome, Measurement)]
-    shares = [share for one, recipe, of in measured if (share := _peak_share(one, recipe, of))]
+    rows = ((row.outcome, row.recipe, of) for of in problems for row in of.rows)
+    timed = [(one, recipe, of) for one, recipe, of in rows if isinstance(one, Measurement)]
+    shares = [share for one, recipe, of in timed if (share := _peak_share(one, recipe, of))]
     above = sum(share > 1 for share in shares)
     if 2 * above > len(shares):
         found = f"{above} of {len(shares)} timed rows are above their device's peak, by up to {max(shares):,.3g} times"
@@ -211,7 +211,7 @@ def _refuse_wrong_units(problems: Sequence[TableProblem], sources: Mapping[str, 
     if shares and max(shares) < LOWEST_MFU and not sources.get("step_time_s", Source("")).unit:
         found = f"the fastest of {len(shares)} timed rows reaches {100 * max(shares):.2g} % of its device's peak"
         raise _wrong_unit("step_time_s", found, sources)
-    peaks = ((one.peak_memory_bytes_max_rank, of.problem.cluster.memory_bytes_per_device) for one, of in measured)
+    peaks = ((one.peak_memory_bytes_max_rank, of.problem.cluster.memory_bytes_per_device) for one, _, of in timed)
     memories = [peak / device for peak, device in peaks if peak]
     if memories and min(memories) > MOST_MEMORIES:
         found = f"every peak is {min(memories):,.0f} times its device's memory and more"
