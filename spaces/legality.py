@@ -112,7 +112,8 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:
     """Ranks of a stage share whole experts, and each routes positions of its own."""
     model, e, tp = problem.model, recipe.expert_parallel, recipe.tensor_parallel
     experts = model.experts
-    unbuilt = {"key_value_rank", *OF_EXPERTS} & {f.name for f in fields(Model) if getattr(model, f.name) != f.default}
+    unbuilt = {"key_value_rank", *OF_EXPERTS} - {"routing"}
+    unbuilt &= {f.name for f in fields(Model) if getattr(model, f.name) != f.default}
     if unbuilt:
         yield "model-unbuilt", f"no engine trains a model with model.{min(unbuilt)} yet"
     if not experts:

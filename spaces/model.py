@@ -18,12 +18,13 @@ WORDS = {
     "norm": ("layernorm", "rmsnorm"),
     "biases": ("none", "qkv", "all"),
     "attention": ("flash", "math"),
+    "routing": ("learned", "uniform"),
     "router": ("softmax", "sigmoid"),
     "balancing": ("none", "loss", "bias"),
 }
 OF_EXPERTS = (
     "shared_experts", "dense_layers", "dense_ffn_hidden", "router", "router_groups", "router_groups_kept",
-    "routed_scale", "balancing", "balancing_weight",
+    "routed_scale", "balancing", "balancing_weight", "routing",
 )  # fmt: skip
 """Keys of the model that say something of experts only, besides their numbers."""
 
@@ -130,6 +131,9 @@ class Model:
     """Experts that a token goes through: those to which the router gives the highest probabilities."""
     renormalized_experts: bool = True
     """Whether the probabilities of a token's experts are scaled so that they add up to 1."""
+    routing: str = "learned"
+    """What gives a probe's tokens their experts: the router with its random first weights (`learned`), or turns
+    (`uniform`), so that all get equally many; the router still weighs what they find. Replays train `learned`."""
     shared_experts: int = 0
     """Experts that every token goes through besides, as wide as the others; they are one feed-forward part."""
     dense_layers: int = 0
