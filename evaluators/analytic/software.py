@@ -404,6 +404,7 @@ UNKNOWN = Software(
     dropout=False,
     selective="either",
     bytes_per_logit=6.0,
+    transformer_engine=True,
     stands_for=KNOWN,
 )
 """What lies in the middle of the known codes' step times and memory, with a loss that works in place as Megatron-LM's:

@@ -243,7 +243,7 @@ def _why_not_believed(row: TableRow, table: TableProblem) -> str | None:
     if degree > heads:
         return f"tensor-parallel degree {degree} for {heads} heads"
     if isinstance(row.outcome, Measurement):
-        if _peak_share(row.outcome, table) > 1:
+        if _peak_share(row.outcome, row.recipe, table) > 1:
             return "faster than the device's peak"
         if why_too_fast(row.recipe, table.problem, row.outcome.step_time_s_median):
             return "faster than the formulas find possible"

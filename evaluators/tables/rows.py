@@ -222,6 +222,8 @@ def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
         try:
             problem = problem or _problem_of(row)
             recipe = recipe_of(row, problem.model.layers)
+            if recipe.fp8 != "none" and problem.cluster.peak_flops("fp8") is None:
+                raise ValueError(f"no peak in fp8 for {row.hardware}")
             made.append(TableRow(number=row.number - 1, recipe=recipe, outcome=outcome_of(row, recipe, problem)))
         except (ValueError, OverflowError) as error:
             left_out.add(str(error), row.number)

@@ -68,7 +68,7 @@ def multiply_in_8_bits(module: Gpt, scaling: str, *, emulate: bool = False) -> N
     config = replace(Float8LinearConfig.from_recipe_name(scaling), emulate=emulate)
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        out = matmul_with_hp_or_float8_args.apply(x, weight.t(), like.linear_mm_config, config)
+        out: Tensor = matmul_with_hp_or_float8_args.apply(x, weight.t(), like.linear_mm_config, config)
         return out if bias is None else out + bias
 
     with torch.device("meta"):
