@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.legality import ENGINE_RULES, marks, why_illegal
 from frontrunner.spaces.model import Model
-from frontrunner.spaces.problem import GlobalBatch
+from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import ENGINES, LOOPED_SCHEDULES
 from frontrunner.spaces.sharding import Sharding
 from support.legality import CLUSTER, MODEL, PIPELINE, PROBLEM, recipe
@@ -268,6 +269,9 @@ H100 = replace(
     PROBLEM, cluster=replace(CLUSTER, device="h100-80gb", peak_tflops=ByPrecision(bf16=989.4, fp8=1978.9)),
     precision="bf16", tolerance="quantized",
 )  # fmt: skip
+
+
+ASYNC = {"async_tensor_parallel": True, "compile": True, "sequence_parallel": True, "tensor_parallel": 2}
 
 
 @pytest.mark.parametrize(
