@@ -255,7 +255,7 @@ def _fp8(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a list o
             "query_rank": model.query_rank or 0,
             "rotary_width": model.rotary_width,
         }
-    if uneven := [f"{size} {name}" for name, size in (sizes | {"tokens": tokens}).items() if size % FP8_MULTIPLE]:
+    if uneven := [f"{name} {size}" for name, size in (sizes | {"tokens": tokens}).items() if size % FP8_MULTIPLE]:
         text = f"{what} multiplies matrices of multiples of {FP8_MULTIPLE}; a rank has {', '.join(uneven)}"
         yield "fp8-divides", text
     if recipe.schedule in SPLIT_BACKWARD_SCHEDULES:

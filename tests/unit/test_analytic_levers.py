@@ -206,7 +206,7 @@ def test_deepspeed_reduces_through_a_bucket() -> None:
     assert gradients == pytest.approx(4 * count + 4 * 5e8)
 
 
-H100 = replace(A100, device="h100-80gb", peak_tflops=ByPrecision(bf16=989.4, fp8=1978.9), matmul_share=0.73)
+H100 = replace(A100, device="h100-80gb", peak_tflops=ByPrecision(fp16=989.4, fp8=1978.9), matmul_share=0.73)
 
 
 @pytest.mark.parametrize(("fp8", "cast"), [("tensorwise", 6), ("rowwise", 8)])

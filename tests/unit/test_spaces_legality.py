@@ -278,7 +278,7 @@ ASYNC = {"async_tensor_parallel": True, "compile": True, "sequence_parallel": Tr
     ("problem", "choices", "refusal"),
     [
         (H100, {}, None),
-        (H100, {"tensor_parallel": 4, "recompute": "selective"}, None),
+        (H100, {"tensor_parallel": 2, "recompute": "selective"}, None),
         (replace(H100, precision="fp16"), {}, "fp8-precision: problem.precision is fp16; use fp8 none"),
         (replace(H100, tolerance="rounding"), {}, 'fp8-tolerance: set problem.tolerance = "quantized" to accept that'),
         (
@@ -291,13 +291,17 @@ ASYNC = {"async_tensor_parallel": True, "compile": True, "sequence_parallel": Tr
             {},
             "fp8-device: a100-80gb states no cluster.peak_tflops.fp8; use fp8 none",
         ),
-        (replace(H100, sequence_length=8), {}, "fp8-divides: multiples of 16; a rank has 8 tokens"),
+        (replace(H100, sequence_length=8), {}, "fp8-divides: multiples of 16; a rank has tokens 8"),
         (
             H100,
-            {"async_tensor_parallel": True, "compile": True, "sequence_parallel": True, "tensor_parallel": 2},
-            "fp8-async: bf16",
+            ASYNC,
+            "fp8-async: overlaps products in bf16",
         ),
-        (H100, {"engine": "deepspeed"}, "fp8-engine: only the torch engine has fp8 rowwise"),
+        (
+            H100,
+            {"engine": "deepspeed", "sharding": Sharding.named("zero-1", 16)},
+            "fp8-engine: only the torch engine has fp8 rowwise",
+        ),
     ],
 )
 def test_products_in_8_bits_are_refused_by_name_where_they_cannot_be(
