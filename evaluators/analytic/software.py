@@ -403,12 +403,14 @@ UNKNOWN = Software(
     rotary="eager",
     dropout=False,
     selective="either",
+    exchange_s=1e-3,
     bytes_per_logit=6.0,
     transformer_engine=True,
     stands_for=KNOWN,
 )
 """What lies in the middle of the known codes' step times and memory, with a loss that works in place as Megatron-LM's:
-a recipe that is refused wrongly costs more than one that fails."""
+a recipe that is refused wrongly costs more than one that fails. It may wait between pipeline ranks on different nodes:
+half of what a code takes by count that sends the shape of a tensor before it (nanotron)."""
 CODES = {
     code.name: code
     for code in (
