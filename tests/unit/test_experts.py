@@ -284,7 +284,7 @@ def test_the_fullest_rank_computes_and_sends_more() -> None:
     assert dispatch_s(full, rows) == pytest.approx(1.5 * dispatch_s(even, rows))
     more = 0.5 * 2 * 3 * 4096 * 14336 * 2 * 8 * 2048 / OURS.matmul_flops
     assert layer(full, rows).forward - layer(even, rows).forward == pytest.approx(more, rel=0.1)
-    with pytest.raises(InvalidInput, match=r"expert_imbalance = 0\.5, expected at least 1"):
+    with pytest.raises(InvalidInput, match=r"expert_imbalance = 0\.5: expected at least 1"):
         Machine.of(replace(A100, efficiencies={"expert_imbalance": 0.5}), "bf16", FRONTRUNNER)
 
 
