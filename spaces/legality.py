@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from frontrunner.spaces.model import OF_EXPERTS, Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import (
     INTERLEAVED_SCHEDULES,
@@ -34,6 +33,8 @@ class Reason:
         return self.text
 
 
+FP8_MULTIPLE = 16
+"""What both sides of a factor in 8 bits divide by: torch's `_scaled_mm` (aten/src/ATen/native/cuda/ScaledBlas.cpp)."""
 Refusals = Iterator[tuple[str, str]]
 """Codes and texts of reasons."""
 Rules = Callable[[Recipe, Problem], Refusals]
@@ -110,10 +111,8 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:
     """Ranks of a stage share whole experts, and each routes positions of its own."""
     model, e, tp = problem.model, recipe.expert_parallel, recipe.tensor_parallel
     experts = model.experts
-    unbuilt = {"key_value_rank", *OF_EXPERTS} - {"routing"}
-    unbuilt &= {f.name for f in fields(Model) if getattr(model, f.name) != f.default}
-    if unbuilt:
-        yield "model-unbuilt", f"no engine trains a model with model.{min(unbuilt)} yet"
+    if model.key_value_rank is not None and recipe.engine != "torch":
+        yield "latent-engine", f"the {recipe.engine} engine trains no latent attention; use engine torch"
     if not experts:
         if e > 1:
             yield "experts-none", f"expert_parallel {e} for a model without experts"
@@ -127,6 +126,9 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:
         yield "experts-ranks", f"expert_parallel {e} does not divide the {ranks} ranks of a pipeline stage"
     if tp > 1 and not (recipe.sequence_parallel and e > 1):
         yield "experts-tensor", f"with experts, tensor_parallel {tp} needs sequence_parallel and expert_parallel > 1"
+    if model.balancing == "loss" and recipe.feed_forward_tiles > 1:
+        text = f"in {recipe.feed_forward_tiles} feed_forward_tiles a loss that balances a sequence sees parts of it"
+        yield "experts-tiles", f"{text}; use 1, or model.balancing bias"
     if recipe.compile:
         text = "a compiled layer is one piece, but every step routes other numbers of tokens to an expert"
         yield "experts-compile", text
@@ -220,6 +222,47 @@ def _quantized(recipe: Recipe, problem: Problem) -> Refusals:
     if recipe.quantized_gradients and (recipe.devices % per_node or recipe.devices == per_node):
         text = f"quantized_gradients needs several whole nodes of {per_node} devices, not {recipe.devices} devices"
         yield "quantized-nodes", text
+
+
+def _fp8(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a list of rules
+    """Torchao's products in 8 bits: on devices that have them, with other numbers, of sizes that divide by 16.
+
+    Those of the gradients of weights add over a rank's tokens.
+    """
+    if recipe.fp8 == "none":
+        return
+    model, cluster, tp, what = problem.model, problem.cluster, recipe.tensor_parallel, f"fp8 {recipe.fp8}"
+    if recipe.engine != "torch":
+        yield "fp8-engine", f"only the torch engine has {what}; use fp8 none"
+    if problem.precision != "bf16":
+        text = f"{what} goes with what else is in bf16: problem.precision is {problem.precision}; use fp8 none"
+        yield "fp8-precision", text
+    if problem.tolerance != "quantized":
+        yield "fp8-tolerance", f'{what} trains with other numbers: set problem.tolerance = "quantized" to accept that'
+    if cluster.backend not in ("cuda", "rocm"):
+        yield "fp8-backend", f"{what} needs products in 8 bits, which {cluster.backend} devices do not have; use none"
+    elif cluster.peak_flops("fp8") is None and cluster.matmul_flops("fp8") is None:
+        text = f"{what} needs products in 8 bits: {cluster.device} states no cluster.peak_tflops.fp8; use fp8 none"
+        yield "fp8-device", text
+    tokens = recipe.micro_batch_seqs * (problem.sequence_length // recipe.context_parallel) // recipe.feed_forward_tiles
+    kv = model.head_dim * max(1, model.kv_heads // tp)
+    sizes = {"hidden": model.hidden, "width of queries": model.q_hidden // tp, "width of keys": kv}
+    if not model.experts:
+        sizes["ffn_hidden"] = model.ffn_hidden // tp
+    if model.key_value_rank:
+        sizes |= {
+            "key_value_rank": model.key_value_rank,
+            "query_rank": model.query_rank or 0,
+            "rotary_width": model.rotary_width,
+        }
+    if uneven := [f"{name} {size}" for name, size in (sizes | {"tokens": tokens}).items() if size % FP8_MULTIPLE]:
+        text = f"{what} multiplies matrices of multiples of {FP8_MULTIPLE}; a rank has {', '.join(uneven)}"
+        yield "fp8-divides", text
+    if recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
+        text = f"{recipe.schedule} splits the backward pass, and torchao computes both gradients of a product at once"
+        yield "fp8-split-backward", text
+    if recipe.async_tensor_parallel:
+        yield "fp8-async", "async_tensor_parallel overlaps products in bf16; choose one of both"
 
 
 def _torch_layers(recipe: Recipe, problem: Problem) -> Refusals:
@@ -338,8 +381,8 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C
 
 
 ENGINE_RULES: dict[str, tuple[Rules, ...]] = {
-    "torch": (_torch_replicas, _torch_pipeline, _tied, _torch_layers, _torch_memory, _quantized),
-    "deepspeed": (_deepspeed_parallel, _tied, _deepspeed_options, _quantized),
+    "torch": (_torch_replicas, _torch_pipeline, _tied, _torch_layers, _torch_memory, _quantized, _fp8),
+    "deepspeed": (_deepspeed_parallel, _tied, _deepspeed_options, _quantized, _fp8),
 }
 
 
