@@ -98,10 +98,6 @@ class Problem:
             raise bad_value("model.max_positions", None, "the number of learned positions")
         if self.model.positions == "learned" and limit is not None and self.sequence_length > limit:
             raise bad_value("problem.sequence_length", self.sequence_length, f"at most model.max_positions = {limit}")
-        window = self.model.attention_window
-        if window is not None and self.sequence_length > window:
-            expected = f"at most model.attention_window = {window}: sliding windows are not modeled"
-            raise bad_value("problem.sequence_length", self.sequence_length, expected)
 
     @property
     def has_fused_attention(self) -> bool:

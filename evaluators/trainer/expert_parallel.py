@@ -71,5 +71,6 @@ def apply_expert_parallel(model: Gpt, mesh: DeviceMesh) -> None:
     for block in cast("Iterable[Block]", model.blocks.values()):
         mixture = cast("MixtureOfExperts", block.feed_forward)
         for matrices in cast("Iterable[nn.Linear]", mixture.experts.children()):
-            matrices.weight = nn.Parameter(distribute_tensor(matrices.weight, mesh, [Shard(0)]))
+            for name, whole in list(matrices.named_parameters()):
+                setattr(matrices, name, nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)])))
         mixture.ranks = ranks
