@@ -202,9 +202,8 @@ _ROTARY_OPTIONS = ("beta_fast", "beta_slow", "truncate", "attention_factor")
 def model_of_config(config: Mapping[str, Any]) -> Table:
     """Return the keys of [model] for a configuration; raises `InvalidInput` for one that is not modeled."""
     kind = config.get("model_type")
-    if kind == "gemma3" and isinstance(config.get("text_config"), dict):  # of the text alone, without the images' part
-        config = {"_name_or_path": config.get("_name_or_path"), **config["text_config"], "model_type": "gemma3_text"}
-        kind = "gemma3_text"
+    if kind == "gemma3" and isinstance(text := config.get("text_config"), dict):  # without the part for images
+        return model_of_config({"_name_or_path": config.get("_name_or_path"), **text, "model_type": "gemma3_text"})
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise bad_value(
             "model_type", kind, "an architecture that is modeled", hint=f"known: {', '.join(ARCHITECTURES)}"
@@ -228,18 +227,16 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
         found["activation"] = ACTIVATIONS[given[key]]
     if "positions" not in found:
         found |= _rotary(given, found.get("head_width", found["hidden"] // found["heads"]))
-    if given.get("use_sliding_window", True) and given.get("sliding_window") is not None:
-        found |= _windows(given, found["layers"], given.get("sliding_window_pattern", architecture.full_every))
-    if "attention_window" not in found:
-        found.pop("window_rotary_theta", None)
-    return found
+    return found | _windows(given, found["layers"], given.get("sliding_window_pattern", architecture.full_every))
 
 
 def _windows(given: Mapping[str, Any], layers: int, every: int) -> Table:
     """Return which layers have the sliding window: all but one of `every`, or those that `layer_types` states.
 
-    Where `max_window_layers` are stated (Qwen), the first have none.
+    Where `max_window_layers` are stated (Qwen), the first have none. Gemma 3 rotates differently in those that have it.
     """
+    if given.get("sliding_window") is None or not given.get("use_sliding_window", True):
+        return {}
     window, full = "sliding_attention", "full_attention"
     key = "layer_types" if "layer_types" in given else "max_window_layers"
     types = [full if every and (layer + 1) % every == 0 else window for layer in range(layers)]
@@ -252,25 +249,27 @@ def _windows(given: Mapping[str, Any], layers: int, every: int) -> Table:
     every = types.index(full) + 1 if full in types else 0
     if types != [full if every and (layer + 1) % every == 0 else window for layer in range(layers)]:
         raise bad_value(key, given.get(key, 28), "the window in all layers but each n-th one")
-    return {"attention_window": given["sliding_window"], "full_attention_every": every}
+    found = {"attention_window": given["sliding_window"], "full_attention_every": every}
+    if "rope_local_base_freq" not in given:
+        return found
+    stated = given.get("rope_parameters", {}).get(window, {})
+    if stated.get("rope_type", "default") != "default":
+        raise bad_value(f"rope_parameters.{window}.rope_type", stated["rope_type"], "default")
+    return found | {"window_rotary_theta": stated.get("rope_theta", given["rope_local_base_freq"])}
 
 
 def _rotary(given: Mapping[str, Any], head_width: int) -> Table:
     """Return the rotary positions: `rope_parameters`, or `rope_theta`, `rope_scaling` and a share of earlier files."""
     key = "rope_parameters" if "rope_parameters" in given else "rope_scaling"
-    stated, local = given.get(key, {}), {}
-    if key == "rope_parameters" and given["model_type"] == "gemma3_text" and isinstance(stated, dict):
-        stated, local = stated.get("full_attention", {}), stated.get("sliding_attention", {})
-        if local.get("rope_type", "default") != "default":
-            raise bad_value(f"{key}.sliding_attention.rope_type", local["rope_type"], "default")
+    stated = given.get(key, {})
+    if isinstance(stated, dict) and isinstance(stated.get("full_attention"), dict) and "rope_local_base_freq" in given:
+        stated = stated["full_attention"]
     if not isinstance(stated, dict) or any(isinstance(value, dict) for value in stated.values()):
         raise bad_value(key, str(stated), "one table for all layers")
     table: Table = {"original_max_position_embeddings": given.get("max_position_embeddings")} | stated
     share = table.get("partial_rotary_factor", given.get("partial_rotary_factor", given.get("rotary_pct", 1.0)))
     theta = given.get("rope_theta", given.get("rotary_emb_base", 10_000.0))
     found: Table = {"rotary_theta": table.get("rope_theta", theta)}
-    if "rope_local_base_freq" in given:
-        found["window_rotary_theta"] = local.get("rope_theta", given["rope_local_base_freq"])
     if share != 1:
         found["rotary_width"] = int(head_width * share)
     kind = table.get("rope_type", table.get("type", "default"))

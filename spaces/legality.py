@@ -110,7 +110,8 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:
     """Ranks of a stage share whole experts, and each routes positions of its own."""
     model, e, tp = problem.model, recipe.expert_parallel, recipe.tensor_parallel
     experts = model.experts
-    unbuilt = {"key_value_rank", *OF_EXPERTS} & {f.name for f in fields(Model) if getattr(model, f.name) != f.default}
+    unbuilt = {"key_value_rank", *OF_EXPERTS} - {"routing"}
+    unbuilt &= {f.name for f in fields(Model) if getattr(model, f.name) != f.default}
     if unbuilt:
         yield "model-unbuilt", f"no engine trains a model with model.{min(unbuilt)} yet"
     if not experts:
@@ -301,6 +302,8 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C
         yield "deepspeed-sequence-parallel", f"{engine} has no sequence parallelism"
     if kv_heads % tp:
         yield "deepspeed-kv-heads", f"{engine} cannot cut {kv_heads} kv heads over {tp} ranks"
+    if tp > 1 and problem.model.attention_sinks:
+        yield "deepspeed-sinks", f"{engine} does not split attention_sinks over the ranks that split the heads"
     if tp > 1 and problem.model.qk_norm:
         text = f"{engine} does not sum the gradients of qk_norm over its ranks, each of which has other heads"
         yield "deepspeed-qk-norm", f"wrong gradients: {text}"

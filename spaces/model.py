@@ -19,12 +19,13 @@ WORDS = {
     "norm": ("layernorm", "rmsnorm"),
     "biases": ("none", "qkv", "all"),
     "attention": ("flash", "math"),
+    "routing": ("learned", "uniform"),
     "router": ("softmax", "sigmoid"),
     "balancing": ("none", "loss", "bias"),
 }
 OF_EXPERTS = (
     "shared_experts", "dense_layers", "dense_ffn_hidden", "router", "router_groups", "router_groups_kept",
-    "routed_scale", "balancing", "balancing_weight",
+    "routed_scale", "balancing", "balancing_weight", "routing",
 )  # fmt: skip
 """Keys of the model that say something of experts only, besides their numbers."""
 
@@ -132,6 +133,9 @@ class Model:
     """Experts that a token goes through: those to which the router gives the highest probabilities."""
     renormalized_experts: bool = True
     """Whether the probabilities of a token's experts are scaled so that they add up to 1."""
+    routing: str = "learned"
+    """What gives a probe's tokens their experts: the router with its random first weights (`learned`), or turns
+    (`uniform`), so that all get equally many; the router still weighs what they find. Replays train `learned`."""
     shared_experts: int = 0
     """Experts that every token goes through besides, as wide as the others; they are one feed-forward part."""
     dense_layers: int = 0
@@ -310,10 +314,10 @@ class Model:
         """Heads * value_dim: the width of what attention returns; without latent attention that of the queries."""
         return self.heads * self.value_dim
 
-    @property
-    def has_own_kernel(self) -> bool:
+    def has_special_attention(self, sequence_length: int) -> bool:
         """Whether attention is of a form that torch's plain kernels lack: a window, sinks or capped scores."""
-        return self.attention_window is not None or self.attention_sinks or self.attention_softcap is not None
+        window = self.attention_window or sequence_length
+        return window < sequence_length or self.attention_sinks or self.attention_softcap is not None
 
     def window_of(self, layer: int) -> int | None:
         """The positions that a token attends to in a layer, counted from 0; None: all up to its own."""
@@ -389,7 +393,12 @@ class Model:
     def active_parameters(self) -> int:
         """All parameters but those of experts that a token does not go through."""
         idle = self.matmul_parameters_per_layer - self.active_matmul_parameters_per_layer
+        idle += max(0, self.experts - self.experts_per_token) * self._biases_of_feed_forward
         return self.parameters - (self.layers - self.dense_layers) * idle
+
+    @property
+    def _biases_of_feed_forward(self) -> int:
+        return (self.ffn_matrices - 1) * self.ffn_hidden + self.hidden if self.biases == "all" else 0
 
     @property
     def parameters(self) -> int:
@@ -399,9 +408,8 @@ class Model:
         """
         has_all = self.biases == "all"
         biases = self.q_hidden + 2 * self.kv_hidden if self.biases != "none" else 0
-        if has_all:
-            each = self.hidden + (self.ffn_matrices - 1) * self.ffn_hidden
-            biases += self.hidden + max(1, self.experts) * each + self.experts
+        biases += max(1, self.experts) * self._biases_of_feed_forward
+        biases += self.hidden + self.experts if has_all else 0
         per_norm = 2 if has_all and self.norm == "layernorm" else 1
         latent = (self.query_rank or 0) + (self.key_value_rank or 0)
         width = (4 if self.post_norms else 2) * self.hidden

@@ -250,7 +250,8 @@ def at_best(machine: Machine) -> Machine:
     at_once: dict[str, Any] = {"host_layer_s": 0.0, "host_collective_s": 0.0, "gradient_overlap": 1.0}
     at_once |= {"norm": "fused", "gate": "fused", "rotary": "fused", "softmax": "fused", "flash": 2, "dropout": False}
     at_once |= {"wide_gradients": False, "reduces_wide": False, "reduces_whole": False, "exchange_s": 0.0}
-    at_once |= {"overlaps_unsharded": True, "overlaps_scattered": True}
+    at_once |= {"overlaps_unsharded": True, "overlaps_scattered": True, "graphs": "step"}
+    at_once |= {"permutation": "fused", "sorts_received": False, "dispatches_once": True, "fuses_accumulation": True}
     software = replace(machine.software, **at_once)
     efficiencies = replace(machine.efficiencies, **dict.fromkeys(LOSSES, 0.0))
     efficiencies = replace(efficiencies, fused_attention_forward=1.0, fused_attention_backward=1.0)

@@ -8,13 +8,14 @@ import numpy as np
 
 from frontrunner.evaluators.analytic.communication import ring_s
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.software import FLASH_SPEED
 from frontrunner.evaluators.analytic.workload import Parts, Rows, Workload
 
 TILE = 128.0
 """Rows and columns of the result that one compute unit works on at a time, as in the common GEMM kernels."""
 FUSED_BACKWARD_FLOPS = 2.5
 """A fused attention's backward FLOPs over its forward ones: five products for two (arXiv 2307.08691, section 3.1)."""
+WEIGHTS_SHARE = 0.5
+"""Of a layer's backward pass, what the gradients of its weights take; exact for products, assumed for attention."""
 
 HOST_ADAM_S_PER_PARAMETER = 0.22e-9
 """A fused Adam on a whole host, two Xeon 8168: 0.22 s for 1e9 parameters (arXiv 2101.06840, table 4)."""
@@ -31,18 +32,24 @@ class Passes(Parts):
         return Passes(forward=self.forward + other.forward, backward=self.backward + other.backward)
 
 
+EXPERT_START_S = 5e-6
+"""What each expert's matrix product takes beyond its arithmetic: of 0 to 10 us this agrees best, 10 % off on average,
+with 108 products of 128 to 10,000 rows on B200 (github.com/MooreThreads/SimuMax,
+configs/system/b200_bf16_ceperm.json)."""
+
+
 def matmul_s(machine: Machine, m: Rows, n: Rows, k: Rows, bytes_per_value: Rows, products: Rows | float = 1.0) -> Rows:
-    """Return the time of [m, k] x [k, n], or of several such `products` in one kernel.
+    """Return the time of [m, k] x [k, n], or of several such `products`.
 
     2 m n k FLOPs at the reached rate, slowed by the last wave of tiles (at most one wave's loss) and by short sums; or
-    the time to move the matrices, whichever is longer; and the start of the kernel.
+    the time to move the matrices, whichever is longer; and the start of the kernel, or of each expert's product.
     """
     eff = machine.efficiencies
     waves = np.maximum(products * m * n / (TILE * TILE * machine.compute_units), 1.0)
     slowed = (1 + eff.tile_waves / waves) * (1 + eff.reduction_depth / k)
     arithmetic = 2 * products * m * n * k / machine.matmul_flops * slowed
     traffic = products * (m * k + k * n + m * n) * bytes_per_value / machine.memory_bytes_per_s
-    return np.maximum(arithmetic, traffic) + eff.kernel_s
+    return np.maximum(arithmetic, traffic) + eff.kernel_s + (products - 1) * EXPERT_START_S
 
 
 def linear(machine: Machine, tokens: Rows, inputs: Rows, outputs: Rows, bytes_per_value: Rows) -> Passes:
@@ -62,9 +69,15 @@ def layer(machine: Machine, work: Workload) -> Passes:
     feed_forward = _feed_forward(machine, work)
     # Tiled, the feed-forward part runs forward once more.
     again = np.where(work.feed_forward_tiles > 1, feed_forward.forward, 0.0)
-    done = query_key_value + output + feed_forward + _attention(machine, work) + _elementwise(machine, work)
-    added = work.layer_share * (work.bytes_per_value + 2 * machine.gradient_bytes(work.bytes_per_value))
-    adding = np.where(work.accumulation > 1, added / machine.memory_bytes_per_s, 0.0)
+    products = query_key_value + output + feed_forward
+    done = products + _attention(machine, work) + _elementwise(machine, work)
+    kept = 2 * work.layer_share * machine.gradient_bytes(work.bytes_per_value) / machine.memory_bytes_per_s
+    if machine.software.fuses_accumulation:
+        # Products for the gradients of weights read and write the sums while they compute.
+        adding = np.maximum(kept - WEIGHTS_SHARE * products.backward, 0.0)
+    else:
+        added = kept + work.layer_share * work.bytes_per_value / machine.memory_bytes_per_s
+        adding = np.where(work.accumulation > 1, added, 0.0)
     return Passes(forward=done.forward, backward=done.backward + again + adding)
 
 
@@ -99,8 +112,9 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
 
 def recompute_s(machine: Machine, work: Workload, forward: Rows) -> Rows:
     """Return what one layer computes a second time, of a forward pass that takes `forward`."""
-    part = _elementwise if machine.software.selective_keeps_products else _attention
-    selective = np.where(work.recompute_selective, part(machine, work).forward, 0.0)
+    keeps = machine.software.keeps_products(work)
+    again = np.where(keeps, _elementwise(machine, work).forward, _attention(machine, work).forward)
+    selective = np.where(work.recompute_selective, again, 0.0)
     return np.where(work.recompute_full, forward, selective)
 
 
@@ -109,8 +123,7 @@ def _attention(machine: Machine, work: Workload) -> Passes:
     eff = machine.efficiencies
     pairs = work.tokens * work.sequence_length / work.tensor_parallel
     flops = 4 * pairs * work.q_hidden
-    speed = machine.attention_scale * FLASH_SPEED[machine.software.flash]
-    causal = flops / 2 / (machine.matmul_flops * speed)
+    causal = work.attended_share * flops / 2 / (machine.matmul_flops * machine.attention_speed)
     moved = (machine.software.score_bytes(work, of) for of in (0, 1))
     once, back = (eff.scores * pairs * work.heads * each / machine.memory_bytes_per_s for each in moved)
     product = flops / machine.matmul_flops
@@ -151,8 +164,10 @@ def head(machine: Machine, work: Workload) -> Passes:
         message = logits * work.bytes_per_value
         gathered = ring_s(machine, message, group=work.tensor_parallel, stride=work.strides["tp"], passes=1)
         gathered, again = gathered + np.where(work.tensor_parallel > 1, 12.0, 4.0) * each_s, 8.0 * each_s
-    forward = projection.forward + (work.bytes_per_value + wide) * each_s + gathered
-    backward = projection.backward + (work.bytes_per_value + np.minimum(wide, 12.0)) * each_s + again
+    capped = np.where(work.capped_logits, work.bytes_per_value, 0.0)  # divided, tanh, multiplied
+    forward = projection.forward + (work.bytes_per_value + wide + 6 * capped) * each_s + gathered
+    backward = work.bytes_per_value + np.minimum(wide, 12.0) + 7 * capped
+    backward = projection.backward + backward * each_s + again
     return Passes(forward=forward, backward=backward + np.where(work.loss_chunks > 1, forward, 0.0))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.software import Software, at_precision, fitted
+from frontrunner.evaluators.analytic.software import FLASH_SPEED, Software, at_precision, fitted
 from frontrunner.evaluators.analytic.workload import Rows
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
@@ -55,7 +55,9 @@ SOFTWARE_CONSTANTS = tuple(one.name for one in fields(Software) if one.name in B
 EFFICIENCY_NAMES = (*(field.name for field in fields(Efficiencies)), *SOFTWARE_CONSTANTS)
 """The keys of `cluster.efficiencies`: constants that were fitted or measured on a cluster replace those that ship."""
 
-ATTENTION_SCALES = dict.fromkeys(("h100-80gb", "h200-141gb"), 0.35 / 0.73 * 0.86 / 0.73) | dict.fromkeys(
+HOPPER = ("h100-80gb", "h200-141gb")
+"""Devices for which FlashAttention 3 was written; others run version 2."""
+ATTENTION_SCALES = dict.fromkeys(HOPPER, 0.35 / 0.73 * 0.86 / 0.73) | dict.fromkeys(
     ("b200-180gb", "b300", "gb200", "gb300"), 2.0
 )
 """What fused attention reaches of a device's matrix products against A100. Hopper: FlashAttention-2 reaches 35 % of the
@@ -101,6 +103,7 @@ class Machine:
     runtime_bytes: float
     communicator_bytes: float
     attention_scale: float
+    is_hopper: bool
     efficiencies: Efficiencies
     software: Software
 
@@ -127,6 +130,7 @@ class Machine:
             runtime_bytes=RUNTIME_BYTES.get(cluster.backend, OTHER_RUNTIME_BYTES),
             communicator_bytes=COMMUNICATOR_BYTES.get(cluster.backend, OTHER_COMMUNICATOR_BYTES),
             attention_scale=ATTENTION_SCALES.get(cluster.device, 1.0),
+            is_hopper=cluster.device in HOPPER,
             devices_per_node=cluster.devices_per_node,
             pair_bytes_per_s=pair,
             node_bytes_per_s=node,
@@ -134,6 +138,13 @@ class Machine:
             host_bytes_per_s=_bytes_per_s(links.host_gb_per_s, "links.host_gb_per_s"),
             efficiencies=efficiencies,
             software=software,
+        )
+
+    @property
+    def attention_speed(self) -> float:
+        """What fused attention reaches of matrix products against FlashAttention 2 on A100."""
+        return (
+            self.attention_scale * FLASH_SPEED[self.software.flash if self.is_hopper else min(self.software.flash, 2)]
         )
 
     def constants(self) -> dict[str, float]:

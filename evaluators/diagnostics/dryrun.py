@@ -73,10 +73,12 @@ def plan(
 
 def why_untraceable(recipe: Recipe, problem: Problem) -> str | None:
     """Return why fake tensors cannot show this recipe's memory, None if they can."""
+    model, is_cpu = problem.model, problem.cluster.backend == "cpu"
+    needs_device = model.has_special_attention(problem.sequence_length) and model.attention == "flash" and not is_cpu
     reasons = {
-        "how many tokens go to an expert is known only when it runs": problem.model.experts > 0,
         "only the torch engine's steps can be traced": recipe.engine != "torch",
         "torch.compile plans the memory of compiled layers itself": recipe.compile,
+        "windows, sinks and capped scores are another kernel's there than where the trace runs": needs_device,
         "replication ddp keeps its buckets where no trace sees them": recipe.replication == "ddp",
         "fake tensors have one memory, and offload needs two": recipe.offload != "none" or recipe.activation_offload,
     }

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.export.reading import Given
 
 NEVER_EXPORTED = ("engine", "replication")
-SHAPES: tuple[str, ...] = ("rotary_width", "parallel_residual")
+SHAPES: tuple[str, ...] = (
+    "rotary_width", "parallel_residual", "full_attention_every", "window_rotary_theta", "attention_sinks",
+    "attention_softcap", "query_scalar", "post_norms", "scaled_embedding", "logits_softcap",
+)  # fmt: skip
 """Fields of a model that no tool's export states yet."""
 END_OF_FILE = "END_OF_FILE"
 
@@ -106,6 +109,8 @@ class Tool(ABC):
         """Return why the tool cannot express this recipe, or None if it can."""
         if problem.model.experts:
             return Reason("experts-unsaid", f"no mixture of experts is exported for {self.title} yet")
+        if self.unsaid and problem.model.activation not in ("gelu", "gelu_tanh", "swiglu"):
+            return Reason("model-unsaid", f"no activation {problem.model.activation} is exported for {self.title} yet")
         if unsaid := off_default(problem, self.unsaid):
             return Reason("model-unsaid", f"no {', '.join(unsaid)} is exported for {self.title} yet")
         known = {*NEVER_EXPORTED, *self.names, *self.expressed}
@@ -144,9 +149,11 @@ class Tool(ABC):
 
 
 def off_default(problem: Problem, names: Sequence[str]) -> list[str]:
-    """Return which of these fields of the model are not at their default."""
-    defaults = {one.name: one.default for one in fields(Model)}
-    return [name for name in names if getattr(problem.model, name) != defaults[name]]
+    """Return which of these fields of the model are not at their default, with a window that sequences do not fit."""
+    defaults, model = {one.name: one.default for one in fields(Model)}, problem.model
+    has_window = model.attention_window is not None and model.attention_window < problem.sequence_length
+    found = [name for name in names if getattr(model, name) != defaults[name]]
+    return [*found, "attention_window"] if names and has_window else found
 
 
 def fsdp_degrees(recipe: Recipe) -> tuple[int, int, int]:

@@ -24,7 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from frontrunner.evaluators.trainer.job import Job
@@ -340,8 +340,8 @@ class Mixer:
         form["enable_gqa"] = query.shape[1] != key.shape[1]
         if sinks is None:
             return cast("Tensor", attend(query, key, value, capped, **form))
-        mixed, log_sums = attend(query, key, value, capped, return_lse=True, **form)
-        share = torch.sigmoid(log_sums - sinks.to(log_sums.dtype)[:, None])  # of a sum that the sink has joined
+        mixed, besides = attend(query, key, value, capped, return_aux=AuxRequest(lse=True), **form)
+        share = torch.sigmoid(besides.lse - sinks.to(besides.lse.dtype)[:, None])  # of a sum that the sink has joined
         return cast("Tensor", mixed * share.to(mixed.dtype).unsqueeze(-1))
 
 
@@ -371,7 +371,7 @@ def attention_kernel(job: Job, device: torch.device) -> str | None:
     """Return the kernel that torch chooses for the job's attention, as "flash_attention" or "math"."""
     if job.model.attention == "math":
         return "math"
-    if job.model.has_own_kernel:
+    if job.model.has_special_attention(job.sequence_length):
         return "flex_attention"
     share = job.recipe.tensor_parallel * job.recipe.context_parallel
     heads, dtype = job.model.heads // share, COMPUTE_TYPES[job.precision]
@@ -503,11 +503,11 @@ class Experts(nn.Module):
         """Return rows [N, in] through their experts' matrices: [N, out]."""
         held = matrices.weight.to_local() if isinstance(matrices.weight, DTensor) else matrices.weight
         weight = held.view(len(counts), -1, held.shape[1])
-        if rows.device.type == "cuda" and rows.dtype == torch.bfloat16:
+        if has_grouped_products(rows.dtype, rows.device):
             ends = counts.cumsum(0).to(torch.int32)
             found = functional.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
         else:
-            parts = zip(torch.split_with_sizes(rows, counts.tolist()), weight.unbind(), strict=True)
+            parts = zip(torch.split_with_sizes(rows, on_host(counts, rows=len(rows))), weight.unbind(), strict=True)
             found = torch.cat([functional.linear(part, one) for part, one in parts])
         if matrices.bias is None:
             return found
@@ -515,10 +515,22 @@ class Experts(nn.Module):
         return found + bias.view(len(counts), -1).repeat_interleave(counts, dim=0, output_size=len(rows))
 
 
+def has_grouped_products(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether the products of all experts are one kernel."""
+    return device.type == "cuda" and dtype == torch.bfloat16
+
+
+def on_host(counts: Tensor, *, rows: int) -> list[Any]:  # noqa: ARG001 - a dry run shares them out
+    """Return counts as numbers; `rows` is what those of the last dimension add up to where routing is uniform."""
+    return counts.tolist()
+
+
 class MixtureOfExperts(nn.Module):
     """Experts and a router: each token goes through those of the highest probability, whatever the others get.
 
-    `ranks` share the experts, where there are several (`expert_parallel.ExpertRanks`).
+    Under uniform routing tokens are dealt to the experts in turn instead. `ranks` share the experts, where there are
+    several (`expert_parallel.ExpertRanks`). `loads`, where they are recorded (`expert_parallel.ExpertLoads`), get the
+    rows that this rank's positions send to each expert, and those that come to each of its own, of every forward pass.
     """
 
     def __init__(self, shape: Model) -> None:
@@ -526,24 +538,36 @@ class MixtureOfExperts(nn.Module):
         self._count, self._each = shape.experts, shape.experts_per_token
         self._renormalized = shape.renormalized_experts
         self.router = nn.Linear(shape.hidden, shape.experts, bias=shape.biases == "all")
+        self._deals = shape.routing == "uniform"
         self.experts = Experts(shape)
         self.ranks: Any = None
+        self.loads: list[tuple[Tensor, Tensor]] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""
         tokens = x.flatten(0, 1)
-        weights, chosen = self.router(tokens).softmax(dim=-1, dtype=_wide(x)).topk(self._each, dim=-1)
+        probabilities = self.router(tokens).softmax(dim=-1, dtype=_wide(x))
+        if self._deals:
+            turns = torch.arange(len(tokens) * self._each, device=x.device)
+            chosen = turns.remainder(self._count).view(-1, self._each)
+            weights = probabilities.gather(1, chosen)
+        else:
+            weights, chosen = probabilities.topk(self._each, dim=-1)
         if self._renormalized:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         # Rows are sorted by expert, and back by the inverse order: sums of fixed order, the same in every run.
         order = chosen.flatten().argsort(stable=True)
-        counts = torch.bincount(chosen.flatten(), minlength=self._count)
-        rows = tokens[order // self._each]
+        # Not by `bincount`, for whose length a device's host would wait.
+        counts = order.new_zeros(self._count).index_add_(0, chosen.flatten(), torch.ones_like(order))
+        rows, held = tokens[order // self._each], counts
         if self.ranks is None:
             found = self.experts(rows, counts)
         else:
             dispatched = self.ranks.dispatch(rows, counts)
-            found = dispatched.back(self.experts(dispatched.rows, dispatched.counts))
+            held = dispatched.counts
+            found = dispatched.back(self.experts(dispatched.rows, held))
+        if self.loads is not None:
+            self.loads.append((counts, held))
         found = found[order.argsort()].view(*weights.shape, -1)
         mixed: Tensor = (found * weights.to(x.dtype).unsqueeze(-1)).sum(dim=1)
         return mixed.view_as(x)

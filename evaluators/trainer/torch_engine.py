@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from frontrunner.evaluators.trainer import optimizer
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.data_parallel import FsdpReplicas, Replicas, spread
-from frontrunner.evaluators.trainer.expert_parallel import apply_expert_parallel
+from frontrunner.evaluators.trainer.expert_parallel import ExpertLoads, apply_expert_parallel
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout, stage_layers, stages_of_rank
 from frontrunner.evaluators.trainer.model import Gpt, initialize, mean_cross_entropy
@@ -90,6 +90,9 @@ class TorchStepper(Stepper):
         self._parameters = [parameter for _, parameter in self._named]
         self.optimizer = optimizer.build_optimizer(job.optimizer, self._parameters, state=recipe.optimizer_state)
         self._holders = recipe.copies * recipe.tensor_parallel  # the ranks that hold the same pipeline stage
+        if job.model.experts and job.mode == "probe":
+            models = [part.model for part in self._parts.values()]
+            self.telemetry.experts = ExpertLoads(models, job.model, ranks_of_stage=self._holders)
         self._pipeline = layout.mesh["pipeline"].get_group()
         self._holds_last_stage = recipe.stages - 1 in self._parts
         self._kept = torch.empty(0)

@@ -228,6 +228,11 @@ CASES = [
         clip_norm=CLIP_NORM,
     ),
     *(Case(name=f"experts-{name}", recipe=recipe, model=EXPERTS) for name, recipe in WITH_EXPERTS.items()),
+    Case(
+        name="experts-ep2-tp2-sp-uniform",
+        recipe=_tensor(2, sequence=True) | _experts(2),
+        model=EXPERTS | {"routing": "uniform"},
+    ),
     Case(name="experts-ep2-gelu-one-each", recipe=_data(2, ZERO_2) | _experts(2), model=GPT2 | EXPERTS | ONE_EACH),
     Case(name="cp2", recipe=_context(2) | {"micro_batch_seqs": 2}, clip_norm=CLIP_NORM),
     Case(name="cp4-learned-tied", recipe=_context(4), model=GPT2 | {"tied_embeddings": True}),

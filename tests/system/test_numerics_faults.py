@@ -116,6 +116,21 @@ FAULTS = {
         "found[order.argsort()]",
         "found[order]",
     ),
+    "a stage's layers have the windows of the first ones": (
+        "model.py",
+        "shape.window_of(layer)) for",
+        "shape.window_of(layer - layers.start)) for",
+    ),
+    "sinks are those of other context ranks' heads": (
+        "layout.py",
+        "chunk(self._size)[self._number]",
+        "chunk(self._size)[0]",
+    ),
+    "the gradient of a norm after a part is not summed over sequence-parallel ranks": (
+        "tensor_parallel.py",
+        'if name.endswith("_norm"):',
+        'if name in ("attention_norm", "feed_forward_norm"):',
+    ),
     "learned positions are those of the first context rank": (
         "model.py",
         "context.positions(sequence_length).start",

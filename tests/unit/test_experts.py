@@ -17,10 +17,14 @@ from frontrunner.evaluators.analytic.memory import memory_of_ranks
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.export.tools import TOOLS
+from frontrunner.evaluators.probe.measure import measured_steps
+from frontrunner.results.outcome import Telemetry
+from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.sharding import Sharding
+from frontrunner.views.columns import expert_balance
 from support import legality
 from support.analytic import A100, PROBLEM, recipe, without_latency, work
 
@@ -121,7 +125,7 @@ def test_what_makes_no_deepseek_is_refused(changes: dict[str, Any], message: str
         ({"experts_per_token": 9}, "model.experts_per_token = 9: expected at least 1 and at most model.experts = 8"),
         ({"experts_per_token": 0}, "model.experts_per_token = 0: expected at least 1"),
         ({"experts": 0}, "model.experts = 0: expected some, of which a token goes through 2"),
-        ({"biases": "all"}, 'model.biases = "all": expected none or qkv'),
+        ({"biases": "all", "shared_experts": 1}, 'model.biases = "all": expected none or qkv'),
     ],
 )
 def test_what_makes_no_mixture_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -167,6 +171,23 @@ def test_recipes_that_experts_do_not_allow(choices: dict[str, Any], code: str, t
     assert (reason.code, text in reason.text) == (code, True)
 
 
+def test_routing_is_part_of_what_was_measured() -> None:
+    of_router, dealt = of_experts(), of_experts(routing="uniform")
+    ids = {recipe_id(problem, recipe()) for problem in (of_router, of_experts(routing="learned"), dealt)}
+    assert ids == {recipe_id(of_router, recipe()), recipe_id(dealt, recipe())}
+    assert len(ids) == 2
+    with pytest.raises(InvalidInput, match=r"model\.routing"):
+        of_experts(experts=0, experts_per_token=0, routing="uniform")
+
+
+def test_imbalance_is_told_with_how_tokens_were_routed() -> None:
+    telemetry = Telemetry(routing="learned", expert_imbalance=(1.4, 1.3, 1.1), rank_imbalance=(1.0, 1.25, 1.25))
+    found = {"node_seconds": 1.0, "peak_memory_bytes": (1,), "telemetry": telemetry}
+    measured = measured_steps(recipe(), of_experts(), (1.0,), **found)
+    assert expert_balance(measured) == "tokens by the router: fullest expert 1.30, fullest rank 1.25 times the mean"
+    assert expert_balance(replace(measured, telemetry=Telemetry())) is None
+
+
 def test_a_dense_model_has_no_experts_to_share() -> None:
     reason = why_illegal(legality.recipe(expert_parallel=2), legality.PROBLEM)
     assert reason is not None
@@ -207,6 +228,34 @@ def test_tokens_travel_to_their_experts_and_back_in_both_passes() -> None:
     found = dispatch_s(OURS, work(plain, again, problem=of_experts()))
     assert found == pytest.approx(np.array([4, 6]) * sent / OURS.node_bytes_per_s)
     assert dispatch_s(OURS, work(replace(plain, expert_parallel=1), problem=of_experts())) == 0
+
+
+def test_tokens_that_are_sent_once_cross_to_each_node_at_most_one_time() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 1, "devices": 16, "expert_parallel": 16}
+    rows = work(recipe(**shape), problem=of_experts(experts=16, experts_per_token=4))
+    times = {}
+    for code in (FRONTRUNNER, replace(FRONTRUNNER, dispatches_once=True)):
+        slow = replace(OURS, software=code, network_bytes_per_s_per_node=1e9)
+        times[code.dispatches_once] = dispatch_s(slow, rows)[0]
+    # Of 16 experts the other node has 8: all four of a token's are at home in 70 of 1820 cases.
+    assert times[True] / times[False] == pytest.approx((1 - 70 / 1820) / (4 * 8 / 16))
+
+
+def test_another_micro_batch_hides_the_dispatch() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 4, "devices": 8, "expert_parallel": 8}
+    rows = work(recipe(**shape), problem=of_experts())
+    codes = (FRONTRUNNER, replace(FRONTRUNNER, overlaps_dispatch=True))
+    waits, hidden = (step_time(replace(OURS, software=code), rows).expert_parallel[0] for code in codes)
+    assert hidden == pytest.approx(0.05 * waits)
+
+
+def test_a_code_that_adds_gradients_in_its_products_does_not_pass_over_them_again() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 4, "devices": 8}
+    rows = work(recipe(**shape), problem=of_experts())
+    codes = (FRONTRUNNER, replace(FRONTRUNNER, fuses_accumulation=True))
+    apart, fused = (layer(replace(OURS, software=code), rows).backward[0] for code in codes)
+    moved = MIXTRAL.matmul_parameters_per_layer * (2 + 2 * 4)
+    assert apart - fused == pytest.approx(moved / OURS.memory_bytes_per_s)
 
 
 def test_experts_that_have_no_replica_are_not_reduced() -> None:

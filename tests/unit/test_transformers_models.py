@@ -37,6 +37,16 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("llama-3.2-1b", {"rotary_scaling": RotaryScaling(factor=32.0, high_frequency_factor=5.0)}),
     ("llama-3.2-1b", {"rotary_scaling": RotaryScaling(factor=32.0, original_positions=4096)}),
     ("qwen3-8b", {"norm_epsilon": 1e-5}),
+    ("mistral-7b", {"attention_window": 101}),
+    ("gemma-2-27b", {"full_attention_every": 1}),
+    ("gemma-2-27b", {"attention_softcap": 49.0}),
+    ("gemma-2-27b", {"logits_softcap": 29.0}),
+    ("gemma-2-27b", {"query_scalar": 143.0}),
+    ("gemma-2-27b", {"scaled_embedding": False}),
+    ("gemma-2-27b", {"activation": "swiglu"}),
+    ("gemma-3-27b", {"window_rotary_theta": 9e3}),
+    ("gpt-oss-20b", {"activation": "swiglu"}),
+    ("gpt-oss-20b", {"rotary_scaling": RotaryScaling(factor=32.0, kind="yarn", original_positions=4096)}),
     ("gpt-neox-20b", {"rotary_width": 16}),
     ("gpt-neox-20b", {"parallel_residual": False}),
 ]
@@ -130,7 +140,7 @@ def ours(model: Model) -> Gpt:
     return found.eval()
 
 
-def theirs(model: Model) -> Any:
+def theirs(model: Model) -> Any:  # noqa: C901, PLR0911 - a list of architectures
     """The model of `transformers` of the same form."""
     common: dict[str, Any] = {"vocab_size": model.vocabulary, "tie_word_embeddings": model.tied_embeddings}
     if model.positions == "learned":
@@ -194,7 +204,8 @@ def theirs(model: Model) -> Any:
 
 def gemma(model: Model, common: dict[str, Any]) -> Any:
     """Gemma 2 or 3; of the kernels that transformers has, only the eager one caps scores."""
-    common |= {"query_pre_attn_scalar": model.query_scalar or model.head_dim, "sliding_window": model.attention_window}
+    scalar = int(model.query_scalar or model.head_dim)
+    common |= {"query_pre_attn_scalar": scalar, "sliding_window": model.attention_window}
     common |= {"attn_logit_softcapping": model.attention_softcap, "final_logit_softcapping": model.logits_softcap}
     common |= {"head_dim": model.head_dim, "attn_implementation": "eager"}
     if not model.qk_norm:
@@ -261,8 +272,8 @@ def neox_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tens
     return found
 
 
-def llama_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tensor]:
-    """Ours by the names of Llama and Qwen."""
+def llama_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tensor]:  # noqa: C901 - a list of names
+    """Ours by the names of Llama and Qwen, Gemma and gpt-oss."""
     names = {
         "input_layernorm.weight": "attention_norm.weight",
         "post_attention_layernorm.weight": "feed_forward_norm.weight",
