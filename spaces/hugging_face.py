@@ -26,6 +26,23 @@ _COMMON = {
     "ffn_hidden": "intermediate_size",
 }
 _GROUPED = _COMMON | {"kv_heads": "num_key_value_heads", "norm_epsilon": "rms_norm_eps", "head_width": "head_dim"}
+_LATENT = _COMMON | {
+    "norm_epsilon": "rms_norm_eps",
+    "head_width": "qk_nope_head_dim",
+    "rotary_width": "qk_rope_head_dim",
+    "value_width": "v_head_dim",
+    "key_value_rank": "kv_lora_rank",
+    "query_rank": "q_lora_rank",
+    "experts": "n_routed_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "ffn_hidden": "moe_intermediate_size",
+    "shared_experts": "n_shared_experts",
+    "dense_layers": "first_k_dense_replace",
+    "dense_ffn_hidden": "intermediate_size",
+    "routed_scale": "routed_scaling_factor",
+    "router_groups": "n_group",
+    "router_groups_kept": "topk_group",
+}
 _GPT2 = {
     "layers": "n_layer",
     "hidden": "n_embd",
@@ -126,6 +143,31 @@ ARCHITECTURES = {
         model=_GATED | {"qk_norm": True},
         only={"hidden_act": "silu", "attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
     ),
+    "deepseek_v2": Architecture(
+        names=_LATENT,
+        defaults=_EPSILON
+        | {"first_k_dense_replace": 0, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128}
+        | {"qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64, "n_shared_experts": 2}
+        | {"moe_intermediate_size": 1407, "intermediate_size": 11008, "routed_scaling_factor": 1.0}
+        | {"topk_method": "greedy", "scoring_func": "softmax", "moe_layer_freq": 1, "norm_topk_prob": False}
+        | {"attention_bias": False, "mlp_bias": False, "vocab_size": 102400, "max_position_embeddings": 2048},
+        model=_GATED | {"renormalized_experts": False},
+        only={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "scoring_func": "softmax"}
+        | {"moe_layer_freq": 1, "norm_topk_prob": False, "rms_norm_eps": 1e-6},
+    ),
+    "deepseek_v3": Architecture(
+        names=_LATENT | {"kv_heads": "num_key_value_heads", "renormalized_experts": "norm_topk_prob"},
+        defaults=_EPSILON
+        | {"first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128}
+        | {"qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1}
+        | {"moe_intermediate_size": 2048, "intermediate_size": 18432, "routed_scaling_factor": 2.5}
+        | {"n_group": 8, "topk_group": 4, "num_experts_per_tok": 8, "norm_topk_prob": True}
+        | {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1, "attention_bias": False}
+        | {"num_key_value_heads": 128, "vocab_size": 129280, "max_position_embeddings": 4096},
+        model=_GATED | {"router": "sigmoid", "balancing": "bias"},
+        only={"hidden_act": "silu", "attention_bias": False, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+        | {"moe_layer_freq": 1, "rms_norm_eps": 1e-6},
+    ),
     "phi3": Architecture(defaults=_EPSILON | {"rms_norm_eps": 1e-5}, model=_GATED, only={"hidden_act": "silu"}),
     "gpt2": Architecture(
         names=_GPT2,
@@ -209,12 +251,12 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
             "model_type", kind, "an architecture that is modeled", hint=f"known: {', '.join(ARCHITECTURES)}"
         )
     architecture = ARCHITECTURES[kind]
-    stated = {key: value for key, value in config.items() if value is not None}
-    later_names = {"num_experts": stated.get("num_local_experts")}  # as transformers writes it from version 5 on
-    given = {**architecture.defaults, **{key: value for key, value in later_names.items() if value}, **stated}
+    later_names = {"num_experts": config.get("num_local_experts")}  # as transformers writes it from version 5 on
+    stated = {**architecture.defaults, **{key: value for key, value in later_names.items() if value}, **config}
+    given = {key: value for key, value in stated.items() if value is not None}
     for key, value in architecture.only.items():
-        if given[key] != value:
-            raise bad_value(key, given[key], f"{shown(value)}: no other is modeled")
+        if (False if value is False and given.get(key) is None else given.get(key)) != value:
+            raise bad_value(key, given.get(key), f"{shown(value)}: no other is modeled")
     found: Table = {"name": config.get("_name_or_path") or kind, **architecture.model}
     found |= {own: given[key] for own, key in architecture.names.items() if key in given}
     for own in NEEDED:
@@ -227,6 +269,7 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
         found["activation"] = ACTIVATIONS[given[key]]
     if "positions" not in found:
         found |= _rotary(given, found.get("head_width", found["hidden"] // found["heads"]))
+    found = _completed(found, given)
     return found | _windows(given, found["layers"], given.get("sliding_window_pattern", architecture.full_every))
 
 
@@ -256,6 +299,21 @@ def _windows(given: Mapping[str, Any], layers: int, every: int) -> Table:
     if stated.get("rope_type", "default") != "default":
         raise bad_value(f"rope_parameters.{window}.rope_type", stated["rope_type"], "default")
     return found | {"window_rotary_theta": stated.get("rope_theta", given["rope_local_base_freq"])}
+
+
+def _completed(found: Table, given: Mapping[str, Any]) -> Table:
+    """Complete what is read of a model with latent attention: layers without experts, groups of these, score factor."""
+    if "key_value_rank" not in found:
+        return found
+    if given["topk_method"] not in ("greedy", "group_limited_greedy", "noaux_tc"):
+        raise bad_value("topk_method", given["topk_method"], "greedy or group_limited_greedy")
+    left_out = [] if found["dense_layers"] else ["dense_ffn_hidden"]
+    if given["topk_method"] == "greedy":
+        left_out += ["router_groups", "router_groups_kept"]
+    table = given.get("rope_parameters", given.get("rope_scaling", {}))
+    if "rotary_scaling" in found and (every := table.get("mscale_all_dim")):
+        found["rotary_scaling"]["score_factor"] = (0.1 * every * math.log(table["factor"]) + 1) ** 2
+    return {key: value for key, value in found.items() if key not in left_out}
 
 
 def _rotary(given: Mapping[str, Any], head_width: int) -> Table:

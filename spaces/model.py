@@ -39,7 +39,7 @@ class RotaryScaling:
     interpolates between. `yarn` (arXiv 2309.00071) leaves those that turn `beta_fast` times and more over the original
     positions, scales those that turn `beta_slow` times and less, and interpolates by their number, from and to whole
     numbers if it is to `truncate`; it also multiplies cosines and sines by `attention_factor`, by default
-    0.1 ln(factor) + 1.
+    0.1 ln(factor) + 1. Latent attention also multiplies its scores by `score_factor`.
     """
 
     factor: float
@@ -51,6 +51,7 @@ class RotaryScaling:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float | None = None
+    score_factor: float = 1.0
 
     def __post_init__(self) -> None:
         key = "model.rotary_scaling"
@@ -61,6 +62,7 @@ class RotaryScaling:
                 expected = f"above 0 and below {high} = {getattr(self, high)}"
                 raise bad_value(f"{key}.{low}", getattr(self, low), expected)
         require_above_zero(f"{key}.attention_factor", self.magnitude, "above 0")
+        require_above_zero(f"{key}.score_factor", self.score_factor, "above 0")
 
     @property
     def magnitude(self) -> float:
@@ -210,6 +212,9 @@ class Model:
             for key in ("full_attention_every", "window_rotary_theta"):
                 if value := getattr(self, key):
                     raise bad_value(f"model.{key}", value, "none without a model.attention_window")
+        special = ("attention_window", "attention_sinks", "attention_softcap", "query_scalar")
+        if self.key_value_rank is not None and (chosen := [key for key in special if getattr(self, key)]):
+            raise bad_value(f"model.{chosen[0]}", getattr(self, chosen[0]), "none with latent attention")
         if self.window_rotary_theta is not None and self.positions != "rotary":
             raise bad_value("model.window_rotary_theta", self.window_rotary_theta, "none without rotary positions")
 
@@ -269,6 +274,9 @@ class Model:
 
     def _check_latent(self) -> None:
         if self.key_value_rank is None:
+            if self.rotary_scaling is not None and self.rotary_scaling.score_factor != 1:
+                expected = "1: latent attention alone has it"
+                raise bad_value("model.rotary_scaling.score_factor", self.rotary_scaling.score_factor, expected)
             for key in ("query_rank", "value_width"):
                 if value := getattr(self, key):
                     raise bad_value(f"model.{key}", value, "none: latent attention has it, and a model.key_value_rank")
@@ -285,7 +293,7 @@ class Model:
         if self.head_width is None and self.hidden % self.heads == 0 and self.value_width == self.hidden // self.heads:
             object.__setattr__(self, "value_width", None)
         if self.value_width == self.head_width:
-            object.__setattr__(self, "value_width", None)
+            object.__setattr__(self, "value_width", None)  # stated or not, it is the same model with the same ids
 
     @property
     def head_dim(self) -> int:
@@ -351,6 +359,10 @@ class Model:
         dense = replace(self, layers=self.dense_layers, experts=0, experts_per_token=0, **plain | {"ffn_hidden": width})
         mixed = replace(self, layers=self.layers - self.dense_layers, dense_layers=0, dense_ffn_hidden=None)
         return (dense.layers, dense), (mixed.layers, mixed)
+
+    def kind_of(self, layer: int) -> Model:
+        """The kind of a layer, counted from 0."""
+        return self.kinds[0 if layer < self.dense_layers else -1][1]
 
     @property
     def attention_parameters(self) -> int:
@@ -488,17 +500,20 @@ class Model:
         product; and the head where the loss is chunked. Under "full", recompute also runs all tiles but one before
         they are run again one by one.
         """
+        is_flash = self.attention == "flash"
         attention = self.attention_flops_per_token(sequence_length, causal=causal)
+        each = attention / (self.q_hidden + self.mixed_hidden)
+        # Flash kernels take one width: latent attention's values are padded to that of its queries.
+        padded = each * (self.q_hidden - self.mixed_hidden) if is_flash else 0.0
         feed_forward = self.feed_forward_flops_per_token()
         # Experts' last products are kept for the gradients of what multiplies them; that of shared ones is not.
         widths = ((n, kind.ffn_hidden * (kind.shared_experts if kind.experts else 1)) for n, kind in self.kinds)
         without_last = feed_forward - 2.0 * self.hidden * sum(n * width for n, width in widths) / self.layers
         if self.post_norms:  # whose inputs these are
             without_last = feed_forward
-        scores = self.q_hidden / (self.q_hidden + self.mixed_hidden)
-        again = attention * scores if self.attention == "flash" else 0.0
+        again = 3 * padded + (each * self.q_hidden if is_flash else 0.0)
         if recompute == "full":
-            again += self.layer_flops_per_token(sequence_length, causal=causal) - feed_forward
+            again += padded + self.layer_flops_per_token(sequence_length, causal=causal) - feed_forward
             if feed_forward_tiles == 1:
                 again += without_last
             else:

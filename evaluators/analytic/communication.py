@@ -128,6 +128,7 @@ def dispatch_s(machine: Machine, work: Workload) -> Rows:
     if not (work.expert_parallel > 1).any():
         return np.zeros(1)
     row, group = work.tokens / work.sequence_shards * work.hidden * work.bytes_per_value, work.expert_parallel
+    row = row * machine.efficiencies.expert_imbalance
     if not machine.software.dispatches_once:
         one_way = all_to_all_s(machine, row * work.experts_per_token, group=group, stride=number(1))
         return np.where(work.recompute_full, 6.0, 4.0) * one_way

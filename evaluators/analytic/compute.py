@@ -82,9 +82,10 @@ def layer(machine: Machine, work: Workload) -> Passes:
 
 
 def _feed_forward(machine: Machine, work: Workload) -> Passes:
-    """Return the feed-forward part's products; with experts, to each of which equally many tokens go, and the router.
+    """Return the feed-forward part's products; with experts, and the router.
 
-    A rank's tokens are `experts_per_token` times its own, whoever's they are; each expert's are padded to whole tiles.
+    The fullest rank's tokens are `experts_per_token` times its own, whoever's they are, times `expert_imbalance`,
+    evenly over its experts; each one's are padded to whole tiles.
     """
     size, up = work.bytes_per_value, work.ffn_matrices - 1
     width = work.ffn_hidden / work.tensor_parallel
@@ -94,7 +95,8 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
         return dense
     held = np.maximum(work.experts / work.expert_parallel, 1.0)
     own = work.tokens / work.sequence_shards
-    each = np.ceil(own * work.experts_per_token / held / TILE) * TILE
+    most = own * work.experts_per_token * machine.efficiencies.expert_imbalance
+    each = np.ceil(most / held / TILE) * TILE
     products = [
         Passes(
             forward=matmul_s(machine, each, outputs, inputs, size, held),

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from frontrunner.evaluators.trainer.layout import exchanged
-from frontrunner.evaluators.trainer.model import Block, Gpt, MixtureOfExperts, on_host
+from frontrunner.evaluators.trainer.model import Gpt, on_host
 from frontrunner.spaces.model import Model
 
 
@@ -70,8 +70,7 @@ class Dispatched:
 def apply_expert_parallel(model: Gpt, mesh: DeviceMesh) -> None:
     """Spread the experts of `model`, in place, over the ranks of the 1-D `mesh`."""
     ranks = ExpertRanks(mesh)
-    for block in cast("Iterable[Block]", model.blocks.values()):
-        mixture = cast("MixtureOfExperts", block.feed_forward)
+    for mixture in model.mixtures.values():
         for matrices in cast("Iterable[nn.Linear]", mixture.experts.children()):
             for name, whole in list(matrices.named_parameters()):
                 setattr(matrices, name, nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)])))
@@ -85,9 +84,8 @@ class ExpertLoads:
     """
 
     def __init__(self, parts: Iterable[nn.Module], shape: Model, *, ranks_of_stage: int) -> None:
-        blocks = [named for part in parts for named in cast("Gpt", part).blocks.items()]
-        found = {int(layer): cast("Block", block).feed_forward for layer, block in blocks}
-        self._mixtures = {layer: one for layer, one in found.items() if isinstance(one, MixtureOfExperts)}
+        named = [one for part in parts for one in cast("Gpt", part).mixtures.items()]
+        self._mixtures = {int(name.removeprefix("blocks.")): mixture for name, mixture in named}
         self._shape = shape
         self._ranks = ranks_of_stage
         self._steps: list[Tensor] = []  # [layers, experts + 1]: rows sent to each expert, and those that came here

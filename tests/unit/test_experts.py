@@ -171,6 +171,21 @@ def test_recipes_that_experts_do_not_allow(choices: dict[str, Any], code: str, t
     assert (reason.code, text in reason.text) == (code, True)
 
 
+@pytest.mark.parametrize(
+    ("model", "choices", "code"),
+    [
+        ({"key_value_rank": 16, "rotary_width": 8, "kv_heads": 24}, {"engine": "deepspeed"}, "latent-engine"),
+        ({"experts": 8, "experts_per_token": 2, "balancing": "loss"}, {"feed_forward_tiles": 2}, "experts-tiles"),
+        ({"experts": 8, "experts_per_token": 2, "balancing": "bias"}, {"feed_forward_tiles": 2}, None),
+        ({"key_value_rank": 16, "rotary_width": 8, "kv_heads": 24}, {}, None),
+    ],
+)
+def test_recipes_that_deepseek_does_not_allow(model: dict[str, Any], choices: dict[str, Any], code: str | None) -> None:
+    problem = replace(legality.PROBLEM, model=replace(legality.MODEL, **model))
+    reason = why_illegal(legality.recipe(**choices), problem)
+    assert (reason and reason.code) == code
+
+
 def test_routing_is_part_of_what_was_measured() -> None:
     of_router, dealt = of_experts(), of_experts(routing="uniform")
     ids = {recipe_id(problem, recipe()) for problem in (of_router, of_experts(routing="learned"), dealt)}
@@ -239,6 +254,17 @@ def test_tokens_that_are_sent_once_cross_to_each_node_at_most_one_time() -> None
         times[code.dispatches_once] = dispatch_s(slow, rows)[0]
     # Of 16 experts the other node has 8: all four of a token's are at home in 70 of 1820 cases.
     assert times[True] / times[False] == pytest.approx((1 - 70 / 1820) / (4 * 8 / 16))
+
+
+def test_the_fullest_rank_computes_and_sends_more() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8, "expert_parallel": 8}
+    rows = work(recipe(**shape), problem=of_experts())
+    even, full = (replace(OURS, efficiencies=replace(OURS.efficiencies, expert_imbalance=i)) for i in (1.0, 1.5))
+    assert dispatch_s(full, rows) == pytest.approx(1.5 * dispatch_s(even, rows))
+    more = 0.5 * 2 * 3 * 4096 * 14336 * 2 * 8 * 2048 / OURS.matmul_flops
+    assert layer(full, rows).forward - layer(even, rows).forward == pytest.approx(more, rel=0.1)
+    with pytest.raises(InvalidInput, match=r"expert_imbalance = 0\.5: expected at least 1"):
+        Machine.of(replace(A100, efficiencies={"expert_imbalance": 0.5}), "bf16", FRONTRUNNER)
 
 
 def test_another_micro_batch_hides_the_dispatch() -> None:
