@@ -170,7 +170,7 @@ def _rank(
     count = layers * work.layer_share + others
 
     def over(degree: Rows) -> Rows:
-        return count if work.expert_parallel.max() == 1 else layers * work.layer_share_over(degree) + others
+        return count if work.expert_ranks.max() == 1 else layers * work.layer_share_over(degree) + others
 
     whole, kept = layer_activations(machine, work)
     inputs = np.where(work.pipeline_parallel > 1, in_flight * boundary_bytes(work), 0.0)

@@ -185,7 +185,9 @@ class Software:
         feed_forward = np.where(work.ffn_matrices == 3, each("gate", self.gate), each("gelu", "fused"))
         inside = head * (work.q_hidden + work.kv_hidden) + feed_forward * work.ffn_hidden * work.experts_per_token
         inside = inside + norm * work.normed_heads
-        permuted = each("permutation", self.permutation) * work.experts_per_token
+        # Half is the row's, which ranks that share each expert hold of all of them.
+        rows = work.experts_per_token * (1 + work.expert_tensor_parallel) / 2
+        permuted = each("permutation", self.permutation) * rows
         if self.sorts_received and not self.dispatches_once:
             permuted = permuted + KERNELS["sorting"]["fused"][of] * work.experts_per_token
         permuted = np.where(work.experts > 0, permuted, 0.0)

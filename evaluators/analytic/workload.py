@@ -83,6 +83,7 @@ class Workload:
     experts: Rows = field(default_factory=lambda: number(0))
     experts_per_token: Rows = field(default_factory=_one)
     expert_parallel: Rows = field(default_factory=_one)
+    expert_tensor_parallel: Rows = field(default_factory=_one)
     virtual_stages: Rows = field(default_factory=_one)
     context_parallel: Rows = field(default_factory=_one)
     secondary_partition: Rows = field(default_factory=_one)
@@ -152,6 +153,11 @@ class Workload:
         return self.tensor_parallel * self.pipeline_parallel * self.copies
 
     @property
+    def expert_ranks(self) -> Rows:
+        """expert_parallel * expert_tensor_parallel: the ranks that hold each expert once, as `Recipe.expert_ranks`."""
+        return self.expert_parallel * self.expert_tensor_parallel
+
+    @property
     def sequence_shards(self) -> Rows:
         """The tensor-parallel ranks that share what lies between the blocks: all under sequence parallelism, or one."""
         return np.where(self.sequence_parallel, self.tensor_parallel, 1.0)
@@ -174,16 +180,16 @@ class Workload:
 
     def expert_share_over(self, degree: Rows) -> Rows:
         """Return the experts' part of `layer_share_over`."""
-        ranks = np.where(degree > 1, self.tensor_parallel, self.expert_parallel)
+        ranks = np.where(degree > 1, self.tensor_parallel, self.expert_ranks)
         return self.experts * self.hidden * self.ffn_matrices * self.ffn_hidden / ranks
 
     @property
     def stage_of_experts(self) -> Workload:
         """The same ranks by their experts: groups that share these stand where tensor-parallel ranks do."""
-        replicas = self.tensor_parallel * self.copies / self.expert_parallel
+        replicas = self.tensor_parallel * self.copies / self.expert_ranks
         degrees = ("sharding_parameters", "sharding_gradients", "sharding_optimizer")
         spread: dict[str, Any] = {name: np.where(getattr(self, name) > 1, replicas, 1.0) for name in degrees}
-        spread |= {"tensor_parallel": self.expert_parallel, "data_parallel": replicas, "context_parallel": number(1)}
+        spread |= {"tensor_parallel": self.expert_ranks, "data_parallel": replicas, "context_parallel": number(1)}
         return replace(self, q_hidden=number(0), kv_hidden=number(0), **spread)
 
     @property

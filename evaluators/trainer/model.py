@@ -541,40 +541,43 @@ class FeedForward(nn.Module):
 class Experts(nn.Module):
     """Feed-forward parts, of which each row goes through one.
 
-    The matrices of all lie below one another: those of `gate` and `up` [E * F, D] and of `down` [E * D, F]; so do their
-    biases.
+    The matrices of all lie below one another, [E * D, F]: `gate` and `up` lead from D to F, `down` back. Where ranks
+    share each expert, they hold equal columns of all, and the outcomes are to be added up. Biases are [E, F], of `down`
+    [E, D].
     """
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
-        has_biases = shape.biases == "all"
         self._activation, self._is_gated = shape.activation, shape.ffn_matrices == 3
-        width = shape.experts * shape.ffn_hidden
-        if self._is_gated:
-            self.gate = nn.Linear(shape.hidden, width, bias=has_biases)
-        self.up = nn.Linear(shape.hidden, width, bias=has_biases)
-        self.down = nn.Linear(shape.ffn_hidden, shape.experts * shape.hidden, bias=has_biases)
+        for part in ("gate", "up", "down") if self._is_gated else ("up", "down"):
+            matrices = nn.Linear(shape.ffn_hidden, shape.experts * shape.hidden, bias=False)
+            if shape.biases == "all":
+                width = shape.hidden if part == "down" else shape.ffn_hidden
+                matrices.bias = nn.Parameter(torch.empty(shape.experts, width))
+            self.add_module(part, matrices)
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """[N, D] -> [N, D] for rows sorted by expert, of which each expert that is held here has `counts`."""
-        gate = self._products(rows, self.gate, counts) if self._is_gated else None
-        inner = activated(self._activation, self._products(rows, self.up, counts), gate)
-        return self._products(inner, self.down, counts)
+        gate = self._products(rows, "gate", counts) if self._is_gated else None
+        inner = activated(self._activation, self._products(rows, "up", counts), gate)
+        return self._products(inner, "down", counts)
 
-    def _products(self, rows: Tensor, matrices: nn.Linear, counts: Tensor) -> Tensor:
+    def _products(self, rows: Tensor, part: str, counts: Tensor) -> Tensor:
         """Return rows [N, in] through their experts' matrices: [N, out]."""
+        matrices = cast("nn.Linear", self.get_submodule(part))
         held = matrices.weight.to_local() if isinstance(matrices.weight, DTensor) else matrices.weight
         weight = held.view(len(counts), -1, held.shape[1])
+        weight = weight.transpose(1, 2) if part == "down" else weight
         if has_grouped_products(rows.dtype, rows.device):
             ends = counts.cumsum(0).to(torch.int32)
-            found = functional.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
+            found = functional.grouped_mm(rows, weight, offs=ends)
         else:
             parts = zip(torch.split_with_sizes(rows, on_host(counts, rows=len(rows))), weight.unbind(), strict=True)
-            found = torch.cat([functional.linear(part, one) for part, one in parts])
+            found = torch.cat([own @ one for own, one in parts])
         if matrices.bias is None:
             return found
-        bias = matrices.bias.to_local() if isinstance(matrices.bias, DTensor) else matrices.bias
-        return found + bias.view(len(counts), -1).repeat_interleave(counts, dim=0, output_size=len(rows))
+        biases = matrices.bias.to_local() if isinstance(matrices.bias, DTensor) else matrices.bias
+        return found + biases.repeat_interleave(counts, dim=0, output_size=len(rows))
 
 
 def has_grouped_products(dtype: torch.dtype, device: torch.device) -> bool:

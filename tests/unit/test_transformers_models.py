@@ -327,8 +327,10 @@ def neox_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tens
 def expert_weights(taken: Callable[[str], Tensor], here: str, model: Model) -> Iterator[tuple[str, Tensor]]:
     """The experts of a layer; gpt-oss has gate and up by turns, and matrices transposed."""
     for form in ("weight", "bias") if model.biases == "all" else ("weight",):
-        experts = {part: taken(f"{here}.feed_forward.experts.{part}.{form}") for part in ("gate", "up", "down")}
-        each = {part: weight.unflatten(0, (model.experts, -1)) for part, weight in experts.items()}
+        each = {part: taken(f"{here}.feed_forward.experts.{part}.{form}") for part in ("gate", "up", "down")}
+        if form == "weight":  # of all experts one way
+            each = {part: weight.unflatten(0, (model.experts, -1)) for part, weight in each.items()}
+            each = {part: weight if part == "down" else weight.mT for part, weight in each.items()}
         if model.attention_sinks:
             ending = "" if form == "weight" else "_bias"
             joined = torch.stack([each["gate"], each["up"]], dim=2).flatten(1, 2)
