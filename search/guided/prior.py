@@ -8,10 +8,12 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
+from frontrunner.evaluators.analytic.accuracy_bounds import prior_deviations
 from frontrunner.evaluators.analytic.estimates import blocks, not_modelled
 from frontrunner.evaluators.analytic.memory import PeakMemory, peak_memory
+from frontrunner.evaluators.analytic.priors import DEVIATIONS, sensitivities
 from frontrunner.evaluators.analytic.software import Software
-from frontrunner.evaluators.analytic.step import StepTime, step_time
+from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, Recipe
 
@@ -72,17 +74,18 @@ def needs_as_much(rows: Rows, failed: Rows) -> npt.NDArray[np.bool_]:
     return found
 
 
-STEP_PARTS = tuple(field.name for field in fields(StepTime) if field.name != "compute")
-"""Parts of a step besides computing; their shares of it and computing's add up to 1."""
 MEMORY_PARTS = tuple(field.name for field in fields(PeakMemory) if field.name != "runtime")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prior:
-    """Predictions of recipes, one row each, as natural logarithms and shares; unknown rows hold medians."""
+    """Predictions of recipes, one row each, as natural logarithms and shares; unknown rows hold medians.
+
+    `sensitivities` are changes of the logarithm of the step time, a column for a constant (`priors.sensitivities`).
+    """
 
     log_speed: Rows
-    step_shares: Rows
+    sensitivities: Rows
     log_fill: Rows
     memory_shares: Rows
     step_time_s: Rows
@@ -91,36 +94,36 @@ class Prior:
 def prior_of(recipes: Sequence[Recipe], problem: Problem, software: Software | None = None) -> Prior:
     """Judge legal recipes; `software` is the training code where it is not the project's own engines."""
     rows = len(recipes)
-    step = np.full((rows, len(STEP_PARTS) + 1), np.nan)
+    step_time_s, slopes = np.full(rows, np.nan), np.zeros((rows, len(DEVIATIONS)))
     memory = np.full((rows, len(MEMORY_PARTS) + 1), np.nan)
+    deviations = prior_deviations(problem.cluster, problem.precision)
     places = np.array([row for row in range(rows) if not_modelled(recipes[row]) is None], dtype=np.intp)
     for rows_of, machine, work in blocks([recipes[place] for place in places.tolist()], problem, software):
-        block = places[rows_of]
-        step[block] = _columns(step_time(machine, work), ("compute", *STEP_PARTS), len(block))
-        memory[block] = _columns(peak_memory(machine, work), ("runtime", *MEMORY_PARTS), len(block))
-    step_time_s, memory_bytes = step.sum(axis=1), memory.sum(axis=1)
+        block, parts = places[rows_of], peak_memory(machine, work)
+        step_time_s[block] = step_time(machine, work).total
+        slopes[block] = sensitivities(problem.cluster, problem.precision, machine.software, work, deviations)
+        for column, name in enumerate(("runtime", *MEMORY_PARTS)):
+            memory[block, column] = getattr(parts, name)
+    memory_bytes = memory.sum(axis=1)
     known = np.isfinite(step_time_s) & (step_time_s > 0) & np.isfinite(memory_bytes) & (memory_bytes > 0)
     if not known.all():
-        step, memory = _filled(step, known), _filled(memory, known)
-        step_time_s, memory_bytes = step.sum(axis=1), memory.sum(axis=1)
+        step_time_s, slopes, memory = (_filled(one, known) for one in (step_time_s, slopes, memory))
+        memory_bytes = memory.sum(axis=1)
     sequences = np.array([recipe.global_batch_seqs for recipe in recipes], dtype=np.float64)
     return Prior(
         log_speed=np.log(sequences * problem.sequence_length) - np.log(step_time_s),
-        step_shares=step[:, 1:] / step_time_s[:, None],
+        sensitivities=slopes,
         log_fill=np.log(memory_bytes / problem.cluster.memory_bytes_per_device),
         memory_shares=memory[:, 1:] / memory_bytes[:, None],
         step_time_s=step_time_s,
     )
 
 
-def _columns(parts: StepTime | PeakMemory, names: Sequence[str], rows: int) -> Rows:
-    return np.stack([np.broadcast_to(getattr(parts, name), rows) for name in names], axis=1)
-
-
 def _filled(parts: Rows, known: npt.NDArray[np.bool_]) -> Rows:
     """Replace unknown rows by the medians of the known ones, or by ones where nothing is known."""
-    medians = np.median(parts[known], axis=0) if known.any() else np.ones(parts.shape[1])
-    return np.where(known[:, None], parts, np.maximum(medians, 1e-9))
+    found = parts.copy()
+    found[~known] = np.median(parts[known], axis=0) if known.any() else 1.0
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -34,7 +34,7 @@ LEAST_WORTH = 1e-3
 ALMOST_NONE = 1e-9
 DRAWS, DRAWN, DRAWN_AGAIN = 256, 400, 100
 """Joint draws of speeds for the gap to the best, of how many promising recipes, and of how many measured ones."""
-SAME_PROBLEM_SPREAD, OTHER_PROBLEM_SPREAD = 0.05, 0.1
+SAME_PROBLEM_SPREAD, OTHER_PROBLEM_SPREAD = 0.05, 0.03
 """Noise of remembered measurements besides a measurement's own; assumed."""
 MOST_REPEATS = 3
 STEPS_OF_A_PROBE = 7

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from frontrunner.evaluators.analytic.estimates import estimate_many
+from frontrunner.evaluators.analytic.machine import FITTED
 from frontrunner.search.guided.acquisition import expected_improvement, mean_loss
 from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
-from frontrunner.search.guided.prior import NAMES, STEP_PARTS, CandidateTable, features, needs_as_much, prior_of
+from frontrunner.search.guided.prior import NAMES, CandidateTable, features, needs_as_much, prior_of
 from frontrunner.search.guided.speed import Observation, SpeedModel, log_evidence
 from frontrunner.spaces.recipe import RANK_ORDERS
 from support.guided import CLUSTER, PROBLEM, SPACE, reversed_prior
@@ -29,8 +30,6 @@ def test_the_prior_is_the_analytic_model_row_by_row() -> None:
         assert PRIOR.log_fill[row] == pytest.approx(
             math.log(one.peak_memory_bytes / CLUSTER.memory_bytes_per_device), abs=1e-6
         )
-        bubble = PRIOR.step_shares[row, STEP_PARTS.index("bubble")]
-        assert bubble == pytest.approx(one.step_parts_s["bubble"] / one.step_time_s)
 
 
 def test_recipes_that_the_formulas_do_not_know_get_the_others_median() -> None:
@@ -80,9 +79,9 @@ def test_without_observations_the_speeds_are_the_prior_s() -> None:
 
 
 def test_a_part_that_the_formulas_underrate_is_learned() -> None:
-    """Where tensor parallelism costs four times what is predicted, two dozen measurements tell it of the others."""
-    traffic = PRIOR.step_shares[:, STEP_PARTS.index("tensor_parallel")]
-    truth = PRIOR.log_speed - np.log(1.3 * (1 + 3 * traffic))
+    """Where links between nodes reach a quarter of what is stated, two dozen measurements tell it of the others."""
+    slower = replace(CLUSTER, efficiencies={"network_links": FITTED.network_links / 4, "memory": FITTED.memory / 1.3})
+    truth = prior_of(RECIPES, replace(PROBLEM, cluster=slower)).log_speed
     rows = np.random.default_rng(3).permutation(EVERY)
     model = SpeedModel(FIELD)
     model.learn([Observation(row=int(r), log_ratio=truth[r] - PRIOR.log_speed[r]) for r in rows[:24]])
