@@ -9,16 +9,15 @@ scaling runs are assumed to be 8,000 and 8,016 sequences, and weak scaling to ke
 
 arXiv 2501.04266 spreads parameters over a card's two devices, gradients over a node's eight and optimizer states over
 all, and states its TFLOPS against ZeRO++'s for a model of 20 billion parameters on 384 devices. Its micro-batch and
-accumulation are not known here: several are assumed, and all are shown. The model is GPT-NeoX-20B, assumed too.
-
-What the preset's matrix products reach, 55 % of the peak, was measured on Frontier by others (arXiv 2502.08145).
+accumulation are not known here: several are assumed, and all are shown. The model is GPT-NeoX-20B, assumed too; and
+that three levels, which extend ZeRO++ by their abstract, quantize as it does.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich import box
@@ -26,21 +25,22 @@ from rich.console import Console
 from rich.table import Table
 
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.software import MEGATRON_GPT
+from frontrunner.evaluators.analytic.software import MEGATRON_DEEPSPEED, with_traits
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.presets import cluster_preset, model_preset
-from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.problem import GlobalBatch, Problem, SoftwareSettings
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 
 STUDY_BAR, SCALING_BAR, LEVELS_BAR = 0.06, 0.10, 0.15
 BATCHES = ((1, 1), (2, 1), (4, 1), (1, 4), (2, 4), (4, 4), (1, 16))
 """Micro-batch and accumulation."""
-ZERO_PLUS_PLUS = {"secondary_partition": 8, "quantized_weights": True, "quantized_gradients": True}
+QUANTIZED = {"quantized_weights": True, "quantized_gradients": True}
+CHOICES = {"zero-3": {}, "zero++": QUANTIZED | {"secondary_partition": 8}, "3-level-2/8": QUANTIZED}
 FULL_SIZE = 384
 SMALL_SIZE = 64
 """From how many devices on the scaling efficiency of the three-level partitioning is told; assumed."""
@@ -119,8 +119,9 @@ def problem_of(name: str, devices: int, sequence_length: int) -> Problem:
 
 
 def step_s(recipe: Recipe, problem: Problem) -> float:
-    """The formulas' step time under Megatron-DeepSpeed."""
-    machine = Machine.of(problem.cluster, problem.precision, MEGATRON_GPT)
+    """The formulas' step time under Megatron-DeepSpeed in fp16."""
+    software = with_traits(MEGATRON_DEEPSPEED, SoftwareSettings(dropout=True, gradients="16-bit"))
+    machine = Machine.of(problem.cluster, problem.precision, software)
     return float(step_time(machine, Workload.of([recipe], problem)).total[0])
 
 
@@ -168,8 +169,7 @@ def levels() -> list[Line]:
     lines = []
     for batch in BATCHES:
         assumed = "micro-batch {} x {}".format(*batch)
-        whole, small = ({name: speed(name, devices, batch) for name in ("3-level-2/8", "zero++", "zero-3")}
-                        for devices in (FULL_SIZE, SMALL_SIZE))  # fmt: skip
+        whole, small = ({name: speed(name, devices, batch) for name in CHOICES} for devices in (FULL_SIZE, SMALL_SIZE))
         lines += [
             Line(name="20B on 384: three levels / ZeRO++", published=1.71, bar=LEVELS_BAR, assumed=assumed,
                  told=whole["3-level-2/8"] / whole["zero++"]),
@@ -188,10 +188,9 @@ def speed(sharding: str, devices: int, batch: tuple[int, int]) -> float:
         micro_batch_seqs=batch[0],
         accumulation=batch[1],
         recompute="full",
-        sharding=Sharding.named("zero-3" if sharding == "zero++" else sharding, devices),
+        sharding=Sharding.named(sharding.replace("++", "-3"), devices),
+        **CHOICES[sharding],
     )
-    if sharding == "zero++":
-        recipe = replace(recipe, **ZERO_PLUS_PLUS)
     return tokens_per_s_per_device(recipe, problem_of("gpt-neox-20b", devices, 2048))
 
 

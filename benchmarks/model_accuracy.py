@@ -6,7 +6,7 @@ TABLE.csv has one measured configuration a row (evaluators/tables/schema.py list
 constants that ship are judged; with it they are fitted to the tables after it first. --cross-validate judges each
 table once more with constants fitted to all the others, from what ships on and from constants on that no table gave,
 each training code and each kind of machine likewise, and each problem with constants fitted to other problems of all
-tables. `95 %` is the median half width of the intervals, `inside` the share of rows in them, of all and of those within
+tables. `95 %` are the medians of the intervals' ends, `inside` the share of rows in them, of all and of those within
 20 % of their problem's best. Per problem (rows of one model, sequence
 length, batch and machine) stand the rank correlation, the regret
 of the model's first choice, and the probes its order needs to come within 5 % of the best measured. --worst lists as
@@ -41,7 +41,7 @@ from frontrunner.evaluators.tables.workloads import Table, read
 from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 
 SPEED_ROWS = 500_000
-WIDTH = 190
+WIDTH = 215
 COLUMNS = ("table", "rows", "refused", "MAPE", "median", "bias", "over bar", "95 %", "inside", "near best", "memory",
            "oom right", "missed", "wrong", "best refused", "problems", "spearman", "regret", "probes")  # fmt: skip
 
@@ -112,8 +112,11 @@ def _cells(table: dict[str, Any]) -> list[str]:
         *times,
         f"{table['bias']:.2f}" if table["rows"] else "-",
         str(table["over_bar"]),
-        *(f"{table[key]:.0%}" if table[key] is not None else "-" for key in ("interval", "inside", "inside_near_best")),
-        f"{table['memory_mape']:.1%}" if table["memory_mape"] is not None else "-",
+        " ".join(f"{end:+.0%}" for end in table["interval"] or ()) or "-",
+        *(f"{table[key]:.0%}" if table[key] is not None else "-" for key in ("inside", "inside_near_best")),
+        "{memory_mape:.1%} ±{memory_interval:.0%} {memory_inside:.0%}".format_map(table)
+        if table["memory_rows"]
+        else "-",
         right,
         str(oom["fn"]),
         str(oom["fp"]),
@@ -192,7 +195,7 @@ def main() -> None:
             ),
             "cross_validated_by_code": (
                 "each training code judged with constants fitted to the others",
-                partial(by_trait, trait=lambda row: software_of(row).name),
+                partial(by_trait, trait=lambda row: software_of(row).code),
             ),
             "cross_validated_by_cluster": (
                 "each kind of machine judged with constants fitted to the others",

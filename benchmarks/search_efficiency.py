@@ -11,7 +11,7 @@ model-order the model's speeds in the opposite order.
 
 --unseen searches each table with constants fitted to all the others, from constants on that no table gave.
 `error_after` are the mean errors of step times of successes not probed yet: by guided after so many probes, and by the
-formulas alone.
+formulas alone; `memory_error_after` those of peaks.
 
 `to_5pct` and `to_1pct` are probes until the best found is within 5 % and 1 % of the true best, budget + 1 where it
 never is; for these every search goes on to the budget. A strategy that forecasts would end its campaign once it expects
@@ -124,12 +124,29 @@ def show(problems: dict[str, dict[str, Figures]], found: dict[str, Figures]) -> 
                 for values in known
             )
             print(f"{name:{width}}       " + "".join(means))
+    show_peaks(problems, width)
     for key in next(iter(found.values())):
         if key != "best_at":
             print(f"{key:{width}}       " + "".join(f"{found[one][key]:>13.3g}" for one in found))
     for count in next(iter(found.values()))["best_at"]:
         label = f"share of the best after {count} probes"
         print(f"{label:{width}}       " + "".join(f"{found[one]['best_at'][count]:>13.3f}" for one in found))
+
+
+def show_peaks(problems: dict[str, dict[str, Figures]], width: int) -> None:
+    """The mean errors of peaks by table, where it states any."""
+    peaks: dict[str, list[Figures]] = {}
+    for name, of in problems.items():
+        if told := of.get("guided", {}).get("memory_error_after"):
+            peaks.setdefault(name.split(":")[0], []).append(told)
+    if peaks:
+        print("mean error of peaks not probed, by guided after so many probes")
+    for name, several in peaks.items():
+        known = [[one[str(n)] for one in several if str(n) in one] for n in ERRORS_AFTER]
+        print(
+            f"{name:{width}}       "
+            + "".join(f"{statistics.fmean(each):>14.1%}" if each else f"{'-':>14}" for each in known)
+        )
 
 
 def plot(runs: dict[str, list[Run]], budget: int, out: Path) -> None:

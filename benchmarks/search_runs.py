@@ -50,7 +50,7 @@ class Case:
         if not speeds:
             return None
         survey = survey_of(outcomes, table.problem)
-        prior = prior_of(survey.recipes, table.problem, table.software)
+        prior = prior_of(survey.recipes, table.problem)
         return cls(
             name=table.name,
             survey=survey,
@@ -89,7 +89,8 @@ class Run:
     """One search: the best share of the true best after each probe, which probes failed, and seconds an ask.
 
     `ends` is the number of probes after which the strategy's own forecast would have ended the search; `errors` are
-    the mean errors of step times, of successes not probed yet, after some numbers of probes and before any.
+    the mean errors of step times, of successes not probed yet, after some numbers of probes and before any, and
+    `memory_errors` those of their peaks.
     """
 
     shares: tuple[float, ...]
@@ -97,6 +98,7 @@ class Run:
     ends: int
     ask_s: float
     errors: dict[int, tuple[float, float]]
+    memory_errors: dict[int, float]
 
     def share_after(self, probes: int) -> float:
         """The best share found within so many probes; where nothing was left before, what it ended with."""
@@ -132,9 +134,12 @@ def run_of(strategy: Strategy, case: Case, *, budget: int, stop: float) -> Run:
     best, ends = 0.0, None
     asked_for: set[Recipe] = set()
     errors: dict[int, tuple[float, float]] = {}
+    memory_errors: dict[int, float] = {}
     while len(shares) < budget:
         if len(shares) in ERRORS_AFTER and (error := errors_of(strategy, case, asked_for)) is not None:
             errors[len(shares)] = error
+        if len(shares) in ERRORS_AFTER and (off := memory_error_of(strategy, case, asked_for)) is not None:
+            memory_errors[len(shares)] = off
         started = time.perf_counter()
         asked = strategy.ask(1)
         ask_s.append(time.perf_counter() - started)
@@ -154,6 +159,7 @@ def run_of(strategy: Strategy, case: Case, *, budget: int, stop: float) -> Run:
         ends=ends or len(shares),
         ask_s=statistics.fmean(ask_s or [0.0]),
         errors=errors,
+        memory_errors=memory_errors,
     )
 
 
@@ -172,6 +178,19 @@ def errors_of(strategy: Strategy, case: Case, probed: set[Recipe]) -> tuple[floa
     return now_off, cold_off
 
 
+def memory_error_of(strategy: Strategy, case: Case, probed: set[Recipe]) -> float | None:
+    """The mean error of measured peaks, of successes not probed; None for strategies that expect none, or no peak."""
+    if not isinstance(strategy, Guided):
+        return None
+    peaks = {
+        recipe: peak
+        for recipe, outcome in case.outcomes.items()
+        if isinstance(outcome, Measurement) and recipe not in probed and (peak := outcome.peak_memory_bytes_max_rank)
+    }
+    told = strategy.peak_memory_bytes() if peaks else {}
+    return statistics.fmean(abs(told[one] / peak - 1) for one, peak in peaks.items()) if peaks else None
+
+
 def _promises_less(strategy: Strategy, stop: float) -> bool:
     outlook = strategy.outlook() if isinstance(strategy, Forecaster) else None
     return outlook is not None and outlook.expected_improvement < stop
@@ -188,6 +207,11 @@ def figures(runs: Sequence[Run], case: Case, budget: int) -> dict[str, object]:
             str(n): [statistics.fmean(each) for each in zip(*known, strict=True)]
             for n in ERRORS_AFTER
             if (known := [run.errors[n] for run in runs if n in run.errors])
+        },
+        "memory_error_after": {
+            str(n): statistics.fmean(known)
+            for n in ERRORS_AFTER
+            if (known := [run.memory_errors[n] for run in runs if n in run.memory_errors])
         },
         "failed": statistics.fmean(sum(run.failures[: run.ends]) for run in runs),
         "ends": statistics.fmean(run.ends for run in runs),

@@ -13,17 +13,17 @@ import pandas as pd
 
 from frontrunner.evaluators.analytic.accuracy_bounds import (
     FASTER_THAN_NEEDED,
-    NORMAL_95,
     ROW_ERROR,
     at_best,
-    log_deviations,
+    log_bounds,
 )
 from frontrunner.evaluators.analytic.fit import Bounds, most_probable, shipped
 from frontrunner.evaluators.analytic.machine import BOUNDS, Machine, assumptions
-from frontrunner.evaluators.analytic.memory import peak_memory
-from frontrunner.evaluators.analytic.priors import DEVIATIONS
+from frontrunner.evaluators.analytic.memory import log_deviation, peak_memory
+from frontrunner.evaluators.analytic.priors import DEVIATIONS, NORMAL_95
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Rows
+from frontrunner.evaluators.tables.rows import MEMORY_KINDS, memory_kind
 from frontrunner.evaluators.tables.schema import Row
 from frontrunner.evaluators.tables.workloads import Table
 
@@ -127,22 +127,39 @@ def frame(table: Table) -> pd.DataFrame:
 def judged(table: Table, predicted_s: Times, *, worst: int = 5) -> Figures:
     """Return the figures of one table under step times of some constants, and its `worst` rows."""
     rows = frame(table).assign(
-        predicted_s=predicted_s, deviation=np.nan, memory_gib=np.nan, limit_gib=np.nan, least_s=0.0
+        predicted_s=predicted_s,
+        stated_gib=np.nan,
+        memory_deviation=np.nan,
+        below=np.nan,
+        above=np.nan,
+        memory_gib=np.nan,
+        limit_gib=np.nan,
+        least_s=0.0,
     )
     for places, part in table.parts:
         machine = Machine.of(part.cluster, part.precision, part.software)
-        rows.loc[places, "memory_gib"] = peak_memory(machine, part.work).total / 2**30
-        rows.loc[places, "limit_gib"] = part.cluster.memory_gib_per_device
-        rows.loc[places, "deviation"] = log_deviations(
-            part.cluster, part.precision, part.software, part.work, part.work.compile | (part.work.context_parallel > 1)
+        peak = peak_memory(machine, part.work)
+        rows.loc[places, "memory_gib"] = peak.total / 2**30
+        kinds = [memory_kind(table.rows[place]) for place in places]
+        rows.loc[places, "stated_gib"] = np.select(
+            [np.equal(kinds, kind) for kind in MEMORY_KINDS],
+            [peak.of_kind(kind, part.software) / 2**30 for kind in MEMORY_KINDS],
         )
+        rows.loc[places, "memory_deviation"] = np.select(
+            [np.equal(kinds, kind) for kind in MEMORY_KINDS],
+            [log_deviation(machine, part.work, peak, kind) for kind in MEMORY_KINDS],
+        )
+        rows.loc[places, "limit_gib"] = part.cluster.memory_gib_per_device
+        unjudged = part.work.compile | (part.work.context_parallel > 1)
+        bounds = log_bounds(part.cluster, part.precision, part.software, part.work, unjudged)
+        rows.loc[places, "below"], rows.loc[places, "above"] = bounds
         rows.loc[places, "several_nodes"] = rows.gpus[places] > part.cluster.devices_per_node
         if not assumptions(part.cluster, part.precision) and part.precision != "fp32":
             rows.loc[places, "least_s"] = step_time(at_best(machine), part.work).total
     timed = rows[(rows.status == "ok") & rows.step_time_s.notna()]
     timed = timed.assign(
         error=(timed.predicted_s / timed.step_time_s - 1).abs(),
-        inside=np.log(timed.predicted_s / timed.step_time_s).abs() <= NORMAL_95 * timed.deviation,
+        inside=np.log(timed.step_time_s / timed.predicted_s).between(-timed.below, timed.above),
         near_best=timed.step_time_s <= NEAR * timed.groupby("problem").step_time_s.transform("min"),
     )
     return {"rows": len(timed), "refused": table.refused} | _times(timed, worst) | _memory(rows, timed)
@@ -161,7 +178,7 @@ def _times(timed: pd.DataFrame, worst: int) -> Figures:
         "over_bar": int(over.sum()),
         "inside": mean(timed.inside),
         "inside_near_best": mean(timed.inside[timed.near_best]),
-        "interval": float(np.exp(NORMAL_95 * timed.deviation).median() - 1) if len(timed) else None,
+        "interval": [float(np.exp(end).median() - 1) for end in (-timed.below, timed.above)] if len(timed) else None,
         "worst": _told(timed[over].sort_values("error", ascending=False)[:worst]),
         "implausible": _told(timed[too_fast]),
         "problems": {str(name): _ranked(part) for name, part in timed.groupby("problem") if len(part) > 2},
@@ -183,7 +200,9 @@ def _memory(rows: pd.DataFrame, timed: pd.DataFrame) -> Figures:
     best = timed.sort_values("step_time_s").groupby("problem").head(BEST).index
     return {
         "memory_rows": len(known),
-        "memory_mape": mean((known.memory_gib / known.peak_mem_gb - 1).abs()),
+        "memory_mape": mean((known.stated_gib / known.peak_mem_gb - 1).abs()),
+        "memory_inside": mean(np.log(known.stated_gib / known.peak_mem_gb).abs() <= NORMAL_95 * known.memory_deviation),
+        "memory_interval": float(np.exp(NORMAL_95 * known.memory_deviation).median() - 1) if len(known) else None,
         "oom": {
             "tp": int((failed & refused).sum()),
             "fp": int((~failed & refused).sum()),

@@ -86,6 +86,17 @@ def commands_of(name: str, settings: CommandSettings) -> MakeCommand | None:
     return None if isinstance(found, type) else _checked(name, found)
 
 
+def code_of(name: str, settings: CommandSettings) -> str | None:
+    """Return the training code that an evaluator runs, `unknown` where nothing says so; None for our own engines.
+
+    DeepSpeed's own name says nothing of the model that a script trains with it.
+    """
+    if name == IMPORTED or EVALUATORS.get(name, COMMAND) != COMMAND:
+        return None
+    known = (settings.trainer or settings.log) if name == "command" else None
+    return "unknown" if known in (None, "deepspeed") else known
+
+
 def _plug_in(name: str) -> EntryPoint:
     from importlib.metadata import entry_points
 

@@ -12,7 +12,7 @@ from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, DispatchSe
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.evaluators.registry import COMMAND, EVALUATORS, commands_of, require_evaluator_name
+from frontrunner.evaluators.registry import COMMAND, EVALUATORS, code_of, commands_of, require_evaluator_name
 from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.records import IMPORTED
 from frontrunner.search.strategy import STRATEGIES, TOKENS_ALONE, check_objectives
@@ -102,7 +102,8 @@ class Budget:
 @dataclass(frozen=True, kw_only=True)
 class CampaignSpec:
     """One campaign. Set at launch: `run_root`, the parent of its folder for probes' files, `file`, the path that it was
-    read from, and `confirms`, the campaign on fewer nodes whose predictions it confirms."""
+    read from, and `confirms`, the campaign on fewer nodes whose predictions it confirms. Where `problem.software` names
+    no code it is that of the evaluator."""
 
     name: str
     problem: Problem
@@ -127,6 +128,9 @@ class CampaignSpec:
             raise bad_value("search.probe_nodes", fewer, expected)
         if self.evaluator != IMPORTED:  # rows of a table, which nothing evaluates
             require_evaluator_name(self.evaluator)
+        if (code := self.problem.software.code or code_of(self.evaluator, self.command)) is not None:
+            software = replace(self.problem.software, code=code)
+            object.__setattr__(self, "problem", replace(self.problem, software=software))
         if self.evaluator == "table" and self.table.path is None:
             raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
         if self.evaluator == "command" and not self.command.arguments:

@@ -84,12 +84,14 @@ class Model:
     """Whether a norm, shared by all heads, is applied to each head's query and key, before any rotation."""
     tied_embeddings: bool = False
     """Whether the head shares the embedding's matrix."""
+    attention_window: int | None = None
+    """Positions that attention looks back on; sequences must fit in it. By default all."""
     attention: str = "flash"
     """`flash` or `math`, both through torch's `scaled_dot_product_attention`."""
 
     def __post_init__(self) -> None:
         counts = ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary_multiple", "max_positions")
-        for key in (*counts, "head_width"):
+        for key in (*counts, "head_width", "attention_window"):
             if (value := getattr(self, key)) is not None:
                 require_at_least("model", 1, **{key: value})
         require_at_least("model", 2, vocabulary=self.vocabulary)

@@ -13,22 +13,26 @@ from frontrunner.spaces.errors import bad_value, did_you_mean
 Table = dict[str, Any]
 
 
+CATALOGUES = ("models", "clusters", "devices")
+
+
 @cache
-def _catalogue(name: str) -> dict[str, Table]:
+def catalogue(name: str) -> dict[str, Table]:
+    """Return the presets of one of `CATALOGUES` as their file states them, with their sources."""
     text = (files("frontrunner.spaces") / "preset_data" / f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
-def _entry(catalogue: str, key: str, name: object, *extra: str) -> Table:
-    known = _catalogue(catalogue)
+def _entry(kind: str, key: str, name: object, *extra: str) -> Table:
+    known = catalogue(kind)
     if not isinstance(name, str) or name not in known:
         raise bad_value(key, name, "a known preset", hint=did_you_mean(str(name), (*known, *extra)))
     return {field: value for field, value in known[name].items() if field not in ("matches", "unless")}
 
 
-def preset_names(catalogue: str) -> tuple[str, ...]:
+def preset_names(kind: str) -> tuple[str, ...]:
     """Return the names of all presets in `models`, `clusters` (without the detected this-machine) or `devices`."""
-    return tuple(_catalogue(catalogue))
+    return tuple(catalogue(kind))
 
 
 def model_preset(name: object) -> Table:
@@ -54,7 +58,7 @@ def known_device(reported_name: str) -> Table | None:
 
     All words of its `matches` occur in the name, and none of its `unless`: boards of one chip differ in rate.
     """
-    known = _catalogue("devices")
+    known = catalogue("devices")
     words = set(re.sub(r"(\d) gb\b", r"\1gb", reported_name.lower().replace("-", " ").replace("/", " ")).split())
     fitting = (
         name

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
 from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
@@ -36,10 +37,39 @@ class GlobalBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SoftwareSettings:
+    """What estimates assume of the training code; None where the code itself, or the campaign, decides."""
+
+    code: str | None = None
+    """A known training code, whose kernels and communication are those of its source, or `unknown`, which widens the
+    intervals. By default the project's own, or that of `command.trainer`; `unknown` for other commands and plug-ins."""
+    attention: Literal["flash-1", "flash-2", "flash-3", "fused-softmax", "math", "eager"] | None = None
+    """One kernel, FlashAttention by its version, or one each for products and softmax: fused, torch's `math`, or eager
+    in fp32. By default as `model.attention`."""
+    norm: Literal["fused", "eager"] | None = None
+    """Norms: in one kernel, or in torch's own operations, in fp32."""
+    activation: Literal["fused", "eager"] | None = None
+    """The gate of a feed-forward part of three matrices: in one kernel or two."""
+    rotary: Literal["fused", "eager", "fp32"] | None = None
+    """The rotation of queries and keys: in one kernel, or in torch's own operations, which may be in fp32."""
+    cross_entropy: Literal["fused", "16-bit", "eager"] | None = None
+    """The loss: in one kernel, in several on 16-bit logits, or on an fp32 copy of them."""
+    dropout: bool | None = None
+    """Whether residuals and scores are dropped out."""
+    gradients: Literal["fp32", "fp32-reduced", "16-bit"] | None = None
+    """Type in which gradients are kept and reduced; `fp32-reduced` ones are kept in 16 bits."""
+    reduction: Literal["scattered", "whole"] | None = None
+    """How gradients are reduced where the optimizer is sharded: each rank's share, or whole as without sharding."""
+    overlap: Literal["all", "sharded", "unsharded", "none"] | None = None
+    """The gradients that are reduced while the backward pass goes on, by whether the optimizer is sharded."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Problem:
     """Model, cluster, sequence length in tokens, global batch in sequences, and precision of the arithmetic.
 
     `tolerance` is how far recipes may differ in their results: by `rounding`, or by messages that are `quantized` too.
+    `software` is for estimates alone: problems that differ in it are equal.
     """
 
     model: Model
@@ -48,6 +78,7 @@ class Problem:
     global_batch: GlobalBatch
     precision: str = "bf16"
     tolerance: str = "rounding"
+    software: SoftwareSettings = field(default=SoftwareSettings(), compare=False)
 
     def __post_init__(self) -> None:
         require_at_least("problem", 2, sequence_length=self.sequence_length)
@@ -58,3 +89,13 @@ class Problem:
             raise bad_value("model.max_positions", None, "the number of learned positions")
         if self.model.positions == "learned" and limit is not None and self.sequence_length > limit:
             raise bad_value("problem.sequence_length", self.sequence_length, f"at most model.max_positions = {limit}")
+        window = self.model.attention_window
+        if window is not None and self.sequence_length > window:
+            expected = f"at most model.attention_window = {window}: sliding windows are not modeled"
+            raise bad_value("problem.sequence_length", self.sequence_length, expected)
+
+    @property
+    def has_fused_attention(self) -> bool:
+        """Whether attention is one kernel: as `software.attention` states, else as the model does."""
+        stated = self.software.attention
+        return self.model.attention == "flash" if stated is None else stated.startswith("flash")

@@ -144,6 +144,14 @@ class ReadsEarlierNames:
         return schema
 
 
+ZERO_PLUS_PLUS = {
+    "secondary_partition": "zero_hpz_partition_size",
+    "quantized_weights": "zero_quantized_weights",
+    "quantized_gradients": "zero_quantized_gradients",
+}
+"""The dimensions of ZeRO++, and their keys in DeepSpeed's `zero_optimization`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe(ReadsEarlierNames, Displayed):
     """How one model is cut over the devices and how one optimizer step is run; the fields say what each is.
@@ -317,6 +325,12 @@ class Recipe(ReadsEarlierNames, Displayed):
     def global_batch_seqs(self) -> int:
         """micro_batch_seqs * accumulation * data_parallel: sequences of one optimizer step."""
         return self.micro_batch_seqs * self.accumulation * self.data_parallel
+
+    @property
+    def zero_plus_plus(self) -> dict[str, Any]:
+        """What of ZeRO++ the recipe uses, in DeepSpeed's keys."""
+        values = {key: (getattr(self, name), getattr(Recipe, name)) for name, key in ZERO_PLUS_PLUS.items()}
+        return {key: value for key, (value, neutral) in values.items() if value != neutral}
 
     @property
     def sharding_name(self) -> str:

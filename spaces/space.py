@@ -13,7 +13,7 @@ from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown
 from frontrunner.spaces.legality import Reason, why_illegal_in_frame, why_no_frame
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, Choice, Degrees, ReadsEarlierNames, Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, RECOMPUTES, Choice, Degrees, ReadsEarlierNames, Recipe
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.stages import balanced_layers, even_layers
 
@@ -27,6 +27,9 @@ FRAME = tuple(
 )
 """The first dimensions, which `legality.why_no_frame` judges."""
 MAX_POINTS = 2_000_000
+LARGEST_MICRO_BATCH = 8
+LONG_SEQUENCE = 16_384
+"""From this length on, ranks of a node may share a sequence; assumed."""
 
 _PLAIN = tuple(  # read here once, since a survey makes a million recipes
     (one.field, one.name, one.type, one.matters, one.neutral)
@@ -134,6 +137,35 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
         for frame in itertools.product(*values[:framing]):
             survey.look_at_frame(frame, rest)
         return survey
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Return all divisors in rising order."""
+    small = [part for part in range(1, math.isqrt(number) + 1) if number % part == 0]
+    return tuple(sorted({*small, *(number // part for part in small)}))
+
+
+def usual_space(problem: Problem) -> Space:
+    """Return what model and cluster leave room for, of the choices that change no result beyond rounding.
+
+    Those that need more of an installation, such as compilation or offloading, are left to a stated space.
+    """
+    cluster, batch = problem.cluster, problem.global_batch
+    ways, devices, several = divisors(cluster.devices_per_node), cluster.devices, cluster.nodes > 1
+    hybrid = (f"hybrid-{cluster.devices_per_node}",) if several and cluster.devices_per_node > 1 else ()
+    found: dict[str, tuple[Choice, ...]] = {
+        "tensor_parallel": ways,
+        "pipeline_parallel": tuple(ranks for ranks in divisors(devices) if ranks <= problem.model.layers),
+        "context_parallel": ways if problem.sequence_length >= LONG_SEQUENCE else (1,),
+        "micro_batch_seqs": tuple(size for size in divisors(batch.maximum) if size <= LARGEST_MICRO_BATCH),
+        "accumulation": () if batch.is_fixed else tuple(2**power for power in range(batch.maximum.bit_length())),
+        "virtual_stages": (1, 2),
+        "schedule": ("1f1b", "interleaved-1f1b"),
+        "sharding": ("none", "zero-1", "zero-2", "zero-3", *hybrid),
+        "recompute": RECOMPUTES,
+        "sequence_parallel": (False, True),
+    }
+    return Space(**found)
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-"""Expected error of the formulas, and measurements that are faster than they can explain.
+"""Intervals of the formulas' step times, and measurements that are faster than they can explain.
 
 A probe is compared with the least that its recipe needs: the formulas with hosts, latencies, kernel starts and tile
 losses at zero and gradients fully overlapped. A faster step is mostly a mistake: fewer micro-batches than stated, a
@@ -8,23 +8,31 @@ smaller model, a clock that does not wait for the device.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.machine import ASSUMED, Machine, assumptions
-from frontrunner.evaluators.analytic.priors import deviations_of, sensitivities
-from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software
+from frontrunner.evaluators.analytic.machine import ASSUMED, BOUNDS, SOFTWARE_CONSTANTS, Machine, assumptions
+from frontrunner.evaluators.analytic.priors import (
+    DEVIATIONS,
+    NORMAL_95,
+    OTHER_DEVICES,
+    PER_DOUBLING,
+    deviations_of,
+    has_measured_network,
+    log_ends,
+    scaled_by,
+)
+from frontrunner.evaluators.analytic.software import ENGINES, FRONTRUNNER, Software, described
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.problem import Problem, SoftwareSettings
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 
-EXPECTED_ERROR = 0.15
-"""Mean error of step time on tables of A100 measurements that the constants were not fitted to (docs/planning.md)."""
 VALIDATED_DEVICES = frozenset({"a100-40gb", "a100-80gb"})
 ROW_ERROR = 0.07
 """Standard deviation of a row's log step time that no constant explains: 0.05 to 0.14 in tables of A100.
@@ -33,12 +41,8 @@ On devices without validated measurements twice that, a guess.
 """
 UNJUDGED_ERROR = 0.35
 """The same of choices whose formulas are not validated; a guess."""
-NORMAL_95 = 1.96
-"""Of a normal's values, 95 % are within this many standard deviations."""
 MEAN_TO_DEVIATION = (math.pi / 2) ** 0.5
 """A normal's standard deviation over its mean distance."""
-UNKNOWN_HARDWARE_ERROR = 0.5
-"""Of whatever is not validated: a guess; on tables that nothing was fitted to it was 9 to 63 %."""
 
 VALIDATED = (
     "tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulation", "devices", "virtual_stages",
@@ -48,16 +52,20 @@ VALIDATED = (
 VALIDATED_SCHEDULES = ("none", "1f1b", "interleaved-1f1b")
 _UNVALIDATED = tuple((one.name, one.field, one.neutral) for one in DIMENSIONS.values() if one.name not in VALIDATED)
 
-FASTER_THAN_NEEDED = 1 + 2 * EXPECTED_ERROR
-"""A step this many times as fast as needed is rejected; of 1,673 published steps none was above 1.07."""
+FASTER_THAN_NEEDED = math.exp(NORMAL_95 * math.hypot(DEVIATIONS["matmul"], ROW_ERROR))
+"""A step this many times as fast as needed is rejected: beyond 95 % of steps that are all products, known to a tenth.
+
+Of 1,673 published steps none was above 1.07.
+"""
 LOSSES = (
     "tile_waves", "reduction_depth", "kernel_s", "node_latency_s", "network_latency_s", "ring_node_hop_s",
-    "ring_network_hop_s",
+    "ring_network_hop_s", "crowded_hop_s",
 )  # fmt: skip
 
 OTHER_HARDWARE = "the formulas' constants were validated on A100 in 16 bits only"
 HOST_UNLIMITED = "the host's memory limits no recipe that offloads: a cluster file does not state its size"
 HOST_ASSUMED = f"links.host_gb_per_s is not given: offloading is estimated with {ASSUMED['links.host_gb_per_s']:g} GB/s"
+COMPILED = "compiled recipes run norms, activation, rotation and, in one piece, the loss as fused kernels"
 SHARED_CPU = "ranks on one machine's CPU share its cores; the formulas give each its own, so do not trust their order"
 MEASURED_TOGETHER = (
     "the figures are those of ranks that are all busy on one CPU; where some wait, as in pipelines, others are faster"
@@ -68,17 +76,23 @@ MEASURED_TOGETHER = (
 class Trust:
     """How far to trust estimates of one problem; `assumed` are cluster keys that take a common value.
 
-    `expected_error` is None where the device's peak is assumed: times may then be off by any factor.
+    `expected_error` is the mean error of step times, None where nothing is estimated or the device's peak is assumed:
+    times may then be off by any factor. `software` are the training codes that are assumed, one for each engine, of an
+    unknown one what is stated.
     """
 
     assumed: tuple[str, ...]
     expected_error: float | None
     remarks: tuple[str, ...]
+    software: tuple[SoftwareSettings, ...] = field(default=(), repr=False)
 
     def in_words(self) -> str:
         """Return what a step time of these estimates is worth."""
+        missing = [key for key in self.assumed if key.startswith("peak_tflops")]
+        if self.expected_error is None and not missing:
+            return "nothing is estimated"
         if self.expected_error is None:
-            [key] = (key for key in self.assumed if key.startswith("peak_tflops"))
+            [key] = missing
             return (
                 f"no time or rate here is an estimate, at most their order means something: cluster.{key} is not given "
                 f"(assumed: {ASSUMED['peak_tflops']:g})"
@@ -93,27 +107,28 @@ class Trust:
         return ", ".join(f"cluster.{key} = {value:g}" for key, value in values.items())
 
 
-def trust_in(recipes: Sequence[Recipe], problem: Problem) -> Trust:
-    """Return how far to trust the estimates of these recipes."""
+def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float | None]) -> Trust:
+    """Return how far to trust estimates of these recipes; `errors` are the `expected_error` of those at hand."""
     unknown = [choices for recipe in recipes if (choices := unvalidated(recipe))]
     names = ", ".join(sorted({name for choices in unknown for name in choices}))
     offloads = any(recipe.offload != "none" or recipe.activation_offload for recipe in recipes)
-    error = expected_error(problem)
-    wide = round(100 * max(UNKNOWN_HARDWARE_ERROR, error or 0.0))
-    count = "1 estimate" if len(unknown) == 1 else f"{len(unknown):,} estimates"
+    known, engines = [error for error in errors if error is not None], {recipe.engine for recipe in recipes}
+    count = "1 estimate is" if len(unknown) == 1 else f"{len(unknown):,} estimates are"
     on_cpu, measured = problem.cluster.backend == "cpu", problem.cluster.matmul_flops(problem.precision) is not None
     remarks = {
         OTHER_HARDWARE: not is_validated(problem.cluster, problem.precision),
         SHARED_CPU: on_cpu and not measured,
         MEASURED_TOGETHER: on_cpu and measured,
-        f"{count} may be off by {wide} %: no measurement has validated {names}": bool(unknown) and error is not None,
+        f"{count} less certain: no measurement has validated {names}": bool(unknown) and has_times(problem),
+        COMPILED: any(recipe.compile for recipe in recipes),
         HOST_UNLIMITED: offloads,
         HOST_ASSUMED: offloads and problem.cluster.links.host_gb_per_s is None,
     }
     return Trust(
-        assumed=assumed(problem),
-        expected_error=error,
+        assumed=assumed(problem.cluster, problem.precision),
+        expected_error=statistics.fmean(known) if known else None,
         remarks=tuple(remark for remark, holds in remarks.items() if holds),
+        software=tuple(dict.fromkeys(described(problem, engine) for engine in ENGINES if engine in engines)),
     )
 
 
@@ -131,32 +146,67 @@ def is_validated(cluster: Cluster, precision: str) -> bool:
 
 def prior_deviations(cluster: Cluster, precision: str) -> dict[str, float]:
     """Return the prior deviation of each of the formulas' constants on a cluster."""
-    fitted = own_error(cluster, precision) is not None
-    return deviations_of(cluster, precision, is_validated=is_validated(cluster, precision), is_fitted=fitted)
+    return deviations_of(cluster, assumed(cluster, precision), is_validated=is_validated(cluster, precision))
 
 
-def log_deviations(cluster: Cluster, precision: str, software: Software, work: Workload, unjudged: Flags) -> Rows:
-    """Return the standard deviation of each row's log step time: of the constants, and of what they do not explain.
+def log_bounds(
+    cluster: Cluster, precision: str, software: Software, work: Workload, unjudged: Flags
+) -> tuple[Rows, Rows]:
+    """Return how far the 95 % bounds of each row's step time are below and above its estimate, as logarithms.
 
-    `unjudged` rows have choices whose formulas are not validated.
+    They come from the constants, and from what these do not explain; `unjudged` rows have choices whose formulas are
+    not validated. The error that a cluster states of its own rows holds all that it states or they feel.
     """
-    own = own_error(cluster, precision)
-    row = MEAN_TO_DEVIATION * own if own is not None else ROW_ERROR
-    row = row if is_validated(cluster, precision) else 2 * ROW_ERROR
-    deviations = prior_deviations(cluster, precision)
-    slopes = sensitivities(cluster, precision, software, work, deviations)
-    found: Rows = np.sqrt((slopes**2).sum(axis=1) + row**2 + np.where(unjudged, UNJUDGED_ERROR, 0.0) ** 2)
+    own, is_known = own_error(cluster, precision), is_validated(cluster, precision)
+    deviations: dict[str, float | Rows] = {**prior_deviations(cluster, precision)}
+    row = ROW_ERROR if is_known else 2 * ROW_ERROR
+    if own is not None:
+        row, guessed = MEAN_TO_DEVIATION * own, scaled_by(assumed(cluster, precision))
+        deviations = {name: deviations[name] for name in guessed}
+    if network := deviations.get("network_links"):
+        deviations["network_links"] = grown(cluster, precision, network, work.devices / cluster.devices_per_node)
+    if software.stands_for:  # whose host and overlap nobody has measured either
+        own_constants = [name for name in SOFTWARE_CONSTANTS if name in deviations]
+        deviations |= {name: OTHER_DEVICES * deviations[name] for name in own_constants}
+    others = NORMAL_95 * np.hypot(row, np.where(unjudged, UNJUDGED_ERROR, 0.0))
+    below, above = log_ends(cluster, precision, software, work, deviations)
+    if cluster.backend == "cpu" and cluster.matmul_flops(precision) is None:  # ranks may share a core
+        above = np.hypot(above, np.log(np.minimum(work.devices, cluster.devices_per_node)))
+    faster, slower = _between_codes(cluster, precision, software, work)
+    return np.sqrt(below**2 + others**2 + faster), np.sqrt(above**2 + others**2 + slower)
+
+
+def _between_codes(cluster: Cluster, precision: str, software: Software, work: Workload) -> tuple[Rows, Rows]:
+    """Return the squared 95 % bounds, as logarithms, of the step times of the codes that an unknown one stands for."""
+    times = [
+        np.log(step_time(Machine.of(cluster, precision, one), work).total) for one in (software, *software.stands_for)
+    ]
+    off = np.stack(times[1:] or times) - times[0]
+    # Each side is half of a normal: the mean over all codes is half its square.
+    squares = (2 * np.mean(side**2, axis=0) for side in (np.minimum(off, 0), np.maximum(off, 0)))
+    faster, slower = (NORMAL_95**2 * square for square in squares)
+    return faster, slower
+
+
+def grown(cluster: Cluster, precision: str, deviation: float | Rows, nodes: float | Rows) -> Rows:
+    """Return a deviation of the network on so many times the nodes; the same where the network is known."""
+    is_known = is_validated(cluster, precision) or has_measured_network(cluster)
+    doublings = 0.0 if is_known else np.log2(np.maximum(nodes, 1))
+    found: Rows = np.hypot(deviation, PER_DOUBLING * np.sqrt(doublings))
     return found
 
 
-def assumed(problem: Problem) -> tuple[str, ...]:
+def mean_error(below: float, above: float) -> float:
+    """Return the mean of |measured / estimated step time - 1|, a lognormal of unlike halves with these 95 % bounds."""
+    faster, slower = (statistics.NormalDist(sigma=bound / NORMAL_95) for bound in (below, above))
+    more = math.exp(slower.variance / 2) * slower.cdf(slower.variance)
+    return more - math.exp(faster.variance / 2) * faster.cdf(-faster.variance)
+
+
+def assumed(cluster: Cluster, precision: str) -> tuple[str, ...]:
     """Return the cluster's keys that take a common value; only the network's beside a measured error of its own."""
-    keys = assumptions(problem.cluster, problem.precision)
-    return (
-        keys
-        if own_error(problem.cluster, problem.precision) is None
-        else tuple(key for key in keys if key.startswith("links.nic"))
-    )
+    keys, own = assumptions(cluster, precision), own_error(cluster, precision)
+    return keys if own is None else tuple(key for key in keys if key.startswith("links.nic"))
 
 
 def unvalidated(recipe: Recipe) -> tuple[str, ...]:
@@ -169,28 +219,19 @@ def unvalidated(recipe: Recipe) -> tuple[str, ...]:
     return tuple(found)
 
 
-def expected_error(problem: Problem, recipe: Recipe | None = None) -> float | None:
-    """Return the mean error of step times, of a recipe or of validated ones; None if the device's peak is assumed."""
-    if any(key.startswith("peak_tflops") for key in assumed(problem)):
-        return None
-    own = own_error(problem.cluster, problem.precision)
-    stated = EXPECTED_ERROR if own is None else own
-    if (
-        assumed(problem)
-        or not is_validated(problem.cluster, problem.precision)
-        or (recipe is not None and unvalidated(recipe))
-    ):
-        return max(UNKNOWN_HARDWARE_ERROR, stated)
-    return stated
+def has_times(problem: Problem) -> bool:
+    """Return whether step times are estimates; without the device's peak at most their order means something."""
+    return not any(key.startswith("peak_tflops") for key in assumed(problem.cluster, problem.precision))
 
 
 def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | None:
     """Return why a median step of `step_time_s` cannot be true; None also where the formulas cannot decide.
 
-    Those are CPUs, fp32, clusters that omit a figure or state constants of their own, and unvalidated choices.
+    Those are CPUs, fp32, clusters that omit a figure or state fitted constants, and unvalidated choices.
     """
     cluster = problem.cluster
-    blind = cluster.backend == "cpu" or problem.precision == "fp32" or bool(cluster.efficiencies)
+    has_fitted = not BOUNDS.keys().isdisjoint(cluster.efficiencies)
+    blind = cluster.backend == "cpu" or problem.precision == "fp32" or has_fitted
     if blind or unvalidated(recipe) or assumptions(cluster, problem.precision):
         return None
     machine = at_best(Machine.of(cluster, problem.precision, FRONTRUNNER))

@@ -13,11 +13,10 @@ from frontrunner.notebook import Displayed
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import DIMENSIONS, RECOMPUTES, Choice, Recipe
-from frontrunner.spaces.space import Space
+from frontrunner.spaces.space import LARGEST_MICRO_BATCH, Space, divisors
 
 WORTH_ITS_COMPLEXITY = 0.05
 """A layout is preferred to a plainer one only if it is faster by more than this share; assumed."""
-LARGEST_MICRO_BATCH = 8
 TILES = {"loss_chunks": 8, "feed_forward_tiles": 4}
 """What tiling is tried with; more pieces save little more, since the rest of a layer stays."""
 
@@ -133,10 +132,10 @@ def advise(space: Space, problem: Problem) -> Advice:
     node = layouts(problem, cluster.devices_per_node) if cluster.nodes > 1 and cluster.devices_per_node > 1 else ()
     everything = layouts(problem, cluster.devices) if cluster.devices > 1 else alone
     chosen = choose(everything)
-    recipes = {one.estimate.recipe: None for one in (*alone, *node, *everything) if one.estimate is not None}
-    trust, choices, tiling = trust_in(list(recipes), problem), dict[str, Choice](), None
+    known = {one.estimate.recipe: one.estimate for one in (*alone, *node, *everything) if one.estimate is not None}
+    at_hand, choices, tiling = list(known.values()), dict[str, Choice](), None
     if chosen is not None and (found := chosen.estimate) is not None:
-        trust = replace(trust, expected_error=found.expected_error)
+        at_hand = [found]
         choices, tiling = _named_by(own, chosen, found.recipe), _tiling(found, problem)
     return Advice(
         problem=problem,
@@ -148,7 +147,7 @@ def advise(space: Space, problem: Problem) -> Advice:
         choices=choices,
         lacking={key: value for key, value in choices.items() if value not in own[key]},
         tiling=tiling,
-        trust=trust,
+        trust=trust_in(list(known), problem, [one.expected_error for one in at_hand]),
     )
 
 
@@ -224,12 +223,6 @@ def one_batch(batch: GlobalBatch, devices: int) -> GlobalBatch:
     even = batch.maximum // devices * devices
     chosen = even if even in batch and even > 0 else batch.maximum
     return GlobalBatch(minimum=chosen, maximum=chosen)
-
-
-def divisors(number: int) -> list[int]:
-    """Return all divisors in rising order."""
-    small = [part for part in range(1, int(number**0.5) + 1) if number % part == 0]
-    return sorted({*small, *(number // part for part in small)})
 
 
 def _layout(name: str, about: str, space: Space, problem: Problem) -> ParallelLayout:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
 from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, not_modelled
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import memory_of_ranks
-from frontrunner.evaluators.analytic.software import ENGINES
+from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.analytic.step import busy_of_ranks
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.probe.measure import rates
@@ -87,11 +87,29 @@ class Breakdown(Displayed):
         return None if self.measured is None else self.estimate.step_time_s / self.measured.step_time_s - 1
 
     @property
+    def is_inside(self) -> bool | None:
+        """Whether the measured step time lies in the estimate's interval; None without one of them."""
+        bounds = self.estimate.step_time_bounds_s
+        return None if self.measured is None or bounds is None else bounds[0] <= self.measured.step_time_s <= bounds[1]
+
+    @property
+    def compares_allocated(self) -> bool:
+        """Whether the measured peak is what tensors held, which accelerators state, and not a process's whole memory.
+
+        What an imported peak counts is unknown; it is compared with what a device must hold.
+        """
+        return (
+            self.problem.cluster.backend != "cpu" and self.measured is not None and self.measured.figures == "measured"
+        )
+
+    @property
     def peak_memory_error(self) -> float | None:
-        """Estimated over measured peak memory, less one; None without a measurement."""
+        """Estimated over measured peak memory of the same kind, less one; None without a measurement."""
         if self.measured is None or not self.measured.peak_memory_bytes:
             return None
-        return self.estimate.peak_memory_bytes / self.measured.peak_memory_bytes - 1
+        estimate = self.estimate
+        alike = estimate.allocated_memory_bytes if self.compares_allocated else estimate.peak_memory_bytes
+        return alike / self.measured.peak_memory_bytes - 1
 
 
 def breakdown(
@@ -109,7 +127,7 @@ def breakdown(
         hardware_tflops_per_device=rates(recipe, problem, found.step_time_s)["hardware_tflops_per_device"] or 0.0,
         ranks=pipeline_ranks(recipe, problem),
         marks=tuple(marks(recipe, problem)),
-        trust=replace(trust_in([recipe], problem), expected_error=found.expected_error),
+        trust=trust_in([recipe], problem, [found.expected_error]),
         measured=measured,
         unmatched=unmatched,
     )
@@ -117,7 +135,7 @@ def breakdown(
 
 def pipeline_ranks(recipe: Recipe, problem: Problem) -> tuple[PipelineRank, ...]:
     """Return the ranks of the recipe's pipeline that differ, from the embedding to the head."""
-    machine = Machine.of(problem.cluster, problem.precision, ENGINES[recipe.engine])
+    machine = Machine.of(problem.cluster, problem.precision, coded(problem.software, recipe.engine))
     work = Workload.of([recipe], problem)
     if recipe.pipeline_parallel == 1:
         holds = ("the whole model", "", "")

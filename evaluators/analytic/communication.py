@@ -65,6 +65,7 @@ def _latency_s(machine: Machine, group: Rows, per_node: Rows, crosses: Flags, pa
         return latency
     nodes = group / per_node
     around: Rows = nodes * eff.ring_network_hop_s + (group - nodes) * eff.ring_node_hop_s
+    around = np.where(nodes > eff.crowded_nodes, np.maximum(around, group * eff.crowded_hop_s), around)
     return np.where(crosses, np.maximum(latency, around), latency)
 
 
@@ -150,10 +151,11 @@ def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Row
         dequantized = np.where(work.quantized_weights, moved / machine.memory_bytes_per_s, 0.0)
     gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
     layers = np.maximum(parameters / work.layer_share, 1)
-    gathered = ring_s(machine, weights, group=p, stride=stride, passes=1, messages=layers)
+    gathers = layers * machine.software.gathers_per_layer
+    gathered = ring_s(machine, weights, group=p, stride=stride, passes=1, messages=gathers)
     again = gathered
     if (work.secondary_partition > 1).any():
-        near = ring_s(machine, weights, group=work.secondary_partition, stride=stride, passes=1, messages=layers)
+        near = ring_s(machine, weights, group=work.secondary_partition, stride=stride, passes=1, messages=gathers)
         again = np.where((p > 1) & (work.secondary_partition > 1), near, gathered)
     reduced = ring_s(machine, gradients, group=g, stride=stride, passes=1, messages=layers)
     if work.quantized_gradients.any():

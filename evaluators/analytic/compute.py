@@ -109,20 +109,23 @@ def _elementwise(machine: Machine, work: Workload) -> Passes:
 def head(machine: Machine, work: Workload) -> Passes:
     """Return the output projection and the loss; in pieces, both run forward once more.
 
-    The loss converts logits to fp32; compiled in one piece it reads them twice and writes their gradient. Where they
-    are not sharded, those of the whole vocabulary are gathered.
+    The loss converts logits to fp32; fused, or compiled in one piece, it reads them twice and writes their gradient.
+    Where they are not sharded, those of the whole vocabulary are gathered: twice copied and read for the accuracy, 12
+    bytes, and backward the gradient of the chosen ones is a matrix of its own, 8.
     """
     share = work.vocabulary / (work.tensor_parallel if machine.software.splits_tables else 1.0)
     projection = linear(machine, work.tokens, work.hidden, share, work.bytes_per_value)
     logits = work.tokens * (share if machine.software.sharded_logits else work.vocabulary)
-    wide = np.where(work.compile & (work.loss_chunks == 1), work.bytes_per_value, 16.0)
+    fused = (work.compile & (work.loss_chunks == 1)) | (machine.software.cross_entropy == "fused")
+    wide = np.where(fused, work.bytes_per_value, 16.0)
     each_s = logits / machine.memory_bytes_per_s
-    gathered = np.zeros(1)
+    gathered = again = np.zeros(1)
     if machine.software.splits_tables and not machine.software.sharded_logits:
         message = logits * work.bytes_per_value
         gathered = ring_s(machine, message, group=work.tensor_parallel, stride=work.strides["tp"], passes=1)
+        gathered, again = gathered + np.where(work.tensor_parallel > 1, 12.0, 4.0) * each_s, 8.0 * each_s
     forward = projection.forward + (work.bytes_per_value + wide) * each_s + gathered
-    backward = projection.backward + (work.bytes_per_value + np.minimum(wide, 12.0)) * each_s
+    backward = projection.backward + (work.bytes_per_value + np.minimum(wide, 12.0)) * each_s + again
     return Passes(forward=forward, backward=backward + np.where(work.loss_chunks > 1, forward, 0.0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -11,16 +12,25 @@ import numpy as np
 import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.accuracy_bounds import (
-    NORMAL_95,
     Trust,
-    expected_error,
-    log_deviations,
+    has_times,
+    log_bounds,
+    mean_error,
     trust_in,
     unvalidated,
 )
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.memory import FITS, PeakMemory, fit, fullest_parameters, host_memory, peak_memory
-from frontrunner.evaluators.analytic.software import ENGINES, Software
+from frontrunner.evaluators.analytic.memory import (
+    FITS,
+    PeakMemory,
+    fit,
+    fullest_parameters,
+    host_memory,
+    log_deviation,
+    peak_memory,
+)
+from frontrunner.evaluators.analytic.priors import NORMAL_95
+from frontrunner.evaluators.analytic.software import ENGINES, coded
 from frontrunner.evaluators.analytic.step import StepTime, step_time
 from frontrunner.evaluators.analytic.workload import Rows, Workload
 from frontrunner.evaluators.probe.measure import rates
@@ -34,6 +44,8 @@ from frontrunner.spaces.space import Survey
 ROWS_AT_ONCE = 16_384
 """Rows per block: the arrays in between fit a core's cache, which is 1.5 times as fast as half a million at once."""
 
+AT_HAND = 10
+"""The recipes of a plan whose mean error it states: its first."""
 WORTH_NAMING = 0.1
 """From this share of a step on, what is not computing counts as what limits a recipe."""
 
@@ -44,8 +56,9 @@ class Estimate:
 
     Parts add up to `step_time_s` and `peak_memory_bytes` (the fullest rank's); `fit` is one of `FITS`. `limit` is the
     largest part that is not computing, or "compute", or "memory" where it does not fit; `unjudged` are choices whose
-    formulas are not validated. 95 of 100 measured times should lie within `step_time_bounds_s`, None where the device's
-    peak is assumed.
+    formulas are not validated. 95 of 100 measured times should lie within `step_time_bounds_s`, and be off by
+    `expected_error` on average; both are None where the device's peak is assumed. The memory is what a device must
+    hold; 95 of 100 peaks should lie within `peak_memory_bounds_bytes`.
     """
 
     recipe_id: str
@@ -63,11 +76,25 @@ class Estimate:
     unjudged: tuple[str, ...]
     expected_error: float | None
     step_time_bounds_s: tuple[float, float] | None
+    peak_memory_bounds_bytes: tuple[int, int]
+
+    @property
+    def tokens_per_s_bounds(self) -> tuple[float, float] | None:
+        """The rates at the bounds of the step time, the lower first."""
+        if self.step_time_bounds_s is None:
+            return None
+        fast, slow = (self.tokens_per_s * self.step_time_s / bound for bound in self.step_time_bounds_s)
+        return slow, fast
 
     @property
     def fits(self) -> bool:
         """Whether the peak is at most a device's memory."""
         return self.fit != "does not fit"
+
+    @property
+    def allocated_memory_bytes(self) -> int:
+        """The part of the peak that tensors hold, as torch's `max_memory_allocated`."""
+        return int(self.peak_memory_bytes - self.memory_parts_bytes["runtime"])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -87,13 +114,30 @@ class EstimateTable(Sequence[Estimate]):
         return f"<{len(self):,} estimates>"
 
     def __getitem__(self, row: int) -> Estimate:  # type: ignore[override]
-        recipe, time_s = self.recipes[row], float(self.step_time_s[row])
+        return self.of([row])[0]
+
+    def __iter__(self) -> Iterator[Estimate]:
+        return iter(self.of(range(len(self))))
+
+    def of(self, rows: Sequence[int]) -> tuple[Estimate, ...]:
+        """Return the estimates of these rows, with their intervals: 33 times the work of their step times alone."""
+        recipes, known = [self.recipes[row] for row in rows], has_times(self.problem)
+        ends, off = np.zeros((2, len(recipes))), np.zeros(len(recipes))
+        unjudged = np.fromiter((bool(unvalidated(recipe)) for recipe in recipes), dtype=np.bool_)
+        for places, machine, work in blocks(recipes, self.problem):
+            of = (self.problem.cluster, self.problem.precision, machine.software, work)
+            ends[:, places] = log_bounds(*of, unjudged[places])
+            off[places] = log_deviation(machine, work, peak_memory(machine, work))
+        each = zip(rows, *ends.tolist(), np.exp(NORMAL_95 * off).tolist(), strict=True)
+        return tuple(self._one(row, (below, above) if known else None, size) for row, below, above, size in each)
+
+    def _one(self, row: int, log_ends: tuple[float, float] | None, size_factor: float) -> Estimate:
+        recipe, time_s, peak = self.recipes[row], float(self.step_time_s[row]), float(self.peak_memory_bytes[row])
         step_parts = {name: float(column[row]) for name, column in self.step_parts_s.items()}
         waits = {name: seconds for name, seconds in step_parts.items() if name != "compute"}
         longest = max(waits, key=lambda name: waits[name])
         limit = longest if waits[longest] >= WORTH_NAMING * time_s else "compute"
         rate, verdict = rates(recipe, self.problem, time_s), FITS[self.fit[row]]
-        error, factor = expected_error(self.problem, recipe), float(np.exp(NORMAL_95 * self.log_deviations[row]))
         return Estimate(
             recipe_id=recipe_id(self.problem, recipe),
             recipe=recipe,
@@ -101,31 +145,22 @@ class EstimateTable(Sequence[Estimate]):
             tokens_per_s=rate["tokens_per_s"] or 0.0,
             model_tflops_per_device=rate["model_tflops_per_device"] or 0.0,
             mfu=rate["mfu"],
-            peak_memory_bytes=int(self.peak_memory_bytes[row]),
+            peak_memory_bytes=int(peak),
             host_memory_bytes_per_rank=int(self.host_memory_bytes_per_rank[row]),
             fit=verdict,
             limit="memory" if verdict == "does not fit" else limit,
             step_parts_s=step_parts,
             memory_parts_bytes={name: float(column[row]) for name, column in self.memory_parts_bytes.items()},
             unjudged=unvalidated(recipe),
-            expected_error=error,
-            step_time_bounds_s=None if error is None else (time_s / factor, time_s * factor),
+            expected_error=None if log_ends is None else mean_error(*log_ends),
+            step_time_bounds_s=None if log_ends is None else scaled(time_s, log_ends),
+            peak_memory_bounds_bytes=(int(peak / size_factor), int(peak * size_factor)),
         )
 
     @cached_property
     def step_time_s(self) -> Rows:
         """The sums of the steps' parts."""
         return _total(self.step_parts_s)
-
-    @cached_property
-    def log_deviations(self) -> Rows:
-        """The standard deviation of each step time's logarithm."""
-        found = np.zeros(len(self.recipes))
-        unjudged = np.fromiter((bool(unvalidated(recipe)) for recipe in self.recipes), dtype=np.bool_)
-        for places, machine, work in blocks(self.recipes, self.problem):
-            of = (self.problem.cluster, self.problem.precision, machine.software, work)
-            found[places] = log_deviations(*of, unjudged[places])
-        return found
 
     @cached_property
     def peak_memory_bytes(self) -> Rows:
@@ -158,6 +193,12 @@ class EstimateTable(Sequence[Estimate]):
     def tight(self) -> int:
         """The number of those that are tight."""
         return int(np.count_nonzero(self.fit == 1))
+
+
+def scaled(value: float, log_ends: tuple[float, float]) -> tuple[float, float]:
+    """Return a value's bounds, from how far they are below and above as logarithms."""
+    below, above = log_ends
+    return value * math.exp(-below), value * math.exp(above)
 
 
 def _total(parts: Mapping[str, Rows]) -> Rows:
@@ -199,11 +240,11 @@ class Plan(Displayed):
     @property
     def estimates(self) -> tuple[Estimate, ...]:
         """All estimates, in the order of the table."""
-        return tuple(self.table[row] for row in self.table.order.tolist())
+        return self.table.of(self.table.order.tolist())
 
     def fastest(self, top: int) -> tuple[Estimate, ...]:
         """Return the first `top` recipes that fit, fastest first, the tight ones after all others."""
-        return tuple(self.table[row] for row in self.table.order[: min(top, self.table.fitting)].tolist())
+        return self.table.of(self.table.order[: min(top, self.table.fitting)].tolist())
 
     @cached_property
     def front(self) -> tuple[Estimate, ...]:
@@ -211,7 +252,7 @@ class Plan(Displayed):
         rows = self.table.order[: self.table.fitting]
         points = np.stack([self.table.tokens_per_s[rows], -self.table.peak_memory_bytes[rows]], axis=1).tolist()
         best = sorted(pareto_front(points), key=lambda place: -points[place][0])
-        return tuple(self.table[row] for row in rows[best].tolist())
+        return self.table.of(rows[best].tolist())
 
     def shown(self, top: int) -> ShownPlan:
         """Return the plan for programs, with its `top` fastest estimates."""
@@ -231,7 +272,10 @@ def plan(recipes: Sequence[Recipe], problem: Problem) -> Plan:
     """Estimate legal recipes of one problem."""
     known = [recipe for recipe in recipes if not_modelled(recipe) is None]
     omitted = Counter(reason for recipe in recipes if (reason := not_modelled(recipe)))
-    return Plan(table=estimate_many(known, problem), not_modelled=dict(omitted), trust=trust_in(known, problem))
+    table = estimate_many(known, problem)
+    best = table.of(table.order[:AT_HAND].tolist())
+    trust = trust_in(known, problem, [one.expected_error for one in best])
+    return Plan(table=table, not_modelled=dict(omitted), trust=trust)
 
 
 def not_modelled(recipe: Recipe) -> str | None:
@@ -260,12 +304,10 @@ def estimate_many(recipes: Sequence[Recipe], problem: Problem) -> EstimateTable:
     )
 
 
-def blocks(
-    recipes: Sequence[Recipe], problem: Problem, software: Software | None = None
-) -> Iterator[tuple[npt.NDArray[np.intp], Machine, Workload]]:
+def blocks(recipes: Sequence[Recipe], problem: Problem) -> Iterator[tuple[npt.NDArray[np.intp], Machine, Workload]]:
     """Yield places in `recipes` with their machine and workload, one engine and at most `ROWS_AT_ONCE` at a time."""
-    for engine, code in ENGINES.items():
-        machine = Machine.of(problem.cluster, problem.precision, software or code)
+    for engine in ENGINES:
+        machine = Machine.of(problem.cluster, problem.precision, coded(problem.software, engine))
         own = np.array([place for place, recipe in enumerate(recipes) if recipe.engine == engine], dtype=np.intp)
         for start in range(0, len(own), ROWS_AT_ONCE):
             places = own[start : start + ROWS_AT_ONCE]

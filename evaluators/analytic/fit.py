@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.accuracy_bounds import NORMAL_95, prior_deviations, unvalidated
+from frontrunner.evaluators.analytic.accuracy_bounds import prior_deviations, unvalidated
 from frontrunner.evaluators.analytic.estimates import not_modelled
 from frontrunner.evaluators.analytic.machine import BOUNDS, FITTED, SOFTWARE_CONSTANTS, Machine
-from frontrunner.evaluators.analytic.priors import LEAST, moved, place
-from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software
+from frontrunner.evaluators.analytic.priors import LEAST, NORMAL_95, moved, place
+from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software, coded
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
 from frontrunner.results.outcome import Measurement, Outcome
@@ -160,7 +160,7 @@ def samples_of_outcomes(outcomes: Sequence[tuple[Recipe, Outcome]], problem: Pro
     sample = Sample(
         cluster=problem.cluster,
         precision=problem.precision,
-        software=FRONTRUNNER,
+        software=coded(problem.software),
         work=Workload.of([recipe for recipe, _ in kept], problem),
         step_time_s=np.array([time_s for _, time_s in kept]),
         problems=("the campaign's",) * len(kept),

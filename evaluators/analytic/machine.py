@@ -19,11 +19,12 @@ from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 class Efficiencies:
     """What hardware and its libraries lose, as shares of what is stated or measured, and as seconds.
 
-    Fitted, but for the last two, to five published tables of step times on A100 (docs/measurements.md). `matmul` is the
+    Fitted to five published tables of step times on A100 (docs/measurements.md), but for the last four. `matmul` is the
     share of the fastest matrix product, `memory`, `node_links` and `network_links` of stated bandwidths; `tile_waves`
     the idle part of a wave of tiles, `reduction_depth` the length of a sum that costs as much again; `elementwise` and
     `scores` how often values are moved against the least; `fused_attention` rates are shares of `matmul`'s; latencies
-    are those of a hop. The ring hops are NCCL's own figures for its "simple" protocol (src/graph/tuning.cc, `hwLat`).
+    are those of a hop. The ring hops are NCCL's own figures for its "simple" protocol (src/graph/tuning.cc, `hwLat`);
+    rings over more than `crowded_nodes` nodes take `crowded_hop_s` a rank, which only some clusters state.
     """
 
     matmul: float = fitted(1.0, 0.3, 1.0)
@@ -41,6 +42,8 @@ class Efficiencies:
     network_latency_s: float = fitted(25.4e-6, 1e-6, 1e-2)
     ring_node_hop_s: float = 3.4e-6
     ring_network_hop_s: float = 14e-6
+    crowded_nodes: float = math.inf
+    crowded_hop_s: float = 0.0
 
 
 FITTED = Efficiencies()
@@ -62,8 +65,12 @@ configs/system/b200_bf16_ceperm.json, head width 128, 16 heads or more, FLOPs of
 `Efficiencies`."""
 
 RUNTIME_BYTES = {"cpu": 0.26 * 2**30}
-OTHER_RUNTIME_BYTES = 2.0**30
-"""Python and torch, as measured on CPU; else device context, collective library and kernels, assumed."""
+OTHER_RUNTIME_BYTES = 300 * 2.0**20
+"""Python and torch, as measured on CPU; else a device's context with kernels that are loaded when first called
+(github.com/pytorch/pytorch/issues/107667)."""
+COMMUNICATOR_BYTES = {"cpu": 0.0}
+OTHER_COMMUNICATOR_BYTES = 688 * 2.0**20
+"""What NCCL holds for one communicator, measured on 4 A100 over NVLink (github.com/NVIDIA/nccl/issues/964)."""
 
 ASSUMED_COMPUTE_UNITS = {"cpu": 1}
 OTHER_COMPUTE_UNITS = 108
@@ -92,6 +99,7 @@ class Machine:
     network_bytes_per_s_per_node: float
     host_bytes_per_s: float
     runtime_bytes: float
+    communicator_bytes: float
     attention_scale: float
     efficiencies: Efficiencies
     software: Software
@@ -115,6 +123,7 @@ class Machine:
             memory_bytes_per_s=_bytes_per_s(cluster.memory_gb_per_s, "memory_gb_per_s") * efficiencies.memory,
             compute_units=cluster.compute_units or ASSUMED_COMPUTE_UNITS.get(cluster.backend, OTHER_COMPUTE_UNITS),
             runtime_bytes=RUNTIME_BYTES.get(cluster.backend, OTHER_RUNTIME_BYTES),
+            communicator_bytes=COMMUNICATOR_BYTES.get(cluster.backend, OTHER_COMMUNICATOR_BYTES),
             attention_scale=ATTENTION_SCALES.get(cluster.device, 1.0),
             devices_per_node=cluster.devices_per_node,
             pair_bytes_per_s=pair,

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.software import Software
 from frontrunner.evaluators.analytic.workload import Flags, Parts, Rows, Workload
 
-Size = TypeVar("Size", float, Rows)
-
+PART_ERRORS: Mapping[str, float] = {
+    "parameters": 0.05, "gradients": 0.05, "optimizer": 0.05, "activations": 0.1, "logits": 0.3, "working": 0.5,
+    "runtime": 0.5,
+}  # fmt: skip
+CODE_ERROR = 0.06
+"""Standard deviations, as shares of each part and of the whole. Assumed: states are counted, a layer's moment is a
+share of what it keeps, and losses, allocators and collective libraries differ between versions."""
 WORKING_SHARE = 0.3
 """What a layer holds for a moment while it runs, as a share of what it keeps; fitted."""
 MARGIN = 0.05
 """Share of a device's memory that a recipe should leave free; assumed."""
+MemoryKind = Literal["allocated", "reserved", "device"]
+"""What a stated peak counts: tensors, what torch's allocator reserves for them, or all that is used on the device."""
 FITS = ("fits", "tight", "does not fit")
 """Verdicts on a peak; tight is what fits and leaves less than `MARGIN` free."""
 
@@ -26,9 +35,42 @@ def fit(peak_bytes: Rows | float, memory_bytes: float) -> npt.NDArray[np.intp]:
     return np.searchsorted(((1 - MARGIN) * memory_bytes, memory_bytes), peak_bytes)
 
 
-def runtime_bytes(machine: Machine, held: Size) -> Size:
-    """Return what device context, libraries and the allocator take beside parameters and activations `held`."""
-    return machine.runtime_bytes + machine.software.fragmentation * held
+def log_deviation(machine: Machine, work: Workload, peak: PeakMemory, kind: MemoryKind = "device") -> Rows:
+    """Return the standard deviation of the logarithm of a peak of one kind.
+
+    What sequence parallelism gathers is kept or not where that is an option of the code: half of it is a deviation. An
+    unknown code is off by how far the peaks of those that it stands for are from its own.
+    """
+    off = {
+        name: share * getattr(peak, name)
+        for name, share in PART_ERRORS.items()
+        if name != "runtime" or kind == "device"
+    }
+    if machine.software.may_keep_gathered:
+        gathered = 2 * (1 - 1 / work.sequence_shards) * work.layers_first * micro_batches_ahead(work)
+        off["gathered"] = 0.5 * gathered * work.tokens * work.hidden * work.bytes_per_value
+    squares = sum((each**2 for each in off.values()), start=np.zeros(1))
+    whole, codes = peak.of_kind(kind, machine.software), machine.software.stands_for
+    others = (peak_memory(replace(machine, software=one), work).of_kind(kind, one) for one in codes)
+    between = sum((np.log(other / whole) ** 2 for other in others), start=np.zeros(1)) / max(len(codes), 1)
+    return np.sqrt(squares / whole**2 + CODE_ERROR**2 + between)
+
+
+def runtime_bytes(machine: Machine, work: Workload, activations: Rows | float) -> Rows:
+    """Return what context, libraries, communicators and the allocator take beside what is allocated."""
+    libraries = machine.runtime_bytes + machine.communicator_bytes * communicators(machine, work)
+    return libraries + machine.software.fragmentation * activations
+
+
+def communicators(machine: Machine, work: Workload) -> Rows:
+    """Return a rank's communicators: one for each kind of group, and one for all ranks if there are several kinds.
+
+    Code that sends between pipeline ranks one message at a time has one more with each neighbor
+    (pytorch, `ProcessGroupNCCL.cpp`, `getKeySendRecv`).
+    """
+    ranks = work.pipeline_parallel
+    kinds = (work.copies > 1) + 1.0 * (work.tensor_parallel > 1) + (ranks > 1)
+    return kinds + (kinds > 1) + (np.minimum(ranks - 1, 2) if machine.software.sends_singly else 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +88,17 @@ class PeakMemory(Parts):
     logits: Rows
     working: Rows
     runtime: Rows
+
+    @property
+    def allocated(self) -> Rows:
+        """What tensors hold, as torch's `max_memory_allocated`."""
+        return self.total - self.runtime
+
+    def of_kind(self, kind: MemoryKind, software: Software) -> Rows:
+        """Return the peak as one kind of measurement states it."""
+        if kind == "device":
+            return self.total
+        return self.allocated + (software.fragmentation * self.activations if kind == "reserved" else 0.0)
 
 
 def peak_memory(machine: Machine, work: Workload) -> PeakMemory:
@@ -100,12 +153,12 @@ def _rank(
     # One layer's are on their way to the host, or back, while another one runs.
     activations = np.where(work.activation_offload, inputs + kept, in_flight * layers * kept)
     logits = work.tokens * work.vocabulary / (work.tensor_parallel if software.sharded_logits else 1.0)
-    # By rows, or compiled in one piece, the loss holds the logit and its gradient, and no fp32 copy.
+    # By rows, in 16 bits, fused or compiled in one piece, the loss holds the logit and its gradient, and no fp32 copy.
     by_rows = (work.tensor_parallel == 1) | (not software.sharded_logits)
     by_rows = by_rows & (logits / work.loss_chunks > 2**24) & software.widens_logits_by_rows
-    narrow = (work.compile & (work.loss_chunks == 1)) | by_rows
+    narrow = (work.compile & (work.loss_chunks == 1)) | by_rows | (software.cross_entropy != "eager")
     loss = logits * np.where(narrow, 2 * size, software.bytes_per_logit) / work.loss_chunks
-    loss = np.where(has_head, loss, 0.0)
+    loss = np.where(has_head, loss + _gathered_logits(machine, work), 0.0)
     # In fp32 the trained parameters are those of the computation, unless these are gathered copies.
     apart = (size < 4) | (work.sharding_optimizer > work.sharding_parameters)
     states = count * (2 * work.bytes_per_optimizer_state + np.where(apart, 4.0, 0.0)) / work.sharding_optimizer
@@ -118,9 +171,22 @@ def _rank(
         optimizer=np.where(work.optimizer_on_host, 0.0, states),
         activations=activations,
         logits=loss,
-        working=np.where(again, 1.0, WORKING_SHARE) * whole,
-        runtime=runtime_bytes(machine, parameters + activations),
+        # The head is through when the last layer runs backward.
+        working=np.maximum(np.where(again, 1.0, WORKING_SHARE) * whole + _gathered(machine, work) - loss, 0.0),
+        runtime=runtime_bytes(machine, work, activations),
     )
+
+
+def _gathered(machine: Machine, work: Workload) -> Rows:
+    """Return the bytes of whole sequences while a layer runs backward: a product's input, if not kept, and gradient."""
+    whole = work.tokens * work.hidden * work.bytes_per_value
+    return np.where(work.sequence_shards > 1, whole * (1.0 if machine.software.keeps_gathered else 2.0), 0.0)
+
+
+def _gathered_logits(machine: Machine, work: Workload) -> Rows:
+    """Return the bytes of logits that tensor-parallel ranks gather whole: the collective's result, and its pieces."""
+    gathers = (work.tensor_parallel > 1) & machine.software.splits_tables & (not machine.software.sharded_logits)
+    return np.where(gathers, 2 * work.bytes_per_value * work.tokens * work.vocabulary, 0.0)
 
 
 def _computed_with(machine: Machine, work: Workload, count: Rows, has_head: Flags) -> Rows:
@@ -150,6 +216,7 @@ def _gradients(machine: Machine, work: Workload, count: Rows, *, in_flight: Rows
     leave = work.parameters_on_host | (work.optimizer_on_host & (work.sharding_gradients > 1))
     held = np.where(leave, 0.0, whole / work.sharding_gradients)
     reducing = _reducing(machine, work, count, has_head)
+    reducing = reducing + np.where(work.copies > 1, machine.software.reducer_bytes * count, 0.0)
     if not machine.software.gradients_appear:
         return held + reducing
     shards = np.maximum(work.sharding_gradients, np.where(work.copies > 1, work.sharding_optimizer, 1.0))
@@ -196,9 +263,10 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     ways, size, software = work.tensor_parallel, work.bytes_per_value, machine.software
     shards = work.sequence_shards
     gathered = 2 * size * work.hidden / (1.0 if software.keeps_gathered else shards)
-    copied = np.where(work.compile, 0.0, 1.0) if software.copies_attention else 0.0
+    copied = np.where(work.compile | (work.micro_batch_seqs < software.copies_attention_from), 0.0, 1.0)
+    packed = np.where(work.rotary, work.q_hidden + work.kv_hidden, 0.0) if software.keeps_packed else 0.0
     exchanged = np.where(work.context_parallel > 1, work.q_hidden, 0.0)
-    inside = size * (2 * work.q_hidden + 2 * work.kv_hidden + copied * work.q_hidden + exchanged)
+    inside = size * (2 * work.q_hidden + 2 * work.kv_hidden + copied * work.q_hidden + packed + exchanged)
     # Tiled, the feed-forward part keeps nothing.
     tiled = replace(work, ffn_hidden=np.where(work.feed_forward_tiles > 1, 0.0, work.ffn_hidden))
     scores = work.heads * work.sequence_length * software.score_bytes(work, 2)

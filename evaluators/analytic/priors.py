@@ -1,24 +1,26 @@
 """Physical constants with priors: how far estimates may be off.
 
-A constant is its logarithm, or the logit of a share that is hidden, in units of its prior standard deviation about what
-ships or a cluster states. Rows of `sensitivities` differ between models while the constants are those of one training
-code on one cluster.
+A constant is its logarithm, or the logit of a share that is hidden, with a prior standard deviation about what ships or
+a cluster states.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.machine import Machine, assumptions
+from frontrunner.evaluators.analytic.machine import SOFTWARE_CONSTANTS, Machine, assumptions
 from frontrunner.evaluators.analytic.software import Software
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Rows, Workload
 from frontrunner.spaces.cluster import Cluster
 
+NORMAL_95 = 1.96
+"""Of a normal's values, 95 % are within this many standard deviations."""
 DEVIATIONS: Mapping[str, float] = {
     "matmul": 0.1,
     "tile_waves": 0.4,
@@ -41,12 +43,18 @@ DEVIATIONS: Mapping[str, float] = {
 
 Assumed, but for attention: FlashAttention-2 is up to 1.7 times as fast as its first version (arXiv 2307.08691).
 Products of training shapes and copies of large arrays reach shares of the peak that differ by a tenth between clocks
-and library versions; how often kernels move values depends on what a code fuses. Networks are wide, since clusters
-reach a tenth to 0.9 of what is stated; latencies depend on library and topology, by a factor of two either way. The
-host's and `elementwise`'s were narrowed after a look at how far published tables on A100 are off.
+and library versions; how often kernels move values depends on what a code fuses; latencies depend on library and
+topology, by a factor of two either way. The host's and `elementwise`'s were narrowed after a look at how far published
+tables on A100 are off.
 """
 OTHER_DEVICES = 1.5
 """How much wider all of these are where no measurement has validated the formulas; assumed."""
+UNSEEN_NETWORK = 1.1
+"""The deviation of `network_links` there, not widened further. Some clusters reach a tenth between nodes of what their
+links are stated with, which is 1.96 of these below the constant that ships."""
+PER_DOUBLING = 0.5
+"""More of that with each doubling of nodes, as an independent factor: one published cluster's all-reduces fell from
+362 GB/s on 2 nodes to 33 GB/s on 64, a factor of e^0.48 a doubling (the nanotron playbook's `pp_comm_bandwidth`)."""
 STATED = 0.5
 """How much narrower, where the cluster states the constant: measured or fitted there; assumed."""
 ASSUMED_DEVIATIONS: Mapping[str, tuple[str, float]] = {
@@ -57,28 +65,47 @@ ASSUMED_DEVIATIONS: Mapping[str, tuple[str, float]] = {
     "links.nics_per_node": ("network_links", 0.7),
 }
 """A cluster's key that is not given -> the constant that it scales, and how far the assumed value may be off."""
+AT_MOST_STATED = frozenset({"memory", "node_links", "network_links"})
+"""Shares of a bandwidth that a cluster states; `matmul` is one of a rate that is itself known to a tenth."""
+NETWORK = {"network_links": 1, "network_latency_s": -1, "exchange_s": -1}
+"""What is slow together between nodes, with the direction in which it grows."""
+INDEPENDENT: Mapping[str, Mapping[str, int]] = {"network_links": NETWORK} | {
+    name: {name: 1} for name in DEVIATIONS if name not in NETWORK
+}
+"""What moves with each constant that moves by itself, the network first."""
+SLIGHTLY = 0.1
 SHARES = frozenset({"gradient_overlap"})
 LEAST, MOST = 0.02, 0.98
 """A share of 0 or 1 has no logit: it is taken as this."""
 
 
-def deviations_of(cluster: Cluster, precision: str, *, is_validated: bool, is_fitted: bool) -> dict[str, float]:
-    """Return the prior deviation of each constant on a cluster; `is_fitted` where its own constants were measured."""
-    factor, own = 1.0 if is_validated else OTHER_DEVICES, cluster.efficiencies if is_fitted else {}
+def deviations_of(cluster: Cluster, assumed: Sequence[str], *, is_validated: bool) -> dict[str, float]:
+    """Return the prior deviation of each constant on a cluster; `assumed` are the keys that it does not give."""
+    factor, own = 1.0 if is_validated else OTHER_DEVICES, cluster.efficiencies
     found = {name: deviation * (STATED if name in own else factor) for name, deviation in DEVIATIONS.items()}
-    for key in assumptions(cluster, precision) if not is_fitted else ():
-        if key in ASSUMED_DEVIATIONS:
-            name, more = ASSUMED_DEVIATIONS[key]
-            found[name] = math.hypot(found[name], more)
+    if not is_validated and not has_measured_network(cluster):
+        found["network_links"] = UNSEEN_NETWORK
+    for name, more in (ASSUMED_DEVIATIONS[key] for key in assumed if key in ASSUMED_DEVIATIONS):
+        found[name] = math.hypot(found[name], more)
     return found
 
 
-def moved(name: str, value: float, by: float) -> float:
-    """Return a constant moved by a difference of its logarithm, or of its logit."""
+def has_measured_network(cluster: Cluster) -> bool:
+    """Return whether a cluster states what collectives between its nodes were measured to reach."""
+    return not {"network_links", "network_latency_s", "crowded_hop_s"}.isdisjoint(cluster.efficiencies)
+
+
+def scaled_by(assumed: Sequence[str]) -> frozenset[str]:
+    """Return the constants that these keys of a cluster scale."""
+    return frozenset(ASSUMED_DEVIATIONS[key][0] for key in assumed if key in ASSUMED_DEVIATIONS)
+
+
+def moved(name: str, value: float, by: float | Rows) -> Any:
+    """Return a constant moved by a difference of its logarithm, or of its logit; by an array where that is one."""
     if name not in SHARES:
-        return value * math.exp(by)
+        return value * np.exp(by)
     share = min(max(value, LEAST), MOST)
-    return 1 / (1 + (1 - share) / share * math.exp(-by))
+    return 1 / (1 + (1 - share) / share * np.exp(-by))
 
 
 def place(name: str, value: float) -> float:
@@ -94,13 +121,67 @@ def sensitivities(
 ) -> Rows:
     """Return the change of each row's log step time per deviation of each constant, one column per constant.
 
-    These are slopes over a whole deviation downwards, which is slower for a share of a rate: links that are as fast as
-    stated hide behind computation, and ones that are slower do not.
+    These are slopes over a whole deviation downwards, which is slower for a share of a rate.
     """
-    machine = Machine.of(cluster, precision, software)
-    before, columns = np.log(step_time(machine, work).total), []
-    for name, value in machine.constants().items():
-        constants = {**cluster.efficiencies, name: moved(name, value, -deviations[name])}
-        other = Machine.of(replace(cluster, efficiencies=constants), precision, software)
-        columns.append(before - np.log(step_time(other, work).total))
+    changed = _changes(cluster, precision, software, work)
+    columns = [-changed({name: -deviations[name]}) for name in DEVIATIONS]
     return np.stack(np.broadcast_arrays(*columns), axis=1)
+
+
+def log_ends(
+    cluster: Cluster, precision: str, software: Software, work: Workload, deviations: Mapping[str, float | Rows]
+) -> tuple[Rows, Rows]:
+    """Return how far the 95 % ends of each row's step time are below and above its estimate, as logarithms.
+
+    Each constant is taken to both ends of its own range, and the changes add up as those of independent constants; all
+    that is slow between nodes is one of them, as wide as `network_links`. A link that is as fast as stated hides behind
+    computation where a slower one does not, and none is faster than stated: the ends are not symmetric.
+    """
+    changed = _changes(cluster, precision, software, work)
+    below = above = np.zeros(1)
+    for together, deviation in ((signs, deviations[name]) for name, signs in INDEPENDENT.items() if name in deviations):
+        width = NORMAL_95 * deviation
+        ends = [changed({one: side * sign * width for one, sign in together.items()}) for side in (-1, 1)]
+        below = below + np.minimum(np.minimum(*ends), 0) ** 2
+        above = above + np.maximum(np.maximum(*ends), 0) ** 2
+    return np.sqrt(below), np.sqrt(above)
+
+
+def slopes(
+    cluster: Cluster, precision: str, software: Software, work: Workload, deviations: Mapping[str, float]
+) -> Rows:
+    """Return the change of each row's log step time per deviation of each of `INDEPENDENT`, near the estimate."""
+    changed = _changes(cluster, precision, software, work)
+    columns = [
+        changed({one: SLIGHTLY * sign * deviations[name] for one, sign in together.items()}) / SLIGHTLY
+        for name, together in INDEPENDENT.items()
+    ]
+    return np.stack(np.broadcast_arrays(*columns), axis=1)
+
+
+def network_left(rows: Rows) -> float:
+    """Return the share of its deviation by which the network stays unknown, after measured rows of `slopes` / noise.
+
+    It is that of the posterior of all constants: what others explain as well tells little of the network.
+    """
+    return math.sqrt(float(np.linalg.inv(np.eye(len(INDEPENDENT)) + rows.T @ rows)[0, 0]))
+
+
+def _changes(
+    cluster: Cluster, precision: str, software: Software, work: Workload
+) -> Callable[[Mapping[str, float | Rows]], Rows]:
+    """Return what tells how each row's log step time changes with constants that are moved."""
+    machine = Machine.of(cluster, precision, software)
+    constants = {**machine.constants(), "exchange_s": software.exchange_s}
+    capped = AT_MOST_STATED - scaled_by(assumptions(cluster, precision))
+    bare, before = replace(cluster, efficiencies={}), np.log(step_time(machine, work).total)
+
+    def change(moves: Mapping[str, float | Rows]) -> Rows:
+        values = {name: moved(name, constants[name], by) for name, by in moves.items()}
+        own = constants | {name: np.minimum(one, 1.0) if name in capped else one for name, one in values.items()}
+        code = replace(software, **{name: own.pop(name) for name in (*SOFTWARE_CONSTANTS, "exchange_s")})
+        other = Machine.of(bare, precision, code, replace(machine.efficiencies, **own))
+        found: Rows = np.log(step_time(other, work).total) - before
+        return found
+
+    return change

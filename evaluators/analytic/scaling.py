@@ -6,11 +6,22 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
-from frontrunner.evaluators.analytic.estimates import Estimate, plan, why_none
+import numpy as np
+
+from frontrunner.evaluators.analytic.accuracy_bounds import (
+    ROW_ERROR,
+    Trust,
+    grown,
+    prior_deviations,
+    trust_in,
+)
+from frontrunner.evaluators.analytic.estimates import Estimate, blocks, plan, why_none
+from frontrunner.evaluators.analytic.priors import INDEPENDENT, log_ends, network_left, slopes
+from frontrunner.evaluators.analytic.workload import Rows
 from frontrunner.spaces.cluster import MOST_DEVICES
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import DEGREES, Space
 
 MOST_COUNTS = 32
@@ -89,14 +100,45 @@ def scaling(space: Space, problem: Problem, nodes: Sequence[int]) -> Scaling:
     judge = functools.cache(functools.partial(_row, space.with_choices(devices=()), problem))
     strong = _with_efficiency([judge(count, problem.global_batch) for count in counts])
     weak = _with_efficiency([judge(count, weak_batch(problem, count)) for count in counts])
-    best = dict.fromkeys(row.best.recipe for row in (*strong, *weak) if row.best is not None)
+    best = {row.best.recipe: row.best for row in (*strong, *weak) if row.best is not None}
+    errors = [one.expected_error for one in best.values()]
     return Scaling(
         strong=strong,
         weak=weak,
         bounds=_bounds(space, (*strong, *weak)),
         devices_ignored=bool(space.devices),
-        trust=trust_in(list(best), replace(problem, cluster=replace(problem.cluster, nodes=counts[-1]))),
+        trust=trust_in(list(best), replace(problem, cluster=replace(problem.cluster, nodes=counts[-1])), errors),
     )
+
+
+def network_ends(
+    recipes: Sequence[Recipe], problem: Problem, measured: Sequence[tuple[Problem, Sequence[Recipe]]]
+) -> Rows:
+    """Return how far what is unknown of the network takes the 95 % ends of step times below and above, as logarithms.
+
+    As far as the `measured` recipes felt the network it is known, on as many nodes as they had, and less so with each
+    doubling from there on, unless measurements have validated that of the device.
+    """
+    cluster, precision, width = problem.cluster, problem.precision, problem.cluster.devices_per_node
+    here = [
+        (own, known)
+        for own, known in measured
+        if replace(own.cluster, nodes=cluster.nodes, name=cluster.name) == cluster
+    ]
+    seen = max((recipe.devices / width for _, known in here for recipe in known), default=1.0)
+    deviations = prior_deviations(cluster, precision)
+    deviations["network_links"] = float(grown(cluster, precision, deviations["network_links"], seen))
+    felt = [
+        slopes(cluster, precision, machine.software, work, deviations) / (2 * ROW_ERROR)
+        for own, known in here
+        for _, machine, work in blocks(known, own)
+    ]
+    left = deviations["network_links"] * network_left(np.concatenate([np.empty((0, len(INDEPENDENT))), *felt]))
+    found = np.zeros((2, len(recipes)))
+    for places, machine, work in blocks(recipes, problem):
+        network = grown(cluster, precision, left, work.devices / width / max(seen, 1.0))
+        found[:, places] = log_ends(cluster, precision, machine.software, work, {"network_links": network})
+    return found
 
 
 def weak_batch(problem: Problem, nodes: int) -> GlobalBatch | None:

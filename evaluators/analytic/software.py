@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from frontrunner.evaluators.analytic.workload import Rows, Workload
+from frontrunner.spaces.problem import Problem, SoftwareSettings
 
 Kernel = Literal["fused", "eager", "fp32"]
 Softmax = Literal["fused", "math", "eager"]
@@ -48,8 +49,9 @@ and sine (8), adds (6); backward also two slices (8) and the sums of three gradi
 (6), a bias's reads its gradient again (2). Scores: the product writes them, softmax reads and writes them, the next
 product reads them; an eager softmax casts to fp32 (6), masks (9), normalizes (8), casts back (6), and keeps both.
 """
-FLASH_SPEED = {1: 0.53, 2: 1.0}
-"""FlashAttention's rate by version: 25-40 % of an A100's peak against 50-73 % (arXiv 2307.08691, abstract)."""
+FLASH_SPEED = {1: 0.53, 2: 1.0, 3: 1.75}
+"""FlashAttention's rate by version: 25-40 % of an A100's peak against 50-73 % (arXiv 2307.08691, abstract), and 1.5 to
+2 times that of version 2 on H100 (2407.08608, abstract)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,19 +59,30 @@ class Software:
     """One training code; shares and times are fitted, together with `machine.FITTED`, the rest is read off its source.
 
     `norm`, `gate` and `rotary` name kernels of `KERNELS`, `softmax` that of attention that is not fused, `flash` the
-    version of one that is; where `copies_attention` its result is kept twice. `wide_gradients` are fp32 whatever the
+    version of one that is; its result is kept twice where micro-batches have
+    `copies_attention_from` sequences. `wide_gradients` are fp32 whatever the
     precision; where `reduces_wide` they are so on their way alone, and `reduces_whole` ones are all-reduced even where
     the optimizer's states are sharded. Selective recompute keeps products and attention where
-    `selective_keeps_products`, else all but attention's; `keeps_gathered` keeps what sequence parallelism gathered.
+    `selective_keeps_products`, else all but attention's; `keeps_gathered` keeps what sequence parallelism gathered,
+    `may_keep_gathered` has an option for it.
     `shards_only_masters` holds sharded parameters once, with `gathered_layers` whole layers; `reduce_bytes` per
     parameter of a layer are held while gradients are reduced, once a step, or at each micro-batch, through buckets of
     `bucket_elements`. `bytes_per_logit` is the loss's peak, but where it `widens_logits_by_rows` of whole logits: the
     logits and their gradient. Gradients take memory from the first backward pass on where `gradients_appear`, else
     always; they travel in messages of `message_elements` or `message_layers`, unsharded ones of `whole_bucket_elements`
     if it is not 0. `gradient_overlap` is the share of computation that hides them: unsharded ones where
-    `overlaps_unsharded`, scattered ones where `overlaps_scattered`. `exchange_s` is what a micro-batch waits, beyond
-    the transfer, between pipeline ranks on different nodes. `host_layer_s` and `host_collective_s` are the host's time
-    to issue one; `fragmentation` is the allocator's loss.
+    `overlaps_unsharded`, scattered ones where `overlaps_scattered`. A gate's two products reduce their input's gradient
+    each by itself where `reduces_gate_twice`, unless sequence parallelism gathered it once. `exchange_s` is what a
+    micro-batch waits, beyond the transfer, between pipeline ranks on different nodes; where code `sends_in_turn` a
+    boundary's two directions do not overlap, and each waits. Sharded parameters come in `gathers_per_layer`.
+    `host_layer_s` and `host_collective_s` are the host's time to issue one; `fragmentation` is the allocator's loss, a
+    share of activations.
+
+    Where attention `keeps_packed`, its values are a view of the joint product of queries, keys and values, which stays.
+    A reducer's own buckets hold `reducer_bytes` per parameter. `pipeline_split` gives ranks as many layers each, or as
+    much work with the head (`cost`), or as many modules (`ends`: embedding, last norm and head count as layers). Code
+    that `sends_singly` has a communicator with each pipeline neighbor. A `cross_entropy` in 16 bits keeps no fp32 copy
+    of the logits, nor does a fused one, which reads them fewer times. An unknown code may be any that it `stands_for`.
     """
 
     name: str
@@ -80,12 +93,18 @@ class Software:
     rotary: Kernel = "fused"
     softmax: Softmax = "fused"
     flash: int = 2
-    copies_attention: bool = False
+    cross_entropy: Literal["fused", "16-bit", "eager"] = "eager"
+    copies_attention_from: float = float("inf")
+    keeps_packed: bool = False
     reduces_wide: bool = False
     reduces_whole: bool = False
+    reduces_gate_twice: bool = False
     exchange_s: float = 0.0
+    sends_in_turn: bool = False
+    gathers_per_layer: float = 1.0
     selective_keeps_products: bool = False
     keeps_gathered: bool = False
+    may_keep_gathered: bool = False
     shards_only_masters: bool = False
     gathered_layers: float = 0.0
     reduce_bytes: tuple[float, float] = (0.0, 0.0)
@@ -99,13 +118,16 @@ class Software:
     message_elements: float = float("inf")
     message_layers: float = 0.0
     whole_bucket_elements: float = 0.0
-    balances_head: bool = False
+    pipeline_split: Literal["even", "cost", "ends"] = "even"
+    sends_singly: bool = False
+    reducer_bytes: float = 0.0
     overlaps_unsharded: bool = True
     overlaps_scattered: bool = True
     host_layer_s: float = fitted(1.12e-3, 2e-5, 2e-2)
     host_collective_s: float = fitted(48e-6, 0.0, 1e-2)
     gradient_overlap: float = fitted(0.30, 0.0, 1.0)
     fragmentation: float = 0.03
+    stands_for: tuple[Software, ...] = ()
 
     def elementwise_bytes(self, work: Workload, of: int) -> Rows:
         """Return one layer's bytes per token outside products and attention, of the field `of` of `Bytes`."""
@@ -133,7 +155,7 @@ FRONTRUNNER = Software(
     gate="eager",
     rotary="fp32",
     softmax="math",
-    copies_attention=True,
+    copies_attention_from=1,
     dropout=False,
     selective_keeps_products=True,
     keeps_gathered=True,
@@ -156,7 +178,7 @@ DEEPSPEED = Software(
     gate="eager",
     rotary="fp32",
     softmax="math",
-    copies_attention=True,
+    copies_attention_from=1,
     dropout=False,
     selective_keeps_products=True,
     gathered_layers=2.0,
@@ -179,35 +201,63 @@ LLM_FOUNDRY = Software(
     shards_only_masters=True,
     gathered_layers=3.4,
     reduce_bytes=(20.0, 5.0),
-    bytes_per_logit=4.0,
+    cross_entropy="16-bit",
     message_elements=0.0,
     message_layers=1.0,
 )
-"""MPT models under torch's first FSDP, with flash attention and flash-attn's cross entropy in 16 bits."""
+"""MPT models under torch's first FSDP, with flash attention and flash-attn's cross entropy in 16 bits; its published
+step times are nearer to a loss of several kernels than to one (8.2 against 10.0 % off)."""
 
-MEGATRON_GPT = Software(name="megatron-gpt", wide_gradients=False, dropout=True, overlaps_unsharded=False)
+MEGATRON_GPT = Software(name="megatron-lm-fp16", wide_gradients=False, dropout=True, overlaps_unsharded=False)
 """Megatron-LM and Megatron-DeepSpeed in fp16: gradients reduced after the last backward pass (arXiv 2104.04473)."""
 
-MEGATRON_LLAMA = Software(name="megatron-llama", wide_gradients=True, dropout=False)
-"""Megatron-LM in bf16, which accumulates gradients in fp32, and what was made after it."""
+MEGATRON = Software(name="megatron-lm", wide_gradients=True, dropout=False, bytes_per_logit=6.0)
+"""Megatron-LM in bf16, as it is exported, and what was made after it: gradients are accumulated in fp32 and reduced
+during the backward pass; norm, gate, rotation and softmax are fused, cross entropy is not unless
+`--cross-entropy-loss-fusion` is given: it works in place on an fp32 copy (`core/tensor_parallel/cross_entropy.py`)."""
+
+MEGATRON_DEEPSPEED = Software(
+    name="megatron-deepspeed",
+    wide_gradients=True,
+    gate="eager",
+    rotary="eager",
+    dropout=False,
+    sends_in_turn=True,
+    sends_singly=True,
+    gathers_per_layer=4.0,
+    overlaps_unsharded=False,
+)
+"""Megatron-DeepSpeed and GPT-NeoX in bf16: a rank sends to its pipeline neighbor and receives from it one after the
+other (DeepSpeed's `runtime/pipe/schedule.py`, `TrainSchedule`), where Megatron-LM does both at once. ZeRO-3 gathers a
+matrix at a time: by default it prefetches 5e7 elements, less than one
+(`runtime/zero/partitioned_param_coordinator.py`). `F.silu(x[0]) * x[1]` and the rotation are torch's operations
+(`megatron/model/transformer.py`)."""
 
 NANOTRON = Software(
     name="nanotron",
     wide_gradients=True,
     gate="eager",
-    copies_attention=True,
+    copies_attention_from=2,
+    keeps_packed=True,
+    may_keep_gathered=True,
+    reducer_bytes=2.0,
+    sends_singly=True,
     dropout=False,
-    exchange_s=0.05,
+    exchange_s=0.025,
+    sends_in_turn=True,
     message_elements=25 * 2**20 / 2,
     message_layers=0.25,
-    balances_head=True,
+    pipeline_split="cost",
     overlaps_scattered=False,
 )
 """Gradients in fp32, reduced by torch's DDP in buckets of 25 MiB of 16-bit parameters or a quarter of a layer
 (`optim/gradient_accumulator.py`); under ZeRO-1 nothing overlaps (`distributed.py`). Pipelines are cut by cost
-(`models/base.py`). Norms are Triton's, rotations flash-attn's, `silu(x) * gate` two kernels (`models/llama.py`). Two
-messages of metadata come before each tensor, and the host waits for them (`parallel/pipeline_parallel/p2p.py`): 4 ms
-to 1 s per micro-batch between nodes on its 512 H100, of which 50 ms order its rows best."""
+(`models/base.py`). DDP's buckets hold 16-bit gradients beside the fp32 ones, and queries are a view of the joint
+product. Norms are Triton's, rotations flash-attn's, `silu(x) * gate` two kernels (`models/llama.py`). A rank
+does one transfer at a time (`parallel/pipeline_parallel/state.py`); two messages of metadata come before each, and the
+host waits for them (`p2p.py`). By count that is 1 to 2 ms a micro-batch. Between nodes, its quick runs take 5 to 9 ms
+beyond what their work explains, and others up to 1.3 s, also where a twin with another ZeRO stage is quick: that is the
+cluster's, and 50 ms, which order its rows best, were chosen on it."""
 
 ALEPH_ALPHA = Software(
     name="aleph-alpha-scaling",
@@ -220,15 +270,109 @@ ALEPH_ALPHA = Software(
     flash=1,
     reduces_wide=True,
     reduces_whole=True,
+    reduces_gate_twice=True,
     overlaps_unsharded=False,
     overlaps_scattered=False,
     message_elements=5e8,
     keeps_gathered=True,
-    bytes_per_logit=20.0,
+    keeps_packed=True,
+    copies_attention_from=2,
+    sends_singly=True,
+    pipeline_split="ends",
+    bytes_per_logit=18.0,
     sharded_logits=False,
 )
 """The Llama trainer of arXiv 2311.05610 (github.com/Aleph-Alpha/scaling). Its kernels are torch's unless a row names
 others; gradients stay in 16 bits and are all-reduced whole, in fp32 and buckets of 5e8, after the last backward pass,
-ZeRO or not (`core/optimizer/allreduce.py`). It gathers the whole vocabulary's logits: 2 bytes, 2 while they are joined,
-4 in fp32, 4 for their log-softmax and 8 for two gradients. What sequence parallelism keeps was chosen for its failures.
+ZeRO or not (`core/optimizer/allreduce.py`). Its gate is two parallel products, of which each reduces its input's
+gradient (`core/nn/mlp.py`, `core/nn/linear/column_parallel_linear.py`), and keep what a norm gathered. It gathers the
+whole vocabulary's logits, and keeps those of the micro-batch before (`core/nn/parallel_module/buffers.py`): 2 + 2
+bytes, 12 for log-softmax and two gradients in fp32, 2 of an allocator's block that they split; gathered, 2 for the
+collective's result and 2 for its pieces. Embedding, last norm and head are modules like a layer
+(`core/nn/parallel_module/pipeline_partitioning.py`).
 """
+
+TRANSFORMERS = Software(
+    name="accelerate",
+    wide_gradients=False,
+    norm="eager",
+    gate="eager",
+    rotary="eager",
+    dropout=False,
+    shards_only_masters=True,
+    gathered_layers=2.0,
+    bytes_per_logit=14.0,
+    sharded_logits=False,
+    message_elements=0.0,
+    message_layers=1.0,
+    whole_bucket_elements=25 * 2**20 / 4,
+)
+"""Models of transformers under Accelerate's FSDP2, which reduces in the computation's type. Norm, gate and rotation are
+torch's operations (`models/llama/modeling_llama.py`); the loss holds 16- and 32-bit logits, log-softmax, gradient."""
+
+KNOWN = (
+    FRONTRUNNER, DEEPSPEED, MEGATRON, MEGATRON_GPT, MEGATRON_DEEPSPEED, LLM_FOUNDRY, NANOTRON, TRANSFORMERS,
+    ALEPH_ALPHA,
+)  # fmt: skip
+UNKNOWN = Software(name="unknown", wide_gradients=True, gate="eager", rotary="eager", dropout=False, stands_for=KNOWN)
+"""What lies in the middle of the known codes' step times and memory."""
+CODES = {
+    code.name: code
+    for code in (*KNOWN, replace(MEGATRON, name="nemo"), replace(FRONTRUNNER, name="torchtitan"), UNKNOWN)
+}
+"""Training codes by the names that campaign files use. NeMo's is Megatron's; torchtitan has FSDP2 and selective
+recompute as the project's own trainer has."""
+
+_KERNEL = ("fused", "eager")
+TRAITS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {
+    "attention": {f"flash-{version}": {"flash": version} for version in FLASH_SPEED}
+    | {"fused-softmax": {"softmax": "fused"}, "math": {"softmax": "math"}, "eager": {"softmax": "eager"}},
+    "norm": {kind: {"norm": kind} for kind in _KERNEL},
+    "activation": {kind: {"gate": kind} for kind in _KERNEL},
+    "rotary": {kind: {"rotary": kind} for kind in (*_KERNEL, "fp32")},
+    "cross_entropy": {kind: {"cross_entropy": kind} for kind in ("fused", "16-bit", "eager")},
+    "dropout": {value: {"dropout": value} for value in (True, False)},
+    "gradients": {
+        "fp32": {"wide_gradients": True},
+        "fp32-reduced": {"wide_gradients": False, "reduces_wide": True},
+        "16-bit": {"wide_gradients": False, "reduces_wide": False},
+    },
+    "reduction": {"scattered": {"reduces_whole": False}, "whole": {"reduces_whole": True}},
+    "overlap": {
+        "all": {"overlaps_unsharded": True, "overlaps_scattered": True},
+        "sharded": {"overlaps_unsharded": False, "overlaps_scattered": True},
+        "unsharded": {"overlaps_unsharded": True, "overlaps_scattered": False},
+        "none": {"overlaps_unsharded": False, "overlaps_scattered": False},
+    },
+}
+"""What each value of a key of `SoftwareSettings` sets of a code."""
+
+
+def with_traits(code: Software, stated: SoftwareSettings) -> Software:
+    """Return a code, or all that an unknown one stands for, with the traits that are stated."""
+    own: dict[str, Any] = {}
+    for key, kinds in TRAITS.items():
+        if (value := getattr(stated, key)) is not None:
+            own |= kinds[value]
+    return replace(code, **own, stands_for=tuple(replace(one, **own) for one in code.stands_for)) if own else code
+
+
+def coded(stated: SoftwareSettings, engine: str = "torch") -> Software:
+    """Return the code that settings name, by default the engine's; a name that is not known is an unknown code's."""
+    found = ENGINES[engine] if stated.code is None else CODES.get(stated.code, UNKNOWN)
+    return with_traits(found, stated)
+
+
+def described(problem: Problem, engine: str) -> SoftwareSettings:
+    """Return every trait that a problem's estimates assume; of an unknown code only those that are stated."""
+    code = coded(problem.software, engine)
+    if code.stands_for:
+        return replace(problem.software, code=code.name)
+    found: dict[str, Any] = {}
+    for key, kinds in TRAITS.items():
+        fitting = (value for value, own in kinds.items() if all(getattr(code, name) == own[name] for name in own))
+        found[key] = next(fitting)
+    if not problem.has_fused_attention:
+        found["attention"] = "fused-softmax" if code.softmax == "fused" else code.softmax
+    absent = {"rotary": problem.model.positions != "rotary", "activation": problem.model.ffn_matrices == 2}
+    return SoftwareSettings(code=code.name, **found | {key: None for key, is_absent in absent.items() if is_absent})

@@ -63,7 +63,7 @@ def step_time(machine: Machine, work: Workload) -> StepTime:
         recompute=m * held * layer.recompute,
         tensor_parallel=m * held * layer.traffic,
         context_parallel=m * held * layer.exchanges,
-        pipeline_transfer=m * transfer * work.virtual_stages,
+        pipeline_transfer=m * transfer * work.virtual_stages * (2.0 if machine.software.sends_in_turn else 1.0),
         bubble=bubble_s(work, slowest=slowest, through=through, left=_left_of_bubble(work, layer)),
         data_parallel=communication.replicas_s(machine, work, parameters, *passes),
         host_transfer=communication.host_transfer_s(machine, work, parameters, layers=held, passes=passes),
@@ -115,6 +115,8 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     # Of a reduce-scatter and all-gather, selective recompute that keeps products repeats the all-gather alone.
     selective = np.where(work.sequence_parallel, 1.0, 2.0) if software.selective_keeps_products else 0.0
     again = np.where(work.recompute_full, 2.0, np.where(work.recompute_selective, selective, 0.0))
+    if software.reduces_gate_twice:
+        again = again + np.where((work.ffn_matrices == 3) & ~work.sequence_parallel, 1.0, 0.0)
     forward, backward = np.maximum(passes.forward, host), np.maximum(passes.backward, host)
     return _Layer(
         forward=forward,

@@ -99,7 +99,7 @@ class Workload:
             "sequence_length": number(problem.sequence_length),
             "tied_embeddings": np.array([model.tied_embeddings]),
             "rotary": np.array([model.positions == "rotary"]),
-            "fused_attention": np.array([model.attention == "flash"]),
+            "fused_attention": np.array([problem.has_fused_attention]),
             "bytes_per_value": number(BYTES_PER_VALUE[problem.precision]),
         }
         for name in ("layers", "hidden", "heads", "q_hidden", "kv_hidden", "ffn_hidden", "ffn_matrices"):
@@ -122,6 +122,11 @@ class Workload:
     def copies(self) -> Rows:
         """data_parallel * context_parallel: the ranks that hold the same part of the model, as `Recipe.copies`."""
         return self.data_parallel * self.context_parallel
+
+    @property
+    def devices(self) -> Rows:
+        """The ranks of the job, as `Recipe.devices`."""
+        return self.tensor_parallel * self.pipeline_parallel * self.copies
 
     @property
     def sequence_shards(self) -> Rows:

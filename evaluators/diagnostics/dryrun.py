@@ -14,6 +14,7 @@ from typing import Any
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import FITS, fit, runtime_bytes
 from frontrunner.evaluators.analytic.software import ENGINES
+from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.diagnostics.ranks import Rank, await_ranks
 from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.probe.job import dry_run_job
@@ -220,7 +221,7 @@ def _traced_rank(chosen: DryRunPlan, few: dict[str, Any], many: dict[str, Any] |
         sizes = {what: max(0, round(n + steps * (many["memory_bytes"][what] - n))) for what, n in sizes.items()}
         trace_time_s += many["trace_time_s"]
     machine = Machine.of(problem.cluster, problem.precision, ENGINES[recipe.engine])
-    runtime = runtime_bytes(machine, sizes["gathered parameters"] + sizes["activations"])
+    runtime = runtime_bytes(machine, Workload.of([recipe], problem), sizes["activations"])[0]
     # By formula: 3 x tokens of a copy x (layers x FLOPs of a layer + FLOPs of the head where it is) / tensor_parallel.
     forward = layers * model.layer_flops_per_token(problem.sequence_length)
     if rank_of_stage(recipe, recipe.stages - 1) == place:

@@ -15,7 +15,7 @@ from frontrunner.evaluators.export.base import Export, Refusal, Tool
 from frontrunner.evaluators.export.reading import Given, Table
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import ZERO_PLUS_PLUS, Recipe
 from frontrunner.spaces.sharding import SHARDING_NAMES
 
 FILE = "ds_config.json"
@@ -30,9 +30,9 @@ BATCH = {
     "accumulation": "gradient_accumulation_steps",
 }
 AUTO_TP = "tensor_parallel.autotp_size"
-SECONDARY = "zero_hpz_partition_size"
-QUANTIZED = {"quantized_weights": "zero_quantized_weights", "quantized_gradients": "zero_quantized_gradients"}
-NAMES = {**BATCH, "tensor_parallel": AUTO_TP, "secondary_partition": f"zero_optimization.{SECONDARY}"}
+ZERO_KEYS = {name: f"zero_optimization.{key}" for name, key in ZERO_PLUS_PLUS.items()}
+SECONDARY = "secondary_partition"
+NAMES = {**BATCH, "tensor_parallel": AUTO_TP, SECONDARY: ZERO_KEYS[SECONDARY]}
 
 
 class DeepSpeed(Tool):
@@ -42,7 +42,7 @@ class DeepSpeed(Tool):
     title = "DeepSpeed's configuration"
     has_launcher = False
     names = NAMES
-    expressed = frozenset({"sharding", "offload", *QUANTIZED})
+    expressed = frozenset({"sharding", "offload", *ZERO_KEYS})
 
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
         """Return what the configuration does not hold."""
@@ -109,9 +109,7 @@ def configuration(problem: Problem, recipe: Recipe) -> dict[str, Any]:
         zero["offload_optimizer"] = place
     if recipe.offload in ("optimizer+parameters", "nvme"):
         zero["offload_param"] = place
-    if recipe.secondary_partition > 1:
-        zero[SECONDARY] = recipe.secondary_partition
-    zero |= {key: True for name, key in QUANTIZED.items() if getattr(recipe, name)}
+    zero |= recipe.zero_plus_plus
     settings: dict[str, Any] = {name: getattr(recipe, key) for key, name in BATCH.items()}
     settings["zero_optimization"] = zero
     if recipe.quantized_gradients:  # DeepSpeed's kernels read gradients as fp16 whatever they are
@@ -143,8 +141,8 @@ def choices(problem: Problem, root: Table) -> dict[str, Any]:
         "tensor_parallel": root.number(AUTO_TP) if root.get(AUTO_TP) else 1,
         "sharding": zero_sharding(root, "zero_optimization.stage", 0),
         "offload": offloads[devices],
-        "secondary_partition": root.number(f"zero_optimization.{SECONDARY}") or 1,
-        **{name: root.flag(f"zero_optimization.{key}") for name, key in QUANTIZED.items()},
+        **{name: root.flag(key) for name, key in ZERO_KEYS.items() if name != SECONDARY},
+        SECONDARY: root.number(ZERO_KEYS[SECONDARY]) or 1,
     }
 
 

@@ -341,7 +341,7 @@ class MegatronDeepSpeed(MegatronLM):
     has_kv_heads = f"--{kv_heads}"
     theta = "--rotary-position-embeddings-theta"
     epsilon = "--layernorm-epsilon"
-    of_zero = ("sharding", "offload", "secondary_partition", *deepspeed.QUANTIZED)
+    of_zero = ("sharding", "offload", *deepspeed.ZERO_KEYS)
     expressed = frozenset({"schedule", "recompute", "sequence_parallel", *of_zero})
 
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,8 +17,15 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from frontrunner.evaluators.analytic import software
-from frontrunner.evaluators.analytic.software import FLASH_SPEED, Software
+from frontrunner.evaluators.analytic.memory import MemoryKind
+from frontrunner.evaluators.analytic.software import (
+    ALEPH_ALPHA,
+    FLASH_SPEED,
+    LLM_FOUNDRY,
+    MEGATRON,
+    MEGATRON_GPT,
+    NANOTRON,
+)
 from frontrunner.evaluators.probe.measure import measured_steps, nodes_used
 from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.schema import Refusals, Row
@@ -27,7 +34,7 @@ from frontrunner.spaces.cluster import PRECISIONS, ByPrecision, Cluster, Links
 from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.presets import cluster_preset, device_preset, model_preset, preset_names
-from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.problem import GlobalBatch, Problem, SoftwareSettings
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 
@@ -52,8 +59,15 @@ MEMORY = re.compile(r"(?<!\d)(\d{1,9}) ?gi?b", re.IGNORECASE)
 """The memory that a device's name states; the look behind keeps a search through thousands of digits short."""
 SAME_MEMORY = 0.02
 """A name states a little more than the driver reports, which is what a preset states."""
-_OTHER_SIZES = {("a100-80gb", "40"): {"memory_gb_per_s": device_preset("a100-40gb")["memory_gb_per_s"]}}
-"""What else differs where a name states another memory than its preset's device has."""
+_OTHER_SIZES = {
+    ("a100-80gb", "40"): {"memory_gb_per_s": device_preset("a100-40gb")["memory_gb_per_s"]},
+    ("h100-80gb", "96"): {"memory_gb_per_s": 2400},
+}
+"""What else differs where a name states another memory than its preset's device has. H100 with 96 GB have HBM2e of
+2.4 TB/s (github.com/pytorch/torchtitan, docs/performance.md)."""
+POWER = re.compile(r"(?<!\d)(\d{3,4}) ?W\b")
+FULL_POWER_W = {"a100-80gb": 400.0, "h100-80gb": 700.0, "h200-141gb": 700.0}
+"""The power that a device's preset is stated for, by its datasheet, where a name may state a lower limit."""
 _PRESETS = tuple(
     read_plain(Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table, "model")
     for table in map(model_preset, preset_names("models"))
@@ -85,6 +99,19 @@ FUSED_ATTENTION = re.compile("flash|sdpa|xformers|memory.efficient|cudnn|fused.a
 UNFUSED_ATTENTION = re.compile("torch|softmax|eager|math|naive|unfused")
 FLASH_VERSION = re.compile(r"flash[^0-9]*([1-9])")
 """What names of attention kernels say, in lower case."""
+CODE_OF_SOURCE = {"efficient-parallelization-layouts": ALEPH_ALPHA.name} | {
+    name: name for name in (NANOTRON.name, "torchtitan", LLM_FOUNDRY.name)
+}
+"""What a table's `source` holds, in lower case -> the training code; others follow from the model's name."""
+MEMORY_KINDS: Mapping[MemoryKind, re.Pattern[str]] = {
+    "allocated": re.compile(r"\balloc|\banalytic", re.IGNORECASE),
+    "reserved": re.compile(r"\breserv", re.IGNORECASE),
+    "device": re.compile(r"device use|nvidia-smi", re.IGNORECASE),
+}
+"""What `mem_kind`, or else a note, says of a row's peak."""
+KINDS_OF_SOURCES: Mapping[str, MemoryKind] = {"nanotron": "allocated", "torchtitan": "reserved"}
+"""What training codes print as their peak, by a word of the source (nanotron: `helpers.py`, torchtitan: `metrics.py`);
+others' rows that do not say are taken to be what `nvidia-smi` prints."""
 LONG_SEQUENCE = 8192
 """From here on attention that is not named is taken to be fused: its scores would not fit."""
 
@@ -100,11 +127,10 @@ class TableRow:
 
 @dataclass(frozen=True, kw_only=True)
 class TableProblem:
-    """The rows of one problem, in the file's order; `software` is the training code, as far as the table states it."""
+    """The rows of one problem, in the file's order."""
 
     name: str
     problem: Problem
-    software: Software
     rows: tuple[TableRow, ...]
 
     def outcomes(self) -> dict[Recipe, Outcome]:
@@ -170,7 +196,7 @@ def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
             left_out.add(str(error), row.number)
     if problem is None or not made:
         return None
-    return TableProblem(name=first.problem, problem=problem, software=software_of(first), rows=tuple(made))
+    return TableProblem(name=first.problem, problem=problem, rows=tuple(made))
 
 
 def _problem_of(row: Row) -> Problem:
@@ -183,6 +209,7 @@ def _problem_of(row: Row) -> Problem:
         cluster=replace(machine, nodes=math.ceil(row.gpus / machine.devices_per_node)),
         global_batch=GlobalBatch(minimum=batch, maximum=batch),
         precision=row.precision if row.precision in PRECISIONS else "bf16",
+        software=software_of(row),
     )
 
 
@@ -235,35 +262,34 @@ def is_fused(row: Row) -> bool:
     return not UNFUSED_ATTENTION.search(kernel) and (row.seq >= LONG_SEQUENCE or not row.two_matrices)
 
 
-def software_of(row: Row) -> Software:
-    """Return the training code a row was measured with, with the kernels that it names."""
-    return _with_kernels(_code_of(row), row.attention_kernel.lower())
-
-
 @cache
-def _with_kernels(code: Software, kernel: str) -> Software:
+def _software(code: str, kernel: str) -> SoftwareSettings:
     """Return a code with the kernels named as in "flash_attention2 + RMS kernel"; it stays as it is where none is."""
     traits: dict[str, Any] = {}
     if version := FLASH_VERSION.search(kernel):
-        traits["flash"] = min(int(version[1]), max(FLASH_SPEED))
-    if UNFUSED_ATTENTION.search(kernel):
-        traits["softmax"] = "fused" if "softmax" in kernel else "eager"
+        traits["attention"] = f"flash-{min(int(version[1]), max(FLASH_SPEED))}"
+    elif UNFUSED_ATTENTION.search(kernel) and not FUSED_ATTENTION.search(kernel):
+        traits["attention"] = "fused-softmax" if "softmax" in kernel else "eager"
     if "rms" in kernel:
         traits["norm"] = "fused"
-    return replace(code, **traits)
+    return SoftwareSettings(code=code, **traits)
 
 
-def _code_of(row: Row) -> Software:
-    name = row.model.lower()
-    if "efficient-parallelization-layouts" in row.source:
-        return software.ALEPH_ALPHA
-    if "nanotron" in row.source:
-        return software.NANOTRON
-    if name.startswith("mpt"):
-        return software.LLM_FOUNDRY
-    if "torchtitan" in row.source:  # FSDP2 and the same selective recompute as the project's own trainer
-        return software.FRONTRUNNER
-    return software.MEGATRON_GPT if name.startswith(("gpt", "megatron", "turing")) else software.MEGATRON_LLAMA
+def software_of(row: Row) -> SoftwareSettings:
+    """Return the training code a row was measured with, with the kernels that it names."""
+    name, source = row.model.lower(), row.source.lower()
+    code = MEGATRON_GPT if name.startswith(("gpt", "megatron", "turing")) else MEGATRON
+    code = LLM_FOUNDRY if name.startswith("mpt") else code
+    named = next((code for sign, code in CODE_OF_SOURCE.items() if sign in source), code.name)
+    return _software(named, row.attention_kernel.lower())
+
+
+def memory_kind(row: Row) -> MemoryKind:
+    """Return what a row's peak counts: as the row says, else as its training code prints it."""
+    for text in (row.mem_kind, row.note):
+        if said := next((kind for kind, words in MEMORY_KINDS.items() if words.search(text)), None):
+            return said
+    return next((kind for word, kind in KINDS_OF_SOURCES.items() if word in row.source), "device")
 
 
 def recipe_of(row: Row, layers: int) -> Recipe:
@@ -349,6 +375,10 @@ def machine_of(row: Row) -> Cluster:
     if stated and abs(float(stated[1]) / figures["memory_gib_per_device"] - 1) > SAME_MEMORY:
         figures |= _OTHER_SIZES.get((str(figures["device"]), stated[1]), {})
         figures["memory_gib_per_device"] = float(stated[1])
+    full, limit = FULL_POWER_W.get(str(figures["device"])), POWER.search(row.hardware)
+    if full and limit and 0 < float(limit[1]) < full:
+        # Power grows with the clock times the square of the voltage, which grows with the clock.
+        figures["matmul_share"] *= (float(limit[1]) / full) ** (1 / 3)
     own = {name: value for name in schema.MACHINE_NUMBERS if _is_given(value := getattr(row, name))}
     links = figures["links"] | {name: own.pop(name) for name in LINKS if name in own}
     peaks = {row.precision or "bf16": own.pop("peak_tflops")} if "peak_tflops" in own else figures["peak_tflops"]

@@ -58,6 +58,9 @@ ALIKE = (
     "recompute", "attention_kernel", "precision",
 )  # fmt: skip
 """What rows share that differ in micro-batch and sequence parallelism alone."""
+NETWORK = re.compile(r"\b(?:IB|InfiniBand|RoCE|Ethernet) (\d{1,4}) ?Gb(?:/s|ps)\b", re.IGNORECASE)
+"""What a note says of the network between nodes: one port per node unless a column says otherwise, as is usual."""
+SUSPECT = re.compile(r"\bsuspect\b", re.IGNORECASE)
 MISLABELED = "its time is that of the opposite seq_parallel"
 SAME_TIME = 0.05
 """Share of time by which repeats may differ; assumed."""
@@ -70,7 +73,18 @@ NUMBERS = (
     *NEEDED, "cp", "vpp", "kv_heads", "gbs", "n_params_b", "ffn_hidden", "zero", "seq_parallel", *UNITS,
     *MACHINE_NUMBERS,
 )  # fmt: skip
-WORDS = ("status", "attention_kernel", "recompute", "source", "table", "hardware", "model", "precision", "note")
+WORDS = (
+    "status",
+    "mem_kind",
+    "attention_kernel",
+    "recompute",
+    "source",
+    "table",
+    "hardware",
+    "model",
+    "precision",
+    "note",
+)
 COLUMNS = (*NUMBERS, *WORDS, *NOT_READ)
 
 
@@ -223,6 +237,8 @@ def complete(row: Row) -> Row:
         row.fill(vocab=GPT2_VOCABULARY)
     stated = re.search(r"\bCP=(\d+)", row.note)
     row.fill(cp=float(stated[1]) if stated else 1.0)
+    if network := NETWORK.search(row.note):
+        row.fill(nic_gb_per_s=float(network[1]) / 8, nics_per_node=1.0)
     replicas = over(row.gpus, row.tp * row.pp * row.cp)
     row.fill(dp=replicas if replicas % 1 == 0 else NAN)
     row.fill(gas=over(row.gbs, row.mbs * row.dp))
@@ -279,7 +295,7 @@ def mislabeled(rows: Iterable[Row]) -> set[int]:
 
 
 def why_impossible(row: Row, layers: float) -> str | None:
-    """Return why no model of `layers` layers can have trained as a completed row says, or None."""
+    """Return why no model of `layers` layers trained as a completed row says: as it cannot, or as its note doubts."""
     wrong = {
         "tp x pp x cp x dp is not the number of devices": row.tp * row.pp * row.cp * row.dp != row.gpus,
         "micro-batch x accumulation x dp is not the global batch": (
@@ -287,6 +303,7 @@ def why_impossible(row: Row, layers: float) -> str | None:
         ),
         "more pipeline stages than layers": row.pp * (1 if math.isnan(row.vpp) else row.vpp) > layers,
         f"recompute {row.recompute} is unknown": row.recompute not in RECOMPUTES,
+        "its note calls it suspect": SUSPECT.search(row.note) is not None,
         f"ZeRO stage {row.zero:g} does not exist": row.zero not in (0, 1, 2, 3) and not math.isnan(row.zero),
     }
     return next((reason for reason, holds in wrong.items() if holds), None)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.fit import Sample, Samples
+from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.analytic.workload import BYTES_PER_VALUE, Workload, ends
 from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.rows import MEMORY, is_elsewhere, is_fused, machine_of, preset_of, software_of
@@ -43,14 +44,15 @@ class Table:
         return tuple((np.array(places), self._sample([self.rows[p] for p in places])) for places in groups.values())
 
     def _sample(self, rows: Sequence[Row]) -> Sample:
-        first, software = rows[0], software_of(rows[0])
+        first, stated = rows[0], software_of(rows[0])
+        software = coded(stated)
         precision = first.precision or "bf16"
         own = self.default_cluster if preset_of(first.hardware) is None else None
         return Sample(
             cluster=own or machine_of(first),
             precision=precision,
             software=software,
-            work=workload(rows, precision, balances_head=software.balances_head),
+            work=workload(rows, precision, split=software.pipeline_split),
             step_time_s=np.array([row.step_time_s if row.status == "ok" else math.nan for row in rows]),
             problems=tuple(row.problem for row in rows),
         )
@@ -101,7 +103,7 @@ def _why_unknown(row: Row) -> str | None:
     return f"{', '.join(impossible)} not above 0" if impossible else None
 
 
-def workload(rows: Sequence[Row], precision: str, *, balances_head: bool = False) -> Workload:
+def workload(rows: Sequence[Row], precision: str, *, split: str = "even") -> Workload:
     """Return the rows as the model's arrays; layers are split evenly, or together with the head's cost."""
 
     def column(name: str, default: float = 1.0) -> npt.NDArray[np.float64]:
@@ -115,7 +117,7 @@ def workload(rows: Sequence[Row], precision: str, *, balances_head: bool = False
     head = column("vocab") * hidden / (hidden * width)
     shapes = zip(column("layers").tolist(), column("pp").tolist(), head.tolist(), strict=True)
     whole = ((int(n), int(p), cost) for n, p, cost in shapes)
-    held = [ends(balanced_layers(n, p, cost) if balances_head else even_layers(n, p)) for n, p, cost in whole]
+    held = [ends(_layers_of_ranks(split, n, p, cost)) for n, p, cost in whole]
     first, middle, last = np.array(held, dtype=np.float64).reshape(-1, 3).T
     counts: dict[str, Any] = {name: column(own) for name, own in schema.OF_RECIPES.items()}
     return Workload(
@@ -146,6 +148,16 @@ def workload(rows: Sequence[Row], precision: str, *, balances_head: bool = False
         compile=np.array([re.search(r"\bcompile\b", row.note, re.IGNORECASE) is not None for row in rows]),
         **counts,
     )
+
+
+def _layers_of_ranks(split: str, layers: int, ranks: int, head: float) -> Sequence[int]:
+    """Return the layers of each pipeline rank, split as `Software.pipeline_split` says."""
+    if split == "cost":
+        return balanced_layers(layers, ranks, head)
+    if split == "even" or ranks == 1:
+        return even_layers(layers, ranks)
+    first, *between, last = even_layers(layers + 3, ranks)
+    return [first - 1, *between, last - 2]
 
 
 def balanced_layers(layers: int, ranks: int, head: float) -> list[int]:

@@ -93,12 +93,7 @@ def _zero(job: Job, parameters: int) -> dict[str, Any]:
         settings["offload_param"] = memory
     elif recipe.offload == "nvme":
         settings |= disk_settings(job)
-    if recipe.secondary_partition > 1:
-        settings["zero_hpz_partition_size"] = recipe.secondary_partition
-    for name in ("quantized_weights", "quantized_gradients"):
-        if getattr(recipe, name):
-            settings[f"zero_{name}"] = True
-    return settings
+    return settings | recipe.zero_plus_plus
 
 
 def make_stepper(job: Job, layout: Layout, data: TokenFile, device: torch.device) -> "DeepSpeedStepper":

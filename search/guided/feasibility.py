@@ -16,14 +16,16 @@ from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
 from scipy.special import log_ndtr, ndtr
 
+from frontrunner.evaluators.analytic.memory import MARGIN
 from frontrunner.search.guided.prior import CandidateTable, Places, Rows, middle, needs_as_much
 
 OFFSET = 0.12
 """Standard deviation of the log factor of all recipes: peaks are off by 7 to 12 % (docs/measurements.md)."""
 PER_SHARE = 0.3
 PER_STEP = 0.03
-MARGIN, MARGIN_SPREAD = 0.08, 0.08
-"""By how much a device must be larger than a peak that allocators report, and the standard deviation of that."""
+LOG_MARGIN, MARGIN_SPREAD = -math.log1p(-MARGIN), 0.08
+"""What a recipe should leave free, as a logarithm of what a device must hold, and the standard deviation of what else
+others hold."""
 WIDER = {(1.0, 1.0): 0.9, (4.0, 1.0): 0.05, (1.0, 16.0): 0.05}
 """Factors of offset and margin -> chance before any trial: bad formulas, and memory that others hold."""
 PEAK_SCATTER, SCATTER = 0.06, 0.08
@@ -50,7 +52,8 @@ class FeasibilityModel:
 
     def __init__(self, table: CandidateTable) -> None:
         own = table.problem == 0
-        self._fill, self._features, self._own = table.log_fill, table.features, own
+        self._fill, self._held = table.log_fill, table.log_allocated
+        self._features, self._own = table.features, own
         parts = table.memory_shares - middle(table.memory_shares[own])
         steps = table.features - middle(table.features[own])
         ones = np.ones((len(table), 1))
@@ -70,7 +73,7 @@ class FeasibilityModel:
         """Return the logarithm of Laplace's evidence, and the posterior's mean and covariance in the inputs' scales."""
         scales = np.ones(self._inputs.shape[1])
         scales[[0, -1]] = wider
-        data = _Likelihood(trials, self._inputs, self._fill, scales)
+        data = _Likelihood(trials, self._inputs, (self._fill, self._held), scales)
         tried = [minimize(data.cost, start, jac=True, method="L-BFGS-B") for start in data.starts()]
         mode: Rows = min(tried, key=lambda one: float(one.fun)).x
         precision = np.eye(len(scales)) + data.curvature(mode)
@@ -80,19 +83,19 @@ class FeasibilityModel:
 
     def rough_chance(self) -> Rows:
         """Return the chances that all rows' memory suffices, as if the regression were sure: cheap."""
-        chance: Rows = ndtr(-(self._fill + MARGIN + self._inputs @ self._weights) / OFFSET)
+        chance: Rows = ndtr(-(self._fill + LOG_MARGIN + self._inputs @ self._weights) / OFFSET)
         return chance
 
     def log_need(self, rows: Places) -> Rows:
-        """Return the logarithm of the expected peak of these rows over a device's memory."""
-        needed: Rows = self._fill[rows] + self._inputs[rows, :-1] @ self._weights[:-1]  # a peak has no margin
+        """Return the logarithm of the expected peak of these rows, as it is measured, over a device's memory."""
+        needed: Rows = self._held[rows] + self._inputs[rows, :-1] @ self._weights[:-1]  # a peak has no margin
         return needed
 
     def fits(self, rows: Places) -> Rows:
         """Return the chance that these rows' memory suffices."""
         inputs = self._inputs[rows]
         spread = np.sqrt(SCATTER**2 + np.einsum("ij,jk,ik->i", inputs, self._covariance, inputs))
-        fitting: Rows = ndtr(-(self._fill[rows] + MARGIN + inputs @ self._weights) / spread)
+        fitting: Rows = ndtr(-(self._fill[rows] + LOG_MARGIN + inputs @ self._weights) / spread)
         return fitting
 
     def chance(self, rows: Places) -> Rows:
@@ -119,13 +122,14 @@ class FeasibilityModel:
 
 
 class _Likelihood:
-    def __init__(self, trials: Sequence[Trial], inputs: Rows, fill: Rows, scales: Rows) -> None:
+    def __init__(self, trials: Sequence[Trial], inputs: Rows, sizes: tuple[Rows, Rows], scales: Rows) -> None:
         rows = [trial.row for trial in trials]
-        self._inputs, self._fill = inputs[rows] * scales, fill[rows] + MARGIN
+        used, held = (size[rows] for size in sizes)
+        self._inputs = inputs[rows] * scales
         self._peak = np.array([np.nan if trial.log_peak is None else trial.log_peak for trial in trials])
         self._known = np.isfinite(self._peak)
         self._inputs[self._known, -1] = 0.0  # the margin is between a peak and what a device has room for
-        self._fill[self._known] -= MARGIN
+        self._fill = np.where(self._known, held, used + LOG_MARGIN)
         self._ran = np.array([trial.ran for trial in trials]) & ~self._known
         self._failed = ~self._ran & ~self._known
         self._otherwise = np.array([1e-3 if trial.out_of_memory else CRASHES for trial in trials])[self._failed]

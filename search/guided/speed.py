@@ -59,7 +59,7 @@ class Observation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Fit:
+class Fit:
     """What observations say under one covariance: the lower Cholesky factor with their noise, and the solution."""
 
     factor: Rows
@@ -67,7 +67,7 @@ class _Fit:
     log_evidence: float
 
     @classmethod
-    def of(cls, covariance: Rows, ratios: Rows, variances: Rows) -> _Fit:
+    def of(cls, covariance: Rows, ratios: Rows, variances: Rows) -> Fit:
         """Fit under Student-t noise by reweighting; the evidence is Laplace's approximation, but for a constant."""
         residuals = np.zeros(len(ratios))
         for _ in range(1 + REWEIGHTINGS):
@@ -91,7 +91,7 @@ class SpeedModel:
         chances = itertools.product(COMMON.items(), amplitudes.items(), NOISES.items())
         self._chances = {tuple(scale for scale, _ in each): math.prod(of for _, of in each) for each in chances}
         self._common, self._amplitude, self.noise = max(self._chances, key=lambda scales: self._chances[scales])
-        self._fit: _Fit | None = None
+        self._fit: Fit | None = None
 
     def learn(self, observations: Sequence[Observation]) -> None:
         """Choose the scales by their posterior, and learn from these observations alone."""
@@ -104,7 +104,7 @@ class SpeedModel:
             def worth(scales: tuple[float, ...]) -> float:
                 common, amplitude, noise = scales
                 covariance = common**2 + others + amplitude**2 * structure
-                return _Fit.of(covariance, ratios, noise**2 + spreads**2).log_evidence + math.log(self._chances[scales])
+                return Fit.of(covariance, ratios, noise**2 + spreads**2).log_evidence + math.log(self._chances[scales])
 
             self._common, self._amplitude, self.noise = max(self._chances, key=worth)
         self.update(kept)
@@ -115,7 +115,7 @@ class SpeedModel:
         if kept:
             self._rows = np.array([seen.row for seen in kept])
             ratios, spreads = np.array([(seen.log_ratio, seen.spread) for seen in kept]).T
-            self._fit = _Fit.of(self._covariance(self._rows, self._rows), ratios, self.noise**2 + spreads**2)
+            self._fit = Fit.of(self._covariance(self._rows, self._rows), ratios, self.noise**2 + spreads**2)
 
     def _kept(self, observations: Sequence[Observation]) -> Sequence[Observation]:
         if len(observations) <= MOST_OBSERVATIONS:
@@ -143,11 +143,12 @@ class SpeedModel:
         return found
 
     def linear_mean(self) -> Rows:
-        """Predict all rows without what neighbors have in common: cheap, to choose which rows to look at."""
+        """Predict all own rows without what neighbors have in common: cheap, to choose which rows to look at."""
         if self._fit is None:
             return self._log_speed
         slopes = self._amplitude**2 * (self._inputs[self._rows].T @ self._fit.solution)
-        found: Rows = self._log_speed + self._common**2 * self._fit.solution.sum() + self._inputs @ slopes
+        factors = self._common**2 + OTHER_PROBLEM**2 / 2 * (self._problem[self._rows] == 0)
+        found: Rows = self._log_speed + factors @ self._fit.solution + self._inputs @ slopes
         return found
 
     def predict(self, rows: Places) -> tuple[Rows, Rows]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from frontrunner.evaluators.analytic.scaling import network_ends
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import Predicted
@@ -118,6 +119,7 @@ class Guided:
         self._seen = Observations(memory_bytes=survey.problem.cluster.memory_bytes_per_device)
         self._pending: dict[int, None] = {}
         self._remembered: dict[str, list[int]] = {}
+        self._elsewhere: list[tuple[Problem, list[Recipe]]] = []
         self._know(CandidateTable.of(survey.recipes, prior or prior_of(survey.recipes, survey.problem)))
 
     def _know(self, table: CandidateTable) -> None:
@@ -138,6 +140,8 @@ class Guided:
             learned += zip(itertools.count(len(table)), known, strict=False)
             number = 0 if problem == self._problem else next(numbers)
             table = table.with_rows([piece.recipe for piece in known], problem, number)
+            ran = [piece.recipe for piece in known if isinstance(piece.outcome, Measurement)]
+            self._elsewhere.append((problem, ran))
         self._know(table)
         for row, piece in learned:
             spread = OTHER_PROBLEM_SPREAD if table.problem[row] else SAME_PROBLEM_SPREAD
@@ -209,19 +213,22 @@ class Guided:
         self._learn()
         rows = self._promising(np.arange(len(self._nodes)), None)
         mean, deviation = self._speed.predict(rows)
-        chance, spread = self._feasible.chance(rows), np.exp(NORMAL_95 * np.hypot(deviation, self._speed.noise))
+        chance, own = self._feasible.chance(rows), NORMAL_95 * np.hypot(deviation, self._speed.noise)
+        recipes = [self._candidates.recipes[row] for row in rows]
+        here = (self._problem, [self._candidates.recipes[row] for row in self._seen.log_speeds])
+        faster, slower = np.hypot(own, network_ends(recipes, self._problem, [*self._elsewhere, here]))
         order = np.argsort(-(mean + np.log(np.maximum(chance, ALMOST_NONE))), kind="stable")[:count]
         return [
             Predicted(
                 recipe_id=recipe_id(self._problem, recipe),
                 recipe=recipe,
                 tokens_per_s=float(np.exp(mean[at])),
-                low=float(np.exp(mean[at]) / spread[at]),
-                high=float(np.exp(mean[at]) * spread[at]),
+                low=float(np.exp(mean[at] - slower[at])),
+                high=float(np.exp(mean[at] + faster[at])),
                 chance=float(chance[at]),
             )
             for at in order.tolist()
-            for recipe in (self._candidates.recipes[rows[at]],)
+            for recipe in (recipes[at],)
         ]
 
     def worth_repeating(self) -> Recipe | None:
@@ -239,6 +246,12 @@ class Guided:
         if len(values) >= MOST_REPEATS or loss == 0 or (outlook and loss < outlook.expected_improvement):
             return None
         return self._candidates.recipes[row]
+
+    def peak_memory_bytes(self) -> dict[Recipe, float]:
+        """Return the expected peak of each recipe, as it is measured: by the formulas, and by what peaks showed."""
+        self._learn()
+        needed = np.exp(self._feasible.log_need(np.arange(len(self._candidates.recipes)))) * self._seen.memory_bytes
+        return dict(zip(self._candidates.recipes, needed.tolist(), strict=True))
 
     def _learn(self) -> None:
         """Fit both models to what was told, and to pending proposals as if they ran as expected."""

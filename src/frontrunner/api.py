@@ -124,7 +124,8 @@ def changed_since_launch(campaign: str | None = None, *, store: str | None = Non
 
 def _by_section(spec: CampaignSpec) -> dict[str, object]:
     problem = dict(vars(spec.problem))
-    return {**vars(spec), "model": problem.pop("model"), "cluster": problem.pop("cluster"), "problem": problem}
+    sections = {key: problem.pop(key) for key in ("model", "cluster", "software")}
+    return {**vars(spec), **sections, "problem": problem}
 
 
 best = as_function(LocalStore.best)

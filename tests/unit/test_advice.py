@@ -22,14 +22,13 @@ from frontrunner.evaluators.analytic.advice import (
     ParallelLayout,
     advise,
     choose,
-    divisors,
     one_batch,
 )
 from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.recipe_actions import one_recipe
 from frontrunner.spaces.errors import NothingLegal
 from frontrunner.spaces.problem import GlobalBatch, Problem
-from frontrunner.spaces.space import Space
+from frontrunner.spaces.space import Space, divisors
 from frontrunner.views.plan import additions, answers, commands
 from support.analytic import A100, GPT_22B, PROBLEM, recipe
 from support.campaigns import tiny, write_toml
@@ -164,7 +163,7 @@ def test_of_a_range_of_batches_the_largest_even_one_is_taken(batch: tuple[int, i
 
 def test_divisors() -> None:
     for number in (1, 2, 12, 49, 97, 1024, 999_999):
-        assert divisors(number) == [part for part in range(1, number + 1) if number % part == 0]
+        assert list(divisors(number)) == [part for part in range(1, number + 1) if number % part == 0]
 
 
 def test_the_command_answers_people_and_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

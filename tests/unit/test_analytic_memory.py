@@ -1,12 +1,21 @@
 """The analytic model's memory, against the formulas and figures of the papers that it follows."""
 
+import math
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 
-from frontrunner.evaluators.analytic.memory import peak_memory
-from frontrunner.evaluators.analytic.software import FRONTRUNNER, MEGATRON_GPT
+from frontrunner.evaluators.analytic.memory import (
+    MemoryKind,
+    PeakMemory,
+    communicators,
+    log_deviation,
+    peak_memory,
+)
+from frontrunner.evaluators.analytic.software import ALEPH_ALPHA, FRONTRUNNER, MEGATRON_GPT, Software
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from support.analytic import GPT_22B, PROBLEM, machine, recipe, work
 
@@ -139,3 +148,59 @@ def test_eager_kernels_keep_what_lies_between_them(kernel: str, widths: float) -
     fused, eager = (peak_memory(machine(software=one), work(recipe(), **columns)).activations[0] for one in traits)
 
     assert eager - fused == pytest.approx(2 * widths * 4 * PROBLEM.sequence_length * GPT_22B.layers)
+
+
+def test_a_peak_is_less_certain_the_more_of_it_nobody_counts() -> None:
+    """States are counted; logits and what the device's libraries take are not. By hand: both parts alone, and 6 %."""
+    plan = recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1)
+    told = peak_memory(machine(), work(plan))
+    nothing = replace(told, **{name: np.zeros(1) for name in vars(told)})
+    states, logits = replace(nothing, gradients=told.gradients), replace(nothing, logits=told.logits)
+    used = replace(nothing, gradients=told.gradients, runtime=told.gradients)
+
+    def off(peak: PeakMemory, kind: MemoryKind = "device") -> float:
+        return float(log_deviation(machine(), work(plan), peak, kind)[0])
+
+    assert off(states) == pytest.approx(math.hypot(0.05, 0.06))
+    assert off(logits) == pytest.approx(math.hypot(0.3, 0.06))
+    assert off(used) == pytest.approx(math.hypot(0.05 / 2, 0.5 / 2, 0.06))
+    assert off(used, "allocated") == off(states)
+
+
+def test_a_stated_peak_is_one_of_three_kinds() -> None:
+    """By hand: the allocator reserves 3 % of the activations more than tensors hold; the device has the rest too."""
+    told, software = peak_memory(machine(), work(recipe())), machine().software
+
+    allocated, reserved, device = (told.of_kind(kind, software) for kind in get_args(MemoryKind))
+
+    assert device - allocated == pytest.approx(told.runtime)
+    assert reserved - allocated == pytest.approx(0.03 * told.activations)
+
+
+def test_communicators_are_counted_by_kind_of_group() -> None:
+    """By hand: replicas alone share one with all ranks; two kinds of groups have two, and one for all ranks."""
+    plans = [
+        recipe(devices=8, tensor_parallel=ways, pipeline_parallel=ranks, schedule="1f1b" if ranks > 1 else "none")
+        for ways, ranks in ((1, 1), (2, 1), (2, 4), (1, 8))
+    ]
+
+    together, singly = (
+        communicators(machine(software=software), work(*plans)) for software in (MEGATRON_GPT, ALEPH_ALPHA)
+    )
+
+    assert together.tolist() == [1, 3, 3, 1]
+    assert (singly - together).tolist() == [0, 0, 2, 2]
+
+
+def test_attention_keeps_the_joint_product_of_which_values_are_a_view() -> None:
+    """Two widths more than queries, keys, values and result; and from two sequences on the result again."""
+    one, two = (recipe(micro_batch_seqs=size, accumulation=4) for size in (1, 2))
+    columns = {"fused_attention": True, "rotary": True}
+    software = replace(ALEPH_ALPHA, keeps_packed=False, copies_attention_from=float("inf"))
+
+    def kept(software: Software, plan: Recipe) -> float:
+        told = peak_memory(machine(software=software), work(plan, **columns)).activations[0]
+        return float(told / (2 * PROBLEM.sequence_length * plan.micro_batch_seqs * GPT_22B.layers * GPT_22B.hidden / 8))
+
+    assert kept(ALEPH_ALPHA, one) - kept(software, one) == pytest.approx(2)
+    assert kept(ALEPH_ALPHA, two) - kept(software, two) == pytest.approx(3)

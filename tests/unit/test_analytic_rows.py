@@ -53,6 +53,7 @@ def table(path: Path, *rows: dict[str, Any]) -> Table:
         ({"step_time_s": 0}, "step time 0 s"),
         ({"step_time_s": "inf"}, "step time inf s"),
         ({"status": "fail"}, "status fail"),
+        ({"note": "SUSPECT: the same as the row before"}, "its note calls it suspect"),
         ({"status": "", "step_time_s": ""}, "status unknown"),
     ],
 )
@@ -103,6 +104,27 @@ def test_a_row_s_own_figures_go_before_a_preset_s(tmp_path: Path) -> None:
     assert sorted(peaks, key=float) == [312e12, 312e12, 624e12]
     assert {part.cluster.memory_gib_per_device for _, part in found.parts} == {40, 79.2}
     assert {part.cluster.links.nic_gb_per_s for _, part in found.parts} == {25, 50}
+
+
+def test_a_device_s_name_states_its_memory_and_its_power_limit(tmp_path: Path) -> None:
+    """By hand: the clock falls with the cube root of 500 W of 700; 1000 W are no limit, 500 weeks no power."""
+    names = ("H100-80GB", "H100-96GB HBM2e 500W", "H100-80GB 350 W", "H100-80GB 1000W", "H100-80GB 500 weeks")
+    found = table(tmp_path, *(GOOD | {"hardware": name} for name in names))
+
+    machines = {found.rows[places[0]].hardware: part.cluster for places, part in found.parts}
+    share = machines["H100-80GB"].matmul_share or 0
+    reached = [(machines[name].memory_gb_per_s, (machines[name].matmul_share or 0) / share) for name in names]
+    assert reached == [
+        (3350, 1), (2400, pytest.approx(0.894, abs=1e-3)), (3350, pytest.approx(0.794, abs=1e-3)), (3350, 1), (3350, 1),
+    ]  # fmt: skip
+
+
+def test_a_network_is_columns_or_stands_in_the_note(tmp_path: Path) -> None:
+    note = {"note": "framework=OneFlow; IB 100Gb/s; recompute inferred"}
+    found = table(tmp_path, GOOD | note, GOOD | note | {"nic_gb_per_s": 50, "nics_per_node": 4})
+
+    links = [(part.cluster.links.nic_gb_per_s, part.cluster.links.nics_per_node) for _, part in found.parts]
+    assert links == [(12.5, 1), (50, 4)]
 
 
 def test_unknown_hardware_with_a_peak_of_its_own_is_judged(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from frontrunner.evaluators.analytic.communication import replicas_s, ring_s
-from frontrunner.evaluators.analytic.software import NANOTRON
+from frontrunner.evaluators.analytic.software import MEGATRON_GPT, NANOTRON
 from frontrunner.evaluators.analytic.workload import ends
 from frontrunner.evaluators.tables.workloads import balanced_layers
+from frontrunner.spaces.cluster import Links
+from frontrunner.spaces.presets import cluster_preset
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.stages import even_layers
 from support.analytic import A100, GPT_22B, machine, recipe, without_latency, work
@@ -48,6 +50,35 @@ def test_all_gathers_over_many_nodes_fall_as_they_were_measured() -> None:
     off = told / 1e9 / np.array(list(measured.values()))
     assert 0.5 < off.min() < off.max() < 2
     assert told[0] / told[-1] > 6
+
+
+def test_rings_over_crowded_nodes_take_frontier_s_time_a_rank() -> None:
+    """As measured on Frontier, ms of RCCL's all-gather of 512 MB by dies (arXiv 2504.18658, figures 3 and 10).
+
+    Up to 16 nodes bandwidth decides; beyond, twice the dies take twice the time. An all-reduce has trees.
+    """
+    measured = {32: 5.8, 64: 5.8, 128: 5.9, 256: 22, 512: 42, 1024: 82, 2048: 157}
+    preset = cluster_preset("frontier")
+    stated = {"links": Links(**preset["links"]), "efficiencies": preset["efficiencies"]}
+    found, dies = machine(replace(A100, nodes=256, **stated)), np.array(list(measured), dtype=float)
+
+    told_ms = 1e3 * ring_s(found, np.array([2.0**29]), group=dies, stride=np.ones(1), passes=1)
+    reduced = ring_s(found, np.zeros(1), group=dies, stride=np.ones(1), passes=2)
+
+    assert told_ms == pytest.approx(list(measured.values()), rel=0.25)
+    assert reduced[-1] < 3 * reduced[0]
+
+
+def test_each_gather_of_a_layer_is_a_message() -> None:
+    """By hand: three more for each of 10 layers, forward and backward."""
+    plan = recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, sharding=Sharding.named("zero-3", 64))
+    parameters = work(plan).layer_share * 10
+    by_matrix, by_layer = (machine(software=replace(MEGATRON_GPT, gathers_per_layer=count)) for count in (4.0, 1.0))
+
+    waits = [replicas_s(found, work(plan), parameters, *NOTHING)[0] for found in (by_matrix, by_layer)]
+
+    one = ring_s(by_layer, np.zeros(1), group=np.array([64.0]), stride=np.ones(1), passes=1)[0]
+    assert waits[0] - waits[1] == pytest.approx(2 * 10 * 3 * one)
 
 
 def test_each_bucket_of_gradients_is_a_message() -> None:

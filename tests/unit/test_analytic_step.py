@@ -203,6 +203,18 @@ def test_an_unfused_softmax_in_fp32_is_paid_again_under_recompute() -> None:
     )
 
 
+def test_a_gate_s_two_products_reduce_their_input_s_gradient_twice_unless_it_was_gathered_once() -> None:
+    once = machine(software=MEGATRON_GPT)
+    twice = replace(once, software=replace(once.software, reduces_gate_twice=True))
+
+    ratios = [
+        step_time(twice, asked).tensor_parallel[0] / step_time(once, asked).tensor_parallel[0]
+        for plan in (recipe(), recipe(sequence_parallel=True))
+        for asked in (work(plan, ffn_matrices=np.array([matrices])) for matrices in (3.0, 2.0))
+    ]
+    assert ratios == [pytest.approx(5 / 4), 1, 1, 1]
+
+
 def test_an_earlier_flash_attention_is_slower_by_its_papers_figures() -> None:
     found = machine(software=replace(MEGATRON_GPT, host_layer_s=0.0, host_collective_s=0.0))
     first = replace(found, software=replace(found.software, flash=1))
@@ -238,3 +250,14 @@ def test_ranks_that_synchronize_per_message_wait_between_nodes_alone() -> None:
     waits = pipeline_transfer_s(waiting, plans) - pipeline_transfer_s(found, plans)
 
     assert waits == pytest.approx([0.5, 0.5, 0.0])
+
+
+def test_transfers_in_turn_take_twice_as_long_but_fill_the_pipeline_as_fast() -> None:
+    plan = work(recipe(tensor_parallel=8, pipeline_parallel=8, micro_batch_seqs=1, accumulation=16, schedule="1f1b"))
+
+    at_once, in_turn = (
+        step_time(machine(software=replace(MEGATRON_GPT, sends_in_turn=each)), plan) for each in (False, True)
+    )
+
+    assert in_turn.pipeline_transfer == pytest.approx(2 * at_once.pipeline_transfer)
+    assert in_turn.bubble == at_once.bubble

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import string
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from frontrunner.config.campaign import SECTIONS, keys_of, parse_campaign, read_
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from frontrunner.spaces.validation import dump_json, load_json
-from support.campaign_files import campaign_toml, surveyed, written
+from support.campaign_files import VALID, campaign_toml, surveyed, written
 
 
 def test_a_small_file_is_filled_in(tmp_path: Path) -> None:
@@ -53,6 +54,67 @@ def test_space_key_of_an_earlier_version_is_read_with_a_note(tmp_path: Path, cap
     space = read_campaign_file(written(tmp_path / "campaign.toml", campaign_toml(changes))).spec.space
     assert space.gradient_sync == ("last", "each")
     assert "space.synchronise is now called space.gradient_sync" in caplog.text
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 257,
+    "intermediate_size": 352, "num_key_value_heads": 4, "_name_or_path": "tiny",
+}  # fmt: skip
+
+
+def of_config(folder: Path, config: object, more: Mapping[str, str | None] | None = None) -> Path:
+    """A campaign file whose model is that of a configuration beside it."""
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    none = dict.fromkeys(f"model.{key}" for key in VALID["model"])
+    changes = {**none, "model.config": '"model/config.json"', **(more or {})}
+    return written(folder / "campaign.toml", campaign_toml(changes))
+
+
+def test_a_model_is_read_from_the_configuration_of_a_published_one(tmp_path: Path) -> None:
+    path = of_config(tmp_path, LLAMA, {"model.layers": "3"})
+    model = read_campaign_file(path).spec.problem.model
+    assert (model.name, model.layers, model.ffn_hidden, model.kv_heads) == ("tiny", 3, 352, 4)
+    assert (model.activation, model.norm, model.norm_epsilon) == ("swiglu", "rmsnorm", 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "message"),
+    [
+        (LLAMA | {"model_type": "gemma2"}, {}, 'model_type = "gemma2": expected an architecture that is modeled'),
+        (LLAMA | {"model_type": "mixtral"}, {}, "mixture of experts is not supported yet"),
+        (LLAMA | {"hidden_act": "relu"}, {}, 'hidden_act = "relu": expected "silu": no other is modeled'),
+        (LLAMA | {"attention_bias": True}, {}, "attention_bias = true: expected false: no other is modeled"),
+        (
+            LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+            {},
+            'rope_scaling.rope_type = "yarn": expected default or llama3',
+        ),
+        (LLAMA | {"partial_rotary_factor": 0.5}, {}, "rotation of a part is not modeled"),
+        ({key: value for key, value in LLAMA.items() if key != "hidden_size"}, {}, "no hidden_size"),
+        ("[1]", {}, "config.json: not usable JSON: expected a table"),
+        ("{", {}, "config.json: not valid JSON"),
+        (
+            LLAMA,
+            {"model.preset": '"llama-3-8b"'},
+            'model.preset = "llama-3-8b": expected no preset beside model.config',
+        ),
+        (LLAMA, {"model.config": '"other.json"'}, "other.json"),
+        (LLAMA, {"model.config": "3"}, "model.config = 3: expected the path of a model's config.json"),
+        (
+            LLAMA | {"model_type": "mistral", "sliding_window": 64},
+            {},
+            "problem.sequence_length = 128: expected at most model.attention_window = 64",
+        ),
+        (LLAMA | {"num_hidden_layers": "two"}, {}, 'model.layers = "two"'),
+    ],
+)
+def test_a_configuration_that_is_not_modeled_is_refused_by_name(
+    tmp_path: Path, config: object, more: dict[str, str | None], message: str
+) -> None:
+    with pytest.raises(FrontrunnerError) as refused:
+        read_campaign_file(of_config(tmp_path, config, more))
+    assert message in f"{refused.value.message} {refused.value.hint}"
 
 
 @pytest.mark.parametrize(

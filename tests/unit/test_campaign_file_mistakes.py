@@ -243,7 +243,7 @@ def test_a_file_that_is_no_campaign_says_so(case: str, tmp_path: Path) -> None:
     assert re.search(message, error.message)
 
 
-@pytest.mark.parametrize("section", ["model", "cluster", "problem", "space"])
+@pytest.mark.parametrize("section", ["model", "cluster", "problem"])
 def test_a_missing_section_is_named(section: str, tmp_path: Path) -> None:
     kept = [part for part in campaign_toml().split("\n[") if not part.startswith(section)]
     error = complaint(written(tmp_path / "campaign.toml", "\n[".join(kept)))

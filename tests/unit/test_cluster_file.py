@@ -11,7 +11,6 @@ import pytest
 
 import frontrunner
 from frontrunner.config.campaign import named_cluster, read_campaign_file, read_cluster_file
-from frontrunner.evaluators.analytic.accuracy_bounds import UNKNOWN_HARDWARE_ERROR
 from frontrunner.evaluators.analytic.estimates import plan
 from frontrunner.evaluators.analytic.machine import (
     EFFICIENCY_NAMES,
@@ -166,9 +165,11 @@ def test_plan_states_the_error_that_was_held_back_and_of_its_precision_alone() -
     unknown = replace(A100, device="of-my-own", expected_error=ByPrecision(fp16=0.07))
     problem = replace(PROBLEM, cluster=unknown)
 
-    assert plan([recipe()], problem).trust.expected_error == 0.07
-    assert not plan([recipe()], problem).trust.remarks
-    assert plan([recipe()], replace(problem, precision="bf16")).trust.expected_error == UNKNOWN_HARDWARE_ERROR
+    own, other = (plan([recipe()], replace(problem, precision=precision)).trust for precision in ("fp16", "bf16"))
+    assert own.expected_error == pytest.approx(0.07, rel=0.01)
+    assert not own.remarks
+    assert other.expected_error is not None
+    assert other.expected_error > 0.15
 
 
 def test_an_error_that_was_held_back_on_one_node_says_nothing_of_an_unknown_network() -> None:
@@ -178,10 +179,10 @@ def test_an_error_that_was_held_back_on_one_node_says_nothing_of_an_unknown_netw
 
     found = [plan([recipe()], replace(PROBLEM, cluster=cluster)) for cluster in (one, several)]
 
-    assert [(plan.trust.expected_error, plan.trust.assumed) for plan in found] == [
-        (0.07, ()),
-        (UNKNOWN_HARDWARE_ERROR, ("links.nic_gb_per_s",)),
-    ]
+    assert [plan.trust.assumed for plan in found] == [(), ("links.nic_gb_per_s",)]
+    errors = [plan.trust.expected_error or 0.0 for plan in found]
+    assert errors[0] == pytest.approx(0.07, rel=0.01)
+    assert errors[1] > 1.5 * errors[0]
 
 
 def test_what_a_campaign_overrides_of_a_cluster_file_is_single_figures(tmp_path: Path) -> None:
@@ -198,7 +199,7 @@ def test_plan_from_a_campaign_with_a_cluster_file(tmp_path: Path) -> None:
 
     found = frontrunner.plan(campaign(tmp_path))
 
-    assert found.trust.expected_error == 0.12
+    assert found.trust.expected_error == pytest.approx(0.12, rel=0.01)
     assert any("all busy on one CPU" in remark for remark in found.trust.remarks)
     slower = CLUSTER.replace("fp32 = 0.05", "fp32 = 0.005")
     written(tmp_path / "cluster.toml", slower)

@@ -148,10 +148,12 @@ def test_what_a_store_measured_stands_beside_the_estimate(tmp_path: Path, capsys
     assert found.measured is not None
     assert (found.measured.campaign, found.measured.step_time_s) == ("older", 20.0)
     assert found.step_time_error == pytest.approx(found.estimate.step_time_s / 20.0 - 1)
-    assert found.peak_memory_error == pytest.approx(found.estimate.peak_memory_bytes / (7 * 2**30) - 1)
+    held = found.estimate.peak_memory_bytes - found.estimate.memory_parts_bytes["runtime"]
+    assert found.peak_memory_error == pytest.approx(held / (7 * 2**30) - 1)
     command(["explain", found.estimate.recipe_id, "--store", str(store)], standalone_mode=False)
     text = capsys.readouterr().out
     assert "measured by campaign older of " in text
+    assert "in what tensors hold of the memory" in text
     assert "20 s" in text
     assert frontrunner.explain(CHOICES, campaign=EXAMPLE, store=str(store)).measured == found.measured
 

@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import multivariate_normal
+from scipy.stats import t as student_t
 
 from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.evaluators.analytic.machine import FITTED
 from frontrunner.search.guided.acquisition import expected_improvement, mean_loss
 from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
 from frontrunner.search.guided.prior import NAMES, CandidateTable, features, needs_as_much, prior_of
-from frontrunner.search.guided.speed import Observation, SpeedModel, log_evidence
+from frontrunner.search.guided.speed import FREEDOM, Fit, Observation, SpeedModel
 from frontrunner.spaces.recipe import RANK_ORDERS
 from support.guided import CLUSTER, PROBLEM, SPACE, reversed_prior
 
@@ -62,13 +64,23 @@ def test_the_mean_loss_of_a_choice_is_that_of_draws() -> None:
     assert mean_loss(0.02, 0.0) == 0
 
 
-def test_the_evidence_is_scipy_s_density() -> None:
-    from scipy.stats import multivariate_normal
-
-    factor = np.random.default_rng(1).standard_normal((4, 4))
-    covariance, values = factor @ factor.T + np.eye(4), np.array([0.3, -1.0, 2.0, 0.1])
-    reference = multivariate_normal(np.zeros(4), covariance).logpdf(values) + 2 * math.log(2 * math.pi)
-    assert log_evidence(covariance, values) == pytest.approx(reference)
+def test_the_evidence_is_that_of_the_student_t_density_and_a_contradicting_row_counts_little() -> None:
+    """Laplace's approximation against a sum over a grid of the two rows' true values."""
+    covariance, ratios, variances = (
+        np.array([[0.04, 0.03], [0.03, 0.05]]),
+        np.array([0.2, -0.1]),
+        np.array([0.01, 0.02]),
+    )
+    axis = np.linspace(-2, 2, 801)
+    true = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
+    density = multivariate_normal(np.zeros(2), covariance).pdf(true)
+    for column in range(2):
+        density = density * student_t.pdf(ratios[column], FREEDOM, true[:, column], math.sqrt(variances[column]))
+    t_at_0 = sum(student_t.logpdf(0, FREEDOM) for _ in ratios)  # the constant that is left out
+    found = Fit.of(covariance, ratios, variances).log_evidence + t_at_0
+    assert found == pytest.approx(math.log(density.sum() * (axis[1] - axis[0]) ** 2), abs=0.5)
+    one_off = Fit.of(np.full((4, 4), 0.25), np.array([0.1, 0.1, 0.1, -1.5]), np.full(4, 0.001))
+    assert 0.25 * one_off.solution.sum() == pytest.approx(0.1, abs=0.03)
 
 
 def test_without_observations_the_speeds_are_the_prior_s() -> None:
@@ -153,7 +165,7 @@ def test_measured_peaks_tell_by_how_much_the_formulas_err() -> None:
     """Peaks of twice what is predicted, of recipes that all fit, forbid what was predicted to fill two thirds."""
     model = FeasibilityModel(FIELD)
     small = np.flatnonzero(PRIOR.log_fill < math.log(0.45))[:12]
-    model.learn([Trial(row=int(r), ran=True, log_peak=PRIOR.log_fill[r] + math.log(2)) for r in small])
+    model.learn([Trial(row=int(r), ran=True, log_peak=PRIOR.log_allocated[r] + math.log(2)) for r in small])
     chance = model.fits(EVERY)
     assert chance[(PRIOR.log_fill > math.log(0.62)) & (PRIOR.log_fill < math.log(0.9))].max() < 0.3
     assert chance[PRIOR.log_fill < math.log(0.35)].min() > 0.7

@@ -176,6 +176,24 @@ def test_remembered_outcomes_of_a_smaller_cluster_move_the_first_probe() -> None
     assert strategy.ask(1)[0].tensor_parallel > 1
 
 
+def test_forecasts_at_a_larger_scale_may_be_far_too_fast_where_nobody_knows_the_network() -> None:
+    cluster = replace(PROBLEM.cluster, device="of-my-own")
+    large, small = (replace(PROBLEM, cluster=replace(cluster, nodes=nodes)) for nodes in (PROBLEM.cluster.nodes, 1))
+    known = SPACE.survey(small).recipes
+    speeds = prior_of(known, small).log_speed
+    strategy = Guided(SPACE.survey(large), 0)
+    strategy.remember(
+        [
+            Evidence(problem=small, recipe=recipe, outcome=measured(math.exp(speed)), origin="on one node")
+            for recipe, speed in zip(known[:8], speeds, strict=False)
+        ]
+    )
+    found = strategy.forecasts(20)
+    lopsided = [one.tokens_per_s / one.low / (one.high / one.tokens_per_s) for one in found]
+    assert min(lopsided) >= 1
+    assert max(lopsided) > 1.5
+
+
 def test_a_remembered_failure_of_the_same_problem_is_not_run_into_again() -> None:
     first = Guided(SURVEY, 0).ask(1)[0]
     strategy = Guided(SURVEY, 0)

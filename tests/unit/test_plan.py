@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import frontrunner
 from frontrunner.config.campaign import read_campaign_file
-from frontrunner.evaluators.analytic.accuracy_bounds import (
-    EXPECTED_ERROR,
-    HOST_ASSUMED,
-    OTHER_HARDWARE,
-    UNKNOWN_HARDWARE_ERROR,
-)
+from frontrunner.evaluators.analytic.accuracy_bounds import HOST_ASSUMED, OTHER_HARDWARE, mean_error
 from frontrunner.evaluators.analytic.estimates import Estimate, Plan, estimate_many, not_modelled, plan
+from frontrunner.evaluators.analytic.priors import NORMAL_95
 from frontrunner.spaces.cluster import ByPrecision, Cluster
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
@@ -129,11 +127,14 @@ def test_what_no_measurement_has_judged_gets_a_wide_error(choice: str, change: d
     found = plan([known, replace(known, **change)], PROBLEM)
 
     errors = {estimate.recipe: (estimate.unjudged, estimate.expected_error) for estimate in found.estimates}
-    assert errors[known] == ((), EXPECTED_ERROR)
-    assert errors[replace(known, **change)] == ((choice,), UNKNOWN_HARDWARE_ERROR)
-    assert found.trust.expected_error == EXPECTED_ERROR
+    (no_choice, error), (unjudged, wide) = errors[known], errors[replace(known, **change)]
+    assert (no_choice, unjudged) == ((), (choice,))
+    assert error is not None
+    assert wide is not None
+    assert 0.05 < error < 0.2 < wide < 0.6
+    assert found.trust.expected_error == pytest.approx((error + wide) / 2)
     remarks = found.trust.remarks
-    assert any(choice in remark and remark.startswith("1 estimate may be off by 50 %") for remark in remarks)
+    assert any(choice in remark and remark.startswith("1 estimate is less certain") for remark in remarks)
     assert (HOST_ASSUMED in remarks) == ("offload" in choice)
 
 
@@ -194,29 +195,53 @@ def test_unknown_hardware_gets_a_wide_error() -> None:
 
     known, unknown = (plan([recipe()], replace(PROBLEM, cluster=cluster)) for cluster in (A100, bare))
 
-    assert (known.trust.expected_error, known.trust.assumed) == (EXPECTED_ERROR, ())
-    assert unknown.trust.expected_error == UNKNOWN_HARDWARE_ERROR
+    assert error_of(unknown) > 2 * error_of(known)
+    assert known.trust.assumed == ()
     assert unknown.trust.assumed == ("matmul_share", "links.nic_gb_per_s")
 
 
-def width(cluster: Cluster, **changes: Any) -> float:
-    """How far the upper end of a recipe's interval is above its estimate, as a share."""
+def error_of(found: Plan) -> float:
+    """The mean error that a plan states."""
+    assert found.trust.expected_error is not None
+    return found.trust.expected_error
+
+
+def ends(cluster: Cluster, **changes: Any) -> tuple[float, float]:
+    """How far a recipe's interval goes below and above its estimate, as shares."""
     (found,) = plan([recipe(**changes)], replace(PROBLEM, cluster=cluster)).estimates
     assert found.step_time_bounds_s is not None
     low, high = found.step_time_bounds_s
-    assert low * high == pytest.approx(found.step_time_s**2)
-    return high / found.step_time_s - 1
+    return 1 - low / found.step_time_s, high / found.step_time_s - 1
 
 
 def test_an_interval_is_wider_where_less_is_known() -> None:
-    known = width(A100)
-    assert 0.1 < known < 0.5
-    assert width(replace(A100, memory_gb_per_s=None)) > known
-    assert width(replace(A100, device="of-my-own")) > 1.4 * known
-    assert width(A100, compile=True) > 0.9
-    assert width(replace(A100, device="of-my-own", expected_error=ByPrecision(fp16=0.02))) < 1.2 * known
+    (below, above), of_my_own = ends(A100), replace(A100, device="of-my-own")
+    assert 0.1 < below < above < 0.8
+    assert min(np.subtract(ends(replace(A100, memory_gb_per_s=None)), (below, above))) > 0
+    assert min(np.divide(ends(of_my_own), (below, above))) > 1.3
+    assert ends(A100, compile=True)[1] > 0.9
+    assert max(ends(replace(of_my_own, expected_error=ByPrecision(fp16=0.02)))) < above
     blind = plan([recipe()], replace(PROBLEM, cluster=replace(A100, peak_tflops=ByPrecision())))
     assert blind.estimates[0].step_time_bounds_s is None
+
+
+def test_a_network_that_nobody_measured_may_be_far_slower_and_hardly_faster() -> None:
+    """Pipelines hide behind nothing: 2 micro-batches on 8 nodes send activations, and 64 replicas whole gradients."""
+    unseen = replace(A100, device="of-my-own", nodes=64)
+    (inside, far), (less, more) = (
+        ends(unseen, devices=devices, accumulation=2, tensor_parallel=8) for devices in (8, 512)
+    )
+
+    assert more > 3 * far
+    assert less < 1.2 * inside
+    assert ends(replace(A100, nodes=64), devices=512, accumulation=2, tensor_parallel=8)[1] < more / 3
+
+
+def test_the_mean_error_follows_from_the_bounds() -> None:
+    drawn = np.random.default_rng(0).standard_normal(400_000)
+    for below, above in ((0.1, 0.1), (0.3, 2.5)):
+        ratio = np.exp(np.where(drawn < 0, below, above) / NORMAL_95 * drawn)
+        assert mean_error(below, above) == pytest.approx(np.abs(ratio - 1).mean(), rel=0.02)
 
 
 def test_times_without_a_peak_are_no_estimates() -> None:
@@ -239,7 +264,7 @@ def test_hardware_that_the_formulas_were_not_judged_on_gets_a_wide_error() -> No
 
     for found in (other, in_fp32):
         assert (found.trust.assumed, found.trust.remarks) == ((), (OTHER_HARDWARE,))
-        assert found.trust.expected_error == UNKNOWN_HARDWARE_ERROR
+        assert error_of(found) > 1.3 * error_of(plan([recipe()], PROBLEM))
 
 
 def test_the_command_prints_a_table_and_how_far_to_trust_it(tmp_path: Path) -> None:
@@ -248,7 +273,7 @@ def test_the_command_prints_a_table_and_how_far_to_trust_it(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     assert "limited by" in done.stdout
     assert "5,706 legal recipes" in done.stdout
-    assert "off by 50 % on average" in done.stdout
+    assert re.search(r"off by \d+ % on average", done.stdout)
     assert OTHER_HARDWARE in done.stdout.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
 

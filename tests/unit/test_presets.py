@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from dataclasses import replace
 from importlib.resources import files
@@ -9,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from frontrunner.cli.main import frontrunner
 from frontrunner.config.campaign import parse_campaign, parse_cluster
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.presets import (
+    CATALOGUES,
     cluster_preset,
     device_preset,
     known_device,
@@ -52,10 +55,14 @@ def cluster(name: str) -> Cluster:
         ("llama-3-8b", 8_030_261_248, 0),
         ("llama-3-70b", 70_553_706_496, 0),
         ("llama-3.1-8b", 8_030_261_248, 0),
+        ("llama-3.1-70b", 70_553_706_496, 0),
+        ("llama-3.1-405b", 405_853_388_800, 0),
         ("llama-3.2-1b", 1_235_814_400, 0),
         ("qwen2.5-7b", 7_615_616_512, 0),
         ("qwen3-0.6b", 596_049_920, 0),
         ("qwen3-8b", 8_190_735_360, 0),
+        ("qwen3-32b", 32_762_123_264, 0),
+        ("mistral-7b", 7_241_732_096, 0),
     ],
 )
 def test_models_have_the_published_parameters(name: str, parameters: float, tolerance: float) -> None:
@@ -149,7 +156,16 @@ def test_every_entry_has_a_source(name: str) -> None:
         ("AMD Instinct MI355X", "mi355x"),
         ("AMD Instinct MI300X", "mi300x"),
         ("Intel(R) Data Center GPU Max 1550", "pvc-tile"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 5090", "rtx-5090"),
         # Other boards, whose rates are not these.
+        ("NVIDIA H20-3e", None),
+        ("NVIDIA L40", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 5090 Laptop GPU", None),
         ("NVIDIA H100 96GB HBM3", None),
         ("NVIDIA GH200 144G HBM3e", None),
         ("NVIDIA A100 80GB PCIe", None),
@@ -165,6 +181,23 @@ def test_devices_are_known_by_the_name_that_their_driver_reports(reported: str, 
 @pytest.mark.parametrize("key", catalogue("devices"))
 def test_devices_are_known_by_their_own_key(key: str) -> None:
     assert known_device(key) == device_preset(key)
+
+
+def test_no_name_is_two_presets() -> None:
+    names = [name for kind in CATALOGUES for name in preset_names(kind)]
+    assert len(names) == len(set(names))
+
+
+def test_presets_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    frontrunner(["presets"], standalone_mode=False)
+    listed = capsys.readouterr().out
+    assert all(f"\n{name} " in listed for kind in CATALOGUES for name in preset_names(kind))
+    frontrunner(["presets", "dgx-h100"], standalone_mode=False)
+    assert 'source = "NVIDIA DGX H100 datasheet' in capsys.readouterr().out
+    frontrunner(["presets", "dgx-h100", "--json"], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out)["clusters"]["dgx-h100"]["devices_per_node"] == 8
+    with pytest.raises(InvalidInput, match='NAME = "dgx-h10": expected a preset'):
+        frontrunner(["presets", "dgx-h10"], standalone_mode=False)
 
 
 def test_presets_do_not_share_what_they_hand_out() -> None:

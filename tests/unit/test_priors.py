@@ -23,13 +23,16 @@ def test_a_constant_moves_on_its_scale_and_a_share_stays_one() -> None:
 
 
 def test_what_is_not_known_of_a_cluster_widens_its_constants() -> None:
-    known = deviations_of(A100, "bf16", is_validated=True, is_fitted=False)
-    silent = replace(A100, memory_gb_per_s=None)
+    known = deviations_of(A100, (), is_validated=True)
     fitted = replace(A100, efficiencies={"memory": 0.8})
     assert known == DEVIATIONS
-    assert deviations_of(A100, "bf16", is_validated=False, is_fitted=False)["memory"] > known["memory"]
-    assert deviations_of(silent, "bf16", is_validated=True, is_fitted=False)["memory"] > 0.5
-    assert deviations_of(fitted, "bf16", is_validated=True, is_fitted=True)["memory"] < known["memory"]
+    assert deviations_of(A100, (), is_validated=False)["memory"] > known["memory"]
+    assert deviations_of(A100, ("memory_gb_per_s",), is_validated=True)["memory"] > 0.5
+    assert deviations_of(fitted, (), is_validated=True)["memory"] < known["memory"]
+    reaches = replace(A100, efficiencies={"network_links": 0.3})
+    unseen, measured = (deviations_of(cluster, (), is_validated=False)["network_links"] for cluster in (A100, reaches))
+    assert unseen > 1
+    assert measured < known["network_links"]
     assert set(known) == set(Machine.of(A100, "bf16", FRONTRUNNER).constants())
 
 

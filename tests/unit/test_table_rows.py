@@ -9,6 +9,7 @@ import pytest
 from search_runs import survey_of
 
 from frontrunner.config.campaign import read_campaign_file
+from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.tables.rows import TableProblems, read_problems
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.document import recipe_id
@@ -153,7 +154,7 @@ def test_the_kernel_that_a_row_names_is_a_trait_of_its_code(
 ) -> None:
     named = {"source": "Aleph-Alpha/efficient-parallelization-layouts", "model": "llama-1B", "ffn_hidden": 5504}
     (problem,) = read(tmp_path, row(attention_kernel=kernel, **named)).problems
-    code = problem.software
+    code = coded(problem.problem.software)
     assert problem.problem.model.attention == attention
     assert (code.softmax, code.flash, code.norm) == traits
 

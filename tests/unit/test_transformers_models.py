@@ -6,6 +6,7 @@ of keys and values, rotary frequencies, norms and their epsilon, biases, activat
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.spaces.document import read_plain
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.hugging_face import ARCHITECTURES, model_of_config
 from frontrunner.spaces.model import Model, RotaryScaling
 from frontrunner.spaces.presets import model_preset, preset_names
 
@@ -36,11 +39,37 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3-8b", {"norm_epsilon": 1e-5}),
 ]
 
+_WIDTHS = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY} | {
+    "max_position_embeddings": SEQUENCE_LENGTH
+}
+_GROUPED = _WIDTHS | {"num_key_value_heads": 2, "intermediate_size": 176}
+_LLAMA_3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "llama": _GROUPED
+    | {"rms_norm_eps": 1e-5, "head_dim": 16, "rope_theta": 5e5, "tie_word_embeddings": True, "attention_bias": False}
+    | {"rope_scaling": _LLAMA_3 | {"factor": 32.0, "original_max_position_embeddings": 64}, "pretraining_tp": 1},
+    "mistral": _GROUPED | {"sliding_window": SEQUENCE_LENGTH, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    "qwen2": _GROUPED | {"sliding_window": 64, "use_sliding_window": False, "rope_theta": 1e6, "max_window_layers": 1},
+    "qwen3": _GROUPED | {"head_dim": 48, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "phi3": _GROUPED | {"rms_norm_eps": 1e-6, "sliding_window": None, "rope_scaling": None, "pad_token_id": 0},
+    "gpt2": {"n_embd": 128, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, "n_positions": SEQUENCE_LENGTH}
+    | {"activation_function": "gelu", "n_inner": 192, "layer_norm_epsilon": 1e-4},
+    "gpt_neox": _WIDTHS
+    | {"intermediate_size": 320, "hidden_act": "gelu_fast", "rotary_pct": 1.0, "rotary_emb_base": 5e3}
+    | {"use_parallel_residual": False, "layer_norm_eps": 1e-4},
+}
+"""Small configurations, as files state them; the earlier names of rotary positions among them."""
+
+
+def filled(table: dict[str, Any]) -> dict[str, Any]:
+    """What a campaign file completes."""
+    return {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table
+
 
 def reduced(name: str) -> Model:
     """The preset's form with two layers, heads of 32 and two groups of keys and values."""
     table = model_preset(name)
-    full = read_plain(Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table, "model")
+    full = read_plain(Model, filled(table), "model")
     heads = 2 * full.heads // full.kv_heads
     hidden = 32 * heads * full.hidden // full.q_hidden
     return replace(
@@ -184,14 +213,22 @@ def llama_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Ten
     return found
 
 
-def logits(model: Model) -> tuple[Tensor, Tensor]:
+def logits(model: Model, reference: Any) -> tuple[Tensor, Tensor]:
     """Ours and theirs of the same weights; each of ours is theirs exactly once, and no weight of theirs is left."""
-    mine, reference = ours(model), theirs(model)
+    mine = ours(model)
     weights = {name: parameter.detach() for name, parameter in mine.named_parameters()}
     rotary = neox_weights if model.biases == "all" else llama_weights
     renamed = (gpt2_weights if model.positions == "learned" else rotary)(weights.pop, model)
     renamed["lm_head.weight"] = renamed_embedding(renamed) if model.tied_embeddings else weights.pop("head.weight")
     assert not weights
+    if reference.config.model_type == "phi3":
+        joined = {"self_attn.qkv_proj": "self_attn.{}_proj qkv", "mlp.gate_up_proj": "mlp.{}_proj gate up"}
+        for layer in range(model.layers):
+            for name, parts in joined.items():
+                form, *of = parts.split()
+                of = list(of[0]) if len(of) == 1 else of
+                taken = [renamed.pop(f"model.layers.{layer}.{form.format(part)}.weight") for part in of]
+                renamed[f"model.layers.{layer}.{name}.weight"] = torch.cat(taken)
     reference.load_state_dict(renamed)
     tokens = torch.randint(0, VOCABULARY, (1, SEQUENCE_LENGTH), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
@@ -209,7 +246,38 @@ def apart(first: Tensor, second: Tensor) -> float:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_compute_what_the_published_models_do(name: str) -> None:
-    assert apart(*logits(reduced(name))) < RELATIVE
+    assert apart(*logits(reduced(name), theirs(reduced(name)))) < RELATIVE
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_configurations_are_read_as_transformers_builds_them(kind: str) -> None:
+    config = {"model_type": kind, **PUBLISHED[kind]}
+    reference = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config)).eval()
+    model = read_plain(Model, {"vocabulary_multiple": 1, **filled(model_of_config(config))}, "model")
+    assert model.parameters == sum(parameter.numel() for parameter in reference.parameters())
+    assert apart(*logits(model, reference)) < RELATIVE
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_a_key_that_is_left_out_has_the_value_that_transformers_gives_it(kind: str) -> None:
+    def read(given: dict[str, Any]) -> object:
+        try:
+            return replace(read_plain(Model, filled(model_of_config(given)), "model"), name="")
+        except InvalidInput as error:
+            return error.message.partition(" = ")[0].rpartition(".")[2]
+
+    for key in (
+        *ARCHITECTURES[kind].defaults,
+        "head_dim",
+        "num_key_value_heads",
+        "rope_theta",
+        "rotary_pct",
+        "n_inner",
+    ):
+        config = {"model_type": kind, **PUBLISHED[kind]}
+        config.pop(key, None)
+        whole = json.loads(json.dumps(transformers.AutoConfig.for_model(**config).to_dict()))
+        assert read(config) == read(whole), key
 
 
 @pytest.mark.parametrize(("name", "change"), CHANGES)
@@ -225,7 +293,7 @@ def test_another_value_of_a_field_is_another_model(name: str, change: dict[str, 
 @pytest.mark.parametrize("name", PRESETS)
 def test_parameters_are_those_of_the_trainer_s_modules(name: str) -> None:
     table = model_preset(name)
-    model = read_plain(Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table, "model")
+    model = read_plain(Model, filled(table), "model")
     model = replace(model, layers=2)
     with torch.device("meta"):
         built = Gpt(model, sequence_length=model.max_positions or 1, layers=range(model.layers))

@@ -14,6 +14,7 @@ from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
+        "init": ("plan:init", "Write a commented campaign file to begin with."),
         "launch": ("run:launch", "Run a campaign file, and print its ranking."),
         "resume": ("run:resume", "Continue a campaign where it stopped."),
         "replay": ("run:replay", "Train with a measured recipe: the full run."),
@@ -23,6 +24,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "space": ("run:space", "Count legal and illegal recipes in a space, with reasons."),
     },
     "Estimate": {
+        "presets": ("plan:presets", "List the models, clusters and devices that ship."),
         "plan": ("plan:plan", "Estimate a campaign file's recipes, without a device."),
         "explain": ("plan:explain", "Break down a recipe's step time and memory."),
         "advise": ("plan:advise", "Recommend a starting configuration."),
@@ -54,9 +56,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
 """Commands by section of the help page: name -> (module:function under `frontrunner.cli`, one line)."""
 
 EPILOG = """
-\b
-Example:
-  frontrunner launch examples/laptop.toml
+Example: frontrunner launch examples/laptop.toml
 """
 
 
@@ -98,8 +98,7 @@ class Commands(SuggestingGroup):
 def frontrunner() -> None:
     """Find the fastest way to train a given transformer on given machines.
 
-    A campaign file describes model, machines and budget. Short training runs try recipes, a store ranks
-    them, and the winner is replayed as the full run.
+    Short training runs try recipes, a store ranks them, and the winner trains.
     """
 
 

@@ -1,33 +1,82 @@
-"""Commands that estimate without a device: plan, explain, advise, dryrun."""
+"""Commands that need no device: init, presets, plan, explain, advise, dryrun."""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from frontrunner import planning
 from frontrunner.cli import options as opt
+from frontrunner.config.campaign import THIS_MACHINE
+from frontrunner.config.starter import starter
 from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.evaluators.diagnostics.dryrun import DryRun, run
 from frontrunner.recipe_actions import plan_dryrun
 from frontrunner.spaces.document import write_bytes
-from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, writing
+from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, did_you_mean, holds, writing
+from frontrunner.spaces.presets import CATALOGUES, preset_names
 from frontrunner.views.charts.recipe import breakdown
 from frontrunner.views.charts.render import picture
 from frontrunner.views.diagnostics import print_dryrun
 from frontrunner.views.plan import as_document, print_advice, print_breakdown, print_plan, print_scaling
+from frontrunner.views.presets import presets_by_kind, print_presets
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend
 
 TOP = 10
+CLUSTERS = (*preset_names("clusters"), THIS_MACHINE)
 recipe_argument = click.argument("recipe", nargs=-1, metavar="RECIPE_ID | FILE | CHOICE=VALUE...")
 file_option = click.option(
     "--campaign", type=opt.FILE, callback=opt.remember, metavar="FILE", help="The recipe is one of this file."
 )
+
+
+@click.command()
+@click.option("--model", metavar="NAME", help="A preset, or the path of a published model's config.json.")
+@click.option("--cluster", metavar="NAME", help="A preset, this-machine, or the path of a cluster file.")
+@click.option("--nodes", type=int, help="Nodes of the cluster [default: the preset's].")
+@click.option("--sequence-length", type=int, help="Tokens per sequence [default: 4,096, or the model's longest].")
+@click.option("--global-batch", type=int, help="Sequences per optimizer step [default: about a million tokens].")
+@click.option("--precision", help="fp32, bf16 or fp16 [default: bf16; fp32 on CPUs].")
+@click.option("--out", type=opt.FILE, default=Path("campaign.toml"), help="The file to write [default: campaign.toml].")
+def init(model: str | None, cluster: str | None, out: Path, **given: Any) -> None:
+    """Write a commented campaign file for a model and a cluster.
+
+    On a terminal, it asks for what is not given.
+    """
+    if holds(out.exists):
+        raise InvalidInput(f"{out} is there already", hint="name another file by --out")
+    asked = {"--model": (model, preset_names("models")), "--cluster": (cluster, CLUSTERS)}
+    named = [name or _ask(option, known) for option, (name, known) in asked.items()]
+    text = starter(model=named[0], cluster=named[1], folder=out.parent, **given)
+    with writing(out):
+        write_bytes(out, text.encode())
+    click.echo(f"{out} is written; next: frontrunner plan {out}, frontrunner launch {out}")
+
+
+def _ask(option: str, known: tuple[str, ...]) -> str:
+    if not sys.stdin.isatty():
+        raise bad_value(option, None, "a preset, or a file's path", hint=f"presets: {', '.join(known)}")
+    click.echo(f"presets: {', '.join(known)}")
+    answer: str = click.prompt(f"{option[2:]} (a preset, or a file's path)")
+    return answer
+
+
+@click.command()
+@click.argument("name", required=False)
+@opt.prints(print_presets)
+def presets(name: str | None) -> dict[str, dict[str, dict[str, Any]]]:
+    """List the models, clusters and devices that ship, or print all figures of one, with their source."""
+    found = presets_by_kind(name)
+    if name is not None and not found:
+        known = [own for kind in CATALOGUES for own in preset_names(kind)]
+        raise bad_value("NAME", name, "a preset", hint=did_you_mean(name, known))
+    return found
 
 
 @click.command()

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema
 
 from frontrunner.config.recipe_file import read
-from frontrunner.config.toml_file import Table, read_toml
+from frontrunner.config.toml_file import Table, read_text, read_toml
 from frontrunner.evaluators.cluster.settings import DispatchSettings
+from frontrunner.evaluators.export.reading import json_table
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.registry import require_evaluator
@@ -23,10 +24,11 @@ from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces import errors, presets
 from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.hugging_face import model_of_config
 from frontrunner.spaces.model import Model
-from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.problem import GlobalBatch, Problem, SoftwareSettings
 from frontrunner.spaces.recipe import DIMENSIONS, EARLIER_NAMES
-from frontrunner.spaces.space import Space
+from frontrunner.spaces.space import Space, usual_space
 from frontrunner.spaces.validation import Config, SchemaOf, inlined_schema, parse
 
 logger = logging.getLogger(__name__)
@@ -54,9 +56,15 @@ def _preset(names: tuple[str, ...]) -> Schema:
     return {"type": "string", "enum": list(names), "description": "A preset; the other keys override it."}
 
 
-def _fill_model(given: Table, _: Path) -> Table:
-    preset = presets.model_preset(given["preset"]) if "preset" in given else {"name": "custom"}
-    merged = preset | {key: value for key, value in given.items() if key != "preset"}
+def _fill_model(given: Table, base: Path) -> Table:
+    found: Table = {"name": "custom"}
+    if "config" in given and "preset" in given:
+        raise errors.bad_value("model.preset", given["preset"], "no preset beside model.config")
+    if "preset" in given:
+        found = presets.model_preset(given["preset"])
+    elif "config" in given:
+        found = _published_model(given["config"], base)
+    merged = found | {key: value for key, value in given.items() if key not in ("preset", "config")}
     if isinstance(merged.get("heads"), int):
         merged.setdefault("kv_heads", merged["heads"])
     if isinstance(merged.get("hidden"), int):
@@ -64,10 +72,26 @@ def _fill_model(given: Table, _: Path) -> Table:
     return merged
 
 
+def _published_model(name: object, base: Path) -> Table:
+    if not isinstance(name, str) or not name:
+        raise errors.bad_value("model.config", name, "the path of a model's config.json")
+    path = base / name
+    text = read_text(path, "configuration of a model", "take config.json from the model's folder")
+    try:
+        return model_of_config(json_table(text).values)
+    except errors.InvalidInput as error:
+        raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
+
+
 def _model_schema(schema: Schema) -> None:
-    schema["properties"] = {"preset": _preset(presets.preset_names("models")), **schema["properties"]}
+    config = "Path of a published model's `config.json`, relative to the campaign file; the other keys override it."
+    schema["properties"] = {
+        "preset": _preset(presets.preset_names("models")),
+        "config": {"type": "string", "description": config},
+        **schema["properties"],
+    }
     own = [key for key in schema.pop("required") if key not in _fill_model({"heads": 1, "hidden": 1}, Path())]
-    schema["anyOf"] = [{"required": ["preset"]}, {"required": [*own, "hidden", "heads"]}]
+    schema["anyOf"] = [{"required": ["preset"]}, {"required": ["config"]}, {"required": [*own, "hidden", "heads"]}]
 
 
 def _fill_cluster(given: Table, base: Path) -> Table:
@@ -131,6 +155,22 @@ def _check_efficiencies(cluster: Cluster) -> Cluster:
 
         check_efficiencies(cluster.efficiencies)
     return cluster
+
+
+def _check_code(software: SoftwareSettings) -> SoftwareSettings:
+    if software.code is not None:
+        errors.require_one_of("software", "code", software.code, _codes())
+    return software
+
+
+def _codes() -> tuple[str, ...]:
+    from frontrunner.evaluators.analytic.software import CODES
+
+    return tuple(CODES)
+
+
+def _software_schema(schema: Schema) -> None:
+    schema["properties"]["code"]["anyOf"][0]["enum"] = list(_codes())
 
 
 def _cluster_schema(schema: Schema) -> None:
@@ -227,6 +267,7 @@ CampaignName = Annotated[
     AfterValidator(lambda name: errors.require_campaign_name("name", name)),
     WithJsonSchema({"type": "string", "pattern": f"^{errors.CAMPAIGN_NAME.pattern}$"}),
 ]
+ModelSection = Annotated[Model, _filled(_fill_model), AfterValidator(_check_name), SchemaOf(_model_schema)]
 ClusterSection = Annotated[
     Cluster,
     _filled(_fill_cluster),
@@ -255,10 +296,11 @@ class ProblemSection(Config):
 class CampaignConfig(Config):
     """A campaign file. Each section is validated to the values that the campaign works with."""
 
-    model: Annotated[Model, _filled(_fill_model), AfterValidator(_check_name), SchemaOf(_model_schema)]
+    model: ModelSection
     cluster: ClusterSection
     problem: ProblemSection
-    space: Annotated[Space, _filled(_fill_space), SchemaOf(_space_schema)]
+    software: Annotated[SoftwareSettings, AfterValidator(_check_code), SchemaOf(_software_schema)] = SoftwareSettings()
+    space: Annotated[Space, _filled(_fill_space), SchemaOf(_space_schema)] = Space()
     search: Annotated[SearchSettings, _filled(_fill_search), SchemaOf(_search_schema)] = SearchSettings()
     budget: Budget = Budget()
     probe: ProbeSettings = ProbeSettings()
@@ -278,9 +320,10 @@ class CampaignConfig(Config):
     def campaign(self, default_name: str) -> CampaignFile:
         """Return the campaign that the file describes; raises `InvalidInput` for sections that do not go together."""
         require_evaluator(self.evaluator)
-        problem = Problem(model=self.model, cluster=self.cluster, **dict(self.problem))
-        shared = ("space", "search", "budget", "probe", "data", "dispatch", "table", "command", "evaluator")
+        problem = Problem(model=self.model, cluster=self.cluster, software=self.software, **dict(self.problem))
+        shared = ("search", "budget", "probe", "data", "dispatch", "table", "command", "evaluator")
         sections = {key: getattr(self, key) for key in shared}
+        sections["space"] = self.space if "space" in self.model_fields_set else usual_space(problem)
         spec = CampaignSpec(name=self.name or default_name, problem=problem, **sections)
         return CampaignFile(spec=spec, store=self.store, named=self.name is not None)
 
@@ -324,6 +367,10 @@ def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFi
     return parse(CampaignConfig, table, base=base).campaign(default_name)
 
 
+class _ModelFile(Config):
+    model: ModelSection
+
+
 class ClusterFile(Config):
     """A cluster file: TOML with the section [cluster] alone, as `frontrunner calibrate` writes it."""
 
@@ -340,6 +387,11 @@ def read_cluster_file(path: Path) -> Cluster:
         return parse(ClusterFile, table, base=path.parent).cluster
     except errors.InvalidInput as error:
         raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
+
+
+def preset_model(name: str) -> Model:
+    """Return the model of a preset."""
+    return parse(_ModelFile, {"model": {"preset": name}}).model
 
 
 def named_cluster(name: str) -> Cluster:

@@ -44,7 +44,7 @@ TAKEN_INSTEAD = {
     "table": NAMED.format("table"),
     "store": "the service has a store of its own",
 }
-SECTIONS = ("model", "cluster", "problem", "space", "search", "budget", "probe")
+SECTIONS = ("model", "cluster", "problem", "software", "space", "search", "budget", "probe")
 FORBIDDEN_KEYS = {"cluster": ("file", "nvme_path"), "search": ("baseline",)}
 ABOUT = {"trainer": "command", "data": "data.", "table": "table."}
 """Kind of a registered name -> first words of messages about its content, which may name a path or command."""
@@ -103,6 +103,7 @@ class CampaignBody(Body):
     model: Annotated[Section, _described("model")]
     cluster: Annotated[Section, _described("cluster")] = {}
     problem: Annotated[Section, _described("problem")]
+    software: Annotated[Section, _described("software")] = {}
     space: Annotated[Section, _described("space")]
     search: Annotated[Section, _described("search")] = {}
     budget: Annotated[Section, _described("budget")] = {}

@@ -163,11 +163,28 @@ STEP_BOUNDS: Column[Any] = Column(
     "step_time_bounds_s", "95 %", _rate("step_time_bounds_s"), lambda ends: " to ".join(map(seconds, ends)),
     drop=4, about="where the measured step time should lie in 95 of 100 cases",
 )  # fmt: skip
+RATE_BOUNDS: Column[Any] = Column(
+    "tokens_per_s_bounds", "95 %", _rate("tokens_per_s_bounds"), lambda ends: " to ".join(map(thousands, ends)),
+    drop=4, about="where the measured rate should lie in 95 of 100 cases",
+)  # fmt: skip
+MEMORY_BOUNDS: Column[Any] = Column(
+    "peak_memory_bounds_bytes", "95 %", _figure("peak_memory_bounds_bytes"), lambda ends: " to ".join(map(gib, ends)),
+    drop=7, about="where the peak should lie in 95 of 100 cases",
+)  # fmt: skip
+ESTIMATED: tuple[Column[Any], ...] = tuple(
+    column
+    for figure in FIGURES
+    for column in (
+        figure,
+        *{"step_time_s_median": (STEP_BOUNDS,), "peak_memory_bytes_max_rank": (MEMORY_BOUNDS,)}.get(figure.key, ()),
+    )
+)
+"""Figures with the intervals of those that are estimates."""
 LIMIT: Column[Estimate] = words("limit", "limited by", limited_by, drop=2)
 
 ESTIMATES: tuple[Column[Any], ...] = (
     Column("rank", "#", itemgetter(0), drop=5),
-    *(column.of(itemgetter(1)) for column in (*RECIPE, *FIGURES, STEP_BOUNDS, LIMIT)),
+    *(column.of(itemgetter(1)) for column in (*RECIPE, *ESTIMATED, LIMIT)),
 )
 
 

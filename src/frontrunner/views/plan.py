@@ -22,15 +22,17 @@ from frontrunner.evaluators.analytic.memory import MARGIN
 from frontrunner.evaluators.analytic.scaling import Scaling, ScalingRow
 from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
 from frontrunner.spaces.errors import shown
+from frontrunner.spaces.problem import SoftwareSettings
 from frontrunner.text import count, counted, fit_verdict, gib, percent, plain, seconds, size, thousands, wrapped
 from frontrunner.views.columns import (
+    ESTIMATED,
     ESTIMATES,
     FIGURES,
     LIMIT,
     PARTS,
+    RATE_BOUNDS,
     RECIPE,
     RECIPE_ID,
-    STEP_BOUNDS,
     Column,
     limited_by,
     words,
@@ -40,6 +42,7 @@ from frontrunner.views.terminal import column_table, console, ruled_table
 INDENT = 3
 SHOWN = 10
 WIDEST_TEXT = 110
+ESTIMATED_PEAK = "what a device must hold, context, communicators and the allocator's loss (runtime) included"
 TIGHT = f"less than {percent(MARGIN, 0)} of the memory stays free"
 
 
@@ -65,6 +68,8 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
             out.print(column_table(title, ESTIMATES, rows, width=out.width, bold=lambda row: row[0] == 1))
     if plan.legal > left_out:
         out.print()
+        if plan.estimates:
+            out.say(f"peak: {ESTIMATED_PEAK}", style="dim")
         print_trust(plan)
     for best in plan.estimates[:1] if file is not None else ():
         closer = f"frontrunner explain --campaign {shlex.quote(str(file))} {best.recipe_id}"
@@ -78,8 +83,20 @@ def print_trust(trust: Trust) -> None:
     out.say(f"{trust.in_words()}; `frontrunner launch` measures", style="bold red" if is_blind else "dim")
     if trust.assumed:
         out.say(f"not given, assumed: {trust.assumed_in_words()}", style="dim")
+    for code in trust.software:
+        out.say(f"training code assumed: {code_in_words(code)}", style="dim")
     for remark in trust.remarks:
         out.say(f"note: {remark}", style="dim")
+
+
+def code_in_words(code: SoftwareSettings) -> str:
+    """Return a training code and what is known of its kernels and gradients."""
+    traits = {key: value for key, value in vars(code).items() if key != "code" and value is not None}
+    plain = {True: "yes", False: "no"}
+    words = [f"{key.replace('_', '-')} {plain.get(value, value)}" for key, value in traits.items()]
+    if code.code == "unknown":
+        words.append("else any that known codes have; [software] in the campaign file states what is known")
+    return f"{code.code}, {', '.join(words)}"
 
 
 def _timed(name: str) -> Callable[[ScalingRow], Any]:
@@ -88,7 +105,7 @@ def _timed(name: str) -> Callable[[ScalingRow], Any]:
 
 
 _BEST: dict[str, Column[ScalingRow]] = {
-    column.key: column.of(attrgetter("best")) for column in (*RECIPE, *FIGURES, LIMIT)
+    column.key: column.of(attrgetter("best")) for column in (*RECIPE, *ESTIMATED, LIMIT)
 }
 SCALING: tuple[Column[ScalingRow], ...] = (
     Column("nodes", "nodes", attrgetter("nodes"), "{:,}".format),
@@ -105,6 +122,7 @@ SCALING: tuple[Column[ScalingRow], ...] = (
     replace(_BEST["batch"], drop=7),
     replace(_BEST["sharding"], drop=8),
     replace(_BEST["step_time_s_median"], drop=4),
+    _BEST["step_time_bounds_s"],
     _BEST["tokens_per_s"],
     Column("tokens_per_s_per_device", "tok/s/device", _timed("tokens_per_s_per_device"), thousands, drop=3),
     replace(_BEST["mfu"], drop=3),
@@ -153,19 +171,19 @@ def print_breakdown(found: Breakdown) -> None:
     out.say((estimate.recipe_id, "bold"), f"  {estimate.recipe.describe()}")
     rows: list[tuple[str, Estimate | Measured]] = [("estimated", estimate)]
     rows += [] if measured is None else [("measured", measured)]
-    columns = (words("origin", "", itemgetter(0)), *(column.of(itemgetter(1)) for column in (*FIGURES, STEP_BOUNDS)))
+    columns = (words("origin", "", itemgetter(0)), *(column.of(itemgetter(1)) for column in ESTIMATED))
     out.print(column_table(None, columns, rows, width=out.width))
     if found.hardware_tflops_per_device > 1.001 * estimate.model_tflops_per_device:
         with_recompute = thousands(found.hardware_tflops_per_device)
         out.say(f"{with_recompute} TFLOPS/device with what is computed a second time", style="dim")
     if measured is not None:
-        errors = {"step time": found.step_time_error, "peak memory": found.peak_memory_error}
+        memory = "what tensors hold of the memory" if found.compares_allocated else "peak memory"
+        errors = {"step time": found.step_time_error, memory: found.peak_memory_error}
         off = " and ".join(f"{100 * error:+.0f} % in {of}" for of, error in errors.items() if error is not None)
         by = "measured by campaign" if measured.figures == "measured" else "measured elsewhere, and imported as"
         line = f"{by} {measured.campaign} of {measured.store}; the estimate is off by {off}"
-        if (expected := found.trust.expected_error) is not None:
-            within = "within" if abs(found.step_time_error or 0.0) <= expected else "beyond"
-            line += f", {within} its expected error of {percent(expected, 0)}"
+        if (inside := found.is_inside) is not None:
+            line += f"; the measured step is {'inside' if inside else 'outside'} the 95 % interval"
         out.say(line, style="dim")
     elif found.unmatched is not None:
         out.say(found.unmatched, style="dim")
@@ -184,6 +202,7 @@ def print_breakdown(found: Breakdown) -> None:
         out.print()
         out.print(table)
     out.say(fit_verdict(estimate.fit, estimate.peak_memory_bytes, found.memory_limit_bytes), style="bold")
+    out.say(f"peak: {ESTIMATED_PEAK}", style="dim")
     if estimate.host_memory_bytes_per_rank:
         out.say(f"in the host's memory: {gib(estimate.host_memory_bytes_per_rank)} GiB per rank")
     for mark in found.marks:
@@ -311,8 +330,12 @@ def begin_with(advice: Advice) -> str | None:
     found = _estimate(advice)
     if found is None:
         return None
-    rates = f"{thousands(found.tokens_per_s)} tokens/s, MFU {percent(found.mfu)}, "
-    return f"{_named(found)}: {'' if found.expected_error is None else rates}{_peak(found, advice)}"
+    rates = ""
+    if found.tokens_per_s_bounds is not None:
+        rates = (
+            f"{thousands(found.tokens_per_s)} tokens/s (95 %: {RATE_BOUNDS.cell(found)}), MFU {percent(found.mfu)}, "
+        )
+    return f"{_named(found)}: {rates}{_peak(found, advice)}"
 
 
 def commands(advice: Advice, file: str) -> dict[str, str]:
@@ -346,12 +369,13 @@ _FIGURES: Mapping[str, Column[ParallelLayout]] = {
     column.key: column.of(
         attrgetter("estimate") if column.key.startswith("peak") else lambda x: x.estimate if x.fits else None
     )
-    for column in (*FIGURES, LIMIT)
+    for column in (*FIGURES, RATE_BOUNDS, LIMIT)
 }
 LAYOUTS: tuple[Column[ParallelLayout], ...] = (
     words("layout", "layout", attrgetter("name")),
     words("fit", "memory", lambda layout: layout.estimate and layout.estimate.fit),
     _FIGURES["tokens_per_s"],
+    _FIGURES["tokens_per_s_bounds"],
     _FIGURES["peak_memory_bytes_max_rank"],
     Column("host", "host GiB", lambda x: (x.estimate and x.estimate.host_memory_bytes_per_rank) or None, gib, drop=5,
            about="kept in the host's memory per device"),

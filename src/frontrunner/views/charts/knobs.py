@@ -68,7 +68,7 @@ def predicted(collected: Collected) -> Chart | Missing:
         off = percent(statistics.fmean(abs(_error(row, "GiB")) for row in with_peak), 0)
         over = "" if len(with_peak) == len(rows) else f" over the {len(with_peak)} whose peak is known"
         memory = f", its peak memory by {off}{over}"
-    trust = trust_in(list(found), collected.problem)
+    trust = trust_in(list(found), collected.problem, [one.expected_error for one in found.values()])
     unknown = len(ranking) - len(rows)
     failed = [ended for ended in collected.final_failures if ended.kind is FailureKind.OUT_OF_MEMORY]
     judged = _estimates([ended.recipe for ended in vl.evenly(failed)], collected).values()

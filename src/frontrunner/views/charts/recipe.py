@@ -9,7 +9,7 @@ from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.text import counted, gib, percent, plain, seconds, size, thousands
 from frontrunner.views.charts import marks as vl
 from frontrunner.views.charts.marks import GIB, Json
-from frontrunner.views.columns import PARTS
+from frontrunner.views.columns import PARTS, STEP_BOUNDS
 
 COLORS = {
     "compute": "#4c78a8",
@@ -132,11 +132,13 @@ def breakdown(found: Breakdown) -> Json:
         f"global batch {estimate.recipe.global_batch_seqs:,} x {problem.sequence_length:,} tokens; recipe "
         f"{estimate.recipe_id}"
     )
-    rates = (
-        f"{seconds(estimate.step_time_s)} per step, {thousands(estimate.tokens_per_s)} tokens/s, "
-        f"{thousands(estimate.model_tflops_per_device)} TFLOPS/device, MFU {percent(estimate.mfu)}, "
-        f"{gib(estimate.peak_memory_bytes)} GiB at the peak"
-    )
+    rates = f"{gib(estimate.peak_memory_bytes)} GiB at the peak"
+    if estimate.step_time_bounds_s is not None:
+        rates = (
+            f"{seconds(estimate.step_time_s)} per step (95 %: {STEP_BOUNDS.cell(estimate)}), "
+            f"{thousands(estimate.tokens_per_s)} tokens/s, "
+            f"{thousands(estimate.model_tflops_per_device)} TFLOPS/device, MFU {percent(estimate.mfu)}, {rates}"
+        )
     trust = f"{found.trust.in_words().capitalize()}."
     if found.measured is not None:
         trust += f" Measured by campaign {found.measured.campaign}."

@@ -1,0 +1,99 @@
+"""A commented campaign file to begin with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from frontrunner.config.campaign import THIS_MACHINE, parse_campaign
+from frontrunner.spaces.errors import bad_value, did_you_mean, holds
+from frontrunner.spaces.presets import preset_names
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.space import usual_space
+
+TOKENS_PER_STEP = 2**20
+"""About as many as the default global batch has."""
+LONGEST_BY_DEFAULT = 4096
+PROBES = 40
+COMMENTS_AT = 40
+
+Table = dict[str, Any]
+
+
+def starter(*, model: str, cluster: str, folder: Path, **given: Any) -> str:
+    """Return the text of a campaign file in a folder, for a model and a cluster, each a preset or a file's path.
+
+    `given` are `nodes`, `sequence_length`, `global_batch` and `precision`; what is None gets a common value.
+    """
+    chosen = {key: value for key, value in given.items() if value is not None}
+    models, clusters = preset_names("models"), (*preset_names("clusters"), THIS_MACHINE)
+    of_model = _named("--model", model, models, ("config", ".json"), folder)
+    of_cluster = _named("--cluster", cluster, clusters, ("file", ".toml"), folder)
+    of_cluster |= {key: chosen.pop(key) for key in ("nodes",) if key in chosen}
+    problem = _problem(of_model, of_cluster, {"sequence_length": 2, "global_batch": 1, "precision": "fp32"}, folder)
+    longest = min(problem.model.max_positions or LONGEST_BY_DEFAULT, LONGEST_BY_DEFAULT)
+    length = chosen.get("sequence_length", longest)
+    devices = problem.cluster.devices
+    common = {
+        "sequence_length": length,
+        "global_batch": devices * max(1, round(TOKENS_PER_STEP / max(length, 1) / devices)),
+        "precision": "fp32" if problem.cluster.backend == "cpu" else "bf16",
+    }
+    problem = _problem(of_model, of_cluster, common | chosen, folder)
+    return _text(of_model, of_cluster, problem)
+
+
+def _named(option: str, name: str, known: tuple[str, ...], file: tuple[str, str], folder: Path) -> Table:
+    """Return the entry of a preset, or of a file by its path from the folder of the campaign file."""
+    key, ending = file
+    if name in known:
+        return {"preset": name}
+    if not name.endswith(ending) and "/" not in name:
+        raise bad_value(option, name, f"a preset, or the path of a {ending} file", hint=did_you_mean(name, known))
+    path = Path(name)
+    if not holds(path.is_file):
+        raise bad_value(option, name, "a preset, or the path of a file that is there")
+    absolute = path.resolve()
+    home = folder.resolve()
+    return {key: str(absolute.relative_to(home) if absolute.is_relative_to(home) else absolute)}
+
+
+def _problem(model: Table, cluster: Table, problem: Table, folder: Path) -> Problem:
+    table = {"model": model, "cluster": cluster, "problem": problem}
+    return parse_campaign(table, default_name="campaign", base=folder).spec.problem
+
+
+def _text(model: Table, cluster: Table, problem: Problem) -> str:
+    machine, tokens = problem.cluster, problem.global_batch.maximum * problem.sequence_length
+    nodes = "" if machine.nodes == 1 else f" on each of {machine.nodes} nodes"
+    space = usual_space(problem)
+    searched = [name for name in (one.name for one in fields(space)) if len(getattr(space, name)) > 1]
+    lines = [
+        "# The fastest way to train a model on a cluster: `frontrunner plan` estimates this file's recipes, without",
+        "# a device; `frontrunner launch` measures the promising ones. docs/campaign-file.md lists all keys.",
+        *_section("model", model, {next(iter(model)): f"{problem.model.parameters / 1e9:,.3g} billion parameters"}),
+        *_section("cluster", cluster, {next(iter(cluster)): f"{machine.devices_per_node} devices{nodes}"}),
+        *_section(
+            "problem",
+            {
+                "sequence_length": problem.sequence_length,
+                "global_batch": problem.global_batch.maximum,
+                "precision": problem.precision,
+            },
+            {"global_batch": f"sequences of an optimizer step: {tokens:,} tokens"},
+        ),
+        *_section("space", {name: list(getattr(space, name)) for name in searched}, {}),
+        *_section("search", {"strategy": "guided"}, {}),
+        *_section("budget", {"probes": PROBES}, {"probes": "at most, failed ones included; or: minutes, node_hours"}),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _section(name: str, entries: Table, comments: dict[str, str]) -> list[str]:
+    lines = ["", f"[{name}]"]
+    for key, value in entries.items():
+        entry = f"{key} = {json.dumps(value)}"
+        lines.append(f"{entry:<{COMMENTS_AT}}# {comments[key]}" if key in comments else entry)
+    return lines

@@ -1,0 +1,75 @@
+"""Presets on the terminal."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from frontrunner.config.campaign import parse_cluster, preset_model
+from frontrunner.spaces.presets import CATALOGUES, catalogue, preset_names
+from frontrunner.text import count, plain, thousands
+from frontrunner.views.terminal import console, ruled_table
+
+Table = dict[str, Any]
+UNKNOWN = "-"
+
+
+def print_presets(found: dict[str, dict[str, Table]]) -> None:
+    """Print all presets by what they say most of, or whole if there is only one."""
+    presets = [(name, table) for kind in found.values() for name, table in kind.items()]
+    if len(presets) == 1:
+        _print_whole(*presets[0])
+        return
+    out = console()
+    models = ruled_table("models", "name", *((head, "right") for head in MODELS))
+    for name in preset_names("models"):
+        model = preset_model(name)
+        heads = f"{model.heads} / {model.kv_heads}" if model.kv_heads != model.heads else str(model.heads)
+        longest = UNKNOWN if model.max_positions is None else thousands(model.max_positions)
+        row = (count(model.parameters), str(model.layers), str(model.hidden), heads, str(model.ffn_hidden), longest)
+        models.add_row(name, *row)
+    clusters = ruled_table("clusters", "name", "device", *((head, "right") for head in CLUSTERS))
+    for name in preset_names("clusters"):
+        cluster = parse_cluster({"preset": name})
+        links = cluster.links
+        ports = UNKNOWN if links.nic_gb_per_s is None else f"{links.nics_per_node} x {links.nic_gb_per_s:g}"
+        rates = (_rate(links.pair_gb_per_s), _rate(links.node_gb_per_s), ports)
+        clusters.add_row(name, cluster.device, str(cluster.devices_per_node), *rates)
+    devices = ruled_table("devices", "name", *((head, "right") for head in DEVICES))
+    for name, table in catalogue("devices").items():
+        peaks = (_rate(table["peak_tflops"].get(precision)) for precision in ("bf16", "fp16", "fp32"))
+        sizes = (f"{table['memory_gib_per_device']:g}", f"{table['memory_gb_per_s']:,g}")
+        devices.add_row(name, *sizes, *peaks, _rate(table.get("matmul_share")))
+    for shown in (models, clusters, devices):
+        out.print(shown)
+        out.say("")
+    out.say("frontrunner presets NAME  # all figures of one, with their source", style="dim")
+
+
+MODELS = ("parameters", "layers", "hidden", "heads / groups", "FFN", "positions")
+CLUSTERS = ("per node", "pair GB/s", "node GB/s", "ports GB/s")
+DEVICES = ("GiB", "GB/s", "bf16 TFLOPS", "fp16", "fp32", "share reached")
+
+
+def _rate(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:,g}"
+
+
+def _print_whole(name: str, table: Table) -> None:
+    out = console()
+    out.say(name, style="bold")
+    for key, value in table.items():
+        if key not in ("matches", "unless"):
+            out.say(plain(f"  {key} = {_written(value)}"))
+
+
+def _written(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_written(item)}" for key, item in value.items()) + " }"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def presets_by_kind(name: str | None) -> dict[str, dict[str, Table]]:
+    """Return the presets of each catalogue; those of one name, if it is given."""
+    kept = {kind: {own: table for own, table in catalogue(kind).items() if name in (None, own)} for kind in CATALOGUES}
+    return {kind: tables for kind, tables in kept.items() if tables}

@@ -1,0 +1,164 @@
+"""Training codes: what a campaign file states of them, and what estimates assume."""
+
+from __future__ import annotations
+
+import json
+import typing
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from frontrunner.config.campaign import parse_campaign
+from frontrunner.evaluators.analytic.accuracy_bounds import log_bounds
+from frontrunner.evaluators.analytic.estimates import estimate_many
+from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.memory import log_deviation, peak_memory
+from frontrunner.evaluators.analytic.software import CODES, KNOWN, TRAITS, UNKNOWN, coded, described
+from frontrunner.evaluators.analytic.step import step_time
+from frontrunner.evaluators.external.trainers import LOG_PATTERNS
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.problem import SoftwareSettings
+from frontrunner.spaces.validation import dump_json, load_json
+from support.analytic import A100, PROBLEM, recipe, work
+
+FILE = {
+    "model": {"preset": "llama-2-7b"},
+    "cluster": {"preset": "dgx-a100-80gb"},
+    "problem": {"sequence_length": 4096, "global_batch": 64},
+    "space": {"tensor_parallel": [2, 4]},
+}
+
+
+def spec_of(**sections: Any) -> CampaignSpec:
+    return parse_campaign({**FILE, **sections}, default_name="x", base=Path()).spec
+
+
+def test_every_trait_of_a_campaign_file_sets_a_code_and_is_read_back() -> None:
+    hints = typing.get_type_hints(SoftwareSettings)
+    assert set(TRAITS) == {field.name for field in fields(SoftwareSettings)} - {"code"}
+    for key, kinds in TRAITS.items():
+        stated = typing.get_args(typing.get_args(hints[key])[0]) or (True, False)
+        assert set(kinds) == set(stated), key
+        for value in kinds:
+            llama = replace(PROBLEM.model, positions="rotary", activation="swiglu")
+            settings = SoftwareSettings(code="nanotron", **{key: value})
+            assert getattr(described(replace(PROBLEM, model=llama, software=settings), "torch"), key) == value
+
+
+def test_the_ready_made_trainers_are_known_codes() -> None:
+    assert set(LOG_PATTERNS) <= set(CODES)
+
+
+@pytest.mark.parametrize(
+    ("sections", "code"),
+    [
+        ({}, None),
+        ({"software": {"code": "llm-foundry"}}, "llm-foundry"),
+        ({"evaluator": "simulated"}, None),
+        ({"evaluator": "command", "command": {"arguments": ["x", "{trainer_arguments}"], "trainer": "nemo"}}, "nemo"),
+        ({"evaluator": "command", "command": {"arguments": ["x"], "log": "torchtitan"}}, "torchtitan"),
+        ({"evaluator": "command", "command": {"arguments": ["x"]}}, "unknown"),
+        ({"evaluator": "command", "command": {"arguments": ["x"], "trainer": "deepspeed"}}, "unknown"),
+        ({"evaluator": "command", "command": {"arguments": ["x"]}, "software": {"code": "nanotron"}}, "nanotron"),
+    ],
+)
+def test_a_code_is_stated_or_that_of_the_evaluator(sections: dict[str, Any], code: str | None) -> None:
+    found = spec_of(**sections)
+    assert found.problem.software.code == code
+    earlier = json.loads(dump_json(found))
+    if "software" not in sections:  # a campaign that was stored before there was such a section
+        del earlier["problem"]["software"]
+    assert load_json(CampaignSpec, json.dumps(earlier), what="spec").problem.software == found.problem.software
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"code": "megatron"}, "software.code = .megatron.: expected one of .*unknown"),
+        ({"norm": "fusd"}, "software.norm = .fusd.: expected 'fused' or 'eager'"),
+        ({"atention": "eager"}, "unknown key software.atention"),
+    ],
+)
+def test_a_mistake_is_named_by_its_key(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        spec_of(software=section)
+
+
+def test_a_code_is_no_part_of_a_problem_s_or_a_recipe_s_identity() -> None:
+    other = replace(PROBLEM, software=SoftwareSettings(code="nanotron", norm="eager"))
+    assert other == PROBLEM
+    assert recipe_id(other, recipe()) == recipe_id(PROBLEM, recipe())
+    before, after = (estimate_many([recipe()], problem)[0] for problem in (PROBLEM, other))
+    assert (before.step_time_s, before.peak_memory_bytes) != (after.step_time_s, after.peak_memory_bytes)
+
+
+def test_an_unknown_code_lies_between_the_known_ones_and_narrows_with_what_is_stated() -> None:
+    rows = work(recipe(tensor_parallel=2), ffn_matrices=3.0, rotary=True, fused_attention=True)
+
+    def time_s(code: str, **traits: Any) -> float:
+        return float(step_time(machine(code, **traits), rows).total[0])
+
+    def machine(code: str, **traits: Any) -> Machine:
+        return Machine.of(A100, "bf16", coded(SoftwareSettings(code=code, **traits)))
+
+    def width(code: str, **traits: Any) -> float:
+        software = machine(code, **traits).software
+        below, above = log_bounds(A100, "bf16", software, rows, np.array([False]))
+        return float(below[0] + above[0])
+
+    times = sorted(time_s(code.name) for code in KNOWN)
+    assert times[1] < time_s("unknown") < times[-2]
+    sizes = sorted(float(peak_memory(machine(code.name), rows).total[0]) for code in KNOWN)
+    assert sizes[0] < float(peak_memory(machine("unknown"), rows).total[0]) < sizes[-1]
+    spreads = [
+        float(log_deviation(one, rows, peak_memory(one, rows))[0])
+        for one in (
+            machine("megatron-lm"),
+            machine("unknown", attention="flash-2", norm="fused", gradients="fp32"),
+            machine("unknown"),
+        )
+    ]
+    assert spreads == sorted(set(spreads))
+    known, stated, unknown = (
+        width("megatron-lm"),
+        width("unknown", attention="flash-2", norm="fused", rotary="fused"),
+        width("unknown"),
+    )
+    assert known < stated < unknown
+    off = [np.log(time_s(code.name) / time_s("unknown")) for code in UNKNOWN.stands_for]
+    assert unknown > np.hypot(known, 1.96 * 2 * np.sqrt(np.mean(np.square(off)))) - 0.1
+
+
+def test_a_loss_of_fewer_kernels_is_faster_and_keeps_no_fp32_copy() -> None:
+    """By hand: 18 + 14 bytes per logit on an fp32 copy, 4 + 4 fused; at the peak 6 against 4."""
+    kinds = ("fused", "16-bit", "eager")
+    machines = [Machine.of(A100, "bf16", coded(SoftwareSettings(code="megatron-lm", cross_entropy=k))) for k in kinds]
+    rows = work(recipe())
+    fused, narrow, eager = (step_time(one, rows).compute[0] for one in machines)
+    logits = 4 * 2048 * 51200 / 8  # of a micro-batch on a rank
+    assert eager - fused == pytest.approx(2 * logits * (18 + 14 - 4 - 4) / machines[0].memory_bytes_per_s)
+    assert narrow == eager
+    sizes = [peak_memory(one, rows).logits[0] / logits for one in machines]
+    assert sizes == pytest.approx([4, 4, 6])
+
+
+def test_a_plan_prints_the_code_that_it_assumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from frontrunner.evaluators.analytic.estimates import plan
+    from frontrunner.views.plan import print_plan
+
+    def printed(**section: str) -> str:
+        problem = spec_of(software=section).problem
+        print_plan(plan([recipe(tensor_parallel=1, devices=8, accumulation=2)], problem))
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "training code assumed: megatron-lm, attention flash-2, norm eager, activation fused" in printed(
+        code="megatron-lm", norm="eager"
+    )
+    assert "training code assumed: unknown, norm fused, else any that known codes have" in printed(
+        code="unknown", norm="fused"
+    )

@@ -1,0 +1,98 @@
+"""`frontrunner init`, and campaign files that leave their space to the model and the cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from frontrunner.config.campaign import read_campaign_file
+from frontrunner.config.starter import starter
+from frontrunner.spaces.errors import FrontrunnerError
+from support.campaign_files import campaign_toml, surveyed, written
+from support.commands import warm_command_line
+
+THREE_SECTIONS: dict[str, str | None] = dict.fromkeys(
+    ("space.tensor_parallel", "space.pipeline_parallel", "space.micro_batch_seqs", "search.strategy", "search.seed")
+)
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return warm_command_line().run(arguments, cwd=cwd, environment=dict(os.environ))
+
+
+def without_space(path: Path, changes: dict[str, str | None]) -> Path:
+    text = campaign_toml({**THREE_SECTIONS, "budget.probes": None, **changes})
+    kept = [line for line in text.splitlines() if line not in ("[space]", "[search]", "[budget]")]
+    return written(path, "\n".join(kept))
+
+
+def test_three_sections_are_a_campaign(tmp_path: Path) -> None:
+    path = without_space(tmp_path / "small.toml", {})
+    space = read_campaign_file(path).spec.space
+    assert (space.tensor_parallel, space.pipeline_parallel) == ((1, 2, 4), (1, 2, 4))
+    assert (space.micro_batch_seqs, space.accumulation, space.context_parallel) == ((1, 2, 4, 8), (), (1,))
+    found = surveyed(path)
+    shardings = {recipe.sharding_name for recipe in found.recipes}
+    assert {"none", "zero-1", "zero-2", "zero-3"} <= shardings
+    assert {recipe.devices for recipe in found.recipes} == {4}
+
+
+def test_a_range_of_batches_and_long_sequences_have_choices_of_their_own(tmp_path: Path) -> None:
+    changes: dict[str, str | None] = {"problem.global_batch": "[4, 12]", "problem.sequence_length": "16384"}
+    space = read_campaign_file(without_space(tmp_path / "small.toml", changes)).spec.space
+    assert (space.accumulation, space.context_parallel) == ((1, 2, 4, 8), (1, 2, 4))
+    assert surveyed(tmp_path / "small.toml").recipes
+
+
+def test_an_empty_space_is_one_of_defaults(tmp_path: Path) -> None:
+    text = campaign_toml(dict.fromkeys(("space.tensor_parallel", "space.pipeline_parallel", "space.micro_batch_seqs")))
+    assert read_campaign_file(written(tmp_path / "one.toml", text)).spec.space.tensor_parallel == (1,)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_what_init_writes_is_the_campaign_without_its_space(tmp_path: Path, nodes: int) -> None:
+    text = starter(model="llama-3-8b", cluster="dgx-h100", folder=tmp_path, nodes=nodes)
+    spec = read_campaign_file(written(tmp_path / "whole.toml", text)).spec
+    short = "\n".join(line for line in text.partition("[space]")[0].splitlines())
+    assert spec.space == read_campaign_file(written(tmp_path / "short.toml", short)).spec.space
+    assert (spec.problem.sequence_length, spec.problem.global_batch.maximum % (8 * nodes)) == (4096, 0)
+    assert 0.9 < spec.problem.sequence_length * spec.problem.global_batch.maximum / 2**20 < 1.1
+    assert spec.budget.probes == 40
+
+
+def test_what_is_given_is_written(tmp_path: Path) -> None:
+    of = {"sequence_length": 512, "global_batch": 24, "precision": "fp16"}
+    text = starter(model="gpt2-small", cluster="dgx-h100", folder=tmp_path, nodes=2, **of)
+    problem = read_campaign_file(written(tmp_path / "c.toml", text)).spec.problem
+    assert (problem.sequence_length, problem.global_batch.maximum, problem.precision) == (512, 24, "fp16")
+
+
+def test_init_writes_a_file_that_plans_once(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8}
+    config |= {"vocab_size": 257, "intermediate_size": 352}
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "config.json").write_text(json.dumps(config))
+    arguments = ("init", "--model", "models/config.json", "--cluster", "dgx-h100")
+    assert run(*arguments, cwd=tmp_path).returncode == 0
+    assert 'config = "models/config.json"' in (tmp_path / "campaign.toml").read_text()
+    assert run("plan", "campaign.toml", cwd=tmp_path).returncode == 0
+    again = run(*arguments, cwd=tmp_path)
+    assert (again.returncode, "campaign.toml is there already" in again.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "message"),
+    [
+        ("lama-3-8b", "dgx-h100", "did you mean 'llama-3-8b'?"),
+        ("none/config.json", "dgx-h100", "the path of a file that is there"),
+        ("llama-3-8b", "dgx", "--cluster"),
+    ],
+)
+def test_a_name_that_is_none_is_refused(tmp_path: Path, model: str, cluster: str, message: str) -> None:
+    with pytest.raises(FrontrunnerError) as refused:
+        starter(model=model, cluster=cluster, folder=tmp_path)
+    assert message in f"{refused.value.message} {refused.value.hint}"
