@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,9 +15,10 @@ from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.evaluators.analytic.machine import FITTED
 from frontrunner.search.guided.acquisition import expected_improvement, mean_loss
 from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
-from frontrunner.search.guided.prior import NAMES, CandidateTable, features, needs_as_much, prior_of
+from frontrunner.search.guided.prior import NAMES, CandidateTable, Rows, features, needs_as_much, prior_of
 from frontrunner.search.guided.speed import FREEDOM, Fit, Observation, SpeedModel
-from frontrunner.spaces.recipe import RANK_ORDERS
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import RANK_ORDERS, Recipe
 from support.guided import CLUSTER, PROBLEM, SPACE, reversed_prior
 
 RECIPES = SPACE.survey(PROBLEM).recipes
@@ -101,6 +103,33 @@ def test_a_part_that_the_formulas_underrate_is_learned() -> None:
     before, after = (np.std(values - truth[rows[24:]]) for values in (PRIOR.log_speed[rows[24:]], mean))
     assert after < 0.5 * before
     assert (np.abs(mean - truth[rows[24:]]) < 4 * deviation + 0.02).mean() > 0.9
+
+
+def test_one_surprising_row_moves_the_others_little_and_several_that_agree_move_all() -> None:
+    """A first row that took six times as long as predicted, then others as predicted, or as slow."""
+    model = SpeedModel(FIELD)
+    for ratio, least, most in ((0.05, 0.0, 0.15), (-1.8, 1.5, 2.0)):
+        seen = [Observation(row=3, log_ratio=-1.8)]
+        seen += [Observation(row=row, log_ratio=ratio) for row in (20, 60, 90)]
+        model.learn(seen)
+        moved = np.abs(np.median(model.predict(EVERY)[0] - PRIOR.log_speed))
+        assert least <= moved <= most
+
+
+def test_rows_of_another_model_tell_what_the_cluster_s_constants_are() -> None:
+    slower = {"matmul": FITTED.matmul / 1.25, "network_links": FITTED.network_links / 2}
+    other = replace(PROBLEM, model=replace(PROBLEM.model, hidden=4096, ffn_hidden=16384))
+    recipes = SPACE.survey(other).recipes[::20]
+
+    def speeds(problem: Problem, of: Sequence[Recipe]) -> Rows:
+        return prior_of(of, replace(problem, cluster=replace(CLUSTER, efficiencies=slower))).log_speed
+
+    table = FIELD.with_rows(recipes, other, 1)
+    ratios = speeds(other, recipes) - table.log_speed[len(FIELD) :]
+    model, truth = SpeedModel(table), speeds(PROBLEM, RECIPES)
+    model.learn([Observation(row=len(FIELD) + place, log_ratio=float(ratio)) for place, ratio in enumerate(ratios)])
+    cold, warm = (np.abs(found - truth).mean() for found in (PRIOR.log_speed, model.predict(EVERY)[0]))
+    assert warm < 0.3 * cold
 
 
 def test_the_linear_part_leaves_out_only_what_is_local() -> None:
