@@ -1,16 +1,17 @@
 """How well the analytic model tells measured step times, memory and failures: on tables it saw and on ones left out.
 
-    python benchmarks/model_accuracy.py TABLE.csv... [--fit TABLE.csv...] [--cross-validate] [--worst N] [--json OUT]
+    python benchmarks/model_accuracy.py TABLE.csv... [--fit TABLE.csv...] [--cross-validate] [--unknown-code]
+        [--worst N] [--json OUT]
 
 TABLE.csv has one measured configuration a row (evaluators/tables/schema.py lists the columns). Without --fit the
-constants that ship are judged; with it they are fitted to the tables after it first. --cross-validate judges each
-table once more with constants fitted to all the others, from what ships on and from constants on that no table gave,
-each training code and each kind of machine likewise, and each problem with constants fitted to other problems of all
-tables. `95 %` are the medians of the intervals' ends, `inside` the share of rows in them, of all and of those within
-20 % of their problem's best. Per problem (rows of one model, sequence
-length, batch and machine) stand the rank correlation, the regret
-of the model's first choice, and the probes its order needs to come within 5 % of the best measured. --worst lists as
-many rows of each table that miss the bar by most.
+constants that ship are judged; with it they are fitted to the tables after it first. --cross-validate judges each table
+once more with constants fitted to all the others, from constants on that no table gave, each training code and each
+kind of machine likewise, and each problem with constants fitted to other problems of all tables. --unknown-code judges
+them once more with each row's training code taken for an unknown one, where the others are all that are known. `95 %`
+are the medians of the intervals' ends, `inside` the share of rows in them, of all and of those within 20 % of their
+problem's best. Per problem (rows of one model, sequence length, batch and machine) stand the rank correlation, the
+regret of the model's first choice, and the probes its order needs to come within 5 % of the best measured. --worst
+lists as many rows of each table that miss the bar by most.
 """
 
 from __future__ import annotations
@@ -27,7 +28,17 @@ import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table as Shown
-from table_accuracy import BARS, SOURCED, by_problem, by_table, by_trait, fitted, judged, predicted, summary
+from table_accuracy import (
+    BARS,
+    by_problem,
+    by_table,
+    by_trait,
+    fitted,
+    judged,
+    of_unknown_code,
+    predicted,
+    summary,
+)
 
 from frontrunner.evaluators.analytic.accuracy_bounds import FASTER_THAN_NEEDED
 from frontrunner.evaluators.analytic.estimates import ROWS_AT_ONCE
@@ -165,6 +176,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--fit", nargs="+", type=Path, default=[])
     parser.add_argument("--cross-validate", action="store_true")
+    parser.add_argument("--unknown-code", action="store_true")
     parser.add_argument("--worst", type=int, default=0, metavar="N")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
@@ -186,13 +198,14 @@ def main() -> None:
     found = {name: judged(table, predicted(table, constants), worst=chosen.worst) for name, table in tables.items()}
     show(out, "fitted constants" if chosen.fit else "shipped constants", found)
     told: dict[str, Any] = {"tables": found, "summary": summary(found), "constants": constants}
+    if chosen.unknown_code:
+        unknown = {name: of_unknown_code(table) for name, table in tables.items()}
+        left_out = {name: judged(table, predicted(table, constants)) for name, table in unknown.items()}
+        show(out, "each training code as an unknown one", left_out)
+        told["unknown_code"] = {"tables": left_out, "summary": summary(left_out)}
     if chosen.cross_validate:
         ways = {
             "cross_validated": ("each table judged with constants fitted to the others", by_table),
-            "cross_validated_from_sources": (
-                "each table judged with constants fitted to the others, from constants on that no table gave",
-                partial(by_table, start=SOURCED),
-            ),
             "cross_validated_by_code": (
                 "each training code judged with constants fitted to the others",
                 partial(by_trait, trait=lambda row: software_of(row).code),

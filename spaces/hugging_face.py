@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, shown
+from frontrunner.spaces.errors import InvalidInput, bad_value, shown
 
 Table = dict[str, Any]
 
@@ -75,6 +75,34 @@ ARCHITECTURES = {
         model=_GATED | {"qk_norm": True},
         only={"hidden_act": "silu", "attention_bias": False},
     ),
+    "mixtral": Architecture(
+        names=_GROUPED | {"experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
+        defaults=_EPSILON
+        | {
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        model=_GATED,
+        only={"hidden_act": "silu"},
+    ),
+    "qwen3_moe": Architecture(
+        names=_GROUPED
+        | {
+            "ffn_hidden": "moe_intermediate_size",
+            "experts": "num_experts",
+            "experts_per_token": "num_experts_per_tok",
+            "renormalized_experts": "norm_topk_prob",
+        },
+        defaults=_EPSILON
+        | {"num_key_value_heads": 4, "attention_bias": False, "use_sliding_window": False, "norm_topk_prob": False}
+        | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+        | {"decoder_sparse_step": 1, "mlp_only_layers": []},
+        model=_GATED | {"qk_norm": True},
+        only={"hidden_act": "silu", "attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    ),
     "phi3": Architecture(defaults=_EPSILON | {"rms_norm_eps": 1e-5}, model=_GATED, only={"hidden_act": "silu"}),
     "gpt2": Architecture(
         names=_GPT2,
@@ -118,9 +146,13 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
     """Return the keys of [model] for a configuration; raises `InvalidInput` for one that is not modeled."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise bad_value("model_type", kind, "an architecture that is modeled", hint=_hint(kind))
+        raise bad_value(
+            "model_type", kind, "an architecture that is modeled", hint=f"known: {', '.join(ARCHITECTURES)}"
+        )
     architecture = ARCHITECTURES[kind]
-    given = {**architecture.defaults, **{key: value for key, value in config.items() if value is not None}}
+    stated = {key: value for key, value in config.items() if value is not None}
+    later_names = {"num_experts": stated.get("num_local_experts")}  # as transformers writes it from version 5 on
+    given = {**architecture.defaults, **{key: value for key, value in later_names.items() if value}, **stated}
     for key, value in architecture.only.items():
         if given[key] != value:
             raise bad_value(key, given[key], f"{shown(value)}: no other is modeled")
@@ -139,12 +171,6 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
     if given.get("use_sliding_window", True) and given.get("sliding_window") is not None:
         found["attention_window"] = given["sliding_window"]
     return found
-
-
-def _hint(kind: object) -> str | None:
-    if isinstance(kind, str) and any(part in kind for part in ("moe", "mixtral", "deepseek", "gpt_oss")):
-        return did_you_mean("experts", ())
-    return f"known: {', '.join(ARCHITECTURES)}"
 
 
 def _rotary(given: Mapping[str, Any]) -> Table:

@@ -50,7 +50,7 @@ def why_no_frame(recipe: Recipe, problem: Problem) -> Reason | None:
 
 def why_illegal_in_frame(recipe: Recipe, problem: Problem) -> Reason | None:
     """Return the first of the other reasons."""
-    rules = (_shares, *ENGINE_RULES[recipe.engine])
+    rules = (_shares, _experts, _spread_experts, *ENGINE_RULES[recipe.engine])
     return next((Reason(*found) for of_kind in rules for found in of_kind(recipe, problem)), None)
 
 
@@ -103,6 +103,43 @@ def _shares(recipe: Recipe, problem: Problem) -> Refusals:
     if any(small < 1 or large % small for small, large in itertools.pairwise((*degrees, recipe.copies))):
         copies = recipe.copies_in_words()
         yield "sharding-divides", f"sharding degrees {degrees} do not divide one another and {copies}"
+
+
+def _experts(recipe: Recipe, problem: Problem) -> Refusals:
+    """Ranks of a stage share whole experts, and each routes positions of its own."""
+    experts, e, tp = problem.model.experts, recipe.expert_parallel, recipe.tensor_parallel
+    if not experts:
+        if e > 1:
+            yield "experts-none", f"expert_parallel {e} for a model without experts"
+        return
+    ranks = tp * recipe.copies
+    if recipe.engine != "torch":
+        yield "experts-engine", f"the {recipe.engine} engine trains no mixture of experts; use engine torch"
+    if experts % e:
+        yield "experts-divide", f"expert_parallel {e} does not divide the {experts} experts"
+    if ranks % e:
+        yield "experts-ranks", f"expert_parallel {e} does not divide the {ranks} ranks of a pipeline stage"
+    if tp > 1 and not (recipe.sequence_parallel and e > 1):
+        yield "experts-tensor", f"with experts, tensor_parallel {tp} needs sequence_parallel and expert_parallel > 1"
+    if recipe.compile:
+        text = "a compiled layer is one piece, but every step routes other numbers of tokens to an expert"
+        yield "experts-compile", text
+
+
+def _spread_experts(recipe: Recipe, problem: Problem) -> Refusals:
+    """Experts are averaged over other ranks than the rest."""
+    e, (p, g, o) = recipe.expert_parallel, recipe.sharding.degrees
+    if e == 1 or not problem.model.experts:
+        return
+    if recipe.replication == "ddp":
+        yield "experts-ddp", "DistributedDataParallel averages all gradients over all replicas; use replicate"
+    if (p, g, o) not in itertools.product((1, recipe.copies), repeat=3):
+        yield "experts-sharding", f"expert_parallel takes none and zero-1 to zero-3, not {recipe.sharding_name}"
+    if o > 1 and recipe.recompute == "selective":
+        text = "torch keeps no record of gathers within a layer that is recomputed selectively; use none or full"
+        yield "experts-selective", f"expert_parallel under {recipe.sharding_name}: {text}"
+    if recipe.offload != "none":
+        yield "experts-offload", "expert_parallel does not go together with offload"
 
 
 def _tied(recipe: Recipe, problem: Problem) -> Refusals:

@@ -57,7 +57,7 @@ class Model:
     kv_heads: int
     """Groups of keys and values (GQA); divides `heads`, which is the default."""
     ffn_hidden: int
-    """Width of the feed-forward part; by default 4 * `hidden`."""
+    """Width of the feed-forward part, or of each expert; by default 4 * `hidden`."""
     vocabulary: int
     """The tokenizer's size."""
     vocabulary_multiple: int = 128
@@ -84,6 +84,12 @@ class Model:
     """Whether a norm, shared by all heads, is applied to each head's query and key, before any rotation."""
     tied_embeddings: bool = False
     """Whether the head shares the embedding's matrix."""
+    experts: int = 0
+    """Experts of each layer's feed-forward part (a mixture of experts); 0 is a dense model."""
+    experts_per_token: int = 0
+    """Experts that a token goes through: those to which the router gives the highest probabilities."""
+    renormalized_experts: bool = True
+    """Whether the probabilities of a token's experts are scaled so that they add up to 1."""
     attention_window: int | None = None
     """Positions that attention looks back on; sequences must fit in it. By default all."""
     attention: str = "flash"
@@ -99,6 +105,7 @@ class Model:
             require_one_of("model", key, getattr(self, key), known)
         require_above_zero("model.rotary_theta", self.rotary_theta, "above 0")
         require_above_zero("model.norm_epsilon", self.norm_epsilon, "above 0")
+        self._check_experts()
         if self.head_width is None and self.hidden % self.heads:
             raise bad_value("model.heads", self.heads, f"a divisor of model.hidden = {self.hidden}")
         if self.head_width == self.hidden / self.heads:
@@ -110,6 +117,18 @@ class Model:
                 raise bad_value("model.head_width", self.head_width, "an even number for rotary positions")
             expected = f"an even hidden / heads for rotary positions, not {self.head_dim}"
             raise bad_value("model.heads", self.heads, expected)
+
+    def _check_experts(self) -> None:
+        require_at_least("model", 0, experts=self.experts, experts_per_token=self.experts_per_token)
+        if not self.experts:
+            if self.experts_per_token:
+                raise bad_value("model.experts", 0, f"some, of which a token goes through {self.experts_per_token}")
+            return
+        if not 1 <= self.experts_per_token <= self.experts:
+            expected = f"at least 1 and at most model.experts = {self.experts}"
+            raise bad_value("model.experts_per_token", self.experts_per_token, expected)
+        if self.biases == "all":
+            raise bad_value("model.biases", self.biases, "none or qkv: experts have no biases")
 
     @property
     def head_dim(self) -> int:
@@ -138,8 +157,26 @@ class Model:
 
     @property
     def matmul_parameters_per_layer(self) -> int:
-        """Hidden * (2 q_hidden + 2 kv_hidden + ffn_matrices * ffn_hidden): q and o, k and v, the feed-forward."""
-        return self.hidden * (2 * self.q_hidden + 2 * self.kv_hidden + self.ffn_matrices * self.ffn_hidden)
+        """Hidden * (2 q_hidden + 2 kv_hidden + ffn_matrices * ffn_hidden): q and o, k and v, the feed-forward.
+
+        Of a mixture of experts each has the feed-forward's matrices, and the router hidden * experts.
+        """
+        return self._matmul_parameters(max(1, self.experts))
+
+    @property
+    def active_matmul_parameters_per_layer(self) -> int:
+        """Those of `matmul_parameters_per_layer` that one token goes through."""
+        return self._matmul_parameters(max(1, self.experts_per_token))
+
+    def _matmul_parameters(self, experts: int) -> int:
+        feed_forward = experts * self.ffn_matrices * self.ffn_hidden + self.experts
+        return self.hidden * (2 * self.q_hidden + 2 * self.kv_hidden + feed_forward)
+
+    @property
+    def active_parameters(self) -> int:
+        """All parameters but those of experts that a token does not go through."""
+        idle = self.matmul_parameters_per_layer - self.active_matmul_parameters_per_layer
+        return self.parameters - self.layers * idle
 
     @property
     def parameters(self) -> int:
@@ -166,8 +203,8 @@ class Model:
         return 4.0 * sequence_length * self.q_hidden
 
     def layer_flops_per_token(self, sequence_length: float) -> float:
-        """Forward FLOPs of one layer for one token: 2 per matrix parameter, plus its attention."""
-        return 2.0 * self.matmul_parameters_per_layer + self.attention_flops_per_token(sequence_length)
+        """Forward FLOPs of one layer for one token: 2 per matrix parameter that it goes through, plus its attention."""
+        return 2.0 * self.active_matmul_parameters_per_layer + self.attention_flops_per_token(sequence_length)
 
     def head_flops_per_token(self) -> float:
         """Forward FLOPs of the output head for one token: 2 * hidden * padded_vocabulary."""
@@ -181,8 +218,12 @@ class Model:
         return 3.0 * (self.layers * self.layer_flops_per_token(sequence_length) + self.head_flops_per_token())
 
     def feed_forward_flops_per_token(self) -> float:
-        """Forward FLOPs of one layer's feed-forward part for one token: 2 * ffn_matrices * hidden * ffn_hidden."""
-        return 2.0 * self.ffn_matrices * self.hidden * self.ffn_hidden
+        """Forward FLOPs of one layer's feed-forward part for one token: 2 * ffn_matrices * hidden * ffn_hidden.
+
+        With experts these are those of each that the token goes through, and the router's.
+        """
+        experts = max(1, self.experts_per_token)
+        return 2.0 * self.hidden * (experts * self.ffn_matrices * self.ffn_hidden + self.experts)
 
     def hardware_flops_per_token(
         self, sequence_length: float, recompute: str, *, feed_forward_tiles: int = 1, chunked_loss: bool = False
@@ -197,7 +238,8 @@ class Model:
         """
         attention = self.attention_flops_per_token(sequence_length)
         feed_forward = self.feed_forward_flops_per_token()
-        without_last = feed_forward - 2.0 * self.hidden * self.ffn_hidden
+        # Experts' last products are kept, for the gradients of what the router multiplies them by.
+        without_last = feed_forward - (0.0 if self.experts else 2.0 * self.hidden * self.ffn_hidden)
         again = attention / 2 if self.attention == "flash" else 0.0
         if recompute == "full":
             again += self.layer_flops_per_token(sequence_length) - feed_forward

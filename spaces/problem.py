@@ -63,6 +63,15 @@ class SoftwareSettings:
     overlap: Literal["all", "sharded", "unsharded", "none"] | None = None
     """The gradients that are reduced while the backward pass goes on, by whether the optimizer is sharded."""
 
+    def describe(self) -> str:
+        """Return the code and its traits in words: `nanotron, attention flash-2, norm fused`."""
+        plain = {True: "yes", False: "no"}
+        stated = ((key.replace("_", "-"), value) for key, value in vars(self).items() if key != "code")
+        words = [f"{key} {plain.get(value, value)}" for key, value in stated if value is not None]
+        if self.code == "unknown":
+            words.append("else any that known codes have; [software] in the campaign file states what is known")
+        return ", ".join([self.code or "the project's own", *words])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:

@@ -239,6 +239,11 @@ class Recipe(ReadsEarlierNames, Displayed):
         "what the host's memory keeps: nothing (`none`), optimizer states and master weights (`optimizer`), or "
         "parameters as well (`optimizer+parameters`); `nvme` keeps all in files under `cluster.nvme_path`",
     )
+    expert_parallel: int = _count(
+        "ranks that share the experts of a mixture, whole ones each: neighbors within a pipeline stage; `torch` engine "
+        "only",
+        group="option", label="EP", word="ep{value}",
+    )  # fmt: skip
     secondary_partition: int = _count(
         "neighboring replicas that hold a second copy of ZeRO-3's parameters (ZeRO++ hpZ, arXiv 2306.10209); 1 is none",
         group="option", label="secondary", word="secondary={value}", matters=_over_copies,

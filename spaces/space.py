@@ -164,6 +164,7 @@ def usual_space(problem: Problem) -> Space:
         "sharding": ("none", "zero-1", "zero-2", "zero-3", *hybrid),
         "recompute": RECOMPUTES,
         "sequence_parallel": (False, True),
+        "expert_parallel": tuple(ranks for ranks in divisors(max(1, problem.model.experts)) if ranks <= devices),
     }
     return Space(**found)
 

@@ -57,6 +57,7 @@ FASTER_THAN_NEEDED = math.exp(NORMAL_95 * math.hypot(DEVIATIONS["matmul"], ROW_E
 
 Of 1,673 published steps none was above 1.07.
 """
+LINKS = {"node_links", "network_links"}
 LOSSES = (
     "tile_waves", "reduction_depth", "kernel_s", "node_latency_s", "network_latency_s", "ring_node_hop_s",
     "ring_network_hop_s", "crowded_hop_s",
@@ -109,7 +110,7 @@ class Trust:
 
 def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float | None]) -> Trust:
     """Return how far to trust estimates of these recipes; `errors` are the `expected_error` of those at hand."""
-    unknown = [choices for recipe in recipes if (choices := unvalidated(recipe))]
+    unknown = [choices for recipe in recipes if (choices := unvalidated(recipe, problem))]
     names = ", ".join(sorted({name for choices in unknown for name in choices}))
     offloads = any(recipe.offload != "none" or recipe.activation_offload for recipe in recipes)
     known, engines = [error for error in errors if error is not None], {recipe.engine for recipe in recipes}
@@ -209,9 +210,10 @@ def assumed(cluster: Cluster, precision: str) -> tuple[str, ...]:
     return keys if own is None else tuple(key for key in keys if key.startswith("links.nic"))
 
 
-def unvalidated(recipe: Recipe) -> tuple[str, ...]:
-    """Return the choices of a recipe whose formulas no measurement of step times has validated."""
-    found = [name for name, key, neutral in _UNVALIDATED if getattr(recipe, key) != neutral]
+def unvalidated(recipe: Recipe, problem: Problem) -> tuple[str, ...]:
+    """Return the choices of a recipe, and of its problem, whose formulas no measurement of step times has validated."""
+    found = ["mixtures of experts"] if problem.model.experts else []
+    found += [name for name, key, neutral in _UNVALIDATED if getattr(recipe, key) != neutral]
     if recipe.schedule not in VALIDATED_SCHEDULES:
         found.append(f"schedule {recipe.schedule}")
     if not {1, recipe.copies}.issuperset(recipe.sharding.degrees):
@@ -227,12 +229,13 @@ def has_times(problem: Problem) -> bool:
 def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | None:
     """Return why a median step of `step_time_s` cannot be true; None also where the formulas cannot decide.
 
-    Those are CPUs, fp32, clusters that omit a figure or state fitted constants, and unvalidated choices.
+    Those are CPUs, fp32, clusters that omit a figure or state constants of their own but their links', and unvalidated
+    choices.
     """
     cluster = problem.cluster
-    has_fitted = not BOUNDS.keys().isdisjoint(cluster.efficiencies)
+    has_fitted = not (BOUNDS.keys() - LINKS).isdisjoint(cluster.efficiencies)
     blind = cluster.backend == "cpu" or problem.precision == "fp32" or has_fitted
-    if blind or unvalidated(recipe) or assumptions(cluster, problem.precision):
+    if blind or unvalidated(recipe, problem) or assumptions(cluster, problem.precision):
         return None
     machine = at_best(Machine.of(cluster, problem.precision, FRONTRUNNER))
     least_s = float(step_time(machine, Workload.of([recipe], problem)).total[0])

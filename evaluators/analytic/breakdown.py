@@ -136,7 +136,7 @@ def breakdown(
 def pipeline_ranks(recipe: Recipe, problem: Problem) -> tuple[PipelineRank, ...]:
     """Return the ranks of the recipe's pipeline that differ, from the embedding to the head."""
     machine = Machine.of(problem.cluster, problem.precision, coded(problem.software, recipe.engine))
-    work = Workload.of([recipe], problem)
+    work = Workload.of([recipe], problem, machine.software.pipeline_split)
     if recipe.pipeline_parallel == 1:
         holds = ("the whole model", "", "")
     elif recipe.schedule in V_SHAPED_SCHEDULES:

@@ -23,7 +23,8 @@ def ring_s(
     """Return the time of a ring collective in groups of `group` ranks that are `stride` ranks apart; 0 for one rank.
 
     A ring moves passes (g - 1) / g of `message_bytes` over each link; `passes` is 2 for an all-reduce, else 1. Groups
-    that meet in a node share its network ports; each of `messages` takes the latency once.
+    that meet in a node share its network ports; each of `messages` takes the latency once, and where
+    nodes are crowded no less than its hops do there, whatever its size.
     """
     per_node, groups_per_node = _in_nodes(machine, group, stride)
     crosses = group > per_node
@@ -32,8 +33,12 @@ def ring_s(
     outside = machine.network_bytes_per_s_per_node / groups_per_node
     slowest = np.where(crosses, np.minimum(inside, outside), inside)
     latency = _latency_s(machine, group, per_node, crosses, passes)
-    moved = passes * message_bytes * (group - 1) / group
-    return np.where(group > 1, moved / slowest + messages * latency, 0.0)
+    moving = passes * message_bytes * (group - 1) / group / slowest
+    if passes == 1:
+        eff = machine.efficiencies
+        crowded = np.where(group / per_node > eff.crowded_nodes, group * eff.crowded_hop_s, 0.0)
+        moving = np.maximum(moving, messages * crowded)
+    return np.where(group > 1, moving + messages * latency, 0.0)
 
 
 def _in_nodes(machine: Machine, group: Rows, stride: Rows) -> tuple[Rows, Rows]:
@@ -65,7 +70,6 @@ def _latency_s(machine: Machine, group: Rows, per_node: Rows, crosses: Flags, pa
         return latency
     nodes = group / per_node
     around: Rows = nodes * eff.ring_network_hop_s + (group - nodes) * eff.ring_node_hop_s
-    around = np.where(nodes > eff.crowded_nodes, np.maximum(around, group * eff.crowded_hop_s), around)
     return np.where(crosses, np.maximum(latency, around), latency)
 
 
@@ -116,29 +120,56 @@ def exchanges_s(machine: Machine, work: Workload) -> Rows:
     return np.where(work.recompute_full, 3.0, 2.0) * once
 
 
-def replicas_s(machine: Machine, work: Workload, parameters: Rows, forward: Rows, backward: Rows) -> Rows:
+def dispatch_s(machine: Machine, work: Workload) -> Rows:
+    """Return the time of one layer's all-to-alls to the experts and back per micro-batch; 0 where ranks share none.
+
+    Both go again backward, and forward once more under full recompute.
+    """
+    if not (work.expert_parallel > 1).any():
+        return np.zeros(1)
+    rows = work.tokens / work.sequence_shards * work.experts_per_token
+    message = rows * work.hidden * work.bytes_per_value
+    once = 2 * all_to_all_s(machine, message, group=work.expert_parallel, stride=number(1))
+    return np.where(work.recompute_full, 3.0, 2.0) * once
+
+
+def replicas_s(
+    machine: Machine, work: Workload, parameters: Rows, forward: Rows, backward: Rows, experts: Rows | None = None
+) -> Rows:
     """Return the time per step that a rank of `parameters`, before any sharding, waits for the replicas.
 
-    `forward` and `backward` are that rank's times per micro-batch. With degrees p, g, o of N copies: parameters are
-    gathered over p for each pass of each micro-batch, over a secondary partition for the backward pass where there
-    is one; gradients are reduced over g after each, if g > 1, and then once per step over o / g, and over the N / o
-    copies that are left; new parameters are gathered over o / p. Quantized messages are smaller, and
-    pass through memory.
+    `experts` of these are shared by expert-parallel ranks, and have other replicas. `forward` and `backward` are that
+    rank's times per micro-batch. With degrees p, g, o of N copies: parameters are gathered over p for each pass of each
+    micro-batch, over a secondary partition for the backward pass where there is one; gradients are reduced over g after
+    each, if g > 1, and then once per step over o / g, and over the N / o copies that are left; new parameters are
+    gathered over o / p. Quantized messages are smaller, and pass through memory.
     """
     software = machine.software
     hides = software.overlaps_unsharded | (work.sharding_parameters > 1)
     hides = hides & (software.overlaps_scattered | (work.sharding_optimizer == 1))
     overlap: Rows = np.where(hides, software.gradient_overlap, 0.0)
-    each = _each_micro_batch(machine, work, parameters)
-    once = _once(machine, work, parameters)
+    waits = _waits(machine, work, parameters)
+    if experts is not None and (work.expert_parallel > 1).any():
+        apart = zip(
+            _waits(machine, work, parameters - experts), _waits(machine, work.stage_of_experts, experts), strict=True
+        )
+        waits = tuple(
+            np.where(work.expert_parallel > 1, one + other, whole)
+            for (one, other), whole in zip(apart, waits, strict=True)
+        )
+    each, once, published = waits
     repeated = np.where(work.reduces_each & (work.sharding_gradients == 1), once, 0.0)
     per_pass = np.where(work.sharding_parameters > 1, forward + backward, backward)
     exposed = np.maximum(each + repeated - overlap * per_pass, LEAST_EXPOSED * (each + repeated))
     last = np.where(work.reduces_each, 0.0, np.maximum(once - overlap * backward, LEAST_EXPOSED * once))
-    p, o, stride = work.sharding_parameters, work.sharding_optimizer, work.strides["dp"]
-    weights = parameters * work.bytes_per_value
-    published = ring_s(machine, weights / p, group=o / p, stride=stride * p, passes=1)
     return work.accumulation * exposed + last + published
+
+
+def _waits(machine: Machine, work: Workload, parameters: Rows) -> tuple[Rows, ...]:
+    """Return what each micro-batch's messages take, those of the gradients once, and those of the new parameters."""
+    p, o, stride = work.sharding_parameters, work.sharding_optimizer, work.strides["dp"]
+    published = ring_s(machine, parameters * work.bytes_per_value / p, group=o / p, stride=stride * p, passes=1)
+    return _each_micro_batch(machine, work, parameters), _once(machine, work, parameters), published
 
 
 def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Rows:

@@ -31,17 +31,17 @@ class Passes(Parts):
         return Passes(forward=self.forward + other.forward, backward=self.backward + other.backward)
 
 
-def matmul_s(machine: Machine, m: Rows, n: Rows, k: Rows, bytes_per_value: Rows) -> Rows:
-    """Return the time of [m, k] x [k, n].
+def matmul_s(machine: Machine, m: Rows, n: Rows, k: Rows, bytes_per_value: Rows, products: Rows | float = 1.0) -> Rows:
+    """Return the time of [m, k] x [k, n], or of several such `products` in one kernel.
 
     2 m n k FLOPs at the reached rate, slowed by the last wave of tiles (at most one wave's loss) and by short sums; or
     the time to move the matrices, whichever is longer; and the start of the kernel.
     """
     eff = machine.efficiencies
-    waves = np.maximum(m * n / (TILE * TILE * machine.compute_units), 1.0)
+    waves = np.maximum(products * m * n / (TILE * TILE * machine.compute_units), 1.0)
     slowed = (1 + eff.tile_waves / waves) * (1 + eff.reduction_depth / k)
-    arithmetic = 2 * m * n * k / machine.matmul_flops * slowed
-    traffic = (m * k + k * n + m * n) * bytes_per_value / machine.memory_bytes_per_s
+    arithmetic = 2 * products * m * n * k / machine.matmul_flops * slowed
+    traffic = products * (m * k + k * n + m * n) * bytes_per_value / machine.memory_bytes_per_s
     return np.maximum(arithmetic, traffic) + eff.kernel_s
 
 
@@ -59,15 +59,42 @@ def layer(machine: Machine, work: Workload) -> Passes:
     hidden, ways, size = work.hidden, work.tensor_parallel, work.bytes_per_value
     query_key_value = linear(machine, work.tokens, hidden, (work.q_hidden + 2 * work.kv_hidden) / ways, size)
     output = linear(machine, work.tokens, work.q_hidden / ways, hidden, size)
-    width = work.ffn_hidden / ways
-    up = linear(machine, work.tokens, hidden, (work.ffn_matrices - 1) * width, size)
-    feed_forward = up + linear(machine, work.tokens, width, hidden, size)
+    feed_forward = _feed_forward(machine, work)
     # Tiled, the feed-forward part runs forward once more.
     again = np.where(work.feed_forward_tiles > 1, feed_forward.forward, 0.0)
     done = query_key_value + output + feed_forward + _attention(machine, work) + _elementwise(machine, work)
     added = work.layer_share * (work.bytes_per_value + 2 * machine.gradient_bytes(work.bytes_per_value))
     adding = np.where(work.accumulation > 1, added / machine.memory_bytes_per_s, 0.0)
     return Passes(forward=done.forward, backward=done.backward + again + adding)
+
+
+def _feed_forward(machine: Machine, work: Workload) -> Passes:
+    """Return the feed-forward part's products; with experts, to each of which equally many tokens go, and the router.
+
+    A rank's tokens are `experts_per_token` times its own, whoever's they are; each expert's are padded to whole tiles.
+    """
+    size, up = work.bytes_per_value, work.ffn_matrices - 1
+    width = work.ffn_hidden / work.tensor_parallel
+    dense = linear(machine, work.tokens, work.hidden, up * width, size)
+    dense = dense + linear(machine, work.tokens, width, work.hidden, size)
+    if not (work.experts > 0).any():
+        return dense
+    held = np.maximum(work.experts / work.expert_parallel, 1.0)
+    own = work.tokens / work.sequence_shards
+    each = np.ceil(own * work.experts_per_token / held / TILE) * TILE
+    products = [
+        Passes(
+            forward=matmul_s(machine, each, outputs, inputs, size, held),
+            backward=matmul_s(machine, each, inputs, outputs, size, held)
+            + matmul_s(machine, inputs, outputs, each, size, held),
+        )
+        for inputs, outputs in ((work.hidden, up * work.ffn_hidden), (work.ffn_hidden, work.hidden))
+    ]
+    found = products[0] + products[1] + linear(machine, own, work.hidden, np.maximum(work.experts, 1.0), size)
+    return Passes(
+        forward=np.where(work.experts > 0, found.forward, dense.forward),
+        backward=np.where(work.experts > 0, found.backward, dense.backward),
+    )
 
 
 def recompute_s(machine: Machine, work: Workload, forward: Rows) -> Rows:

@@ -123,7 +123,7 @@ class EstimateTable(Sequence[Estimate]):
         """Return the estimates of these rows, with their intervals: 33 times the work of their step times alone."""
         recipes, known = [self.recipes[row] for row in rows], has_times(self.problem)
         ends, off = np.zeros((2, len(recipes))), np.zeros(len(recipes))
-        unjudged = np.fromiter((bool(unvalidated(recipe)) for recipe in recipes), dtype=np.bool_)
+        unjudged = np.fromiter((bool(unvalidated(recipe, self.problem)) for recipe in recipes), dtype=np.bool_)
         for places, machine, work in blocks(recipes, self.problem):
             of = (self.problem.cluster, self.problem.precision, machine.software, work)
             ends[:, places] = log_bounds(*of, unjudged[places])
@@ -151,7 +151,7 @@ class EstimateTable(Sequence[Estimate]):
             limit="memory" if verdict == "does not fit" else limit,
             step_parts_s=step_parts,
             memory_parts_bytes={name: float(column[row]) for name, column in self.memory_parts_bytes.items()},
-            unjudged=unvalidated(recipe),
+            unjudged=unvalidated(recipe, self.problem),
             expected_error=None if log_ends is None else mean_error(*log_ends),
             step_time_bounds_s=None if log_ends is None else scaled(time_s, log_ends),
             peak_memory_bounds_bytes=(int(peak / size_factor), int(peak * size_factor)),
@@ -311,7 +311,8 @@ def blocks(recipes: Sequence[Recipe], problem: Problem) -> Iterator[tuple[npt.ND
         own = np.array([place for place, recipe in enumerate(recipes) if recipe.engine == engine], dtype=np.intp)
         for start in range(0, len(own), ROWS_AT_ONCE):
             places = own[start : start + ROWS_AT_ONCE]
-            yield places, machine, Workload.of([recipes[place] for place in places], problem)
+            chosen = [recipes[place] for place in places]
+            yield places, machine, Workload.of(chosen, problem, machine.software.pipeline_split)
 
 
 def why_none(survey: Survey, found: Plan) -> str | None:

@@ -150,18 +150,19 @@ def samples_of_outcomes(outcomes: Sequence[tuple[Recipe, Outcome]], problem: Pro
     refused: Counter[str] = Counter()
     kept: list[tuple[Recipe, float]] = []
     for recipe, outcome in outcomes:
-        unknown = not_modelled(recipe) or next(iter(unvalidated(recipe)), None)
+        unknown = not_modelled(recipe) or next(iter(unvalidated(recipe, problem)), None)
         if not isinstance(outcome, Measurement):
             refused[f"failed: {outcome.kind}"] += 1
         elif unknown:
             refused[f"no fit covers {unknown}"] += 1
         else:
             kept.append((recipe, outcome.step_time_s_median))
+    software = coded(problem.software)
     sample = Sample(
         cluster=problem.cluster,
         precision=problem.precision,
-        software=coded(problem.software),
-        work=Workload.of([recipe for recipe, _ in kept], problem),
+        software=software,
+        work=Workload.of([recipe for recipe, _ in kept], problem, software.pipeline_split),
         step_time_s=np.array([time_s for _, time_s in kept]),
         problems=("the campaign's",) * len(kept),
     )

@@ -42,7 +42,7 @@ class Efficiencies:
     network_latency_s: float = fitted(25.4e-6, 1e-6, 1e-2)
     ring_node_hop_s: float = 3.4e-6
     ring_network_hop_s: float = 14e-6
-    crowded_nodes: float = math.inf
+    crowded_nodes: float = 1e6
     crowded_hop_s: float = 0.0
 
 

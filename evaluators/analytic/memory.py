@@ -146,8 +146,13 @@ def _rank(
     machine: Machine, work: Workload, *, layers: Rows, in_flight: Rows, tables: Rows, has_head: Flags
 ) -> PeakMemory:
     software, size = machine.software, work.bytes_per_value
-    blocks = layers * (work.layer_matmul_parameters + 2 * work.hidden) / work.tensor_parallel
-    count = blocks + tables / (work.tensor_parallel if software.splits_tables else 1.0)
+    others = layers * 2 * work.hidden / work.tensor_parallel
+    others = others + tables / (work.tensor_parallel if software.splits_tables else 1.0)
+    count = layers * work.layer_share + others
+
+    def over(degree: Rows) -> Rows:
+        return count if work.expert_parallel.max() == 1 else layers * work.layer_share_over(degree) + others
+
     whole, kept = layer_activations(machine, work)
     inputs = np.where(work.pipeline_parallel > 1, in_flight * boundary_bytes(work), 0.0)
     # One layer's are on their way to the host, or back, while another one runs.
@@ -161,13 +166,21 @@ def _rank(
     loss = np.where(has_head, loss + _gathered_logits(machine, work), 0.0)
     # In fp32 the trained parameters are those of the computation, unless these are gathered copies.
     apart = (size < 4) | (work.sharding_optimizer > work.sharding_parameters)
-    states = count * (2 * work.bytes_per_optimizer_state + np.where(apart, 4.0, 0.0)) / work.sharding_optimizer
+    each = 2 * work.bytes_per_optimizer_state + np.where(apart, 4.0, 0.0)
+    states = over(work.sharding_optimizer) * each / work.sharding_optimizer
     # Where a layer runs again its activations are whole for a moment, in addition to what all layers keep.
     again = work.recompute_full | work.recompute_selective | work.activation_offload
-    parameters = _computed_with(machine, work, count, has_head)
+    parameters = _computed_with(machine, work, over(work.sharding_parameters), has_head)
     return PeakMemory(
         parameters=parameters,
-        gradients=_gradients(machine, work, count, in_flight=in_flight, freed=layers * kept + loss, has_head=has_head),
+        gradients=_gradients(
+            machine,
+            work,
+            over(work.sharding_gradients),
+            in_flight=in_flight,
+            freed=layers * kept + loss,
+            has_head=has_head,
+        ),
         optimizer=np.where(work.optimizer_on_host, 0.0, states),
         activations=activations,
         logits=loss,
@@ -274,8 +287,11 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     whole = work.tokens * (software.elementwise_bytes(tiled, 2) + gathered + (inside + scores) / ways)
     boundary = boundary_bytes(work)
     if software.selective_keeps_products:
-        outputs = 2 * work.q_hidden + 2 * work.kv_hidden + (work.ffn_matrices - 1) * work.ffn_hidden
-        last = np.where(work.compile, 1.0, 2.0) * work.hidden  # compiled, not the last product's, which nothing needs
+        each, up = work.experts_per_token, work.ffn_matrices - 1
+        outputs = 2 * work.q_hidden + 2 * work.kv_hidden + each * up * work.ffn_hidden
+        last = (
+            np.where(work.compile, 1.0, 1.0 + each) * work.hidden
+        )  # compiled, not the last product's, which nothing needs
         selective = boundary + work.tokens * size * (last + outputs / ways)
     else:
         selective = whole - work.tokens * scores / ways
@@ -286,10 +302,10 @@ def fullest_parameters(machine: Machine, work: Workload) -> Rows:
     """Return the parameters of the rank that holds most, before any sharding over replicas."""
     table = work.vocabulary * work.hidden * (1.0 if machine.software.splits_tables else work.tensor_parallel)
     untied = np.where(work.tied_embeddings, 0.0, table)
-    first = work.layers_first * work.layer_matmul_parameters + table + np.where(work.head_on_first, untied, 0.0)
-    last = np.where(work.head_on_first, 0.0, work.layers_last * work.layer_matmul_parameters + table)
-    middle = work.layers_middle * work.layer_matmul_parameters
-    return np.maximum(np.maximum(first, last), middle) / work.tensor_parallel
+    table, untied = table / work.tensor_parallel, untied / work.tensor_parallel
+    first = work.layers_first * work.layer_share + table + np.where(work.head_on_first, untied, 0.0)
+    last = np.where(work.head_on_first, 0.0, work.layers_last * work.layer_share + table)
+    return np.maximum(np.maximum(first, last), work.layers_middle * work.layer_share)
 
 
 def host_memory(machine: Machine, work: Workload, parameters: Rows) -> Rows:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.workload import Rows, Workload
+from frontrunner.evaluators.analytic.workload import Flags, Rows, Split, Workload
 from frontrunner.spaces.problem import Problem, SoftwareSettings
 
 Kernel = Literal["fused", "eager", "fp32"]
@@ -35,6 +35,7 @@ KERNELS: Mapping[str, Mapping[str, Bytes]] = {
     "gelu": {"fused": Bytes(4, 8, 4), "eager": Bytes(4, 8, 4)},
     "residual": {"plain": Bytes(6, 6, 0), "dropout": Bytes(7, 13, 1)},
     "reshape": {"eager": Bytes(4, 8, 0)},
+    "permutation": {"eager": Bytes(14, 20, 4)},
     "softmax": {"fused": Bytes(8, 14, 2), "math": Bytes(8, 14, 4), "eager": Bytes(33, 41, 6)},
     "dropout of scores": {"eager": Bytes(5, 5, 3)},
 }
@@ -47,7 +48,9 @@ keeps the fp32 copy and the normalized value. An eager rotation negates a half a
 and sine (8), adds (6); backward also two slices (8) and the sums of three gradients (12); `fp32` is the project's own.
 `silu(x) * gate` in two kernels writes, reads and keeps what lies between. A gradient that two branches share is added
 (6), a bias's reads its gradient again (2). Scores: the product writes them, softmax reads and writes them, the next
-product reads them; an eager softmax casts to fp32 (6), masks (9), normalizes (8), casts back (6), and keeps both.
+product reads them; an eager softmax casts to fp32 (6), masks (9), normalizes (8), casts back (6), and keeps both. Each
+of a token's experts gathers its row (4), puts what it finds back in order (4), weighs it (4) and adds it (2); it keeps
+the row and what was found.
 """
 FLASH_SPEED = {1: 0.53, 2: 1.0, 3: 1.75}
 """FlashAttention's rate by version: 25-40 % of an A100's peak against 50-73 % (arXiv 2307.08691, abstract), and 1.5 to
@@ -58,11 +61,11 @@ FLASH_SPEED = {1: 0.53, 2: 1.0, 3: 1.75}
 class Software:
     """One training code; shares and times are fitted, together with `machine.FITTED`, the rest is read off its source.
 
-    `norm`, `gate` and `rotary` name kernels of `KERNELS`, `softmax` that of attention that is not fused, `flash` the
-    version of one that is; its result is kept twice where micro-batches have
-    `copies_attention_from` sequences. `wide_gradients` are fp32 whatever the
-    precision; where `reduces_wide` they are so on their way alone, and `reduces_whole` ones are all-reduced even where
-    the optimizer's states are sharded. Selective recompute keeps products and attention where
+    `norm`, `gate` and `rotary` name kernels of `KERNELS`, `softmax` that of attention that is not fused, which runs on
+    multiples of `softmax_multiple` heads of a micro-batch, others by an eager one; `flash` is the version of one that
+    is; its result is kept twice where micro-batches have `copies_attention_from` sequences. `wide_gradients` are fp32
+    whatever the precision; where `reduces_wide` they are so on their way alone, and `reduces_whole` ones are all-
+    reduced even where the optimizer's states are sharded. Selective recompute keeps products and attention where
     `selective_keeps_products`, else all but attention's; `keeps_gathered` keeps what sequence parallelism gathered,
     `may_keep_gathered` has an option for it.
     `shards_only_masters` holds sharded parameters once, with `gathered_layers` whole layers; `reduce_bytes` per
@@ -92,6 +95,7 @@ class Software:
     gate: Kernel = "fused"
     rotary: Kernel = "fused"
     softmax: Softmax = "fused"
+    softmax_multiple: int = 1
     flash: int = 2
     cross_entropy: Literal["fused", "16-bit", "eager"] = "eager"
     copies_attention_from: float = float("inf")
@@ -118,7 +122,7 @@ class Software:
     message_elements: float = float("inf")
     message_layers: float = 0.0
     whole_bucket_elements: float = 0.0
-    pipeline_split: Literal["even", "cost", "ends"] = "even"
+    pipeline_split: Split = "even"
     sends_singly: bool = False
     reducer_bytes: float = 0.0
     overlaps_unsharded: bool = True
@@ -139,13 +143,23 @@ class Software:
         between = 2 * (each("norm", self.norm) + KERNELS["residual"]["dropout" if self.dropout else "plain"][of])
         head = KERNELS["reshape"]["eager"][of] + np.where(work.rotary, each("rotary", self.rotary), 0.0)
         feed_forward = np.where(work.ffn_matrices == 3, each("gate", self.gate), each("gelu", "fused"))
-        inside = head * (work.q_hidden + work.kv_hidden) + feed_forward * work.ffn_hidden
-        return (between * work.hidden / work.sequence_shards + inside / work.tensor_parallel) * work.bytes_per_value / 2
+        inside = head * (work.q_hidden + work.kv_hidden) + feed_forward * work.ffn_hidden * work.experts_per_token
+        permuted = np.where(work.experts > 0, KERNELS["permutation"]["eager"][of] * work.experts_per_token, 0.0)
+        between = (between + permuted) * work.hidden / work.sequence_shards
+        return (between + inside / work.tensor_parallel) * work.bytes_per_value / 2
+
+    def lacks_fused_softmax(self, work: Workload) -> Flags:
+        """Return whether a fused softmax does not run on a rank's heads of a micro-batch, so that an eager one does."""
+        heads: Rows = work.micro_batch_seqs * work.heads / work.tensor_parallel
+        lacks: Flags = ~work.fused_attention & (heads % self.softmax_multiple != 0)
+        return lacks
 
     def score_bytes(self, work: Workload, of: int) -> Rows:
         """Return the bytes per score of attention that is not fused, of the field `of` of `Bytes`."""
-        each = KERNELS["softmax"][self.softmax][of]
-        each += KERNELS["dropout of scores"]["eager"][of] if self.dropout else 0
+        kinds = KERNELS["softmax"]
+        each = np.where(self.lacks_fused_softmax(work), kinds["eager"][of], kinds[self.softmax][of])
+        if self.dropout:
+            each = each + KERNELS["dropout of scores"]["eager"][of]
         return each * work.bytes_per_value / 2
 
 
@@ -159,6 +173,7 @@ FRONTRUNNER = Software(
     dropout=False,
     selective_keeps_products=True,
     keeps_gathered=True,
+    bytes_per_logit=16.0,
     shards_only_masters=True,
     widens_logits_by_rows=True,
     gathered_layers=2.0,
@@ -170,7 +185,7 @@ FRONTRUNNER = Software(
     whole_bucket_elements=25 * 2**20 / 4,
 )
 """The project's own trainer, as its dry runs show it: FSDP2 reduces in fp32, layer by layer, plain replicas in
-buckets of 25 MiB."""
+buckets of 25 MiB. Sharded logits are there four times in fp32 while torch's parallel loss runs backward."""
 
 DEEPSPEED = Software(
     name="deepspeed",
@@ -208,10 +223,13 @@ LLM_FOUNDRY = Software(
 """MPT models under torch's first FSDP, with flash attention and flash-attn's cross entropy in 16 bits; its published
 step times are nearer to a loss of several kernels than to one (8.2 against 10.0 % off)."""
 
-MEGATRON_GPT = Software(name="megatron-lm-fp16", wide_gradients=False, dropout=True, overlaps_unsharded=False)
-"""Megatron-LM and Megatron-DeepSpeed in fp16: gradients reduced after the last backward pass (arXiv 2104.04473)."""
+MEGATRON_GPT = Software(
+    name="megatron-lm-fp16", wide_gradients=False, dropout=True, softmax_multiple=4, overlaps_unsharded=False
+)
+"""Megatron-LM and Megatron-DeepSpeed in fp16: gradients reduced after the last backward pass (arXiv 2104.04473). The
+fused softmax runs on multiples of four heads (`core/fusions/fused_softmax.py`, `is_kernel_available`)."""
 
-MEGATRON = Software(name="megatron-lm", wide_gradients=True, dropout=False, bytes_per_logit=6.0)
+MEGATRON = Software(name="megatron-lm", wide_gradients=True, dropout=False, softmax_multiple=4, bytes_per_logit=6.0)
 """Megatron-LM in bf16, as it is exported, and what was made after it: gradients are accumulated in fp32 and reduced
 during the backward pass; norm, gate, rotation and softmax are fused, cross entropy is not unless
 `--cross-entropy-loss-fusion` is given: it works in place on an fp32 copy (`core/tensor_parallel/cross_entropy.py`)."""
@@ -219,6 +237,7 @@ during the backward pass; norm, gate, rotation and softmax are fused, cross entr
 MEGATRON_DEEPSPEED = Software(
     name="megatron-deepspeed",
     wide_gradients=True,
+    softmax_multiple=4,
     gate="eager",
     rotary="eager",
     dropout=False,
@@ -278,18 +297,19 @@ ALEPH_ALPHA = Software(
     keeps_packed=True,
     copies_attention_from=2,
     sends_singly=True,
+    sends_in_turn=True,
     pipeline_split="ends",
     bytes_per_logit=18.0,
     sharded_logits=False,
 )
 """The Llama trainer of arXiv 2311.05610 (github.com/Aleph-Alpha/scaling). Its kernels are torch's unless a row names
 others; gradients stay in 16 bits and are all-reduced whole, in fp32 and buckets of 5e8, after the last backward pass,
-ZeRO or not (`core/optimizer/allreduce.py`). Its gate is two parallel products, of which each reduces its input's
-gradient (`core/nn/mlp.py`, `core/nn/linear/column_parallel_linear.py`), and keep what a norm gathered. It gathers the
-whole vocabulary's logits, and keeps those of the micro-batch before (`core/nn/parallel_module/buffers.py`): 2 + 2
-bytes, 12 for log-softmax and two gradients in fp32, 2 of an allocator's block that they split; gathered, 2 for the
-collective's result and 2 for its pieces. Embedding, last norm and head are modules like a layer
-(`core/nn/parallel_module/pipeline_partitioning.py`).
+ZeRO or not (`core/optimizer/allreduce.py`). A rank sends and receives in turn (`core/nn/pipeline_schedule/train.py`).
+Its gate is two parallel products, of which each reduces its input's gradient (`core/nn/mlp.py`,
+`core/nn/linear/column_parallel_linear.py`), and keep what a norm gathered. It gathers the whole vocabulary's logits,
+and keeps those of the micro-batch before (`core/nn/parallel_module/buffers.py`): 2 + 2 bytes, 12 for log-softmax and
+two gradients in fp32, 2 of an allocator's block that they split; gathered, 2 for the collective's result and 2 for its
+pieces. Embedding, last norm and head are modules like a layer (`core/nn/parallel_module/pipeline_partitioning.py`).
 """
 
 TRANSFORMERS = Software(
@@ -298,6 +318,7 @@ TRANSFORMERS = Software(
     norm="eager",
     gate="eager",
     rotary="eager",
+    softmax="eager",
     dropout=False,
     shards_only_masters=True,
     gathered_layers=2.0,
@@ -307,15 +328,25 @@ TRANSFORMERS = Software(
     message_layers=1.0,
     whole_bucket_elements=25 * 2**20 / 4,
 )
-"""Models of transformers under Accelerate's FSDP2, which reduces in the computation's type. Norm, gate and rotation are
-torch's operations (`models/llama/modeling_llama.py`); the loss holds 16- and 32-bit logits, log-softmax, gradient."""
+"""Models of transformers under Accelerate's FSDP2, which reduces in the computation's type. Norm, gate, rotation and an
+unfused softmax are torch's operations (`models/llama/modeling_llama.py`); the loss holds 16- and 32-bit logits,
+log-softmax and gradient."""
 
 KNOWN = (
     FRONTRUNNER, DEEPSPEED, MEGATRON, MEGATRON_GPT, MEGATRON_DEEPSPEED, LLM_FOUNDRY, NANOTRON, TRANSFORMERS,
     ALEPH_ALPHA,
 )  # fmt: skip
-UNKNOWN = Software(name="unknown", wide_gradients=True, gate="eager", rotary="eager", dropout=False, stands_for=KNOWN)
-"""What lies in the middle of the known codes' step times and memory."""
+UNKNOWN = Software(
+    name="unknown",
+    wide_gradients=True,
+    gate="eager",
+    rotary="eager",
+    dropout=False,
+    bytes_per_logit=6.0,
+    stands_for=KNOWN,
+)
+"""What lies in the middle of the known codes' step times and memory, with a loss that works in place as Megatron-LM's:
+a recipe that is refused wrongly costs more than one that fails."""
 CODES = {
     code.name: code
     for code in (*KNOWN, replace(MEGATRON, name="nemo"), replace(FRONTRUNNER, name="torchtitan"), UNKNOWN)
@@ -374,5 +405,7 @@ def described(problem: Problem, engine: str) -> SoftwareSettings:
         found[key] = next(fitting)
     if not problem.has_fused_attention:
         found["attention"] = "fused-softmax" if code.softmax == "fused" else code.softmax
+    if problem.precision == "fp32":
+        found["gradients"] = "fp32"
     absent = {"rotary": problem.model.positions != "rotary", "activation": problem.model.ffn_matrices == 2}
     return SoftwareSettings(code=code.name, **found | {key: None for key, is_absent in absent.items() if is_absent})

@@ -14,6 +14,9 @@ from frontrunner.evaluators.analytic.workload import Flags, Parts, Rows, Workloa
 
 WEIGHTS_SHARE = 0.5
 """Of a layer's backward pass, what the gradients of its weights take; exact for products, assumed for attention."""
+UNFUSED_HOST_SHARE = 0.2
+"""Of the host's work per layer, what softmax adds where it is not one kernel: four beside 15 forward and four beside 29
+backward, as `compute` counts them, with the forward pass run twice."""
 COMPILED_HOST_SHARE = 0.5
 """What is left of the host's work per layer where it is compiled and few kernels are started; assumed."""
 
@@ -26,6 +29,7 @@ class StepTime(Parts):
     recompute: Rows
     tensor_parallel: Rows
     context_parallel: Rows
+    expert_parallel: Rows
     pipeline_transfer: Rows
     bubble: Rows
     data_parallel: Rows
@@ -33,7 +37,7 @@ class StepTime(Parts):
     optimizer: Rows
 
 
-TRAFFIC = ("tensor_parallel", "context_parallel", "pipeline_transfer", "data_parallel")
+TRAFFIC = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline_transfer", "data_parallel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,12 @@ class _Layer(Parts):
     recompute: Rows
     traffic: Rows
     exchanges: Rows
+    dispatch: Rows
+
+    @property
+    def waits(self) -> Rows:
+        """What is not computing, or its repetition."""
+        return self.traffic + self.exchanges + self.dispatch
 
 
 def step_time(machine: Machine, work: Workload) -> StepTime:
@@ -58,16 +68,19 @@ def step_time(machine: Machine, work: Workload) -> StepTime:
     m = work.accumulation
     parameters = fullest_parameters(machine, work)
     passes = (held * layer.forward, held * layer.backward)
+    experts, o = held * work.expert_share_over(number(1)), work.sharding_optimizer
+    updated = (parameters - experts + held * work.expert_share_over(o)) / o
     return StepTime(
-        compute=m * (slowest - held * (layer.recompute + layer.traffic + layer.exchanges)),
+        compute=m * (slowest - held * (layer.recompute + layer.waits)),
         recompute=m * held * layer.recompute,
         tensor_parallel=m * held * layer.traffic,
         context_parallel=m * held * layer.exchanges,
+        expert_parallel=m * held * layer.dispatch,
         pipeline_transfer=m * transfer * work.virtual_stages * (2.0 if machine.software.sends_in_turn else 1.0),
         bubble=bubble_s(work, slowest=slowest, through=through, left=_left_of_bubble(work, layer)),
-        data_parallel=communication.replicas_s(machine, work, parameters, *passes),
+        data_parallel=communication.replicas_s(machine, work, parameters, *passes, experts=experts),
         host_transfer=communication.host_transfer_s(machine, work, parameters, layers=held, passes=passes),
-        optimizer=compute.optimizer_s(machine, work, parameters / work.sharding_optimizer),
+        optimizer=compute.optimizer_s(machine, work, updated),
     )
 
 
@@ -89,7 +102,7 @@ def _left_of_bubble(work: Workload, layer: _Layer) -> Rows:
     """Return the share of the bubble that gradients of weights do not fill; 1 where they are not computed apart."""
     if not work.split_backward.any():
         return number(1)
-    between = (layer.traffic + layer.exchanges) / 2
+    between = layer.waits / 2
     weights = WEIGHTS_SHARE * layer.backward
     parts = {
         "forward": layer.forward + between,
@@ -109,8 +122,9 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     software = machine.software
     exchanges = communication.exchanges_s(machine, work)
     issued = np.where(work.tensor_parallel > 1, np.where(work.sequence_parallel, 4.0, 2.0), 0.0)
-    issued = issued + np.where(work.context_parallel > 1, 2.0, 0.0)
+    issued = issued + np.where(work.context_parallel > 1, 2.0, 0.0) + np.where(work.expert_parallel > 1, 3.0, 0.0)
     host = software.host_layer_s * np.where(work.compile, COMPILED_HOST_SHARE, 1.0)
+    host = host * np.where(software.lacks_fused_softmax(work), 1 + UNFUSED_HOST_SHARE, 1.0)
     host = host + issued * software.host_collective_s - 2 * reduces
     # Of a reduce-scatter and all-gather, selective recompute that keeps products repeats the all-gather alone.
     selective = np.where(work.sequence_parallel, 1.0, 2.0) if software.selective_keeps_products else 0.0
@@ -122,8 +136,10 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
         forward=forward,
         backward=backward,
         recompute=compute.recompute_s(machine, work, forward),
-        traffic=(4.0 + again) * reduces,
+        # Experts take each tensor-parallel rank's own positions.
+        traffic=(4.0 + again) * np.where(work.experts > 0, 0.5, 1.0) * reduces,
         exchanges=exchanges,
+        dispatch=communication.dispatch_s(machine, work),
     )
 
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import RANK_ORDERS, SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDULES, Recipe
-from frontrunner.spaces.stages import layers_of_ranks, rank_of_stage
+from frontrunner.spaces.stages import even_layers, layers_of_ranks, rank_of_stage
 
 Rows = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
+
+Split = Literal["even", "cost", "ends"]
 
 BYTES_PER_VALUE = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 
@@ -69,6 +71,9 @@ class Workload:
     layers_middle: Rows
     layers_last: Rows
     head_on_first: Flags
+    experts: Rows = field(default_factory=lambda: number(0))
+    experts_per_token: Rows = field(default_factory=_one)
+    expert_parallel: Rows = field(default_factory=_one)
     virtual_stages: Rows = field(default_factory=_one)
     context_parallel: Rows = field(default_factory=_one)
     secondary_partition: Rows = field(default_factory=_one)
@@ -91,8 +96,8 @@ class Workload:
     rank_order: Rows = field(default_factory=lambda: number(0))
 
     @classmethod
-    def of(cls, recipes: Sequence[Recipe], problem: Problem) -> Workload:
-        """Return the recipes of one problem, in order."""
+    def of(cls, recipes: Sequence[Recipe], problem: Problem, split: Split = "even") -> Workload:
+        """Return the recipes of one problem, in order; `split` gives layers to stages that a recipe does not state."""
         model = problem.model
         columns: dict[str, Any] = {
             "vocabulary": number(model.padded_vocabulary),
@@ -101,11 +106,14 @@ class Workload:
             "rotary": np.array([model.positions == "rotary"]),
             "fused_attention": np.array([problem.has_fused_attention]),
             "bytes_per_value": number(BYTES_PER_VALUE[problem.precision]),
+            "experts": number(model.experts),
+            "experts_per_token": number(max(1, model.experts_per_token)),
         }
         for name in ("layers", "hidden", "heads", "q_hidden", "kv_hidden", "ffn_hidden", "ffn_matrices"):
             columns[name] = number(getattr(model, name))
         last = (rank_of_stage(recipe, recipe.stages - 1) for recipe in recipes)
-        held = [ends(layers_of_ranks(one, model.layers), rank) for one, rank in zip(recipes, last, strict=True)]
+        head = model.padded_vocabulary * model.hidden / model.matmul_parameters_per_layer
+        held = [ends(_held(one, model.layers, split, head), rank) for one, rank in zip(recipes, last, strict=True)]
         counts = np.array(held, dtype=np.float64).reshape(-1, 3).T
         columns |= zip(("layers_first", "layers_middle", "layers_last"), counts, strict=True)
         for name, dtype in ((column.name, _DTYPES[column.type]) for column in fields(cls)):
@@ -135,8 +143,33 @@ class Workload:
 
     @property
     def layer_share(self) -> Rows:
-        """layer_matmul_parameters / tensor_parallel: one rank's parameters of a layer."""
-        return self.layer_matmul_parameters / self.tensor_parallel
+        """One rank's parameters of a layer, before any sharding over copies."""
+        return self.layer_share_over(number(1))
+
+    def layer_share_over(self, degree: Rows) -> Rows:
+        """Return what a rank holds of a layer's parameters, times `degree`, where they are sharded over so many copies.
+
+        Tensor-parallel ranks share what is not an expert's, expert-parallel ranks the experts; sharded, experts are so
+        over the ranks of the stage that hold the same ones.
+        """
+        others = self.hidden * (2 * self.q_hidden + 2 * self.kv_hidden + self.experts)
+        parts = self.hidden * self.ffn_matrices * self.ffn_hidden
+        experts = np.where(self.experts > 0, self.expert_share_over(degree), parts / self.tensor_parallel)
+        return others / self.tensor_parallel + experts
+
+    def expert_share_over(self, degree: Rows) -> Rows:
+        """Return the experts' part of `layer_share_over`."""
+        ranks = np.where(degree > 1, self.tensor_parallel, self.expert_parallel)
+        return self.experts * self.hidden * self.ffn_matrices * self.ffn_hidden / ranks
+
+    @property
+    def stage_of_experts(self) -> Workload:
+        """The same ranks by their experts: groups that share these stand where tensor-parallel ranks do."""
+        replicas = self.tensor_parallel * self.copies / self.expert_parallel
+        degrees = ("sharding_parameters", "sharding_gradients", "sharding_optimizer")
+        spread: dict[str, Any] = {name: np.where(getattr(self, name) > 1, replicas, 1.0) for name in degrees}
+        spread |= {"tensor_parallel": self.expert_parallel, "data_parallel": replicas, "context_parallel": number(1)}
+        return replace(self, q_hidden=number(0), kv_hidden=number(0), **spread)
 
     @property
     def uses_host(self) -> bool:
@@ -154,8 +187,9 @@ class Workload:
 
     @property
     def layer_matmul_parameters(self) -> Rows:
-        """Hidden * (2 q_hidden + 2 kv_hidden + ffn_matrices * ffn_hidden), as `Model.matmul_parameters_per_layer`."""
-        return self.hidden * (2 * self.q_hidden + 2 * self.kv_hidden + self.ffn_matrices * self.ffn_hidden)
+        """All parameters of a layer's matrices, as `Model.matmul_parameters_per_layer`."""
+        feed_forward = np.maximum(self.experts, 1) * self.ffn_matrices * self.ffn_hidden + self.experts
+        return self.hidden * (2 * self.q_hidden + 2 * self.kv_hidden + feed_forward)
 
     def rows(self, chosen: slice | Flags) -> Workload:
         """Return the chosen rows."""
@@ -185,6 +219,32 @@ _FROM_RECIPE: Mapping[str, Callable[[Recipe], float]] = {
     "bytes_per_optimizer_state": lambda recipe: 2 if recipe.optimizer_state == "bf16" else 4,
     "rank_order": lambda recipe: RANK_ORDERS.index(recipe.rank_order),
 }
+
+
+def split_layers(split: Split, layers: int, ranks: int, head: float) -> Sequence[int]:
+    """Return the layers of each pipeline rank, where a head costs as much as `head` layers.
+
+    By cost (nanotron's `build_model`) a rank takes layers until the sum so far passes its share of the whole. By
+    modules embedding, last norm and head count as layers.
+    """
+    if split == "even" or ranks == 1:
+        return even_layers(layers, ranks)
+    if split == "ends":
+        cuts = np.cumsum((0, *even_layers(layers + 3, ranks)))
+        counts: list[int] = np.diff(np.clip(cuts, 1, layers + 1)).tolist()
+        return counts
+    share, rank, held = (layers + head) / ranks, 0, [0] * ranks
+    for layer in range(1, layers + 1):
+        held[rank] += 1
+        if layer > share * (rank + 1) and rank + 1 < ranks:
+            rank += 1
+    return held
+
+
+def _held(recipe: Recipe, layers: int, split: Split, head: float) -> Sequence[int]:
+    if split == "even" or recipe.layers_per_stage or recipe.stages != recipe.pipeline_parallel:
+        return layers_of_ranks(recipe, layers)
+    return split_layers(split, layers, recipe.pipeline_parallel, head)
 
 
 def ends(held: Sequence[int], last: int = -1) -> tuple[int, int, int]:

@@ -99,6 +99,8 @@ class Tool(ABC):
 
     def why_not(self, problem: Problem, recipe: Recipe) -> Reason | None:
         """Return why the tool cannot express this recipe, or None if it can."""
+        if problem.model.experts:
+            return Reason("experts-unsaid", f"no mixture of experts is exported for {self.title} yet")
         known = {*NEVER_EXPORTED, *self.names, *self.expressed}
         for holds, code, why in self.refusals(problem, recipe):
             if holds:

@@ -20,11 +20,15 @@ from typing import Any, NamedTuple
 from frontrunner.evaluators.analytic.memory import MemoryKind
 from frontrunner.evaluators.analytic.software import (
     ALEPH_ALPHA,
+    CODES,
     FLASH_SPEED,
     LLM_FOUNDRY,
     MEGATRON,
+    MEGATRON_DEEPSPEED,
     MEGATRON_GPT,
     NANOTRON,
+    UNKNOWN,
+    Software,
 )
 from frontrunner.evaluators.probe.measure import measured_steps, nodes_used
 from frontrunner.evaluators.tables import schema
@@ -83,7 +87,7 @@ DEVICES_PER_NODE = 8
 ASSUMED_MEMORY_GIB = 80.0
 """Of a device that is neither known nor described: assumed, and wrong for many; failures show what fits."""
 
-PROBLEM_COLUMNS = ("model", "seq", "gbs", "hardware", "gpus", "attention_kernel", "precision")
+PROBLEM_COLUMNS = ("model", "seq", "gbs", "hardware", "gpus", "training_code", "attention_kernel", "precision")
 FAILURES = {
     FailureKind.OUT_OF_MEMORY: ("oom", "out of memory", "out-of-memory", "out_of_memory"),
     FailureKind.CRASHED: ("fail", "failed", "failure", "error", "crash", "crashed"),
@@ -98,6 +102,7 @@ HEAD_WIDTH = 128
 FUSED_ATTENTION = re.compile("flash|sdpa|xformers|memory.efficient|cudnn|fused.attention")
 UNFUSED_ATTENTION = re.compile("torch|softmax|eager|math|naive|unfused")
 FLASH_VERSION = re.compile(r"flash[^0-9]*([1-9])")
+UNDER_DEEPSPEED = re.compile(r"deepspeed|\bds", re.IGNORECASE)
 """What names of attention kernels say, in lower case."""
 CODE_OF_SOURCE = {"efficient-parallelization-layouts": ALEPH_ALPHA.name} | {
     name: name for name in (NANOTRON.name, "torchtitan", LLM_FOUNDRY.name)
@@ -172,9 +177,11 @@ def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:
         groups.setdefault(tuple(str(getattr(row, column)) for column in PROBLEM_COLUMNS), []).append(row)
     found = [(made, group[0]) for group in groups.values() if (made := _problem(group, left_out))]
     alike = Counter(one.name for one, _ in found)
-    # The kernel and the precision are in the name only where problems differ in nothing else.
+    # The kernel, the precision and a code are in the name only where problems differ in nothing else.
     return [
-        replace(one, name=f"{one.name} {row.attention_kernel} {row.precision}") if alike[one.name] > 1 else one
+        replace(one, name=" ".join((one.name, row.attention_kernel, row.precision, *filter(None, [row.training_code]))))
+        if alike[one.name] > 1
+        else one
         for one, row in found
     ]
 
@@ -263,8 +270,11 @@ def is_fused(row: Row) -> bool:
 
 
 @cache
-def _software(code: str, kernel: str) -> SoftwareSettings:
-    """Return a code with the kernels named as in "flash_attention2 + RMS kernel"; it stays as it is where none is."""
+def _software(code: Software, kernel: str, *, under_deepspeed: bool) -> SoftwareSettings:
+    """Return a code with the kernels named as in "flash_attention2 + RMS kernel"; it stays as it is where none is.
+
+    Under DeepSpeed, Megatron's code keeps its kernels.
+    """
     traits: dict[str, Any] = {}
     if version := FLASH_VERSION.search(kernel):
         traits["attention"] = f"flash-{min(int(version[1]), max(FLASH_SPEED))}"
@@ -272,16 +282,26 @@ def _software(code: str, kernel: str) -> SoftwareSettings:
         traits["attention"] = "fused-softmax" if "softmax" in kernel else "eager"
     if "rms" in kernel:
         traits["norm"] = "fused"
-    return SoftwareSettings(code=code, **traits)
+    if under_deepspeed and code in (MEGATRON, MEGATRON_GPT):
+        gradients = "fp32" if code.wide_gradients else "16-bit"
+        traits |= {"activation": code.gate, "rotary": code.rotary, "dropout": code.dropout, "gradients": gradients}
+        code = MEGATRON_DEEPSPEED
+    return SoftwareSettings(code=code.name, **traits)
 
 
 def software_of(row: Row) -> SoftwareSettings:
-    """Return the training code a row was measured with, with the kernels that it names."""
+    """Return the training code a row was measured with, with the kernels that it names.
+
+    It is the row's own `training_code`, else that of its source, else of its model: Megatron-LM's, a GPT's in fp16 the
+    earlier one.
+    """
     name, source = row.model.lower(), row.source.lower()
-    code = MEGATRON_GPT if name.startswith(("gpt", "megatron", "turing")) else MEGATRON
-    code = LLM_FOUNDRY if name.startswith("mpt") else code
-    named = next((code for sign, code in CODE_OF_SOURCE.items() if sign in source), code.name)
-    return _software(named, row.attention_kernel.lower())
+    is_earlier = name.startswith(("gpt", "megatron", "turing")) and row.precision != "bf16"
+    code = LLM_FOUNDRY if name.startswith("mpt") else MEGATRON_GPT if is_earlier else MEGATRON
+    code = next((CODES[named] for sign, named in CODE_OF_SOURCE.items() if sign in source), code)
+    code = CODES.get(row.training_code.lower(), UNKNOWN) if row.training_code else code
+    under_deepspeed = not row.training_code and UNDER_DEEPSPEED.search(row.source + row.note) is not None
+    return _software(code, row.attention_kernel.lower(), under_deepspeed=under_deepspeed)
 
 
 def memory_kind(row: Row) -> MemoryKind:

@@ -58,8 +58,10 @@ ALIKE = (
     "recompute", "attention_kernel", "precision",
 )  # fmt: skip
 """What rows share that differ in micro-batch and sequence parallelism alone."""
-NETWORK = re.compile(r"\b(?:IB|InfiniBand|RoCE|Ethernet) (\d{1,4}) ?Gb(?:/s|ps)\b", re.IGNORECASE)
-"""What a note says of the network between nodes: one port per node unless a column says otherwise, as is usual."""
+NETWORK = re.compile(
+    r"(?:(\d{1,2}) ?x ?)?\b(?:IB|InfiniBand|RoCE|Ethernet) (\d{1,4}) ?Gb(?:/s|ps)(?! ?x| per|\w)", re.IGNORECASE
+)
+"""What a note says of the network between nodes: its ports, one where it counts none, and the rate of each."""
 SUSPECT = re.compile(r"\bsuspect\b", re.IGNORECASE)
 MISLABELED = "its time is that of the opposite seq_parallel"
 SAME_TIME = 0.05
@@ -77,6 +79,7 @@ WORDS = (
     "status",
     "mem_kind",
     "attention_kernel",
+    "training_code",
     "recompute",
     "source",
     "table",
@@ -238,7 +241,7 @@ def complete(row: Row) -> Row:
     stated = re.search(r"\bCP=(\d+)", row.note)
     row.fill(cp=float(stated[1]) if stated else 1.0)
     if network := NETWORK.search(row.note):
-        row.fill(nic_gb_per_s=float(network[1]) / 8, nics_per_node=1.0)
+        row.fill(nic_gb_per_s=float(network[2]) / 8, nics_per_node=float(network[1] or 1))
     replicas = over(row.gpus, row.tp * row.pp * row.cp)
     row.fill(dp=replicas if replicas % 1 == 0 else NAN)
     row.fill(gas=over(row.gbs, row.mbs * row.dp))

@@ -16,12 +16,11 @@ import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.fit import Sample, Samples
 from frontrunner.evaluators.analytic.software import coded
-from frontrunner.evaluators.analytic.workload import BYTES_PER_VALUE, Workload, ends
+from frontrunner.evaluators.analytic.workload import BYTES_PER_VALUE, Split, Workload, ends, split_layers
 from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.rows import MEMORY, is_elsewhere, is_fused, machine_of, preset_of, software_of
 from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
-from frontrunner.spaces.stages import even_layers
 
 
 @dataclass(frozen=True)
@@ -103,8 +102,8 @@ def _why_unknown(row: Row) -> str | None:
     return f"{', '.join(impossible)} not above 0" if impossible else None
 
 
-def workload(rows: Sequence[Row], precision: str, *, split: str = "even") -> Workload:
-    """Return the rows as the model's arrays; layers are split evenly, or together with the head's cost."""
+def workload(rows: Sequence[Row], precision: str, *, split: Split = "even") -> Workload:
+    """Return the rows as the model's arrays; layers are split as the training code does."""
 
     def column(name: str, default: float = 1.0) -> npt.NDArray[np.float64]:
         found = np.array([getattr(row, name) for row in rows], dtype=np.float64)
@@ -117,7 +116,7 @@ def workload(rows: Sequence[Row], precision: str, *, split: str = "even") -> Wor
     head = column("vocab") * hidden / (hidden * width)
     shapes = zip(column("layers").tolist(), column("pp").tolist(), head.tolist(), strict=True)
     whole = ((int(n), int(p), cost) for n, p, cost in shapes)
-    held = [ends(_layers_of_ranks(split, n, p, cost)) for n, p, cost in whole]
+    held = [ends(split_layers(split, n, p, cost)) for n, p, cost in whole]
     first, middle, last = np.array(held, dtype=np.float64).reshape(-1, 3).T
     counts: dict[str, Any] = {name: column(own) for name, own in schema.OF_RECIPES.items()}
     return Workload(
@@ -148,29 +147,6 @@ def workload(rows: Sequence[Row], precision: str, *, split: str = "even") -> Wor
         compile=np.array([re.search(r"\bcompile\b", row.note, re.IGNORECASE) is not None for row in rows]),
         **counts,
     )
-
-
-def _layers_of_ranks(split: str, layers: int, ranks: int, head: float) -> Sequence[int]:
-    """Return the layers of each pipeline rank, split as `Software.pipeline_split` says."""
-    if split == "cost":
-        return balanced_layers(layers, ranks, head)
-    if split == "even" or ranks == 1:
-        return even_layers(layers, ranks)
-    first, *between, last = even_layers(layers + 3, ranks)
-    return [first - 1, *between, last - 2]
-
-
-def balanced_layers(layers: int, ranks: int, head: float) -> list[int]:
-    """Split layers over ranks together with a head that costs as much as `head` layers (nanotron's `build_model`).
-
-    A rank takes blocks until the sum so far passes its share of the whole.
-    """
-    share, rank, held = (layers + head) / ranks, 0, [0] * ranks
-    for layer in range(1, layers + 1):
-        held[rank] += 1
-        if layer > share * (rank + 1) and rank + 1 < ranks:
-            rank += 1
-    return held
 
 
 def samples_of_tables(tables: Sequence[Table], cluster: Cluster | None) -> Samples:

@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from frontrunner.evaluators.trainer.job import Precision
 from frontrunner.evaluators.trainer.layout import Layout, sharding_kind
-from frontrunner.evaluators.trainer.model import Gpt, TiedHead
+from frontrunner.evaluators.trainer.model import Experts, Gpt, TiedHead
 from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES, local
 
 BUCKET_BYTES = 25 * 2**20
@@ -96,7 +96,13 @@ class WholeReplicas(Replicas):
     """
 
     def __init__(
-        self, model: nn.Module, precision: Precision, copies: dist.ProcessGroup | None, *, sync: str = "last"
+        self,
+        model: nn.Module,
+        precision: Precision,
+        copies: dist.ProcessGroup | None,
+        *,
+        sync: str = "last",
+        experts: "ExpertReplicas | None" = None,
     ) -> None:
         super().__init__(model)
         self._named = [(name, nn.Parameter(weight.detach())) for name, weight in model.named_parameters()]
@@ -104,8 +110,13 @@ class WholeReplicas(Replicas):
         self._reduces_every_micro_batch = sync == "each"
         self._reduces = True
         pairs = [(weight, master) for weight, (_, master) in zip(model.parameters(), self._named, strict=True)]
+        spread = set[int]() if experts is None else set(map(id, experts.weights))
         # Gradients become ready from the last layer to the first.
-        self._buckets = [Bucket(bucket, copies) for bucket in _in_buckets(reversed(pairs))]
+        whole = (pair for pair in reversed(pairs) if id(pair[0]) not in spread)
+        self._buckets = [Bucket(bucket, copies) for bucket in _in_buckets(whole)]
+        if experts is not None:
+            of_experts = _in_buckets(pair for pair in reversed(pairs) if id(pair[0]) in spread)
+            self._buckets += [Bucket(bucket, experts.group, scale=experts.scale) for bucket in of_experts]
         for bucket in self._buckets:
             for weight in bucket.weights:
                 weight.register_post_accumulate_grad_hook(partial(self._count, bucket))
@@ -142,12 +153,19 @@ class WholeReplicas(Replicas):
 
 
 class Bucket:
-    """Neighboring parameters, whose gradients one fp32 tensor holds and one message reduces."""
+    """Neighboring parameters, whose gradients one fp32 tensor holds and one message averages, times `scale`."""
 
-    def __init__(self, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]], copies: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self,
+        pairs: Sequence[tuple[nn.Parameter, nn.Parameter]],
+        copies: dist.ProcessGroup | None,
+        *,
+        scale: float = 1.0,
+    ) -> None:
         self.weights, self._masters = zip(*pairs, strict=True)
         self.missing = len(pairs)
         self._copies = copies
+        self._scale = scale
         self._placements: list[Sequence[Placement]] = []
         self._sums: Tensor | None = None
         self._parts: list[Tensor] = []  # of the sums, as views
@@ -187,6 +205,8 @@ class Bucket:
         if self._sums is None or self.missing != len(self.weights):
             raise RuntimeError("a parameter got no gradient in one of the step's backward passes")
         self._wait()
+        if self._scale != 1:
+            self._sums.mul_(self._scale)
         for master, part, placements in zip(self._masters, self._parts, self._placements, strict=True):
             gradient = part
             if isinstance(master, DTensor):
@@ -223,9 +243,10 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 class FsdpReplicas(Replicas):
     """A model as FSDP2 holds it."""
 
-    def __init__(self, model: nn.Module, kind: str, layout: Layout) -> None:
+    def __init__(self, model: nn.Module, kind: str, layout: Layout, experts: "ExpertReplicas | None" = None) -> None:
         super().__init__(model)
         self._module = cast("FSDPModule", model)
+        self._experts = experts
         self._all_reduces_every_micro_batch = layout.recipe.gradient_sync == "each"
         self._reduces_every_micro_batch = kind != "zero-1"
         self._reshards_every_micro_batch = kind in _GATHERING_FOR_EACH_USE
@@ -237,6 +258,12 @@ class FsdpReplicas(Replicas):
         # Hybrid: partial sums stay in the sharding group until the step's end.
         self._module.set_requires_all_reduce(last or self._all_reduces_every_micro_batch)
         self._module.set_reshard_after_backward(last or self._reshards_every_micro_batch)
+
+    @torch.no_grad()
+    def finish_step(self) -> None:
+        """See Replicas."""
+        if self._experts is not None:
+            self._experts.scale_gradients()
 
     def reshard(self) -> None:
         """See Replicas."""
@@ -405,14 +432,15 @@ def spread(model: Gpt, layout: Layout, precision: Precision, device: torch.devic
     offloads = recipe.offload != "none"
     # One copy that offloads is sharded over itself: its parameters too come to the device for each use only.
     kind = "zero-3" if offloads and recipe.copies == 1 else sharding_kind(recipe)
+    experts = None if layout.experts is None else ExpertReplicas(model, layout)
     if kind == "replicate":
         model.to_empty(device=device)
         if recipe.replication == "ddp":
             return DdpReplicas(model, layout)
-        if recipe.copies == 1 and precision == "fp32":
+        if recipe.copies == 1 and precision == "fp32" and (experts is None or experts.group is None):
             return Replicas(model)
         copies = layout.data_mesh.get_group() if recipe.copies > 1 else None
-        return WholeReplicas(model, precision, copies, sync=recipe.gradient_sync)
+        return WholeReplicas(model, precision, copies, sync=recipe.gradient_sync, experts=experts)
     options: dict[str, Any] = {"mesh": layout.data_mesh, "mp_policy": MixedPrecisionPolicy()}
     if precision != "fp32":  # master parameters and the reduction of gradients stay fp32
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=COMPUTE_TYPES[precision], reduce_dtype=torch.float32)
@@ -421,9 +449,39 @@ def spread(model: Gpt, layout: Layout, precision: Precision, device: torch.devic
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=layout.data_mesh.device_type != "cpu")
     if kind == "levels":
         model.to(COMPUTE_TYPES[precision])  # the masters are fp32; what is gathered for each use need not be
+    if experts is not None:
+        experts.shard(options)
     _shard(model, options, loss_chunks=recipe.loss_chunks)
     model.to_empty(device="cpu" if offloads else device)
-    return LeveledReplicas(model, layout) if kind == "levels" else FsdpReplicas(model, kind, layout)
+    return LeveledReplicas(model, layout) if kind == "levels" else FsdpReplicas(model, kind, layout, experts)
+
+
+class ExpertReplicas:
+    """The ranks that hold the same experts, where expert parallelism spreads these.
+
+    A rank's experts get the gradients of all tokens that come to them, where other parameters get those of one copy's:
+    averages over the ranks are multiplied by `scale`.
+    """
+
+    def __init__(self, model: Gpt, layout: Layout) -> None:
+        self.mesh = cast("DeviceMesh", layout.experts)["expert_replicas"]
+        self.group = self.mesh.get_group() if self.mesh.size() > 1 else None
+        self.scale = self.mesh.size() / layout.recipe.copies
+        self._modules = [part for part in model.modules() if isinstance(part, Experts)]
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        """The experts' weights, as they are now."""
+        return [weight for module in self._modules for weight in module.parameters()]
+
+    def shard(self, options: dict[str, Any]) -> None:
+        """Shard the experts over their replicas, each layer's by themselves."""
+        for module in self._modules:
+            fully_shard(module, **options | {"mesh": self.mesh})
+
+    def scale_gradients(self) -> None:
+        """Multiply the averaged gradients."""
+        torch._foreach_mul_([local(cast("Tensor", weight.grad)) for weight in self.weights], self.scale)
 
 
 def _shard(model: Gpt, options: dict[str, Any], *, loss_chunks: int) -> None:

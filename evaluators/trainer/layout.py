@@ -19,6 +19,8 @@ ShardingKind = Literal["replicate", "zero-1", "zero-2", "zero-3", "hybrid", "lev
 _DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 # The same ranks by the sequences they work on: context ranks are neighboring copies of the model.
 _SEQUENCES = ("pipeline", "replica", "context", "tensor")
+# The ranks of a stage by the experts that they hold.
+_EXPERTS = ("pipeline", "expert_replicas", "experts")
 # In the order in which a parameter is cut: what one dimension leaves to a rank, the next one cuts further.
 _LEVELS = ("pipeline", "tensor", "parameters", "gradients", "optimizer")
 
@@ -95,13 +97,15 @@ class Layout:
 
     `context` are the ranks that share this rank's sequences; None where sequences are whole. `levels` numbers the same
     ranks by what they hold under sharding by levels: [pipeline, tensor, parameters, gradients, optimizer], the last
-    three of the sizes p, g / p and o / g of the sharding degrees (p, g, o).
+    three of the sizes p, g / p and o / g of the sharding degrees (p, g, o). `experts` numbers them by the experts that
+    they hold where expert parallelism spreads these: [pipeline, expert_replicas, experts].
     """
 
     mesh: DeviceMesh
     recipe: Recipe
     levels: DeviceMesh | None = None
     context: ContextRanks | None = None
+    experts: DeviceMesh | None = None
 
     @property
     def data_mesh(self) -> DeviceMesh:
@@ -139,9 +143,15 @@ def make_layout(recipe: Recipe, *, device_type: str) -> Layout:
     if recipe.context_parallel > 1:
         grid = rank_grid(recipe, (recipe.data_parallel, recipe.context_parallel))
         context = ContextRanks(DeviceMesh(device_type, grid, mesh_dim_names=_SEQUENCES)["context"])
+    experts = None
+    if recipe.expert_parallel > 1:
+        # In rising order, as torch numbers the ranks of a group; any ranks of a stage may share experts.
+        of_stages = rank_grid(recipe, (recipe.copies,)).flatten(1).sort(dim=1).values
+        grid = of_stages.view(recipe.pipeline_parallel, -1, recipe.expert_parallel)
+        experts = DeviceMesh(device_type, grid, mesh_dim_names=_EXPERTS)
     grid = rank_grid(recipe, (recipe.copies // shard_ranks, shard_ranks))
     mesh = DeviceMesh(device_type, grid, mesh_dim_names=_DIMENSIONS)
-    return Layout(mesh=mesh, recipe=recipe, levels=levels, context=context)
+    return Layout(mesh=mesh, recipe=recipe, levels=levels, context=context, experts=experts)
 
 
 def rank_grid(recipe: Recipe, copies: tuple[int, ...]) -> Tensor:

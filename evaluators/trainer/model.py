@@ -36,13 +36,14 @@ DEVIATION = 0.02
 NEUTRAL = Recipe(micro_batch_seqs=1, accumulation=1, devices=1)
 _BLOCK_ELEMENTS = 2**18
 _WIDENED_LOGITS = 2**24
-_RESIDUAL_PROJECTIONS = ("attention.output.weight", "feed_forward.down.weight")
+_RESIDUAL_PROJECTIONS = ("attention.output.weight", "feed_forward.down.weight", "experts.down.weight")
 _CUDNN_FIRST, _LEAST_CUDNN = ((9, 0), (10, 0)), 91500
 # Matrix products and attention are the costly ones; the collectives are kept because recomputing is communication.
 # Names, because a build of torch has only the attention kernels of its devices.
 _KEPT_BY_SELECTIVE_RECOMPUTE = (
     ("aten", "mm"),
     ("aten", "addmm"),
+    ("aten", "_grouped_mm"),
     ("aten", "_scaled_dot_product_flash_attention"),
     ("aten", "_scaled_dot_product_flash_attention_for_cpu"),
     ("aten", "_scaled_dot_product_efficient_attention"),
@@ -355,6 +356,77 @@ class FeedForward(nn.Module):
         return cast("Tensor", self.down(inner))
 
 
+class Experts(nn.Module):
+    """Feed-forward parts, of which each row goes through one.
+
+    The matrices of all lie below one another: those of `gate` and `up` [E * F, D] and of `down` [E * D, F].
+    """
+
+    def __init__(self, shape: Model) -> None:
+        super().__init__()
+        self._is_gated = shape.activation == "swiglu"
+        self._approximate = "tanh" if shape.activation == "gelu_tanh" else "none"
+        width = shape.experts * shape.ffn_hidden
+        if self._is_gated:
+            self.gate = nn.Linear(shape.hidden, width, bias=False)
+        self.up = nn.Linear(shape.hidden, width, bias=False)
+        self.down = nn.Linear(shape.ffn_hidden, shape.experts * shape.hidden, bias=False)
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """[N, D] -> [N, D] for rows sorted by expert, of which each expert that is held here has `counts`."""
+        inner = self._products(rows, self.up, counts)
+        if self._is_gated:
+            inner = functional.silu(self._products(rows, self.gate, counts)) * inner
+        else:
+            inner = functional.gelu(inner, approximate=self._approximate)
+        return self._products(inner, self.down, counts)
+
+    def _products(self, rows: Tensor, matrices: nn.Linear, counts: Tensor) -> Tensor:
+        """Return rows [N, in] through their experts' matrices: [N, out]."""
+        held = matrices.weight.to_local() if isinstance(matrices.weight, DTensor) else matrices.weight
+        weight = held.view(len(counts), -1, held.shape[1])
+        if rows.device.type == "cuda" and rows.dtype == torch.bfloat16:
+            ends = counts.cumsum(0).to(torch.int32)
+            return functional.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
+        parts = torch.split_with_sizes(rows, counts.tolist())
+        return torch.cat([functional.linear(part, one) for part, one in zip(parts, weight.unbind(), strict=True)])
+
+
+class MixtureOfExperts(nn.Module):
+    """Experts and a router: each token goes through those of the highest probability, whatever the others get.
+
+    `ranks` share the experts, where there are several (`expert_parallel.ExpertRanks`).
+    """
+
+    def __init__(self, shape: Model) -> None:
+        super().__init__()
+        self._count, self._each = shape.experts, shape.experts_per_token
+        self._renormalized = shape.renormalized_experts
+        self.router = nn.Linear(shape.hidden, shape.experts, bias=False)
+        self.experts = Experts(shape)
+        self.ranks: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        tokens = x.flatten(0, 1)
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        weights, chosen = self.router(tokens).softmax(dim=-1, dtype=wide).topk(self._each, dim=-1)
+        if self._renormalized:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        # Rows are sorted by expert, and back by the inverse order: sums of fixed order, the same in every run.
+        order = chosen.flatten().argsort(stable=True)
+        counts = torch.bincount(chosen.flatten(), minlength=self._count)
+        rows = tokens[order // self._each]
+        if self.ranks is None:
+            found = self.experts(rows, counts)
+        else:
+            dispatched = self.ranks.dispatch(rows, counts)
+            found = dispatched.back(self.experts(dispatched.rows, dispatched.counts))
+        found = found[order.argsort()].view(*weights.shape, -1)
+        mixed: Tensor = (found * weights.to(x.dtype).unsqueeze(-1)).sum(dim=1)
+        return mixed.view_as(x)
+
+
 class Block(nn.Module):
     """Attention and feed-forward, each behind a norm and added to its input."""
 
@@ -374,7 +446,7 @@ class Block(nn.Module):
         self.attention_norm = make_norm(shape, shape.hidden)
         self.attention = Attention(shape, rotary, context)
         self.feed_forward_norm = make_norm(shape, shape.hidden)
-        self.feed_forward = FeedForward(shape)
+        self.feed_forward = MixtureOfExperts(shape) if shape.experts else FeedForward(shape)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D], recomputing in the backward pass what the recipe says."""

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.nn import functional
 
 from frontrunner.evaluators.trainer.layout import exchanged
-from frontrunner.evaluators.trainer.model import Block, Gpt, TiedHead
+from frontrunner.evaluators.trainer.model import Block, Gpt, MixtureOfExperts, TiedHead
 from frontrunner.spaces.model import Model
 
 
@@ -158,6 +158,17 @@ class ReplicatedHeads(OnLocalWeight):
         )
 
 
+class SequenceLinear(OnLocalWeight):
+    """A whole linear layer over this rank's positions; its gradient is a part of a sum over the ranks."""
+
+    def __init__(self, whole: nn.Module, ranks: TensorRanks) -> None:
+        super().__init__(whole, ranks, Replicate())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        return functional.linear(x, self._local_weight(Partial()))
+
+
 class SequenceNorm(OnLocalWeight):
     """A norm over this rank's positions or heads; its gradients are parts of a sum over the ranks."""
 
@@ -212,7 +223,11 @@ def split_blocks(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_paralle
         return (ranks.enter(inputs[0]),)
 
     for block in cast("Iterable[Block]", model.blocks.values()):
-        for part in (block.attention, block.feed_forward):
+        parts = [block.attention, block.feed_forward]
+        if isinstance(block.feed_forward, MixtureOfExperts):  # a rank's own positions go through whole experts
+            block.feed_forward.router = cast("Any", SequenceLinear(block.feed_forward.router, ranks))
+            parts.pop()
+        for part in parts:
             for name, whole in list(part.named_children()):
                 setattr(part, name, _split(name, whole, shape, ranks))
             # At the part's input and not in each layer, so that the gradients of its several uses are summed once.

@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from frontrunner.evaluators.trainer import optimizer
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.data_parallel import FsdpReplicas, Replicas, spread
+from frontrunner.evaluators.trainer.expert_parallel import apply_expert_parallel
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout, stage_layers, stages_of_rank
 from frontrunner.evaluators.trainer.model import Gpt, initialize, mean_cross_entropy
@@ -61,6 +62,8 @@ def _build_part(job: Job, layout: Layout, layers: range, device: torch.device) -
         module = Gpt(job.model, sequence_length=length, layers=layers, recipe=recipe, context=layout.context)
     if recipe.tensor_parallel > 1:
         apply_tensor_parallel(module, job.model, layout.mesh["tensor"], sequence_parallel=recipe.sequence_parallel)
+    if layout.experts is not None:
+        apply_expert_parallel(module, layout.experts["experts"])
     part = spread(module, layout, job.precision, device)
     if recipe.async_tensor_parallel:
         overlap_when_compiled(layout.mesh["tensor"])

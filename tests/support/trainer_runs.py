@@ -34,6 +34,7 @@ GPT2: dict[str, Any] = {"positions": "learned", "activation": "gelu_tanh", "norm
 QWEN: dict[str, Any] = {"biases": "qkv", "qk_norm": True, "head_width": 32, "kv_heads": 2, "rotary_theta": 1e6}
 QWEN |= {"rotary_scaling": RotaryScaling(factor=8.0, original_positions=64)}
 """Differences from the small model: GPT-2's form, and Qwen's of several generations with Llama 3.1's frequencies."""
+EXPERTS: dict[str, Any] = {"experts": 4, "experts_per_token": 2, "ffn_hidden": 96}
 CLIP_NORM = 0.2
 NEVER_REACHED = 1000.0
 

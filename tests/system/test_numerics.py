@@ -22,6 +22,7 @@ from frontrunner.spaces.space import Space
 from support.small_space import covering_recipes, pairs_left_out
 from support.trainer_runs import (
     CLIP_NORM,
+    EXPERTS,
     GPT2,
     NEVER_REACHED,
     QWEN,
@@ -69,6 +70,10 @@ def _context(degree: int, *, tensor: int = 1, sequence: bool = False) -> dict[st
     return {"context_parallel": degree} | _tensor(tensor, sequence=sequence)
 
 
+def _experts(degree: int) -> dict[str, Any]:
+    return {"expert_parallel": degree}
+
+
 def _order(name: str) -> dict[str, Any]:
     return {"rank_order": name}
 
@@ -83,6 +88,32 @@ ALL_DEGREES = (
     ("tp-pp-dp", "zbv", ZERO_1, "full"),
     ("dp-tp-pp", "dualpipev", REPLICATED, "full"),
 )
+
+ONE_EACH: dict[str, Any] = {"experts_per_token": 1, "renormalized_experts": False, "biases": "none"}
+WITH_EXPERTS: dict[str, dict[str, Any]] = {
+    "dp2-zero3-selective": _data(2, ZERO_3) | {"recompute": "selective"},
+    "pp2-zbv": _pipeline(2, "zbv", virtual=2) | {"recompute": "full"},
+    "accumulation-2-tiles": {"micro_batch_seqs": 4, "feed_forward_tiles": 2, "loss_chunks": 2},
+    "ep2-dp4": _data(4, REPLICATED) | _experts(2),
+    "ep4-dp4-full": _data(4, REPLICATED) | _experts(4) | {"recompute": "full"},
+    "ep2-dp4-each": _data(4, REPLICATED) | _experts(2) | {"gradient_sync": "each"},
+    "ep2-dp4-selective": _data(4, REPLICATED) | _experts(2) | {"recompute": "selective"},
+    "ep2-dp4-zero1": _data(4, (1, 1, 4)) | _experts(2),
+    "ep2-tp4-sp": _tensor(4, sequence=True) | _experts(2),
+    "ep2-dp4-zero2": _data(4, (1, 4, 4)) | _experts(2),
+    "ep2-dp4-zero3": _data(4, (4, 4, 4)) | _experts(2),
+    "ep4-dp4-zero3-full": _data(4, (4, 4, 4)) | _experts(4) | {"recompute": "full"},
+    "ep2-tp2-sp": _tensor(2, sequence=True) | _experts(2),
+    "ep4-tp2-sp-dp2-order": _tensor(2, sequence=True) | _data(2, REPLICATED) | _experts(4) | _order("dp-tp-pp"),
+    "ep2-tp2-sp-dp2-zero3-order": _order("dp-tp-pp") | _tensor(2, sequence=True) | _data(2, ZERO_3) | _experts(2),
+    "ep4-cp2-dp2-zero1": _context(2) | _data(2, (1, 1, 4)) | _experts(4),
+    "ep2-pp2-1f1b-dp2-zero2": _pipeline(2, "1f1b") | _data(2, ZERO_2) | _experts(2),
+    "ep2-pp2-izb-dp2": _pipeline(2, "interleaved-zero-bubble", virtual=2) | _data(2, REPLICATED) | _experts(2),
+    "ep4-tp2-sp-pp2-interleaved-dp2-zero1": _tensor(2, sequence=True)
+    | _pipeline(2, "interleaved-1f1b", virtual=2)
+    | _data(2, ZERO_1)
+    | _experts(4),
+}
 
 CASES = [
     Case(name="accumulation-4", recipe={"micro_batch_seqs": 2}),
@@ -196,6 +227,8 @@ CASES = [
         model={"kv_heads": 1},
         clip_norm=CLIP_NORM,
     ),
+    *(Case(name=f"experts-{name}", recipe=recipe, model=EXPERTS) for name, recipe in WITH_EXPERTS.items()),
+    Case(name="experts-ep2-gelu-one-each", recipe=_data(2, ZERO_2) | _experts(2), model=GPT2 | EXPERTS | ONE_EACH),
     Case(name="cp2", recipe=_context(2) | {"micro_batch_seqs": 2}, clip_norm=CLIP_NORM),
     Case(name="cp4-learned-tied", recipe=_context(4), model=GPT2 | {"tied_embeddings": True}),
     Case(name="cp4-sends-2-kv-heads-twice", recipe=_context(4), model={"kv_heads": 2}),

@@ -119,12 +119,21 @@ def test_a_device_s_name_states_its_memory_and_its_power_limit(tmp_path: Path) -
     ]  # fmt: skip
 
 
-def test_a_network_is_columns_or_stands_in_the_note(tmp_path: Path) -> None:
-    note = {"note": "framework=OneFlow; IB 100Gb/s; recompute inferred"}
-    found = table(tmp_path, GOOD | note, GOOD | note | {"nic_gb_per_s": 50, "nics_per_node": 4})
+@pytest.mark.parametrize(
+    ("note", "columns", "expected"),
+    [
+        ("framework=OneFlow; IB 100Gb/s; recompute inferred", {}, (12.5, 1)),
+        ("8 x InfiniBand 200 Gbps", {}, (25, 8)),
+        ("IB 100Gb/s", {"nic_gb_per_s": 50, "nics_per_node": 4}, (50, 4)),
+        ("RoCE 400Gb/s per GPU", {}, (25, 8)),
+    ],
+)
+def test_a_network_is_columns_or_stands_in_the_note_or_is_the_preset_s(
+    note: str, columns: dict[str, Any], expected: tuple[float, int], tmp_path: Path
+) -> None:
+    ((_, part),) = table(tmp_path, GOOD | columns | {"note": note}).parts
 
-    links = [(part.cluster.links.nic_gb_per_s, part.cluster.links.nics_per_node) for _, part in found.parts]
-    assert links == [(12.5, 1), (50, 4)]
+    assert (part.cluster.links.nic_gb_per_s, part.cluster.links.nics_per_node) == expected
 
 
 def test_unknown_hardware_with_a_peak_of_its_own_is_judged(tmp_path: Path) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from frontrunner.evaluators.analytic.communication import replicas_s, ring_s
 from frontrunner.evaluators.analytic.software import MEGATRON_GPT, NANOTRON
-from frontrunner.evaluators.analytic.workload import ends
-from frontrunner.evaluators.tables.workloads import balanced_layers
+from frontrunner.evaluators.analytic.workload import Split, Workload, ends, split_layers
 from frontrunner.spaces.cluster import Links
 from frontrunner.spaces.presets import cluster_preset
 from frontrunner.spaces.sharding import Sharding
-from frontrunner.spaces.stages import even_layers
-from support.analytic import A100, GPT_22B, machine, recipe, without_latency, work
+from support.analytic import A100, GPT_22B, PROBLEM, machine, recipe, without_latency, work
 
 NOTHING = (np.zeros(1), np.zeros(1))
 
@@ -52,21 +51,24 @@ def test_all_gathers_over_many_nodes_fall_as_they_were_measured() -> None:
     assert told[0] / told[-1] > 6
 
 
-def test_rings_over_crowded_nodes_take_frontier_s_time_a_rank() -> None:
-    """As measured on Frontier, ms of RCCL's all-gather of 512 MB by dies (arXiv 2504.18658, figures 3 and 10).
+@pytest.mark.parametrize(
+    ("preset", "measured_ms", "off"),
+    [
+        ("frontier", {32: 5.8, 64: 5.8, 128: 5.9, 256: 22, 512: 42, 1024: 82, 2048: 157}, 0.15),
+        ("perlmutter", {32: 7.4, 64: 7.7, 128: 8, 256: 9, 512: 10.6, 1024: 18, 2048: 32}, 0.4),
+    ],
+)
+def test_presets_gather_512_mb_as_was_measured_there(preset: str, measured_ms: dict[int, float], off: float) -> None:
+    """By devices (arXiv 2504.18658, figures 3, 8 and 10): on Frontier, twice the dies take twice the time from 256."""
+    table = cluster_preset(preset)
+    stated = {key: table[key] for key in ("devices_per_node", "efficiencies")} | {"links": Links(**table["links"])}
+    found, ranks = machine(replace(A100, nodes=512, **stated)), np.array(list(measured_ms), dtype=float)
 
-    Up to 16 nodes bandwidth decides; beyond, twice the dies take twice the time. An all-reduce has trees.
-    """
-    measured = {32: 5.8, 64: 5.8, 128: 5.9, 256: 22, 512: 42, 1024: 82, 2048: 157}
-    preset = cluster_preset("frontier")
-    stated = {"links": Links(**preset["links"]), "efficiencies": preset["efficiencies"]}
-    found, dies = machine(replace(A100, nodes=256, **stated)), np.array(list(measured), dtype=float)
+    told_ms = 1e3 * ring_s(found, np.array([2.0**29]), group=ranks, stride=np.ones(1), passes=1)
+    reduced = ring_s(found, np.zeros(1), group=ranks, stride=np.ones(1), passes=2)
 
-    told_ms = 1e3 * ring_s(found, np.array([2.0**29]), group=dies, stride=np.ones(1), passes=1)
-    reduced = ring_s(found, np.zeros(1), group=dies, stride=np.ones(1), passes=2)
-
-    assert told_ms == pytest.approx(list(measured.values()), rel=0.25)
-    assert reduced[-1] < 3 * reduced[0]
+    assert told_ms == pytest.approx(list(measured_ms.values()), rel=off)
+    assert reduced[-1] < 3 * reduced[0]  # all-reduces have trees
 
 
 def test_each_gather_of_a_layer_is_a_message() -> None:
@@ -111,17 +113,32 @@ def test_scattered_gradients_travel_beside_computation_only_where_the_code_lets_
 
 
 @pytest.mark.parametrize(
-    ("layers", "ranks", "heads", "balanced", "even"),
+    ("layers", "ranks", "heads", "balanced", "even", "modules"),
     [
-        (28, 1, 3.56, (28, 0, 28), (28, 0, 28)),
-        (28, 4, 3.56, (8, 8, 4), (7, 7, 7)),  # shares of 7.89: 8, 16 and 24 are the first above
-        (28, 2, 3.56, (16, 0, 12), (14, 0, 14)),
-        (28, 16, 3.56, (2, 2, 0), (2, 2, 1)),  # 14 ranks have two, one the head alone, and the last nothing
-        (6, 4, 0.0, (2, 2, 1), (2, 2, 1)),
+        (28, 1, 3.56, (28, 0, 28), (28, 0, 28), (28, 0, 28)),
+        (28, 4, 3.56, (8, 8, 4), (7, 7, 7), (7, 8, 5)),  # shares of 7.89: 8, 16 and 24 are the first above; 8 8 8 7
+        (28, 2, 3.56, (16, 0, 12), (14, 0, 14), (15, 0, 13)),
+        # 14 ranks have two, one the head alone, and the last nothing; of 31 modules the last has one
+        (28, 16, 3.56, (2, 2, 0), (2, 2, 1), (1, 2, 0)),
+        (6, 4, 0.0, (2, 2, 1), (2, 2, 1), (2, 2, 0)),
     ],
 )
 def test_pipelines_are_cut_by_layers_or_by_their_cost_with_the_head(
-    layers: int, ranks: int, heads: float, balanced: tuple[int, int, int], even: tuple[int, int, int]
+    layers: int,
+    ranks: int,
+    heads: float,
+    balanced: tuple[int, int, int],
+    even: tuple[int, int, int],
+    modules: tuple[int, int, int],
 ) -> None:
-    assert ends(balanced_layers(layers, ranks, heads)) == balanced
-    assert ends(even_layers(layers, ranks)) == even
+    found = {split: ends(split_layers(split, layers, ranks, heads)) for split in get_args(Split)}
+
+    assert found == {"even": even, "cost": balanced, "ends": modules}
+    chosen, model = (
+        recipe(devices=16, tensor_parallel=1, pipeline_parallel=ranks, schedule="1f1b" if ranks > 1 else "none"),
+        replace(GPT_22B, layers=layers),
+    )
+    splits: tuple[Split, ...] = ("even", "ends")  # a head's cost is the model's own
+    for split in splits:
+        told = Workload.of([chosen], replace(PROBLEM, model=model), split)
+        assert (told.layers_first[0], told.layers_middle[0], told.layers_last[0]) == found[split]

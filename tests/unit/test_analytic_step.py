@@ -13,7 +13,7 @@ from frontrunner.evaluators.analytic.communication import (
     replicas_s,
     ring_s,
 )
-from frontrunner.evaluators.analytic.software import MEGATRON_GPT
+from frontrunner.evaluators.analytic.software import MEGATRON, MEGATRON_GPT
 from frontrunner.evaluators.analytic.step import bubble_s, step_time
 from frontrunner.spaces.sharding import Sharding
 from support.analytic import A100, PROBLEM, gpipe, machine, makespan, one_f_one_b, recipe, without_latency, work
@@ -213,6 +213,23 @@ def test_a_gate_s_two_products_reduce_their_input_s_gradient_twice_unless_it_was
         for asked in (work(plan, ffn_matrices=np.array([matrices])) for matrices in (3.0, 2.0))
     ]
     assert ratios == [pytest.approx(5 / 4), 1, 1, 1]
+
+
+@pytest.mark.parametrize(("micro_batch", "is_fused"), [(1, False), (2, True), (3, False)])
+def test_megatron_s_fused_softmax_runs_on_multiples_of_four_of_a_rank_s_heads(micro_batch: int, is_fused: bool) -> None:
+    """Of 64 heads 32 ranks have 2 each: otherwise an eager one moves 33 and 41 bytes per score in place of 8 and 14."""
+    found = machine(software=replace(MEGATRON, host_layer_s=0.0, host_collective_s=0.0))
+    any_count = replace(found, software=replace(found.software, softmax_multiple=1))
+    plan = work(recipe(tensor_parallel=32, micro_batch_seqs=micro_batch), heads=np.array([64.0]))
+
+    apart = step_time(found, plan).compute[0] - step_time(any_count, plan).compute[0]
+
+    scores = micro_batch * 2 * 2048 * 2048 * 48 * plan.accumulation[0]
+    moved = scores * (33 + 41 - 8 - 14) * found.efficiencies.scores / found.memory_bytes_per_s
+    assert apart == pytest.approx(0 if is_fused else moved, rel=1e-6, abs=1e-9)
+    assert (
+        step_time(found, replace(plan, fused_attention=np.array([True]))).compute[0] < step_time(found, plan).compute[0]
+    )
 
 
 def test_an_earlier_flash_attention_is_slower_by_its_papers_figures() -> None:

@@ -82,7 +82,11 @@ def test_a_model_is_read_from_the_configuration_of_a_published_one(tmp_path: Pat
     ("config", "more", "message"),
     [
         (LLAMA | {"model_type": "gemma2"}, {}, 'model_type = "gemma2": expected an architecture that is modeled'),
-        (LLAMA | {"model_type": "mixtral"}, {}, "mixture of experts is not supported yet"),
+        (
+            LLAMA | {"model_type": "qwen3_moe", "mlp_only_layers": [0]},
+            {},
+            "mlp_only_layers = [0]: expected []: no other is modeled",
+        ),
         (LLAMA | {"hidden_act": "relu"}, {}, 'hidden_act = "relu": expected "silu": no other is modeled'),
         (LLAMA | {"attention_bias": True}, {}, "attention_bias = true: expected false: no other is modeled"),
         (

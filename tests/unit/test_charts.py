@@ -258,6 +258,15 @@ def test_predicted_errors_are_relative_to_the_measurement(collected: Collected) 
     assert "Of 1 recipes that ran out of memory the model had called 0 too large; of 3 that ran, 0." in chart.remarks
 
 
+def test_measured_recipes_are_counted_in_their_intervals(tmp_path: Path) -> None:
+    known = spec(cluster={"peak_tflops": {"fp32": 0.1}})
+    first, second, *_ = known.space.survey(known.problem).recipes
+    (estimate,) = estimate_many([first], known.problem)
+    outcomes = [(first, [measured(estimate.tokens_per_s)]), (second, [measured(1.0)])]
+    found = chart_of(predicted(recorded(tmp_path / "s.db", known, outcomes)))
+    assert "1 of 2 are in the 95 % intervals that it states" in found.reading
+
+
 def test_order_agreement_is_the_rank_correlation() -> None:
     found = (1, 2, 3, 4, 5)
     assert order_agreement((10, 20, 40, 80, 90), found) == pytest.approx(1.0)

@@ -63,6 +63,10 @@ def cluster(name: str) -> Cluster:
         ("qwen3-8b", 8_190_735_360, 0),
         ("qwen3-32b", 32_762_123_264, 0),
         ("mistral-7b", 7_241_732_096, 0),
+        ("mixtral-8x7b", 46_702_792_704, 0),
+        ("mixtral-8x22b", 140_620_634_112, 0),
+        ("qwen3-30b-a3b", 30_532_122_624, 0),
+        ("qwen3-235b-a22b", 235_093_634_560, 0),
     ],
 )
 def test_models_have_the_published_parameters(name: str, parameters: float, tolerance: float) -> None:

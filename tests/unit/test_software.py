@@ -134,6 +134,18 @@ def test_an_unknown_code_lies_between_the_known_ones_and_narrows_with_what_is_st
     assert unknown > np.hypot(known, 1.96 * 2 * np.sqrt(np.mean(np.square(off)))) - 0.1
 
 
+def test_what_is_described_holds_for_the_problem_at_hand() -> None:
+    """A GPT has neither a rotation nor a gate, fp32 no 16-bit gradients; math attention is the code's own."""
+    settings = SoftwareSettings(code="accelerate")
+    gpt = replace(PROBLEM, software=settings, precision="fp32", model=replace(PROBLEM.model, max_positions=2048))
+    gpt = replace(gpt, model=replace(gpt.model, positions="learned"))
+    found = described(gpt, "torch")
+    assert (found.rotary, found.activation, found.gradients, found.attention) == (None, None, "fp32", "eager")
+    assert found.describe().startswith("accelerate, attention eager, norm eager, cross-entropy eager, dropout no")
+    assert described(replace(PROBLEM, software=settings), "torch").gradients == "16-bit"
+    assert described(PROBLEM, "deepspeed").code == "deepspeed"
+
+
 def test_a_loss_of_fewer_kernels_is_faster_and_keeps_no_fp32_copy() -> None:
     """By hand: 18 + 14 bytes per logit on an fp32 copy, 4 + 4 fused; at the peak 6 against 4."""
     kinds = ("fused", "16-bit", "eager")

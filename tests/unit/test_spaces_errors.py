@@ -72,7 +72,7 @@ def test_hints_name_the_nearest_word_or_all() -> None:
     assert did_you_mean("layer", ["layers", "hidden"]) == "did you mean 'layers'?"
     assert did_you_mean("zzz", ["layers", "hidden"]) == "known: hidden, layers"
     assert did_you_mean("zzz", []) is None
-    assert did_you_mean("expert_parallel", ["context_parallel"]) == "mixture of experts is not supported yet"
+    assert did_you_mean("moe", ["model"]) == "a mixture's experts are counted by model.experts"
     assert "`dualpipev`" in (did_you_mean("chimera", ["1f1b"]) or "")
 
 

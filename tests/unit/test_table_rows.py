@@ -159,6 +159,43 @@ def test_the_kernel_that_a_row_names_is_a_trait_of_its_code(
     assert (code.softmax, code.flash, code.norm) == traits
 
 
+@pytest.mark.parametrize(
+    ("named", "in_turn"),
+    [
+        ({"source": "someone/Megatron-DeepSpeed"}, True),
+        ({"note": "framework=Megatron+DS3D"}, True),
+        ({"note": "framework=ds-zero1"}, True),
+        ({"note": "framework=Megatron-LM; the readings differ"}, False),
+        ({}, False),
+    ],
+)
+def test_a_row_that_names_deepspeed_is_of_its_pipeline(tmp_path: Path, named: dict[str, str], in_turn: bool) -> None:
+    """Its kernels are those of Megatron's code, in fp16 for a GPT."""
+    (problem,) = read(tmp_path, row(**named)).problems
+    code = coded(problem.problem.software)
+    assert code.sends_in_turn == in_turn
+    assert (code.gate, code.rotary, code.wide_gradients, code.dropout) == ("fused", "fused", False, True)
+
+
+@pytest.mark.parametrize(
+    ("named", "code"),
+    [
+        ({}, "megatron-lm-fp16"),
+        ({"precision": "bf16"}, "megatron-lm"),
+        ({"source": "mosaicml/llm-foundry"}, "llm-foundry"),
+        ({"source": "mosaicml/llm-foundry", "training_code": "TorchTitan"}, "torchtitan"),
+        ({"training_code": "megatron-lm", "note": "framework=ds-zero1"}, "megatron-lm"),
+        ({"training_code": "our own"}, "unknown"),
+    ],
+)
+def test_a_row_s_own_code_comes_before_what_its_source_and_model_suggest(
+    tmp_path: Path, named: dict[str, str], code: str
+) -> None:
+    found = read(tmp_path, row(**named), row(**named | {"training_code": "nanotron"})).problems
+    assert [problem.problem.software.code for problem in found] == [code, "nanotron"]
+    assert len({problem.name for problem in found}) == 2
+
+
 def times(label: int, **by_size: float) -> list[dict[str, Any]]:
     sizes = ((int(name[1:]), seconds) for name, seconds in by_size.items())
     return [row(seq_parallel=label, mbs=b, gas=16 // b, step_time_s=seconds) for b, seconds in sizes]

@@ -51,6 +51,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "mistral": _GROUPED | {"sliding_window": SEQUENCE_LENGTH, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     "qwen2": _GROUPED | {"sliding_window": 64, "use_sliding_window": False, "rope_theta": 1e6, "max_window_layers": 1},
     "qwen3": _GROUPED | {"head_dim": 48, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "mixtral": _GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 1e6, "sliding_window": None},
+    "qwen3_moe": _GROUPED
+    | {"head_dim": 48, "moe_intermediate_size": 80, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True},
     "phi3": _GROUPED | {"rms_norm_eps": 1e-6, "sliding_window": None, "rope_scaling": None, "pad_token_id": 0},
     "gpt2": {"n_embd": 128, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, "n_positions": SEQUENCE_LENGTH}
     | {"activation_function": "gelu", "n_inner": 192, "layer_norm_epsilon": 1e-4},
@@ -142,11 +145,22 @@ def theirs(model: Model) -> Any:
         "max_position_embeddings": model.max_positions,
         "rope_parameters": rope,
     }
+    if model.experts:
+        return of_experts(model, common)
     if model.biases == "qkv":
         return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**common)).eval()
     if model.qk_norm:
         return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(head_dim=model.head_dim, **common)).eval()
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(head_dim=model.head_dim, **common)).eval()
+
+
+def of_experts(model: Model, common: dict[str, Any]) -> Any:
+    common |= {"num_experts_per_tok": model.experts_per_token, "num_local_experts": model.experts}
+    if not model.qk_norm:
+        return transformers.MixtralForCausalLM(transformers.MixtralConfig(sliding_window=None, **common)).eval()
+    common |= {"norm_topk_prob": model.renormalized_experts, "head_dim": model.head_dim}
+    config = transformers.Qwen3MoeConfig(moe_intermediate_size=model.ffn_hidden, **common)
+    return transformers.Qwen3MoeForCausalLM(config).eval()
 
 
 def gpt2_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tensor]:
@@ -200,7 +214,10 @@ def llama_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Ten
         "post_attention_layernorm.weight": "feed_forward_norm.weight",
         "self_attn.o_proj.weight": "attention.output.weight",
     }
-    names |= {f"mlp.{part}_proj.weight": f"feed_forward.{part}.weight" for part in ("gate", "up", "down")}
+    parts = () if model.experts else ("gate", "up", "down")
+    names |= {f"mlp.{part}_proj.weight": f"feed_forward.{part}.weight" for part in parts}
+    if model.experts:
+        names["mlp.gate.weight"] = "feed_forward.router.weight"
     for part in ("query", "key", "value"):
         names[f"self_attn.{part[0]}_proj.weight"] = f"attention.{part}.weight"
         if model.biases == "qkv":
@@ -210,6 +227,13 @@ def llama_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Ten
     found = {"model.embed_tokens.weight": taken("embedding.tokens.weight"), "model.norm.weight": taken("norm.weight")}
     for layer in range(model.layers):
         found |= {f"model.layers.{layer}.{there}": taken(f"blocks.{layer}.{here}") for there, here in names.items()}
+        if model.experts:
+            experts = {
+                part: taken(f"blocks.{layer}.feed_forward.experts.{part}.weight") for part in ("gate", "up", "down")
+            }
+            each = {part: weight.unflatten(0, (model.experts, -1)) for part, weight in experts.items()}
+            found[f"model.layers.{layer}.mlp.experts.gate_up_proj"] = torch.cat([each["gate"], each["up"]], dim=1)
+            found[f"model.layers.{layer}.mlp.experts.down_proj"] = each["down"]
     return found
 
 

@@ -147,6 +147,7 @@ PARTS = {
     },
     **{name: f"{one.label} traffic" for name, one in DIMENSIONS.items() if one.label in ("TP", "CP")},
     "data_parallel": "DP traffic",
+    "expert_parallel": "EP traffic",
     "pipeline_transfer": "PP transfer",
     "host_transfer": "host transfer",
 }

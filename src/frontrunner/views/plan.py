@@ -22,7 +22,6 @@ from frontrunner.evaluators.analytic.memory import MARGIN
 from frontrunner.evaluators.analytic.scaling import Scaling, ScalingRow
 from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
 from frontrunner.spaces.errors import shown
-from frontrunner.spaces.problem import SoftwareSettings
 from frontrunner.text import count, counted, fit_verdict, gib, percent, plain, seconds, size, thousands, wrapped
 from frontrunner.views.columns import (
     ESTIMATED,
@@ -84,19 +83,9 @@ def print_trust(trust: Trust) -> None:
     if trust.assumed:
         out.say(f"not given, assumed: {trust.assumed_in_words()}", style="dim")
     for code in trust.software:
-        out.say(f"training code assumed: {code_in_words(code)}", style="dim")
+        out.say(f"training code assumed: {code.describe()}", style="dim")
     for remark in trust.remarks:
         out.say(f"note: {remark}", style="dim")
-
-
-def code_in_words(code: SoftwareSettings) -> str:
-    """Return a training code and what is known of its kernels and gradients."""
-    traits = {key: value for key, value in vars(code).items() if key != "code" and value is not None}
-    plain = {True: "yes", False: "no"}
-    words = [f"{key.replace('_', '-')} {plain.get(value, value)}" for key, value in traits.items()]
-    if code.code == "unknown":
-        words.append("else any that known codes have; [software] in the campaign file states what is known")
-    return f"{code.code}, {', '.join(words)}"
 
 
 def _timed(name: str) -> Callable[[ScalingRow], Any]:
@@ -208,7 +197,7 @@ def print_breakdown(found: Breakdown) -> None:
     for mark in found.marks:
         out.say(f"note: {mark.text}", style="dim")
     print_trust(found.trust)
-    if why_untraceable(estimate.recipe) is None:
+    if why_untraceable(estimate.recipe, found.problem) is None and found.problem.software.code is None:
         out.say("`frontrunner dryrun` traces the memory of the real step", style="dim")
 
 
@@ -347,7 +336,7 @@ def commands(advice: Advice, file: str) -> dict[str, str]:
     words = (f"{key}={str(value).lower()}" for key, value in advice.choices.items())
     chosen = " ".join(["--campaign", quoted, *words])
     next_steps = {f"frontrunner explain {chosen}": "what its step and memory go to"}
-    if why_untraceable(found.recipe) is None:
+    if why_untraceable(found.recipe, advice.problem) is None and advice.problem.software.code is None:
         next_steps[f"frontrunner dryrun {chosen}"] = "trace its memory"
     around = "the recipes around it" + (", once [space] lists it" if advice.lacking else "")
     return next_steps | {f"frontrunner plan {quoted}": around}

@@ -208,7 +208,7 @@ def _answer(spec: CampaignSpec) -> Markup:
         why_tight=TIGHT,
         fits_on=next((row.nodes for row in found.strong if row.best is not None), None),
         rows=rows,
-        columns=used(ESTIMATES, rows),
+        columns=[column for column in used(ESTIMATES, rows) if column.key != "model_tflops_per_device"],
         cut=cut(rows[0][1].recipe, problem.cluster, layers=problem.model.layers) if rows else None,
     )
 

@@ -53,6 +53,7 @@ def predicted(collected: Collected) -> Chart | Missing:
             **vl.recipe_fields(row),
             "tokens/s": row.standing.tokens_per_s,
             "predicted tokens/s": found[row.recipe].tokens_per_s,
+            "95 %": found[row.recipe].tokens_per_s_bounds,
             "GiB": None if (peak := row.standing.peak_memory_bytes_max_rank) is None else peak / vl.GIB,
             "predicted GiB": found[row.recipe].peak_memory_bytes / vl.GIB,
         }
@@ -77,11 +78,13 @@ def predicted(collected: Collected) -> Chart | Missing:
         f"Of {len(judged)} recipes that ran out of memory the model had called {too_large} too large; of {len(found)} "
         f"that ran, {of_those}."
     )
-    expected = "" if trust.expected_error is None else f" (it says to expect {percent(trust.expected_error, 0)})"
+    bounds = [(row["tokens/s"], ends) for row in rows if (ends := row["95 %"]) is not None]
+    inside = sum(low <= measured <= high for measured, (low, high) in bounds)
+    within = f" {inside} of {len(bounds)} are in the 95 % intervals that it states." if bounds else ""
     return Chart(
         reading=(
             f"Over {len(rows)} measured recipes the model's tokens/s are off by {percent(speed, 0)} on average"
-            f"{expected}{memory}."
+            f"{memory}.{within}"
             + ("" if order is None else f" The order agrees with a rank correlation of {order:.2f}.")
         ),
         remarks=(

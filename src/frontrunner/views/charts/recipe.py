@@ -17,6 +17,7 @@ COLORS = {
     "optimizer": "#72b7b2",
     "recompute": "#b79ac8",
     "CP traffic": "#e2c35a",
+    "EP traffic": "#d7a1c4",
     "PP transfer": "#8cc08a",
     "DP traffic": "#d98880",
     "bubble": "#a3acb5",
