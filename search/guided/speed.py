@@ -28,7 +28,7 @@ It is what no constant explains: little, but for a device whose peak is not what
 PER_STEP = 0.045
 LOCAL = 0.1
 """Of what neighbors have in common, which are recipes a doubling or less apart."""
-OTHER_PROBLEM = 0.1
+OTHER_PROBLEM = 0.2
 """Of the factor of another problem against this one's; without an amplitude (decision 22)."""
 AMPLITUDES = {0.5: 0.2, 1.0: 0.4, 2.0: 0.35, 4.0: 0.05}
 """What all of these but the factors are multiplied by -> its chance before any measurement."""

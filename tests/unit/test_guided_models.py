@@ -129,7 +129,7 @@ def test_rows_of_another_model_tell_what_the_cluster_s_constants_are() -> None:
     model, truth = SpeedModel(table), speeds(PROBLEM, RECIPES)
     model.learn([Observation(row=len(FIELD) + place, log_ratio=float(ratio)) for place, ratio in enumerate(ratios)])
     cold, warm = (np.abs(found - truth).mean() for found in (PRIOR.log_speed, model.predict(EVERY)[0]))
-    assert warm < 0.3 * cold
+    assert warm < 0.6 * cold
 
 
 def test_the_linear_part_leaves_out_only_what_is_local() -> None:
