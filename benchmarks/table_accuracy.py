@@ -27,6 +27,7 @@ from frontrunner.evaluators.analytic.workload import Rows
 from frontrunner.evaluators.tables.rows import MEMORY_KINDS, memory_kind, software_of
 from frontrunner.evaluators.tables.schema import Row
 from frontrunner.evaluators.tables.workloads import Table
+from frontrunner.spaces.problem import SoftwareSettings
 
 Figures = dict[str, Any]
 Times = npt.NDArray[np.float64]
@@ -255,9 +256,9 @@ def of_unknown_code(table: Table) -> Table:
     """Return a table of a code that is none of the known ones, but for the kernels that its rows name."""
 
     def unknown(place: int) -> Software:
-        stated = software_of(table.rows[place])
-        own = replace(coded(stated), name="")
-        others = tuple(code for code in KNOWN if replace(with_traits(code, stated), name="") != own)
+        found = software_of(table.rows[place])
+        stated, own = SoftwareSettings(attention=found.attention, norm=found.norm), SoftwareSettings(code=found.code)
+        others = tuple(code for code in KNOWN if replace(code, name="") != replace(coded(own), name=""))
         return with_traits(replace(UNKNOWN, stands_for=others), stated)
 
     found = replace(table)

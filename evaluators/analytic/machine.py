@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.software import Software, fitted
+from frontrunner.evaluators.analytic.software import Software, at_precision, fitted
 from frontrunner.evaluators.analytic.workload import Rows
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
@@ -109,7 +109,9 @@ class Machine:
         """Return the machine of a cluster; raises `InvalidInput` for a constant that is unknown or impossible."""
         check_efficiencies(cluster.efficiencies)
         own: dict[str, Any] = dict(cluster.efficiencies)
-        software = replace(software, **{name: own.pop(name) for name in SOFTWARE_CONSTANTS if name in own})
+        software = replace(
+            at_precision(software, precision), **{name: own.pop(name) for name in SOFTWARE_CONSTANTS if name in own}
+        )
         efficiencies = replace(efficiencies, **own)
         links = cluster.links
         node = _bytes_per_s(links.node_gb_per_s, "links.node_gb_per_s") * efficiencies.node_links

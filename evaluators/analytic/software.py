@@ -64,22 +64,21 @@ class Software:
     `norm`, `gate` and `rotary` name kernels of `KERNELS`, `softmax` that of attention that is not fused, which runs on
     multiples of `softmax_multiple` heads of a micro-batch, others by an eager one; `flash` is the version of one that
     is; its result is kept twice where micro-batches have `copies_attention_from` sequences. `wide_gradients` are fp32
-    whatever the precision; where `reduces_wide` they are so on their way alone, and `reduces_whole` ones are all-
-    reduced even where the optimizer's states are sharded. Selective recompute keeps products and attention where
+    unless they are `narrow_in_fp16`; where `reduces_wide` they are so on their way alone, and `reduces_whole` ones are
+    all-reduced even where the optimizer's states are sharded. Selective recompute keeps products and attention where
     `selective_keeps_products`, else all but attention's; `keeps_gathered` keeps what sequence parallelism gathered,
-    `may_keep_gathered` has an option for it.
-    `shards_only_masters` holds sharded parameters once, with `gathered_layers` whole layers; `reduce_bytes` per
-    parameter of a layer are held while gradients are reduced, once a step, or at each micro-batch, through buckets of
-    `bucket_elements`. `bytes_per_logit` is the loss's peak, but where it `widens_logits_by_rows` of whole logits: the
-    logits and their gradient. Gradients take memory from the first backward pass on where `gradients_appear`, else
-    always; they travel in messages of `message_elements` or `message_layers`, unsharded ones of `whole_bucket_elements`
-    if it is not 0. `gradient_overlap` is the share of computation that hides them: unsharded ones where
-    `overlaps_unsharded`, scattered ones where `overlaps_scattered`. A gate's two products reduce their input's gradient
-    each by itself where `reduces_gate_twice`, unless sequence parallelism gathered it once. `exchange_s` is what a
-    micro-batch waits, beyond the transfer, between pipeline ranks on different nodes; where code `sends_in_turn` a
-    boundary's two directions do not overlap, and each waits. Sharded parameters come in `gathers_per_layer`.
-    `host_layer_s` and `host_collective_s` are the host's time to issue one; `fragmentation` is the allocator's loss, a
-    share of activations.
+    `may_keep_gathered` has an option for it. `shards_only_masters` holds sharded parameters once, with
+    `gathered_layers` whole layers; `reduce_bytes` per parameter of a layer are held while gradients are reduced, once
+    a step, or at each micro-batch, through buckets of `bucket_elements`. `bytes_per_logit` is the loss's peak, but
+    where it `widens_logits_by_rows` of whole logits: the logits and their gradient. Gradients take memory from the
+    first backward pass on where `gradients_appear`, else always; they travel in messages of `message_elements` or
+    `message_layers`, unsharded ones of `whole_bucket_elements` if it is not 0. `gradient_overlap` is the share of
+    computation that hides them: unsharded ones where `overlaps_unsharded`, scattered ones where `overlaps_scattered`.
+    A gate's two products reduce their input's gradient each by itself where `reduces_gate_twice`, unless sequence
+    parallelism gathered it once. `exchange_s` is what a micro-batch waits, beyond the transfer, between pipeline ranks
+    on different nodes; where code `sends_in_turn` a boundary's two directions do not overlap, and each waits. Sharded
+    parameters come in `gathers_per_layer`. `host_layer_s` and `host_collective_s` are the host's time to issue one;
+    `fragmentation` is the allocator's loss, a share of activations.
 
     Where attention `keeps_packed`, its values are a view of the joint product of queries, keys and values, which stays.
     A reducer's own buckets hold `reducer_bytes` per parameter. `pipeline_split` gives ranks as many layers each, or as
@@ -100,6 +99,7 @@ class Software:
     cross_entropy: Literal["fused", "16-bit", "eager"] = "eager"
     copies_attention_from: float = float("inf")
     keeps_packed: bool = False
+    narrow_in_fp16: bool = False
     reduces_wide: bool = False
     reduces_whole: bool = False
     reduces_gate_twice: bool = False
@@ -229,14 +229,23 @@ MEGATRON_GPT = Software(
 """Megatron-LM and Megatron-DeepSpeed in fp16: gradients reduced after the last backward pass (arXiv 2104.04473). The
 fused softmax runs on multiples of four heads (`core/fusions/fused_softmax.py`, `is_kernel_available`)."""
 
-MEGATRON = Software(name="megatron-lm", wide_gradients=True, dropout=False, softmax_multiple=4, bytes_per_logit=6.0)
-"""Megatron-LM in bf16, as it is exported, and what was made after it: gradients are accumulated in fp32 and reduced
-during the backward pass; norm, gate, rotation and softmax are fused, cross entropy is not unless
-`--cross-entropy-loss-fusion` is given: it works in place on an fp32 copy (`core/tensor_parallel/cross_entropy.py`)."""
+MEGATRON = Software(
+    name="megatron-lm",
+    wide_gradients=True,
+    narrow_in_fp16=True,
+    dropout=False,
+    softmax_multiple=4,
+    bytes_per_logit=6.0,
+)
+"""Megatron-LM, as it is exported, and what was made after it: gradients are accumulated in fp32, unless the arithmetic
+is fp16 (`--accumulate-allreduce-grads-in-fp32` goes with bf16), and reduced during the backward pass; norm, gate,
+rotation and softmax are fused, cross entropy is not unless `--cross-entropy-loss-fusion` is given: it works in place on
+an fp32 copy (`core/tensor_parallel/cross_entropy.py`)."""
 
 MEGATRON_DEEPSPEED = Software(
     name="megatron-deepspeed",
     wide_gradients=True,
+    narrow_in_fp16=True,
     softmax_multiple=4,
     gate="eager",
     rotary="eager",
@@ -246,7 +255,7 @@ MEGATRON_DEEPSPEED = Software(
     gathers_per_layer=4.0,
     overlaps_unsharded=False,
 )
-"""Megatron-DeepSpeed and GPT-NeoX in bf16: a rank sends to its pipeline neighbor and receives from it one after the
+"""Megatron-DeepSpeed and GPT-NeoX: a rank sends to its pipeline neighbor and receives from it one after the
 other (DeepSpeed's `runtime/pipe/schedule.py`, `TrainSchedule`), where Megatron-LM does both at once. ZeRO-3 gathers a
 matrix at a time: by default it prefetches 5e7 elements, less than one
 (`runtime/zero/partitioned_param_coordinator.py`). `F.silu(x[0]) * x[1]` and the rotation are torch's operations
@@ -364,9 +373,9 @@ TRAITS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {
     "cross_entropy": {kind: {"cross_entropy": kind} for kind in ("fused", "16-bit", "eager")},
     "dropout": {value: {"dropout": value} for value in (True, False)},
     "gradients": {
-        "fp32": {"wide_gradients": True},
-        "fp32-reduced": {"wide_gradients": False, "reduces_wide": True},
-        "16-bit": {"wide_gradients": False, "reduces_wide": False},
+        "fp32": {"wide_gradients": True, "narrow_in_fp16": False},
+        "fp32-reduced": {"wide_gradients": False, "narrow_in_fp16": False, "reduces_wide": True},
+        "16-bit": {"wide_gradients": False, "narrow_in_fp16": False, "reduces_wide": False},
     },
     "reduction": {"scattered": {"reduces_whole": False}, "whole": {"reduces_whole": True}},
     "overlap": {
@@ -394,9 +403,15 @@ def coded(stated: SoftwareSettings, engine: str = "torch") -> Software:
     return with_traits(found, stated)
 
 
+def at_precision(code: Software, precision: str) -> Software:
+    """Return a code with the type of gradients that it has at a precision."""
+    is_narrow = code.narrow_in_fp16 and precision == "fp16"
+    return replace(code, wide_gradients=code.wide_gradients and not is_narrow, narrow_in_fp16=False)
+
+
 def described(problem: Problem, engine: str) -> SoftwareSettings:
     """Return every trait that a problem's estimates assume; of an unknown code only those that are stated."""
-    code = coded(problem.software, engine)
+    code = at_precision(coded(problem.software, engine), problem.precision)
     if code.stands_for:
         return replace(problem.software, code=code.name)
     found: dict[str, Any] = {}

@@ -36,8 +36,16 @@ class TableLookup(ImmediateEvaluator):
 
 
 def rows_only(survey: Survey, settings: TableSettings) -> Survey:
-    """Return the survey without the recipes that are in no row of the table, which count as refused."""
-    outcomes = chosen_problem(settings, survey.problem).outcomes()
+    """Return the survey without the recipes that are in no row of the table, which count as refused.
+
+    Its problem is of the table's training code, where the campaign names none.
+    """
+    found = chosen_problem(settings, survey.problem)
+    outcomes = found.outcomes()
+    if survey.problem.software.code is None:
+        stated = {key: value for key, value in vars(survey.problem.software).items() if value is not None}
+        software = replace(found.problem.software, **stated)
+        survey = replace(survey, problem=replace(survey.problem, software=software))
     legal = {point: recipe for point, recipe in survey.legal.items() if recipe in outcomes}
     absent = len(survey.legal) - len(legal)
     if not absent:

@@ -78,7 +78,7 @@ _PRESETS = tuple(
 )
 _STATED = attrgetter(
     "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "positions", "activation", "norm",
-    "tied_embeddings", "attention",
+    "tied_embeddings", "attention", "experts", "experts_per_token",
 )  # fmt: skip
 LINKS = ("node_gb_per_s", "nic_gb_per_s", "nics_per_node")
 COUNTED = {"gpus_per_node": "devices_per_node", "compute_units": "compute_units"}
@@ -87,7 +87,9 @@ DEVICES_PER_NODE = 8
 ASSUMED_MEMORY_GIB = 80.0
 """Of a device that is neither known nor described: assumed, and wrong for many; failures show what fits."""
 
-PROBLEM_COLUMNS = ("model", "seq", "gbs", "hardware", "gpus", "training_code", "attention_kernel", "precision")
+PROBLEM_COLUMNS = (
+    "model", "seq", "gbs", "hardware", "gpus", "training_code", "attention_kernel", "precision", "experts", "top_k",
+)  # fmt: skip
 FAILURES = {
     FailureKind.OUT_OF_MEMORY: ("oom", "out of memory", "out-of-memory", "out_of_memory"),
     FailureKind.CRASHED: ("fail", "failed", "failure", "error", "crash", "crashed"),
@@ -102,7 +104,7 @@ HEAD_WIDTH = 128
 FUSED_ATTENTION = re.compile("flash|sdpa|xformers|memory.efficient|cudnn|fused.attention")
 UNFUSED_ATTENTION = re.compile("torch|softmax|eager|math|naive|unfused")
 FLASH_VERSION = re.compile(r"flash[^0-9]*([1-9])")
-UNDER_DEEPSPEED = re.compile(r"deepspeed|\bds", re.IGNORECASE)
+UNDER_DEEPSPEED = re.compile(r"deepspeed|\bds|bigscience", re.IGNORECASE)
 """What names of attention kernels say, in lower case."""
 CODE_OF_SOURCE = {"efficient-parallelization-layouts": ALEPH_ALPHA.name} | {
     name: name for name in (NANOTRON.name, "torchtitan", LLM_FOUNDRY.name)
@@ -222,6 +224,8 @@ def _problem_of(row: Row) -> Problem:
 
 def model_of(row: Row) -> Model:
     """Return the transformer of a completed row; raises ValueError where it states neither shape nor parameters."""
+    if row.experts > 0 and not row.top_k >= 1:
+        raise ValueError(schema.NO_TOP_K)
     layers, hidden = _shape(row)
     heads = int(row.heads) if _is_count(row.heads) and hidden % int(row.heads) == 0 else max(1, hidden // HEAD_WIDTH)
     kv_heads = int(row.kv_heads) if _is_count(row.kv_heads) else heads
@@ -234,6 +238,8 @@ def model_of(row: Row) -> Model:
         heads=heads,
         kv_heads=kv_heads if heads % kv_heads == 0 else heads,
         ffn_hidden=max(1, round(width)),
+        experts=int(row.experts),
+        experts_per_token=int(row.top_k),
         vocabulary=max(2, int(row.vocab)),
         positions="learned" if gpt else "rotary",
         max_positions=int(row.seq) if gpt and _is_count(row.seq) else None,

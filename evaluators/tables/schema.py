@@ -26,7 +26,7 @@ MACHINE_NUMBERS = (
     "node_gb_per_s", "nic_gb_per_s", "nics_per_node",
 )  # fmt: skip
 """A row's own figures of its machine, which replace those of a preset."""
-OF_RECIPES = {name: DIMENSIONS[name].label.lower() for name in DEGREES} | {
+OF_RECIPES = {name: DIMENSIONS[name].label.lower() for name in (*DEGREES, "expert_parallel")} | {
     "virtual_stages": "vpp", "micro_batch_seqs": "mbs", "accumulation": "gas",
 }  # fmt: skip
 NOT_READ = ("tflops_per_gpu", "mfu")
@@ -58,6 +58,9 @@ ALIKE = (
     "recompute", "attention_kernel", "precision",
 )  # fmt: skip
 """What rows share that differ in micro-batch and sequence parallelism alone."""
+NO_TOP_K = "no number of experts that a token goes through"
+OTHER_ATTENTION = re.compile(r"mla|csa|latent|sparse|sliding|window", re.IGNORECASE)
+"""Attention of which no model here is made."""
 NETWORK = re.compile(
     r"(?:(\d{1,2}) ?x ?)?\b(?:IB|InfiniBand|RoCE|Ethernet) (\d{1,4}) ?Gb(?:/s|ps)(?! ?x| per|\w)", re.IGNORECASE
 )
@@ -73,10 +76,12 @@ MOST_BYTES = 200_000_000
 
 NUMBERS = (
     *NEEDED, "cp", "vpp", "kv_heads", "gbs", "n_params_b", "ffn_hidden", "zero", "seq_parallel", *UNITS,
-    *MACHINE_NUMBERS,
+    *MACHINE_NUMBERS, "experts", "top_k", "expert_ffn_hidden", "dense_layers", "mtp_layers", "ep", "etp",
 )  # fmt: skip
 WORDS = (
     "status",
+    "attention",
+    "shared_experts",
     "mem_kind",
     "attention_kernel",
     "training_code",
@@ -122,6 +127,8 @@ class Row(SimpleNamespace):
 
         Another reading must explain the stated parameters twice as well, which no rounding of their number does.
         """
+        if self.experts > 0:
+            return False, False
         is_gpt = GPT_NAMES.match(self.model.lower()) is not None
         is_plain = self.ffn_hidden == 4 * self.hidden and self.kv_heads == self.heads
         usual = is_gpt or (is_plain and not self.model.lower().startswith("llama"))
@@ -238,6 +245,11 @@ def complete(row: Row) -> Row:
     """Fill in what follows from other cells."""
     if row.model.lower().startswith("gpt"):
         row.fill(vocab=GPT2_VOCABULARY)
+    if row.experts > 0:
+        row.fill(ep=1.0)
+        row.ffn_hidden = row.expert_ffn_hidden if row.expert_ffn_hidden > 0 else row.ffn_hidden
+    else:
+        row.experts, row.top_k, row.ep = 0.0, 0.0, 1.0
     stated = re.search(r"\bCP=(\d+)", row.note)
     row.fill(cp=float(stated[1]) if stated else 1.0)
     if network := NETWORK.search(row.note):
@@ -247,7 +259,7 @@ def complete(row: Row) -> Row:
     row.fill(gas=over(row.gbs, row.mbs * row.dp))
     row.fill(gbs=row.mbs * row.gas * row.dp, kv_heads=row.heads)
     row.fill(ffn_hidden=_rounded(row.hidden * (4.0 if row.two_matrices else SWIGLU_WIDTH)))
-    row.fill(vocab=_counted_vocabulary(row), seq_parallel=0.0)
+    row.fill(vocab=NAN if row.experts else _counted_vocabulary(row), seq_parallel=0.0)
     if not row.status and row.step_time_s > 0:
         row.status = "ok"
     return row
@@ -306,6 +318,15 @@ def why_impossible(row: Row, layers: float) -> str | None:
         ),
         "more pipeline stages than layers": row.pp * (1 if math.isnan(row.vpp) else row.vpp) > layers,
         f"recompute {row.recompute} is unknown": row.recompute not in RECOMPUTES,
+        NO_TOP_K: row.experts > 0 and not 1 <= row.top_k <= row.experts,
+        "experts are split, which is not modeled": row.etp > 1,
+        "shared experts are not modeled": row.shared_experts not in ("", "0", "0.0"),
+        "layers without experts among others are not modeled": row.dense_layers > 0,
+        "layers that predict further tokens are not modeled": row.mtp_layers > 0,
+        f"attention {row.attention} is not modeled": OTHER_ATTENTION.search(row.attention) is not None,
+        "ep divides neither the experts nor the ranks of a stage": (
+            row.experts > 0 and bool(row.experts % row.ep or row.tp * row.cp * row.dp % row.ep)
+        ),
         "its note calls it suspect": SUSPECT.search(row.note) is not None,
         f"ZeRO stage {row.zero:g} does not exist": row.zero not in (0, 1, 2, 3) and not math.isnan(row.zero),
     }

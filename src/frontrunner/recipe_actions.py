@@ -55,7 +55,11 @@ def find_recipe(
     else:
         explanation = store.show(recipe)
         spec, found = stored_spec(explanation.appearances[0].campaign), explanation.recipe
-    return spec.problem, spec.probe, found
+    problem = spec.problem
+    if spec.evaluator == "table":
+        with suppress(InvalidInput):  # the table of a stored campaign may be gone
+            problem = spec.survey().problem
+    return problem, spec.probe, found
 
 
 def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:

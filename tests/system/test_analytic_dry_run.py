@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from frontrunner import dryrun
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.analytic.estimates import estimate_many
+from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.memory import peak_memory
+from frontrunner.evaluators.analytic.software import FRONTRUNNER
+from frontrunner.evaluators.analytic.workload import Workload
 from support.campaigns import tiny, write_toml
+from support.small_space import small_problem
+from support.trainer_runs import look, small_job, small_model, small_recipe
 
 LEAST, MOST = -0.06, 0.09
 """Of the dry run's peak."""
@@ -79,3 +87,30 @@ def test_a_wide_head_takes_memory_while_its_gradient_is_reduced(tmp_path: Path) 
     traced = dryrun({"sharding": "zero-3", "tensor_parallel": 1, "pipeline_parallel": 1}, campaign=file)
     estimate = estimate_many([traced.recipe], read_campaign_file(file).spec.problem)[0]
     assert estimate.peak_memory_bytes == pytest.approx(traced.peak_bytes, rel=0.1)
+
+
+EXPERTS: dict[str, Any] = {"hidden": 256, "ffn_hidden": 512, "heads": 8, "kv_heads": 8, "experts": 8}
+SHARED = {"data_parallel": 4, "micro_batch_seqs": 2, "expert_parallel": 2}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "choices",
+    [
+        pytest.param({"micro_batch_seqs": 4}, id="one rank"),
+        pytest.param({"micro_batch_seqs": 4, "recompute": "selective"}, id="selective"),
+        pytest.param({"micro_batch_seqs": 4, "recompute": "full"}, id="full"),
+        pytest.param(SHARED, id="shared experts"),
+        pytest.param(SHARED | {"sharding": (1, 1, 4)}, id="shared experts, zero-1"),
+        pytest.param(SHARED | {"sharding": (4, 4, 4)}, id="shared experts, zero-3"),
+    ],
+)
+def test_peak_memory_of_experts_is_that_of_real_steps(choices: dict[str, Any], tmp_path: Path) -> None:
+    """No trace shows these: how many tokens go to an expert is known only when it runs."""
+    model = small_model(**EXPERTS, experts_per_token=2, layers=6)
+    job = small_job(tmp_path, model=model, recipe=small_recipe(**choices), sequence_length=256)
+    job = replace(job, optimizer=replace(job.optimizer, name="adamw"))
+    problem = replace(small_problem(), model=model, sequence_length=256)
+    machine = Machine.of(problem.cluster, "fp32", FRONTRUNNER)
+    told = peak_memory(machine, Workload.of([job.recipe], problem)).allocated[0]
+    assert told == pytest.approx(max(look(job, "peak")), rel=0.1)

@@ -101,6 +101,21 @@ FAULTS = {
         "heads.repeat_interleave(self._size // heads.shape[2], dim=2)",
         "heads.repeat(1, 1, self._size // heads.shape[2], 1)",
     ),
+    "experts' gradients are averaged as all others are": (
+        "data_parallel.py",
+        "self.scale = self.mesh.size() / layout.recipe.copies",
+        "self.scale = 1.0",
+    ),
+    "what experts of other ranks find comes back in another order": (
+        "expert_parallel.py",
+        "exchange(rows[self._inverse],",
+        "exchange(rows,",
+    ),
+    "what a token's experts find goes to other tokens": (
+        "model.py",
+        "found[order.argsort()]",
+        "found[order]",
+    ),
     "learned positions are those of the first context rank": (
         "model.py",
         "context.positions(sequence_length).start",

@@ -11,6 +11,7 @@ from frontrunner.spaces.space import Space
 from support.small_space import most_covering
 from support.trainer_runs import (
     CLIP_NORM,
+    EXPERTS,
     GPT2,
     NEVER_REACHED,
     QWEN,
@@ -47,8 +48,13 @@ NAMED = {
         | PIECES,
         QWEN | {"kv_heads": 1},
     ),
+    "dp4-zero1-ep2": (
+        {"data_parallel": 4, "sharding": (1, 1, 4), "expert_parallel": 2, "micro_batch_seqs": 1},
+        EXPERTS,
+    ),
 }
-CHOSEN = most_covering(SPACE, 13, run_anyway=[small_recipe(**recipe) for recipe, _ in NAMED.values()])
+OF_THE_SPACE = [small_recipe(**recipe) for recipe, _ in NAMED.values() if "expert_parallel" not in recipe]
+CHOSEN = most_covering(SPACE, 13, run_anyway=OF_THE_SPACE)
 ZERO_3 = {"data_parallel": 2, "sharding": (2, 2, 2), "micro_batch_seqs": 1}
 DEEPSPEED = {
     "zero-3": ZERO_3,

@@ -163,7 +163,7 @@ def test_a_peak_is_less_certain_the_more_of_it_nobody_counts() -> None:
 
     assert off(states) == pytest.approx(math.hypot(0.05, 0.06))
     assert off(logits) == pytest.approx(math.hypot(0.3, 0.06))
-    assert off(used) == pytest.approx(math.hypot(0.05 / 2, 0.5 / 2, 0.06))
+    assert off(used) == pytest.approx(math.hypot(0.05 / 2, 1.0 / 2, 0.06))
     assert off(used, "allocated") == off(states)
 
 

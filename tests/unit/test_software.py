@@ -144,6 +144,14 @@ def test_what_is_described_holds_for_the_problem_at_hand() -> None:
     assert found.describe().startswith("accelerate, attention eager, norm eager, cross-entropy eager, dropout no")
     assert described(replace(PROBLEM, software=settings), "torch").gradients == "16-bit"
     assert described(PROBLEM, "deepspeed").code == "deepspeed"
+    megatron = {word: SoftwareSettings(code="megatron-lm", gradients=word) for word in (None, "fp32")}
+    bf16, fp16, stated = (
+        described(replace(PROBLEM, software=megatron[word], precision=precision), "torch").gradients
+        for word, precision in ((None, "bf16"), (None, "fp16"), ("fp32", "fp16"))
+    )
+    assert (bf16, fp16, stated) == ("fp32", "16-bit", "fp32")
+    narrow, wide = (Machine.of(A100, "fp16", coded(megatron[word])).software.wide_gradients for word in (None, "fp32"))
+    assert (narrow, wide) == (False, True)
 
 
 def test_a_loss_of_fewer_kernels_is_faster_and_keeps_no_fp32_copy() -> None:

@@ -18,6 +18,7 @@ from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.store import open_store
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.problem import SoftwareSettings
 from frontrunner.spaces.space import Survey
 from frontrunner.views.report import reported
 from support.campaigns import order, write_toml
@@ -81,6 +82,15 @@ def test_what_is_in_no_row_is_illegal_and_says_so(tmp_path: Path) -> None:
     survey, whole = spec.survey(), spec.space.survey(spec.problem)
     assert len(survey.recipes) == len(ROWS)
     assert survey.refusals["not-in-table"] == len(whole.recipes) - len(ROWS) > 0
+
+
+def test_estimates_are_of_the_table_s_training_code_unless_the_campaign_names_one(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, *(one | {"training_code": "nanotron"} for one in ROWS))
+    assert spec.survey().problem.software.code == "nanotron"
+    stated = replace(spec, problem=replace(spec.problem, software=SoftwareSettings(norm="eager")))
+    assert stated.survey().problem.software == SoftwareSettings(code="nanotron", norm="eager")
+    named = replace(spec, problem=replace(spec.problem, software=SoftwareSettings(code="megatron-lm")))
+    assert named.survey().problem.software.code == "megatron-lm"
 
 
 def test_a_report_counts_as_legal_what_the_table_holds(tmp_path: Path) -> None:
