@@ -25,7 +25,7 @@ COMMON = {0.1: 0.97, 2.0: 0.03}
 
 It is what no constant explains: little, but for a device whose peak is not what its cluster states.
 """
-PER_STEP = 0.045
+PER_STEP = 0.04
 LOCAL = 0.1
 """Of what neighbors have in common, which are recipes a doubling or less apart."""
 OTHER_PROBLEM = 0.2
