@@ -11,7 +11,7 @@ import numpy.typing as npt
 from frontrunner.evaluators.analytic.accuracy_bounds import prior_deviations
 from frontrunner.evaluators.analytic.estimates import blocks, not_modelled
 from frontrunner.evaluators.analytic.memory import PeakMemory, peak_memory
-from frontrunner.evaluators.analytic.priors import DEVIATIONS, sensitivities
+from frontrunner.evaluators.analytic.priors import INDEPENDENT, slopes
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, Recipe
@@ -81,12 +81,12 @@ class Prior:
     """Predictions of recipes, one row each, as natural logarithms and shares; unknown rows hold medians.
 
     `log_fill` is what a device must hold over its memory, `log_allocated` the part of it that tensors hold, which
-    measured peaks state; on CPUs these state all of it. `sensitivities` are
-    changes of the logarithm of the step time, a column for a constant (`priors.sensitivities`).
+    measured peaks state; on CPUs these state all of it. `slopes` are those of the logarithm of the step time, a column
+    for each constant that moves by itself (`priors.INDEPENDENT`).
     """
 
     log_speed: Rows
-    sensitivities: Rows
+    slopes: Rows
     log_fill: Rows
     log_allocated: Rows
     memory_shares: Rows
@@ -96,26 +96,26 @@ class Prior:
 def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     """Judge legal recipes by the formulas."""
     rows = len(recipes)
-    step_time_s, slopes = np.full(rows, np.nan), np.zeros((rows, len(DEVIATIONS)))
+    step_time_s, felt = np.full(rows, np.nan), np.zeros((rows, len(INDEPENDENT)))
     memory = np.full((rows, len(MEMORY_PARTS) + 1), np.nan)
     deviations = prior_deviations(problem.cluster, problem.precision)
     places = np.array([row for row in range(rows) if not_modelled(recipes[row]) is None], dtype=np.intp)
     for rows_of, machine, work in blocks([recipes[place] for place in places.tolist()], problem):
         block, parts = places[rows_of], peak_memory(machine, work)
         step_time_s[block] = step_time(machine, work).total
-        slopes[block] = sensitivities(problem.cluster, problem.precision, machine.software, work, deviations)
+        felt[block] = slopes(problem.cluster, problem.precision, machine.software, work, deviations)
         for column, name in enumerate(("runtime", *MEMORY_PARTS)):
             memory[block, column] = getattr(parts, name)
     memory_bytes = memory.sum(axis=1)
     known = np.isfinite(step_time_s) & (step_time_s > 0) & np.isfinite(memory_bytes) & (memory_bytes > 0)
     if not known.all():
-        step_time_s, slopes, memory = (_filled(one, known) for one in (step_time_s, slopes, memory))
+        step_time_s, felt, memory = (_filled(one, known) for one in (step_time_s, felt, memory))
         memory_bytes = memory.sum(axis=1)
     sequences = np.array([recipe.global_batch_seqs for recipe in recipes], dtype=np.float64)
     states_all = problem.cluster.backend == "cpu"
     return Prior(
         log_speed=np.log(sequences * problem.sequence_length) - np.log(step_time_s),
-        sensitivities=slopes,
+        slopes=felt,
         log_fill=np.log(memory_bytes / problem.cluster.memory_bytes_per_device),
         log_allocated=np.log(
             (memory_bytes if states_all else memory[:, 1:].sum(axis=1)) / problem.cluster.memory_bytes_per_device

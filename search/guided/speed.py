@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
@@ -25,7 +26,7 @@ COMMON = {0.1: 0.97, 2.0: 0.03}
 
 It is what no constant explains: little, but for a device whose peak is not what its cluster states.
 """
-PER_STEP = 0.04
+PER_STEP = 0.05
 LOCAL = 0.1
 """Of what neighbors have in common, which are recipes a doubling or less apart."""
 OTHER_PROBLEM = 0.2
@@ -39,6 +40,8 @@ NOISES = {0.01: 0.1, 0.03: 0.3, 0.1: 0.4, 0.4: 0.2}
 FREEDOM = 2.5
 """Degrees of freedom of the noise: few, since networks and failing hardware make single rows several times as slow."""
 REWEIGHTINGS = 2
+MOST_SCALES = 4
+"""Likeliest scales, under which predictions are made; the median over them is told."""
 MOST_OBSERVATIONS = 250
 """Beyond these, other problems' are left out and then the slowest: fitting takes time by their third power."""
 
@@ -56,6 +59,14 @@ class Observation:
     row: int
     log_ratio: float
     spread: float = 0.0
+
+
+class Scales(NamedTuple):
+    """Standard deviations: of the factor of all recipes, of what is multiplied by the amplitude, of the noise."""
+
+    common: float
+    amplitude: float
+    noise: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,40 +93,54 @@ class Fit:
 
 
 class SpeedModel:
-    """Predicts the logarithm of tokens/s of a table's rows from the prior and the observations."""
+    """Predicts the logarithm of tokens/s of a table's rows from the prior and the observations.
+
+    It is the median over the likeliest scales, each weighted by its posterior: a mean would follow the widest of them.
+    """
 
     def __init__(self, table: CandidateTable, amplitudes: Mapping[float, float] = AMPLITUDES) -> None:
         self._log_speed, self._problem = table.log_speed, table.problem
         self._steps = table.features - middle(table.features[table.problem == 0])
-        self._inputs = np.hstack([table.sensitivities, PER_STEP * self._steps])
-        chances = itertools.product(COMMON.items(), amplitudes.items(), NOISES.items())
-        self._chances = {tuple(scale for scale, _ in each): math.prod(of for _, of in each) for each in chances}
-        self._common, self._amplitude, self.noise = max(self._chances, key=lambda scales: self._chances[scales])
-        self._fit: Fit | None = None
+        self._inputs = np.hstack([table.slopes, PER_STEP * self._steps])
+        self._priors = {
+            Scales(common, amplitude, noise): math.log(first * second * third)
+            for (common, first), (amplitude, second), (noise, third) in itertools.product(
+                COMMON.items(), amplitudes.items(), NOISES.items()
+            )
+        }
+        self._weights = _most(self._priors, 1)
+        self._rows: Places = np.empty(0, dtype=np.intp)
+        self._fits: list[tuple[Scales, float, Fit]] = []
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation of a measured logarithm about what can be learned."""
+        return math.sqrt(sum(weight * scales.noise**2 for scales, weight in self._weights.items()))
 
     def learn(self, observations: Sequence[Observation]) -> None:
-        """Choose the scales by their posterior, and learn from these observations alone."""
+        """Weigh the scales by their posterior, and learn from these observations alone."""
         kept = self._kept(observations)
         if kept:
             rows = np.array([seen.row for seen in kept])
             structure, others = self._structure(rows, rows), self._of_problems(rows, rows)
             ratios, spreads = np.array([(seen.log_ratio, seen.spread) for seen in kept]).T
-
-            def worth(scales: tuple[float, ...]) -> float:
-                common, amplitude, noise = scales
-                covariance = common**2 + others + amplitude**2 * structure
-                return Fit.of(covariance, ratios, noise**2 + spreads**2).log_evidence + math.log(self._chances[scales])
-
-            self._common, self._amplitude, self.noise = max(self._chances, key=worth)
+            worths = {}
+            for scales, prior in self._priors.items():
+                covariance = scales.common**2 + others + scales.amplitude**2 * structure
+                worths[scales] = Fit.of(covariance, ratios, scales.noise**2 + spreads**2).log_evidence + prior
+            self._weights = _most(worths, MOST_SCALES)
         self.update(kept)
 
     def update(self, observations: Sequence[Observation]) -> None:
-        """Learn from these observations alone, under the scales that were chosen last."""
-        self._fit, kept = None, self._kept(observations)
+        """Learn from these observations alone, under the scales and weights that were found last."""
+        kept = self._kept(observations)
+        self._rows = np.array([seen.row for seen in kept], dtype=np.intp)
+        self._fits = []
         if kept:
-            self._rows = np.array([seen.row for seen in kept])
             ratios, spreads = np.array([(seen.log_ratio, seen.spread) for seen in kept]).T
-            self._fit = Fit.of(self._covariance(self._rows, self._rows), ratios, self.noise**2 + spreads**2)
+            for scales, weight in self._weights.items():
+                covariance = self._covariance(scales, self._rows, self._rows)
+                self._fits.append((scales, weight, Fit.of(covariance, ratios, scales.noise**2 + spreads**2)))
 
     def _kept(self, observations: Sequence[Observation]) -> Sequence[Observation]:
         if len(observations) <= MOST_OBSERVATIONS:
@@ -126,10 +151,10 @@ class SpeedModel:
 
         return sorted(observations, key=place)[:MOST_OBSERVATIONS]
 
-    def _covariance(self, rows: Places, others: Places) -> Rows:
+    def _covariance(self, scales: Scales, rows: Places, others: Places) -> Rows:
         """Return the covariance of the logarithms of two lists of rows."""
-        structure = self._amplitude**2 * self._structure(rows, others)
-        return self._common**2 + self._of_problems(rows, others) + structure
+        structure = scales.amplitude**2 * self._structure(rows, others)
+        return scales.common**2 + self._of_problems(rows, others) + structure
 
     def _of_problems(self, rows: Places, others: Places) -> Rows:
         """Return the covariance of what recipes of one problem have in common."""
@@ -144,30 +169,51 @@ class SpeedModel:
 
     def linear_mean(self) -> Rows:
         """Predict all own rows without what neighbors have in common: cheap, to choose which rows to look at."""
-        if self._fit is None:
-            return self._log_speed
-        slopes = self._amplitude**2 * (self._inputs[self._rows].T @ self._fit.solution)
-        factors = self._common**2 + OTHER_PROBLEM**2 / 2 * (self._problem[self._rows] == 0)
-        found: Rows = self._log_speed + factors @ self._fit.solution + self._inputs @ slopes
+        found = self._log_speed
+        for scales, weight, fit in self._fits:
+            slopes = scales.amplitude**2 * (self._inputs[self._rows].T @ fit.solution)
+            factors = scales.common**2 + OTHER_PROBLEM**2 / 2 * (self._problem[self._rows] == 0)
+            found = found + weight * (factors @ fit.solution + self._inputs @ slopes)
         return found
 
     def predict(self, rows: Places) -> tuple[Rows, Rows]:
         """Predict mean and standard deviation, without a measurement's noise; at first without the factors."""
-        own = self._amplitude**2 * ((self._inputs[rows] ** 2).sum(axis=1) + LOCAL**2)
-        if self._fit is None:
-            return self._log_speed[rows], np.sqrt(own)
-        shared = self._covariance(self._rows, rows)
-        explained = (solve_triangular(self._fit.factor, shared, lower=True) ** 2).sum(axis=0)
-        variance = np.maximum(self._common**2 + OTHER_PROBLEM**2 / 2 + own - explained, 0.0)
-        return self._log_speed[rows] + shared.T @ self._fit.solution, np.sqrt(variance)
+        own = (self._inputs[rows] ** 2).sum(axis=1) + LOCAL**2
+        if not self._fits:
+            square = sum(weight * scales.amplitude**2 for scales, weight in self._weights.items())
+            return self._log_speed[rows], np.sqrt(square * own)
+        structure, others = self._structure(self._rows, rows), self._of_problems(self._rows, rows)
+        moved, variances = np.empty((len(self._fits), len(rows))), np.empty((len(self._fits), len(rows)))
+        for number, (scales, _, fit) in enumerate(self._fits):
+            shared = scales.common**2 + others + scales.amplitude**2 * structure
+            explained = (solve_triangular(fit.factor, shared, lower=True) ** 2).sum(axis=0)
+            total = scales.common**2 + OTHER_PROBLEM**2 / 2 + scales.amplitude**2 * own
+            moved[number], variances[number] = shared.T @ fit.solution, np.maximum(total - explained, 0.0)
+        weights = np.array([weight for _, weight, _ in self._fits])
+        order = np.argsort(moved, axis=0)
+        half = (weights[order].cumsum(axis=0) >= 0.5).argmax(axis=0)
+        found = np.take_along_axis(moved, order, axis=0)[half, np.arange(len(rows))]
+        return self._log_speed[rows] + found, np.sqrt(weights @ (variances + (moved - found) ** 2))
 
     def draws(self, rows: Places, count: int, seed: int) -> Rows:
         """Draw jointly for these rows, `count` times, one column per draw."""
-        if self._fit is None:
+        if not self._fits:
             raise ValueError("nothing was observed")
-        shared = self._covariance(self._rows, rows)
-        explained = solve_triangular(self._fit.factor, shared, lower=True)
-        mean = self._log_speed[rows] + shared.T @ self._fit.solution
-        left = self._covariance(rows, rows) - explained.T @ explained
-        drawn: Rows = np.random.default_rng(seed).multivariate_normal(mean, left, count, method="eigh").T
-        return drawn
+        random, found = np.random.default_rng(seed), np.empty((len(rows), count))
+        chosen = random.choice(len(self._fits), count, p=[weight for _, weight, _ in self._fits])
+        for number, (scales, _, fit) in enumerate(self._fits):
+            shared = self._covariance(scales, self._rows, rows)
+            explained = solve_triangular(fit.factor, shared, lower=True)
+            left = self._covariance(scales, rows, rows) - explained.T @ explained
+            here = chosen == number
+            mean = shared.T @ fit.solution
+            found[:, here] = random.multivariate_normal(mean, left, int(here.sum()), method="eigh").T
+        return self._log_speed[rows, None] + found
+
+
+def _most(worths: Mapping[Scales, float], count: int) -> dict[Scales, float]:
+    """Return the scales of most worth with their chances, which are as exp(worth), under the best common factor."""
+    best = sorted(worths, key=lambda scales: -worths[scales])
+    best = [scales for scales in best if scales.common == best[0].common][:count]
+    chances = np.exp([worths[scales] - worths[best[0]] for scales in best])
+    return dict(zip(best, (chances / chances.sum()).tolist(), strict=True))

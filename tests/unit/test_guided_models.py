@@ -101,7 +101,7 @@ def test_a_part_that_the_formulas_underrate_is_learned() -> None:
     model.learn([Observation(row=int(r), log_ratio=truth[r] - PRIOR.log_speed[r]) for r in rows[:24]])
     mean, deviation = model.predict(rows[24:])
     before, after = (np.std(values - truth[rows[24:]]) for values in (PRIOR.log_speed[rows[24:]], mean))
-    assert after < 0.5 * before
+    assert after < 0.55 * before
     assert (np.abs(mean - truth[rows[24:]]) < 4 * deviation + 0.02).mean() > 0.9
 
 
