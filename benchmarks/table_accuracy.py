@@ -146,7 +146,7 @@ def judged(table: Table, predicted_s: Times, *, worst: int = 5) -> Figures:
         kinds = [memory_kind(table.rows[place]) for place in places]
         rows.loc[places, "stated_gib"] = np.select(
             [np.equal(kinds, kind) for kind in MEMORY_KINDS],
-            [peak.of_kind(kind, part.software) / 2**30 for kind in MEMORY_KINDS],
+            [peak.of_kind(kind) / 2**30 for kind in MEMORY_KINDS],
         )
         rows.loc[places, "memory_deviation"] = np.select(
             [np.equal(kinds, kind) for kind in MEMORY_KINDS],

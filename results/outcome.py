@@ -75,6 +75,9 @@ class Telemetry:
     Retries are the allocator's after the warm-up: it gave cached memory back and waited for the device. Clock, power
     and temperature are the worst of two readings, after the warm-up and at the end; `slowed_by` names what held the
     clock down then, "" is nothing. `cpus` are the processors that a rank may use, `attention` is its kernel.
+
+    The imbalances have one entry per step, warm-up included: the rows of the fullest expert over the mean, and those of
+    the rank whose experts got most, as means over layers; `routing` is the model's, where it has experts.
     """
 
     idle_memory_bytes: tuple[int, ...] | None = None
@@ -87,6 +90,9 @@ class Telemetry:
     cpus: tuple[str, ...] | None = None
     attention: str | None = None
     versions: tuple[str, ...] = ()
+    routing: str | None = None
+    expert_imbalance: tuple[float, ...] | None = None
+    rank_imbalance: tuple[float, ...] | None = None
 
     @property
     def doubts(self) -> tuple[str, ...]:

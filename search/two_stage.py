@@ -107,7 +107,7 @@ def _scaled(problem: Problem, nodes: int, layers: int) -> Problem:
     share = min(1.0, nodes / problem.cluster.nodes * model.layers / layers)
     ends = {key: max(1, round(value * share)) for key, value in asdict(batch).items()}
     if layers != model.layers:
-        model = replace(model, name=f"{model.name} of {layers} layers", layers=layers)
+        model = replace(model.of_layers(layers), name=f"{model.name} of {layers} layers")
     cluster = replace(problem.cluster, nodes=nodes)
     return replace(problem, model=model, cluster=cluster, global_batch=GlobalBatch(**ends))
 

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 
-BACKENDS = ("cpu", "cuda", "rocm", "xpu")
+BACKENDS = ("cpu", "cuda", "rocm", "xpu", "hpu")
 PRECISIONS = ("fp32", "bf16", "fp16")
 GIB = 2**30
 MOST_DEVICES = 1_000_000
@@ -20,11 +20,12 @@ MOST_TFLOPS, MOST_MEMORY_GIB, MOST_GB_PER_S = 1e5, 1e5, 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class ByPrecision:
-    """A figure of a device for each of `PRECISIONS`, None where it is not known."""
+    """A figure of a device for each of `PRECISIONS`, and for the 8-bit products of a step in bf16; None: not known."""
 
     fp32: float | None = None
     bf16: float | None = None
     fp16: float | None = None
+    fp8: float | None = None
 
 
 _RATE, _SHARE = "a rate above 0 in TFLOP/s, or no entry", "a share above 0, or no entry"
@@ -64,7 +65,7 @@ class Cluster:
     device: str
     """Name of the device; the figures of a device that ships are filled in."""
     backend: str
-    """`cpu`, `cuda`, `rocm` or `xpu`."""
+    """`cpu`, `cuda`, `rocm` or `xpu`; `hpu` (Gaudi) for estimates and `command` alone."""
     nodes: int
     """Equal nodes; by default 1."""
     devices_per_node: int
@@ -99,9 +100,11 @@ class Cluster:
             raise bad_value("cluster.nodes", self.nodes, f"at most {MOST_DEVICES:,} devices in all, with {per_node}")
         require_one_of("cluster", "backend", self.backend, BACKENDS)
         for key, expected, most in _FIGURES:
-            for precision in PRECISIONS:
-                value = getattr(getattr(self, key), precision)
+            for precision, value in vars(getattr(self, key)).items():
                 require_above_zero(f"cluster.{key}.{precision}", value, expected, most=most)
+        if self.expected_error.fp8 is not None:
+            expected = "no entry: an error is that of steps in fp32, bf16 or fp16"
+            raise bad_value("cluster.expected_error.fp8", self.expected_error.fp8, expected)
         size, rate = "a size above 0 in GiB", "a rate above 0 in GB/s, or no entry"
         require_above_zero("cluster.memory_gib_per_device", self.memory_gib_per_device, size, most=MOST_MEMORY_GIB)
         require_above_zero("cluster.memory_gb_per_s", self.memory_gb_per_s, rate, most=MOST_GB_PER_S)

@@ -1,11 +1,12 @@
 """A model from the `config.json` of a published one, read as `transformers` builds it.
 
 What trains another function than the trainer's own model is refused by name: another architecture, another activation,
-rotary positions of a part of each head. Dropout, the dtype and tokens' numbers belong to no model's shape.
+another scaling of rotary frequencies. Dropout, the dtype and tokens' numbers belong to no model's shape.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,23 @@ _COMMON = {
     "ffn_hidden": "intermediate_size",
 }
 _GROUPED = _COMMON | {"kv_heads": "num_key_value_heads", "norm_epsilon": "rms_norm_eps", "head_width": "head_dim"}
+_LATENT = _COMMON | {
+    "norm_epsilon": "rms_norm_eps",
+    "head_width": "qk_nope_head_dim",
+    "rotary_width": "qk_rope_head_dim",
+    "value_width": "v_head_dim",
+    "key_value_rank": "kv_lora_rank",
+    "query_rank": "q_lora_rank",
+    "experts": "n_routed_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "ffn_hidden": "moe_intermediate_size",
+    "shared_experts": "n_shared_experts",
+    "dense_layers": "first_k_dense_replace",
+    "dense_ffn_hidden": "intermediate_size",
+    "routed_scale": "routed_scaling_factor",
+    "router_groups": "n_group",
+    "router_groups_kept": "topk_group",
+}
 _GPT2 = {
     "layers": "n_layer",
     "hidden": "n_embd",
@@ -103,6 +121,31 @@ ARCHITECTURES = {
         model=_GATED | {"qk_norm": True},
         only={"hidden_act": "silu", "attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
     ),
+    "deepseek_v2": Architecture(
+        names=_LATENT,
+        defaults=_EPSILON
+        | {"first_k_dense_replace": 0, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128}
+        | {"qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64, "n_shared_experts": 2}
+        | {"moe_intermediate_size": 1407, "intermediate_size": 11008, "routed_scaling_factor": 1.0}
+        | {"topk_method": "greedy", "scoring_func": "softmax", "moe_layer_freq": 1, "norm_topk_prob": False}
+        | {"attention_bias": False, "mlp_bias": False, "vocab_size": 102400, "max_position_embeddings": 2048},
+        model=_GATED | {"renormalized_experts": False},
+        only={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "scoring_func": "softmax"}
+        | {"moe_layer_freq": 1, "norm_topk_prob": False, "rms_norm_eps": 1e-6},
+    ),
+    "deepseek_v3": Architecture(
+        names=_LATENT | {"kv_heads": "num_key_value_heads", "renormalized_experts": "norm_topk_prob"},
+        defaults=_EPSILON
+        | {"first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128}
+        | {"qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1}
+        | {"moe_intermediate_size": 2048, "intermediate_size": 18432, "routed_scaling_factor": 2.5}
+        | {"n_group": 8, "topk_group": 4, "num_experts_per_tok": 8, "norm_topk_prob": True}
+        | {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1, "attention_bias": False}
+        | {"num_key_value_heads": 128, "vocab_size": 129280, "max_position_embeddings": 4096},
+        model=_GATED | {"router": "sigmoid", "balancing": "bias"},
+        only={"hidden_act": "silu", "attention_bias": False, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+        | {"moe_layer_freq": 1, "rms_norm_eps": 1e-6},
+    ),
     "phi3": Architecture(defaults=_EPSILON | {"rms_norm_eps": 1e-5}, model=_GATED, only={"hidden_act": "silu"}),
     "gpt2": Architecture(
         names=_GPT2,
@@ -119,7 +162,7 @@ ARCHITECTURES = {
         only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     ),
     "gpt_neox": Architecture(
-        names=_COMMON | {"norm_epsilon": "layer_norm_eps"},
+        names=_COMMON | {"norm_epsilon": "layer_norm_eps", "parallel_residual": "use_parallel_residual"},
         defaults={
             "layer_norm_eps": 1e-5,
             "tie_word_embeddings": False,
@@ -129,17 +172,22 @@ ARCHITECTURES = {
             "rotary_pct": 0.25,
         },
         model={"biases": "all"},
-        only={"attention_bias": True, "use_parallel_residual": False},
+        only={"attention_bias": True},
     ),
 }
 """Of `transformers`, whose classes' defaults these are."""
 NEEDED = ("layers", "hidden", "heads", "vocabulary")
 _ROTARY_SCALING = {
-    "factor": "factor",
-    "low_frequency_factor": "low_freq_factor",
-    "high_frequency_factor": "high_freq_factor",
-    "original_positions": "original_max_position_embeddings",
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_frequency_factor": "low_freq_factor",
+        "high_frequency_factor": "high_freq_factor",
+        "original_positions": "original_max_position_embeddings",
+    },
+    "yarn": {"factor": "factor", "original_positions": "original_max_position_embeddings"},
 }
+_ROTARY_OPTIONS = ("beta_fast", "beta_slow", "truncate", "attention_factor")
 
 
 def model_of_config(config: Mapping[str, Any]) -> Table:
@@ -150,12 +198,12 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
             "model_type", kind, "an architecture that is modeled", hint=f"known: {', '.join(ARCHITECTURES)}"
         )
     architecture = ARCHITECTURES[kind]
-    stated = {key: value for key, value in config.items() if value is not None}
-    later_names = {"num_experts": stated.get("num_local_experts")}  # as transformers writes it from version 5 on
-    given = {**architecture.defaults, **{key: value for key, value in later_names.items() if value}, **stated}
+    later_names = {"num_experts": config.get("num_local_experts")}  # as transformers writes it from version 5 on
+    stated = {**architecture.defaults, **{key: value for key, value in later_names.items() if value}, **config}
+    given = {key: value for key, value in stated.items() if value is not None}
     for key, value in architecture.only.items():
-        if given[key] != value:
-            raise bad_value(key, given[key], f"{shown(value)}: no other is modeled")
+        if given.get(key) != value:
+            raise bad_value(key, given.get(key), f"{shown(value)}: no other is modeled")
     found: Table = {"name": config.get("_name_or_path") or kind, **architecture.model}
     found |= {own: given[key] for own, key in architecture.names.items() if key in given}
     for own in NEEDED:
@@ -167,28 +215,52 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
             raise bad_value(key, given[key], f"one of {', '.join(ACTIVATIONS)}")
         found["activation"] = ACTIVATIONS[given[key]]
     if "positions" not in found:
-        found |= _rotary(given)
+        found |= _rotary(given, found.get("head_width", found["hidden"] // found["heads"]))
+    found = _completed(found, given)
     if given.get("use_sliding_window", True) and given.get("sliding_window") is not None:
         found["attention_window"] = given["sliding_window"]
     return found
 
 
-def _rotary(given: Mapping[str, Any]) -> Table:
+def _completed(found: Table, given: Mapping[str, Any]) -> Table:
+    """Complete what is read of a model with latent attention: layers without experts, groups of these, score factor."""
+    if "key_value_rank" not in found:
+        return found
+    if given["topk_method"] not in ("greedy", "group_limited_greedy", "noaux_tc"):
+        raise bad_value("topk_method", given["topk_method"], "greedy or group_limited_greedy")
+    left_out = [] if found["dense_layers"] else ["dense_ffn_hidden"]
+    if given["topk_method"] == "greedy":
+        left_out += ["router_groups", "router_groups_kept"]
+    table = given.get("rope_parameters", given.get("rope_scaling", {}))
+    if "rotary_scaling" in found and (every := table.get("mscale_all_dim")):
+        found["rotary_scaling"]["score_factor"] = (0.1 * every * math.log(table["factor"]) + 1) ** 2
+    return {key: value for key, value in found.items() if key not in left_out}
+
+
+def _rotary(given: Mapping[str, Any], head_width: int) -> Table:
     """Return the rotary positions: `rope_parameters`, or `rope_theta`, `rope_scaling` and a share of earlier files."""
     key = "rope_parameters" if "rope_parameters" in given else "rope_scaling"
-    table = given.get(key, {})
-    if not isinstance(table, dict) or any(isinstance(value, dict) for value in table.values()):
-        raise bad_value(key, str(table), "one table for all layers")
+    stated = given.get(key, {})
+    if not isinstance(stated, dict) or any(isinstance(value, dict) for value in stated.values()):
+        raise bad_value(key, str(stated), "one table for all layers")
+    table: Table = {"original_max_position_embeddings": given.get("max_position_embeddings")} | stated
     share = table.get("partial_rotary_factor", given.get("partial_rotary_factor", given.get("rotary_pct", 1.0)))
-    if share != 1:
-        raise bad_value(f"{key}.partial_rotary_factor", share, "1: rotation of a part is not modeled")
     theta = given.get("rope_theta", given.get("rotary_emb_base", 10_000.0))
     found: Table = {"rotary_theta": table.get("rope_theta", theta)}
+    if share != 1:
+        found["rotary_width"] = int(head_width * share)
     kind = table.get("rope_type", table.get("type", "default"))
     if kind == "default":
         return found
-    if kind != "llama3":
-        raise bad_value(f"{key}.rope_type", kind, "default or llama3")
-    if missing := [theirs for theirs in _ROTARY_SCALING.values() if theirs not in table]:
+    if kind not in _ROTARY_SCALING or given["model_type"] == "phi3":  # of which transformers makes another kind
+        known = () if given["model_type"] == "phi3" else _ROTARY_SCALING
+        raise bad_value(f"{key}.rope_type", kind, f"one of {', '.join(('default', *known))}")
+    if missing := [theirs for theirs in _ROTARY_SCALING[kind].values() if table.get(theirs) is None]:
         raise InvalidInput(f"{key} has no {missing[0]}")
-    return found | {"rotary_scaling": {own: table[theirs] for own, theirs in _ROTARY_SCALING.items()}}
+    scaling = {"kind": kind} | {own: table[theirs] for own, theirs in _ROTARY_SCALING[kind].items()}
+    if kind == "yarn":
+        scaling |= {key: table[key] for key in _ROTARY_OPTIONS if table.get(key) is not None}
+        if table.get("attention_factor") is None and table.get("mscale") and table.get("mscale_all_dim"):
+            by, over = (0.1 * table[key] * math.log(table["factor"]) + 1 for key in ("mscale", "mscale_all_dim"))
+            scaling["attention_factor"] = by / over
+    return found | {"rotary_scaling": scaling}

@@ -107,7 +107,10 @@ def _shares(recipe: Recipe, problem: Problem) -> Refusals:
 
 def _experts(recipe: Recipe, problem: Problem) -> Refusals:
     """Ranks of a stage share whole experts, and each routes positions of its own."""
-    experts, e, tp = problem.model.experts, recipe.expert_parallel, recipe.tensor_parallel
+    model, e, tp = problem.model, recipe.expert_parallel, recipe.tensor_parallel
+    experts = model.experts
+    if model.key_value_rank is not None and recipe.engine != "torch":
+        yield "latent-engine", f"the {recipe.engine} engine trains no latent attention; use engine torch"
     if not experts:
         if e > 1:
             yield "experts-none", f"expert_parallel {e} for a model without experts"
@@ -121,6 +124,9 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:
         yield "experts-ranks", f"expert_parallel {e} does not divide the {ranks} ranks of a pipeline stage"
     if tp > 1 and not (recipe.sequence_parallel and e > 1):
         yield "experts-tensor", f"with experts, tensor_parallel {tp} needs sequence_parallel and expert_parallel > 1"
+    if model.balancing == "loss" and recipe.feed_forward_tiles > 1:
+        text = f"in {recipe.feed_forward_tiles} feed_forward_tiles a loss that balances a sequence sees parts of it"
+        yield "experts-tiles", f"{text}; use 1, or model.balancing bias"
     if recipe.compile:
         text = "a compiled layer is one piece, but every step routes other numbers of tokens to an expert"
         yield "experts-compile", text

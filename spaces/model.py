@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
 
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 
 POSITIONS = ("rotary", "learned")
+ROTARY_SCALINGS = ("llama3", "yarn", "linear")
 ACTIVATIONS = ("gelu", "gelu_tanh", "swiglu")
 WORDS = {
     "positions": POSITIONS,
@@ -14,28 +18,57 @@ WORDS = {
     "norm": ("layernorm", "rmsnorm"),
     "biases": ("none", "qkv", "all"),
     "attention": ("flash", "math"),
+    "routing": ("learned", "uniform"),
+    "router": ("softmax", "sigmoid"),
+    "balancing": ("none", "loss", "bias"),
 }
+OF_EXPERTS = (
+    "shared_experts", "dense_layers", "dense_ffn_hidden", "router", "router_groups", "router_groups_kept",
+    "routed_scale", "balancing", "balancing_weight", "routing",
+)  # fmt: skip
+"""Keys of the model that say something of experts only, besides their numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryScaling:
-    """Llama 3.1's scaling of rotary frequencies, for sequences longer than those of the first training.
+    """A scaling of rotary frequencies, for sequences longer than the `original_positions` of the first training.
 
-    Wavelengths above original_positions / low_frequency_factor are `factor` times as long, those below
-    original_positions / high_frequency_factor stay, and those between are interpolated.
+    `linear` makes all wavelengths `factor` times as long. `llama3` (Llama 3.1) leaves those below
+    original_positions / high_frequency_factor, scales those above original_positions / low_frequency_factor, and
+    interpolates between. `yarn` (arXiv 2309.00071) leaves those that turn `beta_fast` times and more over the original
+    positions, scales those that turn `beta_slow` times and less, and interpolates by their number, from and to whole
+    numbers if it is to `truncate`; it also multiplies cosines and sines by `attention_factor`, by default
+    0.1 ln(factor) + 1. Latent attention also multiplies its scores by `score_factor`.
     """
 
     factor: float
+    kind: str = "llama3"
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     original_positions: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    score_factor: float = 1.0
 
     def __post_init__(self) -> None:
         key = "model.rotary_scaling"
         require_at_least(key, 1, factor=self.factor, original_positions=self.original_positions)
-        if not 0 < self.low_frequency_factor < self.high_frequency_factor:
-            expected = f"above 0 and below high_frequency_factor = {self.high_frequency_factor}"
-            raise bad_value(f"{key}.low_frequency_factor", self.low_frequency_factor, expected)
+        require_one_of(key, "kind", self.kind, ROTARY_SCALINGS)
+        for low, high in (("low_frequency_factor", "high_frequency_factor"), ("beta_slow", "beta_fast")):
+            if not 0 < getattr(self, low) < getattr(self, high):
+                expected = f"above 0 and below {high} = {getattr(self, high)}"
+                raise bad_value(f"{key}.{low}", getattr(self, low), expected)
+        require_above_zero(f"{key}.attention_factor", self.magnitude, "above 0")
+        require_above_zero(f"{key}.score_factor", self.score_factor, "above 0")
+
+    @property
+    def magnitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+        if self.kind != "yarn":
+            return 1.0
+        return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +102,8 @@ class Model:
     rotary_theta: float = 10_000.0
     """Base of the rotary frequencies."""
     rotary_scaling: RotaryScaling | None = None
-    """Llama 3.1's scaling of the rotary frequencies, as in `{ factor = 8.0 }`; by default none."""
+    """Scaling of the rotary frequencies, as in `{ factor = 8.0 }`, by default none; of kind `llama3`, which is
+    Llama 3.1's, `yarn` or `linear`."""
     activation: str = "gelu"
     """`gelu` or its approximation `gelu_tanh` (two matrices), or `swiglu` (three)."""
     norm: str = "layernorm"
@@ -79,7 +113,16 @@ class Model:
     biases: str = "none"
     """`none`, `qkv` (of query, key and value) or `all` (of every matrix but embedding and head, and of LayerNorm)."""
     head_width: int | None = None
-    """Width of an attention head; by default `hidden` / `heads`."""
+    """Width of an attention head; by default `hidden` / `heads`. Of latent attention the part without positions."""
+    key_value_rank: int | None = None
+    """Width of the latent vector from which keys and values of all heads are made (multi-head latent attention)."""
+    query_rank: int | None = None
+    """Width of the latent vector from which queries are made; by default they are made from the layer's input."""
+    rotary_width: int = 0
+    """Values of each query and key that are rotated, their first ones; by default all. Of latent attention those of a
+    query that come besides, and of the one rotated part that all keys share."""
+    value_width: int | None = None
+    """Of latent attention: width of a head's value; by default `head_width`."""
     qk_norm: bool = False
     """Whether a norm, shared by all heads, is applied to each head's query and key, before any rotation."""
     tied_embeddings: bool = False
@@ -90,14 +133,38 @@ class Model:
     """Experts that a token goes through: those to which the router gives the highest probabilities."""
     renormalized_experts: bool = True
     """Whether the probabilities of a token's experts are scaled so that they add up to 1."""
+    routing: str = "learned"
+    """What gives a probe's tokens their experts: the router with its random first weights (`learned`), or turns
+    (`uniform`), so that all get equally many; the router still weighs what they find. Replays train `learned`."""
+    shared_experts: int = 0
+    """Experts that every token goes through besides, as wide as the others; they are one feed-forward part."""
+    dense_layers: int = 0
+    """Leading layers without experts."""
+    dense_ffn_hidden: int | None = None
+    """Width of the feed-forward part of these layers."""
+    router: str = "softmax"
+    """What makes probabilities of the router's outputs: `softmax` over the experts, or `sigmoid` of each."""
+    router_groups: int = 1
+    """Groups of neighboring experts, of which a token's may come from `router_groups_kept`: those of the highest
+    expert (`softmax`), or of the highest sum of two (`sigmoid`)."""
+    router_groups_kept: int = 1
+    """Groups from which a token's experts come."""
+    routed_scale: float = 1.0
+    """What the probabilities of a token's experts are multiplied by."""
+    balancing: str = "none"
+    """What evens out the experts' tokens: `none`, a `loss` of each sequence, or a `bias` that only the choice sees."""
+    balancing_weight: float = 0.001
+    """The auxiliary loss's coefficient, or by how much a step moves an expert's bias up or down."""
     attention_window: int | None = None
     """Positions that attention looks back on; sequences must fit in it. By default all."""
+    parallel_residual: bool = False
+    """Whether attention and feed-forward part both read a layer's input, and are added to it together (GPT-NeoX)."""
     attention: str = "flash"
     """`flash` or `math`, both through torch's `scaled_dot_product_attention`."""
 
     def __post_init__(self) -> None:
         counts = ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary_multiple", "max_positions")
-        for key in (*counts, "head_width", "attention_window"):
+        for key in (*counts, "head_width", "attention_window", "key_value_rank", "query_rank", "value_width"):
             if (value := getattr(self, key)) is not None:
                 require_at_least("model", 1, **{key: value})
         require_at_least("model", 2, vocabulary=self.vocabulary)
@@ -106,13 +173,23 @@ class Model:
         require_above_zero("model.rotary_theta", self.rotary_theta, "above 0")
         require_above_zero("model.norm_epsilon", self.norm_epsilon, "above 0")
         self._check_experts()
+        self._check_latent()
         if self.head_width is None and self.hidden % self.heads:
             raise bad_value("model.heads", self.heads, f"a divisor of model.hidden = {self.hidden}")
         if self.head_width == self.hidden / self.heads:
             object.__setattr__(self, "head_width", None)  # stated or not, it is the same model with the same ids
         if self.heads % self.kv_heads:
             raise bad_value("model.kv_heads", self.kv_heads, f"a divisor of model.heads = {self.heads}")
-        if self.positions == "rotary" and self.head_dim % 2:
+        self._check_rotary()
+
+    def _check_rotary(self) -> None:
+        if self.positions != "rotary" or self.key_value_rank is not None:
+            return
+        if self.rotary_width == self.head_dim:
+            object.__setattr__(self, "rotary_width", 0)
+        if self.rotary_width % 2 or not 0 <= self.rotary_width <= self.head_dim:
+            raise bad_value("model.rotary_width", self.rotary_width, f"an even number, at most {self.head_dim}")
+        if self.head_dim % 2 and not self.rotary_width:
             if self.head_width is not None:
                 raise bad_value("model.head_width", self.head_width, "an even number for rotary positions")
             expected = f"an even hidden / heads for rotary positions, not {self.head_dim}"
@@ -120,30 +197,94 @@ class Model:
 
     def _check_experts(self) -> None:
         require_at_least("model", 0, experts=self.experts, experts_per_token=self.experts_per_token)
+        require_at_least("model", 0, shared_experts=self.shared_experts, dense_layers=self.dense_layers)
+        require_at_least("model", 1, router_groups=self.router_groups, router_groups_kept=self.router_groups_kept)
+        require_above_zero("model.routed_scale", self.routed_scale, "above 0")
+        require_above_zero("model.balancing_weight", self.balancing_weight, "above 0")
         if not self.experts:
             if self.experts_per_token:
                 raise bad_value("model.experts", 0, f"some, of which a token goes through {self.experts_per_token}")
+            for f in fields(self):
+                if f.name in OF_EXPERTS and (value := getattr(self, f.name)) != f.default:
+                    raise bad_value(f"model.{f.name}", value, "no such key: it is of experts, and model.experts is 0")
             return
         if not 1 <= self.experts_per_token <= self.experts:
             expected = f"at least 1 and at most model.experts = {self.experts}"
             raise bad_value("model.experts_per_token", self.experts_per_token, expected)
         if self.biases == "all":
             raise bad_value("model.biases", self.biases, "none or qkv: experts have no biases")
+        if self.dense_layers >= self.layers:
+            expected = f"fewer than model.layers = {self.layers}: others have the experts"
+            raise bad_value("model.dense_layers", self.dense_layers, expected)
+        if bool(self.dense_layers) != (self.dense_ffn_hidden is not None):
+            expected = "the width of model.dense_layers" if self.dense_layers else "none without model.dense_layers"
+            raise bad_value("model.dense_ffn_hidden", self.dense_ffn_hidden, expected)
+        if self.dense_ffn_hidden is not None:
+            require_at_least("model", 1, dense_ffn_hidden=self.dense_ffn_hidden)
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        groups, kept = self.router_groups, self.router_groups_kept
+        if self.experts % groups:
+            raise bad_value("model.router_groups", groups, f"a divisor of model.experts = {self.experts}")
+        each = self.experts // groups
+        if kept > groups or kept * each < self.experts_per_token:
+            expected = (
+                f"at most {groups} groups, with at least model.experts_per_token = {self.experts_per_token} experts"
+            )
+            raise bad_value("model.router_groups_kept", kept, expected)
+        if self.router == "sigmoid" and groups > 1 and each < 2:
+            raise bad_value("model.router_groups", groups, "groups of two experts and more, whose sum ranks a group")
+
+    def _check_latent(self) -> None:
+        if self.key_value_rank is None:
+            if self.rotary_scaling is not None and self.rotary_scaling.score_factor != 1:
+                expected = "1: latent attention alone has it"
+                raise bad_value("model.rotary_scaling.score_factor", self.rotary_scaling.score_factor, expected)
+            for key in ("query_rank", "value_width"):
+                if value := getattr(self, key):
+                    raise bad_value(f"model.{key}", value, "none: latent attention has it, and a model.key_value_rank")
+            return
+        if self.kv_heads != self.heads:
+            expected = f"model.heads = {self.heads}: latent attention makes keys and values of every head"
+            raise bad_value("model.kv_heads", self.kv_heads, expected)
+        if self.positions != "rotary" or self.rotary_width < 2 or self.rotary_width % 2:
+            expected = 'an even number for latent attention, whose positions are "rotary"'
+            raise bad_value("model.rotary_width", self.rotary_width, expected)
+        if self.qk_norm or self.biases != "none":
+            key, value, other = ("qk_norm", True, "false") if self.qk_norm else ("biases", self.biases, "none")
+            raise bad_value(f"model.{key}", value, f"{other}, as latent attention has none")
+        if self.head_width is None and self.hidden % self.heads == 0 and self.value_width == self.hidden // self.heads:
+            object.__setattr__(self, "value_width", None)
+        if self.value_width == self.head_width:
+            object.__setattr__(self, "value_width", None)  # stated or not, it is the same model with the same ids
 
     @property
     def head_dim(self) -> int:
-        """Head_width, by default hidden / heads."""
-        return self.head_width or self.hidden // self.heads
+        """Width of a head's query and key: `head_width`, by default hidden / heads; of latent attention with its
+        rotated part."""
+        besides = 0 if self.key_value_rank is None else self.rotary_width
+        return (self.head_width or self.hidden // self.heads) + besides
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a head's value, and of what its attention returns."""
+        return self.value_width or self.head_width or self.hidden // self.heads
 
     @property
     def q_hidden(self) -> int:
-        """Heads * head_dim: the width of the queries, and of what attention returns."""
+        """Heads * head_dim: the width of the queries."""
         return self.heads * self.head_dim
 
     @property
     def kv_hidden(self) -> int:
-        """kv_heads * head_dim: the width of the keys, and of the values."""
+        """kv_heads * head_dim: the width of the keys, and of the values but for latent attention."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def mixed_hidden(self) -> int:
+        """Heads * value_dim: the width of what attention returns; without latent attention that of the queries."""
+        return self.heads * self.value_dim
 
     @property
     def padded_vocabulary(self) -> int:
@@ -155,13 +296,55 @@ class Model:
         """2 for either GELU (up, down), 3 for SwiGLU (gate, up, down)."""
         return 3 if self.activation == "swiglu" else 2
 
+    def of_layers(self, layers: int) -> Model:
+        """The model of its first layers alone, of which at least one has the experts."""
+        dense = min(self.dense_layers, layers - 1)
+        return replace(
+            self, layers=layers, dense_layers=dense, dense_ffn_hidden=self.dense_ffn_hidden if dense else None
+        )
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[int, Model], ...]:
+        """The kinds of layers in their order: of each how many there are, and a model of such layers alone."""
+        if not self.dense_layers:
+            return ((self.layers, self),)
+        plain: dict[str, Any] = {f.name: f.default for f in fields(self) if f.name in OF_EXPERTS}
+        width = self.dense_ffn_hidden
+        dense = replace(self, layers=self.dense_layers, experts=0, experts_per_token=0, **plain | {"ffn_hidden": width})
+        mixed = replace(self, layers=self.layers - self.dense_layers, dense_layers=0, dense_ffn_hidden=None)
+        return (dense.layers, dense), (mixed.layers, mixed)
+
+    def kind_of(self, layer: int) -> Model:
+        """The kind of a layer, counted from 0."""
+        return self.kinds[0 if layer < self.dense_layers else -1][1]
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of a layer's attention matrices: hidden * (2 q_hidden + 2 kv_hidden), those of q and o, and of k and v.
+
+        Of latent attention (arXiv 2405.04434, section 2.1) those down to the latent vectors and the rotated part of
+        the keys, and up to queries, keys without it and values.
+        """
+        if self.key_value_rank is None:
+            return self.hidden * (2 * self.q_hidden + 2 * self.kv_hidden)
+        down = self.hidden * ((self.query_rank or 0) + self.key_value_rank + self.rotary_width)
+        queries = (self.query_rank or self.hidden) * self.q_hidden
+        keys_and_values = self.key_value_rank * self.heads * (self.head_dim - self.rotary_width + self.value_dim)
+        return down + queries + keys_and_values + self.mixed_hidden * self.hidden
+
     @property
     def matmul_parameters_per_layer(self) -> int:
-        """Hidden * (2 q_hidden + 2 kv_hidden + ffn_matrices * ffn_hidden): q and o, k and v, the feed-forward.
+        """`attention_parameters`, and ffn_matrices * hidden * ffn_hidden of the feed-forward part.
 
-        Of a mixture of experts each has the feed-forward's matrices, and the router hidden * experts.
+        Of a mixture of experts each has the latter, shared ones too, and the router hidden * experts. Of `kinds` it is
+        the last's.
         """
         return self._matmul_parameters(max(1, self.experts))
+
+    @property
+    def matmul_parameters(self) -> int:
+        """Those of all layers, of either kind."""
+        return sum(count * kind.matmul_parameters_per_layer for count, kind in self.kinds)
 
     @property
     def active_matmul_parameters_per_layer(self) -> int:
@@ -169,14 +352,14 @@ class Model:
         return self._matmul_parameters(max(1, self.experts_per_token))
 
     def _matmul_parameters(self, experts: int) -> int:
-        feed_forward = experts * self.ffn_matrices * self.ffn_hidden + self.experts
-        return self.hidden * (2 * self.q_hidden + 2 * self.kv_hidden + feed_forward)
+        feed_forward = (experts + self.shared_experts) * self.ffn_matrices * self.ffn_hidden + self.experts
+        return self.attention_parameters + self.hidden * feed_forward
 
     @property
     def active_parameters(self) -> int:
         """All parameters but those of experts that a token does not go through."""
         idle = self.matmul_parameters_per_layer - self.active_matmul_parameters_per_layer
-        return self.parameters - self.layers * idle
+        return self.parameters - (self.layers - self.dense_layers) * idle
 
     @property
     def parameters(self) -> int:
@@ -188,23 +371,28 @@ class Model:
         biases = self.q_hidden + 2 * self.kv_hidden if self.biases != "none" else 0
         biases += 2 * self.hidden + (self.ffn_matrices - 1) * self.ffn_hidden if has_all else 0
         per_norm = 2 if has_all and self.norm == "layernorm" else 1
-        norms = per_norm * (2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0))
-        layers = self.layers * (self.matmul_parameters_per_layer + biases + norms)
+        latent = (self.query_rank or 0) + (self.key_value_rank or 0)
+        norms = per_norm * (2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0) + latent)
+        layers = self.matmul_parameters + self.layers * (biases + norms)
         embedding = self.padded_vocabulary * self.hidden * (1 if self.tied_embeddings else 2)
         positions = (self.max_positions or 0) * self.hidden if self.positions == "learned" else 0
         return layers + embedding + positions + per_norm * self.hidden
 
     def attention_flops_per_token(self, sequence_length: float) -> float:
-        """Forward FLOPs of one layer's attention for one token: 4 * sequence_length * q_hidden.
+        """Forward FLOPs of one layer's attention for one token: 2 * sequence_length * (q_hidden + mixed_hidden).
 
         These are the two products over the whole sequence: as in PaLM (arXiv 2204.02311, appendix B) and Megatron-LM
         (arXiv 2104.04473, section 5.1), the causal mask is not credited.
         """
-        return 4.0 * sequence_length * self.q_hidden
+        return 2.0 * sequence_length * (self.q_hidden + self.mixed_hidden)
 
     def layer_flops_per_token(self, sequence_length: float) -> float:
-        """Forward FLOPs of one layer for one token: 2 per matrix parameter that it goes through, plus its attention."""
-        return 2.0 * self.active_matmul_parameters_per_layer + self.attention_flops_per_token(sequence_length)
+        """Forward FLOPs of a layer for one token: 2 per matrix parameter that it goes through, plus its attention.
+
+        Where `kinds` of layers differ it is their mean.
+        """
+        matrices = sum(count * 2.0 * kind.active_matmul_parameters_per_layer for count, kind in self.kinds)
+        return matrices / self.layers + self.attention_flops_per_token(sequence_length)
 
     def head_flops_per_token(self) -> float:
         """Forward FLOPs of the output head for one token: 2 * hidden * padded_vocabulary."""
@@ -218,12 +406,14 @@ class Model:
         return 3.0 * (self.layers * self.layer_flops_per_token(sequence_length) + self.head_flops_per_token())
 
     def feed_forward_flops_per_token(self) -> float:
-        """Forward FLOPs of one layer's feed-forward part for one token: 2 * ffn_matrices * hidden * ffn_hidden.
+        """Forward FLOPs of a layer's feed-forward part for one token: 2 * ffn_matrices * hidden * ffn_hidden.
 
-        With experts these are those of each that the token goes through, and the router's.
+        With experts these are those of each that the token goes through, and the router's. Where `kinds` of layers
+        differ it is their mean.
         """
-        experts = max(1, self.experts_per_token)
-        return 2.0 * self.hidden * (experts * self.ffn_matrices * self.ffn_hidden + self.experts)
+        attention = self.attention_parameters
+        found = (count * 2.0 * (kind.active_matmul_parameters_per_layer - attention) for count, kind in self.kinds)
+        return sum(found) / self.layers
 
     def hardware_flops_per_token(
         self, sequence_length: float, recompute: str, *, feed_forward_tiles: int = 1, chunked_loss: bool = False
@@ -236,13 +426,17 @@ class Model:
         product; and the head where the loss is chunked. Under "full", recompute also runs all tiles but one before
         they are run again one by one.
         """
+        is_flash = self.attention == "flash"
         attention = self.attention_flops_per_token(sequence_length)
+        # Flash kernels take one width: latent attention's values are padded to that of its queries.
+        padded = 2.0 * sequence_length * (self.q_hidden - self.mixed_hidden) if is_flash else 0.0
         feed_forward = self.feed_forward_flops_per_token()
-        # Experts' last products are kept, for the gradients of what the router multiplies them by.
-        without_last = feed_forward - (0.0 if self.experts else 2.0 * self.hidden * self.ffn_hidden)
-        again = attention / 2 if self.attention == "flash" else 0.0
+        # Experts' last products are kept for the gradients of what multiplies them; that of shared ones is not.
+        widths = ((n, kind.ffn_hidden * (kind.shared_experts if kind.experts else 1)) for n, kind in self.kinds)
+        without_last = feed_forward - 2.0 * self.hidden * sum(n * width for n, width in widths) / self.layers
+        again = 3 * padded + (2.0 * sequence_length * self.q_hidden if is_flash else 0.0)
         if recompute == "full":
-            again += self.layer_flops_per_token(sequence_length) - feed_forward
+            again += padded + self.layer_flops_per_token(sequence_length) - feed_forward
             if feed_forward_tiles == 1:
                 again += without_last
             else:

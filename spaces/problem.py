@@ -56,8 +56,21 @@ class SoftwareSettings:
     """The loss: in one kernel, in several on 16-bit logits, or on an fp32 copy of them."""
     dropout: bool | None = None
     """Whether residuals and scores are dropped out."""
+    permutation: Literal["fused", "eager"] | None = None
+    """The sorting of tokens by expert: in one kernel each way, or in torch's own operations."""
+    dispatcher: Literal["alltoall", "deepep"] | None = None
+    """How tokens reach experts on other ranks: a copy for each expert, or one for each node and rank, as DeepEP and
+    HybridEP send them."""
+    dispatch_overlap: bool | None = None
+    """Whether another micro-batch is computed while tokens travel to their experts and back."""
+    tensor_overlap: bool | None = None
+    """Whether sequence-parallel gathers and sums of dense layers run beside matrix products."""
+    cuda_graphs: Literal["none", "layers", "step"] | None = None
+    """What the host starts as one CUDA graph: nothing, parts of each layer, or the whole step."""
     gradients: Literal["fp32", "fp32-reduced", "16-bit"] | None = None
     """Type in which gradients are kept and reduced; `fp32-reduced` ones are kept in 16 bits."""
+    selective: Literal["attention", "products"] | None = None
+    """What selective recompute runs again: attention that is not fused, or all but matrix products and attention."""
     reduction: Literal["scattered", "whole"] | None = None
     """How gradients are reduced where the optimizer is sharded: each rank's share, or whole as without sharding."""
     overlap: Literal["all", "sharded", "unsharded", "none"] | None = None

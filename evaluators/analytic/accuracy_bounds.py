@@ -66,6 +66,10 @@ LOSSES = (
 OTHER_HARDWARE = "the formulas' constants were validated on A100 in 16 bits only"
 HOST_UNLIMITED = "the host's memory limits no recipe that offloads: a cluster file does not state its size"
 HOST_ASSUMED = f"links.host_gb_per_s is not given: offloading is estimated with {ASSUMED['links.host_gb_per_s']:g} GB/s"
+EVENLY_LOADED = (
+    "ranks are taken to get equally many tokens for their experts; cluster.efficiencies.expert_imbalance states the"
+    " fullest one's share over the mean, which `frontrunner show` gives of a probe"
+)
 COMPILED = "compiled recipes run norms, activation, rotation and, in one piece, the loss as fused kernels"
 SHARED_CPU = "ranks on one machine's CPU share its cores; the formulas give each its own, so do not trust their order"
 MEASURED_TOGETHER = (
@@ -122,6 +126,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
         MEASURED_TOGETHER: on_cpu and measured,
         f"{count} less certain: no measurement has validated {names}": bool(unknown) and has_times(problem),
         COMPILED: any(recipe.compile for recipe in recipes),
+        EVENLY_LOADED: problem.model.experts > 0 and "expert_imbalance" not in problem.cluster.efficiencies,
         HOST_UNLIMITED: offloads,
         HOST_ASSUMED: offloads and problem.cluster.links.host_gb_per_s is None,
     }
@@ -250,7 +255,8 @@ def at_best(machine: Machine) -> Machine:
     at_once: dict[str, Any] = {"host_layer_s": 0.0, "host_collective_s": 0.0, "gradient_overlap": 1.0}
     at_once |= {"norm": "fused", "gate": "fused", "rotary": "fused", "softmax": "fused", "flash": 2, "dropout": False}
     at_once |= {"wide_gradients": False, "reduces_wide": False, "reduces_whole": False, "exchange_s": 0.0}
-    at_once |= {"overlaps_unsharded": True, "overlaps_scattered": True}
+    at_once |= {"overlaps_unsharded": True, "overlaps_scattered": True, "graphs": "step"}
+    at_once |= {"permutation": "fused", "sorts_received": False, "dispatches_once": True, "fuses_accumulation": True}
     software = replace(machine.software, **at_once)
     efficiencies = replace(machine.efficiencies, **dict.fromkeys(LOSSES, 0.0))
     efficiencies = replace(efficiencies, fused_attention_forward=1.0, fused_attention_backward=1.0)

@@ -79,9 +79,7 @@ def all_to_all_s(machine: Machine, message_bytes: Rows, *, group: Rows, stride: 
     inside = message_bytes * (per_node - 1) / group / _inside_bytes_per_s(machine, per_node)
     leaving = message_bytes * (group - per_node) / group * per_node * groups_per_node
     outside = leaving / machine.network_bytes_per_s_per_node
-    eff = machine.efficiencies
-    latency = np.where(group > per_node, eff.network_latency_s, eff.node_latency_s) + eff.kernel_s
-    return np.where(group > 1, np.maximum(inside, outside) + latency, 0.0)
+    return np.where(group > 1, np.maximum(inside, outside) + _start_s(machine, group > per_node), 0.0)
 
 
 def point_to_point_s(machine: Machine, message_bytes: Rows, stride: Rows) -> Rows:
@@ -123,14 +121,39 @@ def exchanges_s(machine: Machine, work: Workload) -> Rows:
 def dispatch_s(machine: Machine, work: Workload) -> Rows:
     """Return the time of one layer's all-to-alls to the experts and back per micro-batch; 0 where ranks share none.
 
-    Both go again backward, and forward once more under full recompute.
+    Both go again backward, and forward once more under full recompute. Sent once, a token crosses to a node that holds
+    any of its experts one time, and goes to each such rank there (github.com/deepseek-ai/DeepEP); experts are taken to
+    be chosen evenly.
     """
     if not (work.expert_parallel > 1).any():
         return np.zeros(1)
-    rows = work.tokens / work.sequence_shards * work.experts_per_token
-    message = rows * work.hidden * work.bytes_per_value
-    once = 2 * all_to_all_s(machine, message, group=work.expert_parallel, stride=number(1))
-    return np.where(work.recompute_full, 3.0, 2.0) * once
+    row, group = work.tokens / work.sequence_shards * work.hidden * work.bytes_per_value, work.expert_parallel
+    row = row * machine.efficiencies.expert_imbalance
+    if not machine.software.dispatches_once:
+        one_way = all_to_all_s(machine, row * work.experts_per_token, group=group, stride=number(1))
+        return np.where(work.recompute_full, 6.0, 4.0) * one_way
+    per_node = np.minimum(machine.devices_per_node, group)
+    nodes = group / per_node
+    inside = row * group * _share_chosen(work, group) * (per_node - 1) / per_node
+    outside = row * (nodes - 1) * _share_chosen(work, nodes) * per_node
+    moving = np.maximum(inside / _inside_bytes_per_s(machine, per_node), outside / machine.network_bytes_per_s_per_node)
+    one_way = np.where(group > 1, moving + _start_s(machine, group > per_node), 0.0)
+    return np.where(work.recompute_full, 6.0, 4.0) * one_way
+
+
+def _share_chosen(work: Workload, places: Rows) -> Rows:
+    """Return how likely one of `places`, which share the experts evenly, holds any of a token's."""
+    none: Rows = np.ones(1)
+    for before in range(int(work.experts_per_token.max())):
+        left = np.maximum(work.experts - work.experts / places - before, 0.0) / np.maximum(work.experts - before, 1.0)
+        none = none * np.where(before < work.experts_per_token, left, 1.0)
+    return 1 - none
+
+
+def _start_s(machine: Machine, crosses: Flags) -> Rows:
+    eff = machine.efficiencies
+    started: Rows = np.where(crosses, eff.network_latency_s, eff.node_latency_s) + eff.kernel_s
+    return started
 
 
 def replicas_s(

@@ -8,13 +8,14 @@ import numpy as np
 
 from frontrunner.evaluators.analytic.communication import ring_s
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.software import FLASH_SPEED
 from frontrunner.evaluators.analytic.workload import Parts, Rows, Workload
 
 TILE = 128.0
 """Rows and columns of the result that one compute unit works on at a time, as in the common GEMM kernels."""
 FUSED_BACKWARD_FLOPS = 2.5
 """A fused attention's backward FLOPs over its forward ones: five products for two (arXiv 2307.08691, section 3.1)."""
+WEIGHTS_SHARE = 0.5
+"""Of a layer's backward pass, what the gradients of its weights take; exact for products, assumed for attention."""
 
 HOST_ADAM_S_PER_PARAMETER = 0.22e-9
 """A fused Adam on a whole host, two Xeon 8168: 0.22 s for 1e9 parameters (arXiv 2101.06840, table 4)."""
@@ -31,18 +32,24 @@ class Passes(Parts):
         return Passes(forward=self.forward + other.forward, backward=self.backward + other.backward)
 
 
+EXPERT_START_S = 5e-6
+"""What each expert's matrix product takes beyond its arithmetic: of 0 to 10 us this agrees best, 10 % off on average,
+with 108 products of 128 to 10,000 rows on B200 (github.com/MooreThreads/SimuMax,
+configs/system/b200_bf16_ceperm.json)."""
+
+
 def matmul_s(machine: Machine, m: Rows, n: Rows, k: Rows, bytes_per_value: Rows, products: Rows | float = 1.0) -> Rows:
-    """Return the time of [m, k] x [k, n], or of several such `products` in one kernel.
+    """Return the time of [m, k] x [k, n], or of several such `products`.
 
     2 m n k FLOPs at the reached rate, slowed by the last wave of tiles (at most one wave's loss) and by short sums; or
-    the time to move the matrices, whichever is longer; and the start of the kernel.
+    the time to move the matrices, whichever is longer; and the start of the kernel, or of each expert's product.
     """
     eff = machine.efficiencies
     waves = np.maximum(products * m * n / (TILE * TILE * machine.compute_units), 1.0)
     slowed = (1 + eff.tile_waves / waves) * (1 + eff.reduction_depth / k)
     arithmetic = 2 * products * m * n * k / machine.matmul_flops * slowed
     traffic = products * (m * k + k * n + m * n) * bytes_per_value / machine.memory_bytes_per_s
-    return np.maximum(arithmetic, traffic) + eff.kernel_s
+    return np.maximum(arithmetic, traffic) + eff.kernel_s + (products - 1) * EXPERT_START_S
 
 
 def linear(machine: Machine, tokens: Rows, inputs: Rows, outputs: Rows, bytes_per_value: Rows) -> Passes:
@@ -62,16 +69,23 @@ def layer(machine: Machine, work: Workload) -> Passes:
     feed_forward = _feed_forward(machine, work)
     # Tiled, the feed-forward part runs forward once more.
     again = np.where(work.feed_forward_tiles > 1, feed_forward.forward, 0.0)
-    done = query_key_value + output + feed_forward + _attention(machine, work) + _elementwise(machine, work)
-    added = work.layer_share * (work.bytes_per_value + 2 * machine.gradient_bytes(work.bytes_per_value))
-    adding = np.where(work.accumulation > 1, added / machine.memory_bytes_per_s, 0.0)
+    products = query_key_value + output + feed_forward
+    done = products + _attention(machine, work) + _elementwise(machine, work)
+    kept = 2 * work.layer_share * machine.gradient_bytes(work.bytes_per_value) / machine.memory_bytes_per_s
+    if machine.software.fuses_accumulation:
+        # Products for the gradients of weights read and write the sums while they compute.
+        adding = np.maximum(kept - WEIGHTS_SHARE * products.backward, 0.0)
+    else:
+        added = kept + work.layer_share * work.bytes_per_value / machine.memory_bytes_per_s
+        adding = np.where(work.accumulation > 1, added, 0.0)
     return Passes(forward=done.forward, backward=done.backward + again + adding)
 
 
 def _feed_forward(machine: Machine, work: Workload) -> Passes:
-    """Return the feed-forward part's products; with experts, to each of which equally many tokens go, and the router.
+    """Return the feed-forward part's products; with experts, and the router.
 
-    A rank's tokens are `experts_per_token` times its own, whoever's they are; each expert's are padded to whole tiles.
+    The fullest rank's tokens are `experts_per_token` times its own, whoever's they are, times `expert_imbalance`,
+    evenly over its experts; each one's are padded to whole tiles.
     """
     size, up = work.bytes_per_value, work.ffn_matrices - 1
     width = work.ffn_hidden / work.tensor_parallel
@@ -81,7 +95,8 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
         return dense
     held = np.maximum(work.experts / work.expert_parallel, 1.0)
     own = work.tokens / work.sequence_shards
-    each = np.ceil(own * work.experts_per_token / held / TILE) * TILE
+    most = own * work.experts_per_token * machine.efficiencies.expert_imbalance
+    each = np.ceil(most / held / TILE) * TILE
     products = [
         Passes(
             forward=matmul_s(machine, each, outputs, inputs, size, held),
@@ -99,8 +114,9 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
 
 def recompute_s(machine: Machine, work: Workload, forward: Rows) -> Rows:
     """Return what one layer computes a second time, of a forward pass that takes `forward`."""
-    part = _elementwise if machine.software.selective_keeps_products else _attention
-    selective = np.where(work.recompute_selective, part(machine, work).forward, 0.0)
+    keeps = machine.software.keeps_products(work)
+    again = np.where(keeps, _elementwise(machine, work).forward, _attention(machine, work).forward)
+    selective = np.where(work.recompute_selective, again, 0.0)
     return np.where(work.recompute_full, forward, selective)
 
 
@@ -109,8 +125,7 @@ def _attention(machine: Machine, work: Workload) -> Passes:
     eff = machine.efficiencies
     pairs = work.tokens * work.sequence_length / work.tensor_parallel
     flops = 4 * pairs * work.q_hidden
-    speed = machine.attention_scale * FLASH_SPEED[machine.software.flash]
-    causal = flops / 2 / (machine.matmul_flops * speed)
+    causal = flops / 2 / (machine.matmul_flops * machine.attention_speed)
     moved = (machine.software.score_bytes(work, of) for of in (0, 1))
     once, back = (eff.scores * pairs * work.heads * each / machine.memory_bytes_per_s for each in moved)
     product = flops / machine.matmul_flops

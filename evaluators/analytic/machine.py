@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.software import Software, at_precision, fitted
+from frontrunner.evaluators.analytic.software import FLASH_SPEED, Software, at_precision, fitted
 from frontrunner.evaluators.analytic.workload import Rows
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,8 @@ class Efficiencies:
     the idle part of a wave of tiles, `reduction_depth` the length of a sum that costs as much again; `elementwise` and
     `scores` how often values are moved against the least; `fused_attention` rates are shares of `matmul`'s; latencies
     are those of a hop. The ring hops are NCCL's own figures for its "simple" protocol (src/graph/tuning.cc, `hwLat`);
-    rings over more than `crowded_nodes` nodes take `crowded_hop_s` a rank, which only some clusters state.
+    rings over more than `crowded_nodes` nodes take `crowded_hop_s` a rank, which only some clusters state. The fullest
+    rank has `expert_imbalance` times as many tokens for its experts as the mean.
     """
 
     matmul: float = fitted(1.0, 0.3, 1.0)
@@ -44,6 +45,7 @@ class Efficiencies:
     ring_network_hop_s: float = 14e-6
     crowded_nodes: float = 1e6
     crowded_hop_s: float = 0.0
+    expert_imbalance: float = 1.0
 
 
 FITTED = Efficiencies()
@@ -55,7 +57,9 @@ SOFTWARE_CONSTANTS = tuple(one.name for one in fields(Software) if one.name in B
 EFFICIENCY_NAMES = (*(field.name for field in fields(Efficiencies)), *SOFTWARE_CONSTANTS)
 """The keys of `cluster.efficiencies`: constants that were fitted or measured on a cluster replace those that ship."""
 
-ATTENTION_SCALES = dict.fromkeys(("h100-80gb", "h200-141gb"), 0.35 / 0.73 * 0.86 / 0.73) | dict.fromkeys(
+HOPPER = ("h100-80gb", "h200-141gb")
+"""Devices for which FlashAttention 3 was written; others run version 2."""
+ATTENTION_SCALES = dict.fromkeys(HOPPER, 0.35 / 0.73 * 0.86 / 0.73) | dict.fromkeys(
     ("b200-180gb", "b300", "gb200", "gb300"), 2.0
 )
 """What fused attention reaches of a device's matrix products against A100. Hopper: FlashAttention-2 reaches 35 % of the
@@ -101,6 +105,7 @@ class Machine:
     runtime_bytes: float
     communicator_bytes: float
     attention_scale: float
+    is_hopper: bool
     efficiencies: Efficiencies
     software: Software
 
@@ -127,6 +132,7 @@ class Machine:
             runtime_bytes=RUNTIME_BYTES.get(cluster.backend, OTHER_RUNTIME_BYTES),
             communicator_bytes=COMMUNICATOR_BYTES.get(cluster.backend, OTHER_COMMUNICATOR_BYTES),
             attention_scale=ATTENTION_SCALES.get(cluster.device, 1.0),
+            is_hopper=cluster.device in HOPPER,
             devices_per_node=cluster.devices_per_node,
             pair_bytes_per_s=pair,
             node_bytes_per_s=node,
@@ -134,6 +140,13 @@ class Machine:
             host_bytes_per_s=_bytes_per_s(links.host_gb_per_s, "links.host_gb_per_s"),
             efficiencies=efficiencies,
             software=software,
+        )
+
+    @property
+    def attention_speed(self) -> float:
+        """What fused attention reaches of matrix products against FlashAttention 2 on A100."""
+        return (
+            self.attention_scale * FLASH_SPEED[self.software.flash if self.is_hopper else min(self.software.flash, 2)]
         )
 
     def constants(self) -> dict[str, float]:
@@ -158,6 +171,8 @@ def check_efficiencies(table: Mapping[str, float]) -> None:
         if name not in EFFICIENCY_NAMES:
             raise InvalidInput(f"unknown key {key} = {value}", hint=did_you_mean(name, EFFICIENCY_NAMES))
         low, high = BOUNDS.get(name, (0.0, math.inf))
+        if name == "expert_imbalance":
+            require_at_least("cluster.efficiencies", 1, expert_imbalance=value)
         is_share, divides = high == 1, high == 1 and low > 0
         if not (math.isfinite(value) and value >= 0) or (is_share and value > 1) or (divides and value == 0):
             share = "a share above 0 and at most 1" if divides else "a share of at most 1"

@@ -35,7 +35,8 @@ KERNELS: Mapping[str, Mapping[str, Bytes]] = {
     "gelu": {"fused": Bytes(4, 8, 4), "eager": Bytes(4, 8, 4)},
     "residual": {"plain": Bytes(6, 6, 0), "dropout": Bytes(7, 13, 1)},
     "reshape": {"eager": Bytes(4, 8, 0)},
-    "permutation": {"eager": Bytes(14, 20, 4)},
+    "permutation": {"fused": Bytes(4, 4, 2), "eager": Bytes(14, 20, 4)},
+    "sorting": {"fused": Bytes(8, 8, 0)},
     "softmax": {"fused": Bytes(8, 14, 2), "math": Bytes(8, 14, 4), "eager": Bytes(33, 41, 6)},
     "dropout of scores": {"eager": Bytes(5, 5, 3)},
 }
@@ -50,7 +51,8 @@ and sine (8), adds (6); backward also two slices (8) and the sums of three gradi
 (6), a bias's reads its gradient again (2). Scores: the product writes them, softmax reads and writes them, the next
 product reads them; an eager softmax casts to fp32 (6), masks (9), normalizes (8), casts back (6), and keeps both. Each
 of a token's experts gathers its row (4), puts what it finds back in order (4), weighs it (4) and adds it (2); it keeps
-the row and what was found.
+the row and what was found. Fused, a token's row is read once and written for each expert, and what these found, weighed
+with the gate, is read for each and written once. Received rows are sorted by expert, and back.
 """
 FLASH_SPEED = {1: 0.53, 2: 1.0, 3: 1.75}
 """FlashAttention's rate by version: 25-40 % of an A100's peak against 50-73 % (arXiv 2307.08691, abstract), and 1.5 to
@@ -65,8 +67,9 @@ class Software:
     multiples of `softmax_multiple` heads of a micro-batch, others by an eager one; `flash` is the version of one that
     is; its result is kept twice where micro-batches have `copies_attention_from` sequences. `wide_gradients` are fp32
     unless they are `narrow_in_fp16`; where `reduces_wide` they are so on their way alone, and `reduces_whole` ones are
-    all-reduced even where the optimizer's states are sharded. Selective recompute keeps products and attention where
-    `selective_keeps_products`, else all but attention's; `keeps_gathered` keeps what sequence parallelism gathered,
+    all-reduced even where the optimizer's states are sharded. `selective` recompute is of `attention` that is not
+    fused, or of all but `products` and attention; a code that may do `either` does the second where attention is fused,
+    since the first would change nothing. `keeps_gathered` keeps what sequence parallelism gathered,
     `may_keep_gathered` has an option for it. `shards_only_masters` holds sharded parameters once, with
     `gathered_layers` whole layers; `reduce_bytes` per parameter of a layer are held while gradients are reduced, once
     a step, or at each micro-batch, through buckets of `bucket_elements`. `bytes_per_logit` is the loss's peak, but
@@ -85,6 +88,12 @@ class Software:
     much work with the head (`cost`), or as many modules (`ends`: embedding, last norm and head count as layers). Code
     that `sends_singly` has a communicator with each pipeline neighbor. A `cross_entropy` in 16 bits keeps no fp32 copy
     of the logits, nor does a fused one, which reads them fewer times. An unknown code may be any that it `stands_for`.
+
+    A token goes to each of its experts by itself, or to each node, and each rank there, where code `dispatches_once`,
+    as DeepEP does; `overlaps_dispatch` runs another micro-batch meanwhile. Rows that arrive are sorted by expert in a
+    pass of its own where it `sorts_received`. Sequence-parallel gathers and sums run beside the products of dense
+    layers where code `overlaps_tensor`. Gradients are added by the products that compute them where it
+    `fuses_accumulation`. CUDA `graphs` hold parts of each layer, or the whole step, which the host then starts at once.
     """
 
     name: str
@@ -106,7 +115,7 @@ class Software:
     exchange_s: float = 0.0
     sends_in_turn: bool = False
     gathers_per_layer: float = 1.0
-    selective_keeps_products: bool = False
+    selective: Literal["attention", "products", "either"] = "attention"
     keeps_gathered: bool = False
     may_keep_gathered: bool = False
     shards_only_masters: bool = False
@@ -123,6 +132,13 @@ class Software:
     message_layers: float = 0.0
     whole_bucket_elements: float = 0.0
     pipeline_split: Split = "even"
+    permutation: Kernel = "eager"
+    sorts_received: bool = False
+    dispatches_once: bool = False
+    overlaps_dispatch: bool = False
+    overlaps_tensor: bool = False
+    fuses_accumulation: bool = False
+    graphs: Literal["none", "layers", "step"] = "none"
     sends_singly: bool = False
     reducer_bytes: float = 0.0
     overlaps_unsharded: bool = True
@@ -144,7 +160,10 @@ class Software:
         head = KERNELS["reshape"]["eager"][of] + np.where(work.rotary, each("rotary", self.rotary), 0.0)
         feed_forward = np.where(work.ffn_matrices == 3, each("gate", self.gate), each("gelu", "fused"))
         inside = head * (work.q_hidden + work.kv_hidden) + feed_forward * work.ffn_hidden * work.experts_per_token
-        permuted = np.where(work.experts > 0, KERNELS["permutation"]["eager"][of] * work.experts_per_token, 0.0)
+        permuted = each("permutation", self.permutation) * work.experts_per_token
+        if self.sorts_received and not self.dispatches_once:
+            permuted = permuted + KERNELS["sorting"]["fused"][of] * work.experts_per_token
+        permuted = np.where(work.experts > 0, permuted, 0.0)
         between = (between + permuted) * work.hidden / work.sequence_shards
         return (between + inside / work.tensor_parallel) * work.bytes_per_value / 2
 
@@ -153,6 +172,11 @@ class Software:
         heads: Rows = work.micro_batch_seqs * work.heads / work.tensor_parallel
         lacks: Flags = ~work.fused_attention & (heads % self.softmax_multiple != 0)
         return lacks
+
+    def keeps_products(self, work: Workload) -> Flags:
+        """Return whether selective recompute keeps products and attention alone."""
+        found: Flags = work.fused_attention if self.selective == "either" else np.array([self.selective == "products"])
+        return found
 
     def score_bytes(self, work: Workload, of: int) -> Rows:
         """Return the bytes per score of attention that is not fused, of the field `of` of `Bytes`."""
@@ -171,7 +195,7 @@ FRONTRUNNER = Software(
     softmax="math",
     copies_attention_from=1,
     dropout=False,
-    selective_keeps_products=True,
+    selective="products",
     keeps_gathered=True,
     bytes_per_logit=16.0,
     shards_only_masters=True,
@@ -195,7 +219,7 @@ DEEPSPEED = Software(
     softmax="math",
     copies_attention_from=1,
     dropout=False,
-    selective_keeps_products=True,
+    selective="products",
     gathered_layers=2.0,
     widens_logits_by_rows=True,
     reduce_bytes=(0.0, 8.0),
@@ -236,11 +260,15 @@ MEGATRON = Software(
     dropout=False,
     softmax_multiple=4,
     bytes_per_logit=6.0,
+    flash=3,
+    sorts_received=True,
+    fuses_accumulation=True,
 )
 """Megatron-LM, as it is exported, and what was made after it: gradients are accumulated in fp32, unless the arithmetic
 is fp16 (`--accumulate-allreduce-grads-in-fp32` goes with bf16), and reduced during the backward pass; norm, gate,
 rotation and softmax are fused, cross entropy is not unless `--cross-entropy-loss-fusion` is given: it works in place on
-an fp32 copy (`core/tensor_parallel/cross_entropy.py`)."""
+an fp32 copy (`core/tensor_parallel/cross_entropy.py`). On Hopper Transformer Engine prefers cuDNN's attention, which is
+as fast as FlashAttention 3 (`pytorch/attention/dot_product_attention/utils.py`)."""
 
 MEGATRON_DEEPSPEED = Software(
     name="megatron-deepspeed",
@@ -351,6 +379,7 @@ UNKNOWN = Software(
     gate="eager",
     rotary="eager",
     dropout=False,
+    selective="either",
     bytes_per_logit=6.0,
     stands_for=KNOWN,
 )
@@ -358,10 +387,26 @@ UNKNOWN = Software(
 a recipe that is refused wrongly costs more than one that fails."""
 CODES = {
     code.name: code
-    for code in (*KNOWN, replace(MEGATRON, name="nemo"), replace(FRONTRUNNER, name="torchtitan"), UNKNOWN)
+    for code in (
+        *KNOWN,
+        replace(MEGATRON, name="nemo", permutation="fused", overlaps_tensor=True),
+        replace(FRONTRUNNER, name="torchtitan"),
+        replace(
+            FRONTRUNNER,
+            name="nemo-automodel",
+            flash=3,
+            norm="fused",
+            gate="fused",
+            rotary="fused",
+            permutation="fused",
+            dispatches_once=True,
+        ),
+        UNKNOWN,
+    )
 }
-"""Training codes by the names that campaign files use. NeMo's is Megatron's; torchtitan has FSDP2 and selective
-recompute as the project's own trainer has."""
+"""Training codes by the names that campaign files use. NeMo and Megatron Bridge are Megatron's with
+`moe_permute_fusion` and, where no layer has experts, `tp_comm_overlap`; torchtitan has FSDP2 and selective recompute as
+the project's own trainer has, as has NeMo AutoModel, with Transformer Engine's kernels and DeepEP."""
 
 _KERNEL = ("fused", "eager")
 TRAITS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {
@@ -372,11 +417,17 @@ TRAITS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {
     "rotary": {kind: {"rotary": kind} for kind in (*_KERNEL, "fp32")},
     "cross_entropy": {kind: {"cross_entropy": kind} for kind in ("fused", "16-bit", "eager")},
     "dropout": {value: {"dropout": value} for value in (True, False)},
+    "permutation": {kind: {"permutation": kind} for kind in _KERNEL},
+    "dispatcher": {"alltoall": {"dispatches_once": False}, "deepep": {"dispatches_once": True}},
+    "dispatch_overlap": {value: {"overlaps_dispatch": value} for value in (True, False)},
+    "tensor_overlap": {value: {"overlaps_tensor": value} for value in (True, False)},
+    "cuda_graphs": {kind: {"graphs": kind} for kind in ("none", "layers", "step")},
     "gradients": {
         "fp32": {"wide_gradients": True, "narrow_in_fp16": False},
         "fp32-reduced": {"wide_gradients": False, "narrow_in_fp16": False, "reduces_wide": True},
         "16-bit": {"wide_gradients": False, "narrow_in_fp16": False, "reduces_wide": False},
     },
+    "selective": {value: {"selective": value} for value in ("attention", "products")},
     "reduction": {"scattered": {"reduces_whole": False}, "whole": {"reduces_whole": True}},
     "overlap": {
         "all": {"overlaps_unsharded": True, "overlaps_scattered": True},
@@ -423,4 +474,5 @@ def described(problem: Problem, engine: str) -> SoftwareSettings:
     if problem.precision == "fp32":
         found["gradients"] = "fp32"
     absent = {"rotary": problem.model.positions != "rotary", "activation": problem.model.ffn_matrices == 2}
+    absent |= dict.fromkeys(("permutation", "dispatcher", "dispatch_overlap"), not problem.model.experts)
     return SoftwareSettings(code=code.name, **found | {key: None for key, is_absent in absent.items() if is_absent})

@@ -12,13 +12,13 @@ from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import fullest_parameters
 from frontrunner.evaluators.analytic.workload import Flags, Parts, Rows, Workload, number
 
-WEIGHTS_SHARE = 0.5
-"""Of a layer's backward pass, what the gradients of its weights take; exact for products, assumed for attention."""
 UNFUSED_HOST_SHARE = 0.2
 """Of the host's work per layer, what softmax adds where it is not one kernel: four beside 15 forward and four beside 29
 backward, as `compute` counts them, with the forward pass run twice."""
 COMPILED_HOST_SHARE = 0.5
 """What is left of the host's work per layer where it is compiled and few kernels are started; assumed."""
+GRAPHS_HOST_SHARE = {"none": 1.0, "layers": 0.5, "step": 0.0}
+"""What is left of it under CUDA graphs, by what they hold; that of parts of a layer is assumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ def _left_of_bubble(work: Workload, layer: _Layer) -> Rows:
     if not work.split_backward.any():
         return number(1)
     between = layer.waits / 2
-    weights = WEIGHTS_SHARE * layer.backward
+    weights = compute.WEIGHTS_SHARE * layer.backward
     parts = {
         "forward": layer.forward + between,
         "backward": layer.backward - weights + layer.recompute + between,
@@ -123,23 +123,31 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     exchanges = communication.exchanges_s(machine, work)
     issued = np.where(work.tensor_parallel > 1, np.where(work.sequence_parallel, 4.0, 2.0), 0.0)
     issued = issued + np.where(work.context_parallel > 1, 2.0, 0.0) + np.where(work.expert_parallel > 1, 3.0, 0.0)
-    host = software.host_layer_s * np.where(work.compile, COMPILED_HOST_SHARE, 1.0)
+    host = software.host_layer_s * GRAPHS_HOST_SHARE[software.graphs] * np.where(work.compile, COMPILED_HOST_SHARE, 1.0)
     host = host * np.where(software.lacks_fused_softmax(work), 1 + UNFUSED_HOST_SHARE, 1.0)
     host = host + issued * software.host_collective_s - 2 * reduces
     # Of a reduce-scatter and all-gather, selective recompute that keeps products repeats the all-gather alone.
-    selective = np.where(work.sequence_parallel, 1.0, 2.0) if software.selective_keeps_products else 0.0
+    selective = np.where(software.keeps_products(work), np.where(work.sequence_parallel, 1.0, 2.0), 0.0)
     again = np.where(work.recompute_full, 2.0, np.where(work.recompute_selective, selective, 0.0))
     if software.reduces_gate_twice:
         again = again + np.where((work.ffn_matrices == 3) & ~work.sequence_parallel, 1.0, 0.0)
     forward, backward = np.maximum(passes.forward, host), np.maximum(passes.backward, host)
+    dispatch = communication.dispatch_s(machine, work)
+    if software.overlaps_dispatch:
+        dispatch = np.maximum(dispatch - forward - backward, communication.LEAST_EXPOSED * dispatch)
+    # Experts take each tensor-parallel rank's own positions.
+    traffic = (4.0 + again) * np.where(work.experts > 0, 0.5, 1.0) * reduces
+    if software.overlaps_tensor:
+        hides = work.sequence_parallel & (work.experts == 0)
+        beside = np.maximum(traffic - forward - backward, communication.LEAST_EXPOSED * traffic)
+        traffic = np.where(hides, beside, traffic)
     return _Layer(
         forward=forward,
         backward=backward,
         recompute=compute.recompute_s(machine, work, forward),
-        # Experts take each tensor-parallel rank's own positions.
-        traffic=(4.0 + again) * np.where(work.experts > 0, 0.5, 1.0) * reduces,
+        traffic=traffic,
         exchanges=exchanges,
-        dispatch=communication.dispatch_s(machine, work),
+        dispatch=dispatch,
     )
 
 

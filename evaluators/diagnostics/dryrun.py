@@ -50,7 +50,7 @@ def plan(
     *, recipe_id: str, recipe: Recipe, problem: Problem, probe: ProbeSettings, rank: int | None = None
 ) -> DryRunPlan:
     """Choose what to trace of a legal recipe; `rank` None is the ranks that may need most memory."""
-    reason = why_untraceable(recipe, problem)
+    reason = why_untraceable(recipe)
     if reason is not None:
         raise InvalidInput(f"recipe {recipe_id} cannot be traced: {reason}")
     if rank is not None and not 0 <= rank < recipe.devices:
@@ -71,10 +71,9 @@ def plan(
     )
 
 
-def why_untraceable(recipe: Recipe, problem: Problem) -> str | None:
+def why_untraceable(recipe: Recipe) -> str | None:
     """Return why fake tensors cannot show this recipe's memory, None if they can."""
     reasons = {
-        "how many tokens go to an expert is known only when it runs": problem.model.experts > 0,
         "only the torch engine's steps can be traced": recipe.engine != "torch",
         "torch.compile plans the memory of compiled layers itself": recipe.compile,
         "replication ddp keeps its buckets where no trace sees them": recipe.replication == "ddp",

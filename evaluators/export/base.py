@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from frontrunner.spaces.errors import InvalidInput, shown
 from frontrunner.spaces.legality import Reason
+from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.export.reading import Given
 
 NEVER_EXPORTED = ("engine", "replication")
+SHAPES: tuple[str, ...] = ("rotary_width", "parallel_residual")
+"""Fields of a model that no tool's export states yet."""
 END_OF_FILE = "END_OF_FILE"
 
 Refusal = tuple[object, str, str]
@@ -55,8 +58,9 @@ class Tool(ABC):
     """A tool that trains by its own code.
 
     `names` is what it calls a recipe's numbers: an option (`--name`) or the path of a key in a file; `expressed`
-    are other dimensions that it has settings for. `usage` is the command of a script that sets TORCHRUN_ARGS and
-    RECIPE_ARGS; `file` names the one file that is the whole configuration.
+    are other dimensions that it has settings for; `unsaid` are fields of a model that an export, which states the
+    model, cannot. `usage` is the command of a script that sets TORCHRUN_ARGS and RECIPE_ARGS; `file` names the one file
+    that is the whole configuration.
     """
 
     name: ClassVar[str]
@@ -64,6 +68,7 @@ class Tool(ABC):
     names: ClassVar[Mapping[str, str]]
     expressed: ClassVar[frozenset[str]]
     has_launcher: ClassVar[bool] = True
+    unsaid: ClassVar[tuple[str, ...]] = ()
     usage: ClassVar[str] = ""
     file: ClassVar[str] = ""
 
@@ -101,6 +106,8 @@ class Tool(ABC):
         """Return why the tool cannot express this recipe, or None if it can."""
         if problem.model.experts:
             return Reason("experts-unsaid", f"no mixture of experts is exported for {self.title} yet")
+        if unsaid := off_default(problem, self.unsaid):
+            return Reason("model-unsaid", f"no {', '.join(unsaid)} is exported for {self.title} yet")
         known = {*NEVER_EXPORTED, *self.names, *self.expressed}
         for holds, code, why in self.refusals(problem, recipe):
             if holds:
@@ -134,6 +141,12 @@ class Tool(ABC):
             started = ("--nnodes", str(nodes), "--nproc-per-node", str(per_node))
             parts.append(_bash_array("TORCHRUN_ARGS", started))
         return "\n".join([*parts, _bash_array("RECIPE_ARGS", found.arguments)])
+
+
+def off_default(problem: Problem, names: Sequence[str]) -> list[str]:
+    """Return which of these fields of the model are not at their default."""
+    defaults = {one.name: one.default for one in fields(Model)}
+    return [name for name in names if getattr(problem.model, name) != defaults[name]]
 
 
 def fsdp_degrees(recipe: Recipe) -> tuple[int, int, int]:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from frontrunner.evaluators.export import deepspeed, reading
-from frontrunner.evaluators.export.base import Export, Refusal, Tool, comments, nested, words, yaml_text
+from frontrunner.evaluators.export.base import SHAPES, Export, Refusal, Tool, comments, nested, words, yaml_text
 from frontrunner.evaluators.export.reading import Given, Options, Table
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown_key
 from frontrunner.spaces.model import Model, RotaryScaling
@@ -105,6 +105,7 @@ class MegatronLM(Tool):
     title = "Megatron-LM"
     usage = 'torchrun "${TORCHRUN_ARGS[@]}" pretrain_gpt.py "${RECIPE_ARGS[@]}" and your data'
     names = OPTIONS
+    unsaid = SHAPES
     kv_heads = "num-query-groups"
     has_kv_heads = "--group-query-attention"
     theta = "--rotary-base"
@@ -431,6 +432,7 @@ class MegatronBridge(MegatronLM):
     usage = ""
     has_launcher = False
     names = BRIDGE_KEYS
+    unsaid = ()
     expressed = MegatronLM.expressed - {"optimizer_state"}
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from frontrunner.evaluators.export import reading
-from frontrunner.evaluators.export.base import Export, Refusal, Tool, nested, yaml_text
+from frontrunner.evaluators.export.base import SHAPES, Export, Refusal, Tool, nested, yaml_text
 from frontrunner.evaluators.export.reading import Given, Table
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -44,6 +44,7 @@ class Nanotron(Tool):
     has_launcher = False
     file = FILE
     names = NAMES
+    unsaid = SHAPES
     expressed = frozenset({"schedule", "sharding", "recompute", "sequence_parallel"})
 
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:

@@ -12,7 +12,16 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from frontrunner.evaluators.export.base import Export, Refusal, Tool, fsdp_degrees, fsdp_sharding, words
+from frontrunner.evaluators.export.base import (
+    SHAPES,
+    Export,
+    Refusal,
+    Tool,
+    fsdp_degrees,
+    fsdp_sharding,
+    off_default,
+    words,
+)
 from frontrunner.evaluators.export.reading import Given, Options, read_options, recipe_of, refuse_other_problem
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.model import RotaryScaling
@@ -100,7 +109,8 @@ class Torchtitan(Tool):
         """Return what follows `-m torchtitan.train`; --module and --config only for a model that torchtitan has."""
         m, in_pipeline, is_sharded = problem.model, recipe.pipeline_parallel > 1, recipe.sharding.optimizer > 1
         sizes = (m.layers, m.hidden, m.heads, m.kv_heads, m.ffn_hidden, m.vocabulary)
-        known = CONFIGS.get(sizes) if all(getattr(m, name) == value for name, value in LLAMA.items()) else None
+        is_llama = all(getattr(m, name) == value for name, value in LLAMA.items())
+        known = CONFIGS.get(sizes) if is_llama and not off_default(problem, SHAPES) else None
         replicate, shard, _ = fsdp_degrees(recipe)
         settings: dict[str, object] = {
             "--module": "llama3" if known else None,

@@ -120,7 +120,7 @@ def disk_table(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> dict[str,
     if folder is None:
         return None
     model = setup.problem.model
-    tables = model.parameters - model.layers * model.matmul_parameters_per_layer
+    tables = model.parameters - model.matmul_parameters
     held = model.parameters + (recipe.tensor_parallel - 1) * tables
     computed_bytes = 4 if setup.problem.precision == "fp32" else 2
     bytes_per_parameter = 4 * (2 + OPTIMIZER_STATES[setup.probe.optimizer]) + computed_bytes

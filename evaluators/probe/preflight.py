@@ -44,6 +44,9 @@ def prepare_here(
 ) -> None:
     """Raise `InvalidInput` if probes of these engines and offloads cannot run here; may compile async_io."""
     cluster, is_here = problem.cluster, node_source(dispatch, problem.cluster) is None
+    if cluster.backend not in TORCH_DEVICES:
+        hint = 'estimates (`frontrunner plan`) and evaluator = "command" take it'
+        raise bad_value("cluster.backend", cluster.backend, f"one of {', '.join(TORCH_DEVICES)} for probes", hint=hint)
     if is_here and cluster.backend != "cpu":  # a CPU cluster's devices are processes
         here = detect()
         if here["backend"] != cluster.backend:

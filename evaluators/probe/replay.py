@@ -144,6 +144,7 @@ def plan(
     tokens = corpus(setup.data, setup.work_folder, setup.problem)
     job = common_job(setup, recipe, folder, tokens)
     job |= {"mode": "train", "probe": None, "train": settings.train_table()}
+    job["model"] = job["model"] | {"routing": "learned"}  # whatever probes measured
     job["collective_timeout_s"] = COLLECTIVE_TIMEOUT_S
     job["optimizer"] = job["optimizer"] | {"learning_rate": settings.learning_rate}
     return ReplayPlan(

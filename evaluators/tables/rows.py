@@ -89,7 +89,9 @@ ASSUMED_MEMORY_GIB = 80.0
 
 PROBLEM_COLUMNS = (
     "model", "seq", "gbs", "hardware", "gpus", "training_code", "attention_kernel", "precision", "experts", "top_k",
+    "framework", "dispatcher", "ep_overlap", "cuda_graph",
 )  # fmt: skip
+CODE_COLUMNS = ("training_code", "framework", "dispatcher", "ep_overlap", "cuda_graph")
 FAILURES = {
     FailureKind.OUT_OF_MEMORY: ("oom", "out of memory", "out-of-memory", "out_of_memory"),
     FailureKind.CRASHED: ("fail", "failed", "failure", "error", "crash", "crashed"),
@@ -104,12 +106,27 @@ HEAD_WIDTH = 128
 FUSED_ATTENTION = re.compile("flash|sdpa|xformers|memory.efficient|cudnn|fused.attention")
 UNFUSED_ATTENTION = re.compile("torch|softmax|eager|math|naive|unfused")
 FLASH_VERSION = re.compile(r"flash[^0-9]*([1-9])")
+OTHER_FRAMEWORK = re.compile(r"\bframework=(?![^;]*(?:megatron|deepspeed|\bds))", re.IGNORECASE)
 UNDER_DEEPSPEED = re.compile(r"deepspeed|\bds|bigscience", re.IGNORECASE)
 """What names of attention kernels say, in lower case."""
 CODE_OF_SOURCE = {"efficient-parallelization-layouts": ALEPH_ALPHA.name} | {
     name: name for name in (NANOTRON.name, "torchtitan", LLM_FOUNDRY.name)
 }
 """What a table's `source` holds, in lower case -> the training code; others follow from the model's name."""
+CODE_OF_FRAMEWORK = {
+    "automodel": "nemo-automodel",
+    "nemo": "nemo",
+    "megatron-bridge": "nemo",
+    "torchtitan": "torchtitan",
+    "nanotron": NANOTRON.name,
+    "deepspeed": MEGATRON_DEEPSPEED.name,
+    "megatron": MEGATRON.name,
+}
+"""What a row's `framework` holds, in lower case -> the training code; the first that matches."""
+DISPATCHERS = {"alltoall": "alltoall", "deepep": "deepep", "hybridep": "deepep"}
+OVERLAPS = {"0": False, "1": True}
+GRAPHS = {"none": "none", "full_iteration": "step"}
+"""What the columns `dispatcher`, `ep_overlap` and `cuda_graph` hold; other graphs are those of parts of layers."""
 MEMORY_KINDS: Mapping[MemoryKind, re.Pattern[str]] = {
     "allocated": re.compile(r"\balloc|\banalytic", re.IGNORECASE),
     "reserved": re.compile(r"\breserv", re.IGNORECASE),
@@ -181,11 +198,16 @@ def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:
     alike = Counter(one.name for one, _ in found)
     # The kernel, the precision and a code are in the name only where problems differ in nothing else.
     return [
-        replace(one, name=" ".join((one.name, row.attention_kernel, row.precision, *filter(None, [row.training_code]))))
+        replace(one, name=" ".join((one.name, row.attention_kernel, row.precision, *_code_words(row))))
         if alike[one.name] > 1
         else one
         for one, row in found
     ]
+
+
+def _code_words(row: Row) -> list[str]:
+    stated = ((name, getattr(row, name)) for name in CODE_COLUMNS)
+    return [word if name in CODE_COLUMNS[:3] else f"{name} {word}" for name, word in stated if word]
 
 
 def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
@@ -254,6 +276,14 @@ def model_of(row: Row) -> Model:
     return preset if preset is found or row.seq > (preset.max_positions or 0) else replace(preset, name=found.name)
 
 
+def head_width(row: Row) -> float:
+    """Return the width of an attention head: that of a preset with the same heads and feed-forward part, else usual."""
+    stated = (row.hidden, row.heads, row.kv_heads, row.ffn_hidden, row.experts)
+    alike = (one for one in _PRESETS if stated == (one.hidden, one.heads, one.kv_heads, one.ffn_hidden, one.experts))
+    preset: Model | None = next(alike, None)
+    return preset.head_dim if preset else schema.over(row.hidden, row.heads)
+
+
 def _shape(row: Row) -> tuple[int, int]:
     """Return layers and hidden size: stated, or of 12 layers hidden^2 parameters (arXiv 2104.04473, equation 2)."""
     missing = [name for name in ("layers", "hidden") if not _is_count(getattr(row, name))]
@@ -276,12 +306,15 @@ def is_fused(row: Row) -> bool:
 
 
 @cache
-def _software(code: Software, kernel: str, *, under_deepspeed: bool) -> SoftwareSettings:
+def _software(code: Software, kernel: str, experts: tuple[str, str, str], *, under_deepspeed: bool) -> SoftwareSettings:
     """Return a code with the kernels named as in "flash_attention2 + RMS kernel"; it stays as it is where none is.
 
-    Under DeepSpeed, Megatron's code keeps its kernels.
+    Under DeepSpeed, Megatron's code keeps its kernels. `experts` are the dispatcher, whether it overlaps, and graphs.
     """
-    traits: dict[str, Any] = {}
+    dispatcher, overlap, graphs = experts
+    found = {"dispatcher": DISPATCHERS.get(dispatcher), "dispatch_overlap": OVERLAPS.get(overlap)}
+    found["cuda_graphs"] = GRAPHS.get(graphs, "layers") if graphs else None
+    traits: dict[str, Any] = {key: value for key, value in found.items() if value is not None}
     if version := FLASH_VERSION.search(kernel):
         traits["attention"] = f"flash-{min(int(version[1]), max(FLASH_SPEED))}"
     elif UNFUSED_ATTENTION.search(kernel) and not FUSED_ATTENTION.search(kernel):
@@ -298,16 +331,20 @@ def _software(code: Software, kernel: str, *, under_deepspeed: bool) -> Software
 def software_of(row: Row) -> SoftwareSettings:
     """Return the training code a row was measured with, with the kernels that it names.
 
-    It is the row's own `training_code`, else that of its source, else of its model: Megatron-LM's, a GPT's in fp16 the
-    earlier one.
+    It is the row's own `training_code`, else that of its `framework`, of its source, or of its model: Megatron-LM's, a
+    GPT's in fp16 the earlier one. A framework that is none of these, also one that a note names, is an unknown code.
     """
     name, source = row.model.lower(), row.source.lower()
     is_earlier = name.startswith(("gpt", "megatron", "turing")) and row.precision != "bf16"
     code = LLM_FOUNDRY if name.startswith("mpt") else MEGATRON_GPT if is_earlier else MEGATRON
+    code = UNKNOWN if OTHER_FRAMEWORK.search(row.note) else code
     code = next((CODES[named] for sign, named in CODE_OF_SOURCE.items() if sign in source), code)
+    if framework := row.framework.lower():
+        code = next((CODES[named] for sign, named in CODE_OF_FRAMEWORK.items() if sign in framework), UNKNOWN)
     code = CODES.get(row.training_code.lower(), UNKNOWN) if row.training_code else code
     under_deepspeed = not row.training_code and UNDER_DEEPSPEED.search(row.source + row.note) is not None
-    return _software(code, row.attention_kernel.lower(), under_deepspeed=under_deepspeed)
+    experts = (row.dispatcher.lower(), row.ep_overlap, row.cuda_graph.lower())
+    return _software(code, row.attention_kernel.lower(), experts, under_deepspeed=under_deepspeed)
 
 
 def memory_kind(row: Row) -> MemoryKind:

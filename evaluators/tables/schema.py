@@ -77,12 +77,17 @@ MOST_BYTES = 200_000_000
 NUMBERS = (
     *NEEDED, "cp", "vpp", "kv_heads", "gbs", "n_params_b", "ffn_hidden", "zero", "seq_parallel", *UNITS,
     *MACHINE_NUMBERS, "experts", "top_k", "expert_ffn_hidden", "dense_layers", "mtp_layers", "ep", "etp",
+    "memory_gib",
 )  # fmt: skip
 WORDS = (
     "status",
     "attention",
     "shared_experts",
     "mem_kind",
+    "framework",
+    "dispatcher",
+    "ep_overlap",
+    "cuda_graph",
     "attention_kernel",
     "training_code",
     "recompute",
@@ -259,6 +264,7 @@ def complete(row: Row) -> Row:
     row.fill(gas=over(row.gbs, row.mbs * row.dp))
     row.fill(gbs=row.mbs * row.gas * row.dp, kv_heads=row.heads)
     row.fill(ffn_hidden=_rounded(row.hidden * (4.0 if row.two_matrices else SWIGLU_WIDTH)))
+    row.fill(peak_mem_gb=row.memory_gib)
     row.fill(vocab=NAN if row.experts else _counted_vocabulary(row), seq_parallel=0.0)
     if not row.status and row.step_time_s > 0:
         row.status = "ok"

@@ -18,7 +18,15 @@ from frontrunner.evaluators.analytic.fit import Sample, Samples
 from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.analytic.workload import BYTES_PER_VALUE, Split, Workload, ends, split_layers
 from frontrunner.evaluators.tables import schema
-from frontrunner.evaluators.tables.rows import MEMORY, is_elsewhere, is_fused, machine_of, preset_of, software_of
+from frontrunner.evaluators.tables.rows import (
+    MEMORY,
+    head_width,
+    is_elsewhere,
+    is_fused,
+    machine_of,
+    preset_of,
+    software_of,
+)
 from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
 
@@ -113,7 +121,9 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even") -> W
     gpt = np.array([row.two_matrices for row in rows])
     matrices = np.where(gpt, 2.0, 3.0)
     experts = np.maximum(column("top_k"), 1)
-    width = 2 * hidden * (1 + column("kv_heads") / column("heads")) + experts * matrices * column("ffn_hidden")
+    q_hidden = column("heads") * np.array([head_width(row) for row in rows])
+    kv_hidden = q_hidden * column("kv_heads") / column("heads")
+    width = 2 * (q_hidden + kv_hidden) + experts * matrices * column("ffn_hidden")
     head = column("vocab") * hidden / (hidden * width)
     shapes = zip(column("layers").tolist(), column("pp").tolist(), head.tolist(), strict=True)
     whole = ((int(n), int(p), cost) for n, p, cost in shapes)
@@ -124,8 +134,8 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even") -> W
         layers=column("layers"),
         hidden=hidden,
         heads=column("heads"),
-        q_hidden=hidden,
-        kv_hidden=hidden * column("kv_heads") / column("heads"),
+        q_hidden=q_hidden,
+        kv_hidden=kv_hidden,
         ffn_hidden=column("ffn_hidden"),
         ffn_matrices=matrices,
         experts=column("experts", 0),

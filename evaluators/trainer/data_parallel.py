@@ -481,7 +481,8 @@ class ExpertReplicas:
 
     def scale_gradients(self) -> None:
         """Multiply the averaged gradients."""
-        torch._foreach_mul_([local(cast("Tensor", weight.grad)) for weight in self.weights], self.scale)
+        if gradients := [local(cast("Tensor", weight.grad)) for weight in self.weights]:  # none in layers without
+            torch._foreach_mul_(gradients, self.scale)
 
 
 def _shard(model: Gpt, options: dict[str, Any], *, loss_chunks: int) -> None:

@@ -40,7 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from frontrunner.evaluators.trainer import model, torch_engine
+from frontrunner.evaluators.trainer import expert_parallel, model, torch_engine
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.job import Job, check_job
 from frontrunner.evaluators.trainer.layout import make_layout
@@ -51,6 +51,7 @@ _CPU = torch.device("cpu")
 _MESH_METHODS = ("__init__", "_concatenate", "_flatten", "_unflatten", "__getitem__", "_get_root_mesh", "mesh")
 _FLASH_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_GROUPED_PRODUCTS = getattr(torch.ops.aten, "_grouped_mm", None)
 _FUSED_NORMS = ("_fused_rms_norm", "_fused_rms_norm_backward")
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _READ_SCALAR = torch.ops.aten._local_scalar_dense.default
@@ -196,6 +197,9 @@ def flops(operator: Any, arguments: tuple[Any, ...], options: dict[str, Any], ou
     if packet is _FLASH_BACKWARD:
         products = _attention(*arguments[1:4]) // 2
         return 5 * products, products
+    if packet is _GROUPED_PRODUCTS:  # rows sorted by group, or a matrix for each group, or both the other way round
+        first, second = arguments[:2]
+        return 2 * (first.numel() * second.shape[-1] if first.dim() == 2 else second.numel() * first.shape[-2]), 0
     formula: Callable[..., int] | None = flop_registry.get(packet)
     return (0, 0) if formula is None else (formula(*arguments, **options, out_val=output), 0)
 
@@ -277,7 +281,14 @@ def _around(owner: Any, *names: str) -> Callable[[Callable[..., Any]], None]:
     return change
 
 
-def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:
+def _even_shares(_plain: Any, counts: Tensor, *, rows: int) -> list[Any]:
+    """Give each expert, and each rank that holds some, its share of the tokens, wherever they would really go."""
+    size, remainder = divmod(rows, counts.shape[-1])
+    shares = [size + (place < remainder) for place in range(counts.shape[-1])]
+    return [shares] * counts.shape[0] if counts.dim() > 1 else shares
+
+
+def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:  # noqa: C901 - a list of changes
     """Change torch for a trace under `mode` of `job`, whose recipe is the real one, with all of its micro-batches."""
 
     @_around(torch_engine, "initialize")
@@ -295,6 +306,9 @@ def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:
     def _(plain: Any, first: Tensor, second: Tensor) -> None:
         mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
         plain(first, second)
+
+    for module in (model, expert_parallel):
+        _around(module, "on_host")(_even_shares)
 
     # DTensor infers shapes by running operators on fakes of global shape, as no rank ever does.
     @_around(ShardingPropagator, "_propagate_tensor_meta_non_cached")
@@ -339,7 +353,7 @@ def _run_as_on(device: torch.device) -> None:
         if packet is not None:
             torch.library.impl(f"aten::{name}", "CPU", decomposition_table[packet.default])
 
-    @_around(model, "needs_whole_groups")
+    @_around(model, "needs_whole_groups", "has_grouped_products")
     def _(plain: Any, dtype: torch.dtype, _cpu: torch.device) -> Any:
         return plain(dtype, device)
 

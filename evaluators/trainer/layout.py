@@ -36,7 +36,7 @@ class ContextRanks:
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        self._group = mesh.get_group()
+        self.group = mesh.get_group()
         self._number = int(mesh.get_local_rank())
         self._size = mesh.size()
 
@@ -69,7 +69,7 @@ class ContextRanks:
         return exchanged(parts, self._all_to_all, self._all_to_all)
 
     def _all_to_all(self, parts: Tensor) -> Tensor:
-        received = all_to_all_single(parts.contiguous(), None, None, self._group)
+        received = all_to_all_single(parts.contiguous(), None, None, self.group)
         return received.wait() if isinstance(received, AsyncCollectiveTensor) else received
 
 

@@ -36,7 +36,12 @@ DEVIATION = 0.02
 NEUTRAL = Recipe(micro_batch_seqs=1, accumulation=1, devices=1)
 _BLOCK_ELEMENTS = 2**18
 _WIDENED_LOGITS = 2**24
-_RESIDUAL_PROJECTIONS = ("attention.output.weight", "feed_forward.down.weight", "experts.down.weight")
+_RESIDUAL_PROJECTIONS = (
+    "attention.output.weight",
+    "feed_forward.down.weight",
+    "experts.down.weight",
+    "shared.down.weight",
+)
 _CUDNN_FIRST, _LEAST_CUDNN = ((9, 0), (10, 0)), 91500
 # Matrix products and attention are the costly ones; the collectives are kept because recomputing is communication.
 # Names, because a build of torch has only the attention kernels of its devices.
@@ -221,35 +226,54 @@ class RotaryTable:
 
     def __init__(self, shape: Model, *, sequence_length: int) -> None:
         self._shape = shape
+        self._width = shape.rotary_width or shape.head_dim
         self._sequence_length = sequence_length
         self._table: tuple[Tensor, Tensor] | None = None
 
-    def rotate(self, heads: Tensor) -> Tensor:
-        """Rotate the halves of each head of [B, H, S, head width] by its position, in fp32."""
-        cosines, sines = self.on(heads.device)
-        first, second = heads.float().chunk(2, dim=-1)
+    def rotate(self, heads: Tensor, *, start: int = 0) -> Tensor:
+        """Rotate the halves of each head of [B, H, S, head width], or of its first part, in fp32.
+
+        By its position, from `start` on.
+        """
+        cosines, sines = (table[start : start + heads.shape[2]] for table in self.on(heads.device))
+        first, second = heads[..., : self._width].float().chunk(2, dim=-1)
         rotated = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
-        return rotated.to(heads.dtype)
+        if self._width == heads.shape[-1]:
+            return rotated.to(heads.dtype)
+        return torch.cat((rotated.to(heads.dtype), heads[..., self._width :]), dim=-1)
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [S, head width / 2] on `device`, built at the first call."""
+        """Cosines and sines [S, rotary width / 2] on `device`, built at the first call."""
         if self._table is None or self._table[0].device != device:
             positions = torch.arange(self._sequence_length, device=device, dtype=torch.float32)
             angles = positions[:, None] * self._frequencies(device)[None, :]
-            self._table = angles.cos(), angles.sin()
+            scaling = self._shape.rotary_scaling
+            by = 1.0 if scaling is None else scaling.magnitude
+            self._table = by * angles.cos(), by * angles.sin()
         return self._table
 
     def _frequencies(self, device: torch.device) -> Tensor:
-        """Radians per position [head width / 2]."""
-        width, scaling = self._shape.head_dim, self._shape.rotary_scaling
+        """Radians per position [rotary width / 2]."""
+        width, scaling = self._width, self._shape.rotary_scaling
         pairs = torch.arange(0, width, 2, device=device, dtype=torch.float32)
         frequencies = 1.0 / self._shape.rotary_theta ** (pairs / width)
         if scaling is None:
             return frequencies
         # Turns over the original positions: few are slowed down by the factor, many are kept.
-        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-        turns = frequencies * (scaling.original_positions / (2 * math.pi))
-        kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+        positions, kept = scaling.original_positions, torch.zeros_like(frequencies)
+        if scaling.kind == "llama3":
+            low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+            turns = frequencies * (positions / (2 * math.pi))
+            kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+        elif scaling.kind == "yarn":
+            base = 2 * math.log(self._shape.rotary_theta)
+            ends = [
+                width * math.log(positions / (2 * math.pi * turns)) / base
+                for turns in (scaling.beta_fast, scaling.beta_slow)
+            ]
+            low, high = (math.floor(ends[0]), math.ceil(ends[1])) if scaling.truncate else ends
+            low, high = max(low, 0), min(high, width - 1)
+            kept = 1 - ((pairs / 2 - low) / max(high - low, 1e-3)).clamp(0.0, 1.0)
         return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
@@ -281,6 +305,7 @@ def attention_kernel(job: Job, device: torch.device) -> str | None:
     if needs_whole_groups(dtype, device):
         groups = heads
     with suppress(Exception):  # torch's name for it is private
+        # Latent attention's values are padded to the width of its queries.
         shapes = ((1, number, job.sequence_length, job.model.head_dim) for number in (heads, groups, groups))
         query, key, value = (torch.empty(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes)
         choice = torch._fused_sdp_choice(query, key, value, None, 0.0, True, enable_gqa=heads != groups)  # noqa: FBT003
@@ -334,18 +359,71 @@ class Attention(nn.Module):
         return cast("Tensor", self.output(mixed.flatten(2)))
 
 
+class LatentAttention(nn.Module):
+    """Causal self-attention whose keys and values come from one narrow vector per position (arXiv 2405.04434).
+
+    Queries may come from another one. A part of each query is rotated, and so is the part of the keys that all heads
+    share. Flash attention takes values of the queries' width only: they are padded for it.
+    """
+
+    def __init__(self, shape: Model, rotary: RotaryTable, context: ContextRanks | None, *, first_position: int) -> None:
+        super().__init__()
+        self._rotary, self._context, self._start = rotary, context, first_position
+        self._rotated, self._value = shape.rotary_width, shape.value_dim
+        self._plain = shape.head_dim - self._rotated
+        self._rank = cast("int", shape.key_value_rank)
+        factor = 1.0 if shape.rotary_scaling is None else shape.rotary_scaling.score_factor
+        self._scale = factor * shape.head_dim**-0.5
+        self._only_math = shape.attention == "math"
+        linear = partial(nn.Linear, bias=False)
+        self.query_down = linear(shape.hidden, shape.query_rank) if shape.query_rank else None
+        self.query_norm = make_norm(shape, shape.query_rank) if shape.query_rank else None
+        self.query = linear(shape.query_rank or shape.hidden, shape.q_hidden)
+        self.key_value_down = linear(shape.hidden, self._rank + self._rotated)
+        self.key_value_norm = make_norm(shape, self._rank)
+        self.key_value = linear(self._rank, shape.heads * (self._plain + self._value))
+        self.output = linear(shape.mixed_hidden, shape.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        latent = x
+        if self.query_down is not None and self.query_norm is not None:
+            latent = self.query_norm(self.query_down(x))
+        query = self.query(latent).unflatten(2, (-1, self._plain + self._rotated))
+        latent, shared = self.key_value_down(x).split_with_sizes((self._rank, self._rotated), dim=2)
+        heads = self.key_value(self.key_value_norm(latent)).unflatten(2, (-1, self._plain + self._value))
+        key, value = heads.split_with_sizes((self._plain, self._value), dim=3)
+        query, rotated = query.split_with_sizes((self._plain, self._rotated), dim=3)
+        query = torch.cat((query, self._rotate(rotated)), dim=3)
+        key = torch.cat((key, self._rotate(shared.unsqueeze(2)).expand(-1, -1, key.shape[2], -1)), dim=3)
+        if self._context is not None or not self._only_math:
+            value = functional.pad(value, (0, query.shape[3] - self._value))
+        if self._context is not None:
+            query, key, value = self._context.whole_sequences(query, key, value)
+        query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
+        with sdpa_kernel(SDPBackend.MATH) if self._only_math else nullcontext():
+            mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=self._scale)
+        mixed = mixed.transpose(1, 2)[..., : self._value]
+        if self._context is not None:
+            mixed = self._context.own_positions(mixed)
+        return cast("Tensor", self.output(mixed.flatten(2)))
+
+    def _rotate(self, heads: Tensor) -> Tensor:
+        return self._rotary.rotate(heads.transpose(1, 2), start=self._start).transpose(1, 2)
+
+
 class FeedForward(nn.Module):
     """D -> ffn -> GELU -> D; or D -> ffn, twice, one gating the other through SiLU -> D (SwiGLU, arXiv 2002.05202)."""
 
-    def __init__(self, shape: Model) -> None:
+    def __init__(self, shape: Model, width: int) -> None:
         super().__init__()
         has_biases = shape.biases == "all"
         self._is_gated = shape.activation == "swiglu"
         self._approximate = "tanh" if shape.activation == "gelu_tanh" else "none"
         if self._is_gated:
-            self.gate = nn.Linear(shape.hidden, shape.ffn_hidden, bias=has_biases)
-        self.up = nn.Linear(shape.hidden, shape.ffn_hidden, bias=has_biases)
-        self.down = nn.Linear(shape.ffn_hidden, shape.hidden, bias=has_biases)
+            self.gate = nn.Linear(shape.hidden, width, bias=has_biases)
+        self.up = nn.Linear(shape.hidden, width, bias=has_biases)
+        self.down = nn.Linear(width, shape.hidden, bias=has_biases)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""
@@ -385,50 +463,166 @@ class Experts(nn.Module):
         """Return rows [N, in] through their experts' matrices: [N, out]."""
         held = matrices.weight.to_local() if isinstance(matrices.weight, DTensor) else matrices.weight
         weight = held.view(len(counts), -1, held.shape[1])
-        if rows.device.type == "cuda" and rows.dtype == torch.bfloat16:
+        if has_grouped_products(rows.dtype, rows.device):
             ends = counts.cumsum(0).to(torch.int32)
             return functional.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
-        parts = torch.split_with_sizes(rows, counts.tolist())
+        parts = torch.split_with_sizes(rows, on_host(counts, rows=len(rows)))
         return torch.cat([functional.linear(part, one) for part, one in zip(parts, weight.unbind(), strict=True)])
+
+
+def has_grouped_products(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether the products of all experts are one kernel."""
+    return device.type == "cuda" and dtype == torch.bfloat16
+
+
+def on_host(counts: Tensor, *, rows: int) -> list[Any]:  # noqa: ARG001 - a dry run shares them out
+    """Return counts as numbers; `rows` is what those of the last dimension add up to where routing is uniform."""
+    return counts.tolist()
+
+
+class Balance:
+    """Biases that the choice of experts sees: each step moves those with more tokens than the mean down, others up.
+
+    Without an auxiliary loss (arXiv 2408.15664). No buffer, which would be rounded with the model.
+    """
+
+    def __init__(self, shape: Model) -> None:
+        self._rate = shape.balancing_weight
+        self.bias = torch.zeros(shape.experts, device="cpu")
+        self._tokens: list[Tensor] = []
+
+    def on(self, device: torch.device) -> "Balance":
+        """Return itself, with its biases on `device`."""
+        self.bias = self.bias.to(device)
+        return self
+
+    def count(self, tokens: Tensor) -> None:
+        """Count each expert's `tokens` of one forward pass, unless none trains or a backward pass runs it again."""
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() < 0:
+            self._tokens.append(tokens)
+
+    def counted(self, passes: int) -> Tensor:
+        """Return each expert's tokens in the step's `passes`, the last ones: torch's pipelines begin with another."""
+        tokens, self._tokens = torch.stack(self._tokens[-passes:]).sum(dim=0), []
+        return tokens
+
+    def move(self, tokens: Tensor) -> None:
+        """Move the biases by each expert's `tokens` of a whole step."""
+        self.bias += self._rate * torch.sign(tokens.float().mean() - tokens)
+
+
+class _WithLoss(torch.autograd.Function):
+    """Adds a loss to the model's: what passes through stays as it is, and backward the loss has the gradient 1."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
+        ctx.like = loss
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor]:
+        return gradients[0], torch.ones_like(ctx.like)
 
 
 class MixtureOfExperts(nn.Module):
     """Experts and a router: each token goes through those of the highest probability, whatever the others get.
 
-    `ranks` share the experts, where there are several (`expert_parallel.ExpertRanks`).
+    Under uniform routing tokens are dealt to the experts in turn instead. `ranks` share the experts, where there are
+    several (`expert_parallel.ExpertRanks`). `loads`, where they are recorded (`expert_parallel.ExpertLoads`), get the
+    rows that this rank's positions send to each expert, and those that come to each of its own, of every forward pass.
+    The groups in `parts` share the positions of a sequence, `summed` of these ranks with summed gradients. `weigh`
+    scales the balancing loss as the model's.
     """
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
+        self._shape = shape
         self._count, self._each = shape.experts, shape.experts_per_token
-        self._renormalized = shape.renormalized_experts
         self.router = nn.Linear(shape.hidden, shape.experts, bias=False)
+        self._deals = shape.routing == "uniform"
         self.experts = Experts(shape)
+        self.shared = FeedForward(shape, shape.shared_experts * shape.ffn_hidden) if shape.shared_experts else None
+        self.balance = Balance(shape) if shape.balancing == "bias" else None
         self.ranks: Any = None
+        self.loads: list[tuple[Tensor, Tensor]] | None = None
+        self.parts: list[Any] = []
+        self.summed = 1
+        self.weigh: Transform = lambda loss: loss
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""
         tokens = x.flatten(0, 1)
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        weights, chosen = self.router(tokens).softmax(dim=-1, dtype=wide).topk(self._each, dim=-1)
-        if self._renormalized:
+        outputs = self.router(tokens)
+        is_softmax = self._shape.router == "softmax"
+        scores = outputs.softmax(dim=-1, dtype=wide) if is_softmax else outputs.to(wide).sigmoid()
+        if self._deals:
+            turns = torch.arange(len(tokens) * self._each, device=x.device)
+            chosen = turns.remainder(self._count).view(-1, self._each)
+        else:
+            chosen = self._choice(scores).topk(self._each, dim=-1).indices
+        weights = scores.gather(1, chosen)
+        if self._shape.renormalized_experts:
             weights = weights / weights.sum(dim=-1, keepdim=True)
+        if self._shape.routed_scale != 1:
+            weights = weights * self._shape.routed_scale
         # Rows are sorted by expert, and back by the inverse order: sums of fixed order, the same in every run.
         order = chosen.flatten().argsort(stable=True)
-        counts = torch.bincount(chosen.flatten(), minlength=self._count)
-        rows = tokens[order // self._each]
+        # Not by `bincount`, for whose length a device's host would wait.
+        counts = order.new_zeros(self._count).index_add_(0, chosen.flatten(), torch.ones_like(order))
+        if self._shape.balancing == "loss":
+            weights = cast("Tensor", _WithLoss.apply(weights, self.weigh(self._loss(scores, chosen, len(x)))))  # type: ignore[no-untyped-call]
+        if self.balance is not None:
+            self.balance.count(counts)
+        rows, held = tokens[order // self._each], counts
         if self.ranks is None:
             found = self.experts(rows, counts)
         else:
             dispatched = self.ranks.dispatch(rows, counts)
-            found = dispatched.back(self.experts(dispatched.rows, dispatched.counts))
+            held = dispatched.counts
+            found = dispatched.back(self.experts(dispatched.rows, held))
+        if self.loads is not None:
+            self.loads.append((counts, held))
         found = found[order.argsort()].view(*weights.shape, -1)
-        mixed: Tensor = (found * weights.to(x.dtype).unsqueeze(-1)).sum(dim=1)
-        return mixed.view_as(x)
+        mixed: Tensor = (found * weights.to(x.dtype).unsqueeze(-1)).sum(dim=1).view_as(x)
+        return mixed if self.shared is None else mixed + self.shared(x)
+
+    def _choice(self, scores: Tensor) -> Tensor:
+        """Return what the choice of experts goes by: [N, E] with the biases, and without groups that are not kept."""
+        choice = scores.detach()
+        if self.balance is not None:
+            choice = choice + self.balance.on(choice.device).bias
+        if self._shape.router_groups == 1:
+            return choice
+        groups = choice.view(len(choice), self._shape.router_groups, -1)
+        is_softmax = self._shape.router == "softmax"
+        best = groups.amax(dim=2) if is_softmax else groups.topk(2, dim=2).values.sum(dim=2)
+        kept = best.topk(self._shape.router_groups_kept, dim=1).indices
+        left_out = torch.ones_like(best, dtype=torch.bool).scatter(1, kept, value=False)
+        return groups.masked_fill(left_out.unsqueeze(2), -math.inf).flatten(1)
+
+    def _loss(self, scores: Tensor, chosen: Tensor, sequences: int) -> Tensor:
+        """Return weight * E * the sum over experts of their share of tokens times their mean probability.
+
+        As in the Switch Transformer (arXiv 2101.03961, section 2.2) and `transformers`' Mixtral, but for each layer and
+        each sequence by itself (arXiv 2412.19437, section 2.1.2), and their mean: the batch may be cut as one likes.
+        """
+        chosen = chosen.view(sequences, -1)
+        tokens = torch.zeros(sequences, self._count, dtype=scores.dtype, device=scores.device)
+        tokens.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=scores.dtype))
+        positions = chosen.shape[1] // self._each
+        for group in self.parts:
+            summed = torch.ops._c10d_functional.all_reduce(tokens, "sum", group.group_name)
+            tokens = torch.ops._c10d_functional.wait_tensor(summed)
+            positions *= group.size()
+        probabilities = scores / scores.sum(dim=-1, keepdim=True)
+        means = probabilities.view(sequences, -1, self._count).mean(dim=1) / self.summed
+        balanced: Tensor = (tokens / positions * means).sum() / sequences
+        return self._shape.balancing_weight * self._count * balanced
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm and added to its input."""
+    """Attention and feed-forward, each behind a norm and added to its input, one after the other or both at once."""
 
     def __init__(
         self,
@@ -437,16 +631,21 @@ class Block(nn.Module):
         recipe: Recipe,
         context: ContextRanks | None,
         on_host: HostActivations | None,
+        *,
+        first_position: int = 0,
     ) -> None:
         super().__init__()
         self._recomputing = _recomputing(recipe.recompute)
         self._on_host, self._rotary = on_host, rotary
-        self._tiles = recipe.feed_forward_tiles
+        self._tiles, self._is_parallel = recipe.feed_forward_tiles, shape.parallel_residual
         self.run: Transform = self._run_recomputing
         self.attention_norm = make_norm(shape, shape.hidden)
-        self.attention = Attention(shape, rotary, context)
+        if shape.key_value_rank is not None and rotary is not None:
+            self.attention: nn.Module = LatentAttention(shape, rotary, context, first_position=first_position)
+        else:
+            self.attention = Attention(shape, rotary, context)
         self.feed_forward_norm = make_norm(shape, shape.hidden)
-        self.feed_forward = MixtureOfExperts(shape) if shape.experts else FeedForward(shape)
+        self.feed_forward = MixtureOfExperts(shape) if shape.experts else FeedForward(shape, shape.ffn_hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D], recomputing in the backward pass what the recipe says."""
@@ -462,11 +661,12 @@ class Block(nn.Module):
         return self._transform(x)
 
     def _transform(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
+        after: Tensor = x + self.attention(self.attention_norm(x))
+        x = x if self._is_parallel else after
         if self._tiles == 1:
-            return x + self._normed_feed_forward(x)
+            return after + self._normed_feed_forward(x)
         tiles = [recomputed(self._normed_feed_forward, tile) for tile in x.chunk(self._tiles, dim=1)]
-        return x + torch.cat(tiles, dim=1)
+        return after + torch.cat(tiles, dim=1)
 
     def _normed_feed_forward(self, x: Tensor) -> Tensor:
         return cast("Tensor", self.feed_forward(self.feed_forward_norm(x)))
@@ -537,7 +737,10 @@ class Gpt(nn.Module):
         self.embedding = Embedding(shape, sequence_length=sequence_length, first_position=start) if first else None
         on_host = HostActivations() if recipe.activation_offload else None
         self.blocks = nn.ModuleDict(
-            {str(layer): Block(shape, self._rotary, recipe, context, on_host) for layer in layers}
+            {
+                str(layer): Block(shape.kind_of(layer), self._rotary, recipe, context, on_host, first_position=start)
+                for layer in layers
+            }
         )
         self.norm = make_norm(shape, shape.hidden) if last else None
         self.head: nn.Module | None = None
@@ -545,6 +748,12 @@ class Gpt(nn.Module):
             self.head = TiedHead(self.embedding)
         elif last:
             self.head = nn.Linear(shape.hidden, shape.padded_vocabulary, bias=False)
+
+    @property
+    def mixtures(self) -> dict[str, MixtureOfExperts]:
+        """The mixtures of experts, by their blocks' names."""
+        parts = {f"blocks.{layer}": cast("Block", block).feed_forward for layer, block in self.blocks.items()}
+        return {name: part for name, part in parts.items() if isinstance(part, MixtureOfExperts)}
 
     def compile_blocks(self, compiled: Callable[[Transform], Transform], device: torch.device) -> None:
         """Run each block as `compiled` makes it from now on, on `device`."""

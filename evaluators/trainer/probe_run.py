@@ -73,6 +73,7 @@ class _Probe:
         for number in range(1, most + 1):
             graphs = compiled_graphs() if compiles else 0
             outcome, seconds = self._context.timed_step(number)
+            self._context.stepper.telemetry.stepped()
             if compiles and self._on_any_rank(compiled_graphs() > graphs):
                 self.compiled.append(number)
             self.losses.append(finite_or_none(outcome.loss))

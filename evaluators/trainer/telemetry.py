@@ -10,10 +10,13 @@ import resource
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from frontrunner.evaluators.trainer.expert_parallel import ExpertLoads
 
 _STATUS = Path("/proc/self/status")
 PEAKS = ("peak_memory_bytes", "peak_reserved_bytes", "device_used_bytes")
@@ -34,6 +37,7 @@ class Telemetry:
         self._retries_before = 0
         self._readings: list[dict[str, Any]] = []
         self.attention: str | None = None
+        self.experts: ExpertLoads | None = None
 
     def built(self) -> None:
         """Begin the peaks of memory anew, so that they are those of steps."""
@@ -46,6 +50,11 @@ class Telemetry:
         """Begin to count the allocator's retries, and read the device's sensors right after a step."""
         self._retries_before = _retries(self._device) or 0
         self._readings.append(device_state(self._device))
+
+    def stepped(self) -> None:
+        """Note, between two steps, that one is over."""
+        if self.experts is not None:
+            self.experts.end_step(self._device)
 
     def describe(self) -> dict[str, Any]:
         """Return a result's keys about memory, device and versions, of all ranks. Every rank must call it.
@@ -72,11 +81,12 @@ class Telemetry:
         rows: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(rows, own)
         several = {key: [row[key] for row in rows] for key in own}
-        known = {key: ranks if None not in ranks else None for key, ranks in several.items()}
+        known: dict[str, Any] = {key: ranks if None not in ranks else None for key, ranks in several.items()}
         software = describe_software(self._device)
         found = {key: known.pop(key) for key in PEAKS}
         versions = [f"{name} {version}" for name, version in software["versions"].items() if version is not None]
-        return found | software | {"telemetry": known | {"attention": self.attention, "versions": versions}}
+        known |= {"attention": self.attention, "versions": versions}
+        return found | software | {"telemetry": known | ({} if self.experts is None else self.experts.describe())}
 
 
 def own_memory(device: torch.device) -> dict[str, int | None]:

@@ -159,7 +159,7 @@ class ReplicatedHeads(OnLocalWeight):
 
 
 class SequenceLinear(OnLocalWeight):
-    """A whole linear layer over this rank's positions; its gradient is a part of a sum over the ranks."""
+    """A whole linear layer, over this rank's positions or for its heads; its gradient is a part of the ranks' sum."""
 
     def __init__(self, whole: nn.Module, ranks: TensorRanks) -> None:
         super().__init__(whole, ranks, Replicate())
@@ -224,9 +224,11 @@ def split_blocks(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_paralle
 
     for block in cast("Iterable[Block]", model.blocks.values()):
         parts = [block.attention, block.feed_forward]
-        if isinstance(block.feed_forward, MixtureOfExperts):  # a rank's own positions go through whole experts
-            block.feed_forward.router = cast("Any", SequenceLinear(block.feed_forward.router, ranks))
-            parts.pop()
+        if isinstance(
+            mixture := block.feed_forward, MixtureOfExperts
+        ):  # a rank's own positions go through whole experts
+            mixture.router = cast("Any", SequenceLinear(mixture.router, ranks))
+            parts = [block.attention, *([] if mixture.shared is None else [mixture.shared])]
         for part in parts:
             for name, whole in list(part.named_children()):
                 setattr(part, name, _split(name, whole, shape, ranks))
@@ -241,8 +243,10 @@ def split_blocks(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_paralle
 def _split(name: str, whole: nn.Module, shape: Model, ranks: TensorRanks) -> OnLocalWeight:
     if name in ("output", "down"):
         return SummedLinear(whole, ranks)
-    if name in ("query_norm", "key_norm"):
+    if name.endswith("_norm"):
         return SequenceNorm(cast("Any", whole), ranks)
+    if name.endswith("_down"):  # each rank has the latent vectors whole, and gradients of its own heads
+        return SequenceLinear(whole, ranks)
     if name in ("key", "value") and shape.kv_heads < ranks.size:
         head = ranks.number * shape.kv_heads // ranks.size
         return ReplicatedHeads(whole, ranks, slice(head * shape.head_dim, (head + 1) * shape.head_dim))

@@ -21,10 +21,10 @@ from torch.distributed.tensor.parallel import loss_parallel
 from frontrunner.evaluators.trainer import optimizer
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.data_parallel import FsdpReplicas, Replicas, spread
-from frontrunner.evaluators.trainer.expert_parallel import apply_expert_parallel
+from frontrunner.evaluators.trainer.expert_parallel import ExpertLoads, apply_expert_parallel
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout, stage_layers, stages_of_rank
-from frontrunner.evaluators.trainer.model import Gpt, initialize, mean_cross_entropy
+from frontrunner.evaluators.trainer.model import Balance, Gpt, initialize, mean_cross_entropy
 from frontrunner.evaluators.trainer.run import StepOutcome, Stepper, synchronize
 from frontrunner.evaluators.trainer.tensor_parallel import apply_tensor_parallel, overlap_when_compiled
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, SPLIT_BACKWARD_SCHEDULES
@@ -64,6 +64,12 @@ def _build_part(job: Job, layout: Layout, layers: range, device: torch.device) -
         apply_tensor_parallel(module, job.model, layout.mesh["tensor"], sequence_parallel=recipe.sequence_parallel)
     if layout.experts is not None:
         apply_expert_parallel(module, layout.experts["experts"])
+    for mixture in module.mixtures.values():
+        if recipe.sequence_parallel:
+            mixture.parts.append(layout.mesh["tensor"].get_group())
+            mixture.summed = recipe.tensor_parallel
+        if layout.context is not None:
+            mixture.parts.append(layout.context.group)
     part = spread(module, layout, job.precision, device)
     if recipe.async_tensor_parallel:
         overlap_when_compiled(layout.mesh["tensor"])
@@ -86,10 +92,18 @@ class TorchStepper(Stepper):
             stage: _build_part(job, layout, ranges[stage], device)
             for stage in stages_of_rank(recipe, layout.pipeline_rank)
         }
+        self._balances: dict[str, Balance] = {}
+        for name, mixture in (one for part in self._parts.values() for one in cast("Gpt", part.model).mixtures.items()):
+            mixture.weigh = lambda loss: self.scale.scaled(loss / recipe.accumulation)
+            if mixture.balance is not None:
+                self._balances[name] = mixture.balance.on(device)
         self._named = [named for part in self._parts.values() for named in part.named_parameters()]
         self._parameters = [parameter for _, parameter in self._named]
         self.optimizer = optimizer.build_optimizer(job.optimizer, self._parameters, state=recipe.optimizer_state)
         self._holders = recipe.copies * recipe.tensor_parallel  # the ranks that hold the same pipeline stage
+        if job.model.experts and job.mode == "probe":
+            models = [part.model for part in self._parts.values()]
+            self.telemetry.experts = ExpertLoads(models, job.model, ranks_of_stage=self._holders)
         self._pipeline = layout.mesh["pipeline"].get_group()
         self._holds_last_stage = recipe.stages - 1 in self._parts
         self._kept = torch.empty(0)
@@ -164,6 +178,7 @@ class TorchStepper(Stepper):
                 optimizer.clip(self._parameters, norm=totals[1].sqrt(), largest=clips_at)
             self.optimizer.step()
             self._publish()
+        self._move_balances()
         self.optimizer.zero_grad()
         if self.device.type != "cpu":
             self._ahead = number + 1, self.training_batch(number + 1)  # while the device is busy with this step
@@ -208,6 +223,7 @@ class TorchStepper(Stepper):
     def state(self) -> dict[str, Tensor]:
         """See Stepper. Names are those of the whole model, with the optimizer's states next to each parameter."""
         state = {f"loss_scale.{key}": value for key, value in self.scale.state().items()}
+        state |= {f"balance.{name}": balance.bias for name, balance in self._balances.items()}
         for name, parameter in self._named:
             state[f"model.{name}"] = parameter.detach()
             for key, value in self.optimizer.state[parameter].items():
@@ -224,6 +240,18 @@ class TorchStepper(Stepper):
     def _publish(self) -> None:
         for part in self._parts.values():
             part.publish()
+
+    def _move_balances(self) -> None:
+        """Move the biases that balance experts by the step's tokens, of which each rank of a stage has some."""
+        if not self._balances:
+            return
+        passes = self.recipe.accumulation * self.recipe.feed_forward_tiles
+        tokens = torch.stack([balance.counted(passes) for balance in self._balances.values()])
+        for dimension in ("replicate", "shard", "tensor"):
+            if self.layout.mesh[dimension].size() > 1:
+                dist.all_reduce(tokens, group=self.layout.mesh[dimension].get_group())
+        for balance, of_layer in zip(self._balances.values(), tokens, strict=True):
+            balance.move(of_layer)
 
     def _loss_context(self) -> AbstractContextManager[Any]:
         """Return where the loss and every backward pass must run."""

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.accuracy_bounds import prior_deviations
 from frontrunner.evaluators.analytic.estimates import blocks, not_modelled
-from frontrunner.evaluators.analytic.memory import PeakMemory, peak_memory
+from frontrunner.evaluators.analytic.memory import PeakMemory, between_codes, peak_memory
 from frontrunner.evaluators.analytic.priors import INDEPENDENT, slopes
+from frontrunner.evaluators.analytic.software import KNOWN
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, Recipe
@@ -82,7 +83,8 @@ class Prior:
 
     `log_fill` is what a device must hold over its memory, `log_allocated` the part of it that tensors hold, which
     measured peaks state; on CPUs these state all of it. `slopes` are those of the logarithm of the step time, a column
-    for each constant that moves by itself (`priors.INDEPENDENT`).
+    for each constant that moves by itself (`priors.INDEPENDENT`). `memory_of_codes` is how far the known codes that an
+    unknown one may be are from that.
     """
 
     log_speed: Rows
@@ -90,6 +92,7 @@ class Prior:
     log_fill: Rows
     log_allocated: Rows
     memory_shares: Rows
+    memory_of_codes: Rows
     step_time_s: Rows
 
 
@@ -98,14 +101,16 @@ def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     rows = len(recipes)
     step_time_s, felt = np.full(rows, np.nan), np.zeros((rows, len(INDEPENDENT)))
     memory = np.full((rows, len(MEMORY_PARTS) + 1), np.nan)
+    of_codes = np.zeros((rows, len(KNOWN)))
     deviations = prior_deviations(problem.cluster, problem.precision)
     places = np.array([row for row in range(rows) if not_modelled(recipes[row]) is None], dtype=np.intp)
     for rows_of, machine, work in blocks([recipes[place] for place in places.tolist()], problem):
-        block, parts = places[rows_of], peak_memory(machine, work)
+        block, peak = places[rows_of], peak_memory(machine, work)
         step_time_s[block] = step_time(machine, work).total
         felt[block] = slopes(problem.cluster, problem.precision, machine.software, work, deviations)
         for column, name in enumerate(("runtime", *MEMORY_PARTS)):
-            memory[block, column] = getattr(parts, name)
+            memory[block, column] = getattr(peak, name)
+        of_codes[block] = between_codes(machine, work, peak, "allocated")
     memory_bytes = memory.sum(axis=1)
     known = np.isfinite(step_time_s) & (step_time_s > 0) & np.isfinite(memory_bytes) & (memory_bytes > 0)
     if not known.all():
@@ -121,6 +126,7 @@ def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
             (memory_bytes if states_all else memory[:, 1:].sum(axis=1)) / problem.cluster.memory_bytes_per_device
         ),
         memory_shares=memory[:, 1:] / memory_bytes[:, None],
+        memory_of_codes=of_codes,
         step_time_s=step_time_s,
     )
 

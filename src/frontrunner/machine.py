@@ -144,8 +144,8 @@ def _base(cluster: str | Cluster | None, ranks_per_node: int | None, device: str
         base = parse_cluster({"preset": "this-machine", **wanted})
     elif base.backend == "cpu" and ranks_per_node not in (None, base.devices_per_node):
         raise bad_value("--ranks", ranks_per_node, f"{base.devices_per_node} per node, as {base.name} has")
-    if device is not None and TORCH_DEVICES[base.backend] != device:
-        raise bad_value("--device", device, f"{TORCH_DEVICES[base.backend]}, as {base.name} has")
+    if device is not None and (its_own := TORCH_DEVICES.get(base.backend, base.backend)) != device:
+        raise bad_value("--device", device, f"{its_own}, as {base.name} has")
     return base
 
 

@@ -35,6 +35,16 @@ QWEN: dict[str, Any] = {"biases": "qkv", "qk_norm": True, "head_width": 32, "kv_
 QWEN |= {"rotary_scaling": RotaryScaling(factor=8.0, original_positions=64)}
 """Differences from the small model: GPT-2's form, and Qwen's of several generations with Llama 3.1's frequencies."""
 EXPERTS: dict[str, Any] = {"experts": 4, "experts_per_token": 2, "ffn_hidden": 96}
+LATENT: dict[str, Any] = {
+    "key_value_rank": 24, "query_rank": 40, "head_width": 12, "rotary_width": 8, "value_width": 16
+}  # fmt: skip
+DEEPSEEK: dict[str, Any] = LATENT | {
+    "experts": 8, "experts_per_token": 2, "ffn_hidden": 48, "shared_experts": 2, "dense_layers": 1,
+    "dense_ffn_hidden": 128, "router": "sigmoid", "router_groups": 4, "router_groups_kept": 2, "routed_scale": 2.5,
+    "balancing": "bias", "balancing_weight": 0.05,
+}  # fmt: skip
+"""DeepSeek-V3's form, with biases that move so far in five steps that the choice of experts changes."""
+BALANCED: dict[str, Any] = LATENT | EXPERTS | {"balancing": "loss", "balancing_weight": 0.5, "shared_experts": 1}
 CLIP_NORM = 0.2
 NEVER_REACHED = 1000.0
 
@@ -173,6 +183,9 @@ def reference(job: Job, *, learning_rate_scale: float = 1.0) -> Trained:
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), largest).item())
         optimizer.step()
+        for mixture in model.mixtures.values():
+            if (balance := mixture.balance) is not None:
+                balance.move(balance.counted(passes=1))
         optimizer.zero_grad()
         losses.append(loss.item())
     weights = {name: weight.detach() for name, weight in model.named_parameters()}

@@ -106,7 +106,6 @@ SHARED = {"data_parallel": 4, "micro_batch_seqs": 2, "expert_parallel": 2}
     ],
 )
 def test_peak_memory_of_experts_is_that_of_real_steps(choices: dict[str, Any], tmp_path: Path) -> None:
-    """No trace shows these: how many tokens go to an expert is known only when it runs."""
     model = small_model(**EXPERTS, experts_per_token=2, layers=6)
     job = small_job(tmp_path, model=model, recipe=small_recipe(**choices), sequence_length=256)
     job = replace(job, optimizer=replace(job.optimizer, name="adamw"))
@@ -114,3 +113,5 @@ def test_peak_memory_of_experts_is_that_of_real_steps(choices: dict[str, Any], t
     machine = Machine.of(problem.cluster, "fp32", FRONTRUNNER)
     told = peak_memory(machine, Workload.of([job.recipe], problem)).allocated[0]
     assert told == pytest.approx(max(look(job, "peak")), rel=0.1)
+    traced = [sum(seen["memory_bytes"].values()) for seen in look(job, "dry-run")]
+    assert told == pytest.approx(max(traced), rel=0.1)

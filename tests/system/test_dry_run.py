@@ -14,7 +14,7 @@ from frontrunner.evaluators.diagnostics.dryrun import run
 from frontrunner.evaluators.trainer.job import Job, Optimizer, Probe
 from frontrunner.spaces.errors import FrontrunnerError
 from support.campaigns import frontrunner, tiny, write_toml
-from support.trainer_runs import look, small_job, small_model, small_recipe
+from support.trainer_runs import EXPERTS, look, small_job, small_model, small_recipe
 
 ADAMW = Optimizer(
     name="adamw", learning_rate=1e-3, weight_decay=0.1, beta1=0.9, beta2=0.95, momentum=0.0, gradient_clip_norm=1.0
@@ -29,10 +29,12 @@ slow = pytest.mark.system
 
 def traced_job(folder: Path, *, micro_batches: int | None = None, **changes: Any) -> Job:
     """A job with AdamW, of whose micro-batches so many are traced, all by default."""
-    precision = changes.pop("precision", "fp32")
+    precision, shape = changes.pop("precision", "fp32"), changes.pop("model", {})
     recipe = small_recipe(**({"micro_batch_seqs": 1} | changes))
     probe = Probe(warm_up_steps=0, measured_steps=micro_batches or recipe.accumulation)
-    return small_job(folder, recipe=recipe, precision=precision, optimizer=ADAMW, probe=probe)
+    return small_job(
+        folder, model=small_model(**shape), recipe=recipe, precision=precision, optimizer=ADAMW, probe=probe
+    )
 
 
 def peaks(job: Job) -> list[int]:
@@ -47,6 +49,7 @@ SAME_AS_REAL = {
         "precision": "bf16",
         "recompute": "full",
     },
+    "experts, shared": {"data_parallel": 2, "expert_parallel": 2, "model": EXPERTS | {"routing": "uniform"}},
 }
 SAME_AS_REAL_SLOW = {
     "one rank": {},
@@ -56,6 +59,20 @@ SAME_AS_REAL_SLOW = {
     "one rank, bf16 states": {"optimizer_state": "bf16"},
     "replicas": {"data_parallel": 2},
     "context ranks": {"context_parallel": 2},
+    "experts, shared, zero-3, bf16, full": {
+        "data_parallel": 2,
+        "expert_parallel": 2,
+        "sharding": (2, 2, 2),
+        "precision": "bf16",
+        "recompute": "full",
+        "model": EXPERTS | {"routing": "uniform"},
+    },
+    "experts, shared, selective": {
+        "data_parallel": 2,
+        "expert_parallel": 2,
+        "recompute": "selective",
+        "model": EXPERTS | {"routing": "uniform"},
+    },
 }
 
 
@@ -136,6 +153,18 @@ def test_flops_are_those_of_the_formulas(changes: dict[str, Any], tmp_path: Path
     assert backward == 2 * forward
     pieces = {name: getattr(recipe, name) for name in ("recompute", "feed_forward_tiles", "loss_chunks")}
     assert forward + backward + again == tokens * flops_executed(job, **pieces)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_flops_of_experts_are_those_of_the_formulas(device: Any, tmp_path: Path) -> None:
+    """One product for each expert, and the one kernel for all that a GPU has."""
+    shared = {"data_parallel": 2, "expert_parallel": 2, "model": EXPERTS, "precision": "bf16"}
+    job = replace(traced_job(tmp_path, **shared), device=device)
+    tokens = job.recipe.global_batch_seqs * job.sequence_length
+    seen = [found["flops"] for found in look(job, "dry-run")]
+    assert sum(flops["forward"] + flops["backward"] for flops in seen) == tokens * job.model.model_flops_per_token(
+        job.sequence_length
+    )
 
 
 @pytest.fixture(scope="module")

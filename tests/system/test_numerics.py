@@ -21,9 +21,12 @@ from frontrunner.spaces.recipe import LOOPED_SCHEDULES
 from frontrunner.spaces.space import Space
 from support.small_space import covering_recipes, pairs_left_out
 from support.trainer_runs import (
+    BALANCED,
     CLIP_NORM,
+    DEEPSEEK,
     EXPERTS,
     GPT2,
+    LATENT,
     NEVER_REACHED,
     QWEN,
     TOLERANCE,
@@ -113,6 +116,27 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
     | _pipeline(2, "interleaved-1f1b", virtual=2)
     | _data(2, ZERO_1)
     | _experts(4),
+}
+
+LATENT_MATH: dict[str, Any] = LATENT | {"query_rank": None, "attention": "math"}
+OF_DEEPSEEK: dict[str, dict[str, Any]] = {
+    "accumulation-4-tiles": {"micro_batch_seqs": 2, "feed_forward_tiles": 2, "loss_chunks": 2},
+    "dp2-zero3-full": _data(2, ZERO_3) | {"recompute": "full"},
+    "dp2-zero3-selective": _data(2, ZERO_3) | {"recompute": "selective"},
+    "dp4-hybrid": _data(4, (2, 2, 2)),
+    "ep2-cp2-dp2-zero1-full": _context(2) | _data(2, (1, 1, 4)) | _experts(2) | {"recompute": "full"},
+    "ep4-tp2-sp-dp2-zero3": _tensor(2, sequence=True) | _data(2, ZERO_3) | _experts(4),
+    "ep2-pp4-1f1b-dp2-zero3": _pipeline(4, "1f1b") | _data(2, ZERO_3) | _experts(2),
+    "pp2-zbv-full": _pipeline(2, "zbv", virtual=2) | {"recompute": "full"},
+    "ep2-pp2-izb-dp2": _pipeline(2, "interleaved-zero-bubble", virtual=2) | _data(2, REPLICATED) | _experts(2),
+}
+BALANCED_BY_A_LOSS: dict[str, dict[str, Any]] = {
+    "accumulation-4": {"micro_batch_seqs": 2},
+    "ep2-tp2-sp-dp2-zero1": _tensor(2, sequence=True) | _data(2, ZERO_1) | _experts(2),
+    "ep4-cp4-selective": _context(4) | _experts(4) | {"recompute": "selective"},
+    "ep4-tp2-sp-cp2-full": _context(2, tensor=2, sequence=True) | _experts(4) | {"recompute": "full"},
+    "ep2-pp2-interleaved-dp2-zero2": _pipeline(2, "interleaved-1f1b", virtual=2) | _data(2, ZERO_2) | _experts(2),
+    "pp2-zbv-full": _pipeline(2, "zbv", virtual=2) | {"recompute": "full"},
 }
 
 CASES = [
@@ -228,6 +252,16 @@ CASES = [
         clip_norm=CLIP_NORM,
     ),
     *(Case(name=f"experts-{name}", recipe=recipe, model=EXPERTS) for name, recipe in WITH_EXPERTS.items()),
+    *(Case(name=f"deepseek-{name}", recipe=recipe, model=DEEPSEEK) for name, recipe in OF_DEEPSEEK.items()),
+    *(Case(name=f"balanced-{name}", recipe=recipe, model=BALANCED) for name, recipe in BALANCED_BY_A_LOSS.items()),
+    Case(name="latent-attention-tp4", recipe=_tensor(4), model=LATENT),
+    Case(name="latent-attention-tp2-sp-cp2-math", recipe=_context(2, tensor=2, sequence=True), model=LATENT_MATH),
+    Case(name="latent-attention-pp2-zbv", recipe=_pipeline(2, "zbv", virtual=2), model=LATENT),
+    Case(
+        name="experts-ep2-tp2-sp-uniform",
+        recipe=_tensor(2, sequence=True) | _experts(2),
+        model=EXPERTS | {"routing": "uniform"},
+    ),
     Case(name="experts-ep2-gelu-one-each", recipe=_data(2, ZERO_2) | _experts(2), model=GPT2 | EXPERTS | ONE_EACH),
     Case(name="cp2", recipe=_context(2) | {"micro_batch_seqs": 2}, clip_norm=CLIP_NORM),
     Case(name="cp4-learned-tied", recipe=_context(4), model=GPT2 | {"tied_embeddings": True}),

@@ -116,6 +116,36 @@ FAULTS = {
         "found[order.argsort()]",
         "found[order]",
     ),
+    "the gradient of a matrix that each rank has whole is not summed": (
+        "tensor_parallel.py",
+        "functional.linear(x, self._local_weight(Partial()))",
+        "functional.linear(x, self._local_weight())",
+    ),
+    "positions of latent attention are those of the first context rank": (
+        "model.py",
+        "start=self._start",
+        "start=0",
+    ),
+    "biases that balance experts go by the tokens of one rank": (
+        "torch_engine.py",
+        'in ("replicate", "shard", "tensor")',
+        'in ("replicate",)',
+    ),
+    "biases that balance experts count tokens of no step": (
+        "model.py",
+        "self._tokens[-passes:]",
+        "self._tokens",
+    ),
+    "the loss that balances experts is one of each micro-batch": (
+        "torch_engine.py",
+        "self.scale.scaled(loss / recipe.accumulation)",
+        "self.scale.scaled(loss)",
+    ),
+    "the loss that balances experts sees a part of each sequence": (
+        "model.py",
+        "for group in self.parts:",
+        "for group in []:",
+    ),
     "learned positions are those of the first context rank": (
         "model.py",
         "context.positions(sequence_length).start",

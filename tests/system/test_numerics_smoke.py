@@ -10,7 +10,9 @@ from frontrunner.spaces.recipe import LOOPED_SCHEDULES
 from frontrunner.spaces.space import Space
 from support.small_space import most_covering
 from support.trainer_runs import (
+    BALANCED,
     CLIP_NORM,
+    DEEPSEEK,
     EXPERTS,
     GPT2,
     NEVER_REACHED,
@@ -51,6 +53,15 @@ NAMED = {
     "dp4-zero1-ep2": (
         {"data_parallel": 4, "sharding": (1, 1, 4), "expert_parallel": 2, "micro_batch_seqs": 1},
         EXPERTS,
+    ),
+    "deepseek-tp2-sp-pp2-1f1b-ep2": (
+        {"tensor_parallel": 2, "sequence_parallel": True, "pipeline_parallel": 2, "schedule": "1f1b"}
+        | {"expert_parallel": 2, "micro_batch_seqs": 2},
+        DEEPSEEK,
+    ),
+    "balanced-cp2-dp2-zero1-ep2": (
+        {"context_parallel": 2, "data_parallel": 2, "sharding": (1, 1, 4), "expert_parallel": 2, "micro_batch_seqs": 2},
+        BALANCED,
     ),
 }
 OF_THE_SPACE = [small_recipe(**recipe) for recipe, _ in NAMED.values() if "expert_parallel" not in recipe]

@@ -9,9 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
+from frontrunner.evaluators.trainer.data import TokenFile
 from frontrunner.evaluators.trainer.job import Job
+from frontrunner.evaluators.trainer.model import Gpt, initialize
 from support.trainer_runs import (
+    EXPERTS,
+    SEQUENCE_LENGTH,
     prepare,
     read_progress,
     read_result,
@@ -51,6 +57,37 @@ def test_a_probe_tells_each_step_and_each_ranks_memory(tmp_path: Path) -> None:
     assert [event["step"] for event in steps] == [1, 2, 3, 4, 5]
     assert [event["loss"] for event in steps] == result["losses"]
     assert {event["tokens"] for event in steps} == {8 * 32}
+
+
+def test_a_probe_tells_how_evenly_experts_and_ranks_were_loaded(tmp_path: Path) -> None:
+    model = small_model(**EXPERTS)
+    job = small_job(tmp_path / "run", model=model, recipe=small_recipe(data_parallel=4, expert_parallel=2))
+    told = run_job(job)["telemetry"]
+
+    # What the first step's routers chose, by a plain model of the same first weights over each replica's sequences.
+    whole = Gpt(model, sequence_length=SEQUENCE_LENGTH, layers=range(model.layers))
+    initialize(whole.named_parameters(), seed=job.seed, layers=model.layers)
+    routed: list[Tensor] = []
+    for block in whole.blocks.values():
+        block.feed_forward.router.register_forward_hook(lambda _, __, logits: routed.append(logits.topk(2).indices))
+    data = TokenFile(job.data_path, dtype="uint16", sequence_length=SEQUENCE_LENGTH, seed=job.seed)
+    whole(data.training_batch(1, sequences=slice(0, 8), global_batch_seqs=8).inputs)
+    of_replicas = [torch.bincount(part.flatten(), minlength=4) for layer in routed for part in layer.chunk(4)]
+    counts = torch.stack(of_replicas).view(4, 4, 4)  # by layer, replica and expert
+    of_experts = counts.sum(dim=1).amax(dim=1) / (8 * 32 * 2 / 4)
+    # Ranks 0 and 1 share experts, and so do 2 and 3; each holds two of the four.
+    of_ranks = counts.view(4, 2, 2, 2, 2).sum(dim=(2, 4)).flatten(1).amax(dim=1) / (8 * 32 * 2 / 4)
+    assert told["routing"] == "learned"
+    assert len(told["expert_imbalance"]) == len(told["rank_imbalance"]) == 5
+    assert told["expert_imbalance"][0] == pytest.approx(of_experts.mean().item())
+    assert told["rank_imbalance"][0] == pytest.approx(of_ranks.mean().item())
+
+
+def test_dealt_tokens_load_all_experts_alike(tmp_path: Path) -> None:
+    model = small_model(**EXPERTS, routing="uniform")
+    told = run_job(small_job(tmp_path / "run", model=model, recipe=small_recipe(recompute="full")))["telemetry"]
+    assert told["routing"] == "uniform"
+    assert told["expert_imbalance"] == told["rank_imbalance"] == [1.0] * 5
 
 
 def test_a_loss_that_is_not_finite_ends_the_probe_at_its_step(tmp_path: Path) -> None:

@@ -90,11 +90,15 @@ def test_a_model_is_read_from_the_configuration_of_a_published_one(tmp_path: Pat
         (LLAMA | {"hidden_act": "relu"}, {}, 'hidden_act = "relu": expected "silu": no other is modeled'),
         (LLAMA | {"attention_bias": True}, {}, "attention_bias = true: expected false: no other is modeled"),
         (
-            LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+            LLAMA | {"rope_scaling": {"type": "longrope", "factor": 4.0}},
             {},
-            'rope_scaling.rope_type = "yarn": expected default or llama3',
+            'rope_scaling.rope_type = "longrope": expected one of default, linear, llama3, yarn',
         ),
-        (LLAMA | {"partial_rotary_factor": 0.5}, {}, "rotation of a part is not modeled"),
+        (
+            LLAMA | {"model_type": "phi3", "rope_scaling": {"type": "yarn", "factor": 4.0}},
+            {},
+            'rope_scaling.rope_type = "yarn": expected one of default',
+        ),
         ({key: value for key, value in LLAMA.items() if key != "hidden_size"}, {}, "no hidden_size"),
         ("[1]", {}, "config.json: not usable JSON: expected a table"),
         ("{", {}, "config.json: not valid JSON"),

@@ -17,16 +17,33 @@ from frontrunner.evaluators.analytic.memory import memory_of_ranks
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.export.tools import TOOLS
+from frontrunner.evaluators.probe.measure import measured_steps
+from frontrunner.results.outcome import Telemetry
+from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.sharding import Sharding
+from frontrunner.views.columns import expert_balance
 from support import legality
 from support.analytic import A100, PROBLEM, recipe, without_latency, work
 
 MIXTRAL = Model(
     name="m", layers=32, hidden=4096, heads=32, kv_heads=8, ffn_hidden=14336, vocabulary=32000, vocabulary_multiple=1,
     activation="swiglu", norm="rmsnorm", experts=8, experts_per_token=2,
+)  # fmt: skip
+DEEPSEEK_V3 = replace(
+    MIXTRAL, layers=61, hidden=7168, heads=128, kv_heads=128, head_width=128, ffn_hidden=2048, vocabulary=129280,
+    key_value_rank=512, query_rank=1536, rotary_width=64, experts=256, experts_per_token=8, shared_experts=1,
+    dense_layers=3, dense_ffn_hidden=18432, router="sigmoid", router_groups=8, router_groups_kept=4, routed_scale=2.5,
+)  # fmt: skip
+DEEPSEEK_V2 = replace(
+    DEEPSEEK_V3, layers=60, hidden=5120, ffn_hidden=1536, vocabulary=102400, experts=160, experts_per_token=6,
+    shared_experts=2, dense_layers=1, dense_ffn_hidden=12288, router="softmax", router_groups_kept=3,
+)  # fmt: skip
+DEEPSEEK_V2_LITE = replace(
+    DEEPSEEK_V2, layers=27, hidden=2048, heads=16, kv_heads=16, ffn_hidden=1408, query_rank=None, experts=64,
+    dense_ffn_hidden=10944, router_groups=1, router_groups_kept=1,
 )  # fmt: skip
 ZERO_1, ZERO_3 = Sharding(optimizer=64), Sharding(parameters=64, gradients=64, optimizer=64)
 OURS = without_latency(Machine.of(A100, "bf16", FRONTRUNNER))
@@ -42,6 +59,64 @@ def test_parameters_and_flops_are_those_of_the_released_model() -> None:
     dense = replace(MIXTRAL, experts=0, experts_per_token=0, ffn_hidden=2 * MIXTRAL.ffn_hidden)
     router = 2.0 * MIXTRAL.hidden * MIXTRAL.experts
     assert MIXTRAL.layer_flops_per_token(4096) == dense.layer_flops_per_token(4096) + router
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "active"),
+    [
+        (DEEPSEEK_V3, 671_026_404_352, 37_552_282_624),
+        (DEEPSEEK_V2, 235_741_434_880, 21_375_800_320),
+        (DEEPSEEK_V2_LITE, 15_706_484_224, 2_661_150_208),
+    ],
+)
+def test_shared_experts_dense_layers_and_latent_attention_are_counted(
+    model: Model, parameters: int, active: int
+) -> None:
+    """DeepSeek-V3 has the 58 x 256 biases of its choice besides."""
+    assert (model.parameters, model.active_parameters) == (parameters, active)
+
+
+def test_flops_of_latent_attention_are_those_of_its_matrices() -> None:
+    """DeepSeek-V3's 128 heads see 192 numbers of each position and return 128; a token goes through 3 + 58 layers."""
+    attention = 7168 * (1536 + 512 + 64) + 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7168
+    dense, mixed = 3 * 7168 * 18432, 9 * 3 * 7168 * 2048 + 7168 * 256
+    forward = 2 * (61 * attention + 3 * dense + 58 * mixed + 7168 * 129_280) + 61 * 2 * 4096 * 128 * (192 + 128)
+    assert DEEPSEEK_V3.model_flops_per_token(4096) == pytest.approx(3.0 * forward, rel=1e-12)
+
+
+def test_the_first_layers_of_a_model_keep_one_with_experts() -> None:
+    assert DEEPSEEK_V3.of_layers(4).kinds[0][0] == 3
+    assert DEEPSEEK_V3.of_layers(3).dense_layers == 2
+    assert DEEPSEEK_V3.of_layers(1).dense_ffn_hidden is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dense_layers": 61}, "model.dense_layers = 61: expected fewer than model.layers = 61"),
+        ({"dense_layers": 0}, "model.dense_ffn_hidden = 18432: expected none without model.dense_layers"),
+        ({"dense_ffn_hidden": None}, "model.dense_ffn_hidden is missing: expected the width of model.dense_layers"),
+        ({"router_groups": 3}, "model.router_groups = 3: expected a divisor of model.experts = 256"),
+        ({"router_groups_kept": 9}, "model.router_groups_kept = 9: expected at most 8"),
+        (
+            {"router_groups": 64, "router_groups_kept": 1},
+            "model.router_groups_kept = 1: expected at most 64 groups, with",
+        ),
+        ({"router_groups": 256, "router_groups_kept": 8}, "model.router_groups = 256: expected groups of two experts"),
+        ({"router": "tanh"}, 'model.router = "tanh": expected one of softmax, sigmoid'),
+        ({"routed_scale": 0.0}, "model.routed_scale = 0.0: expected above 0"),
+        ({"kv_heads": 8}, "model.kv_heads = 8: expected model.heads = 128"),
+        ({"rotary_width": 0}, "model.rotary_width = 0: expected an even number"),
+        ({"positions": "learned"}, "model.rotary_width = 64: expected an even number"),
+        ({"qk_norm": True}, "model.qk_norm = true: expected false"),
+        ({"key_value_rank": None}, "model.query_rank = 1536: expected none: latent attention has it"),
+        ({"experts": 0, "experts_per_token": 0}, "model.shared_experts = 1: expected no such key"),
+    ],
+)
+def test_what_makes_no_deepseek_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        replace(DEEPSEEK_V3, **changes)
+    assert message in refused.value.message
 
 
 @pytest.mark.parametrize(
@@ -96,6 +171,38 @@ def test_recipes_that_experts_do_not_allow(choices: dict[str, Any], code: str, t
     assert (reason.code, text in reason.text) == (code, True)
 
 
+@pytest.mark.parametrize(
+    ("model", "choices", "code"),
+    [
+        ({"key_value_rank": 16, "rotary_width": 8, "kv_heads": 24}, {"engine": "deepspeed"}, "latent-engine"),
+        ({"experts": 8, "experts_per_token": 2, "balancing": "loss"}, {"feed_forward_tiles": 2}, "experts-tiles"),
+        ({"experts": 8, "experts_per_token": 2, "balancing": "bias"}, {"feed_forward_tiles": 2}, None),
+        ({"key_value_rank": 16, "rotary_width": 8, "kv_heads": 24}, {}, None),
+    ],
+)
+def test_recipes_that_deepseek_does_not_allow(model: dict[str, Any], choices: dict[str, Any], code: str | None) -> None:
+    problem = replace(legality.PROBLEM, model=replace(legality.MODEL, **model))
+    reason = why_illegal(legality.recipe(**choices), problem)
+    assert (reason and reason.code) == code
+
+
+def test_routing_is_part_of_what_was_measured() -> None:
+    of_router, dealt = of_experts(), of_experts(routing="uniform")
+    ids = {recipe_id(problem, recipe()) for problem in (of_router, of_experts(routing="learned"), dealt)}
+    assert ids == {recipe_id(of_router, recipe()), recipe_id(dealt, recipe())}
+    assert len(ids) == 2
+    with pytest.raises(InvalidInput, match=r"model\.routing"):
+        of_experts(experts=0, experts_per_token=0, routing="uniform")
+
+
+def test_imbalance_is_told_with_how_tokens_were_routed() -> None:
+    telemetry = Telemetry(routing="learned", expert_imbalance=(1.4, 1.3, 1.1), rank_imbalance=(1.0, 1.25, 1.25))
+    found = {"node_seconds": 1.0, "peak_memory_bytes": (1,), "telemetry": telemetry}
+    measured = measured_steps(recipe(), of_experts(), (1.0,), **found)
+    assert expert_balance(measured) == "tokens by the router: fullest expert 1.30, fullest rank 1.25 times the mean"
+    assert expert_balance(replace(measured, telemetry=Telemetry())) is None
+
+
 def test_a_dense_model_has_no_experts_to_share() -> None:
     reason = why_illegal(legality.recipe(expert_parallel=2), legality.PROBLEM)
     assert reason is not None
@@ -136,6 +243,45 @@ def test_tokens_travel_to_their_experts_and_back_in_both_passes() -> None:
     found = dispatch_s(OURS, work(plain, again, problem=of_experts()))
     assert found == pytest.approx(np.array([4, 6]) * sent / OURS.node_bytes_per_s)
     assert dispatch_s(OURS, work(replace(plain, expert_parallel=1), problem=of_experts())) == 0
+
+
+def test_tokens_that_are_sent_once_cross_to_each_node_at_most_one_time() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 1, "devices": 16, "expert_parallel": 16}
+    rows = work(recipe(**shape), problem=of_experts(experts=16, experts_per_token=4))
+    times = {}
+    for code in (FRONTRUNNER, replace(FRONTRUNNER, dispatches_once=True)):
+        slow = replace(OURS, software=code, network_bytes_per_s_per_node=1e9)
+        times[code.dispatches_once] = dispatch_s(slow, rows)[0]
+    # Of 16 experts the other node has 8: all four of a token's are at home in 70 of 1820 cases.
+    assert times[True] / times[False] == pytest.approx((1 - 70 / 1820) / (4 * 8 / 16))
+
+
+def test_the_fullest_rank_computes_and_sends_more() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8, "expert_parallel": 8}
+    rows = work(recipe(**shape), problem=of_experts())
+    even, full = (replace(OURS, efficiencies=replace(OURS.efficiencies, expert_imbalance=i)) for i in (1.0, 1.5))
+    assert dispatch_s(full, rows) == pytest.approx(1.5 * dispatch_s(even, rows))
+    more = 0.5 * 2 * 3 * 4096 * 14336 * 2 * 8 * 2048 / OURS.matmul_flops
+    assert layer(full, rows).forward - layer(even, rows).forward == pytest.approx(more, rel=0.1)
+    with pytest.raises(InvalidInput, match=r"expert_imbalance = 0\.5: expected at least 1"):
+        Machine.of(replace(A100, efficiencies={"expert_imbalance": 0.5}), "bf16", FRONTRUNNER)
+
+
+def test_another_micro_batch_hides_the_dispatch() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 4, "devices": 8, "expert_parallel": 8}
+    rows = work(recipe(**shape), problem=of_experts())
+    codes = (FRONTRUNNER, replace(FRONTRUNNER, overlaps_dispatch=True))
+    waits, hidden = (step_time(replace(OURS, software=code), rows).expert_parallel[0] for code in codes)
+    assert hidden == pytest.approx(0.05 * waits)
+
+
+def test_a_code_that_adds_gradients_in_its_products_does_not_pass_over_them_again() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 4, "devices": 8}
+    rows = work(recipe(**shape), problem=of_experts())
+    codes = (FRONTRUNNER, replace(FRONTRUNNER, fuses_accumulation=True))
+    apart, fused = (layer(replace(OURS, software=code), rows).backward[0] for code in codes)
+    moved = MIXTRAL.matmul_parameters_per_layer * (2 + 2 * 4)
+    assert apart - fused == pytest.approx(moved / OURS.memory_bytes_per_s)
 
 
 def test_experts_that_have_no_replica_are_not_reduced() -> None:

@@ -150,6 +150,8 @@ def test_the_arguments_say_the_model(name: str, preset: str, said: str, unsaid: 
         ("megatron-deepspeed", "qwen3-8b", {}, "no norms of queries and keys"),
         ("nanotron", "qwen3-0.6b", {}, "nanotron's Llama has no qk_norm, head_width"),
         ("nanotron", "llama-3.1-8b", {}, "nanotron's Llama has no rotary_scaling"),
+        ("nanotron", "llama-3-8b", {"rotary_width": 32}, "no rotary_width is exported for nanotron yet"),
+        ("megatron-lm", "gpt-neox-20b", {}, "no rotary_width, parallel_residual is exported for Megatron-LM yet"),
     ],
 )
 def test_a_model_that_the_tool_does_not_have_is_refused(

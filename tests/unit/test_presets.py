@@ -103,9 +103,17 @@ def test_the_frontier_study_s_models(name: str, layers: int, hidden: int, heads:
         ("gb300-nvl72", 72, 277, 2500, 72 * 100),
         ("mi300x-platform", 8, 192, 1307.4, 8 * 50),
         ("mi325x-platform", 8, 256, 1307.4, 8 * 50),
+        ("mi350x-platform", 8, 288, 2306.9, 8 * 50),
         ("mi355x-platform", 8, 288, 2516.6, 8 * 50),
         ("aurora", 12, 64, 419, 8 * 25),
         ("dgx-1-v100", 8, 31.7, 125, 4 * 12.5),
+        ("hgx-h20", 8, 95.6, 148, 8 * 50),
+        ("h100-nvl-server", 8, 93.6, 835.5, 4 * 50),
+        ("aws-g6e-48xlarge", 8, 45, 362.05, 4 * 12.5),
+        ("aws-g5-48xlarge", 8, 22.5, 70, 12.5),
+        ("rtx-4090-server", 8, 24, 165.2, 0),
+        ("rtx-5090-server", 8, 31.8, 209.5, 0),
+        ("hls-gaudi-3", 8, 128, 459, 24 * 25),
     ],
 )
 def test_clusters_have_their_published_figures(
@@ -115,8 +123,19 @@ def test_clusters_have_their_published_figures(
     assert (found.name, found.nodes, found.devices_per_node) == (name, 1, per_node)
     assert found.memory_gib_per_device == gib
     assert found.peak_flops("fp16") == tflops * 1e12
-    assert found.peak_flops("bf16") == (None if "v100" in name else tflops * 1e12)
+    bf16 = {"dgx-1-v100": None, "hls-gaudi-3": 1835e12}.get(name, tflops * 1e12)
+    assert found.peak_flops("bf16") == bf16
     assert (found.links.nics_per_node or 0) * (found.links.nic_gb_per_s or 0) == network
+
+
+@pytest.mark.parametrize("name", preset_names("devices"))
+def test_fp8_rates_are_dense_ones(name: str) -> None:
+    """Twice those in 16 bits, but for Gaudi 3's engines, which do both alike; none before Ada, Hopper and MI300."""
+    rates = device_preset(name)["peak_tflops"]
+    if any(one in name for one in ("a100", "v100", "mi250", "pvc", "a10g")):
+        assert "fp8" not in rates
+    else:
+        assert rates["fp8"] == pytest.approx((1 if name == "gaudi-3" else 2) * rates["bf16"], rel=0.02)
 
 
 def test_every_cluster_preset_is_tested() -> None:
@@ -157,6 +176,7 @@ def test_every_entry_has_a_source(name: str) -> None:
         ("AMD Instinct MI250", "mi250-gcd"),
         ("AMD Instinct MI300A", "mi300a"),
         ("AMD Instinct MI325X", "mi325x"),
+        ("AMD Instinct MI350X", "mi350x"),
         ("AMD Instinct MI355X", "mi355x"),
         ("AMD Instinct MI300X", "mi300x"),
         ("Intel(R) Data Center GPU Max 1550", "pvc-tile"),

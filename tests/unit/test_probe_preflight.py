@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.probe.job import disk_table
-from frontrunner.evaluators.probe.preflight import prepare_disk
+from frontrunner.evaluators.probe.preflight import prepare_disk, prepare_here
 from frontrunner.evaluators.trainer.deepspeed_disk import OPERATORS, built_folder
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
@@ -117,3 +119,12 @@ def test_a_job_names_a_folder_of_its_own_and_what_it_takes(tmp_path: Path) -> No
     assert first["folder"] != second["folder"]
     assert Path(first["folder"]).parent == Path("/scratch")
     assert disk_table(setup, tiny_recipe(), tmp_path) is None
+
+
+def test_a_device_that_no_engine_runs_on_is_refused_for_probes_alone(tmp_path: Path) -> None:
+    setup = setup_of(tiny_recipe())
+    problem = replace(setup.problem, cluster=cluster(None, backend="hpu"))
+    with pytest.raises(
+        InvalidInput, match=r'cluster\.backend = "hpu": expected one of cpu, cuda, rocm, xpu for probes'
+    ):
+        prepare_here(problem, DispatchSettings(), engines=("torch",), offloads=())

@@ -139,6 +139,8 @@ def test_flops_agree_with_the_megatron_formula() -> None:
         ({"max_positions": 0}, "model.max_positions = 0: expected at least 1"),
         ({"activation": "relu"}, 'model.activation = "relu": expected one of gelu, gelu_tanh, swiglu'),
         ({"biases": "some"}, 'model.biases = "some": expected one of none, qkv, all'),
+        ({"rotary_width": 3}, "model.rotary_width = 3: expected an even number, at most 2"),
+        ({"rotary_width": 4}, "model.rotary_width = 4: expected an even number, at most 2"),
         ({"head_width": 5}, "model.head_width = 5: expected an even number for rotary positions"),
         ({"rotary_theta": 0.0}, "model.rotary_theta = 0.0: expected above 0"),
         ({"norm_epsilon": -1e-5}, "model.norm_epsilon = -1e-05: expected above 0"),
@@ -155,6 +157,8 @@ def test_a_shape_that_cannot_be_says_why(change: dict[str, Any], message: str) -
     ("change", "message"),
     [
         ({"factor": 0.5}, "model.rotary_scaling.factor = 0.5: expected at least 1"),
+        ({"kind": "su"}, 'model.rotary_scaling.kind = "su": expected one of llama3, yarn, linear'),
+        ({"beta_slow": 32.0}, "model.rotary_scaling.beta_slow = 32.0: expected above 0 and below beta_fast = 32.0"),
         (
             {"low_frequency_factor": 4.0},
             "model.rotary_scaling.low_frequency_factor = 4.0: expected above 0 and below high_frequency_factor = 4.0",

@@ -88,6 +88,8 @@ def test_identity_does_not_depend_on_names_rates_or_sizes(problem: Problem) -> N
         replace(PROBLEM, model=replace(MODEL, biases="qkv")),
         replace(PROBLEM, model=replace(MODEL, head_width=16)),
         replace(PROBLEM, model=replace(MODEL, qk_norm=True)),
+        replace(PROBLEM, model=replace(MODEL, rotary_width=4)),
+        replace(PROBLEM, model=replace(MODEL, parallel_residual=True)),
         replace(PROBLEM, sequence_length=65),
         replace(PROBLEM, precision="bf16"),
         replace(PROBLEM, cluster=replace(CLUSTER, device="another")),

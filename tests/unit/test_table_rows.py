@@ -227,6 +227,11 @@ def test_a_row_that_names_deepspeed_is_of_its_pipeline(tmp_path: Path, named: di
         ({"source": "mosaicml/llm-foundry", "training_code": "TorchTitan"}, "torchtitan"),
         ({"training_code": "megatron-lm", "note": "framework=ds-zero1"}, "megatron-lm"),
         ({"training_code": "our own"}, "unknown"),
+        ({"framework": "Megatron-Bridge (main)"}, "nemo"),
+        ({"framework": "NeMo AutoModel (PyTorch FSDP2)", "source": "mosaicml/llm-foundry"}, "nemo-automodel"),
+        ({"framework": "Megatron-LM", "training_code": "torchtitan"}, "torchtitan"),
+        ({"note": "4 nodes; framework=OneFlow; recompute inferred"}, "unknown"),
+        ({"note": "framework=Megatron-LM; 4 nodes"}, "megatron-lm-fp16"),
     ],
 )
 def test_a_row_s_own_code_comes_before_what_its_source_and_model_suggest(
@@ -235,6 +240,35 @@ def test_a_row_s_own_code_comes_before_what_its_source_and_model_suggest(
     found = read(tmp_path, row(**named), row(**named | {"training_code": "nanotron"})).problems
     assert [problem.problem.software.code for problem in found] == [code, "nanotron"]
     assert len({problem.name for problem in found}) == 2
+
+
+def test_how_a_row_s_tokens_reach_their_experts_is_read_and_makes_problems_of_their_own(tmp_path: Path) -> None:
+    shape = {"experts": 8, "top_k": 2, "ffn_hidden": 4096, "vocab": 32000, "model": "m", "framework": "Megatron-LM"}
+    stated = {"dispatcher": "hybridep", "ep_overlap": 1, "cuda_graph": "transformer_engine: attn moe_router"}
+    whole = stated | {"cuda_graph": "full_iteration"}
+    problems = read(tmp_path, row(**shape), row(**shape, **stated), row(**shape, **whole)).problems
+    codes = [coded(one.problem.software) for one in problems]
+    assert [(c.dispatches_once, c.overlaps_dispatch, c.graphs) for c in codes] == [
+        (False, False, "none"),
+        (True, True, "layers"),
+        (True, True, "step"),
+    ]
+    assert len({problem.name for problem in problems}) == 3
+
+
+def test_a_peak_may_stand_in_either_column(tmp_path: Path) -> None:
+    (problem,) = read(tmp_path, row(peak_mem_gb="", memory_gib=20), row(mbs=2, gas=8, memory_gib=30)).problems
+    peaks = [one.outcome.peak_memory_bytes_max_rank for one in problem.rows if isinstance(one.outcome, Measurement)]
+    assert peaks == [20 * 2**30, 20 * 2**30]
+
+
+def test_heads_are_as_wide_as_those_of_a_preset_of_the_same_shape(tmp_path: Path) -> None:
+    of_preset = {"hidden": 2048, "heads": 32, "kv_heads": 4, "expert_ffn_hidden": 768, "experts": 128, "top_k": 8}
+    of_preset |= {"vocab": 151936, "ffn_hidden": 6144, "model": "m"}
+    rows = (row(**of_preset), row(**of_preset | {"expert_ffn_hidden": 512}))
+    ((_, sample),) = tables.read(write_table(tmp_path / "rows.csv", *rows)).parts
+    assert sample.work.q_hidden.tolist() == [32 * 128, 2048]
+    assert sample.work.kv_hidden.tolist() == [4 * 128, 4 * 64]
 
 
 def times(label: int, **by_size: float) -> list[dict[str, Any]]:

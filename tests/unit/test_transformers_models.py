@@ -7,7 +7,8 @@ of keys and values, rotary frequencies, norms and their epsilon, biases, activat
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +38,8 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("llama-3.2-1b", {"rotary_scaling": RotaryScaling(factor=32.0, high_frequency_factor=5.0)}),
     ("llama-3.2-1b", {"rotary_scaling": RotaryScaling(factor=32.0, original_positions=4096)}),
     ("qwen3-8b", {"norm_epsilon": 1e-5}),
+    ("gpt-neox-20b", {"rotary_width": 16}),
+    ("gpt-neox-20b", {"parallel_residual": False}),
 ]
 
 _WIDTHS = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY} | {
@@ -44,6 +47,12 @@ _WIDTHS = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
 }
 _GROUPED = _WIDTHS | {"num_key_value_heads": 2, "intermediate_size": 176}
 _LLAMA_3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_YARN = {"rope_type": "yarn", "factor": 8.0}
+_DEEPSEEK = _WIDTHS | {
+    "num_key_value_heads": 4, "intermediate_size": 176, "moe_intermediate_size": 80, "n_routed_experts": 8,
+    "num_experts_per_tok": 3, "n_shared_experts": 2, "moe_layer_freq": 1, "kv_lora_rank": 24, "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16, "v_head_dim": 32, "rms_norm_eps": 1e-6,
+}  # fmt: skip
 PUBLISHED: dict[str, dict[str, Any]] = {
     "llama": _GROUPED
     | {"rms_norm_eps": 1e-5, "head_dim": 16, "rope_theta": 5e5, "tie_word_embeddings": True, "attention_bias": False}
@@ -54,14 +63,34 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "mixtral": _GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 1e6, "sliding_window": None},
     "qwen3_moe": _GROUPED
     | {"head_dim": 48, "moe_intermediate_size": 80, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True},
-    "phi3": _GROUPED | {"rms_norm_eps": 1e-6, "sliding_window": None, "rope_scaling": None, "pad_token_id": 0},
+    "deepseek_v2": _DEEPSEEK
+    | {"q_lora_rank": None, "topk_method": "greedy", "scoring_func": "softmax", "aux_loss_alpha": 0.001, "n_group": 1}
+    | {"topk_group": 1, "first_k_dense_replace": 0, "norm_topk_prob": False},
+    "deepseek_v3": _DEEPSEEK
+    | {"q_lora_rank": 40, "topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_group": 4, "topk_group": 2}
+    | {"num_nextn_predict_layers": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "ep_size": 1}
+    | {"rope_scaling": _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    "phi3": _GROUPED
+    | {"rms_norm_eps": 1e-6, "sliding_window": None, "rope_scaling": None, "pad_token_id": 0}
+    | {"partial_rotary_factor": 0.75},
     "gpt2": {"n_embd": 128, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, "n_positions": SEQUENCE_LENGTH}
     | {"activation_function": "gelu", "n_inner": 192, "layer_norm_epsilon": 1e-4},
     "gpt_neox": _WIDTHS
     | {"intermediate_size": 320, "hidden_act": "gelu_fast", "rotary_pct": 1.0, "rotary_emb_base": 5e3}
     | {"use_parallel_residual": False, "layer_norm_eps": 1e-4},
+    "gpt_neox as released": _WIDTHS | {"intermediate_size": 320, "hidden_act": "gelu_fast", "rotary_pct": 0.25},
+    "llama linear": _GROUPED | {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    "qwen3 yarn": _GROUPED
+    | {"head_dim": 48, "rope_theta": 1e6, "rope_scaling": _YARN | {"original_max_position_embeddings": 64}},
+    "qwen2 yarn of its own": _GROUPED
+    | {"rope_scaling": _YARN | {"beta_fast": 16, "beta_slow": 2, "truncate": False, "attention_factor": 1.5}},
+    "mistral yarn of DeepSeek's": _GROUPED
+    | {"sliding_window": None, "rope_scaling": _YARN | {"mscale": 0.707, "mscale_all_dim": 0.5}},
 }
-"""Small configurations, as files state them; the earlier names of rotary positions among them."""
+"""Small configurations, as files state them; the earlier names of rotary positions among them.
+
+A name begins with the type of the model.
+"""
 
 
 def filled(table: dict[str, Any]) -> dict[str, Any]:
@@ -75,6 +104,10 @@ def reduced(name: str) -> Model:
     full = read_plain(Model, filled(table), "model")
     heads = 2 * full.heads // full.kv_heads
     hidden = 32 * heads * full.hidden // full.q_hidden
+    if full.key_value_rank:
+        hidden, query_rank = 64, 40 if full.query_rank else None
+        full = replace(full, key_value_rank=24, query_rank=query_rank, dense_layers=1, dense_ffn_hidden=96)
+        full = replace(full, ffn_hidden=48 * full.hidden // hidden)
     return replace(
         full,
         layers=2,
@@ -82,6 +115,7 @@ def reduced(name: str) -> Model:
         heads=heads,
         kv_heads=2,
         head_width=32,
+        rotary_width=16 if full.key_value_rank else 32 * full.rotary_width // full.head_dim,
         ffn_hidden=full.ffn_hidden * hidden // full.hidden,
         vocabulary=VOCABULARY,
         vocabulary_multiple=1,
@@ -98,6 +132,9 @@ def ours(model: Model) -> Gpt:
             is_norm, is_matrix = "norm" in name and name.endswith("weight"), parameter.dim() > 1
             deviation = 0.01 if "embedding" in name else parameter.shape[1] ** -0.5 if is_matrix else 0.3
             parameter.normal_(1.0 if is_norm else 0.0, deviation, generator=generator)
+        for mixture in found.mixtures.values():
+            if mixture.balance is not None:
+                mixture.balance.bias.normal_(0.0, 0.3, generator=generator)
     return found.eval()
 
 
@@ -117,7 +154,7 @@ def theirs(model: Model) -> Any:
         )
         return transformers.GPT2LMHeadModel(config).eval()
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rotary_theta}
-    if model.biases == "all":  # GPT-NeoX but for its parallel residual and its quarter of rotated positions
+    if model.biases == "all":  # GPT-NeoX, and the Frontier study's
         config = transformers.GPTNeoXConfig(
             hidden_size=model.hidden,
             num_hidden_layers=model.layers,
@@ -126,8 +163,8 @@ def theirs(model: Model) -> Any:
             hidden_act="gelu_new",
             layer_norm_eps=model.norm_epsilon,
             max_position_embeddings=model.max_positions,
-            rope_parameters=rope | {"partial_rotary_factor": 1.0},
-            use_parallel_residual=False,
+            rope_parameters=rope | {"partial_rotary_factor": (model.rotary_width or model.head_dim) / model.head_dim},
+            use_parallel_residual=model.parallel_residual,
             **common,
         )
         return transformers.GPTNeoXForCausalLM(config).eval()
@@ -146,12 +183,42 @@ def theirs(model: Model) -> Any:
         "rope_parameters": rope,
     }
     if model.experts:
-        return of_experts(model, common)
+        return (of_deepseek if model.key_value_rank else of_experts)(model, common)
     if model.biases == "qkv":
         return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**common)).eval()
     if model.qk_norm:
         return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(head_dim=model.head_dim, **common)).eval()
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(head_dim=model.head_dim, **common)).eval()
+
+
+def of_deepseek(model: Model, common: dict[str, Any]) -> Any:
+    rope = {"rope_theta": model.rotary_theta}
+    if (scaling := model.rotary_scaling) is not None:
+        every = (scaling.score_factor**0.5 - 1) / (0.1 * math.log(scaling.factor))
+        of_yarn = {"rope_type": "yarn", "mscale": every, "mscale_all_dim": every, "factor": scaling.factor}
+        common["rope_parameters"] = rope | of_yarn | {"original_max_position_embeddings": scaling.original_positions}
+    common |= {
+        "num_experts_per_tok": model.experts_per_token,
+        "n_routed_experts": model.experts,
+        "n_shared_experts": model.shared_experts,
+        "moe_intermediate_size": model.ffn_hidden,
+        "intermediate_size": model.dense_ffn_hidden,
+        "first_k_dense_replace": model.dense_layers,
+        "routed_scaling_factor": model.routed_scale,
+        "n_group": model.router_groups,
+        "topk_group": model.router_groups_kept,
+        "norm_topk_prob": model.renormalized_experts,
+        "kv_lora_rank": model.key_value_rank,
+        "q_lora_rank": model.query_rank,
+        "qk_nope_head_dim": model.head_dim - model.rotary_width,
+        "qk_rope_head_dim": model.rotary_width,
+        "v_head_dim": model.value_dim,
+    }
+    if model.router == "sigmoid":
+        return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**common)).eval()
+    method = "greedy" if model.router_groups == 1 else "group_limited_greedy"
+    config = transformers.DeepseekV2Config(topk_method=method, **common)
+    return transformers.DeepseekV2ForCausalLM(config).eval()
 
 
 def of_experts(model: Model, common: dict[str, Any]) -> Any:
@@ -208,39 +275,60 @@ def neox_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tens
 
 
 def llama_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tensor]:
-    """Ours by the names of Llama and Qwen."""
-    names = {
-        "input_layernorm.weight": "attention_norm.weight",
-        "post_attention_layernorm.weight": "feed_forward_norm.weight",
-        "self_attn.o_proj.weight": "attention.output.weight",
-    }
-    parts = () if model.experts else ("gate", "up", "down")
-    names |= {f"mlp.{part}_proj.weight": f"feed_forward.{part}.weight" for part in parts}
-    if model.experts:
-        names["mlp.gate.weight"] = "feed_forward.router.weight"
-    for part in ("query", "key", "value"):
-        names[f"self_attn.{part[0]}_proj.weight"] = f"attention.{part}.weight"
-        if model.biases == "qkv":
-            names[f"self_attn.{part[0]}_proj.bias"] = f"attention.{part}.bias"
-        if model.qk_norm and part != "value":
-            names[f"self_attn.{part[0]}_norm.weight"] = f"attention.{part}_norm.weight"
+    """Ours by the names of Llama, Qwen and DeepSeek."""
     found = {"model.embed_tokens.weight": taken("embedding.tokens.weight"), "model.norm.weight": taken("norm.weight")}
     for layer in range(model.layers):
-        found |= {f"model.layers.{layer}.{there}": taken(f"blocks.{layer}.{here}") for there, here in names.items()}
-        if model.experts:
-            experts = {
-                part: taken(f"blocks.{layer}.feed_forward.experts.{part}.weight") for part in ("gate", "up", "down")
-            }
+        here, there, kind = f"blocks.{layer}", f"model.layers.{layer}", model.kind_of(layer)
+        names = {
+            "input_layernorm.weight": "attention_norm.weight",
+            "post_attention_layernorm.weight": "feed_forward_norm.weight",
+            "self_attn.o_proj.weight": "attention.output.weight",
+        }
+        gated, of_shared = ("gate", "up", "down"), ("gate", "up", "down") if kind.shared_experts else ()
+        names |= {f"mlp.shared_experts.{part}_proj.weight": f"feed_forward.shared.{part}.weight" for part in of_shared}
+        if kind.experts:
+            names["mlp.gate.weight"] = "feed_forward.router.weight"
+        else:
+            names |= {f"mlp.{part}_proj.weight": f"feed_forward.{part}.weight" for part in gated}
+        for part in ("query", "key", "value") if kind.key_value_rank is None else ():
+            names[f"self_attn.{part[0]}_proj.weight"] = f"attention.{part}.weight"
+            if model.biases == "qkv":
+                names[f"self_attn.{part[0]}_proj.bias"] = f"attention.{part}.bias"
+            if model.qk_norm and part != "value":
+                names[f"self_attn.{part[0]}_norm.weight"] = f"attention.{part}_norm.weight"
+        found |= {f"{there}.{name}": taken(f"{here}.{own}") for name, own in names.items()}
+        if kind.key_value_rank:
+            found |= {f"{there}.self_attn.{name}.weight": value for name, value in latent_weights(taken, here, model)}
+        if kind.experts:
+            experts = {part: taken(f"{here}.feed_forward.experts.{part}.weight") for part in gated}
             each = {part: weight.unflatten(0, (model.experts, -1)) for part, weight in experts.items()}
-            found[f"model.layers.{layer}.mlp.experts.gate_up_proj"] = torch.cat([each["gate"], each["up"]], dim=1)
-            found[f"model.layers.{layer}.mlp.experts.down_proj"] = each["down"]
+            found[f"{there}.mlp.experts.gate_up_proj"] = torch.cat([each["gate"], each["up"]], dim=1)
+            found[f"{there}.mlp.experts.down_proj"] = each["down"]
+        if kind.balancing == "bias":
+            found[f"{there}.mlp.gate.e_score_correction_bias"] = taken(f"{here}.bias")
     return found
+
+
+def latent_weights(taken: Callable[[str], Tensor], here: str, model: Model) -> Iterator[tuple[str, Tensor]]:
+    """Latent attention's, by the names of DeepSeek, whose rotated pairs are neighbors where ours are halves."""
+
+    def paired(rows: Tensor) -> Tensor:
+        plain, first, second = rows.split([rows.shape[0] - model.rotary_width, *[model.rotary_width // 2] * 2])
+        return torch.cat([plain, torch.stack([first, second], dim=1).flatten(0, 1)])
+
+    names = {"kv_a_layernorm": "key_value_norm", "kv_b_proj": "key_value"}
+    names |= {"q_a_proj": "query_down", "q_a_layernorm": "query_norm"} if model.query_rank else {}
+    yield from ((there, taken(f"{here}.attention.{own}.weight")) for there, own in names.items())
+    yield "kv_a_proj_with_mqa", paired(taken(f"{here}.attention.key_value_down.weight"))
+    heads = taken(f"{here}.attention.query.weight").unflatten(0, (model.heads, -1))
+    yield "q_b_proj" if model.query_rank else "q_proj", torch.cat([paired(head) for head in heads])
 
 
 def logits(model: Model, reference: Any) -> tuple[Tensor, Tensor]:
     """Ours and theirs of the same weights; each of ours is theirs exactly once, and no weight of theirs is left."""
     mine = ours(model)
     weights = {name: parameter.detach() for name, parameter in mine.named_parameters()}
+    weights |= {f"{name}.bias": one.balance.bias for name, one in mine.mixtures.items() if one.balance is not None}
     rotary = neox_weights if model.biases == "all" else llama_weights
     renamed = (gpt2_weights if model.positions == "learned" else rotary)(weights.pop, model)
     renamed["lm_head.weight"] = renamed_embedding(renamed) if model.tied_embeddings else weights.pop("head.weight")
@@ -275,14 +363,14 @@ def test_presets_compute_what_the_published_models_do(name: str) -> None:
 
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_configurations_are_read_as_transformers_builds_them(kind: str) -> None:
-    config = {"model_type": kind, **PUBLISHED[kind]}
+    config = {"model_type": kind.split(maxsplit=1)[0], **PUBLISHED[kind]}
     reference = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config)).eval()
     model = read_plain(Model, {"vocabulary_multiple": 1, **filled(model_of_config(config))}, "model")
     assert model.parameters == sum(parameter.numel() for parameter in reference.parameters())
     assert apart(*logits(model, reference)) < RELATIVE
 
 
-@pytest.mark.parametrize("kind", PUBLISHED)
+@pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_a_key_that_is_left_out_has_the_value_that_transformers_gives_it(kind: str) -> None:
     def read(given: dict[str, Any]) -> object:
         try:
@@ -318,7 +406,28 @@ def test_another_value_of_a_field_is_another_model(name: str, change: dict[str, 
 def test_parameters_are_those_of_the_trainer_s_modules(name: str) -> None:
     table = model_preset(name)
     model = read_plain(Model, filled(table), "model")
-    model = replace(model, layers=2)
+    model = model.of_layers(model.dense_layers + 2)
     with torch.device("meta"):
         built = Gpt(model, sequence_length=model.max_positions or 1, layers=range(model.layers))
     assert model.parameters == sum(parameter.numel() for parameter in built.parameters())
+
+
+def test_the_balancing_loss_is_that_of_transformers_mixtral() -> None:
+    """Of one layer and one sequence: the value, and what it adds to the gradients of all weights."""
+    model = replace(reduced("mixtral-8x7b"), layers=1, balancing="loss", balancing_weight=0.5)
+    reference, mine = theirs(model), ours(model)
+    names = llama_weights({name: weight.detach() for name, weight in mine.named_parameters()}.pop, model)
+    reference.load_state_dict(names | {"lm_head.weight": mine.head.weight})
+    tokens = torch.randint(0, VOCABULARY, (1, SEQUENCE_LENGTH), generator=torch.Generator().manual_seed(2))
+
+    found = reference(tokens, output_router_logits=True)
+    (found.logits.square().mean() + 0.5 * found.aux_loss).backward()
+    mine(tokens).square().mean().backward()
+
+    router = reference.model.layers[0].mlp.gate.weight.grad
+    assert apart(mine.blocks["0"].feed_forward.router.weight.grad, router) < RELATIVE
+    assert apart(mine.embedding.tokens.weight.grad, reference.model.embed_tokens.weight.grad) < RELATIVE
+    mine.zero_grad()
+    mine.blocks["0"].feed_forward.weigh = lambda loss: 0 * loss
+    mine(tokens).square().mean().backward()
+    assert apart(mine.blocks["0"].feed_forward.router.weight.grad, router) > 10 * RELATIVE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
@@ -254,6 +255,20 @@ def why(outcome: Outcome | None) -> str | None:
     return "; ".join([*([] if outcome.ended is None else [ENDINGS[outcome.ended]]), *outcome.doubts]) or None
 
 
+def expert_balance(outcome: Outcome | None) -> str | None:
+    """Return how full the fullest expert, and the fullest rank, were; None where no probe recorded it."""
+    recorded = outcome.telemetry if isinstance(outcome, Measurement) else None
+    if recorded is None or recorded.expert_imbalance is None or recorded.rank_imbalance is None:
+        return None
+    of_experts, of_ranks = map(statistics.median, (recorded.expert_imbalance, recorded.rank_imbalance))
+    by = "dealt in turn" if recorded.routing == "uniform" else "by the router"
+    return f"tokens {by}: fullest expert {of_experts:.2f}, fullest rank {of_ranks:.2f} times the mean"
+
+
+def _why_and_balance(outcome: Outcome | None) -> str | None:
+    return "; ".join(filter(None, (why(outcome), expert_balance(outcome)))) or None
+
+
 def _measurement(outcome: Outcome | None) -> Measurement | None:
     return outcome if isinstance(outcome, Measurement) else None
 
@@ -281,6 +296,6 @@ ATTEMPTS: tuple[Column[tuple[Appearance, ExplainedAttempt]], ...] = (
     Column("number", "attempt", lambda row: f"{row[0].trial.number}.{row[1].attempt.number}"),
     words("ended", "outcome", lambda row: _ending(row[1].outcome, row[1].attempt.state.value)),
     *(column.of(lambda row: _measurement(row[1].outcome)) for column in FIGURES if column.key != "repeats"),
-    words("why", "why", lambda row: why(row[1].outcome)),
+    words("why", "why", lambda row: _why_and_balance(row[1].outcome)),
     words("host", "on", lambda row: row[1].provenance and row[1].provenance.host),
 )

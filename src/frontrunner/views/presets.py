@@ -39,7 +39,7 @@ def print_presets(found: dict[str, dict[str, Table]]) -> None:
         clusters.add_row(name, cluster.device, str(cluster.devices_per_node), *rates)
     devices = ruled_table("devices", "name", *((head, "right") for head in DEVICES))
     for name, table in catalogue("devices").items():
-        peaks = (_rate(table["peak_tflops"].get(precision)) for precision in ("bf16", "fp16", "fp32"))
+        peaks = (_rate(table["peak_tflops"].get(precision)) for precision in ("fp8", "bf16", "fp16", "fp32"))
         sizes = (f"{table['memory_gib_per_device']:g}", f"{table['memory_gb_per_s']:,g}")
         devices.add_row(name, *sizes, *peaks, _rate(table.get("matmul_share")))
     for shown in (models, clusters, devices):
@@ -50,7 +50,7 @@ def print_presets(found: dict[str, dict[str, Table]]) -> None:
 
 MODELS = ("parameters", "layers", "hidden", "heads / groups", "FFN", "experts", "positions")
 CLUSTERS = ("per node", "pair GB/s", "node GB/s", "ports GB/s")
-DEVICES = ("GiB", "GB/s", "bf16 TFLOPS", "fp16", "fp32", "share reached")
+DEVICES = ("GiB", "GB/s", "fp8 TFLOPS", "bf16", "fp16", "fp32", "share reached")
 
 
 def _rate(value: float | None) -> str:

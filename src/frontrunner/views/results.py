@@ -30,7 +30,18 @@ from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.space import Survey
 from frontrunner.store import OBJECTIVE_VALUES, OnFront
 from frontrunner.text import counted, gib, mib, node_time, percent, plain, seconds, thousands
-from frontrunner.views.columns import CAMPAIGNS, COLUMNS, ENDINGS, FIGURES, ORIGINS, RECIPE, RECIPE_ID, Column, against
+from frontrunner.views.columns import (
+    CAMPAIGNS,
+    COLUMNS,
+    ENDINGS,
+    FIGURES,
+    ORIGINS,
+    RECIPE,
+    RECIPE_ID,
+    Column,
+    against,
+    expert_balance,
+)
 from frontrunner.views.terminal import Terminal, column_table, console, ruled_table
 
 if TYPE_CHECKING:
@@ -341,8 +352,9 @@ def _detail(outcome: Measurement | Failure | None) -> Text:
     started = f"; built in {seconds(outcome.build_time_s)}, first step {seconds(outcome.first_step_time_s)}"
     above = outcome.memory_above_idle_bytes_max_rank
     needs = "" if above is None else f"; needs {mib(above)} MiB above an idle rank"
-    doubts = "".join(f"; ! {why}" for why in outcome.doubts)
-    return Text(f"steps {steps} ms{ended}{losses}{started}{needs}; {outcome.node_seconds:.3g} node-seconds{doubts}")
+    doubts = (f"! {why}" for why in outcome.doubts)
+    more = "".join(f"; {clause}" for clause in (expert_balance(outcome), *doubts) if clause)
+    return Text(f"steps {steps} ms{ended}{losses}{started}{needs}; {outcome.node_seconds:.3g} node-seconds{more}")
 
 
 def print_recipe(recipe: Recipe) -> None:
