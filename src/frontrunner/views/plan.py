@@ -32,6 +32,7 @@ from frontrunner.views.columns import (
     RATE_BOUNDS,
     RECIPE,
     RECIPE_ID,
+    TRAINING,
     Column,
     limited_by,
     words,
@@ -94,7 +95,7 @@ def _timed(name: str) -> Callable[[ScalingRow], Any]:
 
 
 _BEST: dict[str, Column[ScalingRow]] = {
-    column.key: column.of(attrgetter("best")) for column in (*RECIPE, *ESTIMATED, LIMIT)
+    column.key: column.of(attrgetter("best")) for column in (*RECIPE, *ESTIMATED, *TRAINING, LIMIT)
 }
 SCALING: tuple[Column[ScalingRow], ...] = (
     Column("nodes", "nodes", attrgetter("nodes"), "{:,}".format),
@@ -123,6 +124,7 @@ SCALING: tuple[Column[ScalingRow], ...] = (
         _timed("node_hours_per_billion_tokens"),
         lambda value: f"{value:#.3g}" if 0.01 <= value < 100 else thousands(value),
     ),
+    *(_BEST[column.key] for column in TRAINING),
     replace(_BEST["limit"], drop=9),
 )
 
@@ -199,7 +201,7 @@ def print_breakdown(found: Breakdown) -> None:  # noqa: C901 - one line after th
     for mark in found.marks:
         out.say(f"note: {mark.text}", style="dim")
     print_trust(found.trust)
-    if why_untraceable(estimate.recipe) is None and found.problem.software.code is None:
+    if why_untraceable(estimate.recipe, found.problem) is None and found.problem.software.code is None:
         out.say("`frontrunner dryrun` traces the memory of the real step", style="dim")
 
 
@@ -338,7 +340,7 @@ def commands(advice: Advice, file: str) -> dict[str, str]:
     words = (f"{key}={str(value).lower()}" for key, value in advice.choices.items())
     chosen = " ".join(["--campaign", quoted, *words])
     next_steps = {f"frontrunner explain {chosen}": "what its step and memory go to"}
-    if why_untraceable(found.recipe) is None and advice.problem.software.code is None:
+    if why_untraceable(found.recipe, advice.problem) is None and advice.problem.software.code is None:
         next_steps[f"frontrunner dryrun {chosen}"] = "trace its memory"
     around = "the recipes around it" + (", once [space] lists it" if advice.lacking else "")
     return next_steps | {f"frontrunner plan {quoted}": around}
