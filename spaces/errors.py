@@ -78,13 +78,12 @@ def bad_value(key: str, value: object, expected: str, *, hint: str | None = None
     return InvalidInput(f"{given}: expected {expected}", hint=hint)
 
 
-_FP8 = "FP8 is not supported yet"
+_FP8 = 'FP8 is a choice of recipes: problem.precision = "bf16" with space.fp8 = ["rowwise"]'
 UNSUPPORTED = {
     "chimera": "torch's pipelines hold a stage on one rank, Chimera on two; `dualpipev` has as short a bubble",
     **dict.fromkeys(("fp8", "mxfp8", "float8"), _FP8),
     **dict.fromkeys(("num_experts", "num_local_experts", "moe"), "a mixture's experts are counted by model.experts"),
     **dict.fromkeys(("top_k", "num_experts_per_tok"), "a token's experts are counted by model.experts_per_token"),
-    "expert_tensor_parallel": "experts are whole; expert_parallel shares them among ranks",
 }
 """Words of the field that name something missing, with what to say about them."""
 

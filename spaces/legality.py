@@ -33,6 +33,8 @@ class Reason:
         return self.text
 
 
+FP8_MULTIPLE = 16
+"""What both sides of a factor in 8 bits divide by: torch's `_scaled_mm` (aten/src/ATen/native/cuda/ScaledBlas.cpp)."""
 Refusals = Iterator[tuple[str, str]]
 """Codes and texts of reasons."""
 Rules = Callable[[Recipe, Problem], Refusals]
@@ -105,25 +107,32 @@ def _shares(recipe: Recipe, problem: Problem) -> Refusals:
         yield "sharding-divides", f"sharding degrees {degrees} do not divide one another and {copies}"
 
 
-def _experts(recipe: Recipe, problem: Problem) -> Refusals:
+def _experts(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a list of rules
     """Ranks of a stage share whole experts, and each routes positions of its own."""
     model, e, tp = problem.model, recipe.expert_parallel, recipe.tensor_parallel
+    etp, sharing = recipe.expert_tensor_parallel, recipe.expert_ranks
     experts = model.experts
     if model.key_value_rank is not None and recipe.engine != "torch":
         yield "latent-engine", f"the {recipe.engine} engine trains no latent attention; use engine torch"
     if not experts:
-        if e > 1:
-            yield "experts-none", f"expert_parallel {e} for a model without experts"
+        if sharing > 1:
+            key, degree = ("expert_parallel", e) if e > 1 else ("expert_tensor_parallel", etp)
+            yield "experts-none", f"{key} {degree} for a model without experts"
         return
     ranks = tp * recipe.copies
     if recipe.engine != "torch":
         yield "experts-engine", f"the {recipe.engine} engine trains no mixture of experts; use engine torch"
     if experts % e:
         yield "experts-divide", f"expert_parallel {e} does not divide the {experts} experts"
-    if ranks % e:
-        yield "experts-ranks", f"expert_parallel {e} does not divide the {ranks} ranks of a pipeline stage"
-    if tp > 1 and not (recipe.sequence_parallel and e > 1):
-        yield "experts-tensor", f"with experts, tensor_parallel {tp} needs sequence_parallel and expert_parallel > 1"
+    if model.ffn_hidden % etp:
+        text = f"expert_tensor_parallel {etp} does not divide ffn_hidden {model.ffn_hidden} of an expert"
+        yield "experts-width", text
+    if ranks % sharing:
+        degrees = f"expert_parallel {e}" if etp == 1 else f"expert_parallel {e} x expert_tensor_parallel {etp}"
+        yield "experts-ranks", f"{degrees} does not divide the {ranks} ranks of a pipeline stage"
+    if tp > 1 and not (recipe.sequence_parallel and sharing > 1):
+        needed = "sequence_parallel, and expert_parallel or expert_tensor_parallel > 1"
+        yield "experts-tensor", f"with experts, tensor_parallel {tp} needs {needed}"
     if model.balancing == "loss" and recipe.feed_forward_tiles > 1:
         text = f"in {recipe.feed_forward_tiles} feed_forward_tiles a loss that balances a sequence sees parts of it"
         yield "experts-tiles", f"{text}; use 1, or model.balancing bias"
@@ -134,18 +143,19 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:
 
 def _spread_experts(recipe: Recipe, problem: Problem) -> Refusals:
     """Experts are averaged over other ranks than the rest."""
-    e, (p, g, o) = recipe.expert_parallel, recipe.sharding.degrees
-    if e == 1 or not problem.model.experts:
+    p, g, o = recipe.sharding.degrees
+    if recipe.expert_ranks == 1 or not problem.model.experts:
         return
+    key = "expert_parallel" if recipe.expert_parallel > 1 else "expert_tensor_parallel"
     if recipe.replication == "ddp":
         yield "experts-ddp", "DistributedDataParallel averages all gradients over all replicas; use replicate"
     if (p, g, o) not in itertools.product((1, recipe.copies), repeat=3):
-        yield "experts-sharding", f"expert_parallel takes none and zero-1 to zero-3, not {recipe.sharding_name}"
+        yield "experts-sharding", f"{key} takes none and zero-1 to zero-3, not {recipe.sharding_name}"
     if o > 1 and recipe.recompute == "selective":
         text = "torch keeps no record of gathers within a layer that is recomputed selectively; use none or full"
-        yield "experts-selective", f"expert_parallel under {recipe.sharding_name}: {text}"
+        yield "experts-selective", f"{key} under {recipe.sharding_name}: {text}"
     if recipe.offload != "none":
-        yield "experts-offload", "expert_parallel does not go together with offload"
+        yield "experts-offload", f"{key} does not go together with offload"
 
 
 def _tied(recipe: Recipe, problem: Problem) -> Refusals:
@@ -220,6 +230,47 @@ def _quantized(recipe: Recipe, problem: Problem) -> Refusals:
     if recipe.quantized_gradients and (recipe.devices % per_node or recipe.devices == per_node):
         text = f"quantized_gradients needs several whole nodes of {per_node} devices, not {recipe.devices} devices"
         yield "quantized-nodes", text
+
+
+def _fp8(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a list of rules
+    """Torchao's products in 8 bits: on devices that have them, with other numbers, of sizes that divide by 16.
+
+    Those of the gradients of weights add over a rank's tokens.
+    """
+    if recipe.fp8 == "none":
+        return
+    model, cluster, tp, what = problem.model, problem.cluster, recipe.tensor_parallel, f"fp8 {recipe.fp8}"
+    if recipe.engine != "torch":
+        yield "fp8-engine", f"only the torch engine has {what}; use fp8 none"
+    if problem.precision != "bf16":
+        text = f"{what} goes with what else is in bf16: problem.precision is {problem.precision}; use fp8 none"
+        yield "fp8-precision", text
+    if problem.tolerance != "quantized":
+        yield "fp8-tolerance", f'{what} trains with other numbers: set problem.tolerance = "quantized" to accept that'
+    if cluster.backend not in ("cuda", "rocm"):
+        yield "fp8-backend", f"{what} needs products in 8 bits, which {cluster.backend} devices do not have; use none"
+    elif cluster.peak_flops("fp8") is None and cluster.matmul_flops("fp8") is None:
+        text = f"{what} needs products in 8 bits: {cluster.device} states no cluster.peak_tflops.fp8; use fp8 none"
+        yield "fp8-device", text
+    tokens = recipe.micro_batch_seqs * (problem.sequence_length // recipe.context_parallel) // recipe.feed_forward_tiles
+    kv = model.head_dim * max(1, model.kv_heads // tp)
+    sizes = {"hidden": model.hidden, "width of queries": model.q_hidden // tp, "width of keys": kv}
+    if not model.experts:
+        sizes["ffn_hidden"] = model.ffn_hidden // tp
+    if model.key_value_rank:
+        sizes |= {
+            "key_value_rank": model.key_value_rank,
+            "query_rank": model.query_rank or 0,
+            "rotary_width": model.rotary_width,
+        }
+    if uneven := [f"{name} {size}" for name, size in (sizes | {"tokens": tokens}).items() if size % FP8_MULTIPLE]:
+        text = f"{what} multiplies matrices of multiples of {FP8_MULTIPLE}; a rank has {', '.join(uneven)}"
+        yield "fp8-divides", text
+    if recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
+        text = f"{recipe.schedule} splits the backward pass, and torchao computes both gradients of a product at once"
+        yield "fp8-split-backward", text
+    if recipe.async_tensor_parallel:
+        yield "fp8-async", "async_tensor_parallel overlaps products in bf16; choose one of both"
 
 
 def _torch_layers(recipe: Recipe, problem: Problem) -> Refusals:
@@ -338,8 +389,8 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C
 
 
 ENGINE_RULES: dict[str, tuple[Rules, ...]] = {
-    "torch": (_torch_replicas, _torch_pipeline, _tied, _torch_layers, _torch_memory, _quantized),
-    "deepspeed": (_deepspeed_parallel, _tied, _deepspeed_options, _quantized),
+    "torch": (_torch_replicas, _torch_pipeline, _tied, _torch_layers, _torch_memory, _quantized, _fp8),
+    "deepspeed": (_deepspeed_parallel, _tied, _deepspeed_options, _quantized, _fp8),
 }
 
 

@@ -244,6 +244,11 @@ class Recipe(ReadsEarlierNames, Displayed):
         "only",
         group="option", label="EP", word="ep{value}",
     )  # fmt: skip
+    expert_tensor_parallel: int = _count(
+        "ranks that share each expert's matrices: neighbors, of which `expert_parallel` groups share the experts; "
+        "whatever `tensor_parallel` is for the rest; `torch` engine only",
+        group="option", label="ETP", word="etp{value}",
+    )  # fmt: skip
     secondary_partition: int = _count(
         "neighboring replicas that hold a second copy of ZeRO-3's parameters (ZeRO++ hpZ, arXiv 2306.10209); 1 is none",
         group="option", label="secondary", word="secondary={value}", matters=_over_copies,
@@ -273,6 +278,12 @@ class Recipe(ReadsEarlierNames, Displayed):
         "overlap tensor-parallel gathers and sums with the matrix products beside them, by torch's symmetric memory; "
         "for compiled layers with sequence parallelism on `cuda` devices",
         label="async TP", word="async_tp", matters=lambda degrees: degrees.tensor_parallel > 1,
+    )  # fmt: skip
+    fp8: str = _choice(
+        ("none", "tensorwise", "rowwise"),
+        "the layers' matrix products in 8 bits, by torchao: their factors scaled as a whole (`tensorwise`) or by row "
+        "(`rowwise`); needs `problem.precision = \"bf16\"` and `problem.tolerance = \"quantized\"`",
+        group="option", label="FP8", word="fp8-{value}",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -309,6 +320,11 @@ class Recipe(ReadsEarlierNames, Displayed):
         if self.context_parallel == 1:
             return replicas
         return f"{self.copies} copies ({replicas} x {self.context_parallel} context ranks)"
+
+    @property
+    def expert_ranks(self) -> int:
+        """expert_parallel * expert_tensor_parallel: the neighboring ranks of a stage that hold each expert once."""
+        return self.expert_parallel * self.expert_tensor_parallel
 
     @property
     def rank_strides(self) -> dict[str, int]:
@@ -352,6 +368,10 @@ class Recipe(ReadsEarlierNames, Displayed):
         """Return the choices of these groups that are not neutral, in words."""
         found = (one.words(self) for one in DIMENSIONS.values() if one.group in groups)
         return tuple(word for word in found if word)
+
+    def arithmetic(self, precision: str) -> str:
+        """Return what most FLOPs are done in, for a problem of this precision: `fp8` where the recipe chooses it."""
+        return precision if self.fp8 == "none" else "fp8"
 
     def layout(self) -> str:
         """Return the degrees: `tp2 pp2 dp4`, with `cp2` where ranks share sequences."""

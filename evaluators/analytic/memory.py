@@ -170,7 +170,7 @@ def _rank(
     count = layers * work.layer_share + others
 
     def over(degree: Rows) -> Rows:
-        return count if work.expert_parallel.max() == 1 else layers * work.layer_share_over(degree) + others
+        return count if work.expert_ranks.max() == 1 else layers * work.layer_share_over(degree) + others
 
     whole, kept = layer_activations(machine, work)
     inputs = np.where(work.pipeline_parallel > 1, in_flight * boundary_bytes(work), 0.0)
@@ -234,6 +234,8 @@ def _computed_with(machine: Machine, work: Workload, count: Rows, has_head: Flag
     held = np.where((p > 1) | work.parameters_on_host, gathered + shards, count)
     # What arrives in int8 is there once more, and in fp16, before it is converted: a layer at a time.
     arriving = np.where(work.quantized_weights, 3.0 * np.minimum(work.layer_share, count), 0.0)
+    if machine.software.transformer_engine:  # copies of weights in both layouts, which last a step
+        arriving = arriving + np.where(work.fp8 > 0, 2.0 * np.minimum(held, count), 0.0)
     return np.minimum(held, count) * work.bytes_per_value + arriving
 
 
@@ -300,6 +302,9 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     exchanged = np.where(work.context_parallel > 1, work.q_hidden, 0.0)
     inside = size * (2 * work.q_hidden + 2 * work.kv_hidden + copied * work.q_hidden + packed + exchanged)
     # Tiled, the feed-forward part keeps nothing.
+    if software.transformer_engine:  # of norms' outputs, of the gated value; attention's outcome is kept in 16 bits too
+        inside = inside + np.where(work.fp8 > 0, work.q_hidden - work.ffn_hidden * work.experts_per_token, 0.0)
+        gathered = gathered - np.where(work.fp8 > 0, gathered / 2, 0.0)
     tiled = replace(work, ffn_hidden=np.where(work.feed_forward_tiles > 1, 0.0, work.ffn_hidden))
     scores = work.heads * work.sequence_length * software.score_bytes(work, 2)
     scores = np.where(work.fused_attention, 0.0, scores)

@@ -24,6 +24,9 @@ Flags = npt.NDArray[np.bool_]
 
 Split = Literal["even", "cost", "ends"]
 
+FP8_SCALINGS = ("none", "tensorwise", "rowwise", "delayed", "blockwise", "mxfp8")
+"""How factors of products are scaled to 8 bits; beside those that recipes choose, those of Transformer Engine: by a
+factor from earlier steps, and by one for each block of 128, or of 32 values."""
 BYTES_PER_VALUE = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 
 
@@ -43,7 +46,7 @@ class Workload:
     `layers_first` and `layers_last` are the layers of the pipeline ranks with the embedding and the head,
     `layers_middle` of the fullest between; `head_on_first` marks one rank with both. `split_backward` schedules run the
     gradients of weights separately, `keeps_all` ones (GPipe) all forward passes first. `rank_order` is an index into
-    `RANK_ORDERS`.
+    `RANK_ORDERS`, `fp8` one into `FP8_SCALINGS`.
     """
 
     layers: Rows
@@ -74,6 +77,7 @@ class Workload:
     experts: Rows = field(default_factory=lambda: number(0))
     experts_per_token: Rows = field(default_factory=_one)
     expert_parallel: Rows = field(default_factory=_one)
+    expert_tensor_parallel: Rows = field(default_factory=_one)
     virtual_stages: Rows = field(default_factory=_one)
     context_parallel: Rows = field(default_factory=_one)
     secondary_partition: Rows = field(default_factory=_one)
@@ -94,6 +98,7 @@ class Workload:
     parameters_on_host: Flags = field(default_factory=_no)
     bytes_per_optimizer_state: Rows = field(default_factory=lambda: number(4))
     rank_order: Rows = field(default_factory=lambda: number(0))
+    fp8: Rows = field(default_factory=lambda: number(0))
 
     @classmethod
     def of(cls, recipes: Sequence[Recipe], problem: Problem, split: Split = "even") -> Workload:
@@ -137,6 +142,11 @@ class Workload:
         return self.tensor_parallel * self.pipeline_parallel * self.copies
 
     @property
+    def expert_ranks(self) -> Rows:
+        """expert_parallel * expert_tensor_parallel: the ranks that hold each expert once, as `Recipe.expert_ranks`."""
+        return self.expert_parallel * self.expert_tensor_parallel
+
+    @property
     def sequence_shards(self) -> Rows:
         """The tensor-parallel ranks that share what lies between the blocks: all under sequence parallelism, or one."""
         return np.where(self.sequence_parallel, self.tensor_parallel, 1.0)
@@ -159,16 +169,16 @@ class Workload:
 
     def expert_share_over(self, degree: Rows) -> Rows:
         """Return the experts' part of `layer_share_over`."""
-        ranks = np.where(degree > 1, self.tensor_parallel, self.expert_parallel)
+        ranks = np.where(degree > 1, self.tensor_parallel, self.expert_ranks)
         return self.experts * self.hidden * self.ffn_matrices * self.ffn_hidden / ranks
 
     @property
     def stage_of_experts(self) -> Workload:
         """The same ranks by their experts: groups that share these stand where tensor-parallel ranks do."""
-        replicas = self.tensor_parallel * self.copies / self.expert_parallel
+        replicas = self.tensor_parallel * self.copies / self.expert_ranks
         degrees = ("sharding_parameters", "sharding_gradients", "sharding_optimizer")
         spread: dict[str, Any] = {name: np.where(getattr(self, name) > 1, replicas, 1.0) for name in degrees}
-        spread |= {"tensor_parallel": self.expert_parallel, "data_parallel": replicas, "context_parallel": number(1)}
+        spread |= {"tensor_parallel": self.expert_ranks, "data_parallel": replicas, "context_parallel": number(1)}
         return replace(self, q_hidden=number(0), kv_hidden=number(0), **spread)
 
     @property
@@ -218,6 +228,7 @@ _FROM_RECIPE: Mapping[str, Callable[[Recipe], float]] = {
     "parameters_on_host": lambda recipe: recipe.offload == "optimizer+parameters",
     "bytes_per_optimizer_state": lambda recipe: 2 if recipe.optimizer_state == "bf16" else 4,
     "rank_order": lambda recipe: RANK_ORDERS.index(recipe.rank_order),
+    "fp8": lambda recipe: FP8_SCALINGS.index(recipe.fp8),
 }
 
 
