@@ -45,8 +45,9 @@ class Workload:
 
     `layers_first` and `layers_last` are the layers of the pipeline ranks with the embedding and the head,
     `layers_middle` of the fullest between; `head_on_first` marks one rank with both. `split_backward` schedules run the
-    gradients of weights separately, `keeps_all` ones (GPipe) all forward passes first. `rank_order` is an index into
-    `RANK_ORDERS`, `fp8` one into `FP8_SCALINGS`.
+    gradients of weights separately, `keeps_all` ones (GPipe) all forward passes first. `attended_share` is what windows
+    leave of the positions, `normed_heads` the width of queries and keys that have norms of their own. `rank_order` is
+    an index into `RANK_ORDERS`, `fp8` one into `FP8_SCALINGS`.
     """
 
     layers: Rows
@@ -74,6 +75,11 @@ class Workload:
     layers_middle: Rows
     layers_last: Rows
     head_on_first: Flags
+    attended_share: Rows = field(default_factory=_one)
+    norms: Rows = field(default_factory=lambda: number(2))
+    normed_heads: Rows = field(default_factory=lambda: number(0))
+    parallel_residual: Flags = field(default_factory=_no)
+    capped_logits: Flags = field(default_factory=_no)
     experts: Rows = field(default_factory=lambda: number(0))
     experts_per_token: Rows = field(default_factory=_one)
     expert_parallel: Rows = field(default_factory=_one)
@@ -111,6 +117,11 @@ class Workload:
             "rotary": np.array([model.positions == "rotary"]),
             "fused_attention": np.array([problem.has_fused_attention]),
             "bytes_per_value": number(BYTES_PER_VALUE[problem.precision]),
+            "attended_share": number(model.attended(problem.sequence_length) / problem.sequence_length),
+            "norms": number(4 if model.post_norms else 2),
+            "normed_heads": number(model.q_hidden + model.kv_hidden if model.qk_norm else 0),
+            "parallel_residual": np.array([model.parallel_residual]),
+            "capped_logits": np.array([model.logits_softcap is not None]),
             "experts": number(model.experts),
             "experts_per_token": number(max(1, model.experts_per_token)),
         }

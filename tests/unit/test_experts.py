@@ -125,7 +125,7 @@ def test_what_makes_no_deepseek_is_refused(changes: dict[str, Any], message: str
         ({"experts_per_token": 9}, "model.experts_per_token = 9: expected at least 1 and at most model.experts = 8"),
         ({"experts_per_token": 0}, "model.experts_per_token = 0: expected at least 1"),
         ({"experts": 0}, "model.experts = 0: expected some, of which a token goes through 2"),
-        ({"biases": "all"}, 'model.biases = "all": expected none or qkv'),
+        ({"biases": "all", "shared_experts": 1}, 'model.biases = "all": expected none or qkv'),
     ],
 )
 def test_what_makes_no_mixture_is_refused(changes: dict[str, Any], message: str) -> None:
