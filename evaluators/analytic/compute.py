@@ -64,12 +64,11 @@ def linear(machine: Machine, tokens: Rows, inputs: Rows, outputs: Rows, bytes_pe
 def layer(machine: Machine, work: Workload) -> Passes:
     """Return one transformer layer without communication, on one tensor-parallel rank, with gradients summed."""
     hidden, ways, size = work.hidden, work.tensor_parallel, work.bytes_per_value
-    query_key_value = linear(machine, work.tokens, hidden, (work.q_hidden + 2 * work.kv_hidden) / ways, size)
-    output = linear(machine, work.tokens, work.q_hidden / ways, hidden, size)
+    output = linear(machine, work.tokens, work.mixed_hidden / ways, hidden, size)
     feed_forward = _feed_forward(machine, work)
     # Tiled, the feed-forward part runs forward once more.
     again = np.where(work.feed_forward_tiles > 1, feed_forward.forward, 0.0)
-    products = query_key_value + output + feed_forward
+    products = _query_key_value(machine, work) + output + feed_forward
     done = products + _attention(machine, work) + _elementwise(machine, work)
     kept = 2 * work.layer_share * machine.gradient_bytes(work.bytes_per_value) / machine.memory_bytes_per_s
     if machine.software.fuses_accumulation:
@@ -79,6 +78,29 @@ def layer(machine: Machine, work: Workload) -> Passes:
         added = kept + work.layer_share * work.bytes_per_value / machine.memory_bytes_per_s
         adding = np.where(work.accumulation > 1, added, 0.0)
     return Passes(forward=done.forward, backward=done.backward + again + adding)
+
+
+def _query_key_value(machine: Machine, work: Workload) -> Passes:
+    """Return the products for queries, keys and values: one, or two pairs of products by way of latent vectors."""
+    hidden, ways, size = work.hidden, work.tensor_parallel, work.bytes_per_value
+    plain = linear(machine, work.tokens, hidden, (work.q_hidden + 2 * work.kv_hidden) / ways, size)
+    if not work.key_value_rank.any():
+        return plain
+    has_rank, rank = work.query_rank > 0, np.maximum(work.key_value_rank, 1.0)
+    of_queries = linear(machine, work.tokens, np.where(has_rank, work.query_rank, hidden), work.q_hidden / ways, size)
+    down = linear(machine, work.tokens, hidden, np.maximum(work.query_rank, 1.0), size)
+    latent = linear(machine, work.tokens, hidden, rank + work.rotary_width, size)
+    latent = latent + linear(machine, work.tokens, rank, (work.latent_outputs - work.q_hidden) / ways, size)
+    return Passes(
+        **{
+            name: np.where(
+                work.key_value_rank > 0,
+                getattr(of_queries, name) + np.where(has_rank, getattr(down, name), 0.0) + getattr(latent, name),
+                getattr(plain, name),
+            )
+            for name in ("forward", "backward")
+        }
+    )
 
 
 def _feed_forward(machine: Machine, work: Workload) -> Passes:
@@ -104,6 +126,14 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
         for inputs, outputs in ((work.hidden, up * work.ffn_hidden), (work.ffn_hidden, work.hidden))
     ]
     found = products[0] + products[1] + linear(machine, own, work.hidden, np.maximum(work.experts, 1.0), size)
+    if work.shared_experts.any():
+        width, has_shared = width * np.maximum(work.shared_experts, 1.0), work.shared_experts > 0
+        shared = linear(machine, work.tokens, work.hidden, up * width, size)
+        shared = shared + linear(machine, work.tokens, width, work.hidden, size)
+        found = Passes(
+            forward=found.forward + np.where(has_shared, shared.forward, 0.0),
+            backward=found.backward + np.where(has_shared, shared.backward, 0.0),
+        )
     return Passes(
         forward=np.where(work.experts > 0, found.forward, dense.forward),
         backward=np.where(work.experts > 0, found.backward, dense.backward),
@@ -122,7 +152,7 @@ def _attention(machine: Machine, work: Workload) -> Passes:
     """Return scores, softmax and their product with the values: fused (arXiv 2307.08691), or one kernel each."""
     eff = machine.efficiencies
     pairs = work.tokens * work.sequence_length / work.tensor_parallel
-    flops = 4 * pairs * work.q_hidden
+    flops = 2 * pairs * (work.q_hidden + (work.q_hidden if machine.software.pads_values else work.mixed_hidden))
     causal = flops / 2 / (machine.matmul_flops * machine.attention_speed)
     moved = (machine.software.score_bytes(work, of) for of in (0, 1))
     once, back = (eff.scores * pairs * work.heads * each / machine.memory_bytes_per_s for each in moved)

@@ -83,7 +83,8 @@ class Software:
     parameters come in `gathers_per_layer`. `host_layer_s` and `host_collective_s` are the host's time to issue one;
     `fragmentation` is the allocator's loss, a share of activations.
 
-    Where attention `keeps_packed`, its values are a view of the joint product of queries, keys and values, which stays.
+    Latent attention's values are padded to the width of its queries where code `pads_values`. Where attention
+    `keeps_packed`, its values are a view of the joint product of queries, keys and values, which stays.
     A reducer's own buckets hold `reducer_bytes` per parameter. `pipeline_split` gives ranks as many layers each, or as
     much work with the head (`cost`), or as many modules (`ends`: embedding, last norm and head count as layers). Code
     that `sends_singly` has a communicator with each pipeline neighbor. A `cross_entropy` in 16 bits keeps no fp32 copy
@@ -108,6 +109,7 @@ class Software:
     cross_entropy: Literal["fused", "16-bit", "eager"] = "eager"
     copies_attention_from: float = float("inf")
     keeps_packed: bool = False
+    pads_values: bool = False
     narrow_in_fp16: bool = False
     reduces_wide: bool = False
     reduces_whole: bool = False
@@ -157,14 +159,17 @@ class Software:
             return np.where(work.compile, kinds.get("fused", kinds[kernel])[of], kinds[kernel][of])
 
         between = 2 * (each("norm", self.norm) + KERNELS["residual"]["dropout" if self.dropout else "plain"][of])
-        head = KERNELS["reshape"]["eager"][of] + np.where(work.rotary, each("rotary", self.rotary), 0.0)
+        reshaped = KERNELS["reshape"]["eager"][of]
         feed_forward = np.where(work.ffn_matrices == 3, each("gate", self.gate), each("gelu", "fused"))
-        inside = head * (work.q_hidden + work.kv_hidden) + feed_forward * work.ffn_hidden * work.experts_per_token
+        turned = each("rotary", self.rotary) * np.where(work.rotary, 1.0, 0.0)
+        inside = reshaped * (work.q_hidden + work.kv_hidden) + turned * work.rotated_hidden
+        inside = inside + feed_forward * work.ffn_hidden * (work.experts_per_token + work.shared_experts)
         permuted = each("permutation", self.permutation) * work.experts_per_token
         if self.sorts_received and not self.dispatches_once:
             permuted = permuted + KERNELS["sorting"]["fused"][of] * work.experts_per_token
         permuted = np.where(work.experts > 0, permuted, 0.0)
         between = (between + permuted) * work.hidden / work.sequence_shards
+        between = between + each("norm", self.norm) * (work.query_rank + work.key_value_rank)
         return (between + inside / work.tensor_parallel) * work.bytes_per_value / 2
 
     def lacks_fused_softmax(self, work: Workload) -> Flags:
@@ -197,6 +202,7 @@ FRONTRUNNER = Software(
     dropout=False,
     selective="products",
     keeps_gathered=True,
+    pads_values=True,
     bytes_per_logit=16.0,
     shards_only_masters=True,
     widens_logits_by_rows=True,
