@@ -153,7 +153,7 @@ def judged(table: Table, predicted_s: Times, *, worst: int = 5) -> Figures:
             [log_deviation(machine, part.work, peak, kind) for kind in MEMORY_KINDS],
         )
         rows.loc[places, "limit_gib"] = part.cluster.memory_gib_per_device
-        unjudged = part.work.compile | (part.work.context_parallel > 1)
+        unjudged = part.work.context_parallel > 1
         bounds = log_bounds(part.cluster, part.precision, part.software, part.work, unjudged)
         rows.loc[places, "below"], rows.loc[places, "above"] = bounds
         rows.loc[places, "several_nodes"] = rows.gpus[places] > part.cluster.devices_per_node

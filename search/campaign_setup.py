@@ -42,8 +42,8 @@ def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
     from frontrunner.evaluators.probe.job import check_data
 
     check_data(spec.data, spec.problem)
-    offloads = tuple({recipe.offload for recipe in recipes})
-    prepare_here(spec.problem, spec.dispatch, engines=spec.space.engine, offloads=offloads)
+    offloads, fp8 = ({getattr(recipe, name) for recipe in recipes} for name in ("offload", "fp8"))
+    prepare_here(spec.problem, spec.dispatch, engines=spec.space.engine, offloads=tuple(offloads), fp8=tuple(fp8))
 
 
 def why_not_here(spec: CampaignSpec) -> str | None:

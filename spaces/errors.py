@@ -78,7 +78,7 @@ def bad_value(key: str, value: object, expected: str, *, hint: str | None = None
     return InvalidInput(f"{given}: expected {expected}", hint=hint)
 
 
-_FP8 = "FP8 is not supported yet"
+_FP8 = 'FP8 is a choice of recipes: problem.precision = "bf16" with space.fp8 = ["rowwise"]'
 UNSUPPORTED = {
     "chimera": "torch's pipelines hold a stage on one rank, Chimera on two; `dualpipev` has as short a bubble",
     **dict.fromkeys(("fp8", "mxfp8", "float8"), _FP8),

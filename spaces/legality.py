@@ -33,6 +33,8 @@ class Reason:
         return self.text
 
 
+FP8_MULTIPLE = 16
+"""What both sides of a factor in 8 bits divide by: torch's `_scaled_mm` (aten/src/ATen/native/cuda/ScaledBlas.cpp)."""
 Refusals = Iterator[tuple[str, str]]
 """Codes and texts of reasons."""
 Rules = Callable[[Recipe, Problem], Refusals]
@@ -222,6 +224,47 @@ def _quantized(recipe: Recipe, problem: Problem) -> Refusals:
         yield "quantized-nodes", text
 
 
+def _fp8(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a list of rules
+    """Torchao's products in 8 bits: on devices that have them, with other numbers, of sizes that divide by 16.
+
+    Those of the gradients of weights add over a rank's tokens.
+    """
+    if recipe.fp8 == "none":
+        return
+    model, cluster, tp, what = problem.model, problem.cluster, recipe.tensor_parallel, f"fp8 {recipe.fp8}"
+    if recipe.engine != "torch":
+        yield "fp8-engine", f"only the torch engine has {what}; use fp8 none"
+    if problem.precision != "bf16":
+        text = f"{what} goes with what else is in bf16: problem.precision is {problem.precision}; use fp8 none"
+        yield "fp8-precision", text
+    if problem.tolerance != "quantized":
+        yield "fp8-tolerance", f'{what} trains with other numbers: set problem.tolerance = "quantized" to accept that'
+    if cluster.backend not in ("cuda", "rocm"):
+        yield "fp8-backend", f"{what} needs products in 8 bits, which {cluster.backend} devices do not have; use none"
+    elif cluster.peak_flops("fp8") is None and cluster.matmul_flops("fp8") is None:
+        text = f"{what} needs products in 8 bits: {cluster.device} states no cluster.peak_tflops.fp8; use fp8 none"
+        yield "fp8-device", text
+    tokens = recipe.micro_batch_seqs * (problem.sequence_length // recipe.context_parallel) // recipe.feed_forward_tiles
+    kv = model.head_dim * max(1, model.kv_heads // tp)
+    sizes = {"hidden": model.hidden, "width of queries": model.q_hidden // tp, "width of keys": kv}
+    if not model.experts:
+        sizes["ffn_hidden"] = model.ffn_hidden // tp
+    if model.key_value_rank:
+        sizes |= {
+            "key_value_rank": model.key_value_rank,
+            "query_rank": model.query_rank or 0,
+            "rotary_width": model.rotary_width,
+        }
+    if uneven := [f"{name} {size}" for name, size in (sizes | {"tokens": tokens}).items() if size % FP8_MULTIPLE]:
+        text = f"{what} multiplies matrices of multiples of {FP8_MULTIPLE}; a rank has {', '.join(uneven)}"
+        yield "fp8-divides", text
+    if recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
+        text = f"{recipe.schedule} splits the backward pass, and torchao computes both gradients of a product at once"
+        yield "fp8-split-backward", text
+    if recipe.async_tensor_parallel:
+        yield "fp8-async", "async_tensor_parallel overlaps products in bf16; choose one of both"
+
+
 def _torch_layers(recipe: Recipe, problem: Problem) -> Refusals:
     """A compiled layer is one piece, which nothing looks into; a rank's positions make equal pieces."""
     is_selective = recipe.recompute == "selective"
@@ -338,8 +381,8 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C
 
 
 ENGINE_RULES: dict[str, tuple[Rules, ...]] = {
-    "torch": (_torch_replicas, _torch_pipeline, _tied, _torch_layers, _torch_memory, _quantized),
-    "deepspeed": (_deepspeed_parallel, _tied, _deepspeed_options, _quantized),
+    "torch": (_torch_replicas, _torch_pipeline, _tied, _torch_layers, _torch_memory, _quantized, _fp8),
+    "deepspeed": (_deepspeed_parallel, _tied, _deepspeed_options, _quantized, _fp8),
 }
 
 

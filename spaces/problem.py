@@ -90,7 +90,8 @@ class SoftwareSettings:
 class Problem:
     """Model, cluster, sequence length in tokens, global batch in sequences, and precision of the arithmetic.
 
-    `tolerance` is how far recipes may differ in their results: by `rounding`, or by messages that are `quantized` too.
+    `tolerance` is how far recipes may differ in their results: by `rounding`, or by messages and factors of products
+    that are `quantized` too.
     `software` is for estimates alone: problems that differ in it are equal.
     """
 

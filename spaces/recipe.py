@@ -274,6 +274,12 @@ class Recipe(ReadsEarlierNames, Displayed):
         "for compiled layers with sequence parallelism on `cuda` devices",
         label="async TP", word="async_tp", matters=lambda degrees: degrees.tensor_parallel > 1,
     )  # fmt: skip
+    fp8: str = _choice(
+        ("none", "tensorwise", "rowwise"),
+        "the layers' matrix products in 8 bits, by torchao: their factors scaled as a whole (`tensorwise`) or by row "
+        "(`rowwise`); needs `problem.precision = \"bf16\"` and `problem.tolerance = \"quantized\"`",
+        group="option", label="FP8", word="fp8-{value}",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         if min(_counts_of(self)) < 1:
@@ -352,6 +358,10 @@ class Recipe(ReadsEarlierNames, Displayed):
         """Return the choices of these groups that are not neutral, in words."""
         found = (one.words(self) for one in DIMENSIONS.values() if one.group in groups)
         return tuple(word for word in found if word)
+
+    def arithmetic(self, precision: str) -> str:
+        """Return what most FLOPs are done in, for a problem of this precision: `fp8` where the recipe chooses it."""
+        return precision if self.fp8 == "none" else "fp8"
 
     def layout(self) -> str:
         """Return the degrees: `tp2 pp2 dp4`, with `cp2` where ranks share sequences."""

@@ -35,12 +35,10 @@ from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 
 VALIDATED_DEVICES = frozenset({"a100-40gb", "a100-80gb"})
 ROW_ERROR = 0.07
-"""Standard deviation of a row's log step time that no constant explains: 0.05 to 0.14 in tables of A100.
-
-On devices without validated measurements twice that, a guess.
-"""
+"""Standard deviation of a row's log step time that no constant explains: 0.05 to 0.14 in tables of A100. That a device
+is not validated widens its constants, and not this once more."""
 UNJUDGED_ERROR = 0.35
-"""The same of choices whose formulas are not validated; a guess."""
+"""The same of choices whose formulas are not validated, but for compiling; a guess."""
 MEAN_TO_DEVIATION = (math.pi / 2) ** 0.5
 """A normal's standard deviation over its mean distance."""
 
@@ -66,6 +64,10 @@ LOSSES = (
 OTHER_HARDWARE = "the formulas' constants were validated on A100 in 16 bits only"
 HOST_UNLIMITED = "the host's memory limits no recipe that offloads: a cluster file does not state its size"
 HOST_ASSUMED = f"links.host_gb_per_s is not given: offloading is estimated with {ASSUMED['links.host_gb_per_s']:g} GB/s"
+EVENLY_LOADED = (
+    "ranks are taken to get equally many tokens for their experts; cluster.efficiencies.expert_imbalance states the"
+    " fullest one's share over the mean, which `frontrunner show` gives of a probe"
+)
 COMPILED = "compiled recipes run norms, activation, rotation and, in one piece, the loss as fused kernels"
 SHARED_CPU = "ranks on one machine's CPU share its cores; the formulas give each its own, so do not trust their order"
 MEASURED_TOGETHER = (
@@ -122,6 +124,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
         MEASURED_TOGETHER: on_cpu and measured,
         f"{count} less certain: no measurement has validated {names}": bool(unknown) and has_times(problem),
         COMPILED: any(recipe.compile for recipe in recipes),
+        EVENLY_LOADED: problem.model.experts > 0 and "expert_imbalance" not in problem.cluster.efficiencies,
         HOST_UNLIMITED: offloads,
         HOST_ASSUMED: offloads and problem.cluster.links.host_gb_per_s is None,
     }
@@ -156,11 +159,12 @@ def log_bounds(
     """Return how far the 95 % bounds of each row's step time are below and above its estimate, as logarithms.
 
     They come from the constants, and from what these do not explain; `unjudged` rows have choices whose formulas are
-    not validated. The error that a cluster states of its own rows holds all that it states or they feel.
+    not validated. Of compiling the gain is known: none at all, or twice as much, is a deviation off. The error that a
+    cluster states of its own rows holds all that it states or they feel.
     """
-    own, is_known = own_error(cluster, precision), is_validated(cluster, precision)
+    own, machine = own_error(cluster, precision), Machine.of(cluster, precision, software)
     deviations: dict[str, float | Rows] = {**prior_deviations(cluster, precision)}
-    row = ROW_ERROR if is_known else 2 * ROW_ERROR
+    row = ROW_ERROR
     if own is not None:
         row, guessed = MEAN_TO_DEVIATION * own, scaled_by(assumed(cluster, precision))
         deviations = {name: deviations[name] for name in guessed}
@@ -169,12 +173,21 @@ def log_bounds(
     if software.stands_for:  # whose host and overlap nobody has measured either
         own_constants = [name for name in SOFTWARE_CONSTANTS if name in deviations]
         deviations |= {name: OTHER_DEVICES * deviations[name] for name in own_constants}
-    others = NORMAL_95 * np.hypot(row, np.where(unjudged, UNJUDGED_ERROR, 0.0))
+    others = NORMAL_95 * np.hypot(np.hypot(row, _gain_of_compiling(machine, work)), unjudged * UNJUDGED_ERROR)
     below, above = log_ends(cluster, precision, software, work, deviations)
     if cluster.backend == "cpu" and cluster.matmul_flops(precision) is None:  # ranks may share a core
         above = np.hypot(above, np.log(np.minimum(work.devices, cluster.devices_per_node)))
     faster, slower = _between_codes(cluster, precision, software, work)
     return np.sqrt(below**2 + others**2 + faster), np.sqrt(above**2 + others**2 + slower)
+
+
+def _gain_of_compiling(machine: Machine, work: Workload) -> Rows:
+    """Return the logarithm by which compiled rows are faster than uncompiled ones."""
+    if not work.compile.any():
+        return np.zeros(1)
+    plain = replace(work, compile=np.zeros_like(work.compile))
+    found: Rows = np.log(step_time(machine, plain).total / step_time(machine, work).total)
+    return found
 
 
 def _between_codes(cluster: Cluster, precision: str, software: Software, work: Workload) -> tuple[Rows, Rows]:

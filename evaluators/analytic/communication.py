@@ -128,6 +128,7 @@ def dispatch_s(machine: Machine, work: Workload) -> Rows:
     if not (work.expert_parallel > 1).any():
         return np.zeros(1)
     row, group = work.tokens / work.sequence_shards * work.hidden * work.bytes_per_value, work.expert_parallel
+    row = row * machine.efficiencies.expert_imbalance
     if not machine.software.dispatches_once:
         one_way = all_to_all_s(machine, row * work.experts_per_token, group=group, stride=number(1))
         return np.where(work.recompute_full, 6.0, 4.0) * one_way
@@ -197,6 +198,9 @@ def _waits(machine: Machine, work: Workload, parameters: Rows) -> tuple[Rows, ..
 def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Rows:
     p, g, stride = work.sharding_parameters, work.sharding_gradients, work.strides["dp"]
     weights, dequantized = parameters * work.bytes_per_value, number(0)
+    if (work.fp8 > 0).any():
+        narrow = np.minimum(work.layers_first * work.layer_share, parameters) * (work.bytes_per_value - 1)
+        weights = weights - np.where(machine.software.gathers_so(work), narrow, 0.0)
     if work.quantized_weights.any():
         weights = np.where(work.quantized_weights, parameters * (1 + SCALE_BYTES / QUANTIZED_GROUP), weights)
         # What arrives twice in int8 is read, written in fp16, read again and converted.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from frontrunner.evaluators.analytic.communication import ring_s
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.workload import Parts, Rows, Workload
+from frontrunner.evaluators.analytic.workload import FP8_SCALINGS, Flags, Parts, Rows, Workload
 
 TILE = 128.0
 """Rows and columns of the result that one compute unit works on at a time, as in the common GEMM kernels."""
@@ -16,6 +17,19 @@ FUSED_BACKWARD_FLOPS = 2.5
 """A fused attention's backward FLOPs over its forward ones: five products for two (arXiv 2307.08691, section 3.1)."""
 WEIGHTS_SHARE = 0.5
 """Of a layer's backward pass, what the gradients of its weights take; exact for products, assumed for attention."""
+
+CASTS: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "torchao, compiled": {"tensorwise": (6, 8), "rowwise": (8, 10), "mxfp8": (6, 6)},
+    "torchao": {"tensorwise": (66, 66), "rowwise": (66, 66)},
+    "transformer-engine": {"delayed": (4, 4), "tensorwise": (6, 6), "blockwise": (4, 4), "mxfp8": (4, 4)},
+}
+"""Bytes moved to scale a value of an input or gradient, and of a weight, to 8 bits for both products that use it.
+
+Compiled, as torchao counts kernels that are not fused with others (torchao/testing/training/roofline_utils.py); else
+each of two casts takes an absolute value (4), its maximum (2), a copy in fp32 (6), the scaled one (8), a clamped one
+(8) and the result (5) (float8/float8_utils.py, `tensor_to_amax`; float8_training_tensor.py). Transformer Engine reads a
+value and writes both layouts (4), and before that, but with factors of earlier steps or of blocks, the maximum (2)
+(its documentation, "Low precision training")."""
 
 HOST_ADAM_S_PER_PARAMETER = 0.22e-9
 """A fused Adam on a whole host, two Xeon 8168: 0.22 s for 1e9 parameters (arXiv 2101.06840, table 4)."""
@@ -30,6 +44,13 @@ class Passes(Parts):
 
     def __add__(self, other: Passes) -> Passes:
         return Passes(forward=self.forward + other.forward, backward=self.backward + other.backward)
+
+    def where(self, chosen: Flags, other: Passes) -> Passes:
+        """Return these passes, and in chosen rows the others."""
+        return Passes(
+            forward=np.where(chosen, other.forward, self.forward),
+            backward=np.where(chosen, other.backward, self.backward),
+        )
 
 
 EXPERT_START_S = 5e-6
@@ -48,7 +69,8 @@ def matmul_s(machine: Machine, m: Rows, n: Rows, k: Rows, bytes_per_value: Rows,
     waves = np.maximum(products * m * n / (TILE * TILE * machine.compute_units), 1.0)
     slowed = (1 + eff.tile_waves / waves) * (1 + eff.reduction_depth / k)
     arithmetic = 2 * products * m * n * k / machine.matmul_flops * slowed
-    traffic = products * (m * k + k * n + m * n) * bytes_per_value / machine.memory_bytes_per_s
+    moved = (m * k + k * n) * machine.factor_bytes_share + m * n
+    traffic = products * moved * bytes_per_value / machine.memory_bytes_per_s
     return np.maximum(arithmetic, traffic) + eff.kernel_s + (products - 1) * EXPERT_START_S
 
 
@@ -63,12 +85,15 @@ def linear(machine: Machine, tokens: Rows, inputs: Rows, outputs: Rows, bytes_pe
 
 def layer(machine: Machine, work: Workload) -> Passes:
     """Return one transformer layer without communication, on one tensor-parallel rank, with gradients summed."""
-    hidden, ways, size = work.hidden, work.tensor_parallel, work.bytes_per_value
-    output = linear(machine, work.tokens, work.mixed_hidden / ways, hidden, size)
-    feed_forward = _feed_forward(machine, work)
+    projections, feed_forward = _projections(machine, work), _feed_forward(machine, work)
+    if (work.fp8 > 0).any():
+        narrow, casts = machine.in_8_bits, _casts(machine, work)
+        projections = projections.where(work.fp8 > 0, _projections(narrow, work) + casts[0])
+        in_8_bits = (work.fp8 > 0) & machine.software.has_feed_forward_in_8_bits(work)
+        feed_forward = feed_forward.where(in_8_bits, _feed_forward(narrow, work) + casts[1])
     # Tiled, the feed-forward part runs forward once more.
     again = np.where(work.feed_forward_tiles > 1, feed_forward.forward, 0.0)
-    products = _query_key_value(machine, work) + output + feed_forward
+    products = projections + feed_forward
     done = products + _attention(machine, work) + _elementwise(machine, work)
     kept = 2 * work.layer_share * machine.gradient_bytes(work.bytes_per_value) / machine.memory_bytes_per_s
     if machine.software.fuses_accumulation:
@@ -80,33 +105,60 @@ def layer(machine: Machine, work: Workload) -> Passes:
     return Passes(forward=done.forward, backward=done.backward + again + adding)
 
 
-def _query_key_value(machine: Machine, work: Workload) -> Passes:
-    """Return the products for queries, keys and values: one, or two pairs of products by way of latent vectors."""
+def _projections(machine: Machine, work: Workload) -> Passes:
+    """Return the products that make queries, keys and values, and that of attention's outcome."""
     hidden, ways, size = work.hidden, work.tensor_parallel, work.bytes_per_value
-    plain = linear(machine, work.tokens, hidden, (work.q_hidden + 2 * work.kv_hidden) / ways, size)
-    if not work.key_value_rank.any():
-        return plain
-    has_rank, rank = work.query_rank > 0, np.maximum(work.key_value_rank, 1.0)
-    of_queries = linear(machine, work.tokens, np.where(has_rank, work.query_rank, hidden), work.q_hidden / ways, size)
-    down = linear(machine, work.tokens, hidden, np.maximum(work.query_rank, 1.0), size)
-    latent = linear(machine, work.tokens, hidden, rank + work.rotary_width, size)
-    latent = latent + linear(machine, work.tokens, rank, (work.latent_outputs - work.q_hidden) / ways, size)
-    return Passes(
-        **{
-            name: np.where(
-                work.key_value_rank > 0,
-                getattr(of_queries, name) + np.where(has_rank, getattr(down, name), 0.0) + getattr(latent, name),
-                getattr(plain, name),
-            )
-            for name in ("forward", "backward")
-        }
+    output = linear(machine, work.tokens, work.mixed_hidden / ways, hidden, size)
+    found = linear(machine, work.tokens, hidden, (work.q_hidden + 2 * work.kv_hidden) / ways, size)
+    if work.key_value_rank.any():
+        # By way of latent vectors, those of queries too unless these come of the layer's input.
+        has_rank, rank = work.query_rank > 0, np.maximum(work.key_value_rank, 1.0)
+        queries = linear(machine, work.tokens, np.where(has_rank, work.query_rank, hidden), work.q_hidden / ways, size)
+        down = linear(machine, work.tokens, hidden, np.maximum(work.query_rank, 1.0), size)
+        queries = queries.where(has_rank, queries + down)
+        latent = linear(machine, work.tokens, hidden, rank + work.rotary_width, size)
+        latent = latent + linear(machine, work.tokens, rank, (work.latent_outputs - work.q_hidden) / ways, size)
+        found = found.where(work.key_value_rank > 0, queries + latent)
+    return found + output
+
+
+def _casts(machine: Machine, work: Workload) -> tuple[Passes, Passes]:
+    """Return the passes over memory that scale factors to 8 bits: those of the projections, of the feed-forward part.
+
+    Uncompiled, torchao casts an input for each of its uses. Transformer Engine casts weights once a step.
+    """
+    ways, up, engine = work.tensor_parallel, work.ffn_matrices - 1, machine.software.transformer_engine
+    apart = np.where(work.compile | engine, 0.0, 1.0)
+    kinds = [CASTS["transformer-engine"]] if engine else [CASTS["torchao, compiled"], CASTS["torchao"]]
+    tables = (np.array([kind.get(name, (0.0, 0.0)) for name in FP8_SCALINGS]) for kind in kinds)
+    found = [table[work.fp8.astype(np.intp)].T for table in tables]
+    values, weights = (np.where(apart > 0, found[-1][of], found[0][of]) for of in (0, 1))
+    weights = weights / (work.accumulation if engine else 1.0)
+    qkv, tokens = work.q_hidden + 2 * work.kv_hidden, work.tokens
+    rows = tokens * np.where(work.experts > 0, work.experts_per_token / work.sequence_shards, 1.0)
+    width = work.ffn_hidden / np.where(work.experts > 0, 1.0, ways)
+    held = np.maximum(work.experts / work.expert_parallel, 1.0)
+    inputs = (
+        tokens * ((1 + 2 * apart) * work.hidden + work.q_hidden / ways),
+        rows * ((1 + (up - 1) * apart) * work.hidden + width),
     )
+    gradients = tokens * (qkv / ways + work.hidden), rows * (up * width + work.hidden)
+    matrices = work.hidden * (qkv + work.q_hidden) / ways, held * work.hidden * (up + 1) * width
+    each = tuple(
+        Passes(
+            forward=(values * one + weights * matrix / 2) / machine.memory_bytes_per_s,
+            backward=(values * back + weights * matrix / 2) / machine.memory_bytes_per_s,
+        )
+        for one, back, matrix in zip(inputs, gradients, matrices, strict=True)
+    )
+    return each[0], each[1]
 
 
 def _feed_forward(machine: Machine, work: Workload) -> Passes:
-    """Return the feed-forward part's products; with experts, to each of which equally many tokens go, and the router.
+    """Return the feed-forward part's products; with experts, and the router.
 
-    A rank's tokens are `experts_per_token` times its own, whoever's they are; each expert's are padded to whole tiles.
+    The fullest rank's tokens are `experts_per_token` times its own, whoever's they are, times `expert_imbalance`,
+    evenly over its experts; each one's are padded to whole tiles.
     """
     size, up = work.bytes_per_value, work.ffn_matrices - 1
     width = work.ffn_hidden / work.tensor_parallel
@@ -116,7 +168,8 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
         return dense
     held = np.maximum(work.experts / work.expert_parallel, 1.0)
     own = work.tokens / work.sequence_shards
-    each = np.ceil(own * work.experts_per_token / held / TILE) * TILE
+    most = own * work.experts_per_token * machine.efficiencies.expert_imbalance
+    each = np.ceil(most / held / TILE) * TILE
     products = [
         Passes(
             forward=matmul_s(machine, each, outputs, inputs, size, held),
@@ -127,13 +180,10 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
     ]
     found = products[0] + products[1] + linear(machine, own, work.hidden, np.maximum(work.experts, 1.0), size)
     if work.shared_experts.any():
-        width, has_shared = width * np.maximum(work.shared_experts, 1.0), work.shared_experts > 0
+        width = width * np.maximum(work.shared_experts, 1.0)
         shared = linear(machine, work.tokens, work.hidden, up * width, size)
         shared = shared + linear(machine, work.tokens, width, work.hidden, size)
-        found = Passes(
-            forward=found.forward + np.where(has_shared, shared.forward, 0.0),
-            backward=found.backward + np.where(has_shared, shared.backward, 0.0),
-        )
+        found = found.where(work.shared_experts > 0, found + shared)
     return Passes(
         forward=np.where(work.experts > 0, found.forward, dense.forward),
         backward=np.where(work.experts > 0, found.backward, dense.backward),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -12,7 +13,7 @@ import numpy as np
 from frontrunner.evaluators.analytic.software import FLASH_SPEED, Software, at_precision, fitted
 from frontrunner.evaluators.analytic.workload import Rows
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,8 @@ class Efficiencies:
     the idle part of a wave of tiles, `reduction_depth` the length of a sum that costs as much again; `elementwise` and
     `scores` how often values are moved against the least; `fused_attention` rates are shares of `matmul`'s; latencies
     are those of a hop. The ring hops are NCCL's own figures for its "simple" protocol (src/graph/tuning.cc, `hwLat`);
-    rings over more than `crowded_nodes` nodes take `crowded_hop_s` a rank, which only some clusters state.
+    rings over more than `crowded_nodes` nodes take `crowded_hop_s` a rank, which only some clusters state. The fullest
+    rank has `expert_imbalance` times as many tokens for its experts as the mean.
     """
 
     matmul: float = fitted(1.0, 0.3, 1.0)
@@ -44,6 +46,7 @@ class Efficiencies:
     ring_network_hop_s: float = 14e-6
     crowded_nodes: float = 1e6
     crowded_hop_s: float = 0.0
+    expert_imbalance: float = 1.0
 
 
 FITTED = Efficiencies()
@@ -66,6 +69,9 @@ peak forward and 0.41 backward where matrix products reach 0.49 (github.com/Moor
 configs/system/b200_bf16_ceperm.json, head width 128, 16 heads or more, FLOPs of a causal mask), over the shares in
 `Efficiencies`."""
 
+FP8_SHARE = 0.709 / 0.803
+"""What products reach of a device's peak in 8 bits, over what they reach in 16: H100's fastest, 1402.6 and 794.5
+TFLOP/s (github.com/stas00/ml-engineering, "Maximum Achievable Matmul FLOPS"; GH200 0.776 / 0.836); others' assumed."""
 RUNTIME_BYTES = {"cpu": 0.26 * 2**30}
 OTHER_RUNTIME_BYTES = 300 * 2.0**20
 """Python and torch, as measured on CPU; else a device's context with kernels that are loaded when first called
@@ -93,6 +99,7 @@ class Machine:
     """A cluster at one precision under one training code, in the formulas' units: what is reached, not the peaks."""
 
     matmul_flops: float
+    fp8_flops: float
     memory_bytes_per_s: float
     compute_units: float
     devices_per_node: int
@@ -106,6 +113,8 @@ class Machine:
     is_hopper: bool
     efficiencies: Efficiencies
     software: Software
+    factor_bytes_share: float = 1.0
+    """Bytes per value of a product's factors over those of its result."""
 
     @classmethod
     def of(cls, cluster: Cluster, precision: str, software: Software, efficiencies: Efficiencies = FITTED) -> Machine:
@@ -125,6 +134,7 @@ class Machine:
         fastest = cluster.matmul_flops(precision) or peak * (cluster.matmul_share or ASSUMED["matmul_share"])
         return cls(
             matmul_flops=fastest * efficiencies.matmul,
+            fp8_flops=_fp8_flops(cluster, fastest) * efficiencies.matmul,
             memory_bytes_per_s=_bytes_per_s(cluster.memory_gb_per_s, "memory_gb_per_s") * efficiencies.memory,
             compute_units=cluster.compute_units or ASSUMED_COMPUTE_UNITS.get(cluster.backend, OTHER_COMPUTE_UNITS),
             runtime_bytes=RUNTIME_BYTES.get(cluster.backend, OTHER_RUNTIME_BYTES),
@@ -139,6 +149,13 @@ class Machine:
             efficiencies=efficiencies,
             software=software,
         )
+
+    @functools.cached_property
+    def in_8_bits(self) -> Machine:
+        """The machine by its products in 8 bits: what a tile of one loses besides is the same time."""
+        depth = self.efficiencies.reduction_depth * self.fp8_flops / self.matmul_flops
+        efficiencies = replace(self.efficiencies, reduction_depth=depth)
+        return replace(self, matmul_flops=self.fp8_flops, factor_bytes_share=0.5, efficiencies=efficiencies)
 
     @property
     def attention_speed(self) -> float:
@@ -158,6 +175,12 @@ class Machine:
         return np.full_like(bytes_per_value, 4.0) if self.software.wide_gradients else bytes_per_value
 
 
+def _fp8_flops(cluster: Cluster, fastest: float) -> float:
+    """Return the rate of a device's products in 8 bits, of which those in 16 reach `fastest`, or that, if unknown."""
+    peak, share = cluster.peak_flops("fp8"), cluster.matmul_share or ASSUMED["matmul_share"]
+    return cluster.matmul_flops("fp8") or (fastest if peak is None else peak * share * FP8_SHARE)
+
+
 def _bytes_per_s(gb_per_s: float | None, key: str) -> float:
     return 1e9 * (ASSUMED[key] if gb_per_s is None else gb_per_s)
 
@@ -169,6 +192,8 @@ def check_efficiencies(table: Mapping[str, float]) -> None:
         if name not in EFFICIENCY_NAMES:
             raise InvalidInput(f"unknown key {key} = {value}", hint=did_you_mean(name, EFFICIENCY_NAMES))
         low, high = BOUNDS.get(name, (0.0, math.inf))
+        if name == "expert_imbalance":
+            require_at_least("cluster.efficiencies", 1, expert_imbalance=value)
         is_share, divides = high == 1, high == 1 and low > 0
         if not (math.isfinite(value) and value >= 0) or (is_share and value > 1) or (divides and value == 0):
             share = "a share above 0 and at most 1" if divides else "a share of at most 1"

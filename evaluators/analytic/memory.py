@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.software import KNOWN
 from frontrunner.evaluators.analytic.workload import Flags, Parts, Rows, Workload
 
 PART_ERRORS: Mapping[str, float] = {
@@ -42,8 +43,7 @@ def fit(peak_bytes: Rows | float, memory_bytes: float) -> npt.NDArray[np.intp]:
 def log_deviation(machine: Machine, work: Workload, peak: PeakMemory, kind: MemoryKind | None = None) -> Rows:
     """Return the standard deviation of the logarithm of a peak of one kind; without, of what a device must hold.
 
-    What sequence parallelism gathers is kept or not where that is an option of the code: half of it is a deviation. An
-    unknown code is off by how far the peaks of those that it stands for are from its own.
+    What sequence parallelism gathers is kept or not where that is an option of the code: half of it is a deviation.
     """
     off = {
         name: share * getattr(peak, name)
@@ -54,11 +54,23 @@ def log_deviation(machine: Machine, work: Workload, peak: PeakMemory, kind: Memo
     if machine.software.may_keep_gathered:
         gathered = 2 * (1 - 1 / work.sequence_shards) * work.layers_first * micro_batches_ahead(work)
         off["gathered"] = 0.5 * gathered * work.tokens * work.hidden * work.bytes_per_value
-    squares = sum((each**2 for each in off.values()), start=np.zeros(1))
-    whole, codes = peak.of_kind(kind), machine.software.stands_for
-    others = (peak_memory(replace(machine, software=one), work).of_kind(kind) for one in codes)
-    between = sum((np.log(other / whole) ** 2 for other in others), start=np.zeros(1)) / max(len(codes), 1)
-    return np.sqrt(squares / whole**2 + CODE_ERROR**2 + between)
+    squares = sum((each**2 for each in off.values()), start=np.zeros(1)) / peak.of_kind(kind) ** 2
+    between = (between_codes(machine, work, peak, kind) ** 2).sum(axis=1)
+    found: Rows = np.sqrt(squares + CODE_ERROR**2 + between)
+    return found
+
+
+def between_codes(machine: Machine, work: Workload, peak: PeakMemory, kind: MemoryKind | None = None) -> Rows:
+    """Return how far the logarithms of peaks move with the known codes that an unknown one may be, a column for each.
+
+    A column is a deviation of its own: together they are as far off as one code is on average. Others are 0.
+    """
+    software, found = machine.software, np.zeros((len(peak.total), len(KNOWN)))
+    places = {code.name: place for place, code in enumerate(KNOWN)}
+    for one in software.stands_for:
+        other = peak_memory(replace(machine, software=one), work).of_kind(kind)
+        found[:, places[one.name]] = np.log(other / peak.of_kind(kind)) / len(software.stands_for) ** 0.5
+    return found
 
 
 def runtime_bytes(machine: Machine, work: Workload, activations: Rows | float) -> Rows:
@@ -229,6 +241,8 @@ def _computed_with(machine: Machine, work: Workload, count: Rows, has_head: Flag
     held = np.where((p > 1) | work.parameters_on_host, gathered + shards, count)
     # What arrives in int8 is there once more, and in fp16, before it is converted: a layer at a time.
     arriving = np.where(work.quantized_weights, 3.0 * np.minimum(work.layer_share, count), 0.0)
+    if machine.software.transformer_engine:  # copies of weights in both layouts, which last a step
+        arriving = arriving + np.where(work.fp8 > 0, 2.0 * np.minimum(held, count), 0.0)
     return np.minimum(held, count) * work.bytes_per_value + arriving
 
 
@@ -299,6 +313,9 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     inside = size * (work.q_hidden + 2 * work.kv_hidden + mixed + copied * mixed + padded + packed + exchanged)
     latent = work.query_rank + work.key_value_rank
     # Tiled, the feed-forward part keeps nothing.
+    if software.transformer_engine:  # of norms' outputs, of the gated value; attention's outcome is kept in 16 bits too
+        inside = inside + np.where(work.fp8 > 0, work.q_hidden - work.ffn_hidden * work.experts_per_token, 0.0)
+        gathered = gathered - np.where(work.fp8 > 0, gathered / 2, 0.0)
     tiled = replace(work, ffn_hidden=np.where(work.feed_forward_tiles > 1, 0.0, work.ffn_hidden))
     scores = work.heads * work.sequence_length * software.score_bytes(work, 2)
     scores = np.where(work.fused_attention, 0.0, scores)

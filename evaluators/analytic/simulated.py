@@ -52,7 +52,7 @@ def simulate(recipe: Recipe, setup: ProbeSetup) -> Measurement | Failure:
 def _step_time_s(recipe: Recipe, problem: Problem) -> float:
     """Return hardware FLOPs over peak and efficiency, times the bubble (m + p - 1) / m and costs of parallelism."""
     flops = tokens_per_step(recipe, problem) * hardware_flops_per_token(recipe, problem)
-    peak = problem.cluster.peak_flops(problem.precision) or FALLBACK_PEAK_FLOPS
+    peak = problem.cluster.peak_flops(recipe.arithmetic(problem.precision)) or FALLBACK_PEAK_FLOPS
     efficiency = BEST_EFFICIENCY * (1 - 0.3 / (recipe.micro_batch_seqs + 1))
     bubble = (recipe.accumulation + (recipe.pipeline_parallel - 1) / recipe.virtual_stages) / recipe.accumulation
     kept = 1 - SPLIT_CHARGE * (_ranks_of_a_layer(recipe) - 1).bit_length()

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.workload import Flags, Rows, Split, Workload
+from frontrunner.evaluators.analytic.workload import FP8_SCALINGS, Flags, Rows, Split, Workload
 from frontrunner.spaces.problem import Problem, SoftwareSettings
 
 Kernel = Literal["fused", "eager", "fp32"]
@@ -88,7 +88,10 @@ class Software:
     A reducer's own buckets hold `reducer_bytes` per parameter. `pipeline_split` gives ranks as many layers each, or as
     much work with the head (`cost`), or as many modules (`ends`: embedding, last norm and head count as layers). Code
     that `sends_singly` has a communicator with each pipeline neighbor. A `cross_entropy` in 16 bits keeps no fp32 copy
-    of the logits, nor does a fused one, which reads them fewer times. An unknown code may be any that it `stands_for`.
+    of the logits, nor does a fused one, which reads them fewer times. Products in 8 bits are `transformer_engine`'s, of
+    experts too, which keeps their inputs and copies of weights in 8 bits, and gathers inputs so; or else torchao's,
+    under which tensor-parallel ranks and FSDP2 gather so, with one factor a tensor, where it `gathers_in_8_bits`. An
+    unknown code may be any that it `stands_for`.
 
     A token goes to each of its experts by itself, or to each node, and each rank there, where code `dispatches_once`,
     as DeepEP does; `overlaps_dispatch` runs another micro-batch meanwhile. Rows that arrive are sorted by expert in a
@@ -149,7 +152,25 @@ class Software:
     host_collective_s: float = fitted(48e-6, 0.0, 1e-2)
     gradient_overlap: float = fitted(0.30, 0.0, 1.0)
     fragmentation: float = 0.03
+    transformer_engine: bool = False
+    gathers_in_8_bits: bool = False
     stands_for: tuple[Software, ...] = ()
+
+    def share_sent(self, work: Workload) -> Rows:
+        """Return the share of a layer's tensor-parallel traffic in 16 bits that is left: gathers in 8 bits are half."""
+        narrow = (work.fp8 > 0) if self.transformer_engine else self.gathers_so(work)
+        share: Rows = np.where(narrow & work.sequence_parallel, 0.75, 1.0)
+        return share
+
+    def gathers_so(self, work: Workload) -> Flags:
+        """Return whether torchao gathers in 8 bits: with one factor a tensor, where the code asks for it."""
+        found: Flags = self.gathers_in_8_bits & (work.fp8 == FP8_SCALINGS.index("tensorwise"))
+        return found
+
+    def has_feed_forward_in_8_bits(self, work: Workload) -> Flags:
+        """Return whether the feed-forward part's products are in 8 bits too, where a recipe has such products."""
+        dense: Flags = work.experts == 0
+        return dense | self.transformer_engine
 
     def elementwise_bytes(self, work: Workload, of: int) -> Rows:
         """Return one layer's bytes per token outside products and attention, of the field `of` of `Bytes`."""
@@ -249,6 +270,7 @@ LLM_FOUNDRY = Software(
     cross_entropy="16-bit",
     message_elements=0.0,
     message_layers=1.0,
+    transformer_engine=True,
 )
 """MPT models under torch's first FSDP, with flash attention and flash-attn's cross entropy in 16 bits; its published
 step times are nearer to a loss of several kernels than to one (8.2 against 10.0 % off)."""
@@ -269,6 +291,7 @@ MEGATRON = Software(
     flash=3,
     sorts_received=True,
     fuses_accumulation=True,
+    transformer_engine=True,
 )
 """Megatron-LM, as it is exported, and what was made after it: gradients are accumulated in fp32, unless the arithmetic
 is fp16 (`--accumulate-allreduce-grads-in-fp32` goes with bf16), and reduced during the backward pass; norm, gate,
@@ -386,21 +409,25 @@ UNKNOWN = Software(
     rotary="eager",
     dropout=False,
     selective="either",
+    exchange_s=1e-3,
     bytes_per_logit=6.0,
+    transformer_engine=True,
     stands_for=KNOWN,
 )
 """What lies in the middle of the known codes' step times and memory, with a loss that works in place as Megatron-LM's:
-a recipe that is refused wrongly costs more than one that fails."""
+a recipe that is refused wrongly costs more than one that fails. It may wait between pipeline ranks on different nodes:
+half of what a code takes by count that sends the shape of a tensor before it (nanotron)."""
 CODES = {
     code.name: code
     for code in (
         *KNOWN,
         replace(MEGATRON, name="nemo", permutation="fused", overlaps_tensor=True),
-        replace(FRONTRUNNER, name="torchtitan"),
+        replace(FRONTRUNNER, name="torchtitan", gathers_in_8_bits=True),
         replace(
             FRONTRUNNER,
             name="nemo-automodel",
             flash=3,
+            transformer_engine=True,
             norm="fused",
             gate="fused",
             rotary="fused",

@@ -16,6 +16,9 @@ from frontrunner.evaluators.analytic.workload import Flags, Parts, Rows, Workloa
 UNFUSED_HOST_SHARE = 0.2
 """Of the host's work per layer, what softmax adds where it is not one kernel: four beside 15 forward and four beside 29
 backward, as `compute` counts them, with the forward pass run twice."""
+CASTING_HOST = 4.5
+"""The host's work per layer where torchao casts uncompiled, over that without: 14 casts forward of ten kernels each,
+and twice as many backward, beside 40 and 80."""
 COMPILED_HOST_SHARE = 0.5
 """What is left of the host's work per layer where it is compiled and few kernels are started; assumed."""
 GRAPHS_HOST_SHARE = {"none": 1.0, "layers": 0.5, "step": 0.0}
@@ -155,6 +158,7 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     issued = issued + np.where(work.context_parallel > 1, 2.0, 0.0) + np.where(work.expert_parallel > 1, 3.0, 0.0)
     host = software.host_layer_s * GRAPHS_HOST_SHARE[software.graphs] * np.where(work.compile, COMPILED_HOST_SHARE, 1.0)
     host = host * np.where(software.lacks_fused_softmax(work), 1 + UNFUSED_HOST_SHARE, 1.0)
+    host = host * np.where((work.fp8 > 0) & ~work.compile & (not software.transformer_engine), CASTING_HOST, 1.0)
     host = host + issued * software.host_collective_s - 2 * reduces
     # Of a reduce-scatter and all-gather, selective recompute that keeps products repeats the all-gather alone.
     selective = np.where(software.keeps_products(work), np.where(work.sequence_parallel, 1.0, 2.0), 0.0)
@@ -166,7 +170,8 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     if software.overlaps_dispatch:
         dispatch = np.maximum(dispatch - forward - backward, communication.LEAST_EXPOSED * dispatch)
     # Experts take each tensor-parallel rank's own positions, shared ones all.
-    traffic = (4.0 + again) * np.where((work.experts > 0) & (work.shared_experts == 0), 0.5, 1.0) * reduces
+    of_own = (work.experts > 0) & (work.shared_experts == 0)
+    traffic = software.share_sent(work) * (4.0 + again) * np.where(of_own, 0.5, 1.0) * reduces
     if software.overlaps_tensor:
         hides = work.sequence_parallel & (work.experts == 0)
         beside = np.maximum(traffic - forward - backward, communication.LEAST_EXPOSED * traffic)

@@ -25,6 +25,9 @@ Flags = npt.NDArray[np.bool_]
 
 Split = Literal["even", "cost", "ends"]
 
+FP8_SCALINGS = ("none", "tensorwise", "rowwise", "delayed", "blockwise", "mxfp8")
+"""How factors of products are scaled to 8 bits; beside those that recipes choose, those of Transformer Engine: by a
+factor from earlier steps, and by one for each block of 128, or of 32 values."""
 BYTES_PER_VALUE = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 
 
@@ -46,7 +49,7 @@ class Workload:
     `layers_middle` of the fullest between; `dense_first`, `dense_middle` and `dense_last` of these have no experts.
     `head_on_first` marks one rank with both. `split_backward` schedules run the
     gradients of weights separately, `keeps_all` ones (GPipe) all forward passes first. `rank_order` is an index into
-    `RANK_ORDERS`.
+    `RANK_ORDERS`, `fp8` one into `FP8_SCALINGS`.
     """
 
     layers: Rows
@@ -107,6 +110,7 @@ class Workload:
     parameters_on_host: Flags = field(default_factory=_no)
     bytes_per_optimizer_state: Rows = field(default_factory=lambda: number(4))
     rank_order: Rows = field(default_factory=lambda: number(0))
+    fp8: Rows = field(default_factory=lambda: number(0))
 
     @classmethod
     def of(cls, recipes: Sequence[Recipe], problem: Problem, split: Split = "even") -> Workload:
@@ -283,6 +287,7 @@ _FROM_RECIPE: Mapping[str, Callable[[Recipe], float]] = {
     "parameters_on_host": lambda recipe: recipe.offload == "optimizer+parameters",
     "bytes_per_optimizer_state": lambda recipe: 2 if recipe.optimizer_state == "bf16" else 4,
     "rank_order": lambda recipe: RANK_ORDERS.index(recipe.rank_order),
+    "fp8": lambda recipe: FP8_SCALINGS.index(recipe.fp8),
 }
 
 

@@ -36,13 +36,14 @@ def hardware_flops_per_token(recipe: Recipe, problem: Problem, *, causal: bool =
 def rates(recipe: Recipe, problem: Problem, step_time_s: float) -> dict[str, Any]:
     """Return tokens_per_s, model_tflops_per_device, hardware_tflops_per_device and mfu for a step of `step_time_s`.
 
-    TFLOPS per device = tokens/s * FLOPs per token / devices / 1e12; MFU = model FLOPs over the device's peak.
+    TFLOPS per device = tokens/s * FLOPs per token / devices / 1e12; MFU = model FLOPs over the device's peak, in 8 bits
+    where the layers' products are.
     """
     model, length = problem.model, problem.sequence_length
     tokens_per_s = tokens_per_step(recipe, problem) / step_time_s
     per_device = tokens_per_s / recipe.devices / 1e12
     model_tflops = per_device * model.model_flops_per_token(length)
-    peak = problem.cluster.peak_flops(problem.precision)
+    peak = problem.cluster.peak_flops(recipe.arithmetic(problem.precision))
     return {
         "tokens_per_s": tokens_per_s,
         "model_tflops_per_device": model_tflops,
@@ -94,7 +95,7 @@ def measurement(
     # numpy, which counting alone does not need
     from frontrunner.evaluators.analytic.accuracy_bounds import why_too_fast
 
-    peak_flops = problem.cluster.peak_flops(problem.precision)
+    peak_flops = problem.cluster.peak_flops(recipe.arithmetic(problem.precision))
     executed = hardware_flops_per_token(recipe, problem, causal=True) * measured.tokens_per_s / recipe.devices
     doubt = implausibility(measured, executed, peak_flops, memory_is_known=memory_is_known)
     if (doubt := doubt or why_too_fast(recipe, problem, median)) is not None:

@@ -40,9 +40,9 @@ BUILD_TOOLS = "install what DeepSpeed compiles it with; on Debian: apt-get insta
 
 
 def prepare_here(
-    problem: Problem, dispatch: DispatchSettings, *, engines: Sequence[str], offloads: Sequence[str]
+    problem: Problem, dispatch: DispatchSettings, *, engines: Sequence[str], offloads: Sequence[str], fp8: Sequence[str]
 ) -> None:
-    """Raise `InvalidInput` if probes of these engines and offloads cannot run here; may compile async_io."""
+    """Raise `InvalidInput` if probes of these engines, offloads and `fp8` cannot run here; may compile async_io."""
     cluster, is_here = problem.cluster, node_source(dispatch, problem.cluster) is None
     if cluster.backend not in TORCH_DEVICES:
         hint = 'estimates (`frontrunner plan`) and evaluator = "command" take it'
@@ -55,7 +55,7 @@ def prepare_here(
         if here["devices_per_node"] < cluster.devices_per_node:
             expected = f"at most the {here['devices_per_node']} found here"
             raise bad_value("cluster.devices_per_node", cluster.devices_per_node, expected)
-    _refuse_missing_engines(engines)
+    _refuse_missing(engines, fp8)
     if is_here:
         prepare_disk(cluster, offloads)
 
@@ -72,7 +72,7 @@ def prepare_recipe_here(
         needs = f"recipe {recipe_id} needs {recipe.devices} devices on nodes of {measured.devices_per_node}"
         why_not = f"{needs}: `{doing}` does not run on several nodes yet"
         raise InvalidInput(why_not, hint=f"{doing} a recipe of one node")
-    _refuse_missing_engines((recipe.engine,))
+    _refuse_missing((recipe.engine,), (recipe.fp8,))
     prepare_disk(measured, (recipe.offload,))
     return differences
 
@@ -89,9 +89,12 @@ def _differences(measured: Cluster, recipe: Recipe, here: Mapping[str, Any], *, 
     return tuple(found)
 
 
-def _refuse_missing_engines(engines: Sequence[str]) -> None:
+def _refuse_missing(engines: Sequence[str], fp8: Sequence[str]) -> None:
     if "deepspeed" in engines and find_spec("deepspeed") is None:
         raise bad_value("space.engine", "deepspeed", "an engine that is installed", hint="pip install deepspeed")
+    chosen = next((scaling for scaling in fp8 if scaling != "none"), None)
+    if chosen is not None and find_spec("torchao") is None:
+        raise bad_value("space.fp8", chosen, "torchao, which is not installed", hint="pip install 'frontrunner[fp8]'")
 
 
 def prepare_disk(cluster: Cluster, offloads: Sequence[str]) -> None:

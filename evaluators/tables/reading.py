@@ -195,14 +195,15 @@ def _on_cluster(cluster: Cluster, problems: Sequence[TableProblem], left_out: Re
         yield replace(table, problem=problem, rows=tuple(rows))
 
 
-def _peak_share(measured: Measurement, table: TableProblem) -> float:
-    peak = table.problem.cluster.peak_flops(table.problem.precision)
+def _peak_share(measured: Measurement, recipe: Recipe, table: TableProblem) -> float:
+    peak = table.problem.cluster.peak_flops(recipe.arithmetic(table.problem.precision))
     return 0.0 if peak is None else measured.hardware_tflops_per_device * 1e12 / peak
 
 
 def _refuse_wrong_units(problems: Sequence[TableProblem], sources: Mapping[str, Source]) -> None:
-    measured = [(row.outcome, of) for of in problems for row in of.rows if isinstance(row.outcome, Measurement)]
-    shares = [share for one, of in measured if (share := _peak_share(one, of))]
+    rows = ((row.outcome, row.recipe, of) for of in problems for row in of.rows)
+    timed = [(one, recipe, of) for one, recipe, of in rows if isinstance(one, Measurement)]
+    shares = [share for one, recipe, of in timed if (share := _peak_share(one, recipe, of))]
     above = sum(share > 1 for share in shares)
     if 2 * above > len(shares):
         found = f"{above} of {len(shares)} timed rows are above their device's peak, by up to {max(shares):,.3g} times"
@@ -210,7 +211,7 @@ def _refuse_wrong_units(problems: Sequence[TableProblem], sources: Mapping[str, 
     if shares and max(shares) < LOWEST_MFU and not sources.get("step_time_s", Source("")).unit:
         found = f"the fastest of {len(shares)} timed rows reaches {100 * max(shares):.2g} % of its device's peak"
         raise _wrong_unit("step_time_s", found, sources)
-    peaks = ((one.peak_memory_bytes_max_rank, of.problem.cluster.memory_bytes_per_device) for one, of in measured)
+    peaks = ((one.peak_memory_bytes_max_rank, of.problem.cluster.memory_bytes_per_device) for one, _, of in timed)
     memories = [peak / device for peak, device in peaks if peak]
     if memories and min(memories) > MOST_MEMORIES:
         found = f"every peak is {min(memories):,.0f} times its device's memory and more"
@@ -242,7 +243,7 @@ def _why_not_believed(row: TableRow, table: TableProblem) -> str | None:
     if degree > heads:
         return f"tensor-parallel degree {degree} for {heads} heads"
     if isinstance(row.outcome, Measurement):
-        if _peak_share(row.outcome, table) > 1:
+        if _peak_share(row.outcome, row.recipe, table) > 1:
             return "faster than the device's peak"
         if why_too_fast(row.recipe, table.problem, row.outcome.step_time_s_median):
             return "faster than the formulas find possible"

@@ -39,7 +39,7 @@ from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.presets import cluster_preset, device_preset, model_preset, preset_names
 from frontrunner.spaces.problem import GlobalBatch, Problem, SoftwareSettings
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.sharding import Sharding
 
 PRESETS = {
@@ -222,11 +222,15 @@ def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
         try:
             problem = problem or _problem_of(row)
             recipe = recipe_of(row, problem.model.layers)
+            if recipe.fp8 != "none" and problem.cluster.peak_flops("fp8") is None:
+                raise ValueError(f"no peak in fp8 for {row.hardware}")
             made.append(TableRow(number=row.number - 1, recipe=recipe, outcome=outcome_of(row, recipe, problem)))
         except (ValueError, OverflowError) as error:
             left_out.add(str(error), row.number)
     if problem is None or not made:
         return None
+    if any(one.recipe.fp8 != "none" for one in made):
+        problem = replace(problem, tolerance="quantized")
     return TableProblem(name=first.problem, problem=problem, rows=tuple(made))
 
 
@@ -364,12 +368,15 @@ def recipe_of(row: Row, layers: int) -> Recipe:
     counts: dict[str, Any] = {name: _count(row, column) for name, column in schema.OF_RECIPES.items()}
     if impossible := schema.why_impossible(row, layers):
         raise ValueError(impossible)
+    if row.fp8 not in DIMENSIONS["fp8"].values:
+        raise ValueError(f"fp8 {row.fp8} is no choice of recipes")
     return Recipe(
         devices=devices,
         schedule="none" if row.pp == 1 else "1f1b" if row.vpp == 1 else "interleaved-1f1b",
         sharding=Sharding.named(f"zero-{row.zero:g}" if row.zero > 0 else "none", replicas * round(row.cp)),
         recompute=row.recompute,
         sequence_parallel=row.seq_parallel == 1 and row.tp > 1,
+        fp8=row.fp8,
         **counts,
     )
 

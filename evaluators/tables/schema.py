@@ -55,7 +55,7 @@ SWIGLU_WIDTH = 8 / 3
 """Of a feed-forward part of three matrices whose width is not stated, in hidden sizes (arXiv 2002.05202)."""
 ALIKE = (
     "source", "model", "layers", "hidden", "seq", "gbs", "hardware", "gpus", "tp", "pp", "dp", "cp", "vpp", "zero",
-    "recompute", "attention_kernel", "precision",
+    "recompute", "attention_kernel", "precision", "fp8",
 )  # fmt: skip
 """What rows share that differ in micro-batch and sequence parallelism alone."""
 NO_TOP_K = "no number of experts that a token goes through"
@@ -69,6 +69,11 @@ SUSPECT = re.compile(r"\bsuspect\b", re.IGNORECASE)
 MISLABELED = "its time is that of the opposite seq_parallel"
 SAME_TIME = 0.05
 """Share of time by which repeats may differ; assumed."""
+FP8_WORDS = {
+    "fp8": "tensorwise", "fp8-tensorwise": "tensorwise", "fp8_cs": "tensorwise", "fp8-rowwise": "rowwise",
+    "fp8_delayed": "delayed", "fp8_block": "blockwise", "mxfp8": "mxfp8",
+}  # fmt: skip
+"""Words for a precision in 8 bits -> how factors are scaled; by tensors, where a word does not say."""
 LIKELY_VOCABULARY = (16_000, 300_000)
 BATCH_TOLERANCE = 0.01
 MOST_BYTES = 200_000_000
@@ -77,6 +82,7 @@ MOST_BYTES = 200_000_000
 NUMBERS = (
     *NEEDED, "cp", "vpp", "kv_heads", "gbs", "n_params_b", "ffn_hidden", "zero", "seq_parallel", *UNITS,
     *MACHINE_NUMBERS, "experts", "top_k", "expert_ffn_hidden", "dense_layers", "mtp_layers", "ep", "etp",
+    "memory_gib",
 )  # fmt: skip
 WORDS = (
     "status",
@@ -108,7 +114,7 @@ class Row(SimpleNamespace):
 
     def __init__(self, number: int) -> None:
         unknown = dict.fromkeys(NUMBERS, NAN) | dict.fromkeys(WORDS, "") | {"recompute": "none"}
-        super().__init__(number=number, **unknown)
+        super().__init__(number=number, fp8="none", **unknown)
 
     @property
     def problem(self) -> str:
@@ -233,6 +239,8 @@ def row_of(place: int, cells: Mapping[str, str]) -> Row:
             text = SPELLINGS[name].get(word, word)
         if name not in NUMBERS:
             setattr(found, name, text)
+            if name == "precision" and text in FP8_WORDS:
+                found.precision, found.fp8 = "bf16", FP8_WORDS[text]
             continue
         with suppress(ValueError):
             setattr(found, name, float(text))
@@ -258,11 +266,14 @@ def complete(row: Row) -> Row:
     row.fill(cp=float(stated[1]) if stated else 1.0)
     if network := NETWORK.search(row.note):
         row.fill(nic_gb_per_s=float(network[2]) / 8, nics_per_node=float(network[1] or 1))
+    if row.pp > 1 and "local batch" in row.note and math.isnan(row.gas):  # torchtitan cuts it in micro-batches of one
+        row.gas, row.mbs = row.mbs, 1.0
     replicas = over(row.gpus, row.tp * row.pp * row.cp)
     row.fill(dp=replicas if replicas % 1 == 0 else NAN)
     row.fill(gas=over(row.gbs, row.mbs * row.dp))
     row.fill(gbs=row.mbs * row.gas * row.dp, kv_heads=row.heads)
     row.fill(ffn_hidden=_rounded(row.hidden * (4.0 if row.two_matrices else SWIGLU_WIDTH)))
+    row.fill(peak_mem_gb=row.memory_gib)
     row.fill(vocab=NAN if row.experts else _counted_vocabulary(row), seq_parallel=0.0)
     if not row.status and row.step_time_s > 0:
         row.status = "ok"

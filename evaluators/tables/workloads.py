@@ -16,7 +16,15 @@ import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.fit import Sample, Samples
 from frontrunner.evaluators.analytic.software import coded
-from frontrunner.evaluators.analytic.workload import BYTES_PER_VALUE, LAYERS, Split, Workload, ends, split_layers
+from frontrunner.evaluators.analytic.workload import (
+    BYTES_PER_VALUE,
+    FP8_SCALINGS,
+    LAYERS,
+    Split,
+    Workload,
+    ends,
+    split_layers,
+)
 from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.rows import (
     MEMORY,
@@ -105,6 +113,8 @@ def _why_unknown(row: Row) -> str | None:
             return f"no preset for {name}"
         if math.isnan(row.memory_gib_per_device) and not MEMORY.search(row.hardware):
             return f"no memory size for {name}"
+    if row.fp8 != "none" and machine_of(row).peak_flops("fp8") is None:
+        return f"no peak in fp8 for {row.hardware}"
     if math.isnan(row.peak_tflops) and machine_of(row).peak_flops(row.precision or "bf16") is None:
         return f"no peak in {row.precision or 'bf16'} for {row.hardware}"
     impossible = [key for key in schema.MACHINE_NUMBERS if (value := getattr(row, key)) <= 0 or math.isinf(value)]
@@ -157,9 +167,16 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even") -> W
         recompute_selective=np.array([row.recompute == "selective" for row in rows]),
         sequence_parallel=np.array([row.seq_parallel == 1 and row.tp > 1 for row in rows]),
         head_on_first=column("pp") == 1,
-        compile=np.array([re.search(r"\bcompile\b", row.note, re.IGNORECASE) is not None for row in rows]),
+        fp8=np.array([float(FP8_SCALINGS.index(row.fp8)) for row in rows]),
+        compile=np.array([_is_compiled(row) for row in rows]),
         **counts,
     )
+
+
+def _is_compiled(row: Row) -> bool:
+    """Return whether a note says so, or torchtitan casts to 8 bits, which it documents for compiled models."""
+    of_titan = row.fp8 != "none" and "torchtitan" in row.source.lower()
+    return of_titan or re.search(r"\bcompile\b", row.note, re.IGNORECASE) is not None
 
 
 def samples_of_tables(tables: Sequence[Table], cluster: Cluster | None) -> Samples:

@@ -12,7 +12,7 @@ over the vocabulary, and the loss is computed under `loss_parallel`.
 Shapes below: B sequences, S tokens, D hidden width, t tensor-parallel ranks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -70,6 +70,7 @@ class OnLocalWeight(nn.Module):
     def __init__(self, whole: nn.Module, ranks: TensorRanks, weight: Placement, bias: Placement | None = None) -> None:
         super().__init__()
         self._ranks = ranks
+        self.product: Callable[..., Tensor] = functional.linear
         for name, placement in (("weight", weight), ("bias", bias or weight)):
             tensor = cast("Tensor | None", getattr(whole, name, None))
             placed = None if tensor is None else nn.Parameter(distribute_tensor(tensor, ranks.mesh, [placement]))
@@ -102,7 +103,7 @@ class SplitLinear(OnLocalWeight):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out / t]."""
-        return functional.linear(x, self._local_weight(), self._local_bias())
+        return self.product(x, self._local_weight(), self._local_bias())
 
 
 class SummedLinear(OnLocalWeight):
@@ -113,7 +114,7 @@ class SummedLinear(OnLocalWeight):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, in / t] -> [B, S or S / t, out]."""
-        out = self._ranks.leave(functional.linear(x, self._local_weight()))
+        out = self._ranks.leave(self.product(x, self._local_weight()))
         if self.bias is None:
             return out
         # Added after the sum, so once; over this rank's positions its gradient is a part of a sum over the ranks.
@@ -153,7 +154,7 @@ class ReplicatedHeads(OnLocalWeight):
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> this rank's head [B, S, head width]."""
         bias = self._local_bias(Partial())
-        return functional.linear(
+        return self.product(
             x, self._local_weight(Partial())[self._head_rows], None if bias is None else bias[self._head_rows]
         )
 

@@ -6,8 +6,9 @@ device, tensor parallelism, data parallelism, then storage for the local shards 
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -24,9 +25,10 @@ from frontrunner.evaluators.trainer.data_parallel import FsdpReplicas, Replicas,
 from frontrunner.evaluators.trainer.expert_parallel import ExpertLoads, apply_expert_parallel
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout, stage_layers, stages_of_rank
-from frontrunner.evaluators.trainer.model import Balance, Gpt, initialize, mean_cross_entropy
+from frontrunner.evaluators.trainer.model import Balance, Block, FeedForward, Gpt, initialize, mean_cross_entropy
 from frontrunner.evaluators.trainer.run import StepOutcome, Stepper, synchronize
-from frontrunner.evaluators.trainer.tensor_parallel import apply_tensor_parallel, overlap_when_compiled
+from frontrunner.evaluators.trainer.tensor_parallel import OnLocalWeight, apply_tensor_parallel, overlap_when_compiled
+from frontrunner.spaces.legality import FP8_MULTIPLE
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, SPLIT_BACKWARD_SCHEDULES
 from frontrunner.spaces.stages import rank_of_stage
 
@@ -55,6 +57,30 @@ def micro_batch_loss(output: Tensor, targets: Tensor) -> Tensor:
     return mean_cross_entropy(output, targets) if output.dim() > 0 else output
 
 
+def multiply_in_8_bits(module: Gpt, scaling: str, *, emulate: bool = False) -> None:
+    """Have the blocks' linear layers, but routers and experts, multiply factors that torchao scales to 8 bits.
+
+    `emulate` multiplies in fp32 what was rounded to 8 bits, for a look at the numbers on a device without.
+    """
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
+
+    config = replace(Float8LinearConfig.from_recipe_name(scaling), emulate=emulate)
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        out: Tensor = matmul_with_hp_or_float8_args.apply(x, weight.t(), like.linear_mm_config, config)
+        return out if bias is None else out + bias
+
+    with torch.device("meta"):
+        like = Float8Linear(FP8_MULTIPLE, FP8_MULTIPLE, config=config)
+    for block in cast("Iterable[Block]", module.blocks.values()):
+        for part in (block.attention, *(one for one in block.modules() if isinstance(one, FeedForward))):
+            convert_to_float8_training(part, config=config)
+            for split in part.modules():
+                if isinstance(split, OnLocalWeight):
+                    split.product = product
+
+
 def _build_part(job: Job, layout: Layout, layers: range, device: torch.device) -> Replicas:
     recipe = job.recipe
     with torch.device("meta"):
@@ -62,6 +88,8 @@ def _build_part(job: Job, layout: Layout, layers: range, device: torch.device) -
         module = Gpt(job.model, sequence_length=length, layers=layers, recipe=recipe, context=layout.context)
     if recipe.tensor_parallel > 1:
         apply_tensor_parallel(module, job.model, layout.mesh["tensor"], sequence_parallel=recipe.sequence_parallel)
+    if recipe.fp8 != "none":
+        multiply_in_8_bits(module, recipe.fp8)
     if layout.experts is not None:
         apply_expert_parallel(module, layout.experts["experts"])
     for mixture in module.mixtures.values():

@@ -1,8 +1,9 @@
 """The chance that a recipe runs, learned from the prior's memory, measured peaks and failures.
 
-The log of needed over predicted memory is linear in memory shares and degrees. A measured peak gives it; whether a
-recipe ran gives its side of the limit: a probit regression by Laplace's approximation (Bishop, 2006, section 4.5).
-Other failures are blamed on memory as far as the prediction says so, else they warn about neighbors.
+The log of needed over predicted memory is linear in memory shares, degrees, and how far the known codes are from an
+unknown one. A measured peak gives it; whether a recipe ran gives its side of the limit: a probit regression by
+Laplace's approximation (Bishop, 2006, section 4.5). Other failures are blamed on memory as far as the prediction says
+so, else they warn about neighbors.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class FeasibilityModel:
         parts = table.memory_shares - middle(table.memory_shares[own])
         steps = table.features - middle(table.features[own])
         ones = np.ones((len(table), 1))
-        self._inputs = np.hstack([ones * OFFSET, parts * PER_SHARE, steps * PER_STEP, ones * MARGIN_SPREAD])
+        codes = table.memory_of_codes[:, table.memory_of_codes.any(axis=0)]
+        self._inputs = np.hstack([ones * OFFSET, parts * PER_SHARE, steps * PER_STEP, codes, ones * MARGIN_SPREAD])
         self.learn([])
 
     def learn(self, trials: Sequence[Trial]) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.estimates import blocks, not_modelled
-from frontrunner.evaluators.analytic.memory import PeakMemory, peak_memory
+from frontrunner.evaluators.analytic.memory import PeakMemory, between_codes, peak_memory
+from frontrunner.evaluators.analytic.software import KNOWN
 from frontrunner.evaluators.analytic.step import StepTime, step_time
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, Recipe
@@ -81,7 +82,8 @@ class Prior:
     """Predictions of recipes, one row each, as natural logarithms and shares; unknown rows hold medians.
 
     `log_fill` is what a device must hold over its memory, `log_allocated` the part of it that tensors hold, which
-    measured peaks state; on CPUs these state all of it.
+    measured peaks state; on CPUs these state all of it. `memory_of_codes` is how far the known codes that an unknown
+    one may be are from that.
     """
 
     log_speed: Rows
@@ -89,6 +91,7 @@ class Prior:
     log_fill: Rows
     log_allocated: Rows
     memory_shares: Rows
+    memory_of_codes: Rows
     step_time_s: Rows
 
 
@@ -97,11 +100,14 @@ def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     rows = len(recipes)
     step = np.full((rows, len(STEP_PARTS) + 1), np.nan)
     memory = np.full((rows, len(MEMORY_PARTS) + 1), np.nan)
+    of_codes = np.zeros((rows, len(KNOWN)))
     places = np.array([row for row in range(rows) if not_modelled(recipes[row]) is None], dtype=np.intp)
     for rows_of, machine, work in blocks([recipes[place] for place in places.tolist()], problem):
         block = places[rows_of]
         step[block] = _columns(step_time(machine, work), ("compute", *STEP_PARTS), len(block))
-        memory[block] = _columns(peak_memory(machine, work), ("runtime", *MEMORY_PARTS), len(block))
+        peak = peak_memory(machine, work)
+        memory[block] = _columns(peak, ("runtime", *MEMORY_PARTS), len(block))
+        of_codes[block] = between_codes(machine, work, peak, "allocated")
     step_time_s, memory_bytes = step.sum(axis=1), memory.sum(axis=1)
     known = np.isfinite(step_time_s) & (step_time_s > 0) & np.isfinite(memory_bytes) & (memory_bytes > 0)
     if not known.all():
@@ -117,6 +123,7 @@ def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
             (memory_bytes if states_all else memory[:, 1:].sum(axis=1)) / problem.cluster.memory_bytes_per_device
         ),
         memory_shares=memory[:, 1:] / memory_bytes[:, None],
+        memory_of_codes=of_codes,
         step_time_s=step_time_s,
     )
 

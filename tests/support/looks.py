@@ -6,6 +6,7 @@ Each is called in a forked rank with the job, the rank and where to meet, and re
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from unittest.mock import Mock
@@ -19,7 +20,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from frontrunner.evaluators.trainer import model
+from frontrunner.evaluators.trainer import model, torch_engine
 from frontrunner.evaluators.trainer.data import TokenFile
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import make_layout
@@ -86,6 +87,21 @@ def dry_run(job: Job, rank: int, _: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     micro_batches = job.recipe.accumulation if job.probe is None else job.probe.measured_steps
     return trace(job, rank=rank, micro_batches=micro_batches)
+
+
+def losses_in_8_bits(job: Job, rank: int, init_method: str) -> list[float]:
+    """Be `rank` of the job for its measured steps, with products of values that were rounded to 8 bits; its losses."""
+    torch.set_num_threads(1)
+    torch_engine.multiply_in_8_bits = partial(torch_engine.multiply_in_8_bits, emulate=True)
+    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=job.recipe.devices)
+    layout = make_layout(job.recipe, device_type="cpu")
+    data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
+    stepper = make_stepper(job, layout, data, _CPU)
+    assert job.probe is not None
+    steps = job.probe.warm_up_steps + job.probe.measured_steps
+    losses = [stepper.step(number).loss for number in range(1, 1 + steps)]
+    dist.destroy_process_group()
+    return losses
 
 
 def deepspeed_training(job: Job, rank: int, init_method: str) -> dict[str, list[float | None]]:
@@ -221,4 +237,5 @@ LOOKS: dict[str, Callable[[Job, int, str], Any]] = {
     "deepspeed": deepspeed_training,
     "first-weights": first_weights,
     "overlap": compiled_tensor_parallelism,
+    "8-bit-losses": losses_in_8_bits,
 }

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.trainer.job import Job
-from support.trainer_runs import read_progress, reference_losses, run_job, small_job, small_recipe
+from support.trainer_runs import (
+    EXPERTS,
+    look,
+    read_progress,
+    reference_losses,
+    run_job,
+    small_job,
+    small_model,
+    small_recipe,
+)
 
 ZERO_3 = {"data_parallel": 2, "sharding": (2, 2, 2), "micro_batch_seqs": 1}
 SEQUENCE_PARALLEL = {"tensor_parallel": 2, "sequence_parallel": True}
@@ -45,6 +54,34 @@ def test_losses_follow_fp32(recipe: dict[str, Any], precision: Any, tmp_path: Pa
     assert result["overflowed_steps"] == []
     assert result["losses"] == pytest.approx(reference, abs=TOLERANCES[precision])
     assert result["losses"] != pytest.approx(reference, abs=FP32_TOLERANCE)
+
+
+# Factors of products keep 4 bits of the mantissa: the sums lose as little as those in bf16.
+EIGHT_BITS_TOLERANCE = 0.02
+EXPERTS_SHARED = {"data_parallel": 2, "expert_parallel": 2, "micro_batch_seqs": 1}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes"),
+    [
+        pytest.param(ZERO_3 | {"fp8": "rowwise"}, {}, id="dp2-zero3"),
+        pytest.param(SEQUENCE_PARALLEL | {"fp8": "rowwise"}, {"biases": "all"}, id="tp2-sp"),
+        pytest.param({"tensor_parallel": 2, "fp8": "tensorwise"}, {"kv_heads": 1}, id="tp2-heads-held-twice"),
+        pytest.param(PIPELINE | {"recompute": "selective", "fp8": "tensorwise"}, {}, id="pp2-selective"),
+        pytest.param(LEVELS | {"recompute": "full", "fp8": "tensorwise"}, {}, id="dp4-levels-full"),
+        pytest.param(EXPERTS_SHARED | {"fp8": "tensorwise"}, EXPERTS, id="ep2"),
+    ],
+)
+def test_losses_in_8_bits_follow_bf16(recipe: dict[str, Any], changes: dict[str, Any], tmp_path: Path) -> None:
+    """With torchao's emulation, since no device here multiplies in 8 bits."""
+    pytest.importorskip("torchao")
+    job = replace(_job(tmp_path / "run", recipe, "bf16"), model=small_model(**changes))
+
+    (losses, *_) = look(job, "8-bit-losses")
+    (as_is, *_) = look(replace(job, recipe=replace(job.recipe, fp8="none")), "8-bit-losses")
+
+    assert losses == pytest.approx(reference_losses(job), abs=EIGHT_BITS_TOLERANCE)
+    assert losses != as_is
 
 
 @pytest.mark.parametrize("recipe", [pytest.param(ZERO_3, id="dp2-zero3"), pytest.param(LEVELS, id="dp4-levels")])

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from frontrunner.evaluators.analytic.communication import all_to_all_s, exchanges_s, host_transfer_s, replicas_s
-from frontrunner.evaluators.analytic.compute import HOST_ADAM_S_PER_PARAMETER
+from frontrunner.evaluators.analytic.compute import HOST_ADAM_S_PER_PARAMETER, layer
+from frontrunner.evaluators.analytic.machine import FP8_SHARE
 from frontrunner.evaluators.analytic.memory import host_memory, peak_memory
-from frontrunner.evaluators.analytic.software import DEEPSPEED, FRONTRUNNER
+from frontrunner.evaluators.analytic.software import DEEPSPEED, FRONTRUNNER, MEGATRON
 from frontrunner.evaluators.analytic.step import step_time
+from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from support.analytic import A100, GPT_22B, PROBLEM, machine, recipe, without_latency, work
@@ -202,3 +204,27 @@ def test_deepspeed_reduces_through_a_bucket() -> None:
     count = model.layers * (model.matmul_parameters_per_layer + 2 * model.hidden)
     count += model.padded_vocabulary * model.hidden
     assert gradients == pytest.approx(4 * count + 4 * 5e8)
+
+
+H100 = replace(A100, device="h100-80gb", peak_tflops=ByPrecision(fp16=989.4, fp8=1978.9), matmul_share=0.73)
+
+
+@pytest.mark.parametrize(("fp8", "cast"), [("tensorwise", 6), ("rowwise", 8)])
+def test_products_in_8_bits_are_twice_as_fast_but_for_their_casts(fp8: str, cast: float) -> None:
+    """A compiled layer's products take half as long (less FP8's own loss), and values and weights are read to cast."""
+    plan = recipe(devices=8, tensor_parallel=1, micro_batch_seqs=4, compile=True)
+    on_h100, eff = machine(H100, FRONTRUNNER), machine(H100, FRONTRUNNER).efficiencies
+    wide, narrow = (layer(on_h100, work(replace(plan, fp8=one))) for one in ("none", fp8))
+    tokens, hidden, gate = 4 * 2048, GPT_22B.hidden, GPT_22B.ffn_hidden
+    flops = 2 * tokens * (4 * hidden**2 + 2 * hidden * gate)
+    saved = flops / (989.4e12 * 0.73) - flops / (1978.9e12 * 0.73 * FP8_SHARE)
+    moved = tokens * (3 * hidden + gate) * cast + (4 * hidden**2 + 2 * hidden * gate) * (cast + 2) / 2
+    casts = moved / on_h100.memory_bytes_per_s
+    assert wide.forward - narrow.forward == pytest.approx(saved - casts, rel=0.1)
+    assert eff.kernel_s < casts < saved
+
+
+def test_only_transformer_engine_s_experts_are_in_8_bits() -> None:
+    experts = replace(work(recipe(fp8="tensorwise")), experts=np.array([8.0]))
+    assert not FRONTRUNNER.has_feed_forward_in_8_bits(experts).any()
+    assert MEGATRON.has_feed_forward_in_8_bits(experts).all()

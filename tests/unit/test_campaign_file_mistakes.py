@@ -131,7 +131,11 @@ CASES: dict[str, tuple[dict[str, str | None], str, str | None]] = {
         None,
     ),
     # Words that are not known
-    "precision": ({"problem.precision": '"fp8"'}, 'problem.precision = "fp8": expected one of fp32, bf16, fp16', None),
+    "precision": (
+        {"problem.precision": '"fp8"'},
+        'problem.precision = "fp8": expected one of fp32, bf16, fp16',
+        "space.fp8",
+    ),
     "backend": ({"cluster.backend": '"gpu"'}, 'cluster.backend = "gpu": expected one of cpu, cuda', None),
     "strategy": (
         {"search.strategy": '"randm"'},

@@ -257,6 +257,17 @@ def test_tokens_that_are_sent_once_cross_to_each_node_at_most_one_time() -> None
     assert times[True] / times[False] == pytest.approx((1 - 70 / 1820) / (4 * 8 / 16))
 
 
+def test_the_fullest_rank_computes_and_sends_more() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8, "expert_parallel": 8}
+    rows = work(recipe(**shape), problem=of_experts())
+    even, full = (replace(OURS, efficiencies=replace(OURS.efficiencies, expert_imbalance=i)) for i in (1.0, 1.5))
+    assert dispatch_s(full, rows) == pytest.approx(1.5 * dispatch_s(even, rows))
+    more = 0.5 * 2 * 3 * 4096 * 14336 * 2 * 8 * 2048 / OURS.matmul_flops
+    assert layer(full, rows).forward - layer(even, rows).forward == pytest.approx(more, rel=0.1)
+    with pytest.raises(InvalidInput, match=r"expert_imbalance = 0\.5: expected at least 1"):
+        Machine.of(replace(A100, efficiencies={"expert_imbalance": 0.5}), "bf16", FRONTRUNNER)
+
+
 def test_another_micro_batch_hides_the_dispatch() -> None:
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 4, "devices": 8, "expert_parallel": 8}
     rows = work(recipe(**shape), problem=of_experts())
@@ -284,7 +295,7 @@ def test_experts_that_have_no_replica_are_not_reduced() -> None:
 
 
 def test_ranks_of_a_pipeline_hold_the_layers_that_they_have() -> None:
-    """Three leading layers without experts are on the first of 16 ranks, and on two of 32 stages of one layer or two."""
+    """Three leading layers without experts are on the first of 16 ranks; in 32 stages, two and one on its neighbor."""
     problem = replace(PROBLEM, model=DEEPSEEK_V3, precision="bf16")
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 64, "devices": 64, "pipeline_parallel": 16}
     plain, looped = recipe(**shape), recipe(**shape, virtual_stages=2, schedule="interleaved-1f1b")

@@ -13,6 +13,7 @@ from frontrunner.search.guided.acquisition import expected_improvement, mean_los
 from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
 from frontrunner.search.guided.prior import NAMES, STEP_PARTS, CandidateTable, features, needs_as_much, prior_of
 from frontrunner.search.guided.speed import Observation, SpeedModel, log_evidence
+from frontrunner.spaces.problem import SoftwareSettings
 from frontrunner.spaces.recipe import RANK_ORDERS
 from support.guided import CLUSTER, PROBLEM, SPACE, reversed_prior
 
@@ -158,6 +159,24 @@ def test_measured_peaks_tell_by_how_much_the_formulas_err() -> None:
     chance = model.fits(EVERY)
     assert chance[(PRIOR.log_fill > math.log(0.62)) & (PRIOR.log_fill < math.log(0.9))].max() < 0.3
     assert chance[PRIOR.log_fill < math.log(0.35)].min() > 0.7
+
+
+def test_an_unknown_code_s_memory_is_less_sure_and_learned_to_be_like_a_known_one_s() -> None:
+    """Three peaks of a code that gathers the whole vocabulary's logits, which no part or degree alone explains."""
+    unknown, like = (
+        prior_of(RECIPES, replace(PROBLEM, software=SoftwareSettings(code=code)))
+        for code in ("unknown", "aleph-alpha-scaling")
+    )
+    model = FeasibilityModel(CandidateTable.of(RECIPES, unknown))
+    full = np.abs(unknown.log_fill) < 0.2
+    known = FeasibilityModel(replace(CandidateTable.of(RECIPES, unknown), memory_of_codes=0 * unknown.memory_of_codes))
+    assert np.abs(model.fits(EVERY[full]) - 0.5).mean() < np.abs(known.fits(EVERY[full]) - 0.5).mean()
+
+    model.learn([Trial(row=row, ran=True, log_peak=like.log_allocated[row]) for row in (3, 90, 200)])
+    before, after = (
+        np.abs(told - like.log_allocated).mean() for told in (unknown.log_allocated, model.log_need(EVERY))
+    )
+    assert after < before / 2
 
 
 def test_what_needs_more_than_a_failure_is_left_for_last_and_other_failures_warn_nearby_only() -> None:

@@ -126,7 +126,7 @@ def test_what_cannot_be_is_left_out_with_its_reason_and_row(tmp_path: Path) -> N
     assert reasons["another row says the same"] == (1, 12)
     assert reasons["tp x pp x cp x dp is not the number of devices"][0] == 1
     assert reasons["status unmeasured"][0] == 1
-    assert reasons["precision fp8 is none of fp32, bf16, fp16"] == (1, 13)
+    assert reasons["no peak in fp8 for A100"] == (1, 13)
     assert reasons["no hardware"] == (1, 14)
     assert sum(rows for rows, _ in reasons.values()) == len(bad)
 

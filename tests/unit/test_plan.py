@@ -131,7 +131,8 @@ def test_what_no_measurement_has_judged_gets_a_wide_error(choice: str, change: d
     assert (no_choice, unjudged) == ((), (choice,))
     assert error is not None
     assert wide is not None
-    assert 0.05 < error < 0.2 < wide < 0.6
+    least, most = (error, 0.2) if choice == "compile" else (0.2, 0.6)  # what compiling gains at most is known
+    assert 0.05 < error <= least < wide < most
     assert found.trust.expected_error == pytest.approx((error + wide) / 2)
     remarks = found.trust.remarks
     assert any(choice in remark and remark.startswith("1 estimate is less certain") for remark in remarks)
@@ -219,8 +220,8 @@ def test_an_interval_is_wider_where_less_is_known() -> None:
     (below, above), of_my_own = ends(A100), replace(A100, device="of-my-own")
     assert 0.1 < below < above < 0.8
     assert min(np.subtract(ends(replace(A100, memory_gb_per_s=None)), (below, above))) > 0
-    assert min(np.divide(ends(of_my_own), (below, above))) > 1.3
-    assert ends(A100, compile=True)[1] > 0.9
+    assert min(np.divide(ends(of_my_own), (below, above))) > 1.1
+    assert above < ends(A100, compile=True)[1] < 0.9 < ends(A100, activation_offload=True)[1]
     assert max(ends(replace(of_my_own, expected_error=ByPrecision(fp16=0.02)))) < above
     blind = plan([recipe()], replace(PROBLEM, cluster=replace(A100, peak_tflops=ByPrecision())))
     assert blind.estimates[0].step_time_bounds_s is None

@@ -127,4 +127,4 @@ def test_a_device_that_no_engine_runs_on_is_refused_for_probes_alone(tmp_path: P
     with pytest.raises(
         InvalidInput, match=r'cluster\.backend = "hpu": expected one of cpu, cuda, rocm, xpu for probes'
     ):
-        prepare_here(problem, DispatchSettings(), engines=("torch",), offloads=())
+        prepare_here(problem, DispatchSettings(), engines=("torch",), offloads=(), fp8=())

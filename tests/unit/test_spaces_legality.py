@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.legality import ENGINE_RULES, marks, why_illegal
 from frontrunner.spaces.model import Model
-from frontrunner.spaces.problem import GlobalBatch
+from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import ENGINES, LOOPED_SCHEDULES
 from frontrunner.spaces.sharding import Sharding
 from support.legality import CLUSTER, MODEL, PIPELINE, PROBLEM, recipe
@@ -262,3 +263,51 @@ def test_async_tensor_parallelism_says_all_that_it_needs() -> None:
 
     assert reason is not None
     assert reason.text == "async_tensor_parallel needs compile, sequence_parallel, a cuda device"
+
+
+H100 = replace(
+    PROBLEM, cluster=replace(CLUSTER, device="h100-80gb", peak_tflops=ByPrecision(bf16=989.4, fp8=1978.9)),
+    precision="bf16", tolerance="quantized",
+)  # fmt: skip
+
+
+ASYNC = {"async_tensor_parallel": True, "compile": True, "sequence_parallel": True, "tensor_parallel": 2}
+
+
+@pytest.mark.parametrize(
+    ("problem", "choices", "refusal"),
+    [
+        (H100, {}, None),
+        (H100, {"tensor_parallel": 2, "recompute": "selective"}, None),
+        (replace(H100, precision="fp16"), {}, "fp8-precision: problem.precision is fp16; use fp8 none"),
+        (replace(H100, tolerance="rounding"), {}, 'fp8-tolerance: set problem.tolerance = "quantized" to accept that'),
+        (
+            replace(H100, cluster=replace(CLUSTER, backend="cpu")),
+            {},
+            "fp8-backend: which cpu devices do not have; use none",
+        ),
+        (
+            replace(H100, cluster=replace(CLUSTER, device="a100-80gb", peak_tflops=ByPrecision(bf16=312))),
+            {},
+            "fp8-device: a100-80gb states no cluster.peak_tflops.fp8; use fp8 none",
+        ),
+        (replace(H100, sequence_length=8), {}, "fp8-divides: multiples of 16; a rank has tokens 8"),
+        (
+            H100,
+            ASYNC,
+            "fp8-async: overlaps products in bf16",
+        ),
+        (
+            H100,
+            {"engine": "deepspeed", "sharding": Sharding.named("zero-1", 16)},
+            "fp8-engine: only the torch engine has fp8 rowwise",
+        ),
+    ],
+)
+def test_products_in_8_bits_are_refused_by_name_where_they_cannot_be(
+    problem: Problem, choices: dict[str, Any], refusal: str | None
+) -> None:
+    found = why_illegal(recipe(fp8="rowwise", **choices), problem)
+    code, _, text = (refusal or "").partition(": ")
+    assert (found and found.code) == (code or None)
+    assert text in str(found)

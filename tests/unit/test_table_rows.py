@@ -256,6 +256,12 @@ def test_how_a_row_s_tokens_reach_their_experts_is_read_and_makes_problems_of_th
     assert len({problem.name for problem in problems}) == 3
 
 
+def test_a_peak_may_stand_in_either_column(tmp_path: Path) -> None:
+    (problem,) = read(tmp_path, row(peak_mem_gb="", memory_gib=20), row(mbs=2, gas=8, memory_gib=30)).problems
+    peaks = [one.outcome.peak_memory_bytes_max_rank for one in problem.rows if isinstance(one.outcome, Measurement)]
+    assert peaks == [20 * 2**30, 20 * 2**30]
+
+
 def test_heads_are_as_wide_as_those_of_a_preset_of_the_same_shape(tmp_path: Path) -> None:
     of_preset = {"hidden": 2048, "heads": 32, "kv_heads": 4, "expert_ffn_hidden": 768, "experts": 128, "top_k": 8}
     of_preset |= {"vocab": 151936, "ffn_hidden": 6144, "model": "m"}

@@ -24,9 +24,10 @@ from frontrunner.evaluators.trainer.layout import stage_layers, stages_of_rank
 from frontrunner.evaluators.trainer.model import Gpt, RotaryTable, initialize
 from frontrunner.evaluators.trainer.optimizer import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
 from frontrunner.evaluators.trainer.run import ProgressLog, RunContext, StepOutcome, limit_memory
+from frontrunner.evaluators.trainer.torch_engine import multiply_in_8_bits
 from frontrunner.evaluators.trainer.training_run import COLUMNS, CsvMetrics, learning_rate_at, steps_run
 from frontrunner.spaces.stages import rank_of_stage
-from support.trainer_runs import look, small_job, small_model, small_recipe
+from support.trainer_runs import EXPERTS, look, small_job, small_model, small_recipe
 
 SEQUENCE_LENGTH = 16
 
@@ -320,3 +321,16 @@ def test_garbage_is_collected_every_50_steps(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(gc, "collect", lambda at=number: collected.append(at))
         context.note_step(number, StepOutcome(loss=1.0, gradient_norm=None), 0.1)
     assert collected == [50, 100]
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_only_the_blocks_products_are_in_8_bits(experts: int) -> None:
+    """Neither embedding nor head, norms, router or experts."""
+    pytest.importorskip("torchao")
+    with torch.device("meta"):
+        model = Gpt(small_model(**(EXPERTS if experts else {})), sequence_length=SEQUENCE_LENGTH, layers=range(4))
+    multiply_in_8_bits(model, "rowwise")
+    converted = {name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"}
+    parts = [f"attention.{name}" for name in ("query", "key", "value", "output")]
+    parts += [] if experts else [f"feed_forward.{name}" for name in ("gate", "up", "down")]
+    assert converted == {f"blocks.{layer}.{part}" for layer in range(4) for part in parts}

@@ -289,8 +289,8 @@ class ProblemSection(Config):
     """`fp32`, `bf16` or `fp16`: the arithmetic; master weights and optimizer states are fp32. Under `fp16` the loss is
     scaled, and steps whose gradients overflow are not measured."""
     tolerance: str = "rounding"
-    """How far recipes may differ in their results: by `rounding` alone, or by `quantized` messages too, which
-    `space.quantized_weights` and `space.quantized_gradients` need."""
+    """How far recipes may differ in their results: by `rounding` alone, or by what is `quantized` too, which
+    `space.fp8`, `space.quantized_weights` and `space.quantized_gradients` need."""
 
 
 class CampaignConfig(Config):
