@@ -158,7 +158,8 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
     """Return the feed-forward part's products; with experts, and the router.
 
     The fullest rank's tokens are `experts_per_token` times its own, whoever's they are, times `expert_imbalance`,
-    evenly over its experts; each one's are padded to whole tiles.
+    evenly over its experts; each one's are padded to whole tiles. Ranks that share each expert's matrices have those
+    of all.
     """
     size, up = work.bytes_per_value, work.ffn_matrices - 1
     width = work.ffn_hidden / work.tensor_parallel
@@ -168,15 +169,17 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
         return dense
     held = np.maximum(work.experts / work.expert_parallel, 1.0)
     own = work.tokens / work.sequence_shards
+    ways = work.expert_tensor_parallel
     most = own * work.experts_per_token * machine.efficiencies.expert_imbalance
-    each = np.ceil(most / held / TILE) * TILE
+    each = np.ceil(most * ways / held / TILE) * TILE
+    part = work.ffn_hidden / ways
     products = [
         Passes(
             forward=matmul_s(machine, each, outputs, inputs, size, held),
             backward=matmul_s(machine, each, inputs, outputs, size, held)
             + matmul_s(machine, inputs, outputs, each, size, held),
         )
-        for inputs, outputs in ((work.hidden, up * work.ffn_hidden), (work.ffn_hidden, work.hidden))
+        for inputs, outputs in ((work.hidden, up * part), (part, work.hidden))
     ]
     found = products[0] + products[1] + linear(machine, own, work.hidden, np.maximum(work.experts, 1.0), size)
     if work.shared_experts.any():

@@ -172,7 +172,7 @@ def _rank(
     count = work.over_layers(layers, dense, lambda of: of.layer_share) + others
 
     def over(degree: Rows) -> Rows:
-        if work.expert_parallel.max() == 1:
+        if work.expert_ranks.max() == 1:
             return count
         return work.over_layers(layers, dense, lambda of: of.layer_share_over(degree)) + others
 

@@ -185,7 +185,9 @@ class Software:
         turned = each("rotary", self.rotary) * np.where(work.rotary, 1.0, 0.0)
         inside = reshaped * (work.q_hidden + work.kv_hidden) + turned * work.rotated_hidden
         inside = inside + feed_forward * work.ffn_hidden * (work.experts_per_token + work.shared_experts)
-        permuted = each("permutation", self.permutation) * work.experts_per_token
+        # Half is the row's, which ranks that share each expert hold of all of them.
+        rows = work.experts_per_token * (1 + work.expert_tensor_parallel) / 2
+        permuted = each("permutation", self.permutation) * rows
         if self.sorts_received and not self.dispatches_once:
             permuted = permuted + KERNELS["sorting"]["fused"][of] * work.experts_per_token
         permuted = np.where(work.experts > 0, permuted, 0.0)

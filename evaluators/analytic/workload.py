@@ -90,6 +90,7 @@ class Workload:
     dense_middle: Rows = field(default_factory=_none)
     dense_last: Rows = field(default_factory=_none)
     expert_parallel: Rows = field(default_factory=_one)
+    expert_tensor_parallel: Rows = field(default_factory=_one)
     virtual_stages: Rows = field(default_factory=_one)
     context_parallel: Rows = field(default_factory=_one)
     secondary_partition: Rows = field(default_factory=_one)
@@ -156,6 +157,11 @@ class Workload:
         return self.tensor_parallel * self.pipeline_parallel * self.copies
 
     @property
+    def expert_ranks(self) -> Rows:
+        """expert_parallel * expert_tensor_parallel: the ranks that hold each expert once, as `Recipe.expert_ranks`."""
+        return self.expert_parallel * self.expert_tensor_parallel
+
+    @property
     def sequence_shards(self) -> Rows:
         """The tensor-parallel ranks that share what lies between the blocks: all under sequence parallelism, or one."""
         return np.where(self.sequence_parallel, self.tensor_parallel, 1.0)
@@ -211,7 +217,8 @@ class Workload:
         """The same recipes of layers without experts."""
         width = np.where(self.dense_ffn_hidden > 0, self.dense_ffn_hidden, self.ffn_hidden)
         none: dict[str, Any] = {"experts": number(0), "shared_experts": number(0), "dense_layers": number(0)}
-        return replace(self, ffn_hidden=width, experts_per_token=number(1), expert_parallel=number(1), **none)
+        none |= dict.fromkeys(("experts_per_token", "expert_parallel", "expert_tensor_parallel"), number(1))
+        return replace(self, ffn_hidden=width, **none)
 
     def over_layers(self, layers: Rows, dense: Rows, each: Callable[[Workload], Rows]) -> Rows:
         """Return what `each` says of a layer for so many, of which `dense` have no experts."""
@@ -221,16 +228,16 @@ class Workload:
 
     def expert_share_over(self, degree: Rows) -> Rows:
         """Return the experts' part of `layer_share_over`."""
-        ranks = np.where(degree > 1, self.tensor_parallel, self.expert_parallel)
+        ranks = np.where(degree > 1, self.tensor_parallel, self.expert_ranks)
         return self.experts * self.hidden * self.ffn_matrices * self.ffn_hidden / ranks
 
     @property
     def stage_of_experts(self) -> Workload:
         """The same ranks by their experts: groups that share these stand where tensor-parallel ranks do."""
-        replicas = self.tensor_parallel * self.copies / self.expert_parallel
+        replicas = self.tensor_parallel * self.copies / self.expert_ranks
         degrees = ("sharding_parameters", "sharding_gradients", "sharding_optimizer")
         spread: dict[str, Any] = {name: np.where(getattr(self, name) > 1, replicas, 1.0) for name in degrees}
-        spread |= {"tensor_parallel": self.expert_parallel, "data_parallel": replicas, "context_parallel": number(1)}
+        spread |= {"tensor_parallel": self.expert_ranks, "data_parallel": replicas, "context_parallel": number(1)}
         spread |= dict.fromkeys(("q_hidden", "kv_hidden", "key_value_rank", "shared_experts"), number(0))
         return replace(self, **spread)
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.export.reading import Given
 
 NEVER_EXPORTED = ("engine", "replication")
-SHAPES: tuple[str, ...] = ("rotary_width", "parallel_residual")
-"""Fields of a model that no tool's export states yet."""
 END_OF_FILE = "END_OF_FILE"
 
 Refusal = tuple[object, str, str]
@@ -58,17 +56,17 @@ class Tool(ABC):
     """A tool that trains by its own code.
 
     `names` is what it calls a recipe's numbers: an option (`--name`) or the path of a key in a file; `expressed`
-    are other dimensions that it has settings for; `unsaid` are fields of a model that an export, which states the
-    model, cannot. `usage` is the command of a script that sets TORCHRUN_ARGS and RECIPE_ARGS; `file` names the one file
-    that is the whole configuration.
+    are other dimensions that it has settings for. `model_fields` are the fields of the model that an export states,
+    None where the model is that of the user's script. `usage` is the command of a script that sets TORCHRUN_ARGS and
+    RECIPE_ARGS; `file` names the one file that is the whole configuration.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     names: ClassVar[Mapping[str, str]]
     expressed: ClassVar[frozenset[str]]
+    model_fields: ClassVar[frozenset[str] | None] = None
     has_launcher: ClassVar[bool] = True
-    unsaid: ClassVar[tuple[str, ...]] = ()
     usage: ClassVar[str] = ""
     file: ClassVar[str] = ""
 
@@ -104,10 +102,6 @@ class Tool(ABC):
 
     def why_not(self, problem: Problem, recipe: Recipe) -> Reason | None:
         """Return why the tool cannot express this recipe, or None if it can."""
-        if problem.model.experts:
-            return Reason("experts-unsaid", f"no mixture of experts is exported for {self.title} yet")
-        if unsaid := off_default(problem, self.unsaid):
-            return Reason("model-unsaid", f"no {', '.join(unsaid)} is exported for {self.title} yet")
         known = {*NEVER_EXPORTED, *self.names, *self.expressed}
         for holds, code, why in self.refusals(problem, recipe):
             if holds:
@@ -117,6 +111,13 @@ class Tool(ABC):
             if choice.name not in known and choice.default not in (MISSING, value):
                 why = f"{self.title} has no setting for {choice.name} = {shown(value)}"
                 return Reason(f"{choice.name.replace('_', '-')}-unsaid", why)
+        model, stated = problem.model, self.model_fields
+        if (model.attention_window or 0) >= problem.sequence_length:
+            model = replace(model, attention_window=None)  # sequences fit in it
+        for one in fields(Model):
+            value = getattr(model, one.name)
+            if stated is not None and one.name not in {"name", "routing", *stated} and value != one.default:
+                return Reason("model-unsaid", f"{self.title} has no setting for model.{one.name} = {shown(value)}")
         return why_no_launch(problem, recipe) if self.has_launcher else None
 
     def export(self, problem: Problem, recipe: Recipe) -> Export:
@@ -141,12 +142,6 @@ class Tool(ABC):
             started = ("--nnodes", str(nodes), "--nproc-per-node", str(per_node))
             parts.append(_bash_array("TORCHRUN_ARGS", started))
         return "\n".join([*parts, _bash_array("RECIPE_ARGS", found.arguments)])
-
-
-def off_default(problem: Problem, names: Sequence[str]) -> list[str]:
-    """Return which of these fields of the model are not at their default."""
-    defaults = {one.name: one.default for one in fields(Model)}
-    return [name for name in names if getattr(problem.model, name) != defaults[name]]
 
 
 def fsdp_degrees(recipe: Recipe) -> tuple[int, int, int]:

@@ -21,6 +21,7 @@ from frontrunner.spaces.sharding import SHARDING_NAMES
 FILE = "ds_config.json"
 PROVENANCE = "frontrunner"
 REFUSED = {
+    "expert_parallel.expert_tensor_parallel_size": "experts cut by tensor parallelism",
     "zero_optimization.mics_shard_size": "MiCS, which DeepSpeed has removed",
 }
 OFFLOADS = {("none", "none"): "none", ("cpu", "none"): "optimizer", ("cpu", "cpu"): "optimizer+parameters"}
@@ -32,7 +33,8 @@ BATCH = {
 AUTO_TP = "tensor_parallel.autotp_size"
 ZERO_KEYS = {name: f"zero_optimization.{key}" for name, key in ZERO_PLUS_PLUS.items()}
 SECONDARY = "secondary_partition"
-NAMES = {**BATCH, "tensor_parallel": AUTO_TP, SECONDARY: ZERO_KEYS[SECONDARY]}
+AUTO_EP = "expert_parallel.autoep_size"
+NAMES = {**BATCH, "tensor_parallel": AUTO_TP, SECONDARY: ZERO_KEYS[SECONDARY], "expert_parallel": AUTO_EP}
 
 
 class DeepSpeed(Tool):
@@ -118,6 +120,8 @@ def configuration(problem: Problem, recipe: Recipe) -> dict[str, Any]:
         settings[problem.precision] = {"enabled": True}
     if recipe.tensor_parallel > 1:
         settings["tensor_parallel"] = {"autotp_size": recipe.tensor_parallel}
+    if recipe.expert_parallel > 1:
+        settings["expert_parallel"] = {"enabled": True, "autoep_size": recipe.expert_parallel}
     return settings
 
 
@@ -139,6 +143,7 @@ def choices(problem: Problem, root: Table) -> dict[str, Any]:
     return {
         **{key: root.number(name) for key, name in BATCH.items() if root.get(name) != "auto"},
         "tensor_parallel": root.number(AUTO_TP) if root.get(AUTO_TP) else 1,
+        "expert_parallel": root.number(AUTO_EP) if root.flag("expert_parallel.enabled") else 1,
         "sharding": zero_sharding(root, "zero_optimization.stage", 0),
         "offload": offloads[devices],
         **{name: root.flag(key) for name, key in ZERO_KEYS.items() if name != SECONDARY},

@@ -18,10 +18,10 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from frontrunner.evaluators.export import deepspeed, reading
-from frontrunner.evaluators.export.base import SHAPES, Export, Refusal, Tool, comments, nested, words, yaml_text
+from frontrunner.evaluators.export.base import Export, Refusal, Tool, comments, nested, words, yaml_text
 from frontrunner.evaluators.export.reading import Given, Options, Table
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown_key
 from frontrunner.spaces.model import Model, RotaryScaling
@@ -36,8 +36,15 @@ OPTIONS = {
     "context_parallel": "--context-parallel-size",
     "micro_batch_seqs": "--micro-batch-size",
     "global_batch_seqs": "--global-batch-size",
+    "expert_parallel": "--expert-model-parallel-size",
 }
 DEEPSPEED_OPTIONS = {number: name for number, name in OPTIONS.items() if number != "context_parallel"}
+DEEPSPEED_OPTIONS["expert_parallel"] = "--moe-expert-parallel-size"
+MODEL_FIELDS = frozenset({
+    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "vocabulary_multiple", "positions",
+    "max_positions", "rotary_theta", "rotary_scaling", "activation", "norm", "norm_epsilon", "biases", "head_width",
+    "qk_norm", "tied_embeddings", "experts", "experts_per_token", "renormalized_experts", "attention",
+})  # fmt: skip
 MAX_STAGES = 100_000
 LAYOUT = "pipeline-model-parallel-layout"
 LAYERS_PER_STAGE = "num-layers-per-virtual-pipeline-stage"
@@ -53,8 +60,14 @@ BRIDGE_SECTIONS = {
 """Of Megatron-LM's options that Megatron-Bridge has outside of its section `model`."""
 FSDP = {"zero-2": "optim_grads", "zero-3": "optim_grads_params"}
 SHARDING_OF_STRATEGY = {"no_shard": "none", "optim": "zero-1"} | {theirs: ours for ours, theirs in FSDP.items()}
+REFUSED_EXPERTS = {
+    "moe-expert-capacity-factor": "experts of a capacity, which drop tokens",
+    "moe-shared-expert-intermediate-size": "shared experts",
+    "moe-layer-freq": "layers without experts beside those with",
+    "multi-latent-attention": "latent attention",
+}
 REFUSED = {
-    **dict.fromkeys(("--expert-model-parallel-size", "--num-experts"), "experts"),
+    **{f"--{name}": what for name, what in REFUSED_EXPERTS.items()},
     "--use-torch-fsdp2": "Megatron-LM's wrapper of FSDP2: give --use-megatron-fsdp",
     "--use-custom-fsdp": "this older name: give --use-megatron-fsdp",
     **dict.fromkeys(("--fp8-format", "--fp8-hybrid", "--fp8-e4m3"), "8-bit arithmetic"),
@@ -70,7 +83,8 @@ REFUSED = {
 REFUSED_WITH_DEEPSPEED = {
     "--ds-sequence-parallel-size": "DeepSpeed's sequence parallelism over ranks of their own",
     "--context-parallel-size": "context parallelism of this trainer",
-    "--moe-expert-parallel-size": "experts",
+    "--enable-expert-tensor-parallelism": "experts cut by tensor parallelism",
+    "--num-experts-switch": "this older form of experts: give --num-experts",
     "--enable-zbh1-pipeline": "this zero-bubble schedule",
     **dict.fromkeys(("--fp8-e4m3", "--fp8-hybrid"), "8-bit arithmetic"),
     "--rampup-batch-size": "a batch that grows",
@@ -79,7 +93,7 @@ REFUSED_WITH_DEEPSPEED = {
     "--memory-centric-tiled-linear": "tiled products",
 }
 REFUSED_BY_BRIDGE = {
-    **dict.fromkeys(("model.expert_model_parallel_size", "model.num_moe_experts"), "experts"),
+    **{f"model.{name.replace('-', '_')}": what for name, what in REFUSED_EXPERTS.items()},
     "model.cpu_offloading": "activations offloaded by whole layers",
 }
 MODEL_NOTE = (
@@ -90,7 +104,7 @@ _REPEATED = re.compile(r"(.)\*([0-9]{1,5})")
 
 
 def _bridge_key(option: str) -> str:
-    name = option.removeprefix("--")
+    name = {"num-experts": "num-moe-experts"}.get(name := option.removeprefix("--"), name)
     return f"{BRIDGE_SECTIONS.get(name, 'model')}.{name.replace('-', '_')}"
 
 
@@ -105,11 +119,11 @@ class MegatronLM(Tool):
     title = "Megatron-LM"
     usage = 'torchrun "${TORCHRUN_ARGS[@]}" pretrain_gpt.py "${RECIPE_ARGS[@]}" and your data'
     names = OPTIONS
-    unsaid = SHAPES
     kv_heads = "num-query-groups"
     has_kv_heads = "--group-query-attention"
     theta = "--rotary-base"
     epsilon = "--norm-epsilon"
+    model_fields: ClassVar[frozenset[str] | None] = MODEL_FIELDS
     expressed = frozenset({
         "virtual_stages", "schedule", "sharding", "recompute", "sequence_parallel", "optimizer_state",
         "layers_per_stage", "rank_order",
@@ -127,6 +141,7 @@ class MegatronLM(Tool):
         is_plain, is_cut = name == "none" and recipe.copies > 1, cp > 1 and problem.sequence_length % (2 * cp)
         rounds = f"rounds of pipeline_parallel {pp}, which does not divide {steps}"
         cut = f"{problem.sequence_length} positions into 2 x context_parallel {cp} equal slices"
+        tp, ep = recipe.tensor_parallel, recipe.expert_parallel if problem.model.experts else recipe.tensor_parallel
         return (
             *self._model_refusals(problem.model),
             (schedule not in ("none", "1f1b", "interleaved-1f1b"), "schedule-unsaid",
@@ -143,6 +158,8 @@ class MegatronLM(Tool):
              f"{tool} numbers ranks as tp-dp-pp or tp-pp-dp, not {order}"),
             (order == "tp-pp-dp" and min(cp, pp) > 1, "rank-order-context",
              f"{tool}'s tp-pp-dp has context ranks before stages; ours come after them"),
+            (order == "tp-pp-dp" and pp > 1 and ep != tp, "rank-order-experts",
+             f"{tool}'s tp-pp-dp needs as many copies of experts as of the rest: expert_parallel {tp}, not {ep}"),
             (is_cut, "context-halves", f"{tool} cuts {cut}"),
         )  # fmt: skip
 
@@ -156,6 +173,8 @@ class MegatronLM(Tool):
             (model.positions == "rotary" and theta % 1, "model-unsaid",
              f"{tool} takes a whole number for rotary_theta, not {theta}"),
             (other, "model-unsaid", f"{tool} has Llama 3.1's frequency factors and positions, not {scaling}"),
+            (model.renormalized_experts and model.experts_per_token == 1, "model-unsaid",
+             f"{tool} multiplies a single expert by its probability: renormalized_experts is false there"),
         )  # fmt: skip
 
     def key(self, name: str) -> str:
@@ -177,6 +196,7 @@ class MegatronLM(Tool):
             "--normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[model.norm],
             "--add-qkv-bias": model.biases == "qkv",
             "--qk-layernorm": model.qk_norm,
+            **self._experts(problem),
             f"--{LAYOUT}": None if is_even else layout(layers),
             f"--{LAYERS_PER_STAGE}": layers[0] if is_even and recipe.virtual_stages > 1 else None,
             "--use-tp-pp-dp-mapping": recipe.rank_order == "tp-pp-dp",
@@ -232,6 +252,25 @@ class MegatronLM(Tool):
             **self.numbers(recipe),
             "--sequence-parallel": recipe.sequence_parallel,
             **self._recomputing(recipe),
+        }
+
+    def _experts(self, problem: Problem) -> dict[str, object]:
+        """Return the options of experts: whole ones, dropless, tokens sent by all-to-all, no balancing of their load.
+
+        The softmax is over the chosen experts where they are renormalized, else over all of them before the choice.
+        """
+        model = problem.model
+        if not model.experts:
+            return {}
+        return {
+            "--num-experts": model.experts,
+            "--moe-ffn-hidden-size": model.ffn_hidden,
+            "--moe-router-topk": model.experts_per_token,
+            "--moe-router-pre-softmax": not model.renormalized_experts,
+            "--moe-router-load-balancing-type": "none",
+            "--moe-token-dispatcher-type": "alltoall",
+            "--moe-grouped-gemm": problem.precision == "bf16",
+            "--expert-tensor-parallel-size": 1,
         }
 
     def _recomputing(self, recipe: Recipe) -> dict[str, object]:
@@ -295,18 +334,43 @@ class MegatronLM(Tool):
 
     def _refuse_other_sizes(self, problem: Problem, said: Options | Table) -> None:
         model, key = problem.model, self.key
+        width = "moe-ffn-hidden-size" if said.number(key("moe-ffn-hidden-size")) else "ffn-hidden-size"
         sizes = {
             "num-layers": model.layers,
             "hidden-size": model.hidden,
             "num-attention-heads": model.heads,
             "kv-channels": model.head_dim,
-            "ffn-hidden-size": model.ffn_hidden,
+            width: model.ffn_hidden,
             self.kv_heads: model.kv_heads,
             "seq-length": problem.sequence_length,
         }
         reading.refuse_other_problem({key(name): (said.number(key(name)), value) for name, value in sizes.items()})
+        self._refuse_other_experts(problem, said)
         for name in ("vocab-size", "padded-vocab-size"):
             reading.refuse_other_vocabulary(problem, key(name), said.number(key(name)))
+
+    def _refuse_other_experts(self, problem: Problem, said: Options | Table) -> None:
+        """Raise `InvalidInput` for other experts than the problem's, and for experts that tensor parallelism cuts.
+
+        A file for Megatron-Bridge changes a Bridge recipe; in a script, what is missing has Megatron's defaults.
+        """
+        model, key, is_script = problem.model, self.key, isinstance(said, Options)
+        experts = said.number(key("num-experts")) or (0 if is_script and said.flag("--hidden-size") else None)
+        chosen, tensor = said.number(key("moe-router-topk")), said.number(key("expert-tensor-parallel-size"))
+        pre = key("moe-router-pre-softmax")
+        pre_softmax = said.flag(pre) if is_script or said.get(pre) is not None else None
+        if experts and is_script:
+            chosen, tensor = chosen or 2, tensor or said.number(key("tensor-model-parallel-size"))
+        found: dict[str, tuple[object, object]] = {"num-experts": (experts, model.experts)}
+        if model.experts:
+            found["moe-router-topk"] = (chosen, model.experts_per_token)
+            found["moe-router-pre-softmax"] = (pre_softmax if experts else None, not model.renormalized_experts)
+        reading.refuse_other_problem({key(name): values for name, values in found.items()})
+        if (tensor or 1) > 1:
+            expected = "1, also where tensor_parallel is above 1: recipes have whole experts"
+            raise bad_value(key("expert-tensor-parallel-size"), tensor, expected)
+        if experts and is_script and "--moe-token-dispatcher-type" not in said.values:
+            raise bad_value("--moe-token-dispatcher-type", "allgather", "alltoall: tokens are sent to their experts")
 
     def _refuse_other_model(self, problem: Problem, said: Options) -> None:
         """Raise `InvalidInput` where options describe another model, sequence length or precision than the problem's.
@@ -342,6 +406,7 @@ class MegatronDeepSpeed(MegatronLM):
     has_kv_heads = f"--{kv_heads}"
     theta = "--rotary-position-embeddings-theta"
     epsilon = "--layernorm-epsilon"
+    model_fields = MODEL_FIELDS - {"qk_norm", "rotary_scaling"}
     of_zero = ("sharding", "offload", *deepspeed.ZERO_KEYS)
     expressed = frozenset({"schedule", "recompute", "sequence_parallel", *of_zero})
 
@@ -352,7 +417,12 @@ class MegatronDeepSpeed(MegatronLM):
             layers_of_stages(recipe, problem.model.layers),
             recipe.pipeline_parallel > 1,
         )
+        has_experts = problem.model.experts > 0
         return (
+            (has_experts and recipe.tensor_parallel > 1, "experts-tensor",
+             f"{tool} is exported with experts only for tensor_parallel 1: its tensor ranks repeat tokens or experts"),
+            (has_experts and recipe.sharding.parameters > 1, "experts-sharding",
+             f"{tool} has experts with ZeRO 0 to 2, not {recipe.sharding_name}"),
             (has_stages and recipe.schedule != "1f1b", "schedule-unsaid",
              f"{tool}'s pipeline runs 1f1b, not {recipe.schedule}"),
             (has_stages and recipe.sharding.gradients > 1, "sharding-pipeline",
@@ -368,9 +438,32 @@ class MegatronDeepSpeed(MegatronLM):
         return (
             *super()._model_refusals(model),
             (model.biases == "qkv", "model-unsaid", f"{tool} has biases all or none, not qkv"),
-            (model.rotary_scaling, "model-unsaid", f"{tool} does not scale rotary frequencies"),
-            (model.qk_norm, "model-unsaid", f"{tool} has no norms of queries and keys"),
-        )
+            (model.experts_per_token > 1 and not model.renormalized_experts, "model-unsaid",
+             f"{tool} renormalizes the probabilities of several experts"),
+        )  # fmt: skip
+
+    def _experts(self, problem: Problem) -> dict[str, object]:
+        """Return the options of DeepSpeed's experts, in every layer."""
+        if not problem.model.experts:
+            return {}
+        return {
+            "--num-experts": problem.model.experts,
+            "--topk": problem.model.experts_per_token,
+            "--expert-interval": 1,
+            "--disable-moe-token-dropping": True,
+            "--disable-moe-top2-2nd-expert-sampling": True,
+            "--moe-loss-coeff": 0.0,
+            "--create-moe-param-group": True,
+        }
+
+    def _refuse_other_experts(self, problem: Problem, said: Options | Table) -> None:
+        experts, model = said.number("--num-experts") or 1, problem.model
+        found: dict[str, tuple[object, object]] = {"--num-experts": (experts, max(1, model.experts))}
+        if experts > 1:
+            found["--topk"] = (said.number("--topk") or 1, model.experts_per_token)
+            found["--expert-interval"] = (said.number("--expert-interval") or 2, 1)
+            found["--disable-moe-token-dropping"] = (said.flag("--disable-moe-token-dropping"), True)
+        reading.refuse_other_problem(found)
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return what follows pretrain_gpt.py, except data, steps and learning rate."""
@@ -380,18 +473,25 @@ class MegatronDeepSpeed(MegatronLM):
             "--normalization": model.norm,
             "--use-rotary-position-embeddings": model.positions == "rotary",
             "--use-flash-attn-v2": model.attention == "flash",
+            **self._experts(problem),
             "--no-pipeline-parallel": recipe.pipeline_parallel == 1,
             "--deepspeed-activation-checkpointing": recipe.recompute == "full",
             "--deepspeed": True,
             "--deepspeed_config": deepspeed.FILE,
             "--zero-stage": deepspeed.zero_stage(recipe),
         }
-        # Tensor parallelism is Megatron's: DeepSpeed is configured without it, so that AutoTP stays off.
+        # Megatron cuts matrices and builds the experts: DeepSpeed's AutoTP and AutoEP stay off.
         seen_by_deepspeed = replace(
-            recipe, tensor_parallel=1, devices=recipe.devices // recipe.tensor_parallel, sequence_parallel=False
+            recipe,
+            tensor_parallel=1,
+            devices=recipe.devices // recipe.tensor_parallel,
+            sequence_parallel=False,
+            expert_parallel=1,
         )
         files = {deepspeed.FILE: deepspeed.json_text(deepspeed.configuration(problem, seen_by_deepspeed))}
-        return Export(arguments=words(settings), files=files, notes=(*self._notes(recipe), *_norm_notes(model)))
+        padded = ("note: DeepSpeed's experts are padded to the fullest one's tokens",) if model.experts else ()
+        notes = (*self._notes(recipe), *_norm_notes(model), *padded)
+        return Export(arguments=words(settings), files=files, notes=notes)
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a launch script and the DeepSpeed configuration that it names, inside or beside it.
@@ -432,7 +532,7 @@ class MegatronBridge(MegatronLM):
     usage = ""
     has_launcher = False
     names = BRIDGE_KEYS
-    unsaid = ()
+    model_fields = None
     expressed = MegatronLM.expressed - {"optimizer_state"}
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
@@ -469,6 +569,8 @@ class MegatronBridge(MegatronLM):
             "ddp.overlap_param_gather": is_sharded,
             "dist.use_tp_pp_dp_mapping": recipe.rank_order == "tp-pp-dp",
         }
+        if problem.model.experts:
+            found |= {"model.expert_tensor_parallel_size": 1, "model.moe_token_dispatcher_type": "alltoall"}
         if fsdp:
             found |= {"ddp.use_megatron_fsdp": True, "ddp.data_parallel_sharding_strategy": fsdp}
             found |= {"dist.use_megatron_fsdp": True, "checkpoint.ckpt_format": "fsdp_dtensor"}

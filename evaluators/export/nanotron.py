@@ -2,7 +2,8 @@
 
 Names are those of `src/nanotron/config/` of huggingface/nanotron (config.py at commit 00708b80, parallelism_config.py
 at 19f88fbe); recompute and context ranks are newer than release 0.4. Ranks are numbered tp-cp-dp-pp. nanotron places
-layers on stages by its own estimate of their cost, and trains Llama's form of the model.
+layers on stages by its own estimate of their cost, and trains Llama's form of the model, or with experts Qwen2's
+(models_config.py at commit 2411b022), whose `nn/moe.py` neither sends tokens to other ranks nor scales probabilities.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from frontrunner.evaluators.export import reading
-from frontrunner.evaluators.export.base import SHAPES, Export, Refusal, Tool, nested, yaml_text
+from frontrunner.evaluators.export.base import Export, Refusal, Tool, nested, yaml_text
 from frontrunner.evaluators.export.reading import Given, Table
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -23,11 +24,12 @@ STAGES_NOTE = "note: nanotron places layers on stages by its own estimate of the
 YOURS_NOTE = "note: train_steps, learning rate and data are placeholders: set your own"
 TP_MODES = {"ALL_REDUCE": "", "REDUCE_SCATTER": "sequence"}
 REFUSED = {
-    "parallelism.expert_parallel_size": "experts",
-    "parallelism.moe_layer_recompute": "experts",
+    "parallelism.expert_parallel_size": "ranks with other experts, between which nanotron sends no tokens,",
+    "parallelism.moe_layer_recompute": "recompute of experts alone",
     "parallelism.context_parallel_size": "nanotron's context parallelism",
 }
 MODEL = "model.model_config."
+MOE = f"{MODEL}moe_config."
 NAMES = {
     "tensor_parallel": "parallelism.tp",
     "pipeline_parallel": "parallelism.pp",
@@ -44,20 +46,25 @@ class Nanotron(Tool):
     has_launcher = False
     file = FILE
     names = NAMES
-    unsaid = SHAPES
     expressed = frozenset({"schedule", "sharding", "recompute", "sequence_parallel"})
+    model_fields = frozenset({
+        "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "vocabulary_multiple", "positions",
+        "max_positions", "rotary_theta", "activation", "norm", "norm_epsilon", "tied_embeddings", "experts",
+        "experts_per_token", "renormalized_experts",
+    })  # fmt: skip
 
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
         """Return other forms of the model than Llama's, and what nanotron does not run."""
         tool, schedule, sharding = self.title, recipe.schedule, recipe.sharding_name
         model = problem.model
         form = (model.positions, model.activation, model.norm)
-        plain = {"biases": "none", "qk_norm": False, "head_width": None, "rotary_scaling": None}
-        unsaid = [name for name, value in plain.items() if getattr(model, name) != value]
         return (
             (form != ("rotary", "swiglu", "rmsnorm"), "model-unsaid",
              f"{tool} trains rotary, swiglu, rmsnorm models, not {', '.join(form)}"),
-            (unsaid, "model-unsaid", f"{tool}'s Llama has no {', '.join(unsaid)}"),
+            (model.experts and model.renormalized_experts, "model-unsaid",
+             f"{tool} does not renormalize the probabilities of experts"),
+            (model.experts and recipe.tensor_parallel > 1, "experts-tensor",
+             f"{tool} has experts only with tensor_parallel 1"),
             (recipe.pipeline_parallel > 1 and schedule not in SCHEDULES, "schedule-unsaid",
              f"{tool} runs 1f1b and gpipe, not {schedule}"),
             (sharding not in ("none", "zero-1"), "sharding-unsaid", f"{tool} has ZeRO 0 and 1, not {sharding}"),
@@ -71,6 +78,7 @@ class Nanotron(Tool):
         return Export(arguments=("--config-file", FILE), files=files, notes=notes)
 
     def _settings(self, problem: Problem, recipe: Recipe) -> dict[str, Any]:
+        form = "qwen2" if problem.model.experts else "llama"
         return {
             "general": {"project": "frontrunner", "run": "recipe", "seed": 42},
             "parallelism.dp": recipe.data_parallel,
@@ -83,7 +91,7 @@ class Nanotron(Tool):
             "tokens.train_steps": 100,
             "model.dtype": DTYPES[problem.precision],
             "model.init_method.std": 0.02,
-            f"{MODEL}is_llama_config": True,
+            f"{MODEL}is_{form}_config": True,
             f"{MODEL}hidden_act": "silu",
             f"{MODEL}max_position_embeddings": max(problem.model.max_positions or 0, problem.sequence_length),
             f"{MODEL}vocab_size": problem.model.padded_vocabulary,
@@ -126,6 +134,12 @@ class Nanotron(Tool):
 
 def _sizes(problem: Problem) -> dict[str, int | bool]:
     model = problem.model
+    experts: dict[str, int | bool] = {
+        f"{MOE}num_experts": model.experts,
+        f"{MOE}top_k": model.experts_per_token,
+        f"{MOE}moe_intermediate_size": model.ffn_hidden,
+        f"{MOE}enable_shared_expert": False,
+    }
     return {
         f"{MODEL}num_hidden_layers": model.layers,
         f"{MODEL}hidden_size": model.hidden,
@@ -133,11 +147,13 @@ def _sizes(problem: Problem) -> dict[str, int | bool]:
         f"{MODEL}num_key_value_heads": model.kv_heads,
         f"{MODEL}intermediate_size": model.ffn_hidden,
         f"{MODEL}tie_word_embeddings": model.tied_embeddings,
+        **(experts if model.experts else {}),
     }
 
 
 def _refuse_other_model(problem: Problem, root: Table) -> None:
-    root.refuse({f"{MODEL}moe_config": "experts"})
+    experts = (root.number(f"{MOE}num_experts") or 0, problem.model.experts)
+    reading.refuse_other_problem({f"{MOE}num_experts": experts})
     said: dict[str, tuple[object, object]] = {key: (root.get(key), value) for key, value in _sizes(problem).items()}
     heads, kv_heads = f"{MODEL}num_attention_heads", f"{MODEL}num_key_value_heads"
     said[kv_heads] = (root.get(kv_heads, root.get(heads)), problem.model.kv_heads)  # by default as many as heads

@@ -278,6 +278,8 @@ def recipe_of(problem: Problem, found: Mapping[str, Any], given: Given, *, engin
     for key, value in given.stated.items():
         if choices.setdefault(key, value) != value:
             raise InvalidInput(f"{key} = {shown(value)} was given, but the configuration says {shown(choices[key])}")
+    if problem.model.experts:
+        engine = "torch"  # the one that trains them
     choices = {"engine": engine, "devices": problem.cluster.devices, **choices}
     sharding, batch = choices.pop("sharding", "none"), choices.pop("global_batch_seqs", None)
     for key in ("micro_batch_seqs", "accumulation"):

@@ -8,23 +8,20 @@ local batch is a whole step's, cut into the pipeline's micro-batches.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from frontrunner.evaluators.export.base import (
-    SHAPES,
     Export,
     Refusal,
     Tool,
     fsdp_degrees,
     fsdp_sharding,
-    off_default,
     words,
 )
 from frontrunner.evaluators.export.reading import Given, Options, read_options, recipe_of, refuse_other_problem
 from frontrunner.spaces.errors import InvalidInput, bad_value
-from frontrunner.spaces.model import RotaryScaling
+from frontrunner.spaces.model import Model, RotaryScaling
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, RECOMPUTES, Recipe
 from frontrunner.spaces.stages import even_layers
@@ -40,20 +37,27 @@ SCHEDULES = {
     "zbv": "ZBVZeroBubble",
     "dualpipev": "DualPipeV",
 }
-CONFIGS = {
-    (32, 4096, 32, 8, 14336, 128256): "llama3_8b",
-    (80, 8192, 64, 8, 28672, 128256): "llama3_70b",
-    (126, 16384, 128, 8, 53248, 128256): "llama3_405b",
-}
-"""Layers, hidden, heads, kv heads, feed-forward width and vocabulary of torchtitan's Llama 3.1 models."""
 LLAMA: dict[str, Any] = {
-    "positions": "rotary", "rotary_theta": 500_000.0, "rotary_scaling": RotaryScaling(factor=8.0),
-    "activation": "swiglu", "norm": "rmsnorm", "norm_epsilon": 1e-5, "biases": "none", "head_width": None,
-    "qk_norm": False, "tied_embeddings": False,
+    "kv_heads": 8, "vocabulary": 128256, "rotary_theta": 500_000.0, "rotary_scaling": RotaryScaling(factor=8.0),
 }  # fmt: skip
-"""What else they state."""
+QWEN: dict[str, Any] = {
+    "kv_heads": 8, "vocabulary": 151936, "rotary_theta": 1e6, "norm_epsilon": 1e-6, "head_width": 128, "qk_norm": True,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama3_8b": LLAMA | {"layers": 32, "hidden": 4096, "heads": 32, "ffn_hidden": 14336},
+    "llama3_70b": LLAMA | {"layers": 80, "hidden": 8192, "heads": 64, "ffn_hidden": 28672},
+    "llama3_405b": LLAMA | {"layers": 126, "hidden": 16384, "heads": 128, "ffn_hidden": 53248},
+    "qwen3_0_6b": QWEN | {"layers": 28, "hidden": 1024, "heads": 16, "ffn_hidden": 3072, "tied_embeddings": True},
+    "qwen3_1_7b": QWEN | {"layers": 28, "hidden": 2048, "heads": 16, "ffn_hidden": 6144, "tied_embeddings": True},
+    "qwen3_14b": QWEN | {"layers": 40, "hidden": 5120, "heads": 40, "ffn_hidden": 17408},
+    "qwen3_32b": QWEN | {"layers": 64, "hidden": 5120, "heads": 64, "ffn_hidden": 25600},
+    "qwen3_30b_a3b": QWEN | {
+        "layers": 48, "hidden": 2048, "heads": 32, "kv_heads": 4, "ffn_hidden": 768, "experts": 128,
+        "experts_per_token": 8,
+    },
+}  # fmt: skip
+"""What torchtitan's configurations of whole models state: Llama 3.1's, and Qwen3's."""
 REFUSED = {
-    "--parallelism.expert-parallel-degree": "experts",
     "--model.converters": "converted layers, as of 8-bit arithmetic",
 }
 QUANTIZED = ("--quantize.", "--float8.", "--mx.")
@@ -73,6 +77,7 @@ NAMES = {
     "tensor_parallel": "--parallelism.tensor_parallel_degree",
     "pipeline_parallel": "--parallelism.pipeline_parallel_degree",
     "context_parallel": "--parallelism.context_parallel_degree",
+    "expert_parallel": "--parallelism.expert_parallel_degree",
     "global_batch_seqs": "--training.global_batch_size",
 }
 
@@ -89,7 +94,8 @@ class Torchtitan(Tool):
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
         """Return what of precision, sharding and stages torchtitan does not run."""
         p, g, o = recipe.sharding.degrees
-        tool, (_, _, cp), n, name = self.title, fsdp_degrees(recipe), recipe.copies, recipe.sharding_name
+        tool, (_, shard, cp), n, name = self.title, fsdp_degrees(recipe), recipe.copies, recipe.sharding_name
+        folded, ep = shard * cp * recipe.tensor_parallel, recipe.expert_parallel
         layers, stages, stated = problem.model.layers, recipe.stages, recipe.layers_per_stage
         return (
             (problem.precision not in PRECISIONS, "precision-unsaid",
@@ -99,6 +105,9 @@ class Torchtitan(Tool):
             (not (p == g == o or (p, g, o) == (1, n, n)), "sharding-unsaid",
              f"{tool} has zero-2, zero-3 and hybrid-K, not {name}"),
             (o % cp, "sharding-context", f"{tool} shards over all {cp} context ranks: {name} does not"),
+            (folded % ep, "experts-ranks",
+             f"{tool} spreads experts over the {folded} ranks of a shard and its tensor ranks, which expert_parallel "
+             f"{ep} does not divide"),
             (stated and stated != even_layers(layers, stages), "stages-unsaid",
              f"{tool} has no argument for stages of {recipe.layers_name} layers"),
             (_layers_argument(problem, recipe) == 0, "stages-unsaid",
@@ -107,13 +116,11 @@ class Torchtitan(Tool):
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return what follows `-m torchtitan.train`; --module and --config only for a model that torchtitan has."""
-        m, in_pipeline, is_sharded = problem.model, recipe.pipeline_parallel > 1, recipe.sharding.optimizer > 1
-        sizes = (m.layers, m.hidden, m.heads, m.kv_heads, m.ffn_hidden, m.vocabulary)
-        is_llama = all(getattr(m, name) == value for name, value in LLAMA.items())
-        known = CONFIGS.get(sizes) if is_llama and not off_default(problem, SHAPES) else None
+        in_pipeline, is_sharded = recipe.pipeline_parallel > 1, recipe.sharding.optimizer > 1
+        known = next((config for config, stated in CONFIGS.items() if _is(problem.model, stated)), None)
         replicate, shard, _ = fsdp_degrees(recipe)
         settings: dict[str, object] = {
-            "--module": "llama3" if known else None,
+            "--module": known and known.partition("_")[0],
             "--config": known,
             **self.numbers(recipe),
             SCHEDULE: SCHEDULES.get(recipe.schedule),
@@ -127,13 +134,16 @@ class Torchtitan(Tool):
             LOCAL_BATCH: recipe.micro_batch_seqs * (recipe.accumulation if recipe.stages > 1 else 1),
             COMPUTED_IN: PRECISIONS[problem.precision],
             f"--parallelism.{'' if recipe.sequence_parallel else 'no-'}enable_sequence_parallel": True,
-            "--training.disable_cuda_graphs": in_pipeline,  # torchtitan refuses graphs of pipelines
+            # torchtitan refuses graphs of pipelines, and of all-to-alls whose sizes the host waits for.
+            "--training.disable_cuda_graphs": in_pipeline or recipe.expert_parallel > 1,
             f"--compile.{'' if recipe.compile else 'no-'}enable": True,
             # What follows a subcommand belongs to it, so activation checkpointing comes last.
             f"activation-checkpoint:{recipe.recompute}": True,
         }
         unknown = "note: name torchtitan's model yourself, by --module and --config; its llama3 models are Llama 3.1's"
-        return Export(arguments=words(settings), notes=NOTES if known else (*NOTES, unknown))
+        balanced = "note: torchtitan balances the load of experts by a bias of its own"
+        notes = (*NOTES, *(() if known else (unknown,)), *((balanced,) if problem.model.experts else ()))
+        return Export(arguments=words(settings), notes=notes)
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a launch script or argument file of torchtitan 0.3."""
@@ -167,6 +177,13 @@ class Torchtitan(Tool):
         if recipe.stages > 1 and batch is not None and batch != recipe.micro_batch_seqs * recipe.accumulation:
             raise bad_value(LOCAL_BATCH, batch, "a step's sequences of a replica: global batch / replicas")
         return recipe
+
+
+def _is(model: Model, stated: Mapping[str, Any]) -> bool:
+    """Return whether a model has what a configuration states, and is a plain rotary RMSNorm SwiGLU model besides."""
+    names = ("name", "vocabulary_multiple", "max_positions", "attention", "routing", "balancing", "balancing_weight")
+    either = {name: getattr(model, name) for name in names}
+    return model == Model(activation="swiglu", norm="rmsnorm", **either, **stated)
 
 
 def _layers_argument(problem: Problem, recipe: Recipe) -> int | None:
@@ -215,7 +232,7 @@ def _stage_choices(problem: Problem, said: Options, pipeline_parallel: int) -> d
 
 def _sharding_choices(problem: Problem, said: Options, found: dict[str, Any], given: Given) -> dict[str, Any]:
     """Return `sharding` and `devices`; a shard degree of -1, the default, takes the ranks that are left."""
-    within = math.prod(degree for number, degree in found.items() if number.endswith("_parallel"))
+    within = found["tensor_parallel"] * found["pipeline_parallel"] * found["context_parallel"]
     replicate, shard = said.number(REPLICATE) or 1, said.number(SHARD)
     if shard is None:
         devices = int(found.get("devices") or given.stated.get("devices") or problem.cluster.devices)

@@ -437,37 +437,37 @@ class FeedForward(nn.Module):
 class Experts(nn.Module):
     """Feed-forward parts, of which each row goes through one.
 
-    The matrices of all lie below one another: those of `gate` and `up` [E * F, D] and of `down` [E * D, F].
+    The matrices of all lie below one another, [E * D, F]: `gate` and `up` lead from D to F, `down` back. Where ranks
+    share each expert, they hold equal columns of all, and the outcomes are to be added up.
     """
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
         self._is_gated = shape.activation == "swiglu"
         self._approximate = "tanh" if shape.activation == "gelu_tanh" else "none"
-        width = shape.experts * shape.ffn_hidden
-        if self._is_gated:
-            self.gate = nn.Linear(shape.hidden, width, bias=False)
-        self.up = nn.Linear(shape.hidden, width, bias=False)
-        self.down = nn.Linear(shape.ffn_hidden, shape.experts * shape.hidden, bias=False)
+        for part in ("gate", "up", "down") if self._is_gated else ("up", "down"):
+            self.add_module(part, nn.Linear(shape.ffn_hidden, shape.experts * shape.hidden, bias=False))
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """[N, D] -> [N, D] for rows sorted by expert, of which each expert that is held here has `counts`."""
-        inner = self._products(rows, self.up, counts)
+        inner = self._products(rows, "up", counts)
         if self._is_gated:
-            inner = functional.silu(self._products(rows, self.gate, counts)) * inner
+            inner = functional.silu(self._products(rows, "gate", counts)) * inner
         else:
             inner = functional.gelu(inner, approximate=self._approximate)
-        return self._products(inner, self.down, counts)
+        return self._products(inner, "down", counts)
 
-    def _products(self, rows: Tensor, matrices: nn.Linear, counts: Tensor) -> Tensor:
+    def _products(self, rows: Tensor, part: str, counts: Tensor) -> Tensor:
         """Return rows [N, in] through their experts' matrices: [N, out]."""
-        held = matrices.weight.to_local() if isinstance(matrices.weight, DTensor) else matrices.weight
+        held = cast("nn.Linear", self.get_submodule(part)).weight
+        held = held.to_local() if isinstance(held, DTensor) else held
         weight = held.view(len(counts), -1, held.shape[1])
+        weight = weight.transpose(1, 2) if part == "down" else weight
         if has_grouped_products(rows.dtype, rows.device):
             ends = counts.cumsum(0).to(torch.int32)
-            return functional.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
+            return functional.grouped_mm(rows, weight, offs=ends)
         parts = torch.split_with_sizes(rows, on_host(counts, rows=len(rows)))
-        return torch.cat([functional.linear(part, one) for part, one in zip(parts, weight.unbind(), strict=True)])
+        return torch.cat([own @ one for own, one in zip(parts, weight.unbind(), strict=True)])
 
 
 def has_grouped_products(dtype: torch.dtype, device: torch.device) -> bool:

@@ -167,8 +167,6 @@ def import_config(
         other = path.parent / Path(name).name
         return read_text(other, "configuration") if holds(other.is_file) else None
 
-    if spec.problem.model.experts:
-        raise bad_value("model.experts", spec.problem.model.experts, "0: no configuration with experts is read yet")
     given, reader = Given(text=read_text(path, "configuration"), stated=stated or {}, beside=beside), tool_named(tool)
     try:
         recipe = reader.read(spec.problem, given)

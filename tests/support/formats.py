@@ -29,7 +29,8 @@ from frontrunner.spaces.stages import balanced_layers, even_layers
 def problem(**changes: Any) -> Problem:
     """A small Llama on 4 nodes of 4 devices; `changes` are fields of the model, the cluster or the problem."""
     model = {"name": "small", "layers": 12, "hidden": 256, "heads": 8, "kv_heads": 4, "ffn_hidden": 512}
-    model |= {"vocabulary": 1000, "activation": "swiglu", "norm": "rmsnorm"}
+    model |= {"vocabulary": 1000, "activation": "swiglu", "norm": "rmsnorm", "experts": 0, "experts_per_token": 0}
+    model |= {"renormalized_experts": True, "max_positions": None}
     cluster = {"name": "test", "device": "test", "backend": "cuda", "nodes": 4, "devices_per_node": 4}
     cluster |= {"memory_gib_per_device": 16.0, "nvme_path": "/fast"}
     fields: dict[str, Any] = {"sequence_length": 256, "precision": "bf16"}
@@ -47,10 +48,10 @@ def recipes(draw: Callable[[Any], Any], of: Problem) -> Recipe:
     tp, pp, cp, dp = draw(powers), draw(powers), draw(powers), draw(powers)
     schedule = "none" if pp == 1 else draw(st.sampled_from([word for word in SCHEDULES if word != "none"]))
     virtual = draw(st.sampled_from([2, 2, 3])) if schedule in LOOPED_SCHEDULES else 1
-    copies = dp * cp
+    copies, has_experts = dp * cp, of.model.experts > 0
     names = ["none", "zero-1", "zero-1", "zero-2", "zero-3", *(f"hybrid-{k}" for k in (2, 4) if copies % k == 0)]
     found = Recipe(
-        engine=draw(st.sampled_from(ENGINES)),
+        engine="torch" if has_experts else draw(st.sampled_from(ENGINES)),
         devices=tp * pp * cp * dp,
         tensor_parallel=tp,
         pipeline_parallel=pp,
@@ -61,7 +62,8 @@ def recipes(draw: Callable[[Any], Any], of: Problem) -> Recipe:
         accumulation=draw(st.sampled_from([1, 4, 8, 12])),
         sharding=Sharding.named(draw(st.sampled_from(names)), copies),
         recompute=draw(st.sampled_from(RECOMPUTES)),
-        sequence_parallel=tp > 1 and draw(st.booleans()),
+        sequence_parallel=tp > 1 and (has_experts or draw(st.booleans())),
+        expert_parallel=draw(st.sampled_from([1, 2, 4, 8])) if has_experts else 1,
     )
     found = _with_levers(draw, found)
     if draw(st.booleans()) and found.stages <= of.model.layers:

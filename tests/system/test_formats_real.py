@@ -2,32 +2,97 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib.abc
+import importlib.machinery
 import json
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
 from frontrunner.evaluators.export import accelerate
 from frontrunner.evaluators.export.tools import TOOLS
+from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import SHARDING_NAMES
 from support.formats import problem, recipes
 
 PROBLEM = problem()
+EXPERTS = problem(experts=8, experts_per_token=2)
+UNSCALED = problem(experts=8, experts_per_token=2, renormalized_experts=False)
 GENERATED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@st.composite
+def expressed(draw: Any, name: str) -> tuple[Problem, Recipe]:
+    """A problem, with experts or without, and a recipe of it that the tool can express."""
+    of = draw(st.sampled_from([PROBLEM, EXPERTS, UNSCALED]))
+    recipe = draw(recipes(of))
+    assume(TOOLS[name].why_not(of, recipe) is None)
+    return of, recipe
+
+
+class _Anything(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything(name, (), {})
+
+
+class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Modules that have whatever is asked of them, for packages that need a GPU to be installed."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        is_ours = name.partition(".")[0] in self.names
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_ours else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        module = types.ModuleType(spec.name)
+        module.__dict__.update(__version__="2.0", __getattr__=lambda name: _Anything.__getattr__(_Anything, name))
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+@contextmanager
+def stand_ins(*names: str) -> Iterator[None]:
+    found = _StandIns(names)
+    sys.meta_path.append(found)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(found)
+
+
+def imported(name: str, *needs_a_gpu: str) -> Any:
+    """The tool's module, with stand-ins for packages that need a GPU; skips where the tool is not installed."""
+    with stand_ins(*needs_a_gpu):
+        return pytest.importorskip(name, exc_type=ImportError)
 
 
 @pytest.mark.system
 @pytest.mark.filterwarnings("ignore")  # those of deepspeed's own modules as they are imported
 @GENERATED
-@given(recipe=recipes(PROBLEM))
-def test_deepspeed_reads_its_configuration_as_the_recipe(recipe: Recipe) -> None:
+@given(data=expressed("deepspeed"))
+def test_deepspeed_reads_its_configuration_as_the_recipe(data: tuple[Problem, Recipe]) -> None:
     pytest.importorskip("deepspeed")
+    from deepspeed.module_inject.auto_ep_config import validate_autoep_config
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    assume(TOOLS["deepspeed"].why_not(PROBLEM, recipe) is None)
-    written = json.loads(TOOLS["deepspeed"].render(PROBLEM, recipe, ("provenance",)))
+    of, recipe = data
+    written = json.loads(TOOLS["deepspeed"].render(of, recipe, ("provenance",)))
     replicas = Mock(get_data_parallel_world_size=lambda: recipe.data_parallel)
     with patch("deepspeed.runtime.config.dist.get_rank", return_value=0):  # there are no ranks here
         read = DeepSpeedConfig(written, mpu=replicas)
@@ -43,6 +108,10 @@ def test_deepspeed_reads_its_configuration_as_the_recipe(recipe: Recipe) -> None
     assert zero.zero_quantized_gradients == recipe.quantized_gradients
     offloaded = {"none": 0, "optimizer": 1}.get(recipe.offload, 2)
     assert (zero.offload_optimizer is not None) + (zero.offload_param is not None) == offloaded
+    experts = read.expert_parallel_config
+    assert experts.enabled == (recipe.expert_parallel > 1)
+    assert experts.autoep_size == recipe.expert_parallel
+    validate_autoep_config(experts, recipe.devices, 1, recipe.tensor_parallel, 1, zero_stage=int(zero.stage))
 
 
 @pytest.mark.system
@@ -76,3 +145,126 @@ def test_accelerate_reads_its_configuration_as_the_recipe(
         shards = arguments.parallelism_config_dp_shard_size
         assert shards * recipe.context_parallel == recipe.sharding.optimizer
         assert shards * arguments.parallelism_config_dp_replicate_size == recipe.data_parallel
+
+
+@pytest.mark.system
+@pytest.mark.filterwarnings("ignore")
+@GENERATED
+@given(data=expressed("megatron-lm"))
+def test_megatron_lm_reads_and_validates_its_arguments_as_the_recipe(data: tuple[Problem, Recipe]) -> None:
+    """Needs Megatron-LM's source tree on the path: its package has no `megatron.training`."""
+    theirs = imported("megatron.training.arguments", "transformer_engine")
+    of, recipe = data
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    theirs.add_megatron_arguments(parser)
+    read = parser.parse_args(
+        [*TOOLS["megatron-lm"].export(of, recipe).arguments, "--lr", "1e-4", "--train-iters", "9", "--mock-data",
+         "--tokenizer-type", "NullTokenizer", "--vocab-size", str(of.model.vocabulary)]
+    )  # fmt: skip
+    read.rank, read.world_size = 0, recipe.devices
+    gpu = Mock(major=9, minor=0)
+    with (
+        patch("torch.cuda.get_device_capability", return_value=(9, 0)),
+        patch("torch.cuda.get_device_properties", return_value=gpu),
+        patch.dict("os.environ", CUDA_DEVICE_MAX_CONNECTIONS="1"),
+    ):
+        read = theirs.validate_args(read)
+    assert read.data_parallel_size == recipe.data_parallel
+    assert read.transformer_pipeline_model_parallel_size == recipe.pipeline_parallel
+    assert (read.virtual_pipeline_model_parallel_size or 1) == recipe.virtual_stages
+    assert read.sequence_parallel == recipe.sequence_parallel
+    assert read.expert_model_parallel_size == recipe.expert_parallel
+    model = theirs.core_transformer_config_from_args(read)
+    assert (model.num_moe_experts or 0) == of.model.experts
+    if of.model.experts:
+        assert model.moe_router_topk == of.model.experts_per_token
+        assert model.moe_router_pre_softmax != of.model.renormalized_experts
+        assert model.moe_ffn_hidden_size == of.model.ffn_hidden
+        assert model.expert_tensor_parallel_size == 1
+        assert model.moe_token_dispatcher_type == "alltoall"
+
+
+@pytest.mark.system
+@pytest.mark.filterwarnings("ignore")
+@GENERATED
+@given(data=expressed("nemo"))
+def test_megatron_bridge_reads_its_yaml_and_its_overrides_as_the_recipe(
+    data: tuple[Problem, Recipe], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    imported("megatron.bridge.training.config", "transformer_engine")
+    from megatron.bridge.models import GPTModelProvider
+    from megatron.bridge.training import config as theirs
+    from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
+
+    of, recipe = data
+    path = tmp_path_factory.mktemp("bridge") / "recipe.yaml"
+    path.write_text(TOOLS["nemo"].render(of, recipe, ()))
+    for source in ({"config_filepath": str(path)}, {"cli_overrides": list(TOOLS["nemo"].export(of, recipe).arguments)}):
+        container = theirs.ConfigContainer(
+            train=theirs.TrainingConfig(train_iters=9),
+            model=GPTModelProvider(
+                num_layers=of.model.layers, hidden_size=256, num_attention_heads=8, num_moe_experts=8
+            ),
+            optimizer=theirs.OptimizerConfig(),
+            scheduler=theirs.SchedulerConfig(),
+            dataset=theirs.MockGPTDatasetConfig(
+                seq_length=256, random_seed=1, reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False
+            ),
+            logger=theirs.LoggerConfig(),
+            tokenizer=theirs.TokenizerConfig(),
+            checkpoint=theirs.CheckpointConfig(),
+        )
+        read = process_config_with_overrides(container, **source)
+        for section, settings_of in yaml.safe_load(path.read_text()).items():
+            for key, value in settings_of.items():
+                assert getattr(getattr(read, section), key) == value, (section, key)
+        assert read.get_data_parallel_size(recipe.devices) == recipe.data_parallel
+
+
+@pytest.mark.system
+@pytest.mark.filterwarnings("ignore")
+@GENERATED
+@given(data=expressed("torchtitan"))
+def test_torchtitan_reads_its_arguments_as_the_recipe(data: tuple[Problem, Recipe]) -> None:
+    config = imported("torchtitan.config")
+    imported("torchtitan.models.qwen3.config_registry")
+    of, recipe = data
+    named = ("--module", "qwen3", "--config", "qwen3_moe_debug" if of.model.experts else "qwen3_debugmodel")
+    read = config.ConfigManager().parse_args([*named, *TOOLS["torchtitan"].export(of, recipe).arguments])
+    mesh = read.parallelism
+    assert mesh.tensor_parallel_degree == recipe.tensor_parallel
+    assert mesh.pipeline_parallel_degree == recipe.pipeline_parallel
+    assert mesh.context_parallel_degree == recipe.context_parallel
+    assert mesh.expert_parallel_degree == recipe.expert_parallel
+    assert mesh.data_parallel_replicate_degree * mesh.data_parallel_shard_degree == recipe.data_parallel
+    assert read.training.global_batch_size == recipe.global_batch_seqs
+    assert (
+        read.activation_checkpoint is None or recipe.recompute in type(read.activation_checkpoint).__qualname__.lower()
+    )
+
+
+@pytest.mark.system
+@pytest.mark.filterwarnings("ignore")
+@GENERATED
+@given(data=expressed("nanotron"))
+def test_nanotron_reads_its_configuration_as_the_recipe(
+    data: tuple[Problem, Recipe], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Needs nanotron's source tree on the path: its release 0.4 has neither recompute of layers nor experts."""
+    imported("nanotron.config", "flash_attn", "grouped_gemm")
+    from nanotron.config import get_config_from_file
+    from nanotron.config.models_config import LlamaConfig, Qwen2Config
+
+    of, recipe = data
+    path = tmp_path_factory.mktemp("nanotron") / "nanotron.yaml"
+    path.write_text(TOOLS["nanotron"].render(of, recipe, ()))
+    read = get_config_from_file(str(path), model_config_class=None)
+    mesh, model = read.parallelism, read.model.model_config
+    assert isinstance(model, Qwen2Config if of.model.experts else LlamaConfig)
+    assert (mesh.dp, mesh.pp, mesh.tp) == (recipe.data_parallel, recipe.pipeline_parallel, recipe.tensor_parallel)
+    assert mesh.recompute_layer == (recipe.recompute == "full")
+    assert read.tokens.micro_batch_size == recipe.micro_batch_seqs
+    if of.model.experts:
+        assert (model.moe_config.num_experts, model.moe_config.top_k) == (8, 2)
+        assert model.moe_config.moe_intermediate_size == of.model.ffn_hidden
+        assert model.moe_config.layers == list(range(of.model.layers))

@@ -108,8 +108,13 @@ FAULTS = {
     ),
     "what experts of other ranks find comes back in another order": (
         "expert_parallel.py",
-        "exchange(rows[self._inverse],",
-        "exchange(rows,",
+        "added_up(rows[self._inverse],",
+        "added_up(rows,",
+    ),
+    "what the parts of an expert find is not added up": (
+        "expert_parallel.py",
+        "rows.shape[1]).sum(dim=0)",
+        "rows.shape[1])[0]",
     ),
     "what a token's experts find goes to other tokens": (
         "model.py",

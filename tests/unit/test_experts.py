@@ -144,10 +144,18 @@ def test_what_makes_no_mixture_is_refused(changes: dict[str, Any], message: str)
             "experts-ranks",
             "expert_parallel 8 does not divide the 4 ranks of a pipeline stage",
         ),
-        ({"tensor_parallel": 2}, "experts-tensor", "tensor_parallel 2 needs sequence_parallel and expert_parallel > 1"),
+        (
+            {"devices": 12, "expert_parallel": 2, "expert_tensor_parallel": 4, "micro_batch_seqs": 4}
+            | {"pipeline_parallel": 3, "accumulation": 4},
+            "experts-ranks",
+            "expert_parallel 2 x expert_tensor_parallel 4 does not divide the 4 ranks of a pipeline stage",
+        ),
+        ({"expert_tensor_parallel": 5}, "experts-width", "expert_tensor_parallel 5 does not divide ffn_hidden"),
+        ({"tensor_parallel": 2}, "experts-tensor", "tensor_parallel 2 needs sequence_parallel, and expert_parallel or"),
         ({"engine": "deepspeed"}, "experts-engine", "use engine torch"),
         ({"compile": True}, "experts-compile", "a compiled layer is one piece"),
         ({"expert_parallel": 2, "replication": "ddp"}, "experts-ddp", "use replicate"),
+        ({"expert_tensor_parallel": 2, "replication": "ddp"}, "experts-ddp", "use replicate"),
         (
             {"expert_parallel": 2, "sharding": Sharding(parameters=4, gradients=4, optimizer=4)},
             "experts-sharding",
@@ -210,7 +218,15 @@ def test_a_dense_model_has_no_experts_to_share() -> None:
     assert reason.code == "experts-none"
 
 
-@pytest.mark.parametrize("degrees", [{}, {"expert_parallel": 8}, {"tensor_parallel": 4, "expert_parallel": 2}])
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {},
+        {"expert_parallel": 8},
+        {"tensor_parallel": 4, "expert_parallel": 2},
+        {"expert_parallel": 2, "expert_tensor_parallel": 4},
+    ],
+)
 @pytest.mark.parametrize("sharding", [Sharding(), ZERO_1, ZERO_3])
 def test_ranks_hold_all_parameters_as_often_as_there_are_replicas(degrees: dict[str, int], sharding: Sharding) -> None:
     copies = 64 // degrees.get("tensor_parallel", 1)
@@ -222,7 +238,7 @@ def test_ranks_hold_all_parameters_as_often_as_there_are_replicas(degrees: dict[
         experts = 3 * 4096 * 14336 * 8
         others = MIXTRAL.matmul_parameters_per_layer - experts
         # The copies of what is no expert's, and of the experts, that are left.
-        rest, own = (1, 1) if degree > 1 else (copies, 64 // degrees.get("expert_parallel", 1))
+        rest, own = (1, 1) if degree > 1 else (copies, 64 // of.expert_ranks.item())
         router = 4096 * 8 * (1 - 1 / degrees.get("tensor_parallel", 1))  # counted as if it were shared
         assert held == pytest.approx(others * rest + experts * own, rel=1e-3 + router / others)
 
@@ -231,10 +247,12 @@ def test_experts_compute_what_their_tokens_need() -> None:
     """With many tokens and fast memory, a layer of experts takes the time of a dense one of equal FLOPs."""
     fast = replace(OURS, memory_bytes_per_s=1e18, efficiencies=replace(OURS.efficiencies, kernel_s=0.0))
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8}
-    mixed = work(recipe(**shape), recipe(**shape, expert_parallel=8), problem=of_experts())
+    degrees = ((1, 1), (8, 1), (1, 8), (2, 4))
+    chosen = (recipe(**shape, expert_parallel=e, expert_tensor_parallel=t) for e, t in degrees)
+    mixed = work(*chosen, problem=of_experts())
     dense = of_experts(experts=0, experts_per_token=0, ffn_hidden=2 * 14336)
     times, expected = layer(fast, mixed).total, layer(fast, work(recipe(**shape), problem=dense)).total
-    assert times == pytest.approx(np.full(2, expected[0]), rel=0.02)
+    assert times == pytest.approx(np.full(4, expected[0]), rel=0.02)
 
 
 def test_tokens_travel_to_their_experts_and_back_in_both_passes() -> None:
@@ -244,6 +262,9 @@ def test_tokens_travel_to_their_experts_and_back_in_both_passes() -> None:
     found = dispatch_s(OURS, work(plain, again, problem=of_experts()))
     assert found == pytest.approx(np.array([4, 6]) * sent / OURS.node_bytes_per_s)
     assert dispatch_s(OURS, work(replace(plain, expert_parallel=1), problem=of_experts())) == 0
+    split = replace(plain, expert_parallel=1, expert_tensor_parallel=8)
+    gathered = dispatch_s(OURS, work(split, problem=of_experts()))
+    assert gathered == pytest.approx(4 * 8 * sent / OURS.node_bytes_per_s), "each rank gets the tokens of all eight"
 
 
 def test_tokens_that_are_sent_once_cross_to_each_node_at_most_one_time() -> None:

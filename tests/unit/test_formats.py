@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from frontrunner.evaluators.export.tools import SCHEDULERS, TOOLS
 from frontrunner.evaluators.probe import DataSettings
 from frontrunner.spaces.document import read_plain, recipe_id
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.spaces.model import Model, RotaryScaling
+from frontrunner.spaces.model import WORDS, Model, RotaryScaling
 from frontrunner.spaces.presets import model_preset
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -33,6 +33,8 @@ from support.campaigns import tiny, write_toml
 from support.formats import problem, recipes
 
 PROBLEM = problem()
+EXPERTS = problem(experts=8, experts_per_token=2)
+UNSCALED = problem(experts=8, experts_per_token=2, renormalized_experts=False)
 HEADER = ("a recipe of 'x' $(y) `z`", "line\nbreak")
 GENERATED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -43,20 +45,21 @@ def as_read(recipe: Recipe) -> Recipe:
 
 
 @pytest.mark.parametrize("name", TOOLS)
-@GENERATED
+@settings(GENERATED, max_examples=120)
 @given(data=st.data())
 def test_what_can_be_said_is_read_back_to_the_same_recipe(name: str, data: st.DataObject) -> None:
-    recipe = data.draw(recipes(PROBLEM))
-    reason = TOOLS[name].why_not(PROBLEM, recipe)
+    of = data.draw(st.sampled_from([PROBLEM, EXPERTS, UNSCALED]))
+    recipe = data.draw(recipes(of))
+    reason = TOOLS[name].why_not(of, recipe)
     if reason is not None:
         with pytest.raises(InvalidInput, match="cannot express this recipe"):
-            TOOLS[name].export(PROBLEM, recipe)
+            TOOLS[name].export(of, recipe)
         return
-    text = TOOLS[name].render(PROBLEM, recipe, HEADER)
+    text = TOOLS[name].render(of, recipe, HEADER)
     stated = {"engine": "torch"} | ({"devices": recipe.devices} if name == "nemo" else {})
     given = Given(text=text, stated=stated)
-    assert TOOLS[name].read(PROBLEM, given) == as_read(recipe)
-    assert TOOLS[name].ignored(PROBLEM, given, as_read(recipe)) == ()
+    assert TOOLS[name].read(of, given) == as_read(recipe)
+    assert TOOLS[name].ignored(of, given, as_read(recipe)) == ()
 
 
 PLAIN = Recipe(devices=16, tensor_parallel=2, micro_batch_seqs=2, accumulation=8, sharding=Sharding.named("zero-3", 8))
@@ -145,13 +148,16 @@ def test_the_arguments_say_the_model(name: str, preset: str, said: str, unsaid: 
             {"rotary_scaling": RotaryScaling(factor=2.0, original_positions=4096)},
             "has Llama",
         ),
-        ("megatron-deepspeed", "llama-3.1-8b", {}, "does not scale rotary frequencies"),
+        (
+            "megatron-deepspeed",
+            "llama-3.1-8b",
+            {},
+            "Megatron-DeepSpeed has no setting for model.rotary_scaling = ",
+        ),
         ("megatron-deepspeed", "qwen2.5-7b", {}, "biases all or none, not qkv"),
-        ("megatron-deepspeed", "qwen3-8b", {}, "no norms of queries and keys"),
-        ("nanotron", "qwen3-0.6b", {}, "nanotron's Llama has no qk_norm, head_width"),
-        ("nanotron", "llama-3.1-8b", {}, "nanotron's Llama has no rotary_scaling"),
-        ("nanotron", "llama-3-8b", {"rotary_width": 32}, "no rotary_width is exported for nanotron yet"),
-        ("megatron-lm", "gpt-neox-20b", {}, "no rotary_width, parallel_residual is exported for Megatron-LM yet"),
+        ("megatron-deepspeed", "qwen3-8b", {}, "has no setting for model.qk_norm = true"),
+        ("nanotron", "qwen3-0.6b", {}, "nanotron has no setting for model.head_width = 128"),
+        ("nanotron", "llama-3.1-8b", {}, "nanotron has no setting for model.rotary_scaling"),
     ],
 )
 def test_a_model_that_the_tool_does_not_have_is_refused(
@@ -161,6 +167,54 @@ def test_a_model_that_the_tool_does_not_have_is_refused(
     found = TOOLS[name].why_not(replace(problem, model=replace(problem.model, **changes)), PIPELINED)
     assert found is not None
     assert reason in found.text
+
+
+STATES_THE_MODEL = {"megatron-lm": EXPERTS, "megatron-deepspeed": EXPERTS, "nanotron": UNSCALED}
+OTHERS_OF = {"rotary_scaling": [RotaryScaling(factor=2.0)]}
+NOT_TRAINED = ("name", "routing", "attention_window")  # a sequence fits in the window, which changes nothing then
+LATENT = {"kv_heads": 8, "rotary_width": 16, "key_value_rank": 64}
+DENSE = {"dense_layers": 1, "dense_ffn_hidden": 1024}
+GROUPS = {"router_groups": 4, "router_groups_kept": 2}
+WITH: dict[str, Any] = {
+    **dict.fromkeys(("rotary_width", "key_value_rank", "query_rank", "value_width"), LATENT),
+    **dict.fromkeys(DENSE, DENSE),
+    **dict.fromkeys(GROUPS, GROUPS),
+}
+VALUES = (
+    True,
+    False,
+    2,
+    3,
+    4,
+    16,
+    64,
+    512,
+    2000,
+    8192,
+    0.5,
+    2.0,
+    *(word for words in WORDS.values() for word in words),
+)
+
+
+@pytest.mark.parametrize("name", STATES_THE_MODEL)
+@pytest.mark.parametrize("field", [one.name for one in fields(Model) if one.name not in NOT_TRAINED])
+def test_a_field_of_the_model_is_stated_or_refused(name: str, field: str) -> None:
+    tool, of = TOOLS[name], STATES_THE_MODEL[name]
+    of = replace(of, model=replace(of.model, max_positions=4096, **WITH.get(field, {})))
+    recipe, before = replace(PIPELINED, devices=8, tensor_parallel=1, sequence_parallel=False), getattr(of.model, field)
+    kind = int if before is None else type(before)
+
+    def is_noticed(value: object) -> bool:
+        try:
+            other = replace(of, model=replace(of.model, **{field: value}))
+        except InvalidInput:
+            return False
+        if (reason := tool.why_not(other, recipe)) is not None:
+            return reason.code == "model-unsaid"
+        return tool.render(other, recipe, ()) != tool.render(of, recipe, ())
+
+    assert any(map(is_noticed, OTHERS_OF.get(field, [v for v in VALUES if type(v) is kind and v != before])))
 
 
 def test_nanotron_s_file_has_the_rotary_theta_and_epsilon() -> None:
@@ -286,7 +340,7 @@ def test_the_hint_names_the_baseline_from_the_campaign_file_s_folder(tmp_path: P
 MISTAKES = {
     "a variable from elsewhere": (('PP="2"', ""), r"--pipeline-model-parallel-size = .*PP.*: expected a whole number"),
     "another model": (("--num-layers 12", "--num-layers 48"), r"--num-layers = 48: the campaign file's problem has 12"),
-    "experts": (("--bf16", "--bf16 --num-experts 8"), "no recipe of ours has experts"),
+    "experts": (("--bf16", "--bf16 --num-experts 8"), "--num-experts = 8: the campaign file's problem has 0"),
     "a batch that does not divide": (("size 64", "size 63"), "global batch = 63: expected a multiple"),
     "a part of the layers": (("uniform", "block"), "expected uniform 1: every layer on its own"),
     "no micro-batch": (("--micro-batch-size 2", ""), "does not say micro_batch_seqs"),

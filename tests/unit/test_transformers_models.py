@@ -302,7 +302,7 @@ def llama_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Ten
         if kind.experts:
             experts = {part: taken(f"{here}.feed_forward.experts.{part}.weight") for part in gated}
             each = {part: weight.unflatten(0, (model.experts, -1)) for part, weight in experts.items()}
-            found[f"{there}.mlp.experts.gate_up_proj"] = torch.cat([each["gate"], each["up"]], dim=1)
+            found[f"{there}.mlp.experts.gate_up_proj"] = torch.cat([each["gate"].mT, each["up"].mT], 1)
             found[f"{there}.mlp.experts.down_proj"] = each["down"]
         if kind.balancing == "bias":
             found[f"{there}.mlp.gate.e_score_correction_bias"] = taken(f"{here}.bias")

@@ -32,6 +32,7 @@ from frontrunner.views.columns import (
     RATE_BOUNDS,
     RECIPE,
     RECIPE_ID,
+    TRAINING,
     Column,
     limited_by,
     words,
@@ -94,7 +95,7 @@ def _timed(name: str) -> Callable[[ScalingRow], Any]:
 
 
 _BEST: dict[str, Column[ScalingRow]] = {
-    column.key: column.of(attrgetter("best")) for column in (*RECIPE, *ESTIMATED, LIMIT)
+    column.key: column.of(attrgetter("best")) for column in (*RECIPE, *ESTIMATED, *TRAINING, LIMIT)
 }
 SCALING: tuple[Column[ScalingRow], ...] = (
     Column("nodes", "nodes", attrgetter("nodes"), "{:,}".format),
@@ -123,6 +124,7 @@ SCALING: tuple[Column[ScalingRow], ...] = (
         _timed("node_hours_per_billion_tokens"),
         lambda value: f"{value:#.3g}" if 0.01 <= value < 100 else thousands(value),
     ),
+    *(_BEST[column.key] for column in TRAINING),
     replace(_BEST["limit"], drop=9),
 )
 
