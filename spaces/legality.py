@@ -152,6 +152,9 @@ def _spread_experts(recipe: Recipe, problem: Problem) -> Refusals:
     if recipe.expert_ranks == 1 or not problem.model.experts:
         return
     key = "expert_parallel" if recipe.expert_parallel > 1 else "expert_tensor_parallel"
+    if problem.model.biases == "all" and recipe.expert_tensor_parallel > 1:
+        text = "each rank of expert_tensor_parallel would add an expert's last bias to what all of them sum up"
+        yield "experts-biases", f"{text}; use expert_parallel"
     if recipe.replication == "ddp":
         yield "experts-ddp", "DistributedDataParallel averages all gradients over all replicas; use replicate"
     if (p, g, o) not in itertools.product((1, recipe.copies), repeat=3):
@@ -358,6 +361,8 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C
         yield "deepspeed-sequence-parallel", f"{engine} has no sequence parallelism"
     if kv_heads % tp:
         yield "deepspeed-kv-heads", f"{engine} cannot cut {kv_heads} kv heads over {tp} ranks"
+    if tp > 1 and problem.model.attention_sinks:
+        yield "deepspeed-sinks", f"{engine} does not split attention_sinks over the ranks that split the heads"
     if tp > 1 and problem.model.qk_norm:
         text = f"{engine} does not sum the gradients of qk_norm over its ranks, each of which has other heads"
         yield "deepspeed-qk-norm", f"wrong gradients: {text}"

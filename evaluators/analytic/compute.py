@@ -206,7 +206,7 @@ def _attention(machine: Machine, work: Workload) -> Passes:
     eff = machine.efficiencies
     pairs = work.tokens * work.sequence_length / work.tensor_parallel
     flops = 2 * pairs * (work.q_hidden + (work.q_hidden if machine.software.pads_values else work.mixed_hidden))
-    causal = flops / 2 / (machine.matmul_flops * machine.attention_speed)
+    causal = work.attended_share * flops / 2 / (machine.matmul_flops * machine.attention_speed)
     moved = (machine.software.score_bytes(work, of) for of in (0, 1))
     once, back = (eff.scores * pairs * work.heads * each / machine.memory_bytes_per_s for each in moved)
     product = flops / machine.matmul_flops
@@ -247,8 +247,10 @@ def head(machine: Machine, work: Workload) -> Passes:
         message = logits * work.bytes_per_value
         gathered = ring_s(machine, message, group=work.tensor_parallel, stride=work.strides["tp"], passes=1)
         gathered, again = gathered + np.where(work.tensor_parallel > 1, 12.0, 4.0) * each_s, 8.0 * each_s
-    forward = projection.forward + (work.bytes_per_value + wide) * each_s + gathered
-    backward = projection.backward + (work.bytes_per_value + np.minimum(wide, 12.0)) * each_s + again
+    capped = np.where(work.capped_logits, work.bytes_per_value, 0.0)  # divided, tanh, multiplied
+    forward = projection.forward + (work.bytes_per_value + wide + 6 * capped) * each_s + gathered
+    backward = work.bytes_per_value + np.minimum(wide, 12.0) + 7 * capped
+    backward = projection.backward + backward * each_s + again
     return Passes(forward=forward, backward=backward + np.where(work.loss_chunks > 1, forward, 0.0))
 
 

@@ -179,12 +179,15 @@ class Software:
             kinds = KERNELS[operation]
             return np.where(work.compile, kinds.get("fused", kinds[kernel])[of], kinds[kernel][of])
 
-        between = 2 * (each("norm", self.norm) + KERNELS["residual"]["dropout" if self.dropout else "plain"][of])
-        reshaped = KERNELS["reshape"]["eager"][of]
+        norm, residual = each("norm", self.norm), KERNELS["residual"]["dropout" if self.dropout else "plain"][of]
+        between = work.norms * norm + 2 * residual
+        if of == 2 and self.norm == "fused":  # two norms keep one input
+            between = between - np.where(work.parallel_residual, norm, 0.0)
+        reshaped, turned = KERNELS["reshape"]["eager"][of], np.where(work.rotary, each("rotary", self.rotary), 0.0)
         feed_forward = np.where(work.ffn_matrices == 3, each("gate", self.gate), each("gelu", "fused"))
-        turned = each("rotary", self.rotary) * np.where(work.rotary, 1.0, 0.0)
         inside = reshaped * (work.q_hidden + work.kv_hidden) + turned * work.rotated_hidden
         inside = inside + feed_forward * work.ffn_hidden * (work.experts_per_token + work.shared_experts)
+        inside = inside + norm * work.normed_heads
         # Half is the row's, which ranks that share each expert hold of all of them.
         rows = work.experts_per_token * (1 + work.expert_tensor_parallel) / 2
         permuted = each("permutation", self.permutation) * rows
@@ -192,7 +195,7 @@ class Software:
             permuted = permuted + KERNELS["sorting"]["fused"][of] * work.experts_per_token
         permuted = np.where(work.experts > 0, permuted, 0.0)
         between = (between + permuted) * work.hidden / work.sequence_shards
-        between = between + each("norm", self.norm) * (work.query_rank + work.key_value_rank)
+        between = between + norm * (work.query_rank + work.key_value_rank)
         return (between + inside / work.tensor_parallel) * work.bytes_per_value / 2
 
     def lacks_fused_softmax(self, work: Workload) -> Flags:

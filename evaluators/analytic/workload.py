@@ -47,8 +47,9 @@ class Workload:
 
     `layers_first` and `layers_last` are the layers of the pipeline ranks with the embedding and the head,
     `layers_middle` of the fullest between; `dense_first`, `dense_middle` and `dense_last` of these have no experts.
-    `head_on_first` marks one rank with both. `split_backward` schedules run the
-    gradients of weights separately, `keeps_all` ones (GPipe) all forward passes first. `rank_order` is an index into
+    `head_on_first` marks one rank with both. `split_backward` schedules run the gradients of weights separately,
+    `keeps_all` ones (GPipe) all forward passes first. `attended_share` is what windows leave of the positions,
+    `normed_heads` the width of queries and keys that have norms of their own. `rank_order` is an index into
     `RANK_ORDERS`, `fp8` one into `FP8_SCALINGS`.
     """
 
@@ -77,6 +78,11 @@ class Workload:
     layers_middle: Rows
     layers_last: Rows
     head_on_first: Flags
+    attended_share: Rows = field(default_factory=_one)
+    norms: Rows = field(default_factory=lambda: number(2))
+    normed_heads: Rows = field(default_factory=_none)
+    parallel_residual: Flags = field(default_factory=_no)
+    capped_logits: Flags = field(default_factory=_no)
     query_rank: Rows = field(default_factory=_none)
     key_value_rank: Rows = field(default_factory=_none)
     rotary_width: Rows = field(default_factory=_none)
@@ -127,6 +133,11 @@ class Workload:
             "kv_hidden": number((model.kv_hidden + model.kv_heads * model.value_dim) / 2),
             "value_hidden": number(model.mixed_hidden),
             "rotary_width": number(model.rotary_width if model.key_value_rank else 0),
+            "attended_share": number(model.attended(problem.sequence_length) / problem.sequence_length),
+            "norms": number(4 if model.post_norms else 2),
+            "normed_heads": number(model.q_hidden + model.kv_hidden if model.qk_norm else 0),
+            "parallel_residual": np.array([model.parallel_residual]),
+            "capped_logits": np.array([model.logits_softcap is not None]),
             "experts_per_token": number(max(1, model.experts_per_token)),
         }
         for name in _OF_MODEL:

@@ -107,6 +107,7 @@ GPT2 = {"positions": "learned", "activation": "gelu", "norm": "layernorm", "bias
         pytest.param(GPT2, id="tied, biases"),
         pytest.param({"experts": 4, "experts_per_token": 2}, id="experts"),
         pytest.param(DEEPSEEK, id="deepseek"),
+        pytest.param({"post_norms": True, "parallel_residual": True}, id="norms after, parallel residual"),
     ],
 )
 def test_flops_of_the_formula_are_those_that_torch_counts(

@@ -16,7 +16,6 @@ from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import memory_of_ranks
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
-from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.probe.measure import measured_steps
 from frontrunner.results.outcome import Telemetry
 from frontrunner.spaces.document import recipe_id
@@ -126,7 +125,7 @@ def test_what_makes_no_deepseek_is_refused(changes: dict[str, Any], message: str
         ({"experts_per_token": 9}, "model.experts_per_token = 9: expected at least 1 and at most model.experts = 8"),
         ({"experts_per_token": 0}, "model.experts_per_token = 0: expected at least 1"),
         ({"experts": 0}, "model.experts = 0: expected some, of which a token goes through 2"),
-        ({"biases": "all"}, 'model.biases = "all": expected none or qkv'),
+        ({"biases": "all", "shared_experts": 1}, 'model.biases = "all": expected none or qkv'),
     ],
 )
 def test_what_makes_no_mixture_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -377,12 +376,8 @@ def test_advice_has_layouts_that_share_experts() -> None:
     assert "expert parallel" not in {layout.name for layout in layouts(PROBLEM, 64)}
 
 
-def test_estimates_of_experts_are_marked_and_no_other_tool_gets_them() -> None:
+def test_estimates_of_experts_are_marked() -> None:
     chosen = recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, expert_parallel=8)
     found = plan([chosen], of_experts())
     assert "mixtures of experts" in found.estimates[0].unjudged
     assert any("mixtures of experts" in remark for remark in found.trust.remarks)
-    for tool in TOOLS.values():
-        reason = tool.why_not(of_experts(), chosen)
-        assert reason is not None
-        assert reason.code == "experts-unsaid"

@@ -200,6 +200,14 @@ def test_measured_peaks_tell_by_how_much_the_formulas_err() -> None:
     assert chance[PRIOR.log_fill < math.log(0.35)].min() > 0.7
 
 
+def test_a_single_peak_that_is_far_off_teaches_little() -> None:
+    """Eight peaks as predicted, and one three times as large, of which the others get at most a twentieth."""
+    model, rows = FeasibilityModel(FIELD), EVERY[::40]
+    model.learn([Trial(row=int(r), ran=True, log_peak=PRIOR.log_allocated[r] + math.log(3) * (r == 80)) for r in rows])
+    others = np.delete(rows, 2)
+    assert np.abs(model.log_need(others) - PRIOR.log_allocated[others]).max() < math.log(3) / 20
+
+
 def test_an_unknown_code_s_memory_is_less_sure_and_learned_to_be_like_a_known_one_s() -> None:
     """Three peaks of a code that gathers the whole vocabulary's logits, which no part or degree alone explains."""
     unknown, like = (

@@ -199,7 +199,7 @@ def print_breakdown(found: Breakdown) -> None:
     for mark in found.marks:
         out.say(f"note: {mark.text}", style="dim")
     print_trust(found.trust)
-    if why_untraceable(estimate.recipe) is None and found.problem.software.code is None:
+    if why_untraceable(estimate.recipe, found.problem) is None and found.problem.software.code is None:
         out.say("`frontrunner dryrun` traces the memory of the real step", style="dim")
 
 
@@ -338,7 +338,7 @@ def commands(advice: Advice, file: str) -> dict[str, str]:
     words = (f"{key}={str(value).lower()}" for key, value in advice.choices.items())
     chosen = " ".join(["--campaign", quoted, *words])
     next_steps = {f"frontrunner explain {chosen}": "what its step and memory go to"}
-    if why_untraceable(found.recipe) is None and advice.problem.software.code is None:
+    if why_untraceable(found.recipe, advice.problem) is None and advice.problem.software.code is None:
         next_steps[f"frontrunner dryrun {chosen}"] = "trace its memory"
     around = "the recipes around it" + (", once [space] lists it" if advice.lacking else "")
     return next_steps | {f"frontrunner plan {quoted}": around}
