@@ -141,8 +141,8 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a li
     if model.balancing == "loss" and recipe.feed_forward_tiles > 1:
         text = f"in {recipe.feed_forward_tiles} feed_forward_tiles a loss that balances a sequence sees parts of it"
         yield "experts-tiles", f"{text}; use 1, or model.balancing bias"
-    if recipe.compile:
-        text = "a compiled layer is one piece, but every step routes other numbers of tokens to an expert"
+    if recipe.compile and recipe.recompute != "none":
+        text = "a layer with experts is compiled in part, and torch recomputes no compiled part; use recompute none"
         yield "experts-compile", text
 
 

@@ -55,7 +55,7 @@ NAMED = {
     "pp2-of-gemma": ({"pipeline_parallel": 2, "schedule": "1f1b", "micro_batch_seqs": 2}, GEMMA),
     "dp4-zero1-ep2": (
         {"data_parallel": 4, "sharding": (1, 1, 4), "expert_parallel": 2, "micro_batch_seqs": 1},
-        EXPERTS | {"biases": "all", "activation": "swiglu_clamped"},
+        EXPERTS | {"biases": "all", "activation": "swiglu_clamped", "renormalized_experts": False},
     ),
     "tp2-sp-etp2": ({"tensor_parallel": 2, "sequence_parallel": True, "expert_tensor_parallel": 2}, EXPERTS),
     "deepseek-tp2-sp-pp2-1f1b-ep2": (

@@ -152,7 +152,7 @@ def test_what_makes_no_mixture_is_refused(changes: dict[str, Any], message: str)
         ({"expert_tensor_parallel": 5}, "experts-width", "expert_tensor_parallel 5 does not divide ffn_hidden"),
         ({"tensor_parallel": 2}, "experts-tensor", "tensor_parallel 2 needs sequence_parallel, and expert_parallel or"),
         ({"engine": "deepspeed"}, "experts-engine", "use engine torch"),
-        ({"compile": True}, "experts-compile", "a compiled layer is one piece"),
+        ({"compile": True, "recompute": "full"}, "experts-compile", "use recompute none"),
         ({"expert_parallel": 2, "replication": "ddp"}, "experts-ddp", "use replicate"),
         ({"expert_tensor_parallel": 2, "replication": "ddp"}, "experts-ddp", "use replicate"),
         (
