@@ -269,6 +269,8 @@ def complete(row: Row) -> Row:
         row.fill(nic_gb_per_s=float(network[2]) / 8, nics_per_node=float(network[1] or 1))
     if row.pp > 1 and "local batch" in row.note and math.isnan(row.gas):  # torchtitan cuts it in micro-batches of one
         row.gas, row.mbs = row.mbs, 1.0
+    if row.pp > 1 and row.zero == 3 and "torchtitan" in row.source.lower():
+        row.zero = 1.0  # in pipelines it keeps parameters whole, and gradients up to the last micro-batch (`fsdp.py`)
     replicas = over(row.gpus, row.tp * row.pp * row.cp)
     row.fill(dp=replicas if replicas % 1 == 0 else NAN)
     row.fill(gas=over(row.gbs, row.mbs * row.dp))

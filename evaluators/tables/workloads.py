@@ -176,7 +176,7 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even") -> W
 def _is_compiled(row: Row) -> bool:
     """Return whether a note says so, or torchtitan casts to 8 bits, which it documents for compiled models."""
     of_titan = row.fp8 != "none" and "torchtitan" in row.source.lower()
-    return of_titan or re.search(r"\bcompile\b", row.note, re.IGNORECASE) is not None
+    return of_titan or re.search(r"\bcompiled?\b", row.note, re.IGNORECASE) is not None
 
 
 def samples_of_tables(tables: Sequence[Table], cluster: Cluster | None) -> Samples:
