@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +19,7 @@ from frontrunner.results.rows import cell, recorded_by_trial, value_of
 from frontrunner.results.schema import StandingRow, TrialRow
 from frontrunner.results.store import Store
 from frontrunner.spaces.errors import bad_value, require_one_of
+from frontrunner.spaces.problem import Training
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.sharding import Sharding
 
@@ -57,7 +59,7 @@ class RankedRecipe(Displayed):
     """One recipe with its rank, from 1; `gap_percent` is how much worse it is than the first.
 
     `memory_above_idle_bytes_max_rank` is `Measurement`'s, the most in any repeat, None where none states it.
-    `doubts` are those of the repeats' `Telemetry`.
+    `doubts` are those of the repeats' `Telemetry`; `training` is what all its tokens take at this rate.
     """
 
     rank: int
@@ -69,6 +71,7 @@ class RankedRecipe(Displayed):
     gap_percent: float
     memory_above_idle_bytes_max_rank: int | None = None
     doubts: tuple[str, ...] = ()
+    training: Training | None = None
 
 
 class Ranking(list[RankedRecipe], Displayed):
@@ -132,13 +135,13 @@ def rank(  # noqa: PLR0913 - the parameters of a query, each by its name
     found, rows = [], connection.execute(query).all()
     recorded = recorded_by_trial(connection, [row.trial_id for row in rows])
     for place, row in zip(ranks or itertools.count(1), rows, strict=False):
-        stats = value_of(RecipeStats, row)
+        stats, recipe = value_of(RecipeStats, row), cell(TrialRow.recipe_json, row.recipe_json, row.trial_id)
         figure = getattr(stats, ORDERED_COLUMNS[by].key)
         better = figure if better is None else better
         ranked = RankedRecipe(
             rank=place,
             recipe_id=row.recipe_id,
-            recipe=cell(TrialRow.recipe_json, row.recipe_json, row.trial_id),
+            recipe=recipe,
             trial_number=row.number,
             figures=campaign.figures,
             standing=stats,
@@ -148,9 +151,19 @@ def rank(  # noqa: PLR0913 - the parameters of a query, each by its name
                 default=None,
             ),
             doubts=tuple(dict.fromkeys(why for one in recorded[row.trial_id] for why in one.doubts)),
+            training=_training(campaign, recipe, stats.tokens_per_s),
         )
         found.append(ranked)
     return found
+
+
+def _training(campaign: Campaign, recipe: Recipe, tokens_per_s: float) -> Training | None:
+    """Return what the tokens that the campaign states take at a recipe's rate; None where it states none."""
+    stated: Mapping[str, Any] = campaign.problem_summary
+    if "billion_tokens" not in stated:
+        return None
+    nodes = math.ceil(recipe.devices / stated["devices_per_node"])
+    return Training.of(stated["billion_tokens"], tokens_per_s, nodes, stated["price_per_node_hour"])
 
 
 def pareto(

@@ -84,6 +84,10 @@ def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any]) -> 
 def problem_summary(spec: CampaignSpec) -> dict[str, object]:
     """Summarize a campaign's problem for lists of campaigns."""
     problem, model, cluster = spec.problem, spec.problem.model, spec.problem.cluster
+    training: dict[str, object] = {}
+    if problem.billion_tokens is not None:
+        training = {key: getattr(cluster, key) for key in ("devices_per_node", "price_per_node_hour")}
+        training["billion_tokens"] = problem.billion_tokens
     return {
         "model": model.name,
         "parameters": model.parameters,
@@ -94,6 +98,7 @@ def problem_summary(spec: CampaignSpec) -> dict[str, object]:
         "global_batch": str(problem.global_batch),
         "precision": problem.precision,
         "figures": FIGURES.get(spec.evaluator, "measured"),
+        **training,
     }
 
 

@@ -5,6 +5,7 @@ It is stored with its campaign as JSON, so that `resume` needs no file.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -88,15 +89,17 @@ class Budget:
     """The driver's own time over all its runs; by default no limit."""
     node_hours: float | None = None
     """Nodes times hours of probes, failures included; by default no limit."""
+    cost: float | None = None
+    """Price of the probes' node-hours, by `cluster.price_per_node_hour`; a limit of `node_hours` like any other."""
     hard: bool = False
     """End running probes 15 s before `minutes` or `node_hours` would be passed, and start none that could not end in
     time. What is cut off is no failure of its recipe."""
 
     def __post_init__(self) -> None:
-        for key in ("probes", "minutes", "node_hours"):
+        for key in ("probes", "minutes", "node_hours", "cost"):
             require_above_zero(f"budget.{key}", getattr(self, key), "a number above 0, or no entry")
-        if self.hard and self.minutes is None and self.node_hours is None:
-            raise bad_value("budget.hard", self.hard, "budget.minutes or budget.node_hours beside it")
+        if self.hard and self.minutes is None and self.node_hours is None and self.cost is None:
+            raise bad_value("budget.hard", self.hard, "budget.minutes, budget.node_hours or budget.cost beside it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +129,7 @@ class CampaignSpec:
         if fewer is not None and fewer >= nodes:
             expected = f"fewer than cluster.nodes = {nodes}, or no entry to probe on all of them"
             raise bad_value("search.probe_nodes", fewer, expected)
+        self._limit_cost()
         if self.evaluator != IMPORTED:  # rows of a table, which nothing evaluates
             require_evaluator_name(self.evaluator)
         if (code := self.problem.software.code or code_of(self.evaluator, self.command)) is not None:
@@ -149,6 +153,15 @@ class CampaignSpec:
             raise bad_value("dispatch.walltime", dispatch.walltime, expected)
         if not is_here and self.evaluator != "probe":
             raise bad_value("dispatch.backend", dispatch.backend, 'local, or evaluator = "probe"')
+
+    def _limit_cost(self) -> None:
+        """Make a price of the probes a limit of their node-hours."""
+        if (cost := self.budget.cost) is None:
+            return
+        if (price := self.problem.cluster.price_per_node_hour) is None:
+            raise bad_value("budget.cost", cost, "cluster.price_per_node_hour beside it")
+        hours = min(cost / price, self.budget.node_hours or math.inf)
+        object.__setattr__(self, "budget", replace(self.budget, node_hours=hours))
 
     def _check_baseline(self) -> None:
         """Probes are prepared for the engines and offloads of the space, and a table holds no other recipe."""

@@ -90,6 +90,8 @@ class Cluster:
     """Mean error of estimated step times, as a share, on rows that were held back."""
     nvme_path: str | None = None
     """Absolute path of a folder on each node's own fast disk, for recipes with `offload = "nvme"`."""
+    price_per_node_hour: float | None = field(default=None, compare=False)
+    """Price of a node for an hour, in any currency; with `problem.billion_tokens` the whole training has a price."""
     source: str = "the campaign file"
     """Where the figures come from."""
 
@@ -108,6 +110,7 @@ class Cluster:
         size, rate = "a size above 0 in GiB", "a rate above 0 in GB/s, or no entry"
         require_above_zero("cluster.memory_gib_per_device", self.memory_gib_per_device, size, most=MOST_MEMORY_GIB)
         require_above_zero("cluster.memory_gb_per_s", self.memory_gb_per_s, rate, most=MOST_GB_PER_S)
+        require_above_zero("cluster.price_per_node_hour", self.price_per_node_hour, "a price above 0, or no entry")
         if self.matmul_share is not None and not 0 < self.matmul_share <= 1:
             raise bad_value("cluster.matmul_share", self.matmul_share, "a share above 0 and at most 1, or no entry")
         if self.compute_units is not None:

@@ -84,7 +84,6 @@ UNSUPPORTED = {
     **dict.fromkeys(("fp8", "mxfp8", "float8"), _FP8),
     **dict.fromkeys(("num_experts", "num_local_experts", "moe"), "a mixture's experts are counted by model.experts"),
     **dict.fromkeys(("top_k", "num_experts_per_tok"), "a token's experts are counted by model.experts_per_token"),
-    "expert_tensor_parallel": "experts are whole; expert_parallel shares them among ranks",
 }
 """Words of the field that name something missing, with what to say about them."""
 

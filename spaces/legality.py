@@ -107,47 +107,58 @@ def _shares(recipe: Recipe, problem: Problem) -> Refusals:
         yield "sharding-divides", f"sharding degrees {degrees} do not divide one another and {copies}"
 
 
-def _experts(recipe: Recipe, problem: Problem) -> Refusals:
+def _experts(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a list of rules
     """Ranks of a stage share whole experts, and each routes positions of its own."""
     model, e, tp = problem.model, recipe.expert_parallel, recipe.tensor_parallel
+    etp, sharing = recipe.expert_tensor_parallel, recipe.expert_ranks
     experts = model.experts
     if model.key_value_rank is not None and recipe.engine != "torch":
         yield "latent-engine", f"the {recipe.engine} engine trains no latent attention; use engine torch"
     if not experts:
-        if e > 1:
-            yield "experts-none", f"expert_parallel {e} for a model without experts"
+        if sharing > 1:
+            key, degree = ("expert_parallel", e) if e > 1 else ("expert_tensor_parallel", etp)
+            yield "experts-none", f"{key} {degree} for a model without experts"
         return
     ranks = tp * recipe.copies
     if recipe.engine != "torch":
         yield "experts-engine", f"the {recipe.engine} engine trains no mixture of experts; use engine torch"
     if experts % e:
         yield "experts-divide", f"expert_parallel {e} does not divide the {experts} experts"
-    if ranks % e:
-        yield "experts-ranks", f"expert_parallel {e} does not divide the {ranks} ranks of a pipeline stage"
-    if tp > 1 and not (recipe.sequence_parallel and e > 1):
-        yield "experts-tensor", f"with experts, tensor_parallel {tp} needs sequence_parallel and expert_parallel > 1"
+    if model.ffn_hidden % etp:
+        text = f"expert_tensor_parallel {etp} does not divide ffn_hidden {model.ffn_hidden} of an expert"
+        yield "experts-width", text
+    if ranks % sharing:
+        degrees = f"expert_parallel {e}" if etp == 1 else f"expert_parallel {e} x expert_tensor_parallel {etp}"
+        yield "experts-ranks", f"{degrees} does not divide the {ranks} ranks of a pipeline stage"
+    if tp > 1 and not (recipe.sequence_parallel and sharing > 1):
+        needed = "sequence_parallel, and expert_parallel or expert_tensor_parallel > 1"
+        yield "experts-tensor", f"with experts, tensor_parallel {tp} needs {needed}"
     if model.balancing == "loss" and recipe.feed_forward_tiles > 1:
         text = f"in {recipe.feed_forward_tiles} feed_forward_tiles a loss that balances a sequence sees parts of it"
         yield "experts-tiles", f"{text}; use 1, or model.balancing bias"
-    if recipe.compile:
-        text = "a compiled layer is one piece, but every step routes other numbers of tokens to an expert"
+    if recipe.compile and recipe.recompute != "none":
+        text = "a layer with experts is compiled in part, and torch recomputes no compiled part; use recompute none"
         yield "experts-compile", text
 
 
 def _spread_experts(recipe: Recipe, problem: Problem) -> Refusals:
     """Experts are averaged over other ranks than the rest."""
-    e, (p, g, o) = recipe.expert_parallel, recipe.sharding.degrees
-    if e == 1 or not problem.model.experts:
+    p, g, o = recipe.sharding.degrees
+    if recipe.expert_ranks == 1 or not problem.model.experts:
         return
+    key = "expert_parallel" if recipe.expert_parallel > 1 else "expert_tensor_parallel"
+    if problem.model.biases == "all" and recipe.expert_tensor_parallel > 1:
+        text = "each rank of expert_tensor_parallel would add an expert's last bias to what all of them sum up"
+        yield "experts-biases", f"{text}; use expert_parallel"
     if recipe.replication == "ddp":
         yield "experts-ddp", "DistributedDataParallel averages all gradients over all replicas; use replicate"
     if (p, g, o) not in itertools.product((1, recipe.copies), repeat=3):
-        yield "experts-sharding", f"expert_parallel takes none and zero-1 to zero-3, not {recipe.sharding_name}"
+        yield "experts-sharding", f"{key} takes none and zero-1 to zero-3, not {recipe.sharding_name}"
     if o > 1 and recipe.recompute == "selective":
         text = "torch keeps no record of gathers within a layer that is recomputed selectively; use none or full"
-        yield "experts-selective", f"expert_parallel under {recipe.sharding_name}: {text}"
+        yield "experts-selective", f"{key} under {recipe.sharding_name}: {text}"
     if recipe.offload != "none":
-        yield "experts-offload", "expert_parallel does not go together with offload"
+        yield "experts-offload", f"{key} does not go together with offload"
 
 
 def _tied(recipe: Recipe, problem: Problem) -> Refusals:
@@ -345,6 +356,8 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C
         yield "deepspeed-sequence-parallel", f"{engine} has no sequence parallelism"
     if kv_heads % tp:
         yield "deepspeed-kv-heads", f"{engine} cannot cut {kv_heads} kv heads over {tp} ranks"
+    if tp > 1 and problem.model.attention_sinks:
+        yield "deepspeed-sinks", f"{engine} does not split attention_sinks over the ranks that split the heads"
     if tp > 1 and problem.model.qk_norm:
         text = f"{engine} does not sum the gradients of qk_norm over its ranks, each of which has other heads"
         yield "deepspeed-qk-norm", f"wrong gradients: {text}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
-from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
+from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 from frontrunner.spaces.model import Model
 
 TOLERANCES = ("rounding", "quantized")
@@ -87,12 +88,29 @@ class SoftwareSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Training:
+    """What the whole training takes at one rate; `price` is None where the cluster states none of a node-hour."""
+
+    days: float
+    node_hours: float
+    price: float | None
+
+    @classmethod
+    def of(cls, billion_tokens: float, tokens_per_s: float, nodes: int, price_per_node_hour: float | None) -> Training:
+        """Return what so many tokens take at one rate on these nodes."""
+        hours = 1e9 * billion_tokens / tokens_per_s / 3600
+        price = None if price_per_node_hour is None else price_per_node_hour * nodes * hours
+        return cls(days=hours / 24, node_hours=nodes * hours, price=price)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Problem:
     """Model, cluster, sequence length in tokens, global batch in sequences, and precision of the arithmetic.
 
     `tolerance` is how far recipes may differ in their results: by `rounding`, or by messages and factors of products
     that are `quantized` too.
-    `software` is for estimates alone: problems that differ in it are equal.
+    `software` is for estimates alone: problems that differ in it are equal, as are those that differ in
+    `billion_tokens`, of the whole training.
     """
 
     model: Model
@@ -102,20 +120,25 @@ class Problem:
     precision: str = "bf16"
     tolerance: str = "rounding"
     software: SoftwareSettings = field(default=SoftwareSettings(), compare=False)
+    billion_tokens: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         require_at_least("problem", 2, sequence_length=self.sequence_length)
         require_one_of("problem", "precision", self.precision, PRECISIONS)
+        require_above_zero("problem.billion_tokens", self.billion_tokens, "a number above 0, or no entry")
         require_one_of("problem", "tolerance", self.tolerance, TOLERANCES)
         limit = self.model.max_positions
         if self.model.positions == "learned" and limit is None:
             raise bad_value("model.max_positions", None, "the number of learned positions")
         if self.model.positions == "learned" and limit is not None and self.sequence_length > limit:
             raise bad_value("problem.sequence_length", self.sequence_length, f"at most model.max_positions = {limit}")
-        window = self.model.attention_window
-        if window is not None and self.sequence_length > window:
-            expected = f"at most model.attention_window = {window}: sliding windows are not modeled"
-            raise bad_value("problem.sequence_length", self.sequence_length, expected)
+
+    def training(self, devices: int, tokens_per_s: float | None) -> Training | None:
+        """Return what `billion_tokens` take on the nodes of so many devices; None where either number is not known."""
+        if self.billion_tokens is None or not tokens_per_s:
+            return None
+        nodes = math.ceil(devices / self.cluster.devices_per_node)
+        return Training.of(self.billion_tokens, tokens_per_s, nodes, self.cluster.price_per_node_hour)
 
     @property
     def has_fused_attention(self) -> bool:

@@ -244,6 +244,11 @@ class Recipe(ReadsEarlierNames, Displayed):
         "only",
         group="option", label="EP", word="ep{value}",
     )  # fmt: skip
+    expert_tensor_parallel: int = _count(
+        "ranks that share each expert's matrices: neighbors, of which `expert_parallel` groups share the experts; "
+        "whatever `tensor_parallel` is for the rest; `torch` engine only",
+        group="option", label="ETP", word="etp{value}",
+    )  # fmt: skip
     secondary_partition: int = _count(
         "neighboring replicas that hold a second copy of ZeRO-3's parameters (ZeRO++ hpZ, arXiv 2306.10209); 1 is none",
         group="option", label="secondary", word="secondary={value}", matters=_over_copies,
@@ -315,6 +320,20 @@ class Recipe(ReadsEarlierNames, Displayed):
         if self.context_parallel == 1:
             return replicas
         return f"{self.copies} copies ({replicas} x {self.context_parallel} context ranks)"
+
+    @property
+    def expert_ranks(self) -> int:
+        """expert_parallel * expert_tensor_parallel: the neighboring ranks of a stage that hold each expert once."""
+        return self.expert_parallel * self.expert_tensor_parallel
+
+    def experts_in_words(self, experts: int) -> str:
+        """Return how ranks share a layer's experts; empty where each holds all of them."""
+        if self.expert_ranks == 1:
+            return ""
+        split = self.expert_tensor_parallel
+        form = "whole" if split == 1 else f"each split over {split} ranks"
+        held = f"{experts // self.expert_parallel} per rank, {form}"
+        return f"{self.expert_ranks} neighboring ranks share each layer's {experts} experts: {held}"
 
     @property
     def rank_strides(self) -> dict[str, int]:

@@ -194,7 +194,8 @@ def _table(problem: Problem, devices: int) -> dict[str, tuple[str, Choices]]:
         several = tuple(ranks for ranks in divisors(problem.model.experts) if 1 < ranks <= devices)
         shared = {"expert_parallel": (1, *several)}
         about = "devices share the experts, to which tokens travel; the rest is sharded as in ZeRO"
-        experts = {"expert parallel": (about, {"expert_parallel": several, "sharding": some})}
+        split = {"expert_parallel": several, "expert_tensor_parallel": (1, *ways), "sharding": some}
+        experts = {"expert parallel": (about, split)}
         pipeline |= shared
     return {
         PLAIN: ("each device holds a whole copy; only gradients travel, once per step", {}),

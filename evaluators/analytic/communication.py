@@ -121,23 +121,27 @@ def exchanges_s(machine: Machine, work: Workload) -> Rows:
 def dispatch_s(machine: Machine, work: Workload) -> Rows:
     """Return the time of one layer's all-to-alls to the experts and back per micro-batch; 0 where ranks share none.
 
-    Both go again backward, and forward once more under full recompute. Sent once, a token crosses to a node that holds
+    Both go again backward, and forward once more under full recompute. Ranks that share each expert gather what came to
+    them all, and scatter the sums of what they found. Sent once, a token crosses to a node that holds
     any of its experts one time, and goes to each such rank there (github.com/deepseek-ai/DeepEP); experts are taken to
     be chosen evenly.
     """
-    if not (work.expert_parallel > 1).any():
+    if not (work.expert_ranks > 1).any():
         return np.zeros(1)
     row, group = work.tokens / work.sequence_shards * work.hidden * work.bytes_per_value, work.expert_parallel
     row = row * machine.efficiencies.expert_imbalance
+    ways = work.expert_tensor_parallel
+    gathered = row * work.experts_per_token * ways
+    shared = ring_s(machine, gathered, group=ways, stride=number(1), passes=1)
     if not machine.software.dispatches_once:
-        one_way = all_to_all_s(machine, row * work.experts_per_token, group=group, stride=number(1))
+        one_way = all_to_all_s(machine, row * work.experts_per_token, group=group, stride=ways) + shared
         return np.where(work.recompute_full, 6.0, 4.0) * one_way
     per_node = np.minimum(machine.devices_per_node, group)
     nodes = group / per_node
     inside = row * group * _share_chosen(work, group) * (per_node - 1) / per_node
     outside = row * (nodes - 1) * _share_chosen(work, nodes) * per_node
     moving = np.maximum(inside / _inside_bytes_per_s(machine, per_node), outside / machine.network_bytes_per_s_per_node)
-    one_way = np.where(group > 1, moving + _start_s(machine, group > per_node), 0.0)
+    one_way = np.where(group > 1, moving + _start_s(machine, group > per_node), 0.0) + shared
     return np.where(work.recompute_full, 6.0, 4.0) * one_way
 
 
@@ -172,12 +176,12 @@ def replicas_s(
     hides = hides & (software.overlaps_scattered | (work.sharding_optimizer == 1))
     overlap: Rows = np.where(hides, software.gradient_overlap, 0.0)
     waits = _waits(machine, work, parameters)
-    if experts is not None and (work.expert_parallel > 1).any():
+    if experts is not None and (work.expert_ranks > 1).any():
         apart = zip(
             _waits(machine, work, parameters - experts), _waits(machine, work.stage_of_experts, experts), strict=True
         )
         waits = tuple(
-            np.where(work.expert_parallel > 1, one + other, whole)
+            np.where(work.expert_ranks > 1, one + other, whole)
             for (one, other), whole in zip(apart, waits, strict=True)
         )
     each, once, published = waits

@@ -148,7 +148,8 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
     """Return the feed-forward part's products; with experts, and the router.
 
     The fullest rank's tokens are `experts_per_token` times its own, whoever's they are, times `expert_imbalance`,
-    evenly over its experts; each one's are padded to whole tiles.
+    evenly over its experts; each one's are padded to whole tiles. Ranks that share each expert's matrices have those
+    of all.
     """
     size, up = work.bytes_per_value, work.ffn_matrices - 1
     width = work.ffn_hidden / work.tensor_parallel
@@ -158,15 +159,17 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
         return dense
     held = np.maximum(work.experts / work.expert_parallel, 1.0)
     own = work.tokens / work.sequence_shards
+    ways = work.expert_tensor_parallel
     most = own * work.experts_per_token * machine.efficiencies.expert_imbalance
-    each = np.ceil(most / held / TILE) * TILE
+    each = np.ceil(most * ways / held / TILE) * TILE
+    part = work.ffn_hidden / ways
     products = [
         Passes(
             forward=matmul_s(machine, each, outputs, inputs, size, held),
             backward=matmul_s(machine, each, inputs, outputs, size, held)
             + matmul_s(machine, inputs, outputs, each, size, held),
         )
-        for inputs, outputs in ((work.hidden, up * work.ffn_hidden), (work.ffn_hidden, work.hidden))
+        for inputs, outputs in ((work.hidden, up * part), (part, work.hidden))
     ]
     found = products[0] + products[1] + linear(machine, own, work.hidden, np.maximum(work.experts, 1.0), size)
     return Passes(
@@ -188,7 +191,7 @@ def _attention(machine: Machine, work: Workload) -> Passes:
     eff = machine.efficiencies
     pairs = work.tokens * work.sequence_length / work.tensor_parallel
     flops = 4 * pairs * work.q_hidden
-    causal = flops / 2 / (machine.matmul_flops * machine.attention_speed)
+    causal = work.attended_share * flops / 2 / (machine.matmul_flops * machine.attention_speed)
     moved = (machine.software.score_bytes(work, of) for of in (0, 1))
     once, back = (eff.scores * pairs * work.heads * each / machine.memory_bytes_per_s for each in moved)
     product = flops / machine.matmul_flops
@@ -229,8 +232,10 @@ def head(machine: Machine, work: Workload) -> Passes:
         message = logits * work.bytes_per_value
         gathered = ring_s(machine, message, group=work.tensor_parallel, stride=work.strides["tp"], passes=1)
         gathered, again = gathered + np.where(work.tensor_parallel > 1, 12.0, 4.0) * each_s, 8.0 * each_s
-    forward = projection.forward + (work.bytes_per_value + wide) * each_s + gathered
-    backward = projection.backward + (work.bytes_per_value + np.minimum(wide, 12.0)) * each_s + again
+    capped = np.where(work.capped_logits, work.bytes_per_value, 0.0)  # divided, tanh, multiplied
+    forward = projection.forward + (work.bytes_per_value + wide + 6 * capped) * each_s + gathered
+    backward = work.bytes_per_value + np.minimum(wide, 12.0) + 7 * capped
+    backward = projection.backward + backward * each_s + again
     return Passes(forward=forward, backward=backward + np.where(work.loss_chunks > 1, forward, 0.0))
 
 

@@ -37,7 +37,7 @@ from frontrunner.evaluators.probe.measure import rates
 from frontrunner.notebook import Displayed
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.pareto import pareto_front
-from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.problem import Problem, Training
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
@@ -58,7 +58,7 @@ class Estimate:
     largest part that is not computing, or "compute", or "memory" where it does not fit; `unjudged` are choices whose
     formulas are not validated. 95 of 100 measured times should lie within `step_time_bounds_s`, and be off by
     `expected_error` on average; both are None where the device's peak is assumed. The memory is what a device must
-    hold; 95 of 100 peaks should lie within `peak_memory_bounds_bytes`.
+    hold; 95 of 100 peaks should lie within `peak_memory_bounds_bytes`. `training` is what all its tokens take.
     """
 
     recipe_id: str
@@ -77,6 +77,7 @@ class Estimate:
     expected_error: float | None
     step_time_bounds_s: tuple[float, float] | None
     peak_memory_bounds_bytes: tuple[int, int]
+    training: Training | None = None
 
     @property
     def tokens_per_s_bounds(self) -> tuple[float, float] | None:
@@ -156,6 +157,7 @@ class EstimateTable(Sequence[Estimate]):
             expected_error=None if log_ends is None else mean_error(*log_ends),
             step_time_bounds_s=None if log_ends is None else scaled(time_s, log_ends),
             peak_memory_bounds_bytes=(int(peak / size_factor), int(peak * size_factor)),
+            training=self.problem.training(recipe.devices, None if log_ends is None else rate["tokens_per_s"]),
         )
 
     @cached_property

@@ -170,7 +170,7 @@ def _rank(
     count = layers * work.layer_share + others
 
     def over(degree: Rows) -> Rows:
-        return count if work.expert_parallel.max() == 1 else layers * work.layer_share_over(degree) + others
+        return count if work.expert_ranks.max() == 1 else layers * work.layer_share_over(degree) + others
 
     whole, kept = layer_activations(machine, work)
     inputs = np.where(work.pipeline_parallel > 1, in_flight * boundary_bytes(work), 0.0)
@@ -181,7 +181,8 @@ def _rank(
     by_rows = (work.tensor_parallel == 1) | (not software.sharded_logits)
     by_rows = by_rows & (logits / work.loss_chunks > 2**24) & software.widens_logits_by_rows
     narrow = (work.compile & (work.loss_chunks == 1)) | by_rows | (software.cross_entropy != "eager")
-    loss = logits * np.where(narrow, 2 * size, software.bytes_per_logit) / work.loss_chunks
+    each = np.where(narrow, 2 * size, software.bytes_per_logit) + np.where(work.capped_logits, size, 0.0)
+    loss = logits * each / work.loss_chunks
     loss = np.where(has_head, loss + _gathered_logits(machine, work), 0.0)
     # In fp32 the trained parameters are those of the computation, unless these are gathered copies.
     apart = (size < 4) | (work.sharding_optimizer > work.sharding_parameters)

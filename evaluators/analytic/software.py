@@ -177,11 +177,17 @@ class Software:
             kinds = KERNELS[operation]
             return np.where(work.compile, kinds.get("fused", kinds[kernel])[of], kinds[kernel][of])
 
-        between = 2 * (each("norm", self.norm) + KERNELS["residual"]["dropout" if self.dropout else "plain"][of])
+        norm, residual = each("norm", self.norm), KERNELS["residual"]["dropout" if self.dropout else "plain"][of]
+        between = work.norms * norm + 2 * residual
+        if of == 2 and self.norm == "fused":  # two norms keep one input
+            between = between - np.where(work.parallel_residual, norm, 0.0)
         head = KERNELS["reshape"]["eager"][of] + np.where(work.rotary, each("rotary", self.rotary), 0.0)
         feed_forward = np.where(work.ffn_matrices == 3, each("gate", self.gate), each("gelu", "fused"))
         inside = head * (work.q_hidden + work.kv_hidden) + feed_forward * work.ffn_hidden * work.experts_per_token
-        permuted = each("permutation", self.permutation) * work.experts_per_token
+        inside = inside + norm * work.normed_heads
+        # Half is the row's, which ranks that share each expert hold of all of them.
+        rows = work.experts_per_token * (1 + work.expert_tensor_parallel) / 2
+        permuted = each("permutation", self.permutation) * rows
         if self.sorts_received and not self.dispatches_once:
             permuted = permuted + KERNELS["sorting"]["fused"][of] * work.experts_per_token
         permuted = np.where(work.experts > 0, permuted, 0.0)

@@ -45,8 +45,9 @@ class Workload:
 
     `layers_first` and `layers_last` are the layers of the pipeline ranks with the embedding and the head,
     `layers_middle` of the fullest between; `head_on_first` marks one rank with both. `split_backward` schedules run the
-    gradients of weights separately, `keeps_all` ones (GPipe) all forward passes first. `rank_order` is an index into
-    `RANK_ORDERS`, `fp8` one into `FP8_SCALINGS`.
+    gradients of weights separately, `keeps_all` ones (GPipe) all forward passes first. `attended_share` is what windows
+    leave of the positions, `normed_heads` the width of queries and keys that have norms of their own. `rank_order` is
+    an index into `RANK_ORDERS`, `fp8` one into `FP8_SCALINGS`.
     """
 
     layers: Rows
@@ -74,9 +75,15 @@ class Workload:
     layers_middle: Rows
     layers_last: Rows
     head_on_first: Flags
+    attended_share: Rows = field(default_factory=_one)
+    norms: Rows = field(default_factory=lambda: number(2))
+    normed_heads: Rows = field(default_factory=lambda: number(0))
+    parallel_residual: Flags = field(default_factory=_no)
+    capped_logits: Flags = field(default_factory=_no)
     experts: Rows = field(default_factory=lambda: number(0))
     experts_per_token: Rows = field(default_factory=_one)
     expert_parallel: Rows = field(default_factory=_one)
+    expert_tensor_parallel: Rows = field(default_factory=_one)
     virtual_stages: Rows = field(default_factory=_one)
     context_parallel: Rows = field(default_factory=_one)
     secondary_partition: Rows = field(default_factory=_one)
@@ -110,6 +117,11 @@ class Workload:
             "rotary": np.array([model.positions == "rotary"]),
             "fused_attention": np.array([problem.has_fused_attention]),
             "bytes_per_value": number(BYTES_PER_VALUE[problem.precision]),
+            "attended_share": number(model.attended(problem.sequence_length) / problem.sequence_length),
+            "norms": number(4 if model.post_norms else 2),
+            "normed_heads": number(model.q_hidden + model.kv_hidden if model.qk_norm else 0),
+            "parallel_residual": np.array([model.parallel_residual]),
+            "capped_logits": np.array([model.logits_softcap is not None]),
             "experts": number(model.experts),
             "experts_per_token": number(max(1, model.experts_per_token)),
         }
@@ -141,6 +153,11 @@ class Workload:
         return self.tensor_parallel * self.pipeline_parallel * self.copies
 
     @property
+    def expert_ranks(self) -> Rows:
+        """expert_parallel * expert_tensor_parallel: the ranks that hold each expert once, as `Recipe.expert_ranks`."""
+        return self.expert_parallel * self.expert_tensor_parallel
+
+    @property
     def sequence_shards(self) -> Rows:
         """The tensor-parallel ranks that share what lies between the blocks: all under sequence parallelism, or one."""
         return np.where(self.sequence_parallel, self.tensor_parallel, 1.0)
@@ -163,16 +180,16 @@ class Workload:
 
     def expert_share_over(self, degree: Rows) -> Rows:
         """Return the experts' part of `layer_share_over`."""
-        ranks = np.where(degree > 1, self.tensor_parallel, self.expert_parallel)
+        ranks = np.where(degree > 1, self.tensor_parallel, self.expert_ranks)
         return self.experts * self.hidden * self.ffn_matrices * self.ffn_hidden / ranks
 
     @property
     def stage_of_experts(self) -> Workload:
         """The same ranks by their experts: groups that share these stand where tensor-parallel ranks do."""
-        replicas = self.tensor_parallel * self.copies / self.expert_parallel
+        replicas = self.tensor_parallel * self.copies / self.expert_ranks
         degrees = ("sharding_parameters", "sharding_gradients", "sharding_optimizer")
         spread: dict[str, Any] = {name: np.where(getattr(self, name) > 1, replicas, 1.0) for name in degrees}
-        spread |= {"tensor_parallel": self.expert_parallel, "data_parallel": replicas, "context_parallel": number(1)}
+        spread |= {"tensor_parallel": self.expert_ranks, "data_parallel": replicas, "context_parallel": number(1)}
         return replace(self, q_hidden=number(0), kv_hidden=number(0), **spread)
 
     @property

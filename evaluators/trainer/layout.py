@@ -20,7 +20,7 @@ _DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 # The same ranks by the sequences they work on: context ranks are neighboring copies of the model.
 _SEQUENCES = ("pipeline", "replica", "context", "tensor")
 # The ranks of a stage by the experts that they hold.
-_EXPERTS = ("pipeline", "expert_replicas", "experts")
+_EXPERTS = ("pipeline", "expert_replicas", "experts", "expert_tensor")
 # In the order in which a parameter is cut: what one dimension leaves to a rank, the next one cuts further.
 _LEVELS = ("pipeline", "tensor", "parameters", "gradients", "optimizer")
 
@@ -52,6 +52,10 @@ class ContextRanks:
         whole = received.transpose(0, 1).flatten(1, 2)  # part i holds the positions of rank i
         query, key, value = torch.split_with_sizes(whole, [part.shape[3] for part in parts], dim=2)
         return query, key, value
+
+    def own_heads(self, of_heads: Tensor) -> Tensor:
+        """Return the part of [H] that is of the heads which this rank works on."""
+        return of_heads.chunk(self._size)[self._number]
 
     def own_positions(self, mixed: Tensor) -> Tensor:
         """Return all heads over this rank's positions: [B, S, H / c, d] -> [B, S / c, H, d]."""
@@ -98,7 +102,7 @@ class Layout:
     `context` are the ranks that share this rank's sequences; None where sequences are whole. `levels` numbers the same
     ranks by what they hold under sharding by levels: [pipeline, tensor, parameters, gradients, optimizer], the last
     three of the sizes p, g / p and o / g of the sharding degrees (p, g, o). `experts` numbers them by the experts that
-    they hold where expert parallelism spreads these: [pipeline, expert_replicas, experts].
+    they hold where several ranks share these: [pipeline, expert_replicas, experts, expert_tensor].
     """
 
     mesh: DeviceMesh
@@ -144,10 +148,11 @@ def make_layout(recipe: Recipe, *, device_type: str) -> Layout:
         grid = rank_grid(recipe, (recipe.data_parallel, recipe.context_parallel))
         context = ContextRanks(DeviceMesh(device_type, grid, mesh_dim_names=_SEQUENCES)["context"])
     experts = None
-    if recipe.expert_parallel > 1:
+    if recipe.expert_ranks > 1:
         # In rising order, as torch numbers the ranks of a group; any ranks of a stage may share experts.
         of_stages = rank_grid(recipe, (recipe.copies,)).flatten(1).sort(dim=1).values
-        grid = of_stages.view(recipe.pipeline_parallel, -1, recipe.expert_parallel)
+        degrees = recipe.expert_parallel, recipe.expert_tensor_parallel
+        grid = of_stages.view(recipe.pipeline_parallel, -1, *degrees)
         experts = DeviceMesh(device_type, grid, mesh_dim_names=_EXPERTS)
     grid = rank_grid(recipe, (recipe.copies // shard_ranks, shard_ranks))
     mesh = DeviceMesh(device_type, grid, mesh_dim_names=_DIMENSIONS)

@@ -91,7 +91,7 @@ def _build_part(job: Job, layout: Layout, layers: range, device: torch.device) -
     if recipe.fp8 != "none":
         multiply_in_8_bits(module, recipe.fp8)
     if layout.experts is not None:
-        apply_expert_parallel(module, layout.experts["experts"])
+        apply_expert_parallel(module, layout.experts["experts", "expert_tensor"])
     for mixture in module.mixtures.values():
         if recipe.sequence_parallel:
             mixture.parts.append(layout.mesh["tensor"].get_group())

@@ -101,6 +101,7 @@ SHARED = {"data_parallel": 4, "micro_batch_seqs": 2, "expert_parallel": 2}
         pytest.param({"micro_batch_seqs": 4, "recompute": "selective"}, id="selective"),
         pytest.param({"micro_batch_seqs": 4, "recompute": "full"}, id="full"),
         pytest.param(SHARED, id="shared experts"),
+        pytest.param(SHARED | {"expert_parallel": 1, "expert_tensor_parallel": 4}, id="split experts"),
         pytest.param(SHARED | {"sharding": (1, 1, 4)}, id="shared experts, zero-1"),
         pytest.param(SHARED | {"sharding": (4, 4, 4)}, id="shared experts, zero-3"),
     ],

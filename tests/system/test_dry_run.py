@@ -99,6 +99,7 @@ GPT2 = {"positions": "learned", "activation": "gelu", "norm": "layernorm", "bias
         pytest.param({"kv_heads": 2, "head_width": 24}, id="grouped heads of their own width"),
         pytest.param(GPT2, id="tied, biases"),
         pytest.param({"experts": 4, "experts_per_token": 2}, id="experts"),
+        pytest.param({"post_norms": True, "parallel_residual": True}, id="norms after, parallel residual"),
     ],
 )
 def test_flops_of_the_formula_are_those_that_torch_counts(

@@ -108,13 +108,33 @@ FAULTS = {
     ),
     "what experts of other ranks find comes back in another order": (
         "expert_parallel.py",
-        "exchange(rows[self._inverse],",
-        "exchange(rows,",
+        "added_up(rows[self._inverse],",
+        "added_up(rows,",
+    ),
+    "what the parts of an expert find is not added up": (
+        "expert_parallel.py",
+        "rows.shape[1]).sum(dim=0)",
+        "rows.shape[1])[0]",
     ),
     "what a token's experts find goes to other tokens": (
         "model.py",
         "found[order.argsort()]",
         "found[order]",
+    ),
+    "a stage's layers have the windows of the first ones": (
+        "model.py",
+        "shape.window_of(layer)) for",
+        "shape.window_of(layer - layers.start)) for",
+    ),
+    "sinks are those of other context ranks' heads": (
+        "layout.py",
+        "chunk(self._size)[self._number]",
+        "chunk(self._size)[0]",
+    ),
+    "the gradient of a norm after a part is not summed over sequence-parallel ranks": (
+        "tensor_parallel.py",
+        'if name.endswith("_norm"):',
+        'if name in ("attention_norm", "feed_forward_norm"):',
     ),
     "the gradient of a matrix that each rank has whole is not summed": (
         "tensor_parallel.py",

@@ -14,6 +14,7 @@ from support.trainer_runs import (
     CLIP_NORM,
     DEEPSEEK,
     EXPERTS,
+    GEMMA,
     GPT2,
     NEVER_REACHED,
     QWEN,
@@ -50,10 +51,13 @@ NAMED = {
         | PIECES,
         QWEN | {"kv_heads": 1},
     ),
+    "tp2-sp-cp2-of-gemma": ({"tensor_parallel": 2, "sequence_parallel": True, "context_parallel": 2}, GEMMA),
+    "pp2-of-gemma": ({"pipeline_parallel": 2, "schedule": "1f1b", "micro_batch_seqs": 2}, GEMMA),
     "dp4-zero1-ep2": (
         {"data_parallel": 4, "sharding": (1, 1, 4), "expert_parallel": 2, "micro_batch_seqs": 1},
-        EXPERTS,
+        EXPERTS | {"biases": "all", "activation": "swiglu_clamped", "renormalized_experts": False},
     ),
+    "tp2-sp-etp2": ({"tensor_parallel": 2, "sequence_parallel": True, "expert_tensor_parallel": 2}, EXPERTS),
     "deepseek-tp2-sp-pp2-1f1b-ep2": (
         {"tensor_parallel": 2, "sequence_parallel": True, "pipeline_parallel": 2, "schedule": "1f1b"}
         | {"expert_parallel": 2, "micro_batch_seqs": 2},
@@ -64,7 +68,7 @@ NAMED = {
         BALANCED,
     ),
 }
-OF_THE_SPACE = [small_recipe(**recipe) for recipe, _ in NAMED.values() if "expert_parallel" not in recipe]
+OF_THE_SPACE = [small_recipe(**recipe) for recipe, model in NAMED.values() if "experts" not in model]
 CHOSEN = most_covering(SPACE, 13, run_anyway=OF_THE_SPACE)
 ZERO_3 = {"data_parallel": 2, "sharding": (2, 2, 2), "micro_batch_seqs": 1}
 DEEPSPEED = {

@@ -16,7 +16,6 @@ from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import memory_of_ranks
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
-from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.probe.measure import measured_steps
 from frontrunner.results.outcome import Telemetry
 from frontrunner.spaces.document import recipe_id
@@ -125,7 +124,7 @@ def test_what_makes_no_deepseek_is_refused(changes: dict[str, Any], message: str
         ({"experts_per_token": 9}, "model.experts_per_token = 9: expected at least 1 and at most model.experts = 8"),
         ({"experts_per_token": 0}, "model.experts_per_token = 0: expected at least 1"),
         ({"experts": 0}, "model.experts = 0: expected some, of which a token goes through 2"),
-        ({"biases": "all"}, 'model.biases = "all": expected none or qkv'),
+        ({"biases": "all", "shared_experts": 1}, 'model.biases = "all": expected none or qkv'),
     ],
 )
 def test_what_makes_no_mixture_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -143,10 +142,18 @@ def test_what_makes_no_mixture_is_refused(changes: dict[str, Any], message: str)
             "experts-ranks",
             "expert_parallel 8 does not divide the 4 ranks of a pipeline stage",
         ),
-        ({"tensor_parallel": 2}, "experts-tensor", "tensor_parallel 2 needs sequence_parallel and expert_parallel > 1"),
+        (
+            {"devices": 12, "expert_parallel": 2, "expert_tensor_parallel": 4, "micro_batch_seqs": 4}
+            | {"pipeline_parallel": 3, "accumulation": 4},
+            "experts-ranks",
+            "expert_parallel 2 x expert_tensor_parallel 4 does not divide the 4 ranks of a pipeline stage",
+        ),
+        ({"expert_tensor_parallel": 5}, "experts-width", "expert_tensor_parallel 5 does not divide ffn_hidden"),
+        ({"tensor_parallel": 2}, "experts-tensor", "tensor_parallel 2 needs sequence_parallel, and expert_parallel or"),
         ({"engine": "deepspeed"}, "experts-engine", "use engine torch"),
-        ({"compile": True}, "experts-compile", "a compiled layer is one piece"),
+        ({"compile": True, "recompute": "full"}, "experts-compile", "use recompute none"),
         ({"expert_parallel": 2, "replication": "ddp"}, "experts-ddp", "use replicate"),
+        ({"expert_tensor_parallel": 2, "replication": "ddp"}, "experts-ddp", "use replicate"),
         (
             {"expert_parallel": 2, "sharding": Sharding(parameters=4, gradients=4, optimizer=4)},
             "experts-sharding",
@@ -209,7 +216,15 @@ def test_a_dense_model_has_no_experts_to_share() -> None:
     assert reason.code == "experts-none"
 
 
-@pytest.mark.parametrize("degrees", [{}, {"expert_parallel": 8}, {"tensor_parallel": 4, "expert_parallel": 2}])
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {},
+        {"expert_parallel": 8},
+        {"tensor_parallel": 4, "expert_parallel": 2},
+        {"expert_parallel": 2, "expert_tensor_parallel": 4},
+    ],
+)
 @pytest.mark.parametrize("sharding", [Sharding(), ZERO_1, ZERO_3])
 def test_ranks_hold_all_parameters_as_often_as_there_are_replicas(degrees: dict[str, int], sharding: Sharding) -> None:
     copies = 64 // degrees.get("tensor_parallel", 1)
@@ -221,7 +236,7 @@ def test_ranks_hold_all_parameters_as_often_as_there_are_replicas(degrees: dict[
         experts = 3 * 4096 * 14336 * 8
         others = MIXTRAL.matmul_parameters_per_layer - experts
         # The copies of what is no expert's, and of the experts, that are left.
-        rest, own = (1, 1) if degree > 1 else (copies, 64 // degrees.get("expert_parallel", 1))
+        rest, own = (1, 1) if degree > 1 else (copies, 64 // of.expert_ranks.item())
         router = 4096 * 8 * (1 - 1 / degrees.get("tensor_parallel", 1))  # counted as if it were shared
         assert held == pytest.approx(others * rest + experts * own, rel=1e-3 + router / others)
 
@@ -230,10 +245,12 @@ def test_experts_compute_what_their_tokens_need() -> None:
     """With many tokens and fast memory, a layer of experts takes the time of a dense one of equal FLOPs."""
     fast = replace(OURS, memory_bytes_per_s=1e18, efficiencies=replace(OURS.efficiencies, kernel_s=0.0))
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8}
-    mixed = work(recipe(**shape), recipe(**shape, expert_parallel=8), problem=of_experts())
+    degrees = ((1, 1), (8, 1), (1, 8), (2, 4))
+    chosen = (recipe(**shape, expert_parallel=e, expert_tensor_parallel=t) for e, t in degrees)
+    mixed = work(*chosen, problem=of_experts())
     dense = of_experts(experts=0, experts_per_token=0, ffn_hidden=2 * 14336)
     times, expected = layer(fast, mixed).total, layer(fast, work(recipe(**shape), problem=dense)).total
-    assert times == pytest.approx(np.full(2, expected[0]), rel=0.02)
+    assert times == pytest.approx(np.full(4, expected[0]), rel=0.02)
 
 
 def test_tokens_travel_to_their_experts_and_back_in_both_passes() -> None:
@@ -243,6 +260,9 @@ def test_tokens_travel_to_their_experts_and_back_in_both_passes() -> None:
     found = dispatch_s(OURS, work(plain, again, problem=of_experts()))
     assert found == pytest.approx(np.array([4, 6]) * sent / OURS.node_bytes_per_s)
     assert dispatch_s(OURS, work(replace(plain, expert_parallel=1), problem=of_experts())) == 0
+    split = replace(plain, expert_parallel=1, expert_tensor_parallel=8)
+    gathered = dispatch_s(OURS, work(split, problem=of_experts()))
+    assert gathered == pytest.approx(4 * 8 * sent / OURS.node_bytes_per_s), "each rank gets the tokens of all eight"
 
 
 def test_tokens_that_are_sent_once_cross_to_each_node_at_most_one_time() -> None:
@@ -315,12 +335,8 @@ def test_advice_has_layouts_that_share_experts() -> None:
     assert "expert parallel" not in {layout.name for layout in layouts(PROBLEM, 64)}
 
 
-def test_estimates_of_experts_are_marked_and_no_other_tool_gets_them() -> None:
+def test_estimates_of_experts_are_marked() -> None:
     chosen = recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, expert_parallel=8)
     found = plan([chosen], of_experts())
     assert "mixtures of experts" in found.estimates[0].unjudged
     assert any("mixtures of experts" in remark for remark in found.trust.remarks)
-    for tool in TOOLS.values():
-        reason = tool.why_not(of_experts(), chosen)
-        assert reason is not None
-        assert reason.code == "experts-unsaid"

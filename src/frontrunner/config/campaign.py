@@ -291,6 +291,9 @@ class ProblemSection(Config):
     tolerance: str = "rounding"
     """How far recipes may differ in their results: by `rounding` alone, or by what is `quantized` too, which
     `space.fp8`, `space.quantized_weights` and `space.quantized_gradients` need."""
+    billion_tokens: float | None = None
+    """Tokens of the whole training, in 1e9: tables then state its days, its node-hours and, with
+    `cluster.price_per_node_hour`, its price."""
 
 
 class CampaignConfig(Config):

@@ -103,6 +103,18 @@ CHOICES: tuple[Column[Recipe], ...] = (
     words("options", "options", lambda recipe: ", ".join(recipe.options()) or None, drop=3, least=12),
 )  # fmt: skip
 
+
+def _training(name: str) -> Callable[[Any], Any]:
+    return lambda row: None if row.training is None else getattr(row.training, name)
+
+
+TRAINING: tuple[Column[Any], ...] = (
+    Column("training_days", "days", _training("days"), thousands, drop=4, about="of the whole training"),
+    Column("training_node_hours", "node-hours", _training("node_hours"), thousands, drop=5,
+           about="of the whole training"),
+    Column("training_price", "price", _training("price"), thousands, drop=4, about="of the whole training"),
+)  # fmt: skip
+"""What the tokens that a campaign states take at a recipe's rate."""
 ABOVE_IDLE: Column[Any] = Column(
     "memory_above_idle_bytes_max_rank", "needs MiB", _figure("memory_above_idle_bytes_max_rank"), mib, drop=3,
     label="MiB above an idle rank", about="of the peak, what a rank on a CPU needs above an idle one",
@@ -138,6 +150,7 @@ COLUMNS: tuple[Column[RankedRecipe], ...] = (
     replace(_MEASURED[0], is_doubtful=lambda row: bool(row.doubts)),
     Column("gap_percent", "gap", attrgetter("gap_percent"), "{:.1f} %".format, drop=4, about="to the first"),
     *(ABOVE_IDLE if column.key == ABOVE_IDLE.key else column for column in _MEASURED[1:]),
+    *TRAINING,
 )
 
 
@@ -186,7 +199,7 @@ LIMIT: Column[Estimate] = words("limit", "limited by", limited_by, drop=2)
 
 ESTIMATES: tuple[Column[Any], ...] = (
     Column("rank", "#", itemgetter(0), drop=5),
-    *(column.of(itemgetter(1)) for column in (*RECIPE, *ESTIMATED, LIMIT)),
+    *(column.of(itemgetter(1)) for column in (*RECIPE, *ESTIMATED, *TRAINING, LIMIT)),
 )
 
 
