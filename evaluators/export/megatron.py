@@ -245,11 +245,10 @@ class MegatronLM(Tool):
             "--exp-avg-sq-dtype": "bf16" if bf16_states else None,
         }
         connections = "above 1" if fsdp else "1, except on devices from Blackwell on"
+        notes = [*self._notes(recipe), *_norm_notes(model)]
         if fsdp or max(recipe.tensor_parallel, recipe.context_parallel) > 1:
-            notes = (f"note: Megatron-LM needs the environment variable CUDA_DEVICE_MAX_CONNECTIONS = {connections}",)
-        else:
-            notes = ()
-        return Export(arguments=words(settings), notes=(*self._notes(recipe), *_norm_notes(model), *notes))
+            notes.append(f"note: {self.title} needs the environment variable CUDA_DEVICE_MAX_CONNECTIONS {connections}")
+        return Export(arguments=words(settings), notes=tuple(notes))
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a launch script or an argument file."""

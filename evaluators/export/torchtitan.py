@@ -183,7 +183,8 @@ class Torchtitan(Tool):
 def _is(model: Model, stated: Mapping[str, Any]) -> bool:
     """Return whether a model has what a configuration states, and is a plain rotary RMSNorm SwiGLU model besides."""
     either = {"name", "vocabulary_multiple", "max_positions", "attention", "routing", "balancing", "balancing_weight"}
-    wanted = {one.name: one.default for one in fields(Model)} | {"activation": "swiglu", "norm": "rmsnorm"} | stated
+    plain: dict[str, Any] = {one.name: one.default for one in fields(Model)}
+    wanted = plain | {"activation": "swiglu", "norm": "rmsnorm", **stated}
     return all(getattr(model, name) == value for name, value in wanted.items() if name not in either)
 
 
