@@ -97,7 +97,10 @@ def measure(cell: Cell, round_s: float, device: Device, cluster: dict[str, Any],
         found = measured_sides(sides, round_s, device, traced)
     step_s, peak = (found["trainer"][key] for key in ("step_time_s_median", "peak_allocated_bytes"))
     length, rate = cell.sequence_length, cell.tokens_per_step / step_s
-    flops = {"mfu": model.model_flops_per_token(length), "mfu_megatron": model.model_flops_per_token(length / 2)}
+    flops = {
+        "mfu": model.model_flops_per_token(length),
+        "mfu_megatron": model.model_flops_per_token(length, causal=True),
+    }
     device_tflops = cluster["peak_tflops"].get(cell.precision)
     return {
         "layers": model.layers,

@@ -331,7 +331,7 @@ def _mfu_megatron(campaign: Campaign, mfu: float | None) -> float | None:
     except (InvalidInput, ValueError, LookupError, TypeError):
         return None
     count, length = problem.model.model_flops_per_token, problem.sequence_length
-    return mfu * count(length / 2) / count(length)  # attention's FLOPs grow with the length
+    return mfu * count(length, causal=True) / count(length)
 
 
 def _neighbor(other: RankedRecipe, faster: RankedRecipe, slower: RankedRecipe) -> Neighbor:

@@ -59,6 +59,8 @@ _GPT2 = {
 class Architecture:
     """How the configurations of one `model_type` are read.
 
+    Of `full_every` layers that many come to one without the sliding window, unless that is stated.
+
     `names` are its keys by ours, `defaults` what it takes for one that is left out, `model` what is always so, and
     `only` the one value of a key that is modeled.
     """
@@ -67,10 +69,30 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any]
     only: Mapping[str, Any] = field(default_factory=dict)
+    full_every: int = 0
 
 
 _EPSILON = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"}
 _GATED = {"norm": "rmsnorm", "activation": "swiglu"}
+_GEMMA_NAMES = _GROUPED | {
+    "query_scalar": "query_pre_attn_scalar",
+    "attention_softcap": "attn_logit_softcapping",
+    "logits_softcap": "final_logit_softcapping",
+}
+_GEMMA_SIZES = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+_GEMMA_ONLY = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "use_bidirectional_attention": False}
+_GEMMA = {"norm": "rmsnorm", "activation": "geglu", "post_norms": True, "scaled_embedding": True}
+_GEMMA_DEFAULTS = _GEMMA_SIZES | _GEMMA_ONLY | {"rms_norm_eps": 1e-6, "tie_word_embeddings": True}
+_GPT_OSS_YARN = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 ARCHITECTURES = {
     "llama": Architecture(
         defaults=_EPSILON | {"attention_bias": False, "mlp_bias": False},
@@ -174,6 +196,35 @@ ARCHITECTURES = {
         model={"biases": "all"},
         only={"attention_bias": True},
     ),
+    "gpt_oss": Architecture(
+        names=_GROUPED | {"experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
+        defaults={"num_hidden_layers": 36, "hidden_size": 2880, "intermediate_size": 2880, "vocab_size": 201088}
+        | {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128}
+        | {"num_local_experts": 128, "num_experts_per_tok": 4, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+        | {"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "attention_bias": True}
+        | {"max_position_embeddings": 131072, "rope_theta": 150_000.0, "rope_scaling": _GPT_OSS_YARN},
+        model={"norm": "rmsnorm", "activation": "swiglu_clamped", "biases": "all", "attention_sinks": True},
+        only={"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "attention_bias": True},
+        full_every=2,
+    ),
+    "gemma2": Architecture(
+        names=_GEMMA_NAMES,
+        defaults=_GEMMA_DEFAULTS
+        | {"vocab_size": 256_000, "max_position_embeddings": 8192}
+        | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        model=_GEMMA,
+        only=_GEMMA_ONLY,
+        full_every=2,
+    ),
+    "gemma3_text": Architecture(
+        names=_GEMMA_NAMES,
+        defaults=_GEMMA_DEFAULTS
+        | {"vocab_size": 262_208, "max_position_embeddings": 131_072, "sliding_window_pattern": 6}
+        | {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+        model=_GEMMA | {"qk_norm": True},
+        only=_GEMMA_ONLY,
+        full_every=6,
+    ),
 }
 """Of `transformers`, whose classes' defaults these are."""
 NEEDED = ("layers", "hidden", "heads", "vocabulary")
@@ -193,6 +244,8 @@ _ROTARY_OPTIONS = ("beta_fast", "beta_slow", "truncate", "attention_factor")
 def model_of_config(config: Mapping[str, Any]) -> Table:
     """Return the keys of [model] for a configuration; raises `InvalidInput` for one that is not modeled."""
     kind = config.get("model_type")
+    if kind == "gemma3" and isinstance(text := config.get("text_config"), dict):  # without the part for images
+        return model_of_config({"_name_or_path": config.get("_name_or_path"), **text, "model_type": "gemma3_text"})
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise bad_value(
             "model_type", kind, "an architecture that is modeled", hint=f"known: {', '.join(ARCHITECTURES)}"
@@ -202,7 +255,7 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
     stated = {**architecture.defaults, **{key: value for key, value in later_names.items() if value}, **config}
     given = {key: value for key, value in stated.items() if value is not None}
     for key, value in architecture.only.items():
-        if given.get(key) != value:
+        if (False if value is False and given.get(key) is None else given.get(key)) != value:
             raise bad_value(key, given.get(key), f"{shown(value)}: no other is modeled")
     found: Table = {"name": config.get("_name_or_path") or kind, **architecture.model}
     found |= {own: given[key] for own, key in architecture.names.items() if key in given}
@@ -217,9 +270,35 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
     if "positions" not in found:
         found |= _rotary(given, found.get("head_width", found["hidden"] // found["heads"]))
     found = _completed(found, given)
-    if given.get("use_sliding_window", True) and given.get("sliding_window") is not None:
-        found["attention_window"] = given["sliding_window"]
-    return found
+    return found | _windows(given, found["layers"], given.get("sliding_window_pattern", architecture.full_every))
+
+
+def _windows(given: Mapping[str, Any], layers: int, every: int) -> Table:
+    """Return which layers have the sliding window: all but one of `every`, or those that `layer_types` states.
+
+    Where `max_window_layers` are stated (Qwen), the first have none. Gemma 3 rotates differently in those that have it.
+    """
+    if given.get("sliding_window") is None or not given.get("use_sliding_window", True):
+        return {}
+    window, full = "sliding_attention", "full_attention"
+    key = "layer_types" if "layer_types" in given else "max_window_layers"
+    types = [full if every and (layer + 1) % every == 0 else window for layer in range(layers)]
+    if "layer_types" in given:
+        types = given["layer_types"]
+    elif "use_sliding_window" in given:
+        types = [full if layer < given.get(key, 28) else window for layer in range(layers)]
+    if set(types) == {full}:
+        return {}
+    every = types.index(full) + 1 if full in types else 0
+    if types != [full if every and (layer + 1) % every == 0 else window for layer in range(layers)]:
+        raise bad_value(key, given.get(key, 28), "the window in all layers but each n-th one")
+    found = {"attention_window": given["sliding_window"], "full_attention_every": every}
+    if "rope_local_base_freq" not in given:
+        return found
+    stated = given.get("rope_parameters", {}).get(window, {})
+    if stated.get("rope_type", "default") != "default":
+        raise bad_value(f"rope_parameters.{window}.rope_type", stated["rope_type"], "default")
+    return found | {"window_rotary_theta": stated.get("rope_theta", given["rope_local_base_freq"])}
 
 
 def _completed(found: Table, given: Mapping[str, Any]) -> Table:
@@ -241,6 +320,8 @@ def _rotary(given: Mapping[str, Any], head_width: int) -> Table:
     """Return the rotary positions: `rope_parameters`, or `rope_theta`, `rope_scaling` and a share of earlier files."""
     key = "rope_parameters" if "rope_parameters" in given else "rope_scaling"
     stated = given.get(key, {})
+    if isinstance(stated, dict) and isinstance(stated.get("full_attention"), dict) and "rope_local_base_freq" in given:
+        stated = stated["full_attention"]
     if not isinstance(stated, dict) or any(isinstance(value, dict) for value in stated.values()):
         raise bad_value(key, str(stated), "one table for all layers")
     table: Table = {"original_max_position_embeddings": given.get("max_position_embeddings")} | stated

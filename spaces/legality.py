@@ -63,7 +63,12 @@ def _frame(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901, PLR0912
     chunks = recipe.virtual_stages
     if recipe.devices > problem.cluster.devices:
         yield "devices", f"{recipe.devices} devices of {problem.cluster.devices} in the cluster"
-    parts = (("heads", model.heads), ("ffn_hidden", model.ffn_hidden), ("padded vocabulary", model.padded_vocabulary))
+    parts = (
+        ("heads", model.heads),
+        ("ffn_hidden", model.ffn_hidden),
+        ("dense_ffn_hidden", model.dense_ffn_hidden or 0),
+        ("padded vocabulary", model.padded_vocabulary),
+    )
     for part, size in parts:
         if size % tp:
             yield "tensor-parallel-divides", f"tensor_parallel {tp} does not divide {part} {size}"
@@ -136,8 +141,8 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a li
     if model.balancing == "loss" and recipe.feed_forward_tiles > 1:
         text = f"in {recipe.feed_forward_tiles} feed_forward_tiles a loss that balances a sequence sees parts of it"
         yield "experts-tiles", f"{text}; use 1, or model.balancing bias"
-    if recipe.compile:
-        text = "a compiled layer is one piece, but every step routes other numbers of tokens to an expert"
+    if recipe.compile and recipe.recompute != "none":
+        text = "a layer with experts is compiled in part, and torch recomputes no compiled part; use recompute none"
         yield "experts-compile", text
 
 
@@ -147,6 +152,9 @@ def _spread_experts(recipe: Recipe, problem: Problem) -> Refusals:
     if recipe.expert_ranks == 1 or not problem.model.experts:
         return
     key = "expert_parallel" if recipe.expert_parallel > 1 else "expert_tensor_parallel"
+    if problem.model.biases == "all" and recipe.expert_tensor_parallel > 1:
+        text = "each rank of expert_tensor_parallel would add an expert's last bias to what all of them sum up"
+        yield "experts-biases", f"{text}; use expert_parallel"
     if recipe.replication == "ddp":
         yield "experts-ddp", "DistributedDataParallel averages all gradients over all replicas; use replicate"
     if (p, g, o) not in itertools.product((1, recipe.copies), repeat=3):
@@ -353,6 +361,8 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C
         yield "deepspeed-sequence-parallel", f"{engine} has no sequence parallelism"
     if kv_heads % tp:
         yield "deepspeed-kv-heads", f"{engine} cannot cut {kv_heads} kv heads over {tp} ranks"
+    if tp > 1 and problem.model.attention_sinks:
+        yield "deepspeed-sinks", f"{engine} does not split attention_sinks over the ranks that split the heads"
     if tp > 1 and problem.model.qk_norm:
         text = f"{engine} does not sum the gradients of qk_norm over its ranks, each of which has other heads"
         yield "deepspeed-qk-norm", f"wrong gradients: {text}"

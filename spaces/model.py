@@ -11,7 +11,8 @@ from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_
 
 POSITIONS = ("rotary", "learned")
 ROTARY_SCALINGS = ("llama3", "yarn", "linear")
-ACTIVATIONS = ("gelu", "gelu_tanh", "swiglu")
+ACTIVATIONS = ("gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu")
+GATED = ("swiglu", "swiglu_clamped", "geglu")
 WORDS = {
     "positions": POSITIONS,
     "activation": ACTIVATIONS,
@@ -105,7 +106,8 @@ class Model:
     """Scaling of the rotary frequencies, as in `{ factor = 8.0 }`, by default none; of kind `llama3`, which is
     Llama 3.1's, `yarn` or `linear`."""
     activation: str = "gelu"
-    """`gelu` or its approximation `gelu_tanh` (two matrices), or `swiglu` (three)."""
+    """`gelu` or its approximation `gelu_tanh` (two matrices); or one that gates (three): `swiglu`, gpt-oss's
+    `swiglu_clamped` or `geglu`, by `gelu_tanh` (Gemma)."""
     norm: str = "layernorm"
     """`layernorm` or `rmsnorm`."""
     norm_epsilon: float = 1e-5
@@ -156,9 +158,25 @@ class Model:
     balancing_weight: float = 0.001
     """The auxiliary loss's coefficient, or by how much a step moves an expert's bias up or down."""
     attention_window: int | None = None
-    """Positions that attention looks back on; sequences must fit in it. By default all."""
+    """Positions that a token attends to, its own the last of them; by default all up to its own."""
+    full_attention_every: int = 0
+    """Of so many layers the last attends to all positions in spite of `attention_window`; 0: no layer does."""
+    window_rotary_theta: float | None = None
+    """Base of the rotary frequencies, unscaled, of layers with a window; by default as in the others."""
+    attention_sinks: bool = False
+    """Whether each head has a learned score that its softmax counts beside the positions' (gpt-oss)."""
+    attention_softcap: float | None = None
+    """Scores are this times the tanh of what they are over it (Gemma 2). By default they are as they are."""
+    query_scalar: float | None = None
+    """Scores are divided by its square root; by default it is a head's width."""
     parallel_residual: bool = False
     """Whether attention and feed-forward part both read a layer's input, and are added to it together (GPT-NeoX)."""
+    post_norms: bool = False
+    """Whether a norm follows each of them, too, before it is added to its input (Gemma)."""
+    scaled_embedding: bool = False
+    """Whether embeddings are multiplied by the square root of `hidden` (Gemma)."""
+    logits_softcap: float | None = None
+    """Logits are this times the tanh of what they are over it (Gemma 2). By default they are as they are."""
     attention: str = "flash"
     """`flash` or `math`, both through torch's `scaled_dot_product_attention`."""
 
@@ -172,15 +190,33 @@ class Model:
             require_one_of("model", key, getattr(self, key), known)
         require_above_zero("model.rotary_theta", self.rotary_theta, "above 0")
         require_above_zero("model.norm_epsilon", self.norm_epsilon, "above 0")
+        for key in ("window_rotary_theta", "attention_softcap", "query_scalar", "logits_softcap"):
+            if (value := getattr(self, key)) is not None:
+                require_above_zero(f"model.{key}", value, "above 0")
+        self._check_windows()
         self._check_experts()
         self._check_latent()
         if self.head_width is None and self.hidden % self.heads:
             raise bad_value("model.heads", self.heads, f"a divisor of model.hidden = {self.hidden}")
         if self.head_width == self.hidden / self.heads:
             object.__setattr__(self, "head_width", None)  # stated or not, it is the same model with the same ids
+        if self.query_scalar == self.head_dim:
+            object.__setattr__(self, "query_scalar", None)
         if self.heads % self.kv_heads:
             raise bad_value("model.kv_heads", self.kv_heads, f"a divisor of model.heads = {self.heads}")
         self._check_rotary()
+
+    def _check_windows(self) -> None:
+        require_at_least("model", 0, full_attention_every=self.full_attention_every)
+        if self.attention_window is None:
+            for key in ("full_attention_every", "window_rotary_theta"):
+                if value := getattr(self, key):
+                    raise bad_value(f"model.{key}", value, "none without a model.attention_window")
+        special = ("attention_window", "attention_sinks", "attention_softcap", "query_scalar")
+        if self.key_value_rank is not None and (chosen := [key for key in special if getattr(self, key)]):
+            raise bad_value(f"model.{chosen[0]}", getattr(self, chosen[0]), "none with latent attention")
+        if self.window_rotary_theta is not None and self.positions != "rotary":
+            raise bad_value("model.window_rotary_theta", self.window_rotary_theta, "none without rotary positions")
 
     def _check_rotary(self) -> None:
         if self.positions != "rotary" or self.key_value_rank is not None:
@@ -211,8 +247,8 @@ class Model:
         if not 1 <= self.experts_per_token <= self.experts:
             expected = f"at least 1 and at most model.experts = {self.experts}"
             raise bad_value("model.experts_per_token", self.experts_per_token, expected)
-        if self.biases == "all":
-            raise bad_value("model.biases", self.biases, "none or qkv: experts have no biases")
+        if self.biases == "all" and (self.dense_layers or self.shared_experts):
+            raise bad_value("model.biases", self.biases, "none or qkv with dense_layers or shared_experts")
         if self.dense_layers >= self.layers:
             expected = f"fewer than model.layers = {self.layers}: others have the experts"
             raise bad_value("model.dense_layers", self.dense_layers, expected)
@@ -286,6 +322,16 @@ class Model:
         """Heads * value_dim: the width of what attention returns; without latent attention that of the queries."""
         return self.heads * self.value_dim
 
+    def has_special_attention(self, sequence_length: int) -> bool:
+        """Whether attention is of a form that torch's plain kernels lack: a window, sinks or capped scores."""
+        window = self.attention_window or sequence_length
+        return window < sequence_length or self.attention_sinks or self.attention_softcap is not None
+
+    def window_of(self, layer: int) -> int | None:
+        """The positions that a token attends to in a layer, counted from 0; None: all up to its own."""
+        is_full = self.full_attention_every and (layer + 1) % self.full_attention_every == 0
+        return None if is_full else self.attention_window
+
     @property
     def padded_vocabulary(self) -> int:
         """The vocabulary rounded up to a multiple of `vocabulary_multiple`."""
@@ -293,8 +339,8 @@ class Model:
 
     @property
     def ffn_matrices(self) -> int:
-        """2 for either GELU (up, down), 3 for SwiGLU (gate, up, down)."""
-        return 3 if self.activation == "swiglu" else 2
+        """2 for either GELU (up, down), 3 for what gates (gate, up, down)."""
+        return 3 if self.activation in GATED else 2
 
     def of_layers(self, layers: int) -> Model:
         """The model of its first layers alone, of which at least one has the experts."""
@@ -359,7 +405,12 @@ class Model:
     def active_parameters(self) -> int:
         """All parameters but those of experts that a token does not go through."""
         idle = self.matmul_parameters_per_layer - self.active_matmul_parameters_per_layer
+        idle += max(0, self.experts - self.experts_per_token) * self._biases_of_feed_forward
         return self.parameters - (self.layers - self.dense_layers) * idle
+
+    @property
+    def _biases_of_feed_forward(self) -> int:
+        return (self.ffn_matrices - 1) * self.ffn_hidden + self.hidden if self.biases == "all" else 0
 
     @property
     def parameters(self) -> int:
@@ -369,41 +420,56 @@ class Model:
         """
         has_all = self.biases == "all"
         biases = self.q_hidden + 2 * self.kv_hidden if self.biases != "none" else 0
-        biases += 2 * self.hidden + (self.ffn_matrices - 1) * self.ffn_hidden if has_all else 0
+        biases += max(1, self.experts) * self._biases_of_feed_forward
+        biases += self.hidden + self.experts if has_all else 0
         per_norm = 2 if has_all and self.norm == "layernorm" else 1
         latent = (self.query_rank or 0) + (self.key_value_rank or 0)
-        norms = per_norm * (2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0) + latent)
-        layers = self.matmul_parameters + self.layers * (biases + norms)
+        width = (4 if self.post_norms else 2) * self.hidden
+        norms = per_norm * (width + (2 * self.head_dim if self.qk_norm else 0) + latent)
+        sinks = self.heads if self.attention_sinks else 0
+        layers = self.matmul_parameters + self.layers * (biases + norms + sinks)
         embedding = self.padded_vocabulary * self.hidden * (1 if self.tied_embeddings else 2)
         positions = (self.max_positions or 0) * self.hidden if self.positions == "learned" else 0
         return layers + embedding + positions + per_norm * self.hidden
 
-    def attention_flops_per_token(self, sequence_length: float) -> float:
-        """Forward FLOPs of one layer's attention for one token: 2 * sequence_length * (q_hidden + mixed_hidden).
+    def attended(self, sequence_length: float) -> float:
+        """Positions of attention that a token's FLOPs count: the sequence's.
+
+        Of a window of w that leaves some out, twice the mean of what window and causal mask leave, w * (2 - w /
+        sequence_length), as the sequence is twice what the mask leaves of it. Where layers differ it is their mean.
+        """
+        window = min(self.attention_window or sequence_length, sequence_length)
+        full = self.layers // self.full_attention_every if self.full_attention_every else 0
+        windowed = window * (2 - window / sequence_length)
+        return windowed + full / self.layers * (sequence_length - windowed)
+
+    def attention_flops_per_token(self, sequence_length: float, *, causal: bool = False) -> float:
+        """Forward FLOPs of one layer's attention for one token: 2 * `attended` * (q_hidden + mixed_hidden).
 
         These are the two products over the whole sequence: as in PaLM (arXiv 2204.02311, appendix B) and Megatron-LM
-        (arXiv 2104.04473, section 5.1), the causal mask is not credited.
+        (arXiv 2104.04473, section 5.1), the causal mask is not credited, unless they are to be `causal`: half of it.
         """
-        return 2.0 * sequence_length * (self.q_hidden + self.mixed_hidden)
+        return (1.0 if causal else 2.0) * self.attended(sequence_length) * (self.q_hidden + self.mixed_hidden)
 
-    def layer_flops_per_token(self, sequence_length: float) -> float:
+    def layer_flops_per_token(self, sequence_length: float, *, causal: bool = False) -> float:
         """Forward FLOPs of a layer for one token: 2 per matrix parameter that it goes through, plus its attention.
 
         Where `kinds` of layers differ it is their mean.
         """
         matrices = sum(count * 2.0 * kind.active_matmul_parameters_per_layer for count, kind in self.kinds)
-        return matrices / self.layers + self.attention_flops_per_token(sequence_length)
+        return matrices / self.layers + self.attention_flops_per_token(sequence_length, causal=causal)
 
     def head_flops_per_token(self) -> float:
         """Forward FLOPs of the output head for one token: 2 * hidden * padded_vocabulary."""
         return 2.0 * self.hidden * self.padded_vocabulary
 
-    def model_flops_per_token(self, sequence_length: float) -> float:
+    def model_flops_per_token(self, sequence_length: float, *, causal: bool = False) -> float:
         """FLOPs that training one token needs: forward, and twice that backward; recompute is not counted.
 
-        Megatron-LM's log counts half of attention, for the causal mask: the count for half of `sequence_length`.
+        Megatron-LM's log counts half of attention, for the causal mask: these are the `causal` ones.
         """
-        return 3.0 * (self.layers * self.layer_flops_per_token(sequence_length) + self.head_flops_per_token())
+        layer = self.layer_flops_per_token(sequence_length, causal=causal)
+        return 3.0 * (self.layers * layer + self.head_flops_per_token())
 
     def feed_forward_flops_per_token(self) -> float:
         """Forward FLOPs of a layer's feed-forward part for one token: 2 * ffn_matrices * hidden * ffn_hidden.
@@ -416,9 +482,17 @@ class Model:
         return sum(found) / self.layers
 
     def hardware_flops_per_token(
-        self, sequence_length: float, recompute: str, *, feed_forward_tiles: int = 1, chunked_loss: bool = False
+        self,
+        sequence_length: float,
+        recompute: str,
+        *,
+        feed_forward_tiles: int = 1,
+        chunked_loss: bool = False,
+        causal: bool = False,
     ) -> float:
         """FLOPs that the devices execute, as torch counts them: `model_flops_per_token`, plus what is computed again.
+
+        Of a window that is what lies in it, also where a kernel computes the rest and masks it.
 
         That is the scores, one of attention's two products, in the backward pass of flash attention (arXiv 2205.14135,
         algorithm 4); all of math attention for recompute "selective", which keeps the other products; every layer but
@@ -427,16 +501,19 @@ class Model:
         they are run again one by one.
         """
         is_flash = self.attention == "flash"
-        attention = self.attention_flops_per_token(sequence_length)
+        attention = self.attention_flops_per_token(sequence_length, causal=causal)
+        each = attention / (self.q_hidden + self.mixed_hidden)
         # Flash kernels take one width: latent attention's values are padded to that of its queries.
-        padded = 2.0 * sequence_length * (self.q_hidden - self.mixed_hidden) if is_flash else 0.0
+        padded = each * (self.q_hidden - self.mixed_hidden) if is_flash else 0.0
         feed_forward = self.feed_forward_flops_per_token()
         # Experts' last products are kept for the gradients of what multiplies them; that of shared ones is not.
         widths = ((n, kind.ffn_hidden * (kind.shared_experts if kind.experts else 1)) for n, kind in self.kinds)
         without_last = feed_forward - 2.0 * self.hidden * sum(n * width for n, width in widths) / self.layers
-        again = 3 * padded + (2.0 * sequence_length * self.q_hidden if is_flash else 0.0)
+        if self.post_norms:  # whose inputs these are
+            without_last = feed_forward
+        again = 3 * padded + (each * self.q_hidden if is_flash else 0.0)
         if recompute == "full":
-            again += padded + self.layer_flops_per_token(sequence_length) - feed_forward
+            again += padded + self.layer_flops_per_token(sequence_length, causal=causal) - feed_forward
             if feed_forward_tiles == 1:
                 again += without_last
             else:
@@ -446,4 +523,4 @@ class Model:
         if feed_forward_tiles > 1:
             again += without_last
         head = self.head_flops_per_token() if chunked_loss else 0.0
-        return self.model_flops_per_token(sequence_length) + self.layers * again + head
+        return self.model_flops_per_token(sequence_length, causal=causal) + self.layers * again + head

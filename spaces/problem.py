@@ -132,10 +132,6 @@ class Problem:
             raise bad_value("model.max_positions", None, "the number of learned positions")
         if self.model.positions == "learned" and limit is not None and self.sequence_length > limit:
             raise bad_value("problem.sequence_length", self.sequence_length, f"at most model.max_positions = {limit}")
-        window = self.model.attention_window
-        if window is not None and self.sequence_length > window:
-            expected = f"at most model.attention_window = {window}: sliding windows are not modeled"
-            raise bad_value("problem.sequence_length", self.sequence_length, expected)
 
     def training(self, devices: int, tokens_per_s: float | None) -> Training | None:
         """Return what `billion_tokens` take on the nodes of so many devices; None where either number is not known."""

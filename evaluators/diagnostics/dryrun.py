@@ -50,7 +50,7 @@ def plan(
     *, recipe_id: str, recipe: Recipe, problem: Problem, probe: ProbeSettings, rank: int | None = None
 ) -> DryRunPlan:
     """Choose what to trace of a legal recipe; `rank` None is the ranks that may need most memory."""
-    reason = why_untraceable(recipe)
+    reason = why_untraceable(recipe, problem)
     if reason is not None:
         raise InvalidInput(f"recipe {recipe_id} cannot be traced: {reason}")
     if rank is not None and not 0 <= rank < recipe.devices:
@@ -71,11 +71,14 @@ def plan(
     )
 
 
-def why_untraceable(recipe: Recipe) -> str | None:
+def why_untraceable(recipe: Recipe, problem: Problem) -> str | None:
     """Return why fake tensors cannot show this recipe's memory, None if they can."""
+    model, is_cpu = problem.model, problem.cluster.backend == "cpu"
+    needs_device = model.has_special_attention(problem.sequence_length) and model.attention == "flash" and not is_cpu
     reasons = {
         "only the torch engine's steps can be traced": recipe.engine != "torch",
         "torch.compile plans the memory of compiled layers itself": recipe.compile,
+        "windows, sinks and capped scores are another kernel's there than where the trace runs": needs_device,
         "replication ddp keeps its buckets where no trace sees them": recipe.replication == "ddp",
         "fake tensors have one memory, and offload needs two": recipe.offload != "none" or recipe.activation_offload,
     }

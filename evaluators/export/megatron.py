@@ -176,6 +176,9 @@ class MegatronLM(Tool):
         return (
             (model.activation == "gelu_tanh" and model.biases != "all", "model-unsaid",
              f"{tool} computes activation gelu_tanh only with biases all, not {model.biases}"),
+            (model.activation in ("geglu", "swiglu_clamped"), "model-unsaid",
+             f"no activation {model.activation} is exported for {tool} yet"),
+            (model.experts and model.biases == "all", "model-unsaid", f"no biases of experts are exported for {tool}"),
             (model.positions == "rotary" and theta % 1, "model-unsaid",
              f"{tool} takes a whole number for rotary_theta, not {theta}"),
             (other, "model-unsaid", f"{tool} has Llama 3.1's frequency factors and positions, not {scaling}"),

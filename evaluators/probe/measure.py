@@ -26,8 +26,9 @@ def nodes_used(recipe: Recipe, problem: Problem) -> int:
 def hardware_flops_per_token(recipe: Recipe, problem: Problem, *, causal: bool = False) -> float:
     """Return `Model.hardware_flops_per_token` with what this recipe computes twice; `causal` halves attention."""
     return problem.model.hardware_flops_per_token(
-        problem.sequence_length / (2 if causal else 1),
+        problem.sequence_length,
         recipe.recompute,
+        causal=causal,
         feed_forward_tiles=recipe.feed_forward_tiles,
         chunked_loss=recipe.loss_chunks > 1,
     )

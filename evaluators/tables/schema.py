@@ -26,7 +26,8 @@ MACHINE_NUMBERS = (
     "node_gb_per_s", "nic_gb_per_s", "nics_per_node",
 )  # fmt: skip
 """A row's own figures of its machine, which replace those of a preset."""
-OF_RECIPES = {name: DIMENSIONS[name].label.lower() for name in (*DEGREES, "expert_parallel")} | {
+EXPERT_DEGREES = ("expert_parallel", "expert_tensor_parallel")
+OF_RECIPES = {name: DIMENSIONS[name].label.lower() for name in (*DEGREES, *EXPERT_DEGREES)} | {
     "virtual_stages": "vpp", "micro_batch_seqs": "mbs", "accumulation": "gas",
 }  # fmt: skip
 NOT_READ = ("tflops_per_gpu", "mfu")
@@ -258,10 +259,10 @@ def complete(row: Row) -> Row:
     if row.model.lower().startswith("gpt"):
         row.fill(vocab=GPT2_VOCABULARY)
     if row.experts > 0:
-        row.fill(ep=1.0)
+        row.fill(ep=1.0, etp=1.0)
         row.ffn_hidden = row.expert_ffn_hidden if row.expert_ffn_hidden > 0 else row.ffn_hidden
     else:
-        row.experts, row.top_k, row.ep = 0.0, 0.0, 1.0
+        row.experts, row.top_k, row.ep, row.etp = 0.0, 0.0, 1.0, 1.0
     stated = re.search(r"\bCP=(\d+)", row.note)
     row.fill(cp=float(stated[1]) if stated else 1.0)
     if network := NETWORK.search(row.note):
@@ -334,13 +335,12 @@ def why_impossible(row: Row, layers: float) -> str | None:
         "more pipeline stages than layers": row.pp * (1 if math.isnan(row.vpp) else row.vpp) > layers,
         f"recompute {row.recompute} is unknown": row.recompute not in RECOMPUTES,
         NO_TOP_K: row.experts > 0 and not 1 <= row.top_k <= row.experts,
-        "experts are split, which is not modeled": row.etp > 1,
         "shared experts are not modeled": row.shared_experts not in ("", "0", "0.0"),
         "layers without experts among others are not modeled": row.dense_layers > 0,
         "layers that predict further tokens are not modeled": row.mtp_layers > 0,
         f"attention {row.attention} is not modeled": OTHER_ATTENTION.search(row.attention) is not None,
-        "ep divides neither the experts nor the ranks of a stage": (
-            row.experts > 0 and bool(row.experts % row.ep or row.tp * row.cp * row.dp % row.ep)
+        "ep does not divide the experts, or ep x etp the ranks of a stage": (
+            row.experts > 0 and bool(row.experts % row.ep or row.tp * row.cp * row.dp % (row.ep * row.etp))
         ),
         "its note calls it suspect": SUSPECT.search(row.note) is not None,
         f"ZeRO stage {row.zero:g} does not exist": row.zero not in (0, 1, 2, 3) and not math.isnan(row.zero),

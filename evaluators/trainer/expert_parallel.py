@@ -107,7 +107,8 @@ def apply_expert_parallel(model: Gpt, mesh: DeviceMesh) -> None:
     several, placements = mesh[tuple(names)], [Shard(0 if name == "experts" else 1) for name in names]
     for mixture in model.mixtures.values():
         for matrices in cast("Iterable[nn.Linear]", mixture.experts.children()):
-            matrices.weight = nn.Parameter(distribute_tensor(matrices.weight, several, placements))
+            for name, whole in list(matrices.named_parameters()):
+                setattr(matrices, name, nn.Parameter(distribute_tensor(whole, several, placements)))
         mixture.ranks = ranks
 
 

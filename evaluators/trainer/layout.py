@@ -53,6 +53,10 @@ class ContextRanks:
         query, key, value = torch.split_with_sizes(whole, [part.shape[3] for part in parts], dim=2)
         return query, key, value
 
+    def own_heads(self, of_heads: Tensor) -> Tensor:
+        """Return the part of [H] that is of the heads which this rank works on."""
+        return of_heads.chunk(self._size)[self._number]
+
     def own_positions(self, mixed: Tensor) -> Tensor:
         """Return all heads over this rank's positions: [B, S, H / c, d] -> [B, S / c, H, d]."""
         received = self._exchange(torch.unflatten(mixed, 1, (self._size, -1)).transpose(0, 1))

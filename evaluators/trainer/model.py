@@ -6,7 +6,7 @@ checkpoints do not depend on the stages. Shapes below: B sequences, S tokens, H 
 First weights are the same under every parallel form: each parameter is drawn in blocks of rows, from a generator that
 is seeded for each by the job's seed, the name and the row, and a rank draws the blocks that it holds some of. Devices
 of different kinds draw different values. GPT-2's rule: normal with deviation 0.02, the projections that add to the
-residual stream scaled by 1 / sqrt(2 * layers); norms start at 1, biases at 0.
+residual stream scaled by 1 / sqrt(2 * layers); norms start at 1, biases and sinks at 0.
 """
 
 import hashlib
@@ -14,8 +14,8 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -24,6 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from frontrunner.evaluators.trainer.job import Job
@@ -277,6 +278,85 @@ class RotaryTable:
         return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
+def _allowed(length: int, window: int | None, device: torch.device) -> Tensor:
+    """Whether a position (row) attends to another, of a `window` that ends with itself: [S, S]."""
+    apart = torch.arange(length, device=device)
+    apart = apart[:, None] - apart[None, :]
+    return apart >= 0 if window is None else (apart >= 0) & (apart < window)
+
+
+@cache
+def _flex_attention() -> Callable[..., Any]:
+    return torch.compile(flex_attention, dynamic=False)
+
+
+class Mixer:
+    """One layer's causal attention over whole sequences, without parameters.
+
+    Plain forms are torch's `scaled_dot_product_attention`. Windows, capped scores and sinks are FlexAttention's on CUDA
+    and HIP devices, which skips what a window leaves out and keeps no scores; elsewhere, and for `math` attention, a
+    window is a mask, and the others keep S x S scores, in fp32.
+    """
+
+    def __init__(self, shape: Model, *, window: int | None) -> None:
+        self._window, self._softcap = window, shape.attention_softcap
+        self._only_math = shape.attention == "math"
+        self._scale = (shape.query_scalar or shape.head_dim) ** -0.5
+        self._blocks: BlockMask | None = None
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """[B, H, S, d] each, keys and values of fewer heads, and sinks [H] -> [B, H, S, d]."""
+        length, device = query.shape[2], query.device
+        window = None if self._window is None or self._window >= length else self._window
+        has_plain_scores = self._softcap is None and sinks is None
+        if device.type == "cuda" and not self._only_math and (window is not None or not has_plain_scores):
+            return self._in_blocks(query, key, value, sinks)
+        if query.shape[1] != key.shape[1] and (not has_plain_scores or needs_whole_groups(query.dtype, device)):
+            shared_by = query.shape[1] // key.shape[1]
+            key, value = (heads.repeat_interleave(shared_by, dim=1) for heads in (key, value))
+        if has_plain_scores:
+            mask = None if window is None else _allowed(length, window, device)
+            form: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1], "scale": self._scale}
+            with sdpa_kernel(SDPBackend.MATH) if self._only_math else nullcontext():
+                return functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, **form)
+        scores = self._capped((query @ key.transpose(2, 3)).to(_wide(query)) * self._scale)
+        scores = scores.masked_fill(~_allowed(length, window, device), -math.inf)
+        if sinks is not None:
+            column = sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat((scores, column), dim=-1)
+        return scores.softmax(dim=-1)[..., :length].to(value.dtype) @ value
+
+    def prepare(self, length: int, device: torch.device) -> None:
+        """Make what depends on no tensor: `torch.compile` takes no function that changes what lies outside it."""
+        window = length if self._window is None else self._window
+        blocks = self._blocks
+        if blocks is None or blocks.seq_lengths != (length, length) or blocks.kv_num_blocks.device != device:
+
+            def allowed(_batch: Tensor, _head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+                return (row >= column) & (row - column < window)
+
+            self._blocks = create_block_mask(allowed, None, None, length, length, device=device)
+
+    def _capped(self, scores: Tensor, *_place: Tensor) -> Tensor:
+        return scores if self._softcap is None else self._softcap * torch.tanh(scores / self._softcap)
+
+    def _in_blocks(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
+        attend = cast("Callable[..., Any]", flex_attention) if torch.compiler.is_compiling() else _flex_attention()
+        self.prepare(query.shape[2], query.device)
+        capped = None if self._softcap is None else self._capped
+        form: dict[str, Any] = {"block_mask": self._blocks, "scale": self._scale}
+        form["enable_gqa"] = query.shape[1] != key.shape[1]
+        if sinks is None:
+            return cast("Tensor", attend(query, key, value, capped, **form))
+        mixed, besides = attend(query, key, value, capped, return_aux=AuxRequest(lse=True), **form)
+        share = torch.sigmoid(besides.lse - sinks.to(besides.lse.dtype)[:, None])  # of a sum that the sink has joined
+        return cast("Tensor", mixed * share.to(mixed.dtype).unsqueeze(-1))
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
 def attention_order(device: torch.device) -> AbstractContextManager[Any]:
     """Return the context in which CUDA and HIP devices try the kernels of attention in a stated order, math last.
 
@@ -299,6 +379,8 @@ def attention_kernel(job: Job, device: torch.device) -> str | None:
     """Return the kernel that torch chooses for the job's attention, as "flash_attention" or "math"."""
     if job.model.attention == "math":
         return "math"
+    if job.model.has_special_attention(job.sequence_length):
+        return "flex_attention"
     share = job.recipe.tensor_parallel * job.recipe.context_parallel
     heads, dtype = job.model.heads // share, COMPUTE_TYPES[job.precision]
     groups = max(1, job.model.kv_heads // share)
@@ -322,41 +404,67 @@ def needs_whole_groups(dtype: torch.dtype, device: torch.device) -> bool:
 class Attention(nn.Module):
     """Causal self-attention with grouped key-value heads, of which a tensor-parallel rank holds some."""
 
-    def __init__(self, shape: Model, rotary: RotaryTable | None, context: ContextRanks | None) -> None:
+    def __init__(
+        self, shape: Model, rotary: RotaryTable | None, context: ContextRanks | None, window: int | None
+    ) -> None:
         super().__init__()
         self._head_width = shape.head_dim
         self._rotary = rotary
         self._context = context
-        self._only_math = shape.attention == "math"
+        self.mixer = Mixer(shape, window=window)
         has_biases = shape.biases != "none"
         self.query = nn.Linear(shape.hidden, shape.q_hidden, bias=has_biases)
         self.key = nn.Linear(shape.hidden, shape.kv_hidden, bias=has_biases)
         self.value = nn.Linear(shape.hidden, shape.kv_hidden, bias=has_biases)
         self.query_norm = make_norm(shape, shape.head_dim) if shape.qk_norm else None
         self.key_norm = make_norm(shape, shape.head_dim) if shape.qk_norm else None
+        self.sinks = Sinks(shape.heads) if shape.attention_sinks else None
         self.output = nn.Linear(shape.q_hidden, shape.hidden, bias=shape.biases == "all")
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""
+        sinks = None if self.sinks is None else self.sinks()
         projected = (project(x) for project in (self.query, self.key, self.value))
         query, key, value = (heads.view(x.shape[0], heads.shape[1], -1, self._head_width) for heads in projected)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if self._context is not None:
             query, key, value = self._context.whole_sequences(query, key, value)
+            sinks = None if sinks is None else self._context.own_heads(sinks)
         query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
         if self._rotary is not None:
             query, key = self._rotary.rotate(query), self._rotary.rotate(key)
-        if query.shape[1] != key.shape[1] and needs_whole_groups(query.dtype, query.device):
-            shared_by = query.shape[1] // key.shape[1]
-            key, value = (heads.repeat_interleave(shared_by, dim=1) for heads in (key, value))
-        grouped = query.shape[1] != key.shape[1]
-        with sdpa_kernel(SDPBackend.MATH) if self._only_math else nullcontext():
-            mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
-        mixed = mixed.transpose(1, 2)
+        mixed = self.mixer.mix(query, key, value, sinks).transpose(1, 2)
         if self._context is not None:
             mixed = self._context.own_positions(mixed)
         return cast("Tensor", self.output(mixed.flatten(2)))
+
+
+class Sinks(nn.Module):
+    """A score of each head that its softmax counts beside those of positions."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads))
+
+    def forward(self) -> Tensor:
+        """Return the scores [H]."""
+        return self.weight
+
+
+def activated(activation: str, up: Tensor, gate: Tensor | None) -> Tensor:
+    """Return the activation of the first product, gated by the second where there is one.
+
+    The clamped form is gpt-oss's, with the figures of its code (github.com/openai/gpt-oss, gpt_oss/torch/model.py).
+    """
+    if gate is None:
+        return functional.gelu(up, approximate="tanh" if activation == "gelu_tanh" else "none")
+    if activation == "geglu":
+        return functional.gelu(gate, approximate="tanh") * up
+    if activation == "swiglu_clamped":
+        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    return functional.silu(gate) * up
 
 
 class LatentAttention(nn.Module):
@@ -413,13 +521,12 @@ class LatentAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """D -> ffn -> GELU -> D; or D -> ffn, twice, one gating the other through SiLU -> D (SwiGLU, arXiv 2002.05202)."""
+    """D -> ffn -> GELU -> D; or D -> ffn, twice, one gating the other -> D (as in SwiGLU, arXiv 2002.05202)."""
 
     def __init__(self, shape: Model, width: int) -> None:
         super().__init__()
         has_biases = shape.biases == "all"
-        self._is_gated = shape.activation == "swiglu"
-        self._approximate = "tanh" if shape.activation == "gelu_tanh" else "none"
+        self._activation, self._is_gated = shape.activation, shape.ffn_matrices == 3
         if self._is_gated:
             self.gate = nn.Linear(shape.hidden, width, bias=has_biases)
         self.up = nn.Linear(shape.hidden, width, bias=has_biases)
@@ -427,47 +534,50 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""
-        if self._is_gated:
-            inner = functional.silu(self.gate(x)) * self.up(x)
-        else:
-            inner = functional.gelu(self.up(x), approximate=self._approximate)
-        return cast("Tensor", self.down(inner))
+        gate = self.gate(x) if self._is_gated else None
+        return cast("Tensor", self.down(activated(self._activation, self.up(x), gate)))
 
 
 class Experts(nn.Module):
     """Feed-forward parts, of which each row goes through one.
 
     The matrices of all lie below one another, [E * D, F]: `gate` and `up` lead from D to F, `down` back. Where ranks
-    share each expert, they hold equal columns of all, and the outcomes are to be added up.
+    share each expert, they hold equal columns of all, and the outcomes are to be added up. Biases are [E, F], of `down`
+    [E, D].
     """
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
-        self._is_gated = shape.activation == "swiglu"
-        self._approximate = "tanh" if shape.activation == "gelu_tanh" else "none"
+        self._activation, self._is_gated = shape.activation, shape.ffn_matrices == 3
         for part in ("gate", "up", "down") if self._is_gated else ("up", "down"):
-            self.add_module(part, nn.Linear(shape.ffn_hidden, shape.experts * shape.hidden, bias=False))
+            matrices = nn.Linear(shape.ffn_hidden, shape.experts * shape.hidden, bias=False)
+            if shape.biases == "all":
+                width = shape.hidden if part == "down" else shape.ffn_hidden
+                matrices.bias = nn.Parameter(torch.empty(shape.experts, width))
+            self.add_module(part, matrices)
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """[N, D] -> [N, D] for rows sorted by expert, of which each expert that is held here has `counts`."""
-        inner = self._products(rows, "up", counts)
-        if self._is_gated:
-            inner = functional.silu(self._products(rows, "gate", counts)) * inner
-        else:
-            inner = functional.gelu(inner, approximate=self._approximate)
+        gate = self._products(rows, "gate", counts) if self._is_gated else None
+        inner = activated(self._activation, self._products(rows, "up", counts), gate)
         return self._products(inner, "down", counts)
 
     def _products(self, rows: Tensor, part: str, counts: Tensor) -> Tensor:
         """Return rows [N, in] through their experts' matrices: [N, out]."""
-        held = cast("nn.Linear", self.get_submodule(part)).weight
-        held = held.to_local() if isinstance(held, DTensor) else held
+        matrices = cast("nn.Linear", self.get_submodule(part))
+        held = matrices.weight.to_local() if isinstance(matrices.weight, DTensor) else matrices.weight
         weight = held.view(len(counts), -1, held.shape[1])
         weight = weight.transpose(1, 2) if part == "down" else weight
         if has_grouped_products(rows.dtype, rows.device):
             ends = counts.cumsum(0).to(torch.int32)
-            return functional.grouped_mm(rows, weight, offs=ends)
-        parts = torch.split_with_sizes(rows, on_host(counts, rows=len(rows)))
-        return torch.cat([own @ one for own, one in zip(parts, weight.unbind(), strict=True)])
+            found = functional.grouped_mm(rows, weight, offs=ends)
+        else:
+            parts = zip(torch.split_with_sizes(rows, on_host(counts, rows=len(rows))), weight.unbind(), strict=True)
+            found = torch.cat([own @ one for own, one in parts])
+        if matrices.bias is None:
+            return found
+        biases = matrices.bias.to_local() if isinstance(matrices.bias, DTensor) else matrices.bias
+        return found + biases.repeat_interleave(counts, dim=0, output_size=len(rows))
 
 
 def has_grouped_products(dtype: torch.dtype, device: torch.device) -> bool:
@@ -538,7 +648,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self._shape = shape
         self._count, self._each = shape.experts, shape.experts_per_token
-        self.router = nn.Linear(shape.hidden, shape.experts, bias=False)
+        self.router = nn.Linear(shape.hidden, shape.experts, bias=shape.biases == "all")
         self._deals = shape.routing == "uniform"
         self.experts = Experts(shape)
         self.shared = FeedForward(shape, shape.shared_experts * shape.ffn_hidden) if shape.shared_experts else None
@@ -552,8 +662,7 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""
         tokens = x.flatten(0, 1)
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        outputs = self.router(tokens)
+        wide, outputs = _wide(x), self.router(tokens)
         is_softmax = self._shape.router == "softmax"
         scores = outputs.softmax(dim=-1, dtype=wide) if is_softmax else outputs.to(wide).sigmoid()
         if self._deals:
@@ -624,13 +733,14 @@ class MixtureOfExperts(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward, each behind a norm and added to its input, one after the other or both at once."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the whole model shares, and where the layer lies
         self,
         shape: Model,
         rotary: RotaryTable | None,
         recipe: Recipe,
         context: ContextRanks | None,
         on_host: HostActivations | None,
+        window: int | None,
         *,
         first_position: int = 0,
     ) -> None:
@@ -639,13 +749,16 @@ class Block(nn.Module):
         self._on_host, self._rotary = on_host, rotary
         self._tiles, self._is_parallel = recipe.feed_forward_tiles, shape.parallel_residual
         self.run: Transform = self._run_recomputing
+        self.attend: Transform = self._attend
         self.attention_norm = make_norm(shape, shape.hidden)
         if shape.key_value_rank is not None and rotary is not None:
             self.attention: nn.Module = LatentAttention(shape, rotary, context, first_position=first_position)
         else:
-            self.attention = Attention(shape, rotary, context)
+            self.attention = Attention(shape, rotary, context, window)
+        self.attention_output_norm = make_norm(shape, shape.hidden) if shape.post_norms else None
         self.feed_forward_norm = make_norm(shape, shape.hidden)
         self.feed_forward = MixtureOfExperts(shape) if shape.experts else FeedForward(shape, shape.ffn_hidden)
+        self.feed_forward_output_norm = make_norm(shape, shape.hidden) if shape.post_norms else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D], recomputing in the backward pass what the recipe says."""
@@ -661,15 +774,20 @@ class Block(nn.Module):
         return self._transform(x)
 
     def _transform(self, x: Tensor) -> Tensor:
-        after: Tensor = x + self.attention(self.attention_norm(x))
+        after = self.attend(x)
         x = x if self._is_parallel else after
         if self._tiles == 1:
             return after + self._normed_feed_forward(x)
         tiles = [recomputed(self._normed_feed_forward, tile) for tile in x.chunk(self._tiles, dim=1)]
         return after + torch.cat(tiles, dim=1)
 
+    def _attend(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.attention(self.attention_norm(x))
+        return x + (mixed if self.attention_output_norm is None else self.attention_output_norm(mixed))
+
     def _normed_feed_forward(self, x: Tensor) -> Tensor:
-        return cast("Tensor", self.feed_forward(self.feed_forward_norm(x)))
+        found: Tensor = self.feed_forward(self.feed_forward_norm(x))
+        return found if self.feed_forward_output_norm is None else self.feed_forward_output_norm(found)
 
 
 def make_norm(shape: Model, width: int) -> nn.Module:
@@ -685,12 +803,15 @@ class Embedding(nn.Module):
     def __init__(self, shape: Model, *, sequence_length: int, first_position: int) -> None:
         super().__init__()
         self._first_position = first_position
+        self._scale = math.sqrt(shape.hidden) if shape.scaled_embedding else None
         self.tokens = nn.Embedding(shape.padded_vocabulary, shape.hidden)
         self.positions = nn.Embedding(sequence_length, shape.hidden) if shape.positions == "learned" else None
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Token ids [B, S] -> [B, S, D]."""
         x = self.tokens(tokens)
+        if self._scale is not None:
+            x = x * self._scale
         if self.positions is not None:
             numbers = self._first_position + torch.arange(tokens.shape[1], device=tokens.device)
             if isinstance(self.positions.weight, DTensor):
@@ -730,16 +851,30 @@ class Gpt(nn.Module):
         first, last = layers.start == 0, layers.stop == shape.layers
         if shape.tied_embeddings and not (first and last):
             raise ValueError("tied embeddings need the first and the last layer in the same pipeline stage")
-        self._rotary = None
+        self._sequence_length, self._softcap = sequence_length, shape.logits_softcap
+        everywhere: RotaryTable | None = None
+        in_windows: RotaryTable | None = None
         if shape.positions == "rotary":
-            self._rotary = RotaryTable(shape, sequence_length=sequence_length)
+            everywhere = in_windows = RotaryTable(shape, sequence_length=sequence_length)
+            if shape.window_rotary_theta is not None:
+                local = replace(shape, rotary_theta=shape.window_rotary_theta, rotary_scaling=None)
+                in_windows = RotaryTable(local, sequence_length=sequence_length)
+        self._tables = {table for table in (everywhere, in_windows) if table is not None}
         start = 0 if context is None else context.positions(sequence_length).start
         self.embedding = Embedding(shape, sequence_length=sequence_length, first_position=start) if first else None
         on_host = HostActivations() if recipe.activation_offload else None
         self.blocks = nn.ModuleDict(
             {
-                str(layer): Block(shape.kind_of(layer), self._rotary, recipe, context, on_host, first_position=start)
-                for layer in layers
+                str(layer): Block(
+                    shape.kind_of(layer),
+                    everywhere if window is None else in_windows,
+                    recipe,
+                    context,
+                    on_host,
+                    window,
+                    first_position=start,
+                )
+                for layer, window in ((layer, shape.window_of(layer)) for layer in layers)
             }
         )
         self.norm = make_norm(shape, shape.hidden) if last else None
@@ -756,12 +891,17 @@ class Gpt(nn.Module):
         return {name: part for name, part in parts.items() if isinstance(part, MixtureOfExperts)}
 
     def compile_blocks(self, compiled: Callable[[Transform], Transform], device: torch.device) -> None:
-        """Run each block as `compiled` makes it from now on, on `device`."""
-        if self._rotary is not None:
-            self._rotary.on(device)  # torch.compile takes no function that changes what lies outside it
+        """Run each block, of one with experts its attention, as `compiled` makes it from now on, on `device`."""
+        for table in self._tables:
+            table.on(device)  # torch.compile takes no function that changes what lies outside it
         # What is to be computed again is compiled with the rest: around a compiled function torch's checkpoint fails.
         for block in cast("Iterable[Block]", self.blocks.values()):
-            block.run = compiled(block.run)
+            if device.type == "cuda" and isinstance(block.attention, Attention):
+                block.attention.mixer.prepare(self._sequence_length, device)
+            if isinstance(block.feed_forward, MixtureOfExperts):  # whose shapes change with every micro-batch
+                block.attend = compiled(block.attend)
+            else:
+                block.run = compiled(block.run)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """Token ids [B, S], or the previous stage's [B, S, D] -> [B, S, D], or logits [B, S, V] in the last stage.
@@ -777,7 +917,8 @@ class Gpt(nn.Module):
         return self._logits(x) if targets is None else self._chunked_loss(x, targets)
 
     def _logits(self, x: Tensor) -> Tensor:
-        return cast("Tensor", cast("nn.Module", self.head)(cast("nn.Module", self.norm)(x)))
+        logits: Tensor = cast("nn.Module", self.head)(cast("nn.Module", self.norm)(x))
+        return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
 
     def _chunked_loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Return the mean over equal pieces of x [B, S / shards, D], each run again in the backward pass."""
@@ -802,7 +943,7 @@ def initialize(
     Values are drawn on `device`, which is where a parameter lies unless stated.
     """
     for name, parameter in parameters:
-        is_bias = name.endswith(".bias")
+        is_bias = name.endswith((".bias", "sinks.weight"))
         if is_bias or "norm" in name.rsplit(".", 2)[-2]:
             parameter.fill_(0.0 if is_bias else 1.0)
             continue

@@ -106,6 +106,14 @@ class SplitLinear(OnLocalWeight):
         return self.product(x, self._local_weight(), self._local_bias())
 
 
+class SplitSinks(OnLocalWeight):
+    """The sinks of this rank's heads."""
+
+    def forward(self) -> Tensor:
+        """Return [H / t]."""
+        return self._local_weight()
+
+
 class SummedLinear(OnLocalWeight):
     """A linear layer of which this rank has some of the inputs, and the end of a split part."""
 
@@ -167,7 +175,7 @@ class SequenceLinear(OnLocalWeight):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        return functional.linear(x, self._local_weight(Partial()))
+        return functional.linear(x, self._local_weight(Partial()), self._local_bias(Partial()))
 
 
 class SequenceNorm(OnLocalWeight):
@@ -236,14 +244,17 @@ def split_blocks(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_paralle
             # At the part's input and not in each layer, so that the gradients of its several uses are summed once.
             part.register_forward_pre_hook(enter)
         if sequence_parallel:
-            block.attention_norm = SequenceNorm(cast("Any", block.attention_norm), ranks)
-            block.feed_forward_norm = SequenceNorm(cast("Any", block.feed_forward_norm), ranks)
+            for name, norm in list(block.named_children()):
+                if name.endswith("_norm"):
+                    setattr(block, name, SequenceNorm(cast("Any", norm), ranks))
     return ranks
 
 
 def _split(name: str, whole: nn.Module, shape: Model, ranks: TensorRanks) -> OnLocalWeight:
     if name in ("output", "down"):
         return SummedLinear(whole, ranks)
+    if name == "sinks":
+        return SplitSinks(whole, ranks, Shard(0))
     if name.endswith("_norm"):
         return SequenceNorm(cast("Any", whole), ranks)
     if name.endswith("_down"):  # each rank has the latent vectors whole, and gradients of its own heads

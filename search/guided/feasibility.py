@@ -31,6 +31,8 @@ WIDER = {(1.0, 1.0): 0.9, (4.0, 1.0): 0.05, (1.0, 16.0): 0.05}
 """Factors of offset and margin -> chance before any trial: bad formulas, and memory that others hold."""
 PEAK_SCATTER, SCATTER = 0.06, 0.08
 """What cannot be learned of peaks, and of the limit."""
+PEAK_FREEDOM = 4.0
+"""Degrees of freedom of Student's distribution of peaks: one that is far off, as its run kept more, teaches little."""
 CRASHES = 0.1
 """The share of recipes that fail for reasons other than memory, before any does."""
 LOCAL_STEPS = 0.8
@@ -153,8 +155,8 @@ class _Likelihood:
         need = self._fill + self._inputs @ weights
         value, slope = 0.5 * float(weights @ weights), np.zeros(len(need))
         off = (need - self._peak)[self._known] / PEAK_SCATTER
-        value += 0.5 * float(off @ off)
-        slope[self._known] = off / PEAK_SCATTER
+        value += (PEAK_FREEDOM + 1) / 2 * float(np.log1p(off**2 / PEAK_FREEDOM).sum())
+        slope[self._known] = (PEAK_FREEDOM + 1) * off / (PEAK_FREEDOM + off**2) / PEAK_SCATTER
         room = -need / SCATTER
         log_density = -0.5 * room**2 - 0.5 * math.log(2 * math.pi)
         fits = log_ndtr(room[self._ran])
@@ -167,7 +169,8 @@ class _Likelihood:
 
     def curvature(self, weights: Rows) -> Rows:
         """Return what the trials add to the inverse covariance (Fisher's information, of probits near their middle)."""
+        of_peaks = (PEAK_FREEDOM + 1) / (PEAK_FREEDOM + 3) / PEAK_SCATTER**2
         room = -(self._fill + self._inputs @ weights) / SCATTER
-        information = np.where(self._known, 1 / PEAK_SCATTER**2, np.exp(-0.5 * room**2) / SCATTER**2)
+        information = np.where(self._known, of_peaks, np.exp(-0.5 * room**2) / SCATTER**2)
         found: Rows = (self._inputs.T * information) @ self._inputs
         return found

@@ -8,10 +8,12 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
+from frontrunner.evaluators.analytic.accuracy_bounds import prior_deviations
 from frontrunner.evaluators.analytic.estimates import blocks, not_modelled
 from frontrunner.evaluators.analytic.memory import PeakMemory, between_codes, peak_memory
+from frontrunner.evaluators.analytic.priors import INDEPENDENT, slopes
 from frontrunner.evaluators.analytic.software import KNOWN
-from frontrunner.evaluators.analytic.step import StepTime, step_time
+from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, Recipe
 
@@ -72,8 +74,6 @@ def needs_as_much(rows: Rows, failed: Rows) -> npt.NDArray[np.bool_]:
     return found
 
 
-STEP_PARTS = tuple(field.name for field in fields(StepTime) if field.name != "compute")
-"""Parts of a step besides computing; their shares of it and computing's add up to 1."""
 MEMORY_PARTS = tuple(field.name for field in fields(PeakMemory) if field.name != "runtime")
 
 
@@ -82,12 +82,13 @@ class Prior:
     """Predictions of recipes, one row each, as natural logarithms and shares; unknown rows hold medians.
 
     `log_fill` is what a device must hold over its memory, `log_allocated` the part of it that tensors hold, which
-    measured peaks state; on CPUs these state all of it. `memory_of_codes` is how far the known codes that an unknown
-    one may be are from that.
+    measured peaks state; on CPUs these state all of it. `slopes` are those of the logarithm of the step time, a column
+    for each constant that moves by itself (`priors.INDEPENDENT`). `memory_of_codes` is how far the known codes that an
+    unknown one may be are from that.
     """
 
     log_speed: Rows
-    step_shares: Rows
+    slopes: Rows
     log_fill: Rows
     log_allocated: Rows
     memory_shares: Rows
@@ -98,26 +99,28 @@ class Prior:
 def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     """Judge legal recipes by the formulas."""
     rows = len(recipes)
-    step = np.full((rows, len(STEP_PARTS) + 1), np.nan)
+    step_time_s, felt = np.full(rows, np.nan), np.zeros((rows, len(INDEPENDENT)))
     memory = np.full((rows, len(MEMORY_PARTS) + 1), np.nan)
     of_codes = np.zeros((rows, len(KNOWN)))
+    deviations = prior_deviations(problem.cluster, problem.precision)
     places = np.array([row for row in range(rows) if not_modelled(recipes[row]) is None], dtype=np.intp)
     for rows_of, machine, work in blocks([recipes[place] for place in places.tolist()], problem):
-        block = places[rows_of]
-        step[block] = _columns(step_time(machine, work), ("compute", *STEP_PARTS), len(block))
-        peak = peak_memory(machine, work)
-        memory[block] = _columns(peak, ("runtime", *MEMORY_PARTS), len(block))
+        block, peak = places[rows_of], peak_memory(machine, work)
+        step_time_s[block] = step_time(machine, work).total
+        felt[block] = slopes(problem.cluster, problem.precision, machine.software, work, deviations)
+        for column, name in enumerate(("runtime", *MEMORY_PARTS)):
+            memory[block, column] = getattr(peak, name)
         of_codes[block] = between_codes(machine, work, peak, "allocated")
-    step_time_s, memory_bytes = step.sum(axis=1), memory.sum(axis=1)
+    memory_bytes = memory.sum(axis=1)
     known = np.isfinite(step_time_s) & (step_time_s > 0) & np.isfinite(memory_bytes) & (memory_bytes > 0)
     if not known.all():
-        step, memory = _filled(step, known), _filled(memory, known)
-        step_time_s, memory_bytes = step.sum(axis=1), memory.sum(axis=1)
+        step_time_s, felt, memory = (_filled(one, known) for one in (step_time_s, felt, memory))
+        memory_bytes = memory.sum(axis=1)
     sequences = np.array([recipe.global_batch_seqs for recipe in recipes], dtype=np.float64)
     states_all = problem.cluster.backend == "cpu"
     return Prior(
         log_speed=np.log(sequences * problem.sequence_length) - np.log(step_time_s),
-        step_shares=step[:, 1:] / step_time_s[:, None],
+        slopes=felt,
         log_fill=np.log(memory_bytes / problem.cluster.memory_bytes_per_device),
         log_allocated=np.log(
             (memory_bytes if states_all else memory[:, 1:].sum(axis=1)) / problem.cluster.memory_bytes_per_device
@@ -128,14 +131,11 @@ def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     )
 
 
-def _columns(parts: StepTime | PeakMemory, names: Sequence[str], rows: int) -> Rows:
-    return np.stack([np.broadcast_to(getattr(parts, name), rows) for name in names], axis=1)
-
-
 def _filled(parts: Rows, known: npt.NDArray[np.bool_]) -> Rows:
     """Replace unknown rows by the medians of the known ones, or by ones where nothing is known."""
-    medians = np.median(parts[known], axis=0) if known.any() else np.ones(parts.shape[1])
-    return np.where(known[:, None], parts, np.maximum(medians, 1e-9))
+    found = parts.copy()
+    found[~known] = np.median(parts[known], axis=0) if known.any() else 1.0
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from scipy.special import stdtrit
 
 from frontrunner.evaluators.analytic.scaling import network_ends
 from frontrunner.evaluators.probe.measure import nodes_used
@@ -17,7 +18,7 @@ from frontrunner.results.predictions import Predicted
 from frontrunner.search.guided.acquisition import Allowances, Front, mean_loss
 from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
 from frontrunner.search.guided.prior import CandidateTable, Places, Prior, Rows, prior_of
-from frontrunner.search.guided.speed import Observation, SpeedModel, amplitudes_of
+from frontrunner.search.guided.speed import FREEDOM, Observation, SpeedModel, amplitudes_of
 from frontrunner.search.strategies.candidates import Candidates
 from frontrunner.search.strategy import TOKENS_ALONE, Evidence, Outlook, Told
 from frontrunner.spaces.document import recipe_id
@@ -35,7 +36,7 @@ LEAST_WORTH = 1e-3
 ALMOST_NONE = 1e-9
 DRAWS, DRAWN, DRAWN_AGAIN = 256, 400, 100
 """Joint draws of speeds for the gap to the best, of how many promising recipes, and of how many measured ones."""
-SAME_PROBLEM_SPREAD, OTHER_PROBLEM_SPREAD = 0.05, 0.1
+SAME_PROBLEM_SPREAD, OTHER_PROBLEM_SPREAD = 0.05, 0.03
 """Noise of remembered measurements besides a measurement's own; assumed."""
 MOST_REPEATS = 3
 STEPS_OF_A_PROBE = 7
@@ -43,6 +44,8 @@ STEPS_OF_A_PROBE = 7
 START_S = 30.0
 NORMAL_95 = 1.96
 """Half the width of a normal distribution's middle 95 %, in standard deviations."""
+STUDENT_95 = float(stdtrit(FREEDOM, 0.975))
+"""The same of the noise, in its scales."""
 MEDIAN_OVER_MEAN = 1.25
 """The standard error of a median over that of a mean, of many normal values: sqrt(pi / 2)."""
 
@@ -213,7 +216,7 @@ class Guided:
         self._learn()
         rows = self._promising(np.arange(len(self._nodes)), None)
         mean, deviation = self._speed.predict(rows)
-        chance, own = self._feasible.chance(rows), NORMAL_95 * np.hypot(deviation, self._speed.noise)
+        chance, own = self._feasible.chance(rows), np.hypot(NORMAL_95 * deviation, STUDENT_95 * self._speed.noise)
         recipes = [self._candidates.recipes[row] for row in rows]
         here = (self._problem, [self._candidates.recipes[row] for row in self._seen.log_speeds])
         faster, slower = np.hypot(own, network_ends(recipes, self._problem, [*self._elsewhere, here]))

@@ -34,6 +34,10 @@ GPT2: dict[str, Any] = {"positions": "learned", "activation": "gelu_tanh", "norm
 QWEN: dict[str, Any] = {"biases": "qkv", "qk_norm": True, "head_width": 32, "kv_heads": 2, "rotary_theta": 1e6}
 QWEN |= {"rotary_scaling": RotaryScaling(factor=8.0, original_positions=64)}
 """Differences from the small model: GPT-2's form, and Qwen's of several generations with Llama 3.1's frequencies."""
+GEMMA: dict[str, Any] = {"attention_window": 12, "full_attention_every": 3, "window_rotary_theta": 500.0}
+GEMMA |= {"activation": "geglu", "post_norms": True, "scaled_embedding": True, "query_scalar": 20.0}
+GEMMA |= {"attention_softcap": 2.0, "logits_softcap": 1.0, "attention_sinks": True}
+"""Gemma's form, of both generations, with gpt-oss's sinks."""
 EXPERTS: dict[str, Any] = {"experts": 4, "experts_per_token": 2, "ffn_hidden": 96}
 LATENT: dict[str, Any] = {
     "key_value_rank": 24, "query_rank": 40, "head_width": 12, "rotary_width": 8, "value_width": 16

@@ -121,6 +121,21 @@ FAULTS = {
         "found[order.argsort()]",
         "found[order]",
     ),
+    "a stage's layers have the windows of the first ones": (
+        "model.py",
+        "shape.window_of(layer)) for",
+        "shape.window_of(layer - layers.start)) for",
+    ),
+    "sinks are those of other context ranks' heads": (
+        "layout.py",
+        "chunk(self._size)[self._number]",
+        "chunk(self._size)[0]",
+    ),
+    "the gradient of a norm after a part is not summed over sequence-parallel ranks": (
+        "tensor_parallel.py",
+        'if name.endswith("_norm"):',
+        'if name in ("attention_norm", "feed_forward_norm"):',
+    ),
     "the gradient of a matrix that each rank has whole is not summed": (
         "tensor_parallel.py",
         "functional.linear(x, self._local_weight(Partial()))",

@@ -14,6 +14,7 @@ from support.trainer_runs import (
     CLIP_NORM,
     DEEPSEEK,
     EXPERTS,
+    GEMMA,
     GPT2,
     NEVER_REACHED,
     QWEN,
@@ -50,9 +51,11 @@ NAMED = {
         | PIECES,
         QWEN | {"kv_heads": 1},
     ),
+    "tp2-sp-cp2-of-gemma": ({"tensor_parallel": 2, "sequence_parallel": True, "context_parallel": 2}, GEMMA),
+    "pp2-of-gemma": ({"pipeline_parallel": 2, "schedule": "1f1b", "micro_batch_seqs": 2}, GEMMA),
     "dp4-zero1-ep2": (
         {"data_parallel": 4, "sharding": (1, 1, 4), "expert_parallel": 2, "micro_batch_seqs": 1},
-        EXPERTS,
+        EXPERTS | {"biases": "all", "activation": "swiglu_clamped", "renormalized_experts": False},
     ),
     "tp2-sp-etp2": ({"tensor_parallel": 2, "sequence_parallel": True, "expert_tensor_parallel": 2}, EXPERTS),
     "deepseek-tp2-sp-pp2-1f1b-ep2": (

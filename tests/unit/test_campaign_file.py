@@ -81,7 +81,7 @@ def test_a_model_is_read_from_the_configuration_of_a_published_one(tmp_path: Pat
 @pytest.mark.parametrize(
     ("config", "more", "message"),
     [
-        (LLAMA | {"model_type": "gemma2"}, {}, 'model_type = "gemma2": expected an architecture that is modeled'),
+        (LLAMA | {"model_type": "falcon"}, {}, 'model_type = "falcon": expected an architecture that is modeled'),
         (
             LLAMA | {"model_type": "qwen3_moe", "mlp_only_layers": [0]},
             {},
@@ -110,9 +110,14 @@ def test_a_model_is_read_from_the_configuration_of_a_published_one(tmp_path: Pat
         (LLAMA, {"model.config": '"other.json"'}, "other.json"),
         (LLAMA, {"model.config": "3"}, "model.config = 3: expected the path of a model's config.json"),
         (
-            LLAMA | {"model_type": "mistral", "sliding_window": 64},
+            LLAMA | {"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 1},
             {},
-            "problem.sequence_length = 128: expected at most model.attention_window = 64",
+            "max_window_layers = 1: expected the window in all layers but each n-th one",
+        ),
+        (
+            LLAMA | {"model_type": "gpt_oss", "swiglu_limit": 5.0, "hidden_act": "silu"},
+            {},
+            "swiglu_limit = 5.0: expected 7.0: no other is modeled",
         ),
         (LLAMA | {"num_hidden_layers": "two"}, {}, 'model.layers = "two"'),
     ],

@@ -109,7 +109,7 @@ def test_v_shaped_pipelines_end_where_they_begin() -> None:
 )
 def test_what_cannot_be_traced_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
     found = replace(recipe(), **changes)
-    assert reason in (why_untraceable(found) or "")
+    assert reason in (why_untraceable(found, SPEC.problem) or "")
     with pytest.raises(InvalidInput, match=f"cannot be traced: .*{reason}"):
         plan(recipe_id="0123", recipe=found, problem=SPEC.problem, probe=ProbeSettings())
 

@@ -202,7 +202,9 @@ NOT_TRAINED = ("name", "routing", "attention_window")  # a sequence fits in the 
 LATENT = {"kv_heads": 8, "rotary_width": 16, "key_value_rank": 64}
 DENSE = {"dense_layers": 1, "dense_ffn_hidden": 1024}
 GROUPS = {"router_groups": 4, "router_groups_kept": 2}
+WINDOW = {"attention_window": 64}  # of sequences that are longer
 WITH: dict[str, Any] = {
+    **dict.fromkeys(("full_attention_every", "window_rotary_theta"), WINDOW),
     **dict.fromkeys(("rotary_width", "key_value_rank", "query_rank", "value_width"), LATENT),
     **dict.fromkeys(DENSE, DENSE),
     **dict.fromkeys(GROUPS, GROUPS),

@@ -51,6 +51,12 @@ def cluster(name: str) -> Cluster:
         ("frontier-175b", 175e9, 0.01),
         ("frontier-1t", 1000e9, 0.01),
         ("gpt-neox-20b", 20_554_567_680, 0),
+        ("gpt-oss-20b", 20_914_757_184, 0),
+        ("gpt-oss-120b", 116_829_156_672, 0),
+        ("gemma-2-9b", 9_241_705_984, 0),
+        ("gemma-2-27b", 27_227_128_320, 0),
+        ("gemma-3-12b", 11_766_034_176, 0),  # the text's part, as transformers builds it
+        ("gemma-3-27b", 27_009_346_304, 0),
         ("llama-2-7b", 6_738_415_616, 0),
         ("llama-3-8b", 8_030_261_248, 0),
         ("llama-3-70b", 70_553_706_496, 0),
@@ -67,6 +73,8 @@ def cluster(name: str) -> Cluster:
         ("mixtral-8x22b", 140_620_634_112, 0),
         ("qwen3-30b-a3b", 30_532_122_624, 0),
         ("qwen3-235b-a22b", 235_093_634_560, 0),
+        ("deepseek-v2-lite", 15_706_484_224, 0),
+        ("deepseek-v3", 671_026_404_352, 0),
     ],
 )
 def test_models_have_the_published_parameters(name: str, parameters: float, tolerance: float) -> None:

@@ -107,6 +107,20 @@ def test_flops_are_twice_the_multiplications_of_forward_and_two_backward() -> No
     assert SMALL.model_flops_per_token(length / 2) == 3 * forward - masked
 
 
+@pytest.mark.parametrize(("window", "every", "layers"), [(5, 0, 2), (5, 2, 2), (5, 3, 7), (40, 0, 2)])
+def test_flops_of_a_window_are_of_what_it_and_the_causal_mask_leave(window: int, every: int, layers: int) -> None:
+    model, length = replace(SMALL, layers=layers, attention_window=window, full_attention_every=every), 32
+    pairs = sum(min(place + 1, model.window_of(layer) or length) for place in range(length) for layer in range(layers))
+    attention = 3 * 2 * 2 * model.q_hidden * pairs / length  # per token: two products, forward and backward
+    plain = replace(model, attention_window=None, full_attention_every=0)
+    besides = plain.model_flops_per_token(length) - 3 * layers * plain.attention_flops_per_token(length)
+    # As PaLM counts a sequence twice what the mask leaves of it, but for the own position's half.
+    assert model.model_flops_per_token(length, causal=True) - besides == pytest.approx(attention, rel=0.15)
+    assert model.model_flops_per_token(length) - besides == pytest.approx(
+        2 * (model.model_flops_per_token(length, causal=True) - besides)
+    )
+
+
 def test_flops_of_attention_follow_the_heads_own_width() -> None:
     wide = replace(SMALL, head_width=4)  # twice hidden / heads
     more = 2 * (2 * SMALL.hidden * SMALL.hidden + 2 * SMALL.hidden * SMALL.kv_hidden) + 4 * 32 * SMALL.hidden
@@ -137,7 +151,10 @@ def test_flops_agree_with_the_megatron_formula() -> None:
         ({"vocabulary": 1}, "model.vocabulary = 1: expected at least 2"),
         ({"vocabulary_multiple": 0}, "model.vocabulary_multiple = 0: expected at least 1"),
         ({"max_positions": 0}, "model.max_positions = 0: expected at least 1"),
-        ({"activation": "relu"}, 'model.activation = "relu": expected one of gelu, gelu_tanh, swiglu'),
+        (
+            {"activation": "relu"},
+            'model.activation = "relu": expected one of gelu, gelu_tanh, swiglu, swiglu_clamped, geglu',
+        ),
         ({"biases": "some"}, 'model.biases = "some": expected one of none, qkv, all'),
         ({"rotary_width": 3}, "model.rotary_width = 3: expected an even number, at most 2"),
         ({"rotary_width": 4}, "model.rotary_width = 4: expected an even number, at most 2"),

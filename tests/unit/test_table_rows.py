@@ -61,7 +61,7 @@ def test_a_row_of_a_preset_s_shape_is_the_recipe_of_a_campaign_with_that_preset(
 MIXTURE: dict[str, Any] = {
     "model": "mixtral", "n_params_b": 46.7, "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "vocab": 32000,
     "ffn_hidden": 4096, "experts": 8, "top_k": 2, "expert_ffn_hidden": 14336, "tp": 1, "dp": 8, "gas": 8, "ep": 4,
-    "precision": "bf16", "attention": "GQA", "shared_experts": 0, "etp": 1, "dense_layers": 0,
+    "precision": "bf16", "attention": "GQA", "shared_experts": 0, "etp": 2, "dense_layers": 0,
 }  # fmt: skip
 
 
@@ -71,22 +71,22 @@ def test_a_mixture_s_experts_are_columns(tmp_path: Path) -> None:
     model = problem.problem.model
     assert (model.experts, model.experts_per_token, model.ffn_hidden, model.ffn_matrices) == (8, 2, 14336, 3)
     assert model.active_parameters == pytest.approx(12.9e9, rel=0.01)
-    assert one.recipe.expert_parallel == 4
+    assert (one.recipe.expert_parallel, one.recipe.expert_tensor_parallel) == (4, 2)
     (sample,) = (part for _, part in tables.read(tmp_path / "rows.csv").parts)
     own = Workload.of([one.recipe], problem.problem)
-    assert sample.work.layer_share == own.layer_share == (0.25 * 8 * 3 * 14336 + 2 * 5120 + 8) * 4096
+    assert sample.work.layer_share == own.layer_share == (0.125 * 8 * 3 * 14336 + 2 * 5120 + 8) * 4096
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"top_k": ""}, "no number of experts that a token goes through"),
-        ({"etp": 2}, "experts are split, which is not modeled"),
         ({"shared_experts": "1 x 2048"}, "shared experts are not modeled"),
         ({"dense_layers": 1}, "layers without experts among others are not modeled"),
         ({"mtp_layers": 1}, "layers that predict further tokens are not modeled"),
         ({"attention": "MLA"}, "attention MLA is not modeled"),
-        ({"ep": 3}, "ep divides neither the experts nor the ranks of a stage"),
+        ({"ep": 3}, "ep does not divide the experts, or ep x etp the ranks of a stage"),
+        ({"etp": 4}, "ep does not divide the experts, or ep x etp the ranks of a stage"),
     ],
 )
 def test_a_mixture_of_which_no_model_here_is_made_is_left_out(

@@ -11,7 +11,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention import flex_attention as flex
 
+from frontrunner.evaluators.trainer import model as model_module
 from frontrunner.evaluators.trainer.data import (
     BYTE_VOCABULARY,
     END_OF_DOCUMENT,
@@ -21,7 +24,7 @@ from frontrunner.evaluators.trainer.data import (
 )
 from frontrunner.evaluators.trainer.job import Train
 from frontrunner.evaluators.trainer.layout import stage_layers, stages_of_rank
-from frontrunner.evaluators.trainer.model import Gpt, RotaryTable, initialize
+from frontrunner.evaluators.trainer.model import Gpt, Mixer, RotaryTable, initialize
 from frontrunner.evaluators.trainer.optimizer import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
 from frontrunner.evaluators.trainer.run import ProgressLog, RunContext, StepOutcome, limit_memory
 from frontrunner.evaluators.trainer.torch_engine import multiply_in_8_bits
@@ -195,6 +198,49 @@ def test_attention_scores_depend_on_distance_alone() -> None:
         diagonal = scores.diagonal(-distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(scores.diagonal(-1)[0], scores.diagonal(-2)[0])
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param({"attention_window": 7}, id="window"),
+        pytest.param({"attention_sinks": True, "kv_heads": 2}, id="sinks"),
+        pytest.param({"attention_softcap": 0.5, "query_scalar": 3.0}, id="capped"),
+        pytest.param(
+            {"attention_window": 7, "attention_sinks": True, "attention_softcap": 0.5, "kv_heads": 1}, id="all"
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
+def test_attention_in_blocks_is_that_of_all_scores(form: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `torch.compile` makes a kernel of, against products and masks: results and gradients."""
+    monkeypatch.setattr(model_module, "_flex_attention", lambda: flex.flex_attention)
+    monkeypatch.setattr(flex, "_validate_device", lambda *_: None)  # torch differentiates it on CPUs, and refuses to
+    shape, length = small_model(**form), 160  # more than one block
+    mixer, generator = Mixer(shape, window=shape.attention_window), torch.Generator().manual_seed(0)
+
+    def drawn(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, dtype=torch.float64, requires_grad=True)
+
+    inputs = [drawn(2, count, length, shape.head_dim) for count in (shape.heads, shape.kv_heads, shape.kv_heads)]
+    inputs += [drawn(shape.heads)] if shape.attention_sinks else []
+    sinks = inputs[3] if shape.attention_sinks else None
+    in_blocks, plain = mixer._in_blocks(*inputs[:3], sinks), mixer.mix(*inputs[:3], sinks)
+    torch.testing.assert_close(in_blocks, plain)
+    weights = torch.randn(plain.shape, generator=generator, dtype=torch.float64)
+    gradients = (torch.autograd.grad((mixed * weights).sum(), inputs) for mixed in (in_blocks, plain))
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_window_ends_with_the_position_itself() -> None:
+    model = Gpt(small_model(layers=1, attention_window=3), sequence_length=SEQUENCE_LENGTH, layers=range(1))
+    initialize(model.named_parameters(), seed=1, layers=1)
+    tokens = torch.randint(0, 384, (1, SEQUENCE_LENGTH), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[0, 10] += 1
+    differs = (model(tokens) != model(changed)).any(dim=-1)[0]
+    assert differs.nonzero().flatten().tolist() == [10, 11, 12]
 
 
 def test_the_future_does_not_reach_the_past() -> None:

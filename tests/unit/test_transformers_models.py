@@ -38,6 +38,16 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("llama-3.2-1b", {"rotary_scaling": RotaryScaling(factor=32.0, high_frequency_factor=5.0)}),
     ("llama-3.2-1b", {"rotary_scaling": RotaryScaling(factor=32.0, original_positions=4096)}),
     ("qwen3-8b", {"norm_epsilon": 1e-5}),
+    ("mistral-7b", {"attention_window": 101}),
+    ("gemma-2-27b", {"full_attention_every": 1}),
+    ("gemma-2-27b", {"attention_softcap": 1.1}),
+    ("gemma-2-27b", {"logits_softcap": 0.6}),
+    ("gemma-2-27b", {"query_scalar": 143.0}),
+    ("gemma-2-27b", {"scaled_embedding": False}),
+    ("gemma-2-27b", {"activation": "swiglu"}),
+    ("gemma-3-27b", {"window_rotary_theta": 9e3}),
+    ("gpt-oss-20b", {"activation": "swiglu"}),
+    ("gpt-oss-20b", {"rotary_scaling": RotaryScaling(factor=32.0, kind="yarn", original_positions=4096)}),
     ("gpt-neox-20b", {"rotary_width": 16}),
     ("gpt-neox-20b", {"parallel_residual": False}),
 ]
@@ -78,6 +88,17 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gpt_neox": _WIDTHS
     | {"intermediate_size": 320, "hidden_act": "gelu_fast", "rotary_pct": 1.0, "rotary_emb_base": 5e3}
     | {"use_parallel_residual": False, "layer_norm_eps": 1e-4},
+    "mistral in windows": _GROUPED | {"sliding_window": 70},
+    "qwen2 in windows": _GROUPED | {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 0},
+    "gpt_oss": _GROUPED
+    | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 60}
+    | {"rope_scaling": _YARN | {"original_max_position_embeddings": 64, "truncate": False}, "rope_theta": 15e4},
+    "gemma2": _GROUPED
+    | {"head_dim": 48, "query_pre_attn_scalar": 20, "sliding_window": 70}
+    | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 0.5},
+    "gemma3_text": _GROUPED
+    | {"num_hidden_layers": 3, "head_dim": 48, "sliding_window": 70, "sliding_window_pattern": 3}
+    | {"rope_theta": 3e5, "rope_local_base_freq": 5e3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     "gpt_neox as released": _WIDTHS | {"intermediate_size": 320, "hidden_act": "gelu_fast", "rotary_pct": 0.25},
     "llama linear": _GROUPED | {"rope_scaling": {"type": "linear", "factor": 4.0}},
     "qwen3 yarn": _GROUPED
@@ -110,7 +131,10 @@ def reduced(name: str) -> Model:
         full = replace(full, ffn_hidden=48 * full.hidden // hidden)
     return replace(
         full,
-        layers=2,
+        layers=max(2, full.full_attention_every),
+        attention_window=full.attention_window and 100,
+        attention_softcap=full.attention_softcap and 1.0,
+        logits_softcap=full.logits_softcap and 0.5,
         hidden=hidden,
         heads=heads,
         kv_heads=2,
@@ -138,7 +162,7 @@ def ours(model: Model) -> Gpt:
     return found.eval()
 
 
-def theirs(model: Model) -> Any:
+def theirs(model: Model) -> Any:  # noqa: C901, PLR0911 - a list of architectures
     """The model of `transformers` of the same form."""
     common: dict[str, Any] = {"vocab_size": model.vocabulary, "tie_word_embeddings": model.tied_embeddings}
     if model.positions == "learned":
@@ -154,7 +178,7 @@ def theirs(model: Model) -> Any:
         )
         return transformers.GPT2LMHeadModel(config).eval()
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rotary_theta}
-    if model.biases == "all":  # GPT-NeoX, and the Frontier study's
+    if model.norm == "layernorm":  # GPT-NeoX, and the Frontier study's
         config = transformers.GPTNeoXConfig(
             hidden_size=model.hidden,
             num_hidden_layers=model.layers,
@@ -169,9 +193,13 @@ def theirs(model: Model) -> Any:
         )
         return transformers.GPTNeoXForCausalLM(config).eval()
     if (scaling := model.rotary_scaling) is not None:
-        rope |= {"rope_type": "llama3", "factor": scaling.factor}
-        rope |= {"low_freq_factor": scaling.low_frequency_factor, "high_freq_factor": scaling.high_frequency_factor}
-        rope |= {"original_max_position_embeddings": scaling.original_positions}
+        rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
+        if scaling.kind == "llama3":
+            rope |= {"low_freq_factor": scaling.low_frequency_factor, "high_freq_factor": scaling.high_frequency_factor}
+        if scaling.kind == "yarn":
+            rope |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
+        if scaling.kind != "linear":
+            rope |= {"original_max_position_embeddings": scaling.original_positions}
     common |= {
         "hidden_size": model.hidden,
         "intermediate_size": model.ffn_hidden,
@@ -182,13 +210,31 @@ def theirs(model: Model) -> Any:
         "max_position_embeddings": model.max_positions,
         "rope_parameters": rope,
     }
+    if model.post_norms:
+        return gemma(model, common)
     if model.experts:
         return (of_deepseek if model.key_value_rank else of_experts)(model, common)
+    if model.attention_window is not None:
+        config = transformers.MistralConfig(sliding_window=model.attention_window, **common)
+        return transformers.MistralForCausalLM(config).eval()
     if model.biases == "qkv":
         return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**common)).eval()
     if model.qk_norm:
         return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(head_dim=model.head_dim, **common)).eval()
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(head_dim=model.head_dim, **common)).eval()
+
+
+def gemma(model: Model, common: dict[str, Any]) -> Any:
+    """Gemma 2 or 3; of the kernels that transformers has, only the eager one caps scores."""
+    scalar = int(model.query_scalar or model.head_dim)
+    common |= {"query_pre_attn_scalar": scalar, "sliding_window": model.attention_window}
+    common |= {"attn_logit_softcapping": model.attention_softcap, "final_logit_softcapping": model.logits_softcap}
+    common |= {"head_dim": model.head_dim, "attn_implementation": "eager"}
+    if not model.qk_norm:
+        return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**common)).eval()
+    in_windows = {"rope_type": "default", "rope_theta": model.window_rotary_theta}
+    common["rope_parameters"] = {"full_attention": common["rope_parameters"], "sliding_attention": in_windows}
+    return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**common)).eval()
 
 
 def of_deepseek(model: Model, common: dict[str, Any]) -> Any:
@@ -223,6 +269,10 @@ def of_deepseek(model: Model, common: dict[str, Any]) -> Any:
 
 def of_experts(model: Model, common: dict[str, Any]) -> Any:
     common |= {"num_experts_per_tok": model.experts_per_token, "num_local_experts": model.experts}
+    if model.attention_sinks:
+        common |= {"head_dim": model.head_dim, "sliding_window": model.attention_window}
+        config = transformers.GptOssConfig(attn_implementation="eager", **common)
+        return transformers.GptOssForCausalLM(config).eval()
     if not model.qk_norm:
         return transformers.MixtralForCausalLM(transformers.MixtralConfig(sliding_window=None, **common)).eval()
     common |= {"norm_topk_prob": model.renormalized_experts, "head_dim": model.head_dim}
@@ -274,8 +324,25 @@ def neox_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tens
     return found
 
 
-def llama_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tensor]:
-    """Ours by the names of Llama, Qwen and DeepSeek."""
+def expert_weights(taken: Callable[[str], Tensor], here: str, model: Model) -> Iterator[tuple[str, Tensor]]:
+    """The experts of a layer; gpt-oss has gate and up by turns, and matrices transposed."""
+    for form in ("weight", "bias") if model.biases == "all" else ("weight",):
+        each = {part: taken(f"{here}.feed_forward.experts.{part}.{form}") for part in ("gate", "up", "down")}
+        if form == "weight":  # of all experts one way
+            each = {part: weight.unflatten(0, (model.experts, -1)) for part, weight in each.items()}
+            each = {part: weight if part == "down" else weight.mT for part, weight in each.items()}
+        if model.attention_sinks:
+            ending = "" if form == "weight" else "_bias"
+            joined = torch.stack([each["gate"], each["up"]], dim=2).flatten(1, 2)
+            yield f"gate_up_proj{ending}", joined.transpose(1, -1)
+            yield f"down_proj{ending}", each["down"].transpose(1, -1)
+        else:
+            yield "gate_up_proj", torch.cat([each["gate"], each["up"]], dim=1)
+            yield "down_proj", each["down"]
+
+
+def llama_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tensor]:  # noqa: C901 - a list of names
+    """Ours by the names of Llama, Qwen, DeepSeek, Gemma and gpt-oss."""
     found = {"model.embed_tokens.weight": taken("embedding.tokens.weight"), "model.norm.weight": taken("norm.weight")}
     for layer in range(model.layers):
         here, there, kind = f"blocks.{layer}", f"model.layers.{layer}", model.kind_of(layer)
@@ -284,15 +351,24 @@ def llama_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Ten
             "post_attention_layernorm.weight": "feed_forward_norm.weight",
             "self_attn.o_proj.weight": "attention.output.weight",
         }
+        if model.post_norms:
+            names |= {
+                "post_attention_layernorm.weight": "attention_output_norm.weight",
+                "pre_feedforward_layernorm.weight": "feed_forward_norm.weight",
+                "post_feedforward_layernorm.weight": "feed_forward_output_norm.weight",
+            }
         gated, of_shared = ("gate", "up", "down"), ("gate", "up", "down") if kind.shared_experts else ()
         names |= {f"mlp.shared_experts.{part}_proj.weight": f"feed_forward.shared.{part}.weight" for part in of_shared}
-        if kind.experts:
+        if model.attention_sinks:
+            names |= {f"mlp.router.{form}": f"feed_forward.router.{form}" for form in ("weight", "bias")}
+            names |= {"self_attn.o_proj.bias": "attention.output.bias", "self_attn.sinks": "attention.sinks.weight"}
+        elif kind.experts:
             names["mlp.gate.weight"] = "feed_forward.router.weight"
         else:
             names |= {f"mlp.{part}_proj.weight": f"feed_forward.{part}.weight" for part in gated}
         for part in ("query", "key", "value") if kind.key_value_rank is None else ():
             names[f"self_attn.{part[0]}_proj.weight"] = f"attention.{part}.weight"
-            if model.biases == "qkv":
+            if model.biases != "none":
                 names[f"self_attn.{part[0]}_proj.bias"] = f"attention.{part}.bias"
             if model.qk_norm and part != "value":
                 names[f"self_attn.{part[0]}_norm.weight"] = f"attention.{part}_norm.weight"
@@ -300,12 +376,11 @@ def llama_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Ten
         if kind.key_value_rank:
             found |= {f"{there}.self_attn.{name}.weight": value for name, value in latent_weights(taken, here, model)}
         if kind.experts:
-            experts = {part: taken(f"{here}.feed_forward.experts.{part}.weight") for part in gated}
-            each = {part: weight.unflatten(0, (model.experts, -1)) for part, weight in experts.items()}
-            found[f"{there}.mlp.experts.gate_up_proj"] = torch.cat([each["gate"].mT, each["up"].mT], 1)
-            found[f"{there}.mlp.experts.down_proj"] = each["down"]
+            found |= {f"{there}.mlp.experts.{name}": value for name, value in expert_weights(taken, here, model)}
         if kind.balancing == "bias":
             found[f"{there}.mlp.gate.e_score_correction_bias"] = taken(f"{here}.bias")
+    if model.post_norms:  # Gemma keeps a norm's weight without the 1 that is added to it
+        found |= {name: weight - 1 for name, weight in found.items() if "norm." in name}
     return found
 
 
@@ -329,7 +404,7 @@ def logits(model: Model, reference: Any) -> tuple[Tensor, Tensor]:
     mine = ours(model)
     weights = {name: parameter.detach() for name, parameter in mine.named_parameters()}
     weights |= {f"{name}.bias": one.balance.bias for name, one in mine.mixtures.items() if one.balance is not None}
-    rotary = neox_weights if model.biases == "all" else llama_weights
+    rotary = neox_weights if model.norm == "layernorm" else llama_weights
     renamed = (gpt2_weights if model.positions == "learned" else rotary)(weights.pop, model)
     renamed["lm_head.weight"] = renamed_embedding(renamed) if model.tied_embeddings else weights.pop("head.weight")
     assert not weights
@@ -364,7 +439,10 @@ def test_presets_compute_what_the_published_models_do(name: str) -> None:
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_configurations_are_read_as_transformers_builds_them(kind: str) -> None:
     config = {"model_type": kind.split(maxsplit=1)[0], **PUBLISHED[kind]}
-    reference = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config)).eval()
+    built = transformers.AutoConfig.for_model(**config)
+    if kind in ("gemma2", "gpt_oss"):  # whose capped scores and sinks have no other kernel
+        built._attn_implementation = "eager"
+    reference = transformers.AutoModelForCausalLM.from_config(built).eval()
     model = read_plain(Model, {"vocabulary_multiple": 1, **filled(model_of_config(config))}, "model")
     assert model.parameters == sum(parameter.numel() for parameter in reference.parameters())
     assert apart(*logits(model, reference)) < RELATIVE

@@ -155,7 +155,7 @@ def print_scaling(found: Scaling) -> None:
     print_trust(found.trust)
 
 
-def print_breakdown(found: Breakdown) -> None:
+def print_breakdown(found: Breakdown) -> None:  # noqa: C901 - one line after the other
     """Print where a recipe's step time and memory go."""
     out = console()
     estimate, measured = found.estimate, found.measured
@@ -179,6 +179,8 @@ def print_breakdown(found: Breakdown) -> None:
     elif found.unmatched is not None:
         out.say(found.unmatched, style="dim")
     out.say(f"limited by {limited_by(estimate)}")
+    if shared := estimate.recipe.experts_in_words(found.problem.model.experts):
+        out.say(shared, style="dim")
     parts = {name: time for name, time in estimate.step_parts_s.items() if time > 0}
     title = "the step, on the slowest rank of the pipeline" if len(found.ranks) > 1 else "the step"
     step = ruled_table(title, "part", ("time", "right"), ("share", "right"))
@@ -199,7 +201,7 @@ def print_breakdown(found: Breakdown) -> None:
     for mark in found.marks:
         out.say(f"note: {mark.text}", style="dim")
     print_trust(found.trust)
-    if why_untraceable(estimate.recipe) is None and found.problem.software.code is None:
+    if why_untraceable(estimate.recipe, found.problem) is None and found.problem.software.code is None:
         out.say("`frontrunner dryrun` traces the memory of the real step", style="dim")
 
 
@@ -338,7 +340,7 @@ def commands(advice: Advice, file: str) -> dict[str, str]:
     words = (f"{key}={str(value).lower()}" for key, value in advice.choices.items())
     chosen = " ".join(["--campaign", quoted, *words])
     next_steps = {f"frontrunner explain {chosen}": "what its step and memory go to"}
-    if why_untraceable(found.recipe) is None and advice.problem.software.code is None:
+    if why_untraceable(found.recipe, advice.problem) is None and advice.problem.software.code is None:
         next_steps[f"frontrunner dryrun {chosen}"] = "trace its memory"
     around = "the recipes around it" + (", once [space] lists it" if advice.lacking else "")
     return next_steps | {f"frontrunner plan {quoted}": around}
