@@ -169,6 +169,11 @@ class Software:
         found: Flags = self.gathers_in_8_bits & (work.fp8 == FP8_SCALINGS.index("tensorwise"))
         return found
 
+    @property
+    def fp8_default(self) -> str:
+        """How factors are scaled to 8 bits unless stated: Transformer Engine's default is `DelayedScaling`."""
+        return "delayed" if self.transformer_engine else "tensorwise"
+
     def has_feed_forward_in_8_bits(self, work: Workload) -> Flags:
         """Return whether the feed-forward part's products are in 8 bits too, where a recipe has such products."""
         dense: Flags = work.experts == 0

@@ -71,10 +71,10 @@ MISLABELED = "its time is that of the opposite seq_parallel"
 SAME_TIME = 0.05
 """Share of time by which repeats may differ; assumed."""
 FP8_WORDS = {
-    "fp8": "tensorwise", "fp8-tensorwise": "tensorwise", "fp8_cs": "tensorwise", "fp8-rowwise": "rowwise",
+    "fp8": "default", "fp8-tensorwise": "tensorwise", "fp8_cs": "tensorwise", "fp8-rowwise": "rowwise",
     "fp8_delayed": "delayed", "fp8_block": "blockwise", "mxfp8": "mxfp8",
 }  # fmt: skip
-"""Words for a precision in 8 bits -> how factors are scaled; by tensors, where a word does not say."""
+"""Words for a precision in 8 bits -> how factors are scaled, or that the word does not say."""
 LIKELY_VOCABULARY = (16_000, 300_000)
 BATCH_TOLERANCE = 0.01
 MOST_BYTES = 200_000_000
