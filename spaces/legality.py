@@ -63,7 +63,12 @@ def _frame(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901, PLR0912
     chunks = recipe.virtual_stages
     if recipe.devices > problem.cluster.devices:
         yield "devices", f"{recipe.devices} devices of {problem.cluster.devices} in the cluster"
-    parts = (("heads", model.heads), ("ffn_hidden", model.ffn_hidden), ("padded vocabulary", model.padded_vocabulary))
+    parts = (
+        ("heads", model.heads),
+        ("ffn_hidden", model.ffn_hidden),
+        ("dense_ffn_hidden", model.dense_ffn_hidden or 0),
+        ("padded vocabulary", model.padded_vocabulary),
+    )
     for part, size in parts:
         if size % tp:
             yield "tensor-parallel-divides", f"tensor_parallel {tp} does not divide {part} {size}"

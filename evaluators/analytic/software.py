@@ -83,7 +83,8 @@ class Software:
     parameters come in `gathers_per_layer`. `host_layer_s` and `host_collective_s` are the host's time to issue one;
     `fragmentation` is the allocator's loss, a share of activations.
 
-    Where attention `keeps_packed`, its values are a view of the joint product of queries, keys and values, which stays.
+    Latent attention's values are padded to the width of its queries where code `pads_values`. Where attention
+    `keeps_packed`, its values are a view of the joint product of queries, keys and values, which stays.
     A reducer's own buckets hold `reducer_bytes` per parameter. `pipeline_split` gives ranks as many layers each, or as
     much work with the head (`cost`), or as many modules (`ends`: embedding, last norm and head count as layers). Code
     that `sends_singly` has a communicator with each pipeline neighbor. A `cross_entropy` in 16 bits keeps no fp32 copy
@@ -111,6 +112,7 @@ class Software:
     cross_entropy: Literal["fused", "16-bit", "eager"] = "eager"
     copies_attention_from: float = float("inf")
     keeps_packed: bool = False
+    pads_values: bool = False
     narrow_in_fp16: bool = False
     reduces_wide: bool = False
     reduces_whole: bool = False
@@ -181,9 +183,10 @@ class Software:
         between = work.norms * norm + 2 * residual
         if of == 2 and self.norm == "fused":  # two norms keep one input
             between = between - np.where(work.parallel_residual, norm, 0.0)
-        head = KERNELS["reshape"]["eager"][of] + np.where(work.rotary, each("rotary", self.rotary), 0.0)
+        reshaped, turned = KERNELS["reshape"]["eager"][of], np.where(work.rotary, each("rotary", self.rotary), 0.0)
         feed_forward = np.where(work.ffn_matrices == 3, each("gate", self.gate), each("gelu", "fused"))
-        inside = head * (work.q_hidden + work.kv_hidden) + feed_forward * work.ffn_hidden * work.experts_per_token
+        inside = reshaped * (work.q_hidden + work.kv_hidden) + turned * work.rotated_hidden
+        inside = inside + feed_forward * work.ffn_hidden * (work.experts_per_token + work.shared_experts)
         inside = inside + norm * work.normed_heads
         # Half is the row's, which ranks that share each expert hold of all of them.
         rows = work.experts_per_token * (1 + work.expert_tensor_parallel) / 2
@@ -192,6 +195,7 @@ class Software:
             permuted = permuted + KERNELS["sorting"]["fused"][of] * work.experts_per_token
         permuted = np.where(work.experts > 0, permuted, 0.0)
         between = (between + permuted) * work.hidden / work.sequence_shards
+        between = between + norm * (work.query_rank + work.key_value_rank)
         return (between + inside / work.tensor_parallel) * work.bytes_per_value / 2
 
     def lacks_fused_softmax(self, work: Workload) -> Flags:
@@ -224,6 +228,7 @@ FRONTRUNNER = Software(
     dropout=False,
     selective="products",
     keeps_gathered=True,
+    pads_values=True,
     bytes_per_logit=16.0,
     shards_only_masters=True,
     widens_logits_by_rows=True,

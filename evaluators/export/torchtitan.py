@@ -9,6 +9,7 @@ local batch is a whole step's, cut into the pipeline's micro-batches.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from frontrunner.evaluators.export.base import (
@@ -181,9 +182,10 @@ class Torchtitan(Tool):
 
 def _is(model: Model, stated: Mapping[str, Any]) -> bool:
     """Return whether a model has what a configuration states, and is a plain rotary RMSNorm SwiGLU model besides."""
-    names = ("name", "vocabulary_multiple", "max_positions", "attention", "routing", "balancing", "balancing_weight")
-    either = {name: getattr(model, name) for name in names}
-    return model == Model(activation="swiglu", norm="rmsnorm", **either, **stated)
+    either = {"name", "vocabulary_multiple", "max_positions", "attention", "routing", "balancing", "balancing_weight"}
+    plain: dict[str, Any] = {one.name: one.default for one in fields(Model)}
+    wanted = plain | {"activation": "swiglu", "norm": "rmsnorm", **stated}
+    return all(getattr(model, name) == value for name, value in wanted.items() if name not in either)
 
 
 def _layers_argument(problem: Problem, recipe: Recipe) -> int | None:

@@ -16,7 +16,15 @@ import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.fit import Sample, Samples
 from frontrunner.evaluators.analytic.software import coded
-from frontrunner.evaluators.analytic.workload import BYTES_PER_VALUE, FP8_SCALINGS, Split, Workload, ends, split_layers
+from frontrunner.evaluators.analytic.workload import (
+    BYTES_PER_VALUE,
+    FP8_SCALINGS,
+    LAYERS,
+    Split,
+    Workload,
+    ends,
+    split_layers,
+)
 from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.rows import (
     MEMORY,
@@ -31,6 +39,7 @@ from frontrunner.evaluators.tables.rows import (
 from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
 from frontrunner.spaces.model import attended
+from frontrunner.spaces.stages import leading
 
 
 @dataclass(frozen=True)
@@ -140,9 +149,11 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even") -> W
     head = column("vocab") * hidden / (hidden * width)
     shapes = zip(column("layers").tolist(), column("pp").tolist(), head.tolist(), strict=True)
     whole = ((int(n), int(p), cost) for n, p, cost in shapes)
-    held = [ends(split_layers(split, n, p, cost)) for n, p, cost in whole]
-    first, middle, last = np.array(held, dtype=np.float64).reshape(-1, 3).T
     counts: dict[str, Any] = {name: column(own) for name, own in schema.OF_RECIPES.items()}
+    split_rows = (split_layers(split, n, p, cost) for n, p, cost in whole)
+    dense = column("dense_layers", 0)
+    held = [ends(one, leading(one, int(first))) for one, first in zip(split_rows, dense, strict=True)]
+    counts |= zip(LAYERS, np.array(held, dtype=np.float64).reshape(-1, len(LAYERS)).T, strict=True)
     return Workload(
         layers=column("layers"),
         hidden=hidden,
@@ -167,9 +178,6 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even") -> W
         recompute_full=np.array([row.recompute == "full" for row in rows]),
         recompute_selective=np.array([row.recompute == "selective" for row in rows]),
         sequence_parallel=np.array([row.seq_parallel == 1 and row.tp > 1 for row in rows]),
-        layers_first=first,
-        layers_middle=middle,
-        layers_last=last,
         head_on_first=column("pp") == 1,
         fp8=np.array([float(FP8_SCALINGS.index(row.fp8)) for row in rows]),
         compile=np.array([_is_compiled(row) for row in rows]),

@@ -44,6 +44,7 @@ DEEPSEEK_V2_LITE = replace(
     DEEPSEEK_V2, layers=27, hidden=2048, heads=16, kv_heads=16, ffn_hidden=1408, query_rank=None, experts=64,
     dense_ffn_hidden=10944, router_groups=1, router_groups_kept=1,
 )  # fmt: skip
+KINDS = ("layers", "dense")
 ZERO_1, ZERO_3 = Sharding(optimizer=64), Sharding(parameters=64, gradients=64, optimizer=64)
 OURS = without_latency(Machine.of(A100, "bf16", FRONTRUNNER))
 
@@ -311,6 +312,46 @@ def test_experts_that_have_no_replica_are_not_reduced() -> None:
     time = step_time(found, work(alone, shared, problem=of_experts()))
     experts = 32 * 3 * 4096 * 14336 * 8
     assert time.data_parallel[1] / time.data_parallel[0] == pytest.approx(1 - experts / MIXTRAL.parameters, rel=0.1)
+
+
+def test_ranks_of_a_pipeline_hold_the_layers_that_they_have() -> None:
+    """Three leading layers without experts are on the first of 16 ranks; in 32 stages, two and one on its neighbor."""
+    problem = replace(PROBLEM, model=DEEPSEEK_V3, precision="bf16")
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 64, "devices": 64, "pipeline_parallel": 16}
+    plain, looped = recipe(**shape), recipe(**shape, virtual_stages=2, schedule="interleaved-1f1b")
+    of = work(plain, looped, problem=problem)
+    found = [[getattr(of, f"{kind}_{place}").tolist() for place in ("first", "middle", "last")] for kind in KINDS]
+    assert found == [[[4, 4], [4, 4], [3, 3]], [[3, 2], [0, 0], [0, 0]]]
+    table = DEEPSEEK_V3.padded_vocabulary * DEEPSEEK_V3.hidden
+    (_, dense), (_, mixed) = DEEPSEEK_V3.kinds
+    counts = 3 * dense.matmul_parameters_per_layer + mixed.matmul_parameters_per_layer + table
+    assert memory_of_ranks(OURS, of)[0].parameters[0] == pytest.approx(2 * counts, rel=1e-3)
+
+
+def test_layers_of_either_kind_take_what_a_model_of_them_does() -> None:
+    """Seconds of three layers, one without experts: those of its kind and of two of the other."""
+    three = replace(DEEPSEEK_V3, layers=3, dense_layers=1)
+    kinds = [three, *(replace(kind, layers=3) for _, kind in three.kinds)]
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 1, "devices": 1}
+    workloads = [work(recipe(**shape), problem=replace(PROBLEM, model=kind, precision="bf16")) for kind in kinds]
+    both, dense, mixed = (step_time(OURS, one).compute[0] for one in workloads)
+    assert both == pytest.approx(dense / 3 + 2 * mixed / 3, rel=1e-9)
+    assert dense != pytest.approx(mixed, rel=0.01)
+
+
+def test_latent_attention_is_timed_by_its_products() -> None:
+    """With fast memory, a layer takes the time of its FLOPs: those of products, and half of attention's."""
+    ideal = replace(OURS.efficiencies, kernel_s=0.0, tile_waves=0.0, reduction_depth=0.0, fused_attention_forward=1.0)
+    megatron = replace(FRONTRUNNER, pads_values=False)
+    fast = replace(OURS, memory_bytes_per_s=1e18, efficiencies=ideal, software=megatron, attention_scale=1.0)
+    dense = DEEPSEEK_V3.kinds[0][1]
+    of = work(
+        recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, devices=1), problem=replace(PROBLEM, model=dense)
+    )
+    flops = dense.layer_flops_per_token(PROBLEM.sequence_length)
+    halved = flops - dense.attention_flops_per_token(PROBLEM.sequence_length) / 2
+    expected = halved * PROBLEM.sequence_length / fast.matmul_flops
+    assert layer(fast, of).forward[0] == pytest.approx(expected, rel=1e-6)
 
 
 def test_shared_experts_take_less_memory() -> None:

@@ -30,10 +30,11 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from support import charted
 from support.campaigns import tiny, write_toml
-from support.formats import problem, recipes
+from support.formats import deepseek, problem, recipes
 
 PROBLEM = problem()
 EXPERTS = problem(experts=8, experts_per_token=2)
+DEEPSEEK = deepseek()
 UNSCALED = problem(experts=8, experts_per_token=2, renormalized_experts=False)
 HEADER = ("a recipe of 'x' $(y) `z`", "line\nbreak")
 GENERATED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -48,7 +49,7 @@ def as_read(recipe: Recipe) -> Recipe:
 @settings(GENERATED, max_examples=120)
 @given(data=st.data())
 def test_what_can_be_said_is_read_back_to_the_same_recipe(name: str, data: st.DataObject) -> None:
-    of = data.draw(st.sampled_from([PROBLEM, EXPERTS, UNSCALED]))
+    of = data.draw(st.sampled_from([PROBLEM, EXPERTS, UNSCALED, DEEPSEEK]))
     recipe = data.draw(recipes(of))
     reason = TOOLS[name].why_not(of, recipe)
     if reason is not None:
@@ -181,6 +182,7 @@ WITH: dict[str, Any] = {
     **dict.fromkeys(("rotary_width", "key_value_rank", "query_rank", "value_width"), LATENT),
     **dict.fromkeys(DENSE, DENSE),
     **dict.fromkeys(GROUPS, GROUPS),
+    "balancing_weight": {"router": "sigmoid", "balancing": "bias"},
 }
 VALUES = (
     True,
