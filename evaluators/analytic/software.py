@@ -90,9 +90,9 @@ class Software:
     much work with the head (`cost`), or as many modules (`ends`: embedding, last norm and head count as layers). Code
     that `sends_singly` has a communicator with each pipeline neighbor. A `cross_entropy` in 16 bits keeps no fp32 copy
     of the logits, nor does a fused one, which reads them fewer times. Products in 8 bits are `transformer_engine`'s, of
-    experts too, which keeps their inputs and copies of weights in 8 bits, and gathers inputs so; or else torchao's,
-    under which tensor-parallel ranks and FSDP2 gather so, with one factor a tensor, where it `gathers_in_8_bits`. An
-    unknown code may be any that it `stands_for`.
+    experts too, which keeps their inputs and copies of weights in 8 bits, and gathers inputs so; or else torchao's.
+    Where it `gathers_in_8_bits`, parameters travel so, and Transformer Engine has no others; under torchao
+    tensor-parallel ranks gather so too, if a tensor has one factor. An unknown code may be any that it `stands_for`.
 
     A token goes to each of its experts by itself, or to each node, and each rank there, where code `dispatches_once`,
     as DeepEP does; `overlaps_dispatch` runs another micro-batch meanwhile. Rows that arrive are sorted by expert in a
@@ -167,8 +167,10 @@ class Software:
         return share
 
     def gathers_so(self, work: Workload) -> Flags:
-        """Return whether torchao gathers in 8 bits: with one factor a tensor, where the code asks for it."""
-        found: Flags = self.gathers_in_8_bits & (work.fp8 == FP8_SCALINGS.index("tensorwise"))
+        """Return whether parameters are gathered in 8 bits: by torchao with one factor a tensor, else but as MXFP8."""
+        narrow = [name for name in FP8_SCALINGS[1:] if name not in ("rowwise", "mxfp8")]
+        names = narrow if self.transformer_engine else ["tensorwise"]
+        found: Flags = self.gathers_in_8_bits & np.isin(work.fp8, [FP8_SCALINGS.index(name) for name in names])
         return found
 
     @property
@@ -454,7 +456,7 @@ CODES = {
     code.name: code
     for code in (
         *KNOWN,
-        replace(MEGATRON, name="nemo", permutation="fused", overlaps_tensor=True),
+        replace(MEGATRON, name="nemo", permutation="fused", overlaps_tensor=True, gathers_in_8_bits=True),
         TORCHTITAN,
         replace(TORCHTITAN, name="torchtitan-2024", compiles_loss=False),
         replace(
