@@ -161,11 +161,6 @@ def test_what_makes_no_mixture_is_refused(changes: dict[str, Any], message: str)
             "not hybrid-4",
         ),
         (
-            {"expert_parallel": 2, "sharding": Sharding(optimizer=16), "recompute": "selective"},
-            "experts-selective",
-            "use none or full",
-        ),
-        (
             {"expert_parallel": 2, "sharding": Sharding.named("zero-3", 16), "offload": "optimizer+parameters"},
             "experts-offload",
             "offload",
