@@ -197,6 +197,10 @@ def recompute_s(machine: Machine, work: Workload, forward: Rows) -> Rows:
     """Return what one layer computes a second time, of a forward pass that takes `forward`."""
     keeps = machine.software.keeps_products(work)
     again = np.where(keeps, _elementwise(machine, work).forward, _attention(machine, work).forward)
+    if machine.software.selective == "alternate":  # keys, attention's output, and a gate's second product
+        ways, hidden, size = work.tensor_parallel, work.hidden, work.bytes_per_value
+        widths = (work.kv_hidden / ways, work.q_hidden / ways, np.where(work.experts > 0, 1.0, work.ffn_hidden / ways))
+        again = sum((linear(machine, work.tokens, hidden, width, size).forward for width in widths), start=again)
     selective = np.where(work.recompute_selective, again, 0.0)
     return np.where(work.recompute_full, forward, selective)
 
@@ -239,7 +243,7 @@ def head(machine: Machine, work: Workload) -> Passes:
     share = work.vocabulary / (work.tensor_parallel if machine.software.splits_tables else 1.0)
     projection = linear(machine, work.tokens, work.hidden, share, work.bytes_per_value)
     logits = work.tokens * (share if machine.software.sharded_logits else work.vocabulary)
-    fused = (work.compile & (work.loss_chunks == 1)) | (machine.software.cross_entropy == "fused")
+    fused = machine.software.fuses_loss(work) | (machine.software.cross_entropy == "fused")
     wide = np.where(fused, work.bytes_per_value, 16.0)
     each_s = logits / machine.memory_bytes_per_s
     gathered = again = np.zeros(1)

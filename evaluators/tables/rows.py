@@ -111,7 +111,7 @@ FLASH_VERSION = re.compile(r"flash[^0-9]*([1-9])")
 OTHER_FRAMEWORK = re.compile(r"\bframework=(?![^;]*(?:megatron|deepspeed|\bds))", re.IGNORECASE)
 UNDER_DEEPSPEED = re.compile(r"deepspeed|\bds|bigscience", re.IGNORECASE)
 """What names of attention kernels say, in lower case."""
-CODE_OF_SOURCE = {"efficient-parallelization-layouts": ALEPH_ALPHA.name} | {
+CODE_OF_SOURCE = {"efficient-parallelization-layouts": ALEPH_ALPHA.name, "202412_torchtitan": "torchtitan-2024"} | {
     name: name for name in (NANOTRON.name, "torchtitan", LLM_FOUNDRY.name)
 }
 """What a table's `source` holds, in lower case -> the training code; others follow from the model's name."""
@@ -394,15 +394,16 @@ def recipe_of(row: Row, layers: int) -> Recipe:
     counts: dict[str, Any] = {name: _count(row, column) for name, column in schema.OF_RECIPES.items()}
     if impossible := schema.why_impossible(row, layers):
         raise ValueError(impossible)
-    if row.fp8 not in DIMENSIONS["fp8"].values:
-        raise ValueError(f"fp8 {row.fp8} is no choice of recipes")
+    fp8 = "tensorwise" if row.fp8 == "default" else row.fp8
+    if fp8 not in DIMENSIONS["fp8"].values:
+        raise ValueError(f"fp8 {fp8} is no choice of recipes")
     return Recipe(
         devices=devices,
         schedule="none" if row.pp == 1 else "1f1b" if row.vpp == 1 else "interleaved-1f1b",
         sharding=Sharding.named(f"zero-{row.zero:g}" if row.zero > 0 else "none", replicas * round(row.cp)),
         recompute=row.recompute,
         sequence_parallel=row.seq_parallel == 1 and row.tp > 1,
-        fp8=row.fp8,
+        fp8=fp8,
         **counts,
     )
 

@@ -73,10 +73,10 @@ MISLABELED = "its time is that of the opposite seq_parallel"
 SAME_TIME = 0.05
 """Share of time by which repeats may differ; assumed."""
 FP8_WORDS = {
-    "fp8": "tensorwise", "fp8-tensorwise": "tensorwise", "fp8_cs": "tensorwise", "fp8-rowwise": "rowwise",
+    "fp8": "default", "fp8-tensorwise": "tensorwise", "fp8_cs": "tensorwise", "fp8-rowwise": "rowwise",
     "fp8_delayed": "delayed", "fp8_block": "blockwise", "mxfp8": "mxfp8",
 }  # fmt: skip
-"""Words for a precision in 8 bits -> how factors are scaled; by tensors, where a word does not say."""
+"""Words for a precision in 8 bits -> how factors are scaled, or that the word does not say."""
 LIKELY_VOCABULARY = (16_000, 300_000)
 BATCH_TOLERANCE = 0.01
 MOST_BYTES = 200_000_000
@@ -279,6 +279,8 @@ def complete(row: Row) -> Row:
         row.fill(nic_gb_per_s=float(network[2]) / 8, nics_per_node=float(network[1] or 1))
     if row.pp > 1 and "local batch" in row.note and math.isnan(row.gas):  # torchtitan cuts it in micro-batches of one
         row.gas, row.mbs = row.mbs, 1.0
+    if row.pp > 1 and row.zero == 3 and "torchtitan" in row.source.lower():
+        row.zero = 1.0  # in pipelines it keeps parameters whole, and gradients up to the last micro-batch (`fsdp.py`)
     replicas = over(row.gpus, row.tp * row.pp * row.cp)
     row.fill(dp=replicas if replicas % 1 == 0 else NAN)
     row.fill(gas=over(row.gbs, row.mbs * row.dp))

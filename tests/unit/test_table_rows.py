@@ -218,6 +218,12 @@ def test_the_kernel_that_a_row_names_is_a_trait_of_its_code(
     assert (code.softmax, code.flash, code.norm) == traits
 
 
+def test_torchtitan_keeps_parameters_whole_in_pipelines(tmp_path: Path) -> None:
+    rows = (row(source="pytorch/torchtitan", zero=3, tp=1, pp=ranks, dp=8 // ranks, gas=8 * ranks) for ranks in (1, 2))
+    (problem,) = read(tmp_path, *rows).problems
+    assert [one.recipe.sharding_name for one in problem.rows] == ["zero-3", "zero-1"]
+
+
 @pytest.mark.parametrize(
     ("named", "in_turn"),
     [
@@ -243,6 +249,7 @@ def test_a_row_that_names_deepspeed_is_of_its_pipeline(tmp_path: Path, named: di
         ({"precision": "bf16"}, "megatron-lm"),
         ({"source": "mosaicml/llm-foundry"}, "llm-foundry"),
         ({"source": "mosaicml/llm-foundry", "training_code": "TorchTitan"}, "torchtitan"),
+        ({"source": "pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md"}, "torchtitan-2024"),
         ({"training_code": "megatron-lm", "note": "framework=ds-zero1"}, "megatron-lm"),
         ({"training_code": "our own"}, "unknown"),
         ({"framework": "Megatron-Bridge (main)"}, "nemo"),
