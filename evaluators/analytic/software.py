@@ -97,8 +97,9 @@ class Software:
     A token goes to each of its experts by itself, or to each node, and each rank there, where code `dispatches_once`,
     as DeepEP does; `overlaps_dispatch` runs another micro-batch meanwhile. Rows that arrive are sorted by expert in a
     pass of its own where it `sorts_received`. Sequence-parallel gathers and sums run beside the products of dense
-    layers where code `overlaps_tensor`. Gradients are added by the products that compute them where it
-    `fuses_accumulation`. CUDA `graphs` hold parts of each layer, or the whole step, which the host then starts at once.
+    layers where code `overlaps_tensor`; virtual stages hide transfers between ranks where it `overlaps_interleaved`.
+    Gradients are added by the products that compute them where it `fuses_accumulation`. CUDA `graphs` hold parts of
+    each layer, or the whole step, which the host then starts at once.
     """
 
     name: str
@@ -144,6 +145,7 @@ class Software:
     dispatches_once: bool = False
     overlaps_dispatch: bool = False
     overlaps_tensor: bool = False
+    overlaps_interleaved: bool = False
     fuses_accumulation: bool = False
     graphs: Literal["none", "layers", "step"] = "none"
     sends_singly: bool = False
@@ -306,6 +308,7 @@ MEGATRON = Software(
     softmax_multiple=4,
     bytes_per_logit=6.0,
     flash=3,
+    overlaps_interleaved=True,
     sorts_received=True,
     fuses_accumulation=True,
     transformer_engine=True,

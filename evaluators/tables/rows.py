@@ -111,8 +111,11 @@ FLASH_VERSION = re.compile(r"flash[^0-9]*([1-9])")
 OTHER_FRAMEWORK = re.compile(r"\bframework=(?![^;]*(?:megatron|deepspeed|\bds))", re.IGNORECASE)
 UNDER_DEEPSPEED = re.compile(r"deepspeed|\bds|bigscience", re.IGNORECASE)
 """What names of attention kernels say, in lower case."""
-CODE_OF_SOURCE = {"efficient-parallelization-layouts": ALEPH_ALPHA.name, "202412_torchtitan": "torchtitan-2024"} | {
-    name: name for name in (NANOTRON.name, "torchtitan", LLM_FOUNDRY.name)
+CODE_OF_SOURCE = {
+    "efficient-parallelization-layouts": ALEPH_ALPHA.name,
+    "202412_torchtitan": "torchtitan-2024",
+    "megatron-bridge": "nemo",
+    **{name: name for name in (NANOTRON.name, "torchtitan", LLM_FOUNDRY.name)},
 }
 """What a table's `source` holds, in lower case -> the training code; others follow from the model's name."""
 CODE_OF_FRAMEWORK = {

@@ -59,6 +59,8 @@ ALIKE = (
     "recompute", "attention_kernel", "precision", "fp8",
 )  # fmt: skip
 """What rows share that differ in micro-batch and sequence parallelism alone."""
+SEQUENCE_PARALLEL = re.compile("megatron-bridge|nemo", re.IGNORECASE)
+"""Sources and frameworks whose recipes turn sequence parallelism on wherever tensors are split, unless they say."""
 NO_TOP_K = "no number of experts that a token goes through"
 OTHER_ATTENTION = re.compile(r"mla.|.mla|csa|latent|sparse|sliding|window|mamba|delta", re.IGNORECASE)
 """Attention of which no model here is made."""
@@ -287,6 +289,8 @@ def complete(row: Row) -> Row:
     row.fill(gbs=row.mbs * row.gas * row.dp, kv_heads=row.heads)
     row.fill(ffn_hidden=_rounded(row.hidden * (4.0 if row.two_matrices else SWIGLU_WIDTH)))
     row.fill(peak_mem_gb=row.memory_gib)
+    if SEQUENCE_PARALLEL.search(row.source + row.framework):
+        row.fill(seq_parallel=float(row.tp > 1))
     row.fill(vocab=NAN if row.experts else _counted_vocabulary(row), seq_parallel=0.0)
     if not row.status and row.step_time_s > 0:
         row.status = "ok"

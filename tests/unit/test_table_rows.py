@@ -281,6 +281,15 @@ def test_how_a_row_s_tokens_reach_their_experts_is_read_and_makes_problems_of_th
     assert len({problem.name for problem in problems}) == 3
 
 
+def test_bridge_s_recipes_split_sequences_wherever_they_split_tensors(tmp_path: Path) -> None:
+    bridge = {"source": "NVIDIA-NeMo/Megatron-Bridge docs", "seq_parallel": ""}
+    rows = (row(**bridge), row(**bridge | {"seq_parallel": 0}), row(seq_parallel=""), row(**bridge, tp=1, dp=8, gas=8))
+    found = [one.recipe for problem in read(tmp_path, *rows).problems for one in problem.rows]
+    assert sorted((r.tensor_parallel, r.sequence_parallel) for r in found) == [
+        (1, False), (2, False), (2, False), (2, True),
+    ]  # fmt: skip
+
+
 def test_a_peak_may_stand_in_either_column(tmp_path: Path) -> None:
     (problem,) = read(tmp_path, row(peak_mem_gb="", memory_gib=20), row(mbs=2, gas=8, memory_gib=30)).problems
     peaks = [one.outcome.peak_memory_bytes_max_rank for one in problem.rows if isinstance(one.outcome, Measurement)]
