@@ -77,9 +77,9 @@ _PRESETS = tuple(
     for table in map(model_preset, preset_names("models"))
 )
 _STATED = attrgetter(
-    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "positions", "activation", "norm",
+    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "positions", "ffn_matrices", "norm",
     "tied_embeddings", "attention", "experts", "experts_per_token", "shared_experts", "dense_layers",
-    "dense_ffn_hidden", "key_value_rank", "query_rank", "head_width", "rotary_width", "value_width",
+    "dense_ffn_hidden", "key_value_rank", "query_rank",
 )  # fmt: skip
 LATENT = ("key_value_rank", "query_rank", "head_width", "rotary_width", "value_width")
 LINKS = ("node_gb_per_s", "nic_gb_per_s", "nics_per_node")
@@ -286,6 +286,7 @@ def model_of(row: Row) -> Model:
         tied_embeddings=row.tied,
         attention="flash" if is_fused(row) else "math",
         **widths,
+        **windows(row),
     )
     # What rows do not state of a preset, such as the range of its rotary positions, is part of its recipes' ids.
     alike = (one for one in _PRESETS if _STATED(one) == _STATED(found))
@@ -305,6 +306,14 @@ def latent_of(row: Row) -> Model | None:
     if found is None:
         raise ValueError(f"no preset with latent attention has hidden {row.hidden:.0f}")
     return found
+
+
+def windows(row: Row) -> dict[str, Any]:
+    """Return the model's keys of the sliding window that a row states."""
+    found = schema.WINDOW.search(row.attention)
+    if found is None:
+        return {}
+    return {"attention_window": max(1, int(found[2])), "full_attention_every": 2 if found[1] else 0}
 
 
 def head_width(row: Row) -> float:

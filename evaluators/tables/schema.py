@@ -63,7 +63,8 @@ SEQUENCE_PARALLEL = re.compile("megatron-bridge|nemo", re.IGNORECASE)
 """Sources and frameworks whose recipes turn sequence parallelism on wherever tensors are split, unless they say."""
 NO_TOP_K = "no number of experts that a token goes through"
 OTHER_ATTENTION = re.compile(r"mla.|.mla|csa|latent|sparse|sliding|window|mamba|delta", re.IGNORECASE)
-"""Attention of which no model here is made."""
+"""Attention of which no model here is made, but for a `WINDOW` of stated size."""
+WINDOW = re.compile(r"(alternate layers )?sliding window (\d+)", re.IGNORECASE)
 SHARED_EXPERTS = re.compile(r"(\d+)(?:\.0)?(?: x (\d+))?")
 """Their number, and their width where it is another than that of the other experts."""
 NETWORK = re.compile(
@@ -352,7 +353,9 @@ def why_impossible(row: Row, layers: float) -> str | None:
         f"recompute {row.recompute} is unknown": row.recompute not in RECOMPUTES,
         "layers without experts are not the first ones": row.dense_layers * 2 >= layers,
         "layers that predict further tokens are not modeled": row.mtp_layers > 0,
-        f"attention {row.attention} is not modeled": OTHER_ATTENTION.search(row.attention) is not None,
+        f"attention {row.attention} is not modeled": (
+            OTHER_ATTENTION.search(WINDOW.sub("", row.attention)) is not None
+        ),
         "ep does not divide the experts, or ep x etp the ranks of a stage": (
             row.experts > 0 and bool(row.experts % row.ep or row.tp * row.cp * row.dp % (row.ep * row.etp))
         ),

@@ -35,9 +35,11 @@ from frontrunner.evaluators.tables.rows import (
     machine_of,
     preset_of,
     software_of,
+    windows,
 )
 from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
+from frontrunner.spaces.model import attended
 from frontrunner.spaces.stages import leading
 
 
@@ -131,6 +133,15 @@ def _why_unknown(row: Row) -> str | None:
     return f"{', '.join(impossible)} not above 0" if impossible else None
 
 
+def _attended_share(row: Row) -> float:
+    window = windows(row)
+    if not window or math.isnan(row.seq):
+        return 1.0
+    every, size = window["full_attention_every"], window["attention_window"]
+    share: float = attended(row.seq, size, 1 / every if every else 0.0) / row.seq
+    return share
+
+
 WIDTHS = ("query_rank", "key_value_rank", "rotary_width")
 """Of latent attention."""
 
@@ -174,6 +185,7 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even", scal
         **widths,
         ffn_hidden=column("ffn_hidden"),
         ffn_matrices=matrices,
+        attended_share=np.array([_attended_share(row) for row in rows]),
         experts=column("experts", 0),
         experts_per_token=experts,
         vocabulary=column("vocab"),

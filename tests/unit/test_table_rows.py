@@ -94,6 +94,18 @@ def test_a_row_of_deepseek_is_of_its_preset(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("attention", "every"), [("alternate layers sliding window 128", 2), ("sliding window 128", 0)]
+)
+def test_a_window_that_a_row_states_is_the_model_s(tmp_path: Path, attention: str, every: int) -> None:
+    (problem,) = read(tmp_path, row(attention=attention)).problems
+    model = problem.problem.model
+    assert (model.attention_window, model.full_attention_every) == (128, every)
+    (sample,) = (part for _, part in tables.read(tmp_path / "rows.csv").parts)
+    own = Workload.of([one.recipe for one in problem.rows], problem.problem)
+    assert sample.work.attended_share == own.attended_share < 1
+
+
+@pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"top_k": ""}, "no number of experts that a token goes through"),
@@ -103,6 +115,7 @@ def test_a_row_of_deepseek_is_of_its_preset(tmp_path: Path) -> None:
         ({"mtp_layers": 1}, "layers that predict further tokens are not modeled"),
         ({"attention": "MLA + sparse"}, "attention MLA + sparse is not modeled"),
         ({"attention": "MLA"}, "no preset with latent attention has hidden 4096"),
+        ({"attention": "sliding window"}, "attention sliding window is not modeled"),
         ({"ep": 3}, "ep does not divide the experts, or ep x etp the ranks of a stage"),
         ({"etp": 4}, "ep does not divide the experts, or ep x etp the ranks of a stage"),
     ],
