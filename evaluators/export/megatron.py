@@ -427,7 +427,7 @@ class MegatronLM(Tool):
         if experts and is_script:
             tensor = tensor or said.number(key("tensor-model-parallel-size"))
         if (tensor or 1) > 1:
-            expected = "1, also where tensor_parallel is above 1: recipes have whole experts"
+            expected = "1, also where tensor_parallel is above 1: split experts are not read yet"
             raise bad_value(key("expert-tensor-parallel-size"), tensor, expected)
         if experts and is_script and "--moe-token-dispatcher-type" not in said.values:
             raise bad_value("--moe-token-dispatcher-type", "allgather", "alltoall: tokens are sent to their experts")
