@@ -159,9 +159,6 @@ def _spread_experts(recipe: Recipe, problem: Problem) -> Refusals:
         yield "experts-ddp", "DistributedDataParallel averages all gradients over all replicas; use replicate"
     if (p, g, o) not in itertools.product((1, recipe.copies), repeat=3):
         yield "experts-sharding", f"{key} takes none and zero-1 to zero-3, not {recipe.sharding_name}"
-    if o > 1 and recipe.recompute == "selective":
-        text = "torch keeps no record of gathers within a layer that is recomputed selectively; use none or full"
-        yield "experts-selective", f"{key} under {recipe.sharding_name}: {text}"
     if recipe.offload != "none":
         yield "experts-offload", f"{key} does not go together with offload"
 

@@ -15,6 +15,9 @@ TILE = 128.0
 """Rows and columns of the result that one compute unit works on at a time, as in the common GEMM kernels."""
 FUSED_BACKWARD_FLOPS = 2.5
 """A fused attention's backward FLOPs over its forward ones: five products for two (arXiv 2307.08691, section 3.1)."""
+ACCUMULATING = 0.494 / 0.4805 - 1
+"""How much slower products are that add to fp32 sums: mean shares of the peak of 288 products on B200, and of 226 that
+do (github.com/MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json)."""
 WEIGHTS_SHARE = 0.5
 """Of a layer's backward pass, what the gradients of its weights take; exact for products, assumed for attention."""
 
@@ -98,7 +101,8 @@ def layer(machine: Machine, work: Workload) -> Passes:
     kept = 2 * work.layer_share * machine.gradient_bytes(work.bytes_per_value) / machine.memory_bytes_per_s
     if machine.software.fuses_accumulation:
         # Products for the gradients of weights read and write the sums while they compute.
-        adding = np.maximum(kept - WEIGHTS_SHARE * products.backward, 0.0)
+        weights = WEIGHTS_SHARE * products.backward
+        adding = np.maximum(kept - weights, ACCUMULATING * weights)
     else:
         added = kept + work.layer_share * work.bytes_per_value / machine.memory_bytes_per_s
         adding = np.where(work.accumulation > 1, added, 0.0)
@@ -197,6 +201,10 @@ def recompute_s(machine: Machine, work: Workload, forward: Rows) -> Rows:
     """Return what one layer computes a second time, of a forward pass that takes `forward`."""
     keeps = machine.software.keeps_products(work)
     again = np.where(keeps, _elementwise(machine, work).forward, _attention(machine, work).forward)
+    if machine.software.selective == "alternate":  # keys, attention's output, and a gate's second product
+        ways, hidden, size = work.tensor_parallel, work.hidden, work.bytes_per_value
+        widths = (work.kv_hidden / ways, work.q_hidden / ways, np.where(work.experts > 0, 1.0, work.ffn_hidden / ways))
+        again = sum((linear(machine, work.tokens, hidden, width, size).forward for width in widths), start=again)
     selective = np.where(work.recompute_selective, again, 0.0)
     return np.where(work.recompute_full, forward, selective)
 
@@ -239,7 +247,7 @@ def head(machine: Machine, work: Workload) -> Passes:
     share = work.vocabulary / (work.tensor_parallel if machine.software.splits_tables else 1.0)
     projection = linear(machine, work.tokens, work.hidden, share, work.bytes_per_value)
     logits = work.tokens * (share if machine.software.sharded_logits else work.vocabulary)
-    fused = (work.compile & (work.loss_chunks == 1)) | (machine.software.cross_entropy == "fused")
+    fused = machine.software.fuses_loss(work) | (machine.software.cross_entropy == "fused")
     wide = np.where(fused, work.bytes_per_value, 16.0)
     each_s = logits / machine.memory_bytes_per_s
     gathered = again = np.zeros(1)

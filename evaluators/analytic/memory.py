@@ -187,7 +187,7 @@ def _rank(
     # By rows, in 16 bits, fused or compiled in one piece, the loss holds the logit and its gradient, and no fp32 copy.
     by_rows = (work.tensor_parallel == 1) | (not software.sharded_logits)
     by_rows = by_rows & (logits / work.loss_chunks > 2**24) & software.widens_logits_by_rows
-    narrow = (work.compile & (work.loss_chunks == 1)) | by_rows | (software.cross_entropy != "eager")
+    narrow = software.fuses_loss(work) | by_rows | (software.cross_entropy != "eager")
     each = np.where(narrow, 2 * size, software.bytes_per_logit) + np.where(work.capped_logits, size, 0.0)
     loss = logits * each / work.loss_chunks
     loss = np.where(has_head, loss + _gathered_logits(machine, work), 0.0)
@@ -330,6 +330,11 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     outputs = made + attended + (each + work.shared_experts) * up * work.ffn_hidden
     # Compiled, not the last product's, which nothing needs.
     last = np.where(work.compile, 1.0, 1.0 + each + work.shared_experts) * work.hidden
+    if software.selective == "alternate":  # without keys, attention's projection, and a gate's second product
+        dense = work.experts == 0
+        spared = np.where(work.key_value_rank > 0, 0.0, work.kv_hidden) + dense * (up - 1) * work.ffn_hidden
+        outputs = outputs - spared
+        last = last - np.where(dense & (up == 1) & ~work.compile, 2.0, 1.0) * work.hidden
     products = boundary + work.tokens * size * (last + latent + work.rotary_width + outputs / ways)
     selective = np.where(software.keeps_products(work), products, whole - work.tokens * scores / ways)
     return whole, np.where(work.recompute_full, boundary, np.where(work.recompute_selective, selective, whole))

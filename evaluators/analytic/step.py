@@ -91,6 +91,9 @@ def step_time(machine: Machine, work: Workload) -> StepTime:
         + transfer * (work.pipeline_parallel - 1)
     )
     m = work.accumulation
+    waits = transfer * work.virtual_stages * (2.0 if machine.software.sends_in_turn else 1.0)
+    if machine.software.overlaps_interleaved:
+        waits = np.where(work.virtual_stages > 1, communication.LEAST_EXPOSED, 1.0) * waits
     parameters = fullest_parameters(machine, work)
     passes = (part["forward"], part["backward"])
     experts, o = (held - dense) * work.expert_share_over(number(1)), work.sharding_optimizer
@@ -101,7 +104,7 @@ def step_time(machine: Machine, work: Workload) -> StepTime:
         tensor_parallel=m * part["traffic"],
         context_parallel=m * part["exchanges"],
         expert_parallel=m * part["dispatch"],
-        pipeline_transfer=m * transfer * work.virtual_stages * (2.0 if machine.software.sends_in_turn else 1.0),
+        pipeline_transfer=m * waits,
         bubble=bubble_s(work, slowest=slowest, through=through, left=_left_of_bubble(work, kinds.mixed)),
         data_parallel=communication.replicas_s(machine, work, parameters, *passes, experts=experts),
         host_transfer=communication.host_transfer_s(machine, work, parameters, layers=held, passes=passes),

@@ -76,6 +76,9 @@ BRIDGE_SECTIONS = {
     "use-tp-pp-dp-mapping": "dist",
 }
 """Of Megatron-LM's options that Megatron-Bridge has outside of its section `model`."""
+FP8 = {"--fp8-format": "hybrid", "--fp8-recipe": "tensorwise"}
+"""As torchao scales by tensors: gradients in E5M2, what else is multiplied in E4M3."""
+BRIDGE_FP8 = "bf16_with_fp8_current_scaling_mixed"
 FSDP = {"zero-2": "optim_grads", "zero-3": "optim_grads_params"}
 SHARDING_OF_STRATEGY = {"no_shard": "none", "optim": "zero-1"} | {theirs: ours for ours, theirs in FSDP.items()}
 REFUSED_EXPERTS = {
@@ -87,7 +90,8 @@ REFUSED = {
     **{f"--{name}": what for name, what in REFUSED_EXPERTS.items()},
     "--use-torch-fsdp2": "Megatron-LM's wrapper of FSDP2: give --use-megatron-fsdp",
     "--use-custom-fsdp": "this older name: give --use-megatron-fsdp",
-    **dict.fromkeys(("--fp8-format", "--fp8-hybrid", "--fp8-e4m3"), "8-bit arithmetic"),
+    **dict.fromkeys(("--fp8-hybrid", "--fp8-e4m3"), "this older name: give --fp8-format"),
+    "--fp8-param-gather": "parameters kept in 8 bits",
     "--fp4-format": "4-bit arithmetic",
     "--cpu-offloading": "activations offloaded by whole layers",
     "--optimizer-cpu-offload": "a part of the optimizer offloaded",
@@ -144,7 +148,7 @@ class MegatronLM(Tool):
     model_fields: ClassVar[frozenset[str] | None] = CORE_MODEL_FIELDS
     expressed = frozenset({
         "virtual_stages", "schedule", "sharding", "recompute", "sequence_parallel", "optimizer_state",
-        "layers_per_stage", "rank_order",
+        "layers_per_stage", "rank_order", "fp8",
     })  # fmt: skip
 
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
@@ -180,6 +184,8 @@ class MegatronLM(Tool):
             (order == "tp-pp-dp" and pp > 1 and ep != tp, "rank-order-experts",
              f"{tool}'s tp-pp-dp needs as many copies of experts as of the rest: shared by {tp} ranks, not {ep}"),
             (is_cut, "context-halves", f"{tool} cuts {cut}"),
+            (recipe.fp8 == "rowwise", "fp8-unsaid",
+             f"{tool} scales by tensors and blocks, not by rows: fp8 tensorwise has a setting"),
         )  # fmt: skip
 
     def _model_refusals(self, model: Model) -> tuple[Refusal, ...]:
@@ -247,6 +253,7 @@ class MegatronLM(Tool):
             "--use-precision-aware-optimizer": bf16_states,
             "--exp-avg-dtype": "bf16" if bf16_states else None,
             "--exp-avg-sq-dtype": "bf16" if bf16_states else None,
+            **(FP8 if recipe.fp8 == "tensorwise" else {}),
         }
         connections = "above 1" if fsdp else "1, except on devices from Blackwell on"
         notes = [*self._notes(recipe), *_norm_notes(model)]
@@ -264,6 +271,15 @@ class MegatronLM(Tool):
         if types not in ({"fp32"}, {"bf16"}):
             raise bad_value("--exp-avg-dtype, --exp-avg-sq-dtype", sorted(types), "fp32 or bf16, the same for both")
         found["optimizer_state"] = types.pop()
+        stated = {
+            name: said.text(name, default) for name, default in (("--fp8-format", ""), ("--fp8-recipe", "delayed"))
+        }
+        if stated["--fp8-format"]:
+            if stated != FP8:
+                raise bad_value(
+                    "--fp8-format, --fp8-recipe", list(stated.values()), f"{' '.join(FP8.values())}, or none"
+                )
+            found["fp8"] = "tensorwise"
         return reading.recipe_of(problem, found | said.launch, given)
 
     def _common(self, problem: Problem, recipe: Recipe) -> dict[str, object]:
@@ -323,7 +339,12 @@ class MegatronLM(Tool):
 
     def _notes(self, recipe: Recipe) -> tuple[str, ...]:
         which = f"{self.title}'s own, which repeats attention's core; the probed one repeats less"
-        return (f"note: recompute selective is {which}",) if recipe.recompute == "selective" else ()
+        notes = [f"note: recompute selective is {which}"] if recipe.recompute == "selective" else []
+        if recipe.fp8 != "none":
+            notes.append(
+                "note: products in 8 bits are Transformer Engine's, also those of experts; the probed one's torchao's"
+            )
+        return tuple(notes)
 
     def _choices(self, problem: Problem, said: Options | Table) -> dict[str, Any]:
         key = self.key
@@ -580,6 +601,10 @@ class MegatronBridge(MegatronLM):
         arguments = tuple(f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in settings.items())
         return Export(arguments=arguments, notes=(MODEL_NOTE, *self._notes(recipe)))
 
+    def _notes(self, recipe: Recipe) -> tuple[str, ...]:
+        kept = f"note: {BRIDGE_FP8} keeps the first and last layer in bf16, and gathers parameters in 8 bits"
+        return (*super()._notes(recipe), *((kept,) if recipe.fp8 != "none" else ()))
+
     def render(self, problem: Problem, recipe: Recipe, header: Sequence[str]) -> str:
         """Return the recipe as YAML, for --config-file."""
         lines = (*header, f"devices: {recipe.devices}", *self.export(problem, recipe).notes)
@@ -610,6 +635,8 @@ class MegatronBridge(MegatronLM):
         }
         if problem.model.experts:
             found |= {"model.moe_token_dispatcher_type": "alltoall"}
+        if recipe.fp8 != "none":
+            found["mixed_precision"] = BRIDGE_FP8
         if fsdp:
             found |= {"ddp.use_megatron_fsdp": True, "ddp.data_parallel_sharding_strategy": fsdp}
             found |= {"dist.use_megatron_fsdp": True, "checkpoint.ckpt_format": "fsdp_dtensor"}
@@ -622,6 +649,8 @@ class MegatronBridge(MegatronLM):
         _refuse_other_precision(problem, root)
         self._refuse_other_sizes(problem, root)
         found = self._choices(problem, root)
+        if root.get("mixed_precision") == BRIDGE_FP8:
+            found["fp8"] = "tensorwise"
         if root.flag("optimizer.use_distributed_optimizer") and not root.flag(self.key("use-megatron-fsdp")):
             found["sharding"] = "zero-1"
         return reading.recipe_of(problem, found, given)
@@ -724,7 +753,7 @@ def _refuse_other_precision(problem: Problem, root: Table) -> None:
     """Raise `InvalidInput` for another precision; where the file says none it is the Bridge recipe's."""
     sections = ["model", "mixed_precision"]
     if isinstance(root.get("mixed_precision"), str):
-        names = {"bf16_mixed": "bf16", "fp16_mixed": "fp16"}
+        names = {"bf16_mixed": "bf16", "fp16_mixed": "fp16", BRIDGE_FP8: "bf16"}
         named = root.choice("mixed_precision", "", names, spelled=lambda name: name.replace("-", "_"))
         reading.refuse_other_problem({"mixed_precision": (named, problem.precision)})
         sections.remove("mixed_precision")

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import SAC_IGNORED_OPS, checkpoint, create_selective_checkpoint_contexts
 
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import ContextRanks
@@ -57,6 +57,11 @@ _KEPT_BY_SELECTIVE_RECOMPUTE = (
     ("aten", "_scaled_dot_product_fused_attention_overrideable"),
     ("_c10d_functional", "reduce_scatter_tensor"),
     ("_c10d_functional", "all_to_all_single"),
+)
+
+# Where FSDP2 runs a module within a layer again it opens more ranges for torch's profiler than the first time.
+SAC_IGNORED_OPS.update(
+    (torch.ops.profiler._record_function_enter_new.default, torch.ops.profiler._record_function_exit._RecordFunction)
 )
 
 Transform = Callable[[Tensor], Tensor]

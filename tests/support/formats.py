@@ -102,5 +102,6 @@ def _with_levers(draw: Callable[[Any], Any], recipe: Recipe) -> Recipe:
         {"quantized_weights": True},
         {"quantized_gradients": True},
         {"rank_order": draw(st.sampled_from(RANK_ORDERS))},
+        {"fp8": draw(st.sampled_from(DIMENSIONS["fp8"].values))},
     ]
     return replace(recipe, **draw(st.sampled_from([{}, {}, {}, *levers])))

@@ -166,7 +166,8 @@ def _node_rows(recipe: Recipe, node: int, first_rank: int, devices: int) -> Iter
         for _, run in groupby(found, same):
             (first, *_), *others = run
             if others:
-                yield first | {"kind": kind, "begin": first["begin"] - 0.03, "end": others[-1][0]["end"] + 0.03}
+                room = 0.045 if kind == "experts" else 0.025
+                yield first | {"kind": kind, "begin": first["begin"] - room, "end": others[-1][0]["end"] + room}
 
 
 def _device_words(recipe: Recipe, rank: int, held: dict[str, int], of_experts: list[int]) -> Json:
@@ -217,8 +218,8 @@ def _nodes(rows: list[Json], devices: int) -> Json:
     x = vl.unscaled("begin", domain=[-0.06, across + 0.06], nice=False)
     place = {"x": x, "x2": {"field": "end"}}
     box = BOX | {"height": HEIGHT - 8, "cornerRadius": 3}
-    ring = BOX | {"height": HEIGHT - 3, "cornerRadius": 5, "strokeWidth": 2, "fillOpacity": 0}
-    outer = ring | {"height": HEIGHT}
+    ring = BOX | {"height": HEIGHT - 4, "cornerRadius": 5, "strokeWidth": 2, "fillOpacity": 0}
+    outer = ring | {"height": HEIGHT - 1, "stroke": vl.ORANGE}
     text = {"x": x | {"field": "middle"}, "text": WORDS}
     nodes = list(dict.fromkeys(row["node"] for row in rows))
     return {
