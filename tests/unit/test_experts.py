@@ -377,3 +377,6 @@ def test_estimates_of_experts_are_marked() -> None:
     found = plan([chosen], of_experts())
     assert "mixtures of experts" in found.estimates[0].unjudged
     assert any("mixtures of experts" in remark for remark in found.trust.remarks)
+    dealt = plan([chosen], of_experts(routing="uniform"))
+    evenly = [any("equally many tokens" in remark for remark in one.trust.remarks) for one in (found, dealt)]
+    assert evenly == [True, False], "dealt in turn, they do"
