@@ -190,7 +190,9 @@ def _rank(
     narrow = software.fuses_loss(work) | by_rows | (software.cross_entropy != "eager")
     each = np.where(narrow, 2 * size, software.bytes_per_logit) + np.where(work.capped_logits, size, 0.0)
     loss = logits * each / work.loss_chunks
-    loss = np.where(has_head, loss + _gathered_logits(machine, work), 0.0)
+    # The head's product has its input and its input's gradient as whole sequences beside the logits' gradient.
+    sequences = np.where(work.sequence_shards > 1, 2 * work.tokens * work.hidden * size, 0.0)
+    loss = np.where(has_head, loss + sequences + _gathered_logits(machine, work), 0.0)
     # In fp32 the trained parameters are those of the computation, unless these are gathered copies.
     apart = (size < 4) | (work.sharding_optimizer > work.sharding_parameters)
     each = 2 * work.bytes_per_optimizer_state + np.where(apart, 4.0, 0.0)
