@@ -82,6 +82,7 @@ class Workload:
     norms: Rows = field(default_factory=lambda: number(2))
     normed_heads: Rows = field(default_factory=_none)
     parallel_residual: Flags = field(default_factory=_no)
+    clamped_gate: Flags = field(default_factory=_no)
     capped_logits: Flags = field(default_factory=_no)
     query_rank: Rows = field(default_factory=_none)
     key_value_rank: Rows = field(default_factory=_none)
@@ -139,6 +140,7 @@ class Workload:
             "norms": number(4 if model.post_norms else 2),
             "normed_heads": number(model.q_hidden + model.kv_hidden if model.qk_norm else 0),
             "parallel_residual": np.array([model.parallel_residual]),
+            "clamped_gate": np.array([model.activation == "swiglu_clamped"]),
             "capped_logits": np.array([model.logits_softcap is not None]),
             "experts_per_token": number(max(1, model.experts_per_token)),
         }
