@@ -244,7 +244,7 @@ def _computed_with(machine: Machine, work: Workload, count: Rows, has_head: Flag
     held = np.where((p > 1) | work.parameters_on_host, gathered + shards, count)
     # What arrives in int8 is there once more, and in fp16, before it is converted: a layer at a time.
     arriving = np.where(work.quantized_weights, 3.0 * np.minimum(work.layer_share, count), 0.0)
-    if machine.software.transformer_engine:  # copies of weights in both layouts, which last a step
+    if machine.software.transformer_engine and not machine.software.gathers_in_8_bits:  # copies in both layouts
         arriving = arriving + np.where(work.fp8 > 0, 2.0 * np.minimum(held, count), 0.0)
     return np.minimum(held, count) * work.bytes_per_value + arriving
 
