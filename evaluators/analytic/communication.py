@@ -151,7 +151,9 @@ def _share_chosen(work: Workload, places: Rows) -> Rows:
     for before in range(int(work.experts_per_token.max())):
         left = np.maximum(work.experts - work.experts / places - before, 0.0) / np.maximum(work.experts - before, 1.0)
         none = none * np.where(before < work.experts_per_token, left, 1.0)
-    return 1 - none
+    # A token's experts are in groups that the router keeps.
+    reached = work.router_groups_kept / np.minimum(places, work.router_groups)
+    return np.where(work.router_groups > 1, np.minimum(1 - none, reached), 1 - none)
 
 
 def _start_s(machine: Machine, crosses: Flags) -> Rows:

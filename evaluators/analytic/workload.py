@@ -91,6 +91,8 @@ class Workload:
     experts: Rows = field(default_factory=_none)
     experts_per_token: Rows = field(default_factory=_one)
     shared_experts: Rows = field(default_factory=_none)
+    router_groups: Rows = field(default_factory=_one)
+    router_groups_kept: Rows = field(default_factory=_one)
     dense_layers: Rows = field(default_factory=_none)
     dense_ffn_hidden: Rows = field(default_factory=_none)
     dense_first: Rows = field(default_factory=_none)
@@ -289,7 +291,7 @@ _IS_WITHIN = {
 LAYERS = ("layers_first", "dense_first", "layers_middle", "dense_middle", "layers_last", "dense_last")
 _OF_MODEL = (
     "layers", "hidden", "heads", "q_hidden", "ffn_hidden", "ffn_matrices", "query_rank", "key_value_rank",
-    "experts", "shared_experts", "dense_layers", "dense_ffn_hidden",
+    "experts", "shared_experts", "dense_layers", "dense_ffn_hidden", "router_groups", "router_groups_kept",
 )  # fmt: skip
 _DTYPES: Mapping[Any, type] = {"Rows": np.float64, "Flags": np.bool_}
 _FROM_RECIPE: Mapping[str, Callable[[Recipe], float]] = {
