@@ -13,6 +13,7 @@ from scipy.stats import t as student_t
 
 from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.evaluators.analytic.machine import FITTED
+from frontrunner.evaluators.analytic.priors import LEARNED
 from frontrunner.search.guided.acquisition import expected_improvement, mean_loss
 from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
 from frontrunner.search.guided.prior import NAMES, CandidateTable, Rows, features, needs_as_much, prior_of
@@ -114,6 +115,18 @@ def test_one_surprising_row_moves_the_others_little_and_several_that_agree_move_
         model.learn(seen)
         moved = np.abs(np.median(model.predict(EVERY)[0] - PRIOR.log_speed))
         assert least <= moved <= most
+
+
+def test_slow_collectives_say_nothing_of_how_long_stages_exchange() -> None:
+    """A code of which both are known to be uncertain: rows without a pipeline are slow, by the network."""
+    software = SoftwareSettings(code="nanotron")
+    problem = replace(PROBLEM, software=software, cluster=replace(CLUSTER, nodes=2))
+    recipes = SPACE.survey(problem).recipes
+    slopes = dict(zip(LEARNED, prior_of(recipes, problem).slopes.T, strict=True))
+    stages = np.array([recipe.pipeline_parallel for recipe in recipes])
+    assert (slopes["exchange_s"][stages == 1] == 0).all()
+    assert slopes["exchange_s"][stages > 1].max() > 0.1
+    assert slopes["network_links"][stages == 1].min() < -0.1
 
 
 def test_rows_of_another_model_tell_what_the_cluster_s_constants_are() -> None:
