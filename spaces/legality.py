@@ -63,7 +63,12 @@ def _frame(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901, PLR0912
     chunks = recipe.virtual_stages
     if recipe.devices > problem.cluster.devices:
         yield "devices", f"{recipe.devices} devices of {problem.cluster.devices} in the cluster"
-    parts = (("heads", model.heads), ("ffn_hidden", model.ffn_hidden), ("padded vocabulary", model.padded_vocabulary))
+    parts = (
+        ("heads", model.heads),
+        ("ffn_hidden", model.ffn_hidden),
+        ("dense_ffn_hidden", model.dense_ffn_hidden or 0),
+        ("padded vocabulary", model.padded_vocabulary),
+    )
     for part, size in parts:
         if size % tp:
             yield "tensor-parallel-divides", f"tensor_parallel {tp} does not divide {part} {size}"
@@ -136,8 +141,8 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a li
     if model.balancing == "loss" and recipe.feed_forward_tiles > 1:
         text = f"in {recipe.feed_forward_tiles} feed_forward_tiles a loss that balances a sequence sees parts of it"
         yield "experts-tiles", f"{text}; use 1, or model.balancing bias"
-    if recipe.compile:
-        text = "a compiled layer is one piece, but every step routes other numbers of tokens to an expert"
+    if recipe.compile and recipe.recompute != "none":
+        text = "a layer with experts is compiled in part, and torch recomputes no compiled part; use recompute none"
         yield "experts-compile", text
 
 
@@ -154,9 +159,6 @@ def _spread_experts(recipe: Recipe, problem: Problem) -> Refusals:
         yield "experts-ddp", "DistributedDataParallel averages all gradients over all replicas; use replicate"
     if (p, g, o) not in itertools.product((1, recipe.copies), repeat=3):
         yield "experts-sharding", f"{key} takes none and zero-1 to zero-3, not {recipe.sharding_name}"
-    if o > 1 and recipe.recompute == "selective":
-        text = "torch keeps no record of gathers within a layer that is recomputed selectively; use none or full"
-        yield "experts-selective", f"{key} under {recipe.sharding_name}: {text}"
     if recipe.offload != "none":
         yield "experts-offload", f"{key} does not go together with offload"
 

@@ -72,6 +72,17 @@ class RotaryScaling:
         return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
 
 
+def attended(sequence_length: float, window: float, full_share: float = 0.0) -> float:
+    """Return the positions of attention that a token's FLOPs count: the sequence's in the share of layers that is full.
+
+    Of a window of w that leaves some out, twice the mean of what window and causal mask leave, w * (2 - w /
+    sequence_length), as the sequence is twice what the mask leaves of it.
+    """
+    window = min(window, sequence_length)
+    windowed = window * (2 - window / sequence_length)
+    return windowed + full_share * (sequence_length - windowed)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """A pre-norm decoder-only transformer.
@@ -433,15 +444,9 @@ class Model:
         return layers + embedding + positions + per_norm * self.hidden
 
     def attended(self, sequence_length: float) -> float:
-        """Positions of attention that a token's FLOPs count: the sequence's.
-
-        Of a window of w that leaves some out, twice the mean of what window and causal mask leave, w * (2 - w /
-        sequence_length), as the sequence is twice what the mask leaves of it. Where layers differ it is their mean.
-        """
-        window = min(self.attention_window or sequence_length, sequence_length)
+        """Positions of attention that a token's FLOPs count, in the mean of layers: see `attended`."""
         full = self.layers // self.full_attention_every if self.full_attention_every else 0
-        windowed = window * (2 - window / sequence_length)
-        return windowed + full / self.layers * (sequence_length - windowed)
+        return attended(sequence_length, self.attention_window or sequence_length, full / self.layers)
 
     def attention_flops_per_token(self, sequence_length: float, *, causal: bool = False) -> float:
         """Forward FLOPs of one layer's attention for one token: 2 * `attended` * (q_hidden + mixed_hidden).

@@ -70,8 +70,9 @@ class SoftwareSettings:
     """What the host starts as one CUDA graph: nothing, parts of each layer, or the whole step."""
     gradients: Literal["fp32", "fp32-reduced", "16-bit"] | None = None
     """Type in which gradients are kept and reduced; `fp32-reduced` ones are kept in 16 bits."""
-    selective: Literal["attention", "products"] | None = None
-    """What selective recompute runs again: attention that is not fused, or all but matrix products and attention."""
+    selective: Literal["attention", "products", "alternate"] | None = None
+    """What selective recompute runs again: attention that is not fused, or all but matrix products and attention, or
+    every second product as well."""
     reduction: Literal["scattered", "whole"] | None = None
     """How gradients are reduced where the optimizer is sharded: each rank's share, or whole as without sharding."""
     overlap: Literal["all", "sharded", "unsharded", "none"] | None = None

@@ -326,6 +326,15 @@ class Recipe(ReadsEarlierNames, Displayed):
         """expert_parallel * expert_tensor_parallel: the neighboring ranks of a stage that hold each expert once."""
         return self.expert_parallel * self.expert_tensor_parallel
 
+    def experts_in_words(self, experts: int) -> str:
+        """Return how ranks share a layer's experts; empty where each holds all of them."""
+        if self.expert_ranks == 1:
+            return ""
+        split = self.expert_tensor_parallel
+        form = "whole" if split == 1 else f"each split over {split} ranks"
+        held = f"{experts // self.expert_parallel} per rank, {form}"
+        return f"{self.expert_ranks} neighboring ranks share each layer's {experts} experts: {held}"
+
     @property
     def rank_strides(self) -> dict[str, int]:
         """Distance between the ranks of a group: the product of the sizes that `rank_order` names before it."""

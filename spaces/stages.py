@@ -6,6 +6,8 @@ r.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from functools import lru_cache
 
 from frontrunner.spaces.problem import Problem
@@ -31,12 +33,19 @@ def layers_of_stages(recipe: Recipe, layers: int) -> tuple[int, ...]:
     return recipe.layers_per_stage or even_layers(layers, recipe.stages)
 
 
-def layers_of_ranks(recipe: Recipe, layers: int) -> list[int]:
-    """Return the layers that each pipeline rank holds in all its stages."""
+def layers_of_ranks(recipe: Recipe, layers: int, *, first: int | None = None) -> list[int]:
+    """Return the layers that each pipeline rank holds in all its stages; given `first`, those of the first ones."""
     held = [0] * recipe.pipeline_parallel
-    for stage, count in enumerate(layers_of_stages(recipe, layers)):
+    counts = layers_of_stages(recipe, layers)
+    for stage, count in enumerate(counts if first is None else leading(counts, first)):
         held[rank_of_stage(recipe, stage)] += count
     return held
+
+
+def leading(counts: Sequence[int], first: int) -> list[int]:
+    """Return how many of the `first` layers each of neighboring parts has, which hold so many."""
+    starts = itertools.accumulate(counts, initial=0)
+    return [min(max(first - start, 0), count) for start, count in zip(starts, counts, strict=False)]
 
 
 def balanced_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:

@@ -264,6 +264,7 @@ def at_best(machine: Machine) -> Machine:
     at_once |= {"norm": "fused", "gate": "fused", "rotary": "fused", "softmax": "fused", "flash": 2, "dropout": False}
     at_once |= {"wide_gradients": False, "reduces_wide": False, "reduces_whole": False, "exchange_s": 0.0}
     at_once |= {"overlaps_unsharded": True, "overlaps_scattered": True, "graphs": "step"}
+    at_once |= dict.fromkeys(("overlaps_interleaved", "overlaps_tensor", "overlaps_dispatch"), True)
     at_once |= {"permutation": "fused", "sorts_received": False, "dispatches_once": True, "fuses_accumulation": True}
     software = replace(machine.software, **at_once)
     efficiencies = replace(machine.efficiencies, **dict.fromkeys(LOSSES, 0.0))

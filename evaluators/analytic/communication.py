@@ -111,7 +111,7 @@ def exchanges_s(machine: Machine, work: Workload) -> Rows:
     # At least one head of keys for each of the ranks that share a sequence.
     keys = np.maximum(work.kv_hidden / work.tensor_parallel, work.context_parallel * work.q_hidden / work.heads)
     inwards = work.tokens * work.bytes_per_value * (query + 2 * keys)
-    outwards = work.tokens * work.bytes_per_value * query
+    outwards = work.tokens * work.bytes_per_value * work.mixed_hidden / work.tensor_parallel
     group, stride = work.context_parallel, work.strides["dp"]
     once = all_to_all_s(machine, inwards, group=group, stride=stride)
     once = once + all_to_all_s(machine, outwards, group=group, stride=stride)

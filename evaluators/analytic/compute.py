@@ -108,8 +108,18 @@ def layer(machine: Machine, work: Workload) -> Passes:
 def _projections(machine: Machine, work: Workload) -> Passes:
     """Return the products that make queries, keys and values, and that of attention's outcome."""
     hidden, ways, size = work.hidden, work.tensor_parallel, work.bytes_per_value
-    query_key_value = linear(machine, work.tokens, hidden, (work.q_hidden + 2 * work.kv_hidden) / ways, size)
-    return query_key_value + linear(machine, work.tokens, work.q_hidden / ways, hidden, size)
+    output = linear(machine, work.tokens, work.mixed_hidden / ways, hidden, size)
+    found = linear(machine, work.tokens, hidden, (work.q_hidden + 2 * work.kv_hidden) / ways, size)
+    if work.key_value_rank.any():
+        # By way of latent vectors, those of queries too unless these come of the layer's input.
+        has_rank, rank = work.query_rank > 0, np.maximum(work.key_value_rank, 1.0)
+        queries = linear(machine, work.tokens, np.where(has_rank, work.query_rank, hidden), work.q_hidden / ways, size)
+        down = linear(machine, work.tokens, hidden, np.maximum(work.query_rank, 1.0), size)
+        queries = queries.where(has_rank, queries + down)
+        latent = linear(machine, work.tokens, hidden, rank + work.rotary_width, size)
+        latent = latent + linear(machine, work.tokens, rank, (work.latent_outputs - work.q_hidden) / ways, size)
+        found = found.where(work.key_value_rank > 0, queries + latent)
+    return found + output
 
 
 def _casts(machine: Machine, work: Workload) -> tuple[Passes, Passes]:
@@ -172,6 +182,11 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
         for inputs, outputs in ((work.hidden, up * part), (part, work.hidden))
     ]
     found = products[0] + products[1] + linear(machine, own, work.hidden, np.maximum(work.experts, 1.0), size)
+    if work.shared_experts.any():
+        width = width * np.maximum(work.shared_experts, 1.0)
+        shared = linear(machine, work.tokens, work.hidden, up * width, size)
+        shared = shared + linear(machine, work.tokens, width, work.hidden, size)
+        found = found.where(work.shared_experts > 0, found + shared)
     return Passes(
         forward=np.where(work.experts > 0, found.forward, dense.forward),
         backward=np.where(work.experts > 0, found.backward, dense.backward),
@@ -182,6 +197,10 @@ def recompute_s(machine: Machine, work: Workload, forward: Rows) -> Rows:
     """Return what one layer computes a second time, of a forward pass that takes `forward`."""
     keeps = machine.software.keeps_products(work)
     again = np.where(keeps, _elementwise(machine, work).forward, _attention(machine, work).forward)
+    if machine.software.selective == "alternate":  # keys, attention's output, and a gate's second product
+        ways, hidden, size = work.tensor_parallel, work.hidden, work.bytes_per_value
+        widths = (work.kv_hidden / ways, work.q_hidden / ways, np.where(work.experts > 0, 1.0, work.ffn_hidden / ways))
+        again = sum((linear(machine, work.tokens, hidden, width, size).forward for width in widths), start=again)
     selective = np.where(work.recompute_selective, again, 0.0)
     return np.where(work.recompute_full, forward, selective)
 
@@ -190,7 +209,7 @@ def _attention(machine: Machine, work: Workload) -> Passes:
     """Return scores, softmax and their product with the values: fused (arXiv 2307.08691), or one kernel each."""
     eff = machine.efficiencies
     pairs = work.tokens * work.sequence_length / work.tensor_parallel
-    flops = 4 * pairs * work.q_hidden
+    flops = 2 * pairs * (work.q_hidden + (work.q_hidden if machine.software.pads_values else work.mixed_hidden))
     causal = work.attended_share * flops / 2 / (machine.matmul_flops * machine.attention_speed)
     moved = (machine.software.score_bytes(work, of) for of in (0, 1))
     once, back = (eff.scores * pairs * work.heads * each / machine.memory_bytes_per_s for each in moved)
@@ -224,7 +243,7 @@ def head(machine: Machine, work: Workload) -> Passes:
     share = work.vocabulary / (work.tensor_parallel if machine.software.splits_tables else 1.0)
     projection = linear(machine, work.tokens, work.hidden, share, work.bytes_per_value)
     logits = work.tokens * (share if machine.software.sharded_logits else work.vocabulary)
-    fused = (work.compile & (work.loss_chunks == 1)) | (machine.software.cross_entropy == "fused")
+    fused = machine.software.fuses_loss(work) | (machine.software.cross_entropy == "fused")
     wide = np.where(fused, work.bytes_per_value, 16.0)
     each_s = logits / machine.memory_bytes_per_s
     gathered = again = np.zeros(1)

@@ -145,9 +145,9 @@ def memory_of_ranks(machine: Machine, work: Workload) -> tuple[PeakMemory, PeakM
     none, no_head = np.zeros(1), np.zeros(1, dtype=np.bool_)
     after = np.maximum(ahead - 1, 1)
     return (
-        _rank(machine, work, layers=work.layers_first, in_flight=ahead, tables=both, has_head=alone),
-        _rank(machine, work, layers=work.layers_middle, in_flight=after, tables=none, has_head=no_head),
-        _rank(machine, work, layers=work.layers_last, in_flight=behind, tables=table, has_head=~alone),
+        _rank(machine, work, "first", in_flight=ahead, tables=both, has_head=alone),
+        _rank(machine, work, "middle", in_flight=after, tables=none, has_head=no_head),
+        _rank(machine, work, "last", in_flight=behind, tables=table, has_head=~alone),
     )
 
 
@@ -162,25 +162,32 @@ def _looped(work: Workload) -> Rows:
 
 
 def _rank(
-    machine: Machine, work: Workload, *, layers: Rows, in_flight: Rows, tables: Rows, has_head: Flags
+    machine: Machine, work: Workload, place: str, *, in_flight: Rows, tables: Rows, has_head: Flags
 ) -> PeakMemory:
     software, size = machine.software, work.bytes_per_value
+    others: Rows
+    layers, dense = getattr(work, f"layers_{place}"), getattr(work, f"dense_{place}")
     others = layers * 2 * work.hidden / work.tensor_parallel
     others = others + tables / (work.tensor_parallel if software.splits_tables else 1.0)
-    count = layers * work.layer_share + others
+    count = work.over_layers(layers, dense, lambda of: of.layer_share) + others
 
     def over(degree: Rows) -> Rows:
-        return count if work.expert_ranks.max() == 1 else layers * work.layer_share_over(degree) + others
+        if work.expert_ranks.max() == 1:
+            return count
+        return work.over_layers(layers, dense, lambda of: of.layer_share_over(degree)) + others
 
     whole, kept = layer_activations(machine, work)
+    all_kept = layers * kept
+    if work.dense_layers.any():
+        all_kept = all_kept + dense * (layer_activations(machine, work.without_experts)[1] - kept)
     inputs = np.where(work.pipeline_parallel > 1, in_flight * boundary_bytes(work), 0.0)
     # One layer's are on their way to the host, or back, while another one runs.
-    activations = np.where(work.activation_offload, inputs + kept, in_flight * layers * kept)
+    activations = np.where(work.activation_offload, inputs + kept, in_flight * all_kept)
     logits = work.tokens * work.vocabulary / (work.tensor_parallel if software.sharded_logits else 1.0)
     # By rows, in 16 bits, fused or compiled in one piece, the loss holds the logit and its gradient, and no fp32 copy.
     by_rows = (work.tensor_parallel == 1) | (not software.sharded_logits)
     by_rows = by_rows & (logits / work.loss_chunks > 2**24) & software.widens_logits_by_rows
-    narrow = (work.compile & (work.loss_chunks == 1)) | by_rows | (software.cross_entropy != "eager")
+    narrow = software.fuses_loss(work) | by_rows | (software.cross_entropy != "eager")
     each = np.where(narrow, 2 * size, software.bytes_per_logit) + np.where(work.capped_logits, size, 0.0)
     loss = logits * each / work.loss_chunks
     loss = np.where(has_head, loss + _gathered_logits(machine, work), 0.0)
@@ -198,7 +205,7 @@ def _rank(
             work,
             over(work.sharding_gradients),
             in_flight=in_flight,
-            freed=layers * kept + loss,
+            freed=all_kept + loss,
             has_head=has_head,
         ),
         optimizer=np.where(work.optimizer_on_host, 0.0, states),
@@ -300,8 +307,12 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     gathered = 2 * size * work.hidden / (1.0 if software.keeps_gathered else shards)
     copied = np.where(work.compile | (work.micro_batch_seqs < software.copies_attention_from), 0.0, 1.0)
     packed = np.where(work.rotary, work.q_hidden + work.kv_hidden, 0.0) if software.keeps_packed else 0.0
-    exchanged = np.where(work.context_parallel > 1, work.q_hidden, 0.0)
-    inside = size * (2 * work.q_hidden + 2 * work.kv_hidden + copied * work.q_hidden + packed + exchanged)
+    mixed = work.mixed_hidden
+    exchanged = np.where(work.context_parallel > 1, mixed, 0.0)
+    # Padded values, and what attention makes of them, are as wide as the queries.
+    padded = 2 * (work.q_hidden - mixed) if software.pads_values else 0.0
+    inside = size * (work.q_hidden + 2 * work.kv_hidden + mixed + copied * mixed + padded + packed + exchanged)
+    latent = work.query_rank + work.key_value_rank
     # Tiled, the feed-forward part keeps nothing.
     if software.transformer_engine:  # of norms' outputs, of the gated value; attention's outcome is kept in 16 bits too
         inside = inside + np.where(work.fp8 > 0, work.q_hidden - work.ffn_hidden * work.experts_per_token, 0.0)
@@ -309,13 +320,22 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     tiled = replace(work, ffn_hidden=np.where(work.feed_forward_tiles > 1, 0.0, work.ffn_hidden))
     scores = work.heads * work.sequence_length * software.score_bytes(work, 2)
     scores = np.where(work.fused_attention, 0.0, scores)
-    whole = work.tokens * (software.elementwise_bytes(tiled, 2) + gathered + (inside + scores) / ways)
+    # A latent vector is kept by the product that takes it; what its norm keeps is counted with other norms.
+    whole = software.elementwise_bytes(tiled, 2) + gathered + size * latent + (inside + scores) / ways
+    whole = work.tokens * whole
     boundary = boundary_bytes(work)
     each, up = work.experts_per_token, work.ffn_matrices - 1
-    outputs = 2 * work.q_hidden + 2 * work.kv_hidden + each * up * work.ffn_hidden
+    made = np.where(work.key_value_rank > 0, work.latent_outputs, work.q_hidden + 2 * work.kv_hidden)
+    attended = work.q_hidden if software.pads_values else mixed
+    outputs = made + attended + (each + work.shared_experts) * up * work.ffn_hidden
     # Compiled, not the last product's, which nothing needs.
-    last = np.where(work.compile, 1.0, 1.0 + each) * work.hidden
-    products = boundary + work.tokens * size * (last + outputs / ways)
+    last = np.where(work.compile, 1.0, 1.0 + each + work.shared_experts) * work.hidden
+    if software.selective == "alternate":  # without keys, attention's projection, and a gate's second product
+        dense = work.experts == 0
+        spared = np.where(work.key_value_rank > 0, 0.0, work.kv_hidden) + dense * (up - 1) * work.ffn_hidden
+        outputs = outputs - spared
+        last = last - np.where(dense & (up == 1) & ~work.compile, 2.0, 1.0) * work.hidden
+    products = boundary + work.tokens * size * (last + latent + work.rotary_width + outputs / ways)
     selective = np.where(software.keeps_products(work), products, whole - work.tokens * scores / ways)
     return whole, np.where(work.recompute_full, boundary, np.where(work.recompute_selective, selective, whole))
 
@@ -325,9 +345,12 @@ def fullest_parameters(machine: Machine, work: Workload) -> Rows:
     table = work.vocabulary * work.hidden * (1.0 if machine.software.splits_tables else work.tensor_parallel)
     untied = np.where(work.tied_embeddings, 0.0, table)
     table, untied = table / work.tensor_parallel, untied / work.tensor_parallel
-    first = work.layers_first * work.layer_share + table + np.where(work.head_on_first, untied, 0.0)
-    last = np.where(work.head_on_first, 0.0, work.layers_last * work.layer_share + table)
-    return np.maximum(np.maximum(first, last), work.layers_middle * work.layer_share)
+    first, middle, last = (
+        work.over_layers(getattr(work, f"layers_{place}"), getattr(work, f"dense_{place}"), lambda of: of.layer_share)
+        for place in ("first", "middle", "last")
+    )
+    first = first + table + np.where(work.head_on_first, untied, 0.0)
+    return np.maximum(np.maximum(first, np.where(work.head_on_first, 0.0, last + table)), middle)
 
 
 def host_memory(machine: Machine, work: Workload, parameters: Rows) -> Rows:

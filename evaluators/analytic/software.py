@@ -68,22 +68,24 @@ class Software:
     is; its result is kept twice where micro-batches have `copies_attention_from` sequences. `wide_gradients` are fp32
     unless they are `narrow_in_fp16`; where `reduces_wide` they are so on their way alone, and `reduces_whole` ones are
     all-reduced even where the optimizer's states are sharded. `selective` recompute is of `attention` that is not
-    fused, or of all but `products` and attention; a code that may do `either` does the second where attention is fused,
-    since the first would change nothing. `keeps_gathered` keeps what sequence parallelism gathered,
-    `may_keep_gathered` has an option for it. `shards_only_masters` holds sharded parameters once, with
-    `gathered_layers` whole layers; `reduce_bytes` per parameter of a layer are held while gradients are reduced, once
-    a step, or at each micro-batch, through buckets of `bucket_elements`. `bytes_per_logit` is the loss's peak, but
-    where it `widens_logits_by_rows` of whole logits: the logits and their gradient. Gradients take memory from the
-    first backward pass on where `gradients_appear`, else always; they travel in messages of `message_elements` or
-    `message_layers`, unsharded ones of `whole_bucket_elements` if it is not 0. `gradient_overlap` is the share of
-    computation that hides them: unsharded ones where `overlaps_unsharded`, scattered ones where `overlaps_scattered`.
-    A gate's two products reduce their input's gradient each by itself where `reduces_gate_twice`, unless sequence
-    parallelism gathered it once. `exchange_s` is what a micro-batch waits, beyond the transfer, between pipeline ranks
-    on different nodes; where code `sends_in_turn` a boundary's two directions do not overlap, and each waits. Sharded
-    parameters come in `gathers_per_layer`. `host_layer_s` and `host_collective_s` are the host's time to issue one;
-    `fragmentation` is the allocator's loss, a share of activations.
+    fused, or of all but `products` and attention, or of `alternate` products as well; a code that may do `either` does
+    the second where attention is fused, since the first would change nothing. `compiles_loss` goes with compiled
+    layers. `keeps_gathered` keeps what sequence parallelism gathered, `may_keep_gathered` has an option for it.
+    `shards_only_masters` holds sharded parameters once, with `gathered_layers` whole layers; `reduce_bytes` per
+    parameter of a layer are held while gradients are reduced, once a step, or at each micro-batch, through buckets of
+    `bucket_elements`. `bytes_per_logit` is the loss's peak, but where it `widens_logits_by_rows` of whole logits: the
+    logits and their gradient. Gradients take memory from the first backward pass on where `gradients_appear`, else
+    always; they travel in messages of `message_elements` or `message_layers`, unsharded ones of `whole_bucket_elements`
+    if it is not 0. `gradient_overlap` is the share of computation that hides them: unsharded ones where
+    `overlaps_unsharded`, scattered ones where `overlaps_scattered`. A gate's two products reduce their input's gradient
+    each by itself where `reduces_gate_twice`, unless sequence parallelism gathered it once. `exchange_s` is what a
+    micro-batch waits, beyond the transfer, between pipeline ranks on different nodes; where code `sends_in_turn` a
+    boundary's two directions do not overlap, and each waits. Sharded parameters come in `gathers_per_layer`.
+    `host_layer_s` and `host_collective_s` are the host's time to issue one; `fragmentation` is the allocator's loss, a
+    share of activations.
 
-    Where attention `keeps_packed`, its values are a view of the joint product of queries, keys and values, which stays.
+    Latent attention's values are padded to the width of its queries where code `pads_values`. Where attention
+    `keeps_packed`, its values are a view of the joint product of queries, keys and values, which stays.
     A reducer's own buckets hold `reducer_bytes` per parameter. `pipeline_split` gives ranks as many layers each, or as
     much work with the head (`cost`), or as many modules (`ends`: embedding, last norm and head count as layers). Code
     that `sends_singly` has a communicator with each pipeline neighbor. A `cross_entropy` in 16 bits keeps no fp32 copy
@@ -95,8 +97,9 @@ class Software:
     A token goes to each of its experts by itself, or to each node, and each rank there, where code `dispatches_once`,
     as DeepEP does; `overlaps_dispatch` runs another micro-batch meanwhile. Rows that arrive are sorted by expert in a
     pass of its own where it `sorts_received`. Sequence-parallel gathers and sums run beside the products of dense
-    layers where code `overlaps_tensor`. Gradients are added by the products that compute them where it
-    `fuses_accumulation`. CUDA `graphs` hold parts of each layer, or the whole step, which the host then starts at once.
+    layers where code `overlaps_tensor`; virtual stages hide transfers between ranks where it `overlaps_interleaved`.
+    Gradients are added by the products that compute them where it `fuses_accumulation`. CUDA `graphs` hold parts of
+    each layer, or the whole step, which the host then starts at once.
     """
 
     name: str
@@ -111,6 +114,7 @@ class Software:
     cross_entropy: Literal["fused", "16-bit", "eager"] = "eager"
     copies_attention_from: float = float("inf")
     keeps_packed: bool = False
+    pads_values: bool = False
     narrow_in_fp16: bool = False
     reduces_wide: bool = False
     reduces_whole: bool = False
@@ -118,7 +122,8 @@ class Software:
     exchange_s: float = 0.0
     sends_in_turn: bool = False
     gathers_per_layer: float = 1.0
-    selective: Literal["attention", "products", "either"] = "attention"
+    selective: Literal["attention", "products", "alternate", "either"] = "attention"
+    compiles_loss: bool = True
     keeps_gathered: bool = False
     may_keep_gathered: bool = False
     shards_only_masters: bool = False
@@ -140,6 +145,7 @@ class Software:
     dispatches_once: bool = False
     overlaps_dispatch: bool = False
     overlaps_tensor: bool = False
+    overlaps_interleaved: bool = False
     fuses_accumulation: bool = False
     graphs: Literal["none", "layers", "step"] = "none"
     sends_singly: bool = False
@@ -165,6 +171,11 @@ class Software:
         found: Flags = self.gathers_in_8_bits & (work.fp8 == FP8_SCALINGS.index("tensorwise"))
         return found
 
+    @property
+    def fp8_default(self) -> str:
+        """How factors are scaled to 8 bits unless stated: Transformer Engine's default is `DelayedScaling`."""
+        return "delayed" if self.transformer_engine else "tensorwise"
+
     def has_feed_forward_in_8_bits(self, work: Workload) -> Flags:
         """Return whether the feed-forward part's products are in 8 bits too, where a recipe has such products."""
         dense: Flags = work.experts == 0
@@ -181,9 +192,10 @@ class Software:
         between = work.norms * norm + 2 * residual
         if of == 2 and self.norm == "fused":  # two norms keep one input
             between = between - np.where(work.parallel_residual, norm, 0.0)
-        head = KERNELS["reshape"]["eager"][of] + np.where(work.rotary, each("rotary", self.rotary), 0.0)
+        reshaped, turned = KERNELS["reshape"]["eager"][of], np.where(work.rotary, each("rotary", self.rotary), 0.0)
         feed_forward = np.where(work.ffn_matrices == 3, each("gate", self.gate), each("gelu", "fused"))
-        inside = head * (work.q_hidden + work.kv_hidden) + feed_forward * work.ffn_hidden * work.experts_per_token
+        inside = reshaped * (work.q_hidden + work.kv_hidden) + turned * work.rotated_hidden
+        inside = inside + feed_forward * work.ffn_hidden * (work.experts_per_token + work.shared_experts)
         inside = inside + norm * work.normed_heads
         # Half is the row's, which ranks that share each expert hold of all of them.
         rows = work.experts_per_token * (1 + work.expert_tensor_parallel) / 2
@@ -192,6 +204,7 @@ class Software:
             permuted = permuted + KERNELS["sorting"]["fused"][of] * work.experts_per_token
         permuted = np.where(work.experts > 0, permuted, 0.0)
         between = (between + permuted) * work.hidden / work.sequence_shards
+        between = between + norm * (work.query_rank + work.key_value_rank)
         return (between + inside / work.tensor_parallel) * work.bytes_per_value / 2
 
     def lacks_fused_softmax(self, work: Workload) -> Flags:
@@ -202,7 +215,12 @@ class Software:
 
     def keeps_products(self, work: Workload) -> Flags:
         """Return whether selective recompute keeps products and attention alone."""
-        found: Flags = work.fused_attention if self.selective == "either" else np.array([self.selective == "products"])
+        found: Flags = work.fused_attention if self.selective == "either" else np.array([self.selective != "attention"])
+        return found
+
+    def fuses_loss(self, work: Workload) -> Flags:
+        """Return whether the loss is compiled in one piece."""
+        found: Flags = work.compile & (work.loss_chunks == 1) & self.compiles_loss
         return found
 
     def score_bytes(self, work: Workload, of: int) -> Rows:
@@ -224,6 +242,7 @@ FRONTRUNNER = Software(
     dropout=False,
     selective="products",
     keeps_gathered=True,
+    pads_values=True,
     bytes_per_logit=16.0,
     shards_only_masters=True,
     widens_logits_by_rows=True,
@@ -289,6 +308,7 @@ MEGATRON = Software(
     softmax_multiple=4,
     bytes_per_logit=6.0,
     flash=3,
+    overlaps_interleaved=True,
     sorts_received=True,
     fuses_accumulation=True,
     transformer_engine=True,
@@ -398,6 +418,19 @@ TRANSFORMERS = Software(
 unfused softmax are torch's operations (`models/llama/modeling_llama.py`); the loss holds 16- and 32-bit logits,
 log-softmax and gradient."""
 
+TORCHTITAN = replace(
+    FRONTRUNNER,
+    name="torchtitan",
+    gathers_in_8_bits=True,
+    selective="alternate",
+    bytes_per_logit=14.0,
+    widens_logits_by_rows=False,
+)
+"""FSDP2 as the project's own trainer has it. Selective recompute saves every second of a layer's products
+(`distributed/activation_checkpoint.py`). The loss reads an fp32 copy of the logits (`components/loss.py`), and holds
+that copy, its log-softmax, their gradient, and that in 16 bits, unless it is compiled, as it was not in December 2024
+(commit e8977b0)."""
+
 KNOWN = (
     FRONTRUNNER, DEEPSPEED, MEGATRON, MEGATRON_GPT, MEGATRON_DEEPSPEED, LLM_FOUNDRY, NANOTRON, TRANSFORMERS,
     ALEPH_ALPHA,
@@ -422,7 +455,8 @@ CODES = {
     for code in (
         *KNOWN,
         replace(MEGATRON, name="nemo", permutation="fused", overlaps_tensor=True),
-        replace(FRONTRUNNER, name="torchtitan", gathers_in_8_bits=True),
+        TORCHTITAN,
+        replace(TORCHTITAN, name="torchtitan-2024", compiles_loss=False),
         replace(
             FRONTRUNNER,
             name="nemo-automodel",
@@ -438,8 +472,8 @@ CODES = {
     )
 }
 """Training codes by the names that campaign files use. NeMo and Megatron Bridge are Megatron's with
-`moe_permute_fusion` and, where no layer has experts, `tp_comm_overlap`; torchtitan has FSDP2 and selective recompute as
-the project's own trainer has, as has NeMo AutoModel, with Transformer Engine's kernels and DeepEP."""
+`moe_permute_fusion` and, where no layer has experts, `tp_comm_overlap`; NeMo AutoModel has FSDP2 and selective
+recompute as the project's own trainer has, with Transformer Engine's kernels and DeepEP."""
 
 _KERNEL = ("fused", "eager")
 TRAITS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {
@@ -460,7 +494,7 @@ TRAITS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {
         "fp32-reduced": {"wide_gradients": False, "narrow_in_fp16": False, "reduces_wide": True},
         "16-bit": {"wide_gradients": False, "narrow_in_fp16": False, "reduces_wide": False},
     },
-    "selective": {value: {"selective": value} for value in ("attention", "products")},
+    "selective": {value: {"selective": value} for value in ("attention", "products", "alternate")},
     "reduction": {"scattered": {"reduces_whole": False}, "whole": {"reduces_whole": True}},
     "overlap": {
         "all": {"overlaps_unsharded": True, "overlaps_scattered": True},

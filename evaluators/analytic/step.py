@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 import numpy as np
 
@@ -58,46 +59,78 @@ class _Layer(Parts):
         return self.traffic + self.exchanges + self.dispatch
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Kinds:
+    """The seconds of a layer, and of one without experts where some are."""
+
+    mixed: _Layer
+    dense: _Layer | None
+
+    def held(self, layers: Rows, dense: Rows, part: Callable[[_Layer], Rows]) -> Rows:
+        """Return the seconds of a part of so many layers, of which `dense` have no experts."""
+        found = layers * part(self.mixed)
+        return found if self.dense is None else found + dense * (part(self.dense) - part(self.mixed))
+
+
 def step_time(machine: Machine, work: Workload) -> StepTime:
     """Return the step time of each recipe: micro-batches at the slowest rank's pace, and the bubble."""
-    layer = _layer(machine, work)
+    kinds = _kinds(machine, work)
     head_s, embedding_s = compute.head(machine, work).total, compute.embedding(machine, work).total
-    first, between, last = _of_ranks(work, layer, head_s, embedding_s)
+    first, between, last = _of_ranks(work, kinds, head_s, embedding_s)
     slowest = np.maximum(np.maximum(first, last), between)
     held = np.where(slowest == first, work.layers_first, work.layers_middle)
     held = np.where(slowest == last, work.layers_last, held)
+    dense = np.where(slowest == first, work.dense_first, work.dense_middle)
+    dense = np.where(slowest == last, work.dense_last, dense)
+    part = {name: kinds.held(held, dense, attrgetter(name)) for name in (f.name for f in fields(_Layer))}
     transfer = communication.pipeline_transfer_s(machine, work)
-    through = work.layers * layer.total + head_s + embedding_s + transfer * (work.pipeline_parallel - 1)
+    through = (
+        kinds.held(work.layers, work.dense_layers, attrgetter("total"))
+        + head_s
+        + embedding_s
+        + transfer * (work.pipeline_parallel - 1)
+    )
     m = work.accumulation
+    waits = transfer * work.virtual_stages * (2.0 if machine.software.sends_in_turn else 1.0)
+    if machine.software.overlaps_interleaved:
+        waits = np.where(work.virtual_stages > 1, communication.LEAST_EXPOSED, 1.0) * waits
     parameters = fullest_parameters(machine, work)
-    passes = (held * layer.forward, held * layer.backward)
-    experts, o = held * work.expert_share_over(number(1)), work.sharding_optimizer
-    updated = (parameters - experts + held * work.expert_share_over(o)) / o
+    passes = (part["forward"], part["backward"])
+    experts, o = (held - dense) * work.expert_share_over(number(1)), work.sharding_optimizer
+    updated = (parameters - experts + (held - dense) * work.expert_share_over(o)) / o
     return StepTime(
-        compute=m * (slowest - held * (layer.recompute + layer.waits)),
-        recompute=m * held * layer.recompute,
-        tensor_parallel=m * held * layer.traffic,
-        context_parallel=m * held * layer.exchanges,
-        expert_parallel=m * held * layer.dispatch,
-        pipeline_transfer=m * transfer * work.virtual_stages * (2.0 if machine.software.sends_in_turn else 1.0),
-        bubble=bubble_s(work, slowest=slowest, through=through, left=_left_of_bubble(work, layer)),
+        compute=m * (slowest - part["recompute"] - part["traffic"] - part["exchanges"] - part["dispatch"]),
+        recompute=m * part["recompute"],
+        tensor_parallel=m * part["traffic"],
+        context_parallel=m * part["exchanges"],
+        expert_parallel=m * part["dispatch"],
+        pipeline_transfer=m * waits,
+        bubble=bubble_s(work, slowest=slowest, through=through, left=_left_of_bubble(work, kinds.mixed)),
         data_parallel=communication.replicas_s(machine, work, parameters, *passes, experts=experts),
         host_transfer=communication.host_transfer_s(machine, work, parameters, layers=held, passes=passes),
         optimizer=compute.optimizer_s(machine, work, updated),
     )
 
 
-def _of_ranks(work: Workload, layer: _Layer, head_s: Rows, embedding_s: Rows) -> tuple[Rows, Rows, Rows]:
+def _kinds(machine: Machine, work: Workload) -> _Kinds:
+    dense = _layer(machine, work.without_experts) if work.dense_layers.any() else None
+    return _Kinds(mixed=_layer(machine, work), dense=dense)
+
+
+def _of_ranks(work: Workload, kinds: _Kinds, head_s: Rows, embedding_s: Rows) -> tuple[Rows, Rows, Rows]:
     """Return the seconds of one micro-batch on the ranks with the embedding, the fullest between, with the head."""
-    first = work.layers_first * layer.total + embedding_s + np.where(work.head_on_first, head_s, 0.0)
-    last = np.where(work.head_on_first, 0.0, work.layers_last * layer.total + head_s)
-    return first, work.layers_middle * layer.total, last
+    total = attrgetter("total")
+    first = kinds.held(work.layers_first, work.dense_first, total)
+    last = kinds.held(work.layers_last, work.dense_last, total)
+    first = first + embedding_s + np.where(work.head_on_first, head_s, 0.0)
+    last = np.where(work.head_on_first, 0.0, last + head_s)
+    return first, kinds.held(work.layers_middle, work.dense_middle, total), last
 
 
 def busy_of_ranks(machine: Machine, work: Workload) -> tuple[Rows, Rows, Rows]:
     """Return the seconds of a step in which each of these ranks computes, or communicates within its layers."""
     head_s, embedding_s = compute.head(machine, work).total, compute.embedding(machine, work).total
-    first, between, last = _of_ranks(work, _layer(machine, work), head_s, embedding_s)
+    first, between, last = _of_ranks(work, _kinds(machine, work), head_s, embedding_s)
     return work.accumulation * first, work.accumulation * between, work.accumulation * last
 
 
@@ -140,8 +173,9 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     dispatch = communication.dispatch_s(machine, work)
     if software.overlaps_dispatch:
         dispatch = np.maximum(dispatch - forward - backward, communication.LEAST_EXPOSED * dispatch)
-    # Experts take each tensor-parallel rank's own positions.
-    traffic = software.share_sent(work) * (4.0 + again) * np.where(work.experts > 0, 0.5, 1.0) * reduces
+    # Experts take each tensor-parallel rank's own positions, shared ones all.
+    of_own = (work.experts > 0) & (work.shared_experts == 0)
+    traffic = software.share_sent(work) * (4.0 + again) * np.where(of_own, 0.5, 1.0) * reduces
     if software.overlaps_tensor:
         hides = work.sequence_parallel & (work.experts == 0)
         beside = np.maximum(traffic - forward - backward, communication.LEAST_EXPOSED * traffic)

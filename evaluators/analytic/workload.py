@@ -15,9 +15,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import RANK_ORDERS, SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDULES, Recipe
-from frontrunner.spaces.stages import even_layers, layers_of_ranks, rank_of_stage
+from frontrunner.spaces.stages import even_layers, layers_of_ranks, leading, rank_of_stage
 
 Rows = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -36,6 +37,7 @@ def number(value: float) -> Rows:
 
 
 _one: Callable[[], Rows] = functools.partial(number, 1)
+_none: Callable[[], Rows] = functools.partial(number, 0)
 _no: Callable[[], Any] = functools.partial(np.array, [False])
 
 
@@ -44,10 +46,11 @@ class Workload:
     """Arrays of equal length, or of length 1 where all rows agree; columns with a default are in neutral position.
 
     `layers_first` and `layers_last` are the layers of the pipeline ranks with the embedding and the head,
-    `layers_middle` of the fullest between; `head_on_first` marks one rank with both. `split_backward` schedules run the
-    gradients of weights separately, `keeps_all` ones (GPipe) all forward passes first. `attended_share` is what windows
-    leave of the positions, `normed_heads` the width of queries and keys that have norms of their own. `rank_order` is
-    an index into `RANK_ORDERS`, `fp8` one into `FP8_SCALINGS`.
+    `layers_middle` of the fullest between; `dense_first`, `dense_middle` and `dense_last` of these have no experts.
+    `head_on_first` marks one rank with both. `split_backward` schedules run the gradients of weights separately,
+    `keeps_all` ones (GPipe) all forward passes first. `attended_share` is what windows leave of the positions,
+    `normed_heads` the width of queries and keys that have norms of their own. `rank_order` is an index into
+    `RANK_ORDERS`, `fp8` one into `FP8_SCALINGS`.
     """
 
     layers: Rows
@@ -77,11 +80,21 @@ class Workload:
     head_on_first: Flags
     attended_share: Rows = field(default_factory=_one)
     norms: Rows = field(default_factory=lambda: number(2))
-    normed_heads: Rows = field(default_factory=lambda: number(0))
+    normed_heads: Rows = field(default_factory=_none)
     parallel_residual: Flags = field(default_factory=_no)
     capped_logits: Flags = field(default_factory=_no)
-    experts: Rows = field(default_factory=lambda: number(0))
+    query_rank: Rows = field(default_factory=_none)
+    key_value_rank: Rows = field(default_factory=_none)
+    rotary_width: Rows = field(default_factory=_none)
+    value_hidden: Rows = field(default_factory=_none)
+    experts: Rows = field(default_factory=_none)
     experts_per_token: Rows = field(default_factory=_one)
+    shared_experts: Rows = field(default_factory=_none)
+    dense_layers: Rows = field(default_factory=_none)
+    dense_ffn_hidden: Rows = field(default_factory=_none)
+    dense_first: Rows = field(default_factory=_none)
+    dense_middle: Rows = field(default_factory=_none)
+    dense_last: Rows = field(default_factory=_none)
     expert_parallel: Rows = field(default_factory=_one)
     expert_tensor_parallel: Rows = field(default_factory=_one)
     virtual_stages: Rows = field(default_factory=_one)
@@ -117,21 +130,23 @@ class Workload:
             "rotary": np.array([model.positions == "rotary"]),
             "fused_attention": np.array([problem.has_fused_attention]),
             "bytes_per_value": number(BYTES_PER_VALUE[problem.precision]),
+            "kv_hidden": number((model.kv_hidden + model.kv_heads * model.value_dim) / 2),
+            "value_hidden": number(model.mixed_hidden),
+            "rotary_width": number(model.rotary_width if model.key_value_rank else 0),
             "attended_share": number(model.attended(problem.sequence_length) / problem.sequence_length),
             "norms": number(4 if model.post_norms else 2),
             "normed_heads": number(model.q_hidden + model.kv_hidden if model.qk_norm else 0),
             "parallel_residual": np.array([model.parallel_residual]),
             "capped_logits": np.array([model.logits_softcap is not None]),
-            "experts": number(model.experts),
             "experts_per_token": number(max(1, model.experts_per_token)),
         }
-        for name in ("layers", "hidden", "heads", "q_hidden", "kv_hidden", "ffn_hidden", "ffn_matrices"):
-            columns[name] = number(getattr(model, name))
+        for name in _OF_MODEL:
+            columns[name] = number(getattr(model, name) or 0)
         last = (rank_of_stage(recipe, recipe.stages - 1) for recipe in recipes)
         head = model.padded_vocabulary * model.hidden / model.matmul_parameters_per_layer
-        held = [ends(_held(one, model.layers, split, head), rank) for one, rank in zip(recipes, last, strict=True)]
-        counts = np.array(held, dtype=np.float64).reshape(-1, 3).T
-        columns |= zip(("layers_first", "layers_middle", "layers_last"), counts, strict=True)
+        held = [ends(*_held(one, model, split, head), last=rank) for one, rank in zip(recipes, last, strict=True)]
+        counts = np.array(held, dtype=np.float64).reshape(-1, len(LAYERS)).T
+        columns |= zip(LAYERS, counts, strict=True)
         for name, dtype in ((column.name, _DTYPES[column.type]) for column in fields(cls)):
             if name not in columns:
                 columns[name] = np.fromiter(map(_FROM_RECIPE.get(name, attrgetter(name)), recipes), dtype=dtype)
@@ -173,10 +188,54 @@ class Workload:
         Tensor-parallel ranks share what is not an expert's, expert-parallel ranks the experts; sharded, experts are so
         over the ranks of the stage that hold the same ones.
         """
-        others = self.hidden * (2 * self.q_hidden + 2 * self.kv_hidden + self.experts)
+        others = self.hidden * (self.experts + self.shared_experts * self.ffn_matrices * self.ffn_hidden)
         parts = self.hidden * self.ffn_matrices * self.ffn_hidden
         experts = np.where(self.experts > 0, self.expert_share_over(degree), parts / self.tensor_parallel)
-        return others / self.tensor_parallel + experts
+        return self.attention_share(self.tensor_parallel) + others / self.tensor_parallel + experts
+
+    def attention_share(self, ranks: Rows) -> Rows:
+        """Return what each of so many tensor-parallel ranks holds of the parameters of attention's matrices.
+
+        Those down to latent vectors are whole on each; see `Model.attention_parameters`.
+        """
+        plain: Rows = self.hidden * (2 * self.q_hidden + 2 * self.kv_hidden)
+        if not self.key_value_rank.any():
+            return plain / ranks
+        down = self.hidden * (self.query_rank + self.key_value_rank + self.rotary_width)
+        made = self.latent_outputs
+        up = np.where(self.query_rank > 0, self.query_rank, self.hidden) * self.q_hidden
+        up = up + self.key_value_rank * (made - self.q_hidden) + self.mixed_hidden * self.hidden
+        return np.where(self.key_value_rank > 0, down + up / ranks, plain / ranks)
+
+    @property
+    def mixed_hidden(self) -> Rows:
+        """The width of what attention returns, as `Model.mixed_hidden`."""
+        return np.where(self.key_value_rank > 0, self.value_hidden, self.q_hidden)
+
+    @property
+    def rotated_hidden(self) -> Rows:
+        """The width of queries and keys that is rotated; of latent attention one rotated part is of all keys."""
+        rotated = (self.heads + 1) * self.rotary_width
+        return np.where(self.key_value_rank > 0, rotated, self.q_hidden + self.kv_hidden)
+
+    @property
+    def latent_outputs(self) -> Rows:
+        """The width of queries, and of keys without their rotated part and values: what comes of latent vectors."""
+        return self.q_hidden + 2 * self.kv_hidden - self.heads * self.rotary_width
+
+    @functools.cached_property
+    def without_experts(self) -> Workload:
+        """The same recipes of layers without experts."""
+        width = np.where(self.dense_ffn_hidden > 0, self.dense_ffn_hidden, self.ffn_hidden)
+        none: dict[str, Any] = {"experts": number(0), "shared_experts": number(0), "dense_layers": number(0)}
+        none |= dict.fromkeys(("experts_per_token", "expert_parallel", "expert_tensor_parallel"), number(1))
+        return replace(self, ffn_hidden=width, **none)
+
+    def over_layers(self, layers: Rows, dense: Rows, each: Callable[[Workload], Rows]) -> Rows:
+        """Return what `each` says of a layer for so many, of which `dense` have no experts."""
+        mixed = each(self)
+        found = layers * mixed
+        return found + dense * (each(self.without_experts) - mixed) if self.dense_layers.any() else found
 
     def expert_share_over(self, degree: Rows) -> Rows:
         """Return the experts' part of `layer_share_over`."""
@@ -190,7 +249,8 @@ class Workload:
         degrees = ("sharding_parameters", "sharding_gradients", "sharding_optimizer")
         spread: dict[str, Any] = {name: np.where(getattr(self, name) > 1, replicas, 1.0) for name in degrees}
         spread |= {"tensor_parallel": self.expert_ranks, "data_parallel": replicas, "context_parallel": number(1)}
-        return replace(self, q_hidden=number(0), kv_hidden=number(0), **spread)
+        spread |= dict.fromkeys(("q_hidden", "kv_hidden", "key_value_rank", "shared_experts"), number(0))
+        return replace(self, **spread)
 
     @property
     def uses_host(self) -> bool:
@@ -209,8 +269,9 @@ class Workload:
     @property
     def layer_matmul_parameters(self) -> Rows:
         """All parameters of a layer's matrices, as `Model.matmul_parameters_per_layer`."""
-        feed_forward = np.maximum(self.experts, 1) * self.ffn_matrices * self.ffn_hidden + self.experts
-        return self.hidden * (2 * self.q_hidden + 2 * self.kv_hidden + feed_forward)
+        parts = np.maximum(self.experts, 1) + self.shared_experts
+        feed_forward = parts * self.ffn_matrices * self.ffn_hidden + self.experts
+        return self.attention_share(number(1)) + self.hidden * feed_forward
 
     def rows(self, chosen: slice | Flags) -> Workload:
         """Return the chosen rows."""
@@ -223,6 +284,11 @@ _IS_WITHIN = {
     for inner, outer in itertools.permutations(("tp", "dp", "pp"), 2)
 }
 """For each of `RANK_ORDERS`, whether the one kind of groups is numbered within the other."""
+LAYERS = ("layers_first", "dense_first", "layers_middle", "dense_middle", "layers_last", "dense_last")
+_OF_MODEL = (
+    "layers", "hidden", "heads", "q_hidden", "ffn_hidden", "ffn_matrices", "query_rank", "key_value_rank",
+    "experts", "shared_experts", "dense_layers", "dense_ffn_hidden",
+)  # fmt: skip
 _DTYPES: Mapping[Any, type] = {"Rows": np.float64, "Flags": np.bool_}
 _FROM_RECIPE: Mapping[str, Callable[[Recipe], float]] = {
     "sharding_parameters": attrgetter("sharding.parameters"),
@@ -263,16 +329,23 @@ def split_layers(split: Split, layers: int, ranks: int, head: float) -> Sequence
     return held
 
 
-def _held(recipe: Recipe, layers: int, split: Split, head: float) -> Sequence[int]:
+def _held(recipe: Recipe, model: Model, split: Split, head: float) -> tuple[Sequence[int], Sequence[int]]:
+    """Return each pipeline rank's layers, and those of them that have no experts."""
     if split == "even" or recipe.layers_per_stage or recipe.stages != recipe.pipeline_parallel:
-        return layers_of_ranks(recipe, layers)
-    return split_layers(split, layers, recipe.pipeline_parallel, head)
+        return layers_of_ranks(recipe, model.layers), layers_of_ranks(recipe, model.layers, first=model.dense_layers)
+    held = split_layers(split, model.layers, recipe.pipeline_parallel, head)
+    return held, leading(held, model.dense_layers)
 
 
-def ends(held: Sequence[int], last: int = -1) -> tuple[int, int, int]:
-    """Return the layers of the ranks with the embedding and with the head, and of the fullest rank between."""
-    between = [count for rank, count in enumerate(held) if rank not in (0, last % len(held))]
-    return held[0], max(between, default=0), held[last]
+def ends(held: Sequence[int], dense: Sequence[int], last: int = -1) -> tuple[int, ...]:
+    """Return layers, and those without experts, of the ranks with the embedding, of the fullest between, with the head.
+
+    Of ranks between that are as full it is the one with most experts.
+    """
+    ranks = list(zip(held, dense, strict=True))
+    between = [one for rank, one in enumerate(ranks) if rank not in (0, last % len(ranks))]
+    fullest = max(between, key=lambda one: (one[0], -one[1]), default=(0, 0))
+    return *ranks[0], *fullest, *ranks[last]
 
 
 @dataclass(frozen=True, kw_only=True)

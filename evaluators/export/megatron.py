@@ -15,6 +15,7 @@ NeMo's Megatron-Bridge: YAML for --config-file, or overrides such as `train.micr
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -45,6 +46,20 @@ MODEL_FIELDS = frozenset({
     "max_positions", "rotary_theta", "rotary_scaling", "activation", "norm", "norm_epsilon", "biases", "head_width",
     "qk_norm", "tied_embeddings", "experts", "experts_per_token", "renormalized_experts", "attention",
 })  # fmt: skip
+"""Fields of a model that both trainers with a command line have options for."""
+CORE_MODEL_FIELDS = MODEL_FIELDS | {
+    "shared_experts", "dense_layers", "dense_ffn_hidden", "router", "router_groups", "router_groups_kept",
+    "routed_scale", "balancing", "balancing_weight", "key_value_rank", "query_rank", "rotary_width", "value_width",
+}  # fmt: skip
+PART_DEFAULTS = {
+    "moe-router-topk": 2,
+    "moe-router-score-function": "softmax",
+    "kv-lora-rank": 32,
+    "qk-head-dim": 128,
+    "qk-pos-emb-head-dim": 64,
+    "v-head-dim": 128,
+}
+"""What Megatron-LM's options of experts and latent attention mean where they are missing."""
 MAX_STAGES = 100_000
 LAYOUT = "pipeline-model-parallel-layout"
 LAYERS_PER_STAGE = "num-layers-per-virtual-pipeline-stage"
@@ -58,19 +73,22 @@ BRIDGE_SECTIONS = {
     "use-tp-pp-dp-mapping": "dist",
 }
 """Of Megatron-LM's options that Megatron-Bridge has outside of its section `model`."""
+FP8 = {"--fp8-format": "hybrid", "--fp8-recipe": "tensorwise"}
+"""As torchao scales by tensors: gradients in E5M2, what else is multiplied in E4M3."""
+BRIDGE_FP8 = "bf16_with_fp8_current_scaling_mixed"
 FSDP = {"zero-2": "optim_grads", "zero-3": "optim_grads_params"}
 SHARDING_OF_STRATEGY = {"no_shard": "none", "optim": "zero-1"} | {theirs: ours for ours, theirs in FSDP.items()}
 REFUSED_EXPERTS = {
     "moe-expert-capacity-factor": "experts of a capacity, which drop tokens",
-    "moe-shared-expert-intermediate-size": "shared experts",
-    "moe-layer-freq": "layers without experts beside those with",
-    "multi-latent-attention": "latent attention",
+    "moe-shared-expert-gate": "a gate of shared experts",
+    "moe-latent-size": "experts of a narrower input",
 }
 REFUSED = {
     **{f"--{name}": what for name, what in REFUSED_EXPERTS.items()},
     "--use-torch-fsdp2": "Megatron-LM's wrapper of FSDP2: give --use-megatron-fsdp",
     "--use-custom-fsdp": "this older name: give --use-megatron-fsdp",
-    **dict.fromkeys(("--fp8-format", "--fp8-hybrid", "--fp8-e4m3"), "8-bit arithmetic"),
+    **dict.fromkeys(("--fp8-hybrid", "--fp8-e4m3"), "this older name: give --fp8-format"),
+    "--fp8-param-gather": "parameters kept in 8 bits",
     "--fp4-format": "4-bit arithmetic",
     "--cpu-offloading": "activations offloaded by whole layers",
     "--optimizer-cpu-offload": "a part of the optimizer offloaded",
@@ -99,6 +117,7 @@ REFUSED_BY_BRIDGE = {
 MODEL_NOTE = (
     "note: the model, its sequence length and precision are those of the Bridge recipe that this is merged into"
 )
+_LEADING_DENSE = re.compile(r"\(?\[0\](?:\*([0-9]{1,5}))?\+\[1\](?:\*[0-9]{1,5})?\)?")
 _REPEATED_GROUP = re.compile(r"\(([^()]*)\)\*([0-9]{1,5})")
 _REPEATED = re.compile(r"(.)\*([0-9]{1,5})")
 
@@ -123,10 +142,10 @@ class MegatronLM(Tool):
     has_kv_heads = "--group-query-attention"
     theta = "--rotary-base"
     epsilon = "--norm-epsilon"
-    model_fields: ClassVar[frozenset[str] | None] = MODEL_FIELDS
+    model_fields: ClassVar[frozenset[str] | None] = CORE_MODEL_FIELDS
     expressed = frozenset({
         "virtual_stages", "schedule", "sharding", "recompute", "sequence_parallel", "optimizer_state",
-        "layers_per_stage", "rank_order",
+        "layers_per_stage", "rank_order", "fp8",
     })  # fmt: skip
 
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
@@ -161,12 +180,21 @@ class MegatronLM(Tool):
             (order == "tp-pp-dp" and pp > 1 and ep != tp, "rank-order-experts",
              f"{tool}'s tp-pp-dp needs as many copies of experts as of the rest: expert_parallel {tp}, not {ep}"),
             (is_cut, "context-halves", f"{tool} cuts {cut}"),
+            (recipe.fp8 == "rowwise", "fp8-unsaid",
+             f"{tool} scales by tensors and blocks, not by rows: fp8 tensorwise has a setting"),
         )  # fmt: skip
 
     def _model_refusals(self, model: Model) -> tuple[Refusal, ...]:
         """Return what of a model has no option; of the scaling of rotary frequencies only the factor has one."""
         tool, scaling, theta = self.title, model.rotary_scaling, model.rotary_theta
-        other = scaling is not None and scaling != RotaryScaling(factor=scaling.factor)
+        is_latent, is_sigmoid = model.key_value_rank is not None, model.router == "sigmoid"
+        if is_latent:
+            other = scaling is not None and scaling != _yarn(scaling)
+            stated = "YaRN's frequencies over 4096 positions for latent attention"
+        else:
+            other = scaling is not None and scaling != RotaryScaling(factor=scaling.factor)
+            stated = "Llama 3.1's frequency factors and positions"
+        summed = model.experts_per_token // model.router_groups_kept
         return (
             (model.activation == "gelu_tanh" and model.biases != "all", "model-unsaid",
              f"{tool} computes activation gelu_tanh only with biases all, not {model.biases}"),
@@ -175,7 +203,16 @@ class MegatronLM(Tool):
             (model.experts and model.biases == "all", "model-unsaid", f"no biases of experts are exported for {tool}"),
             (model.positions == "rotary" and theta % 1, "model-unsaid",
              f"{tool} takes a whole number for rotary_theta, not {theta}"),
-            (other, "model-unsaid", f"{tool} has Llama 3.1's frequency factors and positions, not {scaling}"),
+            (other, "model-unsaid", f"{tool} has {stated}, not {scaling}"),
+            (not is_latent and model.rotary_width, "model-unsaid",
+             f"{tool} has no setting for model.rotary_width = {model.rotary_width} without latent attention"),
+            (is_sigmoid and model.experts_per_token > 1 and not model.renormalized_experts, "model-unsaid",
+             f"{tool} renormalizes the probabilities of a sigmoid router"),
+            (model.balancing == "bias" and not is_sigmoid, "model-unsaid",
+             f"{tool} balances by a bias only with a sigmoid router"),
+            (model.router_groups > 1 and summed != (2 if is_sigmoid else 1), "model-unsaid",
+             f"{tool} ranks a group of experts by the sum of its {summed} highest (experts_per_token over "
+             "router_groups_kept), ours by 2 of a sigmoid router and 1 of a softmax"),
             (model.renormalized_experts and model.experts_per_token == 1, "model-unsaid",
              f"{tool} multiplies a single expert by its probability: renormalized_experts is false there"),
         )  # fmt: skip
@@ -194,11 +231,10 @@ class MegatronLM(Tool):
             self.has_kv_heads: has_gqa,
             f"--{self.kv_heads}": model.kv_heads if has_gqa else None,
             "--position-embedding-type": {"rotary": "rope", "learned": "learned_absolute"}[model.positions],
-            "--use-rope-scaling": model.rotary_scaling is not None,
-            "--rope-scaling-factor": model.rotary_scaling.factor if model.rotary_scaling else None,
+            **_rotary_scaling(model),
             "--normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[model.norm],
             "--add-qkv-bias": model.biases == "qkv",
-            "--qk-layernorm": model.qk_norm,
+            "--qk-layernorm": model.qk_norm or model.key_value_rank is not None,  # of latent attention its two norms
             **self._experts(problem),
             f"--{LAYOUT}": None if is_even else layout(layers),
             f"--{LAYERS_PER_STAGE}": layers[0] if is_even and recipe.virtual_stages > 1 else None,
@@ -213,8 +249,13 @@ class MegatronLM(Tool):
             "--use-precision-aware-optimizer": bf16_states,
             "--exp-avg-dtype": "bf16" if bf16_states else None,
             "--exp-avg-sq-dtype": "bf16" if bf16_states else None,
+            **(FP8 if recipe.fp8 == "tensorwise" else {}),
         }
-        return Export(arguments=words(settings), notes=(*self._notes(recipe), *_norm_notes(model)))
+        connections = "above 1" if fsdp else "1, except on devices from Blackwell on"
+        notes = [*self._notes(recipe), *_norm_notes(model)]
+        if fsdp or max(recipe.tensor_parallel, recipe.context_parallel) > 1:
+            notes.append(f"note: {self.title} needs the environment variable CUDA_DEVICE_MAX_CONNECTIONS {connections}")
+        return Export(arguments=words(settings), notes=tuple(notes))
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a launch script or an argument file."""
@@ -226,6 +267,15 @@ class MegatronLM(Tool):
         if types not in ({"fp32"}, {"bf16"}):
             raise bad_value("--exp-avg-dtype, --exp-avg-sq-dtype", sorted(types), "fp32 or bf16, the same for both")
         found["optimizer_state"] = types.pop()
+        stated = {
+            name: said.text(name, default) for name, default in (("--fp8-format", ""), ("--fp8-recipe", "delayed"))
+        }
+        if stated["--fp8-format"]:
+            if stated != FP8:
+                raise bad_value(
+                    "--fp8-format, --fp8-recipe", list(stated.values()), f"{' '.join(FP8.values())}, or none"
+                )
+            found["fp8"] = "tensorwise"
         return reading.recipe_of(problem, found | said.launch, given)
 
     def _common(self, problem: Problem, recipe: Recipe) -> dict[str, object]:
@@ -239,7 +289,7 @@ class MegatronLM(Tool):
         return {
             "--num-layers": model.layers,
             "--hidden-size": model.hidden,
-            "--ffn-hidden-size": model.ffn_hidden,
+            "--ffn-hidden-size": model.dense_ffn_hidden or model.ffn_hidden,
             "--num-attention-heads": model.heads,
             "--kv-channels": model.head_width,
             "--seq-length": problem.sequence_length,
@@ -258,19 +308,18 @@ class MegatronLM(Tool):
         }
 
     def _experts(self, problem: Problem) -> dict[str, object]:
-        """Return the options of experts: whole ones, dropless, tokens sent by all-to-all, no balancing of their load.
-
-        The softmax is over the chosen experts where they are renormalized, else over all of them before the choice.
-        """
+        """Return the options of latent attention and of experts: whole, dropless, tokens sent by all-to-all."""
         model = problem.model
+        found: dict[str, object] = {f"--{name}": value for name, value in _parts(model).items()}
         if not model.experts:
-            return {}
-        return {
-            "--num-experts": model.experts,
-            "--moe-ffn-hidden-size": model.ffn_hidden,
-            "--moe-router-topk": model.experts_per_token,
-            "--moe-router-pre-softmax": not model.renormalized_experts,
-            "--moe-router-load-balancing-type": "none",
+            return found
+        dense = model.dense_layers
+        return found | {
+            "--moe-layer-freq": f"[0]*{dense}+[1]*{model.layers - dense}" if dense else None,
+            "--moe-router-load-balancing-type": "seq_aux_loss" if model.balancing == "loss" else "none",
+            "--moe-aux-loss-coeff": model.balancing_weight if model.balancing == "loss" else None,
+            "--moe-router-enable-expert-bias": model.balancing == "bias",
+            "--moe-router-bias-update-rate": model.balancing_weight if model.balancing == "bias" else None,
             "--moe-token-dispatcher-type": "alltoall",
             "--moe-grouped-gemm": problem.precision == "bf16",
             "--expert-tensor-parallel-size": 1,
@@ -287,7 +336,12 @@ class MegatronLM(Tool):
 
     def _notes(self, recipe: Recipe) -> tuple[str, ...]:
         which = f"{self.title}'s own, which repeats attention's core; the probed one repeats less"
-        return (f"note: recompute selective is {which}",) if recipe.recompute == "selective" else ()
+        notes = [f"note: recompute selective is {which}"] if recipe.recompute == "selective" else []
+        if recipe.fp8 != "none":
+            notes.append(
+                "note: products in 8 bits are Transformer Engine's, also those of experts; the probed one's torchao's"
+            )
+        return tuple(notes)
 
     def _choices(self, problem: Problem, said: Options | Table) -> dict[str, Any]:
         key = self.key
@@ -337,40 +391,43 @@ class MegatronLM(Tool):
 
     def _refuse_other_sizes(self, problem: Problem, said: Options | Table) -> None:
         model, key = problem.model, self.key
-        width = "moe-ffn-hidden-size" if said.number(key("moe-ffn-hidden-size")) else "ffn-hidden-size"
         sizes = {
             "num-layers": model.layers,
             "hidden-size": model.hidden,
             "num-attention-heads": model.heads,
             "kv-channels": model.head_dim,
-            width: model.ffn_hidden,
+            "ffn-hidden-size": model.ffn_hidden if not model.experts else model.dense_ffn_hidden,
             self.kv_heads: model.kv_heads,
             "seq-length": problem.sequence_length,
         }
-        reading.refuse_other_problem({key(name): (said.number(key(name)), value) for name, value in sizes.items()})
+        found = {key(name): (said.number(key(name)), value) for name, value in sizes.items() if value is not None}
+        reading.refuse_other_problem(found)
         self._refuse_other_experts(problem, said)
         for name in ("vocab-size", "padded-vocab-size"):
             reading.refuse_other_vocabulary(problem, key(name), said.number(key(name)))
 
     def _refuse_other_experts(self, problem: Problem, said: Options | Table) -> None:
-        """Raise `InvalidInput` for other experts than the problem's, and for experts that tensor parallelism cuts.
+        """Raise `InvalidInput` for other experts or attention than the problem's, and for experts cut by tensor ranks.
 
         A file for Megatron-Bridge changes a Bridge recipe; in a script, what is missing has Megatron's defaults.
         """
         model, key, is_script = problem.model, self.key, isinstance(said, Options)
-        experts = said.number(key("num-experts")) or (0 if is_script and said.flag("--hidden-size") else None)
-        chosen, tensor = said.number(key("moe-router-topk")), said.number(key("expert-tensor-parallel-size"))
-        pre = key("moe-router-pre-softmax")
-        pre_softmax = said.flag(pre) if is_script or said.get(pre) is not None else None
+        is_whole = is_script and said.flag("--hidden-size")
+        experts, tensor = said.number(key("num-experts")), said.number(key("expert-tensor-parallel-size"))
+        width = said.number(key("ffn-hidden-size"))
+        for name, value in _parts(model).items():
+            default = width if name == "moe-ffn-hidden-size" else PART_DEFAULTS.get(name)
+            found = said.get(key(name), default if is_whole else None)
+            if isinstance(value, float) and found is not None:
+                found = float(said.text(key(name))) if isinstance(found, str) else found
+            if found is not None or is_whole:
+                reading.refuse_other_problem({key(name): (found or 0, value or 0)})
+        dense = _leading_dense(said.get(key("moe-layer-freq"), 1 if is_whole else None), key("moe-layer-freq"))
+        reading.refuse_other_problem({f"leading dense layers of {key('moe-layer-freq')}": (dense, model.dense_layers)})
         if experts and is_script:
-            chosen, tensor = chosen or 2, tensor or said.number(key("tensor-model-parallel-size"))
-        found: dict[str, tuple[object, object]] = {"num-experts": (experts, model.experts)}
-        if model.experts:
-            found["moe-router-topk"] = (chosen, model.experts_per_token)
-            found["moe-router-pre-softmax"] = (pre_softmax if experts else None, not model.renormalized_experts)
-        reading.refuse_other_problem({key(name): values for name, values in found.items()})
+            tensor = tensor or said.number(key("tensor-model-parallel-size"))
         if (tensor or 1) > 1:
-            expected = "1, also where tensor_parallel is above 1: recipes have whole experts"
+            expected = "1, also where tensor_parallel is above 1: split experts are not read yet"
             raise bad_value(key("expert-tensor-parallel-size"), tensor, expected)
         if experts and is_script and "--moe-token-dispatcher-type" not in said.values:
             raise bad_value("--moe-token-dispatcher-type", "allgather", "alltoall: tokens are sent to their experts")
@@ -391,7 +448,7 @@ class MegatronLM(Tool):
         swiglu = said.flag("--swiglu")
         what = f"--swiglu is {'' if swiglu else 'not '}there"
         reading.refuse_other_default(what, "swiglu" if swiglu else "gelu", model.activation)
-        if not said.flag("--ffn-hidden-size"):
+        if not said.flag("--ffn-hidden-size") and not model.experts:
             width = int(4 * model.hidden * 2 / 3) // 64 * 64 if swiglu else 4 * model.hidden
             reading.refuse_other_default("--ffn-hidden-size is not there", width, model.ffn_hidden)
         is_stated = any(map(said.flag, ("--group-query-attention", self.has_kv_heads)))
@@ -544,6 +601,10 @@ class MegatronBridge(MegatronLM):
         arguments = tuple(f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in settings.items())
         return Export(arguments=arguments, notes=(MODEL_NOTE, *self._notes(recipe)))
 
+    def _notes(self, recipe: Recipe) -> tuple[str, ...]:
+        kept = f"note: {BRIDGE_FP8} keeps the first and last layer in bf16, and gathers parameters in 8 bits"
+        return (*super()._notes(recipe), *((kept,) if recipe.fp8 != "none" else ()))
+
     def render(self, problem: Problem, recipe: Recipe, header: Sequence[str]) -> str:
         """Return the recipe as YAML, for --config-file."""
         lines = (*header, f"devices: {recipe.devices}", *self.export(problem, recipe).notes)
@@ -574,6 +635,8 @@ class MegatronBridge(MegatronLM):
         }
         if problem.model.experts:
             found |= {"model.expert_tensor_parallel_size": 1, "model.moe_token_dispatcher_type": "alltoall"}
+        if recipe.fp8 != "none":
+            found["mixed_precision"] = BRIDGE_FP8
         if fsdp:
             found |= {"ddp.use_megatron_fsdp": True, "ddp.data_parallel_sharding_strategy": fsdp}
             found |= {"dist.use_megatron_fsdp": True, "checkpoint.ckpt_format": "fsdp_dtensor"}
@@ -586,6 +649,8 @@ class MegatronBridge(MegatronLM):
         _refuse_other_precision(problem, root)
         self._refuse_other_sizes(problem, root)
         found = self._choices(problem, root)
+        if root.get("mixed_precision") == BRIDGE_FP8:
+            found["fp8"] = "tensorwise"
         if root.flag("optimizer.use_distributed_optimizer") and not root.flag(self.key("use-megatron-fsdp")):
             found["sharding"] = "zero-1"
         return reading.recipe_of(problem, found, given)
@@ -594,6 +659,74 @@ class MegatronBridge(MegatronLM):
 def _norm_notes(model: Model) -> tuple[str, ...]:
     has_other = model.norm == "layernorm" and model.biases != "all"
     return ("note: LayerNorm has biases there, which the probed one lacks",) if has_other else ()
+
+
+def _parts(model: Model) -> dict[str, object]:
+    """Return Megatron-LM's options, without dashes, that state a model's experts and latent attention.
+
+    The softmax is over the chosen experts where they are renormalized, else over all of them before the choice.
+    """
+    found: dict[str, object] = {"num-experts": model.experts or None}
+    if model.experts:
+        is_grouped = model.router_groups > 1
+        found |= {
+            "moe-ffn-hidden-size": model.ffn_hidden,
+            "moe-router-topk": model.experts_per_token,
+            "moe-router-score-function": model.router,
+            "moe-router-pre-softmax": model.router == "softmax" and not model.renormalized_experts,
+            "moe-router-num-groups": model.router_groups if is_grouped else None,
+            "moe-router-group-topk": model.router_groups_kept if is_grouped else None,
+            "moe-router-topk-scaling-factor": model.routed_scale if model.routed_scale != 1 else None,
+            "moe-shared-expert-intermediate-size": model.shared_experts * model.ffn_hidden or None,
+        }
+    if model.key_value_rank is None:
+        return found | {"multi-latent-attention": False}
+    return found | {
+        "multi-latent-attention": True,
+        "q-lora-rank": model.query_rank,
+        "kv-lora-rank": model.key_value_rank,
+        "qk-head-dim": model.head_dim - model.rotary_width,
+        "qk-pos-emb-head-dim": model.rotary_width,
+        "v-head-dim": model.value_dim,
+    }
+
+
+def _leading_dense(value: object, key: str) -> int | None:
+    """Return the leading layers without experts that `--moe-layer-freq` describes, None where it is missing."""
+    if value is None or value == 1:
+        return None if value is None else 0
+    kinds = list(value) if isinstance(value, list) else None
+    if kinds is not None and kinds == sorted(kinds) and set(kinds) <= {0, 1}:
+        return kinds.count(0)
+    if isinstance(value, str) and (found := _LEADING_DENSE.fullmatch(value)):
+        return int(found[1] or 1)
+    raise bad_value(key, value, "leading layers without experts, as [0]*3+[1]*58")
+
+
+def _rotary_scaling(model: Model) -> dict[str, object]:
+    """Return the options of Llama 3.1's scaling, or for latent attention those of YaRN or plain rotation.
+
+    YaRN's two mscales give what cosines and scores are multiplied by (`YarnRotaryEmbedding`, `MLASelfAttention`):
+    g(mscale) / g(mscale_all_dim) and g(mscale_all_dim) ** 2, with g(m) = 0.1 m ln(factor) + 1.
+    """
+    scaling = model.rotary_scaling
+    if model.key_value_rank is None:
+        return {"--use-rope-scaling": scaling is not None, "--rope-scaling-factor": scaling.factor if scaling else None}
+    if scaling is None:
+        return {"--rope-type": "rope"}
+    log, of_all = 0.1 * math.log(scaling.factor), math.sqrt(scaling.score_factor)
+    return {
+        "--rope-type": "yarn",
+        "--rotary-scaling-factor": scaling.factor,
+        "--mscale": round((scaling.magnitude * of_all - 1) / log, 9),
+        "--mscale-all-dim": round((of_all - 1) / log, 9),
+    }
+
+
+def _yarn(scaling: RotaryScaling) -> RotaryScaling:
+    """Return the YaRN scaling that Megatron-LM's options state: its factors, and defaults of all else."""
+    plain = RotaryScaling(kind="yarn", factor=scaling.factor, original_positions=4096)
+    return replace(plain, attention_factor=scaling.attention_factor, score_factor=scaling.score_factor)
 
 
 def layout(layers: Sequence[int]) -> str:
@@ -620,7 +753,7 @@ def _refuse_other_precision(problem: Problem, root: Table) -> None:
     """Raise `InvalidInput` for another precision; where the file says none it is the Bridge recipe's."""
     sections = ["model", "mixed_precision"]
     if isinstance(root.get("mixed_precision"), str):
-        names = {"bf16_mixed": "bf16", "fp16_mixed": "fp16"}
+        names = {"bf16_mixed": "bf16", "fp16_mixed": "fp16", BRIDGE_FP8: "bf16"}
         named = root.choice("mixed_precision", "", names, spelled=lambda name: name.replace("-", "_"))
         reading.refuse_other_problem({"mixed_precision": (named, problem.precision)})
         sections.remove("mixed_precision")

@@ -9,6 +9,7 @@ local batch is a whole step's, cut into the pipeline's micro-batches.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from frontrunner.evaluators.export.base import (
@@ -97,7 +98,10 @@ class Torchtitan(Tool):
         tool, (_, shard, cp), n, name = self.title, fsdp_degrees(recipe), recipe.copies, recipe.sharding_name
         folded, ep = shard * cp * recipe.tensor_parallel, recipe.expert_parallel
         layers, stages, stated = problem.model.layers, recipe.stages, recipe.layers_per_stage
+        converter = f"Float8LinearConverter.Config(recipe_name={recipe.fp8!r}) among a config's converters"
         return (
+            (recipe.fp8 != "none", "fp8-unsaid",
+             f"{tool} {VERSION} converts to 8 bits by no argument, but by {converter}, in Python, and only by rows"),
             (problem.precision not in PRECISIONS, "precision-unsaid",
              f"{tool} trains in bf16 and fp32, not {problem.precision}"),
             (o == 1 and cp > 1, "sharding-context",
@@ -181,9 +185,10 @@ class Torchtitan(Tool):
 
 def _is(model: Model, stated: Mapping[str, Any]) -> bool:
     """Return whether a model has what a configuration states, and is a plain rotary RMSNorm SwiGLU model besides."""
-    names = ("name", "vocabulary_multiple", "max_positions", "attention", "routing", "balancing", "balancing_weight")
-    either = {name: getattr(model, name) for name in names}
-    return model == Model(activation="swiglu", norm="rmsnorm", **either, **stated)
+    either = {"name", "vocabulary_multiple", "max_positions", "attention", "routing", "balancing", "balancing_weight"}
+    plain: dict[str, Any] = {one.name: one.default for one in fields(Model)}
+    wanted = plain | {"activation": "swiglu", "norm": "rmsnorm", **stated}
+    return all(getattr(model, name) == value for name, value in wanted.items() if name not in either)
 
 
 def _layers_argument(problem: Problem, recipe: Recipe) -> int | None:
@@ -203,7 +208,9 @@ def _refuse_other_run(problem: Problem, said: Options) -> None:
     said.refuse(REFUSED)
     for name, value in said.values.items():
         if name.startswith(QUANTIZED) and str(value).lower() != "false" and ".no-enable" not in name:
-            raise InvalidInput(f"{name}: FP8 is not supported")
+            raise InvalidInput(
+                f"{name}: torchtitan {VERSION} has no such argument: its converters are in a config's Python"
+            )
     weights = said.text("--training.dtype", "float32")
     if weights != "float32":
         raise bad_value("--training.dtype", weights, "float32: recipes keep weights and states in no less")

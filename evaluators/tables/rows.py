@@ -77,7 +77,7 @@ _PRESETS = tuple(
     for table in map(model_preset, preset_names("models"))
 )
 _STATED = attrgetter(
-    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "positions", "activation", "norm",
+    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "positions", "ffn_matrices", "norm",
     "tied_embeddings", "attention", "experts", "experts_per_token",
 )  # fmt: skip
 LINKS = ("node_gb_per_s", "nic_gb_per_s", "nics_per_node")
@@ -109,8 +109,11 @@ FLASH_VERSION = re.compile(r"flash[^0-9]*([1-9])")
 OTHER_FRAMEWORK = re.compile(r"\bframework=(?![^;]*(?:megatron|deepspeed|\bds))", re.IGNORECASE)
 UNDER_DEEPSPEED = re.compile(r"deepspeed|\bds|bigscience", re.IGNORECASE)
 """What names of attention kernels say, in lower case."""
-CODE_OF_SOURCE = {"efficient-parallelization-layouts": ALEPH_ALPHA.name} | {
-    name: name for name in (NANOTRON.name, "torchtitan", LLM_FOUNDRY.name)
+CODE_OF_SOURCE = {
+    "efficient-parallelization-layouts": ALEPH_ALPHA.name,
+    "202412_torchtitan": "torchtitan-2024",
+    "megatron-bridge": "nemo",
+    **{name: name for name in (NANOTRON.name, "torchtitan", LLM_FOUNDRY.name)},
 }
 """What a table's `source` holds, in lower case -> the training code; others follow from the model's name."""
 CODE_OF_FRAMEWORK = {
@@ -273,11 +276,20 @@ def model_of(row: Row) -> Model:
         norm="layernorm" if gpt else "rmsnorm",
         tied_embeddings=row.tied,
         attention="flash" if is_fused(row) else "math",
+        **windows(row),
     )
     # What rows do not state of a preset, such as the range of its rotary positions, is part of its recipes' ids.
     alike = (one for one in _PRESETS if _STATED(one) == _STATED(found))
     preset = next(alike, found) if found.positions == "rotary" else found
     return preset if preset is found or row.seq > (preset.max_positions or 0) else replace(preset, name=found.name)
+
+
+def windows(row: Row) -> dict[str, Any]:
+    """Return the model's keys of the sliding window that a row states."""
+    found = schema.WINDOW.search(row.attention)
+    if found is None:
+        return {}
+    return {"attention_window": max(1, int(found[2])), "full_attention_every": 2 if found[1] else 0}
 
 
 def head_width(row: Row) -> float:
@@ -368,15 +380,16 @@ def recipe_of(row: Row, layers: int) -> Recipe:
     counts: dict[str, Any] = {name: _count(row, column) for name, column in schema.OF_RECIPES.items()}
     if impossible := schema.why_impossible(row, layers):
         raise ValueError(impossible)
-    if row.fp8 not in DIMENSIONS["fp8"].values:
-        raise ValueError(f"fp8 {row.fp8} is no choice of recipes")
+    fp8 = "tensorwise" if row.fp8 == "default" else row.fp8
+    if fp8 not in DIMENSIONS["fp8"].values:
+        raise ValueError(f"fp8 {fp8} is no choice of recipes")
     return Recipe(
         devices=devices,
         schedule="none" if row.pp == 1 else "1f1b" if row.vpp == 1 else "interleaved-1f1b",
         sharding=Sharding.named(f"zero-{row.zero:g}" if row.zero > 0 else "none", replicas * round(row.cp)),
         recompute=row.recompute,
         sequence_parallel=row.seq_parallel == 1 and row.tp > 1,
-        fp8=row.fp8,
+        fp8=fp8,
         **counts,
     )
 

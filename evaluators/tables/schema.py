@@ -26,7 +26,8 @@ MACHINE_NUMBERS = (
     "node_gb_per_s", "nic_gb_per_s", "nics_per_node",
 )  # fmt: skip
 """A row's own figures of its machine, which replace those of a preset."""
-OF_RECIPES = {name: DIMENSIONS[name].label.lower() for name in (*DEGREES, "expert_parallel")} | {
+EXPERT_DEGREES = ("expert_parallel", "expert_tensor_parallel")
+OF_RECIPES = {name: DIMENSIONS[name].label.lower() for name in (*DEGREES, *EXPERT_DEGREES)} | {
     "virtual_stages": "vpp", "micro_batch_seqs": "mbs", "accumulation": "gas",
 }  # fmt: skip
 NOT_READ = ("tflops_per_gpu", "mfu")
@@ -58,9 +59,12 @@ ALIKE = (
     "recompute", "attention_kernel", "precision", "fp8",
 )  # fmt: skip
 """What rows share that differ in micro-batch and sequence parallelism alone."""
+SEQUENCE_PARALLEL = re.compile("megatron-bridge|nemo", re.IGNORECASE)
+"""Sources and frameworks whose recipes turn sequence parallelism on wherever tensors are split, unless they say."""
 NO_TOP_K = "no number of experts that a token goes through"
 OTHER_ATTENTION = re.compile(r"mla|csa|latent|sparse|sliding|window", re.IGNORECASE)
-"""Attention of which no model here is made."""
+"""Attention of which no model here is made, but for a `WINDOW` of stated size."""
+WINDOW = re.compile(r"(alternate layers )?sliding window (\d+)", re.IGNORECASE)
 NETWORK = re.compile(
     r"(?:(\d{1,2}) ?x ?)?\b(?:IB|InfiniBand|RoCE|Ethernet) (\d{1,4}) ?Gb(?:/s|ps)(?! ?x| per|\w)", re.IGNORECASE
 )
@@ -70,10 +74,10 @@ MISLABELED = "its time is that of the opposite seq_parallel"
 SAME_TIME = 0.05
 """Share of time by which repeats may differ; assumed."""
 FP8_WORDS = {
-    "fp8": "tensorwise", "fp8-tensorwise": "tensorwise", "fp8_cs": "tensorwise", "fp8-rowwise": "rowwise",
+    "fp8": "default", "fp8-tensorwise": "tensorwise", "fp8_cs": "tensorwise", "fp8-rowwise": "rowwise",
     "fp8_delayed": "delayed", "fp8_block": "blockwise", "mxfp8": "mxfp8",
 }  # fmt: skip
-"""Words for a precision in 8 bits -> how factors are scaled; by tensors, where a word does not say."""
+"""Words for a precision in 8 bits -> how factors are scaled, or that the word does not say."""
 LIKELY_VOCABULARY = (16_000, 300_000)
 BATCH_TOLERANCE = 0.01
 MOST_BYTES = 200_000_000
@@ -258,22 +262,26 @@ def complete(row: Row) -> Row:
     if row.model.lower().startswith("gpt"):
         row.fill(vocab=GPT2_VOCABULARY)
     if row.experts > 0:
-        row.fill(ep=1.0)
+        row.fill(ep=1.0, etp=1.0)
         row.ffn_hidden = row.expert_ffn_hidden if row.expert_ffn_hidden > 0 else row.ffn_hidden
     else:
-        row.experts, row.top_k, row.ep = 0.0, 0.0, 1.0
+        row.experts, row.top_k, row.ep, row.etp = 0.0, 0.0, 1.0, 1.0
     stated = re.search(r"\bCP=(\d+)", row.note)
     row.fill(cp=float(stated[1]) if stated else 1.0)
     if network := NETWORK.search(row.note):
         row.fill(nic_gb_per_s=float(network[2]) / 8, nics_per_node=float(network[1] or 1))
     if row.pp > 1 and "local batch" in row.note and math.isnan(row.gas):  # torchtitan cuts it in micro-batches of one
         row.gas, row.mbs = row.mbs, 1.0
+    if row.pp > 1 and row.zero == 3 and "torchtitan" in row.source.lower():
+        row.zero = 1.0  # in pipelines it keeps parameters whole, and gradients up to the last micro-batch (`fsdp.py`)
     replicas = over(row.gpus, row.tp * row.pp * row.cp)
     row.fill(dp=replicas if replicas % 1 == 0 else NAN)
     row.fill(gas=over(row.gbs, row.mbs * row.dp))
     row.fill(gbs=row.mbs * row.gas * row.dp, kv_heads=row.heads)
     row.fill(ffn_hidden=_rounded(row.hidden * (4.0 if row.two_matrices else SWIGLU_WIDTH)))
     row.fill(peak_mem_gb=row.memory_gib)
+    if SEQUENCE_PARALLEL.search(row.source + row.framework):
+        row.fill(seq_parallel=float(row.tp > 1))
     row.fill(vocab=NAN if row.experts else _counted_vocabulary(row), seq_parallel=0.0)
     if not row.status and row.step_time_s > 0:
         row.status = "ok"
@@ -334,13 +342,14 @@ def why_impossible(row: Row, layers: float) -> str | None:
         "more pipeline stages than layers": row.pp * (1 if math.isnan(row.vpp) else row.vpp) > layers,
         f"recompute {row.recompute} is unknown": row.recompute not in RECOMPUTES,
         NO_TOP_K: row.experts > 0 and not 1 <= row.top_k <= row.experts,
-        "experts are split, which is not modeled": row.etp > 1,
         "shared experts are not modeled": row.shared_experts not in ("", "0", "0.0"),
         "layers without experts among others are not modeled": row.dense_layers > 0,
         "layers that predict further tokens are not modeled": row.mtp_layers > 0,
-        f"attention {row.attention} is not modeled": OTHER_ATTENTION.search(row.attention) is not None,
-        "ep divides neither the experts nor the ranks of a stage": (
-            row.experts > 0 and bool(row.experts % row.ep or row.tp * row.cp * row.dp % row.ep)
+        f"attention {row.attention} is not modeled": (
+            OTHER_ATTENTION.search(WINDOW.sub("", row.attention)) is not None
+        ),
+        "ep does not divide the experts, or ep x etp the ranks of a stage": (
+            row.experts > 0 and bool(row.experts % row.ep or row.tp * row.cp * row.dp % (row.ep * row.etp))
         ),
         "its note calls it suspect": SUSPECT.search(row.note) is not None,
         f"ZeRO stage {row.zero:g} does not exist": row.zero not in (0, 1, 2, 3) and not math.isnan(row.zero),

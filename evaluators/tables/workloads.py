@@ -16,7 +16,15 @@ import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.fit import Sample, Samples
 from frontrunner.evaluators.analytic.software import coded
-from frontrunner.evaluators.analytic.workload import BYTES_PER_VALUE, FP8_SCALINGS, Split, Workload, ends, split_layers
+from frontrunner.evaluators.analytic.workload import (
+    BYTES_PER_VALUE,
+    FP8_SCALINGS,
+    LAYERS,
+    Split,
+    Workload,
+    ends,
+    split_layers,
+)
 from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.rows import (
     MEMORY,
@@ -26,9 +34,12 @@ from frontrunner.evaluators.tables.rows import (
     machine_of,
     preset_of,
     software_of,
+    windows,
 )
 from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
+from frontrunner.spaces.model import attended
+from frontrunner.spaces.stages import leading
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,7 @@ class Table:
             cluster=own or machine_of(first),
             precision=precision,
             software=software,
-            work=workload(rows, precision, split=software.pipeline_split),
+            work=workload(rows, precision, split=software.pipeline_split, scaling=software.fp8_default),
             step_time_s=np.array([row.step_time_s if row.status == "ok" else math.nan for row in rows]),
             problems=tuple(row.problem for row in rows),
         )
@@ -112,8 +123,17 @@ def _why_unknown(row: Row) -> str | None:
     return f"{', '.join(impossible)} not above 0" if impossible else None
 
 
-def workload(rows: Sequence[Row], precision: str, *, split: Split = "even") -> Workload:
-    """Return the rows as the model's arrays; layers are split as the training code does."""
+def _attended_share(row: Row) -> float:
+    window = windows(row)
+    if not window or math.isnan(row.seq):
+        return 1.0
+    every, size = window["full_attention_every"], window["attention_window"]
+    share: float = attended(row.seq, size, 1 / every if every else 0.0) / row.seq
+    return share
+
+
+def workload(rows: Sequence[Row], precision: str, *, split: Split = "even", scaling: str = "tensorwise") -> Workload:
+    """Return the rows as the model's arrays; layers are split, and factors scaled to 8 bits, as the code does."""
 
     def column(name: str, default: float = 1.0) -> npt.NDArray[np.float64]:
         found = np.array([getattr(row, name) for row in rows], dtype=np.float64)
@@ -129,9 +149,11 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even") -> W
     head = column("vocab") * hidden / (hidden * width)
     shapes = zip(column("layers").tolist(), column("pp").tolist(), head.tolist(), strict=True)
     whole = ((int(n), int(p), cost) for n, p, cost in shapes)
-    held = [ends(split_layers(split, n, p, cost)) for n, p, cost in whole]
-    first, middle, last = np.array(held, dtype=np.float64).reshape(-1, 3).T
     counts: dict[str, Any] = {name: column(own) for name, own in schema.OF_RECIPES.items()}
+    split_rows = (split_layers(split, n, p, cost) for n, p, cost in whole)
+    dense = column("dense_layers", 0)
+    held = [ends(one, leading(one, int(first))) for one, first in zip(split_rows, dense, strict=True)]
+    counts |= zip(LAYERS, np.array(held, dtype=np.float64).reshape(-1, len(LAYERS)).T, strict=True)
     return Workload(
         layers=column("layers"),
         hidden=hidden,
@@ -140,6 +162,7 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even") -> W
         kv_hidden=kv_hidden,
         ffn_hidden=column("ffn_hidden"),
         ffn_matrices=matrices,
+        attended_share=np.array([_attended_share(row) for row in rows]),
         experts=column("experts", 0),
         experts_per_token=experts,
         vocabulary=column("vocab"),
@@ -155,11 +178,8 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even") -> W
         recompute_full=np.array([row.recompute == "full" for row in rows]),
         recompute_selective=np.array([row.recompute == "selective" for row in rows]),
         sequence_parallel=np.array([row.seq_parallel == 1 and row.tp > 1 for row in rows]),
-        layers_first=first,
-        layers_middle=middle,
-        layers_last=last,
         head_on_first=column("pp") == 1,
-        fp8=np.array([float(FP8_SCALINGS.index(row.fp8)) for row in rows]),
+        fp8=np.array([float(FP8_SCALINGS.index(row.fp8 if row.fp8 != "default" else scaling)) for row in rows]),
         compile=np.array([_is_compiled(row) for row in rows]),
         **counts,
     )
@@ -168,7 +188,7 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even") -> W
 def _is_compiled(row: Row) -> bool:
     """Return whether a note says so, or torchtitan casts to 8 bits, which it documents for compiled models."""
     of_titan = row.fp8 != "none" and "torchtitan" in row.source.lower()
-    return of_titan or re.search(r"\bcompile\b", row.note, re.IGNORECASE) is not None
+    return of_titan or re.search(r"\bcompiled?\b", row.note, re.IGNORECASE) is not None
 
 
 def samples_of_tables(tables: Sequence[Table], cluster: Cluster | None) -> Samples:

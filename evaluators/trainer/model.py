@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import SAC_IGNORED_OPS, checkpoint, create_selective_checkpoint_contexts
 
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import ContextRanks
@@ -57,6 +57,11 @@ _KEPT_BY_SELECTIVE_RECOMPUTE = (
     ("aten", "_scaled_dot_product_fused_attention_overrideable"),
     ("_c10d_functional", "reduce_scatter_tensor"),
     ("_c10d_functional", "all_to_all_single"),
+)
+
+# Where FSDP2 runs a module within a layer again it opens more ranges for torch's profiler than the first time.
+SAC_IGNORED_OPS.update(
+    (torch.ops.profiler._record_function_enter_new.default, torch.ops.profiler._record_function_exit._RecordFunction)
 )
 
 Transform = Callable[[Tensor], Tensor]
@@ -749,6 +754,7 @@ class Block(nn.Module):
         self._on_host, self._rotary = on_host, rotary
         self._tiles, self._is_parallel = recipe.feed_forward_tiles, shape.parallel_residual
         self.run: Transform = self._run_recomputing
+        self.attend: Transform = self._attend
         self.attention_norm = make_norm(shape, shape.hidden)
         if shape.key_value_rank is not None and rotary is not None:
             self.attention: nn.Module = LatentAttention(shape, rotary, context, first_position=first_position)
@@ -773,13 +779,16 @@ class Block(nn.Module):
         return self._transform(x)
 
     def _transform(self, x: Tensor) -> Tensor:
-        mixed: Tensor = self.attention(self.attention_norm(x))
-        after = x + (mixed if self.attention_output_norm is None else self.attention_output_norm(mixed))
+        after = self.attend(x)
         x = x if self._is_parallel else after
         if self._tiles == 1:
             return after + self._normed_feed_forward(x)
         tiles = [recomputed(self._normed_feed_forward, tile) for tile in x.chunk(self._tiles, dim=1)]
         return after + torch.cat(tiles, dim=1)
+
+    def _attend(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.attention(self.attention_norm(x))
+        return x + (mixed if self.attention_output_norm is None else self.attention_output_norm(mixed))
 
     def _normed_feed_forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.feed_forward(self.feed_forward_norm(x))
@@ -887,14 +896,17 @@ class Gpt(nn.Module):
         return {name: part for name, part in parts.items() if isinstance(part, MixtureOfExperts)}
 
     def compile_blocks(self, compiled: Callable[[Transform], Transform], device: torch.device) -> None:
-        """Run each block as `compiled` makes it from now on, on `device`."""
+        """Run each block, of one with experts its attention, as `compiled` makes it from now on, on `device`."""
         for table in self._tables:
             table.on(device)  # torch.compile takes no function that changes what lies outside it
         # What is to be computed again is compiled with the rest: around a compiled function torch's checkpoint fails.
         for block in cast("Iterable[Block]", self.blocks.values()):
             if device.type == "cuda" and isinstance(block.attention, Attention):
                 block.attention.mixer.prepare(self._sequence_length, device)
-            block.run = compiled(block.run)
+            if isinstance(block.feed_forward, MixtureOfExperts):  # whose shapes change with every micro-batch
+                block.attend = compiled(block.attend)
+            else:
+                block.run = compiled(block.run)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """Token ids [B, S], or the previous stage's [B, S, D] -> [B, S, D], or logits [B, S, V] in the last stage.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.legality import why_illegal
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model import Model, RotaryScaling
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import (
     DIMENSIONS,
@@ -25,12 +25,14 @@ from frontrunner.spaces.recipe import (
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.stages import balanced_layers, even_layers
 
+MODEL_KEYS = {one.name for one in fields(Model)}
+
 
 def problem(**changes: Any) -> Problem:
     """A small Llama on 4 nodes of 4 devices; `changes` are fields of the model, the cluster or the problem."""
     model = {"name": "small", "layers": 12, "hidden": 256, "heads": 8, "kv_heads": 4, "ffn_hidden": 512}
     model |= {"vocabulary": 1000, "activation": "swiglu", "norm": "rmsnorm", "experts": 0, "experts_per_token": 0}
-    model |= {"renormalized_experts": True, "max_positions": None}
+    model |= {"renormalized_experts": True, "max_positions": None, **dict.fromkeys(changes.keys() & MODEL_KEYS)}
     cluster = {"name": "test", "device": "test", "backend": "cuda", "nodes": 4, "devices_per_node": 4}
     cluster |= {"memory_gib_per_device": 16.0, "nvme_path": "/fast"}
     fields: dict[str, Any] = {"sequence_length": 256, "precision": "bf16"}
@@ -39,6 +41,17 @@ def problem(**changes: Any) -> Problem:
     return Problem(
         model=Model(**model), cluster=Cluster(**cluster), global_batch=GlobalBatch(minimum=1, maximum=4096), **fields
     )
+
+
+def deepseek() -> Problem:
+    """A small model of DeepSeek-V3's form: latent attention, shared experts, a dense layer, groups, a bias."""
+    return problem(
+        kv_heads=8, head_width=32, key_value_rank=64, query_rank=96, rotary_width=16, value_width=48, experts=8,
+        experts_per_token=4, shared_experts=1, dense_layers=1, dense_ffn_hidden=1024, router="sigmoid", router_groups=4,
+        router_groups_kept=2, routed_scale=2.5, balancing="bias",
+        rotary_scaling=RotaryScaling(kind="yarn", factor=40.0, original_positions=4096, attention_factor=1.0,
+                                     score_factor=1.873854207093),
+    )  # fmt: skip
 
 
 @st.composite
@@ -88,5 +101,6 @@ def _with_levers(draw: Callable[[Any], Any], recipe: Recipe) -> Recipe:
         {"quantized_weights": True},
         {"quantized_gradients": True},
         {"rank_order": draw(st.sampled_from(RANK_ORDERS))},
+        {"fp8": draw(st.sampled_from(DIMENSIONS["fp8"].values))},
     ]
     return replace(recipe, **draw(st.sampled_from([{}, {}, {}, *levers])))

@@ -90,6 +90,10 @@ def test_a_wide_head_takes_memory_while_its_gradient_is_reduced(tmp_path: Path) 
 
 
 EXPERTS: dict[str, Any] = {"hidden": 256, "ffn_hidden": 512, "heads": 8, "kv_heads": 8, "experts": 8}
+DEEPSEEK: dict[str, Any] = {
+    "model": {"key_value_rank": 64, "query_rank": 96, "head_width": 32, "rotary_width": 16, "value_width": 24}
+    | {"shared_experts": 2, "dense_layers": 2, "dense_ffn_hidden": 1024}
+}
 SHARED = {"data_parallel": 4, "micro_batch_seqs": 2, "expert_parallel": 2}
 
 
@@ -104,10 +108,18 @@ SHARED = {"data_parallel": 4, "micro_batch_seqs": 2, "expert_parallel": 2}
         pytest.param(SHARED | {"expert_parallel": 1, "expert_tensor_parallel": 4}, id="split experts"),
         pytest.param(SHARED | {"sharding": (1, 1, 4)}, id="shared experts, zero-1"),
         pytest.param(SHARED | {"sharding": (4, 4, 4)}, id="shared experts, zero-3"),
+        pytest.param(DEEPSEEK | {"micro_batch_seqs": 4}, id="deepseek"),
+        pytest.param(DEEPSEEK | {"micro_batch_seqs": 4, "recompute": "selective"}, id="deepseek, selective"),
+        pytest.param(DEEPSEEK | SHARED | {"sharding": (4, 4, 4)}, id="deepseek, zero-3"),
+        pytest.param(
+            DEEPSEEK | {"tensor_parallel": 2, "sequence_parallel": True, "micro_batch_seqs": 4, "expert_parallel": 2},
+            id="deepseek, tensor parallel",
+        ),
     ],
 )
 def test_peak_memory_of_experts_is_that_of_real_steps(choices: dict[str, Any], tmp_path: Path) -> None:
-    model = small_model(**EXPERTS, experts_per_token=2, layers=6)
+    choices = dict(choices)
+    model = small_model(**EXPERTS | choices.pop("model", {}), experts_per_token=2, layers=6)
     job = small_job(tmp_path, model=model, recipe=small_recipe(**choices), sequence_length=256)
     job = replace(job, optimizer=replace(job.optimizer, name="adamw"))
     problem = replace(small_problem(), model=model, sequence_length=256)

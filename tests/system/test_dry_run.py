@@ -14,7 +14,7 @@ from frontrunner.evaluators.diagnostics.dryrun import run
 from frontrunner.evaluators.trainer.job import Job, Optimizer, Probe
 from frontrunner.spaces.errors import FrontrunnerError
 from support.campaigns import frontrunner, tiny, write_toml
-from support.trainer_runs import EXPERTS, look, small_job, small_model, small_recipe
+from support.trainer_runs import DEEPSEEK, EXPERTS, look, small_job, small_model, small_recipe
 
 ADAMW = Optimizer(
     name="adamw", learning_rate=1e-3, weight_decay=0.1, beta1=0.9, beta2=0.95, momentum=0.0, gradient_clip_norm=1.0
@@ -67,6 +67,13 @@ SAME_AS_REAL_SLOW = {
         "recompute": "full",
         "model": EXPERTS | {"routing": "uniform"},
     },
+    "deepseek, zero-3, full": {
+        "data_parallel": 2,
+        "expert_parallel": 2,
+        "sharding": (2, 2, 2),
+        "recompute": "full",
+        "model": DEEPSEEK | {"routing": "uniform"},
+    },
     "experts, shared, selective": {
         "data_parallel": 2,
         "expert_parallel": 2,
@@ -99,6 +106,7 @@ GPT2 = {"positions": "learned", "activation": "gelu", "norm": "layernorm", "bias
         pytest.param({"kv_heads": 2, "head_width": 24}, id="grouped heads of their own width"),
         pytest.param(GPT2, id="tied, biases"),
         pytest.param({"experts": 4, "experts_per_token": 2}, id="experts"),
+        pytest.param(DEEPSEEK, id="deepseek"),
         pytest.param({"post_norms": True, "parallel_residual": True}, id="norms after, parallel residual"),
     ],
 )

@@ -6,6 +6,7 @@ import argparse
 import importlib.abc
 import importlib.machinery
 import json
+import math
 import sys
 import types
 from collections.abc import Iterator
@@ -19,14 +20,16 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from frontrunner.evaluators.export import accelerate
+from frontrunner.evaluators.export.megatron import FSDP
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import SHARDING_NAMES
-from support.formats import problem, recipes
+from support.formats import deepseek, problem, recipes
 
 PROBLEM = problem()
 EXPERTS = problem(experts=8, experts_per_token=2)
+DEEPSEEK = deepseek()
 UNSCALED = problem(experts=8, experts_per_token=2, renormalized_experts=False)
 GENERATED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -34,7 +37,7 @@ GENERATED = settings(max_examples=60, deadline=None, suppress_health_check=list(
 @st.composite
 def expressed(draw: Any, name: str) -> tuple[Problem, Recipe]:
     """A problem, with experts or without, and a recipe of it that the tool can express."""
-    of = draw(st.sampled_from([PROBLEM, EXPERTS, UNSCALED]))
+    of = draw(st.sampled_from([PROBLEM, EXPERTS, UNSCALED, DEEPSEEK]))
     recipe = draw(recipes(of))
     assume(TOOLS[name].why_not(of, recipe) is None)
     return of, recipe
@@ -166,7 +169,7 @@ def test_megatron_lm_reads_and_validates_its_arguments_as_the_recipe(data: tuple
     with (
         patch("torch.cuda.get_device_capability", return_value=(9, 0)),
         patch("torch.cuda.get_device_properties", return_value=gpu),
-        patch.dict("os.environ", CUDA_DEVICE_MAX_CONNECTIONS="1"),
+        patch.dict("os.environ", CUDA_DEVICE_MAX_CONNECTIONS="8" if recipe.sharding_name in FSDP else "1"),
     ):
         read = theirs.validate_args(read)
     assert read.data_parallel_size == recipe.data_parallel
@@ -175,12 +178,19 @@ def test_megatron_lm_reads_and_validates_its_arguments_as_the_recipe(data: tuple
     assert read.sequence_parallel == recipe.sequence_parallel
     assert read.expert_model_parallel_size == recipe.expert_parallel
     model = theirs.core_transformer_config_from_args(read)
+    if of.model.key_value_rank:
+        assert model.qk_head_dim + model.qk_pos_emb_head_dim == of.model.head_dim
+        scores = 0.1 * model.mscale_all_dim * math.log(model.rotary_scaling_factor) + 1
+        assert scores**2 == pytest.approx(of.model.rotary_scaling.score_factor, rel=1e-6)
     assert (model.num_moe_experts or 0) == of.model.experts
     if of.model.experts:
         assert model.moe_router_topk == of.model.experts_per_token
-        assert model.moe_router_pre_softmax != of.model.renormalized_experts
+        assert model.moe_router_pre_softmax == (not of.model.renormalized_experts)
         assert model.moe_ffn_hidden_size == of.model.ffn_hidden
         assert model.expert_tensor_parallel_size == 1
+        kinds = [0] * of.model.dense_layers + [1] * (of.model.layers - of.model.dense_layers)
+        assert model.moe_layer_freq in (1, kinds)
+        assert model.moe_router_enable_expert_bias == (of.model.balancing == "bias")
         assert model.moe_token_dispatcher_type == "alltoall"
 
 

@@ -19,6 +19,7 @@ from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.torch_engine import compiled
 from support.trainer_runs import (
     CLIP_NORM,
+    EXPERTS,
     assert_trains_as_one_process,
     look,
     prepare,
@@ -175,6 +176,20 @@ COMPILED = {
 @pytest.mark.parametrize("recipe", COMPILED.values(), ids=COMPILED)
 def test_compiled_blocks_train_as_one_process(recipe: dict[str, Any], tmp_path: Path) -> None:
     job = _training(tmp_path, recipe | {"compile": True}, model={"kv_heads": 2})
+    assert_trains_as_one_process(replace(job, collective_timeout_s=500.0))
+
+
+@pytest.mark.system
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(ZERO_3 | {"expert_parallel": 2, "feed_forward_tiles": 2}, id="dp2-zero3-ep2-tiles"),
+        pytest.param(SEQUENCE_PARALLEL | {"expert_tensor_parallel": 2}, id="tp2-sp-etp2"),
+    ],
+)
+def test_layers_with_experts_are_compiled_in_part(recipe: dict[str, Any], tmp_path: Path) -> None:
+    job = _training(tmp_path, recipe | {"compile": True}, model=EXPERTS)
     assert_trains_as_one_process(replace(job, collective_timeout_s=500.0))
 
 

@@ -112,6 +112,16 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
     "ep4-cp2-dp2-zero1": _context(2) | _data(2, (1, 1, 4)) | _experts(4),
     "ep2-pp2-1f1b-dp2-zero2": _pipeline(2, "1f1b") | _data(2, ZERO_2) | _experts(2),
     "ep2-pp2-izb-dp2": _pipeline(2, "interleaved-zero-bubble", virtual=2) | _data(2, REPLICATED) | _experts(2),
+    "ep2-dp4-zero1-selective": _data(4, (1, 1, 4)) | _experts(2) | {"recompute": "selective"},
+    "ep2-pp2-1f1b-dp2-zero1-selective": _pipeline(2, "1f1b")
+    | _data(2, ZERO_1)
+    | _experts(2)
+    | {"recompute": "selective"},
+    "ep2-etp2-dp8-zero3-selective": _data(8, (8, 8, 8)) | _experts(2, tensor=2) | {"recompute": "selective"},
+    "ep4-tp2-sp-dp2-zero2-selective": _tensor(2, sequence=True)
+    | _data(2, ZERO_2)
+    | _experts(4)
+    | {"recompute": "selective"},
     "etp2-dp4": _data(4, REPLICATED) | _experts(1, tensor=2),
     "etp2-tp2-sp": _tensor(2, sequence=True) | _experts(1, tensor=2) | {"recompute": "full"},
     "etp4-tp2-sp-dp2-zero1": _tensor(2, sequence=True) | _data(2, ZERO_1) | _experts(1, tensor=4),

@@ -133,13 +133,13 @@ FAULTS = {
     ),
     "the gradient of a norm after a part is not summed over sequence-parallel ranks": (
         "tensor_parallel.py",
-        'if name.endswith("_norm"):',
-        'if name in ("attention_norm", "feed_forward_norm"):',
+        'if name.endswith("_norm"):\n                    setattr',
+        'if name in ("attention_norm", "feed_forward_norm"):\n                    setattr',
     ),
     "the gradient of a matrix that each rank has whole is not summed": (
         "tensor_parallel.py",
-        "functional.linear(x, self._local_weight(Partial()))",
-        "functional.linear(x, self._local_weight())",
+        "functional.linear(x, self._local_weight(Partial()), ",
+        "functional.linear(x, self._local_weight(), ",
     ),
     "positions of latent attention are those of the first context rank": (
         "model.py",

@@ -14,7 +14,7 @@ from frontrunner.evaluators.analytic.memory import (
     log_deviation,
     peak_memory,
 )
-from frontrunner.evaluators.analytic.software import ALEPH_ALPHA, FRONTRUNNER, MEGATRON_GPT, UNKNOWN, Software
+from frontrunner.evaluators.analytic.software import ALEPH_ALPHA, CODES, FRONTRUNNER, MEGATRON_GPT, UNKNOWN, Software
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from support.analytic import GPT_22B, PROBLEM, machine, recipe, work
@@ -94,6 +94,24 @@ def test_selective_recompute_lies_between_none_and_full() -> None:
             for word in ("none", "selective", "full")
         )
         assert full < selective < none
+
+
+@pytest.mark.parametrize(("compiled", "values"), [(False, 31_744), (True, 27_648)])
+def test_torchtitan_keeps_every_second_product_of_a_layer(*, compiled: bool, values: int) -> None:
+    """Llama 3.1 8B by hand: input, queries, values, attention, the gate's first product; eager, the last one's too."""
+    shape = {"hidden": 4096.0, "q_hidden": 4096.0, "kv_hidden": 1024.0, "ffn_hidden": 14336.0, "ffn_matrices": 3.0}
+    plan = recipe(recompute="selective", compile=compiled, tensor_parallel=1, micro_batch_seqs=1)
+    rows = work(plan, **shape, fused_attention=True)
+    told = peak_memory(machine(software=CODES["torchtitan"]), rows).activations[0]
+    assert told == pytest.approx(2 * values * PROBLEM.sequence_length * GPT_22B.layers)
+
+
+def test_a_loss_that_is_not_compiled_holds_wide_logits() -> None:
+    rows = work(recipe(compile=True, micro_batch_seqs=1, recompute="full"))
+    wide, narrow = (
+        peak_memory(machine(software=CODES[name]), rows).logits[0] for name in ("torchtitan-2024", "torchtitan")
+    )
+    assert wide == pytest.approx(14 / 4 * narrow)
 
 
 def test_an_unknown_code_s_selective_recompute_is_of_what_it_can_spare() -> None:

@@ -16,7 +16,6 @@ from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import memory_of_ranks
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
-from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.probe.measure import measured_steps
 from frontrunner.results.outcome import Telemetry
 from frontrunner.spaces.document import recipe_id
@@ -45,6 +44,7 @@ DEEPSEEK_V2_LITE = replace(
     DEEPSEEK_V2, layers=27, hidden=2048, heads=16, kv_heads=16, ffn_hidden=1408, query_rank=None, experts=64,
     dense_ffn_hidden=10944, router_groups=1, router_groups_kept=1,
 )  # fmt: skip
+KINDS = ("layers", "dense")
 ZERO_1, ZERO_3 = Sharding(optimizer=64), Sharding(parameters=64, gradients=64, optimizer=64)
 OURS = without_latency(Machine.of(A100, "bf16", FRONTRUNNER))
 
@@ -152,18 +152,13 @@ def test_what_makes_no_mixture_is_refused(changes: dict[str, Any], message: str)
         ({"expert_tensor_parallel": 5}, "experts-width", "expert_tensor_parallel 5 does not divide ffn_hidden"),
         ({"tensor_parallel": 2}, "experts-tensor", "tensor_parallel 2 needs sequence_parallel, and expert_parallel or"),
         ({"engine": "deepspeed"}, "experts-engine", "use engine torch"),
-        ({"compile": True}, "experts-compile", "a compiled layer is one piece"),
+        ({"compile": True, "recompute": "full"}, "experts-compile", "use recompute none"),
         ({"expert_parallel": 2, "replication": "ddp"}, "experts-ddp", "use replicate"),
         ({"expert_tensor_parallel": 2, "replication": "ddp"}, "experts-ddp", "use replicate"),
         (
             {"expert_parallel": 2, "sharding": Sharding(parameters=4, gradients=4, optimizer=4)},
             "experts-sharding",
             "not hybrid-4",
-        ),
-        (
-            {"expert_parallel": 2, "sharding": Sharding(optimizer=16), "recompute": "selective"},
-            "experts-selective",
-            "use none or full",
         ),
         (
             {"expert_parallel": 2, "sharding": Sharding.named("zero-3", 16), "offload": "optimizer+parameters"},
@@ -314,6 +309,46 @@ def test_experts_that_have_no_replica_are_not_reduced() -> None:
     assert time.data_parallel[1] / time.data_parallel[0] == pytest.approx(1 - experts / MIXTRAL.parameters, rel=0.1)
 
 
+def test_ranks_of_a_pipeline_hold_the_layers_that_they_have() -> None:
+    """Three leading layers without experts are on the first of 16 ranks; in 32 stages, two and one on its neighbor."""
+    problem = replace(PROBLEM, model=DEEPSEEK_V3, precision="bf16")
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 64, "devices": 64, "pipeline_parallel": 16}
+    plain, looped = recipe(**shape), recipe(**shape, virtual_stages=2, schedule="interleaved-1f1b")
+    of = work(plain, looped, problem=problem)
+    found = [[getattr(of, f"{kind}_{place}").tolist() for place in ("first", "middle", "last")] for kind in KINDS]
+    assert found == [[[4, 4], [4, 4], [3, 3]], [[3, 2], [0, 0], [0, 0]]]
+    table = DEEPSEEK_V3.padded_vocabulary * DEEPSEEK_V3.hidden
+    (_, dense), (_, mixed) = DEEPSEEK_V3.kinds
+    counts = 3 * dense.matmul_parameters_per_layer + mixed.matmul_parameters_per_layer + table
+    assert memory_of_ranks(OURS, of)[0].parameters[0] == pytest.approx(2 * counts, rel=1e-3)
+
+
+def test_layers_of_either_kind_take_what_a_model_of_them_does() -> None:
+    """Seconds of three layers, one without experts: those of its kind and of two of the other."""
+    three = replace(DEEPSEEK_V3, layers=3, dense_layers=1)
+    kinds = [three, *(replace(kind, layers=3) for _, kind in three.kinds)]
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 1, "devices": 1}
+    workloads = [work(recipe(**shape), problem=replace(PROBLEM, model=kind, precision="bf16")) for kind in kinds]
+    both, dense, mixed = (step_time(OURS, one).compute[0] for one in workloads)
+    assert both == pytest.approx(dense / 3 + 2 * mixed / 3, rel=1e-9)
+    assert dense != pytest.approx(mixed, rel=0.01)
+
+
+def test_latent_attention_is_timed_by_its_products() -> None:
+    """With fast memory, a layer takes the time of its FLOPs: those of products, and half of attention's."""
+    ideal = replace(OURS.efficiencies, kernel_s=0.0, tile_waves=0.0, reduction_depth=0.0, fused_attention_forward=1.0)
+    megatron = replace(FRONTRUNNER, pads_values=False)
+    fast = replace(OURS, memory_bytes_per_s=1e18, efficiencies=ideal, software=megatron, attention_scale=1.0)
+    dense = DEEPSEEK_V3.kinds[0][1]
+    of = work(
+        recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, devices=1), problem=replace(PROBLEM, model=dense)
+    )
+    flops = dense.layer_flops_per_token(PROBLEM.sequence_length)
+    halved = flops - dense.attention_flops_per_token(PROBLEM.sequence_length) / 2
+    expected = halved * PROBLEM.sequence_length / fast.matmul_flops
+    assert layer(fast, of).forward[0] == pytest.approx(expected, rel=1e-6)
+
+
 def test_shared_experts_take_less_memory() -> None:
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 8, "devices": 8}
     alone, shared = (
@@ -336,12 +371,8 @@ def test_advice_has_layouts_that_share_experts() -> None:
     assert "expert parallel" not in {layout.name for layout in layouts(PROBLEM, 64)}
 
 
-def test_estimates_of_experts_are_marked_and_no_other_tool_gets_them() -> None:
+def test_estimates_of_experts_are_marked() -> None:
     chosen = recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, expert_parallel=8)
     found = plan([chosen], of_experts())
     assert "mixtures of experts" in found.estimates[0].unjudged
     assert any("mixtures of experts" in remark for remark in found.trust.remarks)
-    for tool in TOOLS.values():
-        reason = tool.why_not(of_experts(), chosen)
-        assert reason is not None
-        assert reason.code == "experts-unsaid"

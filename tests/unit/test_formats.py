@@ -21,6 +21,7 @@ from frontrunner.evaluators.export.megatron import layers_of_layout, layout
 from frontrunner.evaluators.export.reading import Given, is_harmless
 from frontrunner.evaluators.export.tools import SCHEDULERS, TOOLS
 from frontrunner.evaluators.probe import DataSettings
+from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.document import read_plain, recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.model import WORDS, Model, RotaryScaling
@@ -30,10 +31,14 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from support import charted
 from support.campaigns import tiny, write_toml
-from support.formats import problem, recipes
+from support.formats import deepseek, problem, recipes
 
 PROBLEM = problem()
 EXPERTS = problem(experts=8, experts_per_token=2)
+WITH_FP8 = replace(
+    PROBLEM, tolerance="quantized", cluster=replace(PROBLEM.cluster, peak_tflops=ByPrecision(bf16=989, fp8=1979))
+)
+DEEPSEEK = deepseek()
 UNSCALED = problem(experts=8, experts_per_token=2, renormalized_experts=False)
 HEADER = ("a recipe of 'x' $(y) `z`", "line\nbreak")
 GENERATED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -48,7 +53,7 @@ def as_read(recipe: Recipe) -> Recipe:
 @settings(GENERATED, max_examples=120)
 @given(data=st.data())
 def test_what_can_be_said_is_read_back_to_the_same_recipe(name: str, data: st.DataObject) -> None:
-    of = data.draw(st.sampled_from([PROBLEM, EXPERTS, UNSCALED]))
+    of = data.draw(st.sampled_from([PROBLEM, WITH_FP8, EXPERTS, UNSCALED, DEEPSEEK]))
     recipe = data.draw(recipes(of))
     reason = TOOLS[name].why_not(of, recipe)
     if reason is not None:
@@ -60,6 +65,29 @@ def test_what_can_be_said_is_read_back_to_the_same_recipe(name: str, data: st.Da
     given = Given(text=text, stated=stated)
     assert TOOLS[name].read(of, given) == as_read(recipe)
     assert TOOLS[name].ignored(of, given, as_read(recipe)) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "fp8", "said"),
+    [
+        ("megatron-lm", "tensorwise", "--fp8-format hybrid"),
+        ("nemo", "tensorwise", "mixed_precision: bf16_with_fp8_current_scaling_mixed"),
+        ("megatron-lm", "rowwise", "scales by tensors and blocks, not by rows"),
+        ("torchtitan", "rowwise", "Float8LinearConverter.Config(recipe_name='rowwise')"),
+        ("nanotron", "tensorwise", "no setting for fp8"),
+        ("accelerate", "tensorwise", "no setting for fp8"),
+        ("megatron-deepspeed", "tensorwise", "no setting for fp8"),
+    ],
+)
+def test_products_in_8_bits_are_said_or_refused_by_name(name: str, fp8: str, said: str) -> None:
+    sharding = Sharding.named("zero-3" if name == "accelerate" else "zero-1", 8)
+    recipe, tool = replace(PLAIN, fp8=fp8, sharding=sharding), TOOLS[name]
+    if reason := tool.why_not(WITH_FP8, recipe):
+        assert said in reason.text
+        return
+    text = tool.render(WITH_FP8, recipe, HEADER)
+    assert said in text
+    assert tool.read(WITH_FP8, Given(text=text, stated={"engine": "torch", "devices": 16})) == recipe
 
 
 PLAIN = Recipe(devices=16, tensor_parallel=2, micro_batch_seqs=2, accumulation=8, sharding=Sharding.named("zero-3", 8))
@@ -181,6 +209,7 @@ WITH: dict[str, Any] = {
     **dict.fromkeys(("rotary_width", "key_value_rank", "query_rank", "value_width"), LATENT),
     **dict.fromkeys(DENSE, DENSE),
     **dict.fromkeys(GROUPS, GROUPS),
+    "balancing_weight": {"router": "sigmoid", "balancing": "bias"},
 }
 VALUES = (
     True,
@@ -392,8 +421,8 @@ OTHERS = {
         ("model:", "mixed_precision: fp16_mixed\nmodel:", 'mixed_precision = "fp16"'),
         (
             "model:",
-            "mixed_precision: bf16_with_fp8_current_scaling_mixed\nmodel:",
-            "expected one of bf16_mixed, fp16_mixed",
+            "mixed_precision: bf16_with_mxfp8_mixed\nmodel:",
+            "expected one of bf16_mixed, fp16_mixed, bf16_with_fp8_current_scaling_mixed",
         ),
         ("model:", "mixed_precision:\n  fp8: hybrid\nmodel:", "mixed_precision.fp8"),
         ("model:", "model:\n  num_attention_heads: 16", "num_attention_heads = 16"),
@@ -403,7 +432,7 @@ OTHERS = {
         ("mixed_precision_param bfloat16", "mixed_precision_param float32", "mixed_precision_param"),
         ("local_batch_size 2", "local_batch_size 512", "local_batch_size = 512: expected at most 128 sequences"),
         ("--training.seq_len 256", "--training.seq_len 256 --training.dtype bfloat16", "--training.dtype"),
-        ("--training.seq_len 256", "--training.seq_len 256 --quantize.linear.float8.enable", "FP8 is not supported"),
+        ("--training.seq_len 256", "--training.seq_len 256 --quantize.linear.float8.enable", "has no such argument"),
     ),
 }
 

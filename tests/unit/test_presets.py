@@ -73,6 +73,8 @@ def cluster(name: str) -> Cluster:
         ("mixtral-8x22b", 140_620_634_112, 0),
         ("qwen3-30b-a3b", 30_532_122_624, 0),
         ("qwen3-235b-a22b", 235_093_634_560, 0),
+        ("deepseek-v2-lite", 15_706_484_224, 0),
+        ("deepseek-v3", 671_026_404_352, 0),
     ],
 )
 def test_models_have_the_published_parameters(name: str, parameters: float, tolerance: float) -> None:

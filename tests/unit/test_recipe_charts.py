@@ -7,16 +7,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
 from frontrunner.evaluators.analytic.memory import PeakMemory
-from frontrunner.evaluators.trainer.layout import rank_grid
+from frontrunner.evaluators.trainer.layout import make_layout, rank_grid
 from frontrunner.results.records import Attempt, AttemptOutcome, Trial, timestamp
 from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.spaces.cluster import Cluster, Links
 from frontrunner.spaces.recipe import RANK_ORDERS, Recipe
 from frontrunner.views.charts.campaign import timeline
-from frontrunner.views.charts.cut import MOST_NODES, cut, nodes_of_groups, places, shown_nodes, stages
+from frontrunner.views.charts.cut import MOST_NODES, cut, expert_groups, nodes_of_groups, places, shown_nodes, stages
 from frontrunner.views.charts.recipe import COLORS, memory_bars, step_bars, step_times
 from frontrunner.views.columns import PARTS
 from support.charted import spec
@@ -52,6 +54,38 @@ def test_device_holds_what_the_trainer_puts_on_its_rank(order: str) -> None:
     for rank in range(32):
         held = places(found, rank)
         assert grid[held["PP"], held["DP"], held["CP"], held["TP"]] == rank
+
+
+@pytest.mark.parametrize("order", RANK_ORDERS)
+def test_ranks_share_experts_as_the_trainer_has_them(order: str) -> None:
+    degrees = {"tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 4, "expert_tensor_parallel": 2}
+    found = recipe(32, **degrees, schedule="1f1b", sequence_parallel=True, rank_order=order)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=32)
+    try:
+        grid = make_layout(found, device_type="cpu").experts
+    finally:
+        dist.destroy_process_group()
+    assert grid is not None
+    assert expert_groups(found).tolist() == grid.mesh.flatten(0, 1).tolist()
+
+
+def test_cut_outlines_ranks_that_share_experts() -> None:
+    found = recipe(16, expert_parallel=8)
+    drawn = cut(found, cluster(4, 4), layers=2)
+    assert len(boxes(drawn, "experts")) == 4, "a line is around the part of a group on each node"
+    assert [box["words"][1] for box in boxes(drawn, "device")] == 2 * [f"E{part}" for part in range(8)]
+    assert "part 3 of the experts" in boxes(drawn, "device")[3]["hint"]
+    shared = next(row for row in drawn.reaches if row["kind"] == "expert-parallel group")
+    assert (shared["ranks"], shared["words"]) == (8, "over 2 nodes, 25 GB/s per network port")
+    split = replace(found, expert_parallel=2, expert_tensor_parallel=4)
+    assert {row["kind"]: row["words"].split(",")[0] for row in cut(split, cluster(4, 4), layers=2).reaches} == {
+        "replicas": "over 4 nodes", "expert-parallel group": "over 2 nodes",
+        "expert tensor-parallel group": "within a node",
+    }  # fmt: skip
+    assert split.experts_in_words(64) == (
+        "8 neighboring ranks share each layer's 64 experts: 32 per rank, each split over 4 ranks"
+    )
+    assert boxes(cut(recipe(4), cluster(1, 4), layers=2), "experts") == []
 
 
 def test_stages_hold_every_layer() -> None:

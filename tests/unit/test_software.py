@@ -167,6 +167,16 @@ def test_a_loss_of_fewer_kernels_is_faster_and_keeps_no_fp32_copy() -> None:
     assert sizes == pytest.approx([4, 4, 6])
 
 
+def test_virtual_stages_hide_transfers_in_code_that_overlaps_them() -> None:
+    shape = {"pipeline_parallel": 4, "tensor_parallel": 8, "devices": 64, "accumulation": 8}
+    rows = work(recipe(**shape), recipe(**shape, schedule="interleaved-1f1b", virtual_stages=2))
+    hides, waits = (
+        step_time(Machine.of(A100, "bf16", CODES[name]), rows).pipeline_transfer
+        for name in ("megatron-lm", "frontrunner")
+    )
+    assert hides / waits == pytest.approx([1, 0.05])
+
+
 def test_a_plan_prints_the_code_that_it_assumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from frontrunner.evaluators.analytic.estimates import plan
     from frontrunner.views.plan import print_plan

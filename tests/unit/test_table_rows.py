@@ -61,7 +61,7 @@ def test_a_row_of_a_preset_s_shape_is_the_recipe_of_a_campaign_with_that_preset(
 MIXTURE: dict[str, Any] = {
     "model": "mixtral", "n_params_b": 46.7, "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "vocab": 32000,
     "ffn_hidden": 4096, "experts": 8, "top_k": 2, "expert_ffn_hidden": 14336, "tp": 1, "dp": 8, "gas": 8, "ep": 4,
-    "precision": "bf16", "attention": "GQA", "shared_experts": 0, "etp": 1, "dense_layers": 0,
+    "precision": "bf16", "attention": "GQA", "shared_experts": 0, "etp": 2, "dense_layers": 0,
 }  # fmt: skip
 
 
@@ -71,22 +71,35 @@ def test_a_mixture_s_experts_are_columns(tmp_path: Path) -> None:
     model = problem.problem.model
     assert (model.experts, model.experts_per_token, model.ffn_hidden, model.ffn_matrices) == (8, 2, 14336, 3)
     assert model.active_parameters == pytest.approx(12.9e9, rel=0.01)
-    assert one.recipe.expert_parallel == 4
+    assert (one.recipe.expert_parallel, one.recipe.expert_tensor_parallel) == (4, 2)
     (sample,) = (part for _, part in tables.read(tmp_path / "rows.csv").parts)
     own = Workload.of([one.recipe], problem.problem)
-    assert sample.work.layer_share == own.layer_share == (0.25 * 8 * 3 * 14336 + 2 * 5120 + 8) * 4096
+    assert sample.work.layer_share == own.layer_share == (0.125 * 8 * 3 * 14336 + 2 * 5120 + 8) * 4096
+
+
+@pytest.mark.parametrize(
+    ("attention", "every"), [("alternate layers sliding window 128", 2), ("sliding window 128", 0)]
+)
+def test_a_window_that_a_row_states_is_the_model_s(tmp_path: Path, attention: str, every: int) -> None:
+    (problem,) = read(tmp_path, row(attention=attention)).problems
+    model = problem.problem.model
+    assert (model.attention_window, model.full_attention_every) == (128, every)
+    (sample,) = (part for _, part in tables.read(tmp_path / "rows.csv").parts)
+    own = Workload.of([one.recipe for one in problem.rows], problem.problem)
+    assert sample.work.attended_share == own.attended_share < 1
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"top_k": ""}, "no number of experts that a token goes through"),
-        ({"etp": 2}, "experts are split, which is not modeled"),
         ({"shared_experts": "1 x 2048"}, "shared experts are not modeled"),
         ({"dense_layers": 1}, "layers without experts among others are not modeled"),
         ({"mtp_layers": 1}, "layers that predict further tokens are not modeled"),
         ({"attention": "MLA"}, "attention MLA is not modeled"),
-        ({"ep": 3}, "ep divides neither the experts nor the ranks of a stage"),
+        ({"attention": "sliding window"}, "attention sliding window is not modeled"),
+        ({"ep": 3}, "ep does not divide the experts, or ep x etp the ranks of a stage"),
+        ({"etp": 4}, "ep does not divide the experts, or ep x etp the ranks of a stage"),
     ],
 )
 def test_a_mixture_of_which_no_model_here_is_made_is_left_out(
@@ -200,6 +213,12 @@ def test_the_kernel_that_a_row_names_is_a_trait_of_its_code(
     assert (code.softmax, code.flash, code.norm) == traits
 
 
+def test_torchtitan_keeps_parameters_whole_in_pipelines(tmp_path: Path) -> None:
+    rows = (row(source="pytorch/torchtitan", zero=3, tp=1, pp=ranks, dp=8 // ranks, gas=8 * ranks) for ranks in (1, 2))
+    (problem,) = read(tmp_path, *rows).problems
+    assert [one.recipe.sharding_name for one in problem.rows] == ["zero-3", "zero-1"]
+
+
 @pytest.mark.parametrize(
     ("named", "in_turn"),
     [
@@ -225,6 +244,7 @@ def test_a_row_that_names_deepspeed_is_of_its_pipeline(tmp_path: Path, named: di
         ({"precision": "bf16"}, "megatron-lm"),
         ({"source": "mosaicml/llm-foundry"}, "llm-foundry"),
         ({"source": "mosaicml/llm-foundry", "training_code": "TorchTitan"}, "torchtitan"),
+        ({"source": "pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md"}, "torchtitan-2024"),
         ({"training_code": "megatron-lm", "note": "framework=ds-zero1"}, "megatron-lm"),
         ({"training_code": "our own"}, "unknown"),
         ({"framework": "Megatron-Bridge (main)"}, "nemo"),
@@ -254,6 +274,15 @@ def test_how_a_row_s_tokens_reach_their_experts_is_read_and_makes_problems_of_th
         (True, True, "step"),
     ]
     assert len({problem.name for problem in problems}) == 3
+
+
+def test_bridge_s_recipes_split_sequences_wherever_they_split_tensors(tmp_path: Path) -> None:
+    bridge = {"source": "NVIDIA-NeMo/Megatron-Bridge docs", "seq_parallel": ""}
+    rows = (row(**bridge), row(**bridge | {"seq_parallel": 0}), row(seq_parallel=""), row(**bridge, tp=1, dp=8, gas=8))
+    found = [one.recipe for problem in read(tmp_path, *rows).problems for one in problem.rows]
+    assert sorted((r.tensor_parallel, r.sequence_parallel) for r in found) == [
+        (1, False), (2, False), (2, False), (2, True),
+    ]  # fmt: skip
 
 
 def test_a_peak_may_stand_in_either_column(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def print_scaling(found: Scaling) -> None:
     print_trust(found.trust)
 
 
-def print_breakdown(found: Breakdown) -> None:
+def print_breakdown(found: Breakdown) -> None:  # noqa: C901 - one line after the other
     """Print where a recipe's step time and memory go."""
     out = console()
     estimate, measured = found.estimate, found.measured
@@ -179,6 +179,8 @@ def print_breakdown(found: Breakdown) -> None:
     elif found.unmatched is not None:
         out.say(found.unmatched, style="dim")
     out.say(f"limited by {limited_by(estimate)}")
+    if shared := estimate.recipe.experts_in_words(found.problem.model.experts):
+        out.say(shared, style="dim")
     parts = {name: time for name, time in estimate.step_parts_s.items() if time > 0}
     title = "the step, on the slowest rank of the pipeline" if len(found.ranks) > 1 else "the step"
     step = ruled_table(title, "part", ("time", "right"), ("share", "right"))

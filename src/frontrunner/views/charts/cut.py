@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, groupby
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,10 @@ GROUPS = {
     "PP": ("pipeline", "activations, between stages"),
     "CP": ("context-parallel group", "keys, values and queries, in every layer"),
     "DP": ("replicas", "gradients, once per step"),
+}
+OF_EXPERTS = {
+    "EP": ("expert-parallel group", "tokens, to their experts and back, in every layer with experts"),
+    "ETP": ("expert tensor-parallel group", "tokens and outcomes of the experts that it splits"),
 }
 """Groups of ranks by the degree that sets their size, in the order in which a model is cut; and what they exchange."""
 
@@ -75,6 +80,13 @@ def _groups(recipe: Recipe) -> dict[str, tuple[int, int]]:
 def places(recipe: Recipe, rank: int) -> dict[str, int]:
     """Return a rank's number in its group of each kind, by the recipe's own order of ranks."""
     return {label: rank // distance % ranks for label, (ranks, distance) in _groups(recipe).items()}
+
+
+def expert_groups(recipe: Recipe) -> np.ndarray[Any, Any]:
+    """Return the ranks as [groups, parts of the experts, parts of an expert]: neighbors within a pipeline stage."""
+    every = np.arange(recipe.devices)
+    of_stages = every[np.argsort(every // recipe.rank_strides["pp"] % recipe.pipeline_parallel, kind="stable")]
+    return of_stages.reshape(-1, recipe.expert_parallel, recipe.expert_tensor_parallel)
 
 
 def stages(recipe: Recipe, layers: int) -> list[Json]:
@@ -126,7 +138,10 @@ def shown_nodes(recipe: Recipe, cluster: Cluster, nodes: int) -> list[int]:
 
 
 def _node_rows(recipe: Recipe, node: int, first_rank: int, devices: int) -> Iterator[Json]:
-    found = []
+    found, experts = [], np.zeros((recipe.devices, 3), dtype=int)
+    if recipe.expert_ranks > 1:
+        groups = expert_groups(recipe)
+        experts[groups.ravel()] = np.indices(groups.shape).reshape(3, -1).T
     for place in range(devices):
         line, column = divmod(place, DEVICES_PER_ROW)
         where: Json = {
@@ -138,18 +153,24 @@ def _node_rows(recipe: Recipe, node: int, first_rank: int, devices: int) -> Iter
         }
         if first_rank + place < recipe.devices:
             held = places(recipe, first_rank + place)
-            found.append((where, held))
+            group, *part = experts[first_rank + place].tolist()
+            found.append((where, held, group))
             look = {"kind": "device", "pipeline": held["PP"], "shade": shade(held["PP"], recipe.pipeline_parallel)}
-            yield where | look | _device_words(recipe, first_rank + place, held)
+            yield where | look | _device_words(recipe, first_rank + place, held, part)
         else:
             yield where | {"kind": "idle", "words": ["idle"], "hint": "no rank runs here", "shade": 0}
-    for _, run in groupby(found, lambda pair: (pair[0]["line"], {**pair[1], "TP": 0})):
-        (first, _), *others = run
-        if others:
-            yield first | {"kind": "group", "begin": first["begin"] - 0.03, "end": others[-1][0]["end"] + 0.03}
+    rings: dict[str, Callable[[Any], Any]] = {"group": lambda one: (one[0]["line"], {**one[1], "TP": 0})}
+    if recipe.expert_ranks > 1:
+        rings["experts"] = lambda one: (one[0]["line"], one[2])
+    for kind, same in rings.items():
+        for _, run in groupby(found, same):
+            (first, *_), *others = run
+            if others:
+                room = 0.045 if kind == "experts" else 0.025
+                yield first | {"kind": kind, "begin": first["begin"] - room, "end": others[-1][0]["end"] + room}
 
 
-def _device_words(recipe: Recipe, rank: int, held: dict[str, int]) -> Json:
+def _device_words(recipe: Recipe, rank: int, held: dict[str, int], of_experts: list[int]) -> Json:
     groups, pipeline = _groups(recipe), held["PP"]
     own = [str(stage) for stage in range(recipe.stages) if rank_of_stage(recipe, stage) == pipeline]
     stages_held = "S" + ",".join(own)
@@ -157,11 +178,16 @@ def _device_words(recipe: Recipe, rank: int, held: dict[str, int]) -> Json:
         stages_held = f"S{own[0]}-{own[-1]}"
     short = {"PP": stages_held, "TP": f"T{held['TP']}", "CP": f"C{held['CP']}"}
     parts = " ".join(text for label, text in short.items() if groups[label][0] > 1)
+    if recipe.expert_ranks > 1:
+        parts += " E" + ".".join(map(str, of_experts[: 1 + (recipe.expert_tensor_parallel > 1)]))
+        parts = parts.strip()
     context = f", context part {held['CP']}" if groups["CP"][0] > 1 else ""
+    shared = f", part {of_experts[0]} of the experts" if recipe.expert_ranks > 1 else ""
+    shared += f", part {of_experts[1]} of each" if recipe.expert_tensor_parallel > 1 else ""
     return {
         "words": [f"{'replica ' if recipe.data_parallel <= 100 else 'R'}{held['DP']}", parts or "whole"],
         "hint": f"rank {rank}: pipeline rank {pipeline}, stage{'s' if len(own) > 1 else ''} {', '.join(own)}, "
-        f"tensor part {held['TP']}, replica {held['DP']}{context}",
+        f"tensor part {held['TP']}, replica {held['DP']}{context}{shared}",
     }
 
 
@@ -192,7 +218,8 @@ def _nodes(rows: list[Json], devices: int) -> Json:
     x = vl.unscaled("begin", domain=[-0.06, across + 0.06], nice=False)
     place = {"x": x, "x2": {"field": "end"}}
     box = BOX | {"height": HEIGHT - 8, "cornerRadius": 3}
-    ring = BOX | {"height": HEIGHT - 3, "cornerRadius": 5, "strokeWidth": 2, "fillOpacity": 0}
+    ring = BOX | {"height": HEIGHT - 4, "cornerRadius": 5, "strokeWidth": 2, "fillOpacity": 0}
+    outer = ring | {"height": HEIGHT - 1, "stroke": vl.ORANGE}
     text = {"x": x | {"field": "middle"}, "text": WORDS}
     nodes = list(dict.fromkeys(row["node"] for row in rows))
     return {
@@ -209,20 +236,28 @@ def _nodes(rows: list[Json], devices: int) -> Json:
                 vl.layer("rect", place | {"fillOpacity": SHADE}, where="datum.kind == 'device'", **box),
                 vl.layer("rect", place, where="datum.kind == 'idle'", strokeDash=[3, 3], fillOpacity=0, **box),
                 vl.layer("rect", place, where="datum.kind == 'group'", **ring),
-                vl.layer("text", text, where="datum.kind != 'group'", lineHeight=14, fontSize=11, dy=-6),
+                vl.layer("rect", place, where="datum.kind == 'experts'", strokeDash=[4, 3], **outer),
+                vl.layer("text", text, where="datum.words", lineHeight=14, fontSize=11, dy=-6),
             ],
         },
     }
 
 
 def _reaches(recipe: Recipe, cluster: Cluster) -> Iterator[Json]:
-    for label, (ranks, distance) in _groups(recipe).items():
+    per_node, shared = cluster.devices_per_node, expert_groups(recipe)
+    found = {
+        label: (ranks, nodes_of_groups(recipe.devices, per_node, ranks=ranks, stride=distance))
+        for label, (ranks, distance) in _groups(recipe).items()
+    }
+    for label, members in zip(OF_EXPERTS, (shared.swapaxes(1, 2), shared), strict=True):
+        ranks = members.shape[2]
+        found[label] = ranks, most_nodes(members.reshape(-1, ranks), per_node)
+    for label, (ranks, nodes) in found.items():
         if ranks > 1:
-            nodes = nodes_of_groups(recipe.devices, cluster.devices_per_node, ranks=ranks, stride=distance)
             where, rate, end = "within a node", cluster.links.node_gb_per_s, "device"
             if nodes > 1:
                 where, rate, end = f"over {nodes} nodes", cluster.links.nic_gb_per_s, "network port"
-            kind, exchange = GROUPS[label]
+            kind, exchange = (GROUPS | OF_EXPERTS)[label]
             words = where if rate is None else f"{where}, {rate:g} GB/s per {end}"
             yield {"kind": kind, "ranks": ranks, "words": words, "exchange": exchange}
 
@@ -231,5 +266,9 @@ def nodes_of_groups(devices: int, devices_per_node: int, *, ranks: int, stride: 
     """Return the most nodes that one group touches; a group has `ranks` ranks, each `stride` after the one before."""
     every = np.arange(devices)
     first = every[every // stride % ranks == 0]
-    nodes = (first[:, None] + stride * np.arange(ranks)) // devices_per_node
-    return int(1 + np.count_nonzero(np.diff(nodes, axis=1), axis=1).max())
+    return most_nodes(first[:, None] + stride * np.arange(ranks), devices_per_node)
+
+
+def most_nodes(groups: np.ndarray[Any, Any], devices_per_node: int) -> int:
+    """Return the most nodes that one of the groups [groups, ranks], in rising order, touches."""
+    return int(1 + np.count_nonzero(np.diff(groups // devices_per_node, axis=1), axis=1).max())
