@@ -124,7 +124,9 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
         MEASURED_TOGETHER: on_cpu and measured,
         f"{count} less certain: no measurement has validated {names}": bool(unknown) and has_times(problem),
         COMPILED: any(recipe.compile for recipe in recipes),
-        EVENLY_LOADED: problem.model.experts > 0 and "expert_imbalance" not in problem.cluster.efficiencies,
+        EVENLY_LOADED: problem.model.experts > 0
+        and problem.model.routing == "learned"
+        and "expert_imbalance" not in problem.cluster.efficiencies,
         HOST_UNLIMITED: offloads,
         HOST_ASSUMED: offloads and problem.cluster.links.host_gb_per_s is None,
     }

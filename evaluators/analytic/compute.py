@@ -15,6 +15,9 @@ TILE = 128.0
 """Rows and columns of the result that one compute unit works on at a time, as in the common GEMM kernels."""
 FUSED_BACKWARD_FLOPS = 2.5
 """A fused attention's backward FLOPs over its forward ones: five products for two (arXiv 2307.08691, section 3.1)."""
+ACCUMULATING = 0.494 / 0.4805 - 1
+"""How much slower products are that add to fp32 sums: mean shares of the peak of 288 products on B200, and of 226 that
+do (github.com/MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json)."""
 WEIGHTS_SHARE = 0.5
 """Of a layer's backward pass, what the gradients of its weights take; exact for products, assumed for attention."""
 
@@ -98,7 +101,8 @@ def layer(machine: Machine, work: Workload) -> Passes:
     kept = 2 * work.layer_share * machine.gradient_bytes(work.bytes_per_value) / machine.memory_bytes_per_s
     if machine.software.fuses_accumulation:
         # Products for the gradients of weights read and write the sums while they compute.
-        adding = np.maximum(kept - WEIGHTS_SHARE * products.backward, 0.0)
+        weights = WEIGHTS_SHARE * products.backward
+        adding = np.maximum(kept - weights, ACCUMULATING * weights)
     else:
         added = kept + work.layer_share * work.bytes_per_value / machine.memory_bytes_per_s
         adding = np.where(work.accumulation > 1, added, 0.0)

@@ -78,8 +78,10 @@ _PRESETS = tuple(
 )
 _STATED = attrgetter(
     "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "positions", "ffn_matrices", "norm",
-    "tied_embeddings", "attention", "experts", "experts_per_token",
+    "tied_embeddings", "attention", "experts", "experts_per_token", "shared_experts", "dense_layers",
+    "dense_ffn_hidden", "key_value_rank", "query_rank",
 )  # fmt: skip
+LATENT = ("key_value_rank", "query_rank", "head_width", "rotary_width", "value_width")
 LINKS = ("node_gb_per_s", "nic_gb_per_s", "nics_per_node")
 COUNTED = {"gpus_per_node": "devices_per_node", "compute_units": "compute_units"}
 DEVICES_PER_NODE = 8
@@ -253,12 +255,16 @@ def _problem_of(row: Row) -> Problem:
 
 def model_of(row: Row) -> Model:
     """Return the transformer of a completed row; raises ValueError where it states neither shape nor parameters."""
-    if row.experts > 0 and not row.top_k >= 1:
-        raise ValueError(schema.NO_TOP_K)
+    if reason := schema.why_no_mixture(row):
+        raise ValueError(reason)
     layers, hidden = _shape(row)
     heads = int(row.heads) if _is_count(row.heads) and hidden % int(row.heads) == 0 else max(1, hidden // HEAD_WIDTH)
     kv_heads = int(row.kv_heads) if _is_count(row.kv_heads) else heads
     gpt = row.two_matrices
+    if row.shared % 1:
+        raise ValueError(f"shared experts {row.shared_experts} are of another width than the others")
+    dense, latent = int(row.dense_layers), latent_of(row)
+    widths = {name: getattr(latent, name) for name in LATENT} if latent else {}
     width = row.ffn_hidden if _is_count(row.ffn_hidden) else (4 if gpt else schema.SWIGLU_WIDTH) * hidden
     found = Model(
         name=row.model or "unnamed",
@@ -269,6 +275,9 @@ def model_of(row: Row) -> Model:
         ffn_hidden=max(1, round(width)),
         experts=int(row.experts),
         experts_per_token=int(row.top_k),
+        shared_experts=int(row.shared),
+        dense_layers=dense,
+        dense_ffn_hidden=int(row.dense_ffn_hidden) if dense else None,
         vocabulary=max(2, int(row.vocab)),
         positions="learned" if gpt else "rotary",
         max_positions=int(row.seq) if gpt and _is_count(row.seq) else None,
@@ -276,12 +285,27 @@ def model_of(row: Row) -> Model:
         norm="layernorm" if gpt else "rmsnorm",
         tied_embeddings=row.tied,
         attention="flash" if is_fused(row) else "math",
+        **widths,
         **windows(row),
     )
     # What rows do not state of a preset, such as the range of its rotary positions, is part of its recipes' ids.
     alike = (one for one in _PRESETS if _STATED(one) == _STATED(found))
     preset = next(alike, found) if found.positions == "rotary" else found
     return preset if preset is found or row.seq > (preset.max_positions or 0) else replace(preset, name=found.name)
+
+
+def latent_of(row: Row) -> Model | None:
+    """Return the preset whose widths the latent attention of a row has, if it has such: that of as wide a model.
+
+    Rows do not state them. Kimi K2, with half of DeepSeek-V3's heads, has its widths too
+    (huggingface.co/moonshotai/Kimi-K2-Instruct, config.json). Raises ValueError where no preset is as wide.
+    """
+    if row.attention.upper() != "MLA":
+        return None
+    found: Model | None = next((one for one in _PRESETS if one.key_value_rank and one.hidden == row.hidden), None)
+    if found is None:
+        raise ValueError(f"no preset with latent attention has hidden {row.hidden:.0f}")
+    return found
 
 
 def windows(row: Row) -> dict[str, Any]:
@@ -294,6 +318,8 @@ def windows(row: Row) -> dict[str, Any]:
 
 def head_width(row: Row) -> float:
     """Return the width of an attention head: that of a preset with the same heads and feed-forward part, else usual."""
+    if latent := latent_of(row):
+        return latent.head_dim
     stated = (row.hidden, row.heads, row.kv_heads, row.ffn_hidden, row.experts)
     alike = (one for one in _PRESETS if stated == (one.hidden, one.heads, one.kv_heads, one.ffn_hidden, one.experts))
     preset: Model | None = next(alike, None)

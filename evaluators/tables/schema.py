@@ -62,9 +62,11 @@ ALIKE = (
 SEQUENCE_PARALLEL = re.compile("megatron-bridge|nemo", re.IGNORECASE)
 """Sources and frameworks whose recipes turn sequence parallelism on wherever tensors are split, unless they say."""
 NO_TOP_K = "no number of experts that a token goes through"
-OTHER_ATTENTION = re.compile(r"mla|csa|latent|sparse|sliding|window", re.IGNORECASE)
+OTHER_ATTENTION = re.compile(r"mla.|.mla|csa|latent|sparse|sliding|window|mamba|delta", re.IGNORECASE)
 """Attention of which no model here is made, but for a `WINDOW` of stated size."""
 WINDOW = re.compile(r"(alternate layers )?sliding window (\d+)", re.IGNORECASE)
+SHARED_EXPERTS = re.compile(r"(\d+)(?:\.0)?(?: x (\d+))?")
+"""Their number, and their width where it is another than that of the other experts."""
 NETWORK = re.compile(
     r"(?:(\d{1,2}) ?x ?)?\b(?:IB|InfiniBand|RoCE|Ethernet) (\d{1,4}) ?Gb(?:/s|ps)(?! ?x| per|\w)", re.IGNORECASE
 )
@@ -118,12 +120,18 @@ class Row(SimpleNamespace):
 
     def __init__(self, number: int) -> None:
         unknown = dict.fromkeys(NUMBERS, NAN) | dict.fromkeys(WORDS, "") | {"recompute": "none"}
-        super().__init__(number=number, fp8="none", **unknown)
+        super().__init__(number=number, fp8="none", dense_ffn_hidden=NAN, **unknown)
 
     @property
     def problem(self) -> str:
         """The name of a row's problem: its model, sequence length, global batch, hardware and devices."""
         return f"{self.model} {self.seq:.0f} {self.gbs:.0f} {self.hardware} {self.gpus:.0f}"
+
+    @property
+    def shared(self) -> float:
+        """The shared experts, counted by the width of the others; NaN where that cannot be read."""
+        found = SHARED_EXPERTS.fullmatch(self.shared_experts or "0")
+        return float(found[1]) * (over(float(found[2]), self.ffn_hidden) if found[2] else 1.0) if found else NAN
 
     @property
     def two_matrices(self) -> bool:
@@ -262,10 +270,12 @@ def complete(row: Row) -> Row:
     if row.model.lower().startswith("gpt"):
         row.fill(vocab=GPT2_VOCABULARY)
     if row.experts > 0:
-        row.fill(ep=1.0, etp=1.0)
+        row.fill(ep=1.0, etp=1.0, dense_layers=0.0)
+        row.dense_ffn_hidden = row.ffn_hidden
         row.ffn_hidden = row.expert_ffn_hidden if row.expert_ffn_hidden > 0 else row.ffn_hidden
     else:
         row.experts, row.top_k, row.ep, row.etp = 0.0, 0.0, 1.0, 1.0
+        row.dense_layers, row.shared_experts = 0.0, "0"
     stated = re.search(r"\bCP=(\d+)", row.note)
     row.fill(cp=float(stated[1]) if stated else 1.0)
     if network := NETWORK.search(row.note):
@@ -341,9 +351,7 @@ def why_impossible(row: Row, layers: float) -> str | None:
         ),
         "more pipeline stages than layers": row.pp * (1 if math.isnan(row.vpp) else row.vpp) > layers,
         f"recompute {row.recompute} is unknown": row.recompute not in RECOMPUTES,
-        NO_TOP_K: row.experts > 0 and not 1 <= row.top_k <= row.experts,
-        "shared experts are not modeled": row.shared_experts not in ("", "0", "0.0"),
-        "layers without experts among others are not modeled": row.dense_layers > 0,
+        "layers without experts are not the first ones": row.dense_layers * 2 >= layers,
         "layers that predict further tokens are not modeled": row.mtp_layers > 0,
         f"attention {row.attention} is not modeled": (
             OTHER_ATTENTION.search(WINDOW.sub("", row.attention)) is not None
@@ -353,5 +361,15 @@ def why_impossible(row: Row, layers: float) -> str | None:
         ),
         "its note calls it suspect": SUSPECT.search(row.note) is not None,
         f"ZeRO stage {row.zero:g} does not exist": row.zero not in (0, 1, 2, 3) and not math.isnan(row.zero),
+    }
+    return why_no_mixture(row) or next((reason for reason, holds in wrong.items() if holds), None)
+
+
+def why_no_mixture(row: Row) -> str | None:
+    """Return what a completed row does not say of its experts, or None."""
+    wrong = {
+        NO_TOP_K: row.experts > 0 and not 1 <= row.top_k <= row.experts,
+        f"shared experts {row.shared_experts} are neither a number nor `1 x width`": math.isnan(row.shared),
+        "no width of layers without experts": row.dense_layers > 0 and math.isnan(row.dense_ffn_hidden),
     }
     return next((reason for reason, holds in wrong.items() if holds), None)

@@ -31,6 +31,7 @@ from frontrunner.evaluators.tables.rows import (
     head_width,
     is_elsewhere,
     is_fused,
+    latent_of,
     machine_of,
     preset_of,
     software_of,
@@ -105,7 +106,16 @@ def why_not_modeled(row: Row, default_cluster: Cluster | None) -> str | None:
     if row.status not in ("ok", "oom"):
         return f"status {row.status or 'unknown'}"
     has_machine = default_cluster is not None and preset_of(row.hardware) is None
-    return schema.why_impossible(row, row.layers) or (None if has_machine else _why_unknown(row))
+    impossible = schema.why_impossible(row, row.layers) or _why_no_latent(row)
+    return impossible or (None if has_machine else _why_unknown(row))
+
+
+def _why_no_latent(row: Row) -> str | None:
+    try:
+        latent_of(row)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _why_unknown(row: Row) -> str | None:
@@ -132,6 +142,10 @@ def _attended_share(row: Row) -> float:
     return share
 
 
+WIDTHS = ("query_rank", "key_value_rank", "rotary_width")
+"""Of latent attention."""
+
+
 def workload(rows: Sequence[Row], precision: str, *, split: Split = "even", scaling: str = "tensorwise") -> Workload:
     """Return the rows as the model's arrays; layers are split, and factors scaled to 8 bits, as the code does."""
 
@@ -145,6 +159,10 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even", scal
     experts = np.maximum(column("top_k"), 1)
     q_hidden = column("heads") * np.array([head_width(row) for row in rows])
     kv_hidden = q_hidden * column("kv_heads") / column("heads")
+    latents = [latent_of(row) for row in rows]
+    widths = {key: np.array([float((one and getattr(one, key)) or 0) for one in latents]) for key in WIDTHS}
+    value_hidden = column("heads") * np.array([float(one.value_dim) if one else 0.0 for one in latents])
+    kv_hidden = np.where(value_hidden > 0, (q_hidden + value_hidden) / 2, kv_hidden)
     width = 2 * (q_hidden + kv_hidden) + experts * matrices * column("ffn_hidden")
     head = column("vocab") * hidden / (hidden * width)
     shapes = zip(column("layers").tolist(), column("pp").tolist(), head.tolist(), strict=True)
@@ -160,6 +178,11 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even", scal
         heads=column("heads"),
         q_hidden=q_hidden,
         kv_hidden=kv_hidden,
+        value_hidden=value_hidden,
+        shared_experts=np.array([row.shared for row in rows]),
+        dense_layers=dense,
+        dense_ffn_hidden=np.where(dense > 0, column("dense_ffn_hidden"), 0.0),
+        **widths,
         ffn_hidden=column("ffn_hidden"),
         ffn_matrices=matrices,
         attended_share=np.array([_attended_share(row) for row in rows]),

@@ -297,7 +297,8 @@ def test_a_code_that_adds_gradients_in_its_products_does_not_pass_over_them_agai
     codes = (FRONTRUNNER, replace(FRONTRUNNER, fuses_accumulation=True))
     apart, fused = (layer(replace(OURS, software=code), rows).backward[0] for code in codes)
     moved = MIXTRAL.matmul_parameters_per_layer * (2 + 2 * 4)
-    assert apart - fused == pytest.approx(moved / OURS.memory_bytes_per_s)
+    # They are a little slower for it.
+    assert 0.75 < (apart - fused) / (moved / OURS.memory_bytes_per_s) < 1
 
 
 def test_experts_that_have_no_replica_are_not_reduced() -> None:
@@ -376,3 +377,6 @@ def test_estimates_of_experts_are_marked() -> None:
     found = plan([chosen], of_experts())
     assert "mixtures of experts" in found.estimates[0].unjudged
     assert any("mixtures of experts" in remark for remark in found.trust.remarks)
+    dealt = plan([chosen], of_experts(routing="uniform"))
+    evenly = [any("equally many tokens" in remark for remark in one.trust.remarks) for one in (found, dealt)]
+    assert evenly == [True, False], "dealt in turn, they do"

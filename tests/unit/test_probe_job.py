@@ -7,6 +7,7 @@ from pathlib import Path
 from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.probe.job import DEADLINE_SHARE, Corpus, probe_job, profile_job
 from frontrunner.evaluators.probe.measure import tokens_per_step
+from frontrunner.evaluators.probe.replay import ReplaySettings, plan
 from frontrunner.evaluators.probe.watch import write_job
 from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.evaluators.trainer.job import Job
@@ -43,3 +44,14 @@ def test_a_probe_is_adaptive_unless_its_steps_are_counted(tmp_path: Path) -> Non
     assert second.adaptive is not None
     assert (second.warm_up_steps, second.measured_steps) == (2, 7)
     assert (second.adaptive.best_step_time_s, second.adaptive.stop_after_s) == (0.5, DEADLINE_SHARE * 100.0)
+
+
+def test_a_replay_trains_with_the_router_however_probes_deal_tokens(tmp_path: Path) -> None:
+    setup = setup_of(tmp_path)
+    model = replace(setup.problem.model, experts=4, experts_per_token=2, routing="uniform", biases="none")
+    setup = replace(setup, problem=replace(setup.problem, model=model))
+    recipe, settings = tiny_recipe(), ReplaySettings(steps=2)
+    options = {"recipe": recipe, "settings": settings, "measured_tokens_per_s": None, "anyway": True}
+    planned = plan(recipe_id="0123456789ab", setup=setup, **options)
+    probed = probe_job(setup, recipe, tmp_path, Corpus(path=tmp_path / "tokens.bin", dtype="uint16"))
+    assert (planned.job["model"]["routing"], probed["model"]["routing"]) == ("learned", "uniform")

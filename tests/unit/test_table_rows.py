@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from search_runs import survey_of
 
@@ -14,7 +16,9 @@ from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.tables import workloads as tables
 from frontrunner.evaluators.tables.rows import TableProblems, read_problems
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
-from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.document import read_plain, recipe_id
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.presets import model_preset
 from support.campaigns import write_toml
 from support.tables import row, write_table
 
@@ -77,6 +81,18 @@ def test_a_mixture_s_experts_are_columns(tmp_path: Path) -> None:
     assert sample.work.layer_share == own.layer_share == (0.125 * 8 * 3 * 14336 + 2 * 5120 + 8) * 4096
 
 
+def test_a_row_of_deepseek_is_of_its_preset(tmp_path: Path) -> None:
+    """Widths of latent attention that no row states; shared experts, leading layers and theirs are columns."""
+    shape = {"layers": 61, "hidden": 7168, "heads": 128, "kv_heads": 128, "vocab": 129280, "ffn_hidden": 18432}
+    shape |= {"experts": 256, "top_k": 8, "expert_ffn_hidden": 2048, "shared_experts": "1 x 2048", "dense_layers": 3}
+    (problem,) = read(tmp_path, row(**MIXTURE | shape | {"attention": "MLA", "model": "v3"})).problems
+    preset = read_plain(Model, model_preset("deepseek-v3") | {"kv_heads": 128}, "model")
+    assert replace(problem.problem.model, name="deepseek-v3") == preset
+    (sample,) = (part for _, part in tables.read(tmp_path / "rows.csv").parts)
+    own = Workload.of([problem.rows[0].recipe], problem.problem)
+    assert all(np.array_equal(getattr(sample.work, f.name), getattr(own, f.name)) for f in fields(own))
+
+
 @pytest.mark.parametrize(
     ("attention", "every"), [("alternate layers sliding window 128", 2), ("sliding window 128", 0)]
 )
@@ -93,10 +109,12 @@ def test_a_window_that_a_row_states_is_the_model_s(tmp_path: Path, attention: st
     ("changes", "reason"),
     [
         ({"top_k": ""}, "no number of experts that a token goes through"),
-        ({"shared_experts": "1 x 2048"}, "shared experts are not modeled"),
-        ({"dense_layers": 1}, "layers without experts among others are not modeled"),
+        ({"shared_experts": "a gated one"}, "shared experts a gated one are neither a number nor `1 x width`"),
+        ({"dense_layers": 24}, "layers without experts are not the first ones"),
+        ({"dense_layers": 1, "ffn_hidden": ""}, "no width of layers without experts"),
         ({"mtp_layers": 1}, "layers that predict further tokens are not modeled"),
-        ({"attention": "MLA"}, "attention MLA is not modeled"),
+        ({"attention": "MLA + sparse"}, "attention MLA + sparse is not modeled"),
+        ({"attention": "MLA"}, "no preset with latent attention has hidden 4096"),
         ({"attention": "sliding window"}, "attention sliding window is not modeled"),
         ({"ep": 3}, "ep does not divide the experts, or ep x etp the ranks of a stage"),
         ({"etp": 4}, "ep does not divide the experts, or ep x etp the ranks of a stage"),
