@@ -38,7 +38,7 @@ ROW_ERROR = 0.07
 """Standard deviation of a row's log step time that no constant explains: 0.05 to 0.14 in tables of A100. That a device
 is not validated widens its constants, and not this once more."""
 UNJUDGED_ERROR = 0.35
-"""The same of choices whose formulas are not validated, but for compiling; a guess."""
+"""The same of choices whose formulas are not validated, but for compiling and FP8; a guess."""
 MEAN_TO_DEVIATION = (math.pi / 2) ** 0.5
 """A normal's standard deviation over its mean distance."""
 
@@ -175,7 +175,7 @@ def log_bounds(
     if software.stands_for:  # whose host and overlap nobody has measured either
         own_constants = [name for name in SOFTWARE_CONSTANTS if name in deviations]
         deviations |= {name: OTHER_DEVICES * deviations[name] for name in own_constants}
-    others = NORMAL_95 * np.hypot(np.hypot(row, _gain_of_compiling(machine, work)), unjudged * UNJUDGED_ERROR)
+    others = NORMAL_95 * np.hypot(np.hypot(row, _gains(machine, work)), unjudged * UNJUDGED_ERROR)
     below, above = log_ends(cluster, precision, software, work, deviations)
     if cluster.backend == "cpu" and cluster.matmul_flops(precision) is None:  # ranks may share a core
         above = np.hypot(above, np.log(np.minimum(work.devices, cluster.devices_per_node)))
@@ -183,12 +183,15 @@ def log_bounds(
     return np.sqrt(below**2 + others**2 + faster), np.sqrt(above**2 + others**2 + slower)
 
 
-def _gain_of_compiling(machine: Machine, work: Workload) -> Rows:
-    """Return the logarithm by which compiled rows are faster than uncompiled ones."""
-    if not work.compile.any():
-        return np.zeros(1)
-    plain = replace(work, compile=np.zeros_like(work.compile))
-    found: Rows = np.log(step_time(machine, plain).total / step_time(machine, work).total)
+def _gains(machine: Machine, work: Workload) -> Rows:
+    """Return by how much compiling changes a step, and products in 8 bits do: logarithms, added as deviations are."""
+    squares = np.zeros(1)
+    for name in ("fp8", "compile"):  # in this order, since uncompiled casts are slow
+        if (chosen := getattr(work, name)).any():
+            plain: Workload = replace(work, **{name: np.zeros_like(chosen)})
+            squares = squares + np.log(step_time(machine, plain).total / step_time(machine, work).total) ** 2
+            work = plain
+    found: Rows = np.sqrt(squares)
     return found
 
 

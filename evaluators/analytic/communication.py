@@ -151,7 +151,9 @@ def _share_chosen(work: Workload, places: Rows) -> Rows:
     for before in range(int(work.experts_per_token.max())):
         left = np.maximum(work.experts - work.experts / places - before, 0.0) / np.maximum(work.experts - before, 1.0)
         none = none * np.where(before < work.experts_per_token, left, 1.0)
-    return 1 - none
+    # A token's experts are in groups that the router keeps.
+    reached = work.router_groups_kept / np.minimum(places, work.router_groups)
+    return np.where(work.router_groups > 1, np.minimum(1 - none, reached), 1 - none)
 
 
 def _start_s(machine: Machine, crosses: Flags) -> Rows:
@@ -195,16 +197,22 @@ def replicas_s(
 def _waits(machine: Machine, work: Workload, parameters: Rows) -> tuple[Rows, ...]:
     """Return what each micro-batch's messages take, those of the gradients once, and those of the new parameters."""
     p, o, stride = work.sharding_parameters, work.sharding_optimizer, work.strides["dp"]
-    published = ring_s(machine, parameters * work.bytes_per_value / p, group=o / p, stride=stride * p, passes=1)
+    weights = parameters * work.bytes_per_value - _left_out(machine, work, parameters)
+    published = ring_s(machine, weights / p, group=o / p, stride=stride * p, passes=1)
     return _each_micro_batch(machine, work, parameters), _once(machine, work, parameters), published
+
+
+def _left_out(machine: Machine, work: Workload, parameters: Rows) -> Rows:
+    """Return the bytes of the layers' weights that a gather in 8 bits saves."""
+    if not (work.fp8 > 0).any():
+        return number(0)
+    narrow = np.minimum(work.layers_first * work.layer_share, parameters) * (work.bytes_per_value - 1)
+    return np.where(machine.software.gathers_so(work), narrow, 0.0)
 
 
 def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Rows:
     p, g, stride = work.sharding_parameters, work.sharding_gradients, work.strides["dp"]
-    weights, dequantized = parameters * work.bytes_per_value, number(0)
-    if (work.fp8 > 0).any():
-        narrow = np.minimum(work.layers_first * work.layer_share, parameters) * (work.bytes_per_value - 1)
-        weights = weights - np.where(machine.software.gathers_so(work), narrow, 0.0)
+    weights, dequantized = parameters * work.bytes_per_value - _left_out(machine, work, parameters), number(0)
     if work.quantized_weights.any():
         weights = np.where(work.quantized_weights, parameters * (1 + SCALE_BYTES / QUANTIZED_GROUP), weights)
         # What arrives twice in int8 is read, written in fp16, read again and converted.

@@ -190,7 +190,9 @@ def _rank(
     narrow = software.fuses_loss(work) | by_rows | (software.cross_entropy != "eager")
     each = np.where(narrow, 2 * size, software.bytes_per_logit) + np.where(work.capped_logits, size, 0.0)
     loss = logits * each / work.loss_chunks
-    loss = np.where(has_head, loss + _gathered_logits(machine, work), 0.0)
+    # The head's product has its input and its input's gradient as whole sequences beside the logits' gradient.
+    sequences = np.where(work.sequence_shards > 1, 2 * work.tokens * work.hidden * size, 0.0)
+    loss = np.where(has_head, loss + sequences + _gathered_logits(machine, work), 0.0)
     # In fp32 the trained parameters are those of the computation, unless these are gathered copies.
     apart = (size < 4) | (work.sharding_optimizer > work.sharding_parameters)
     each = 2 * work.bytes_per_optimizer_state + np.where(apart, 4.0, 0.0)
@@ -242,7 +244,7 @@ def _computed_with(machine: Machine, work: Workload, count: Rows, has_head: Flag
     held = np.where((p > 1) | work.parameters_on_host, gathered + shards, count)
     # What arrives in int8 is there once more, and in fp16, before it is converted: a layer at a time.
     arriving = np.where(work.quantized_weights, 3.0 * np.minimum(work.layer_share, count), 0.0)
-    if machine.software.transformer_engine:  # copies of weights in both layouts, which last a step
+    if machine.software.transformer_engine and not machine.software.gathers_in_8_bits:  # copies in both layouts
         arriving = arriving + np.where(work.fp8 > 0, 2.0 * np.minimum(held, count), 0.0)
     return np.minimum(held, count) * work.bytes_per_value + arriving
 

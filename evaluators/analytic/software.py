@@ -32,6 +32,7 @@ KERNELS: Mapping[str, Mapping[str, Bytes]] = {
     "norm": {"fused": Bytes(4, 10, 2), "eager": Bytes(36, 76, 6)},
     "rotary": {"fused": Bytes(4, 4, 0), "eager": Bytes(20, 30, 0), "fp32": Bytes(48, 48, 2)},
     "gate": {"fused": Bytes(6, 10, 6), "eager": Bytes(10, 18, 8)},
+    "clamped gate": {"fused": Bytes(6, 10, 6), "eager": Bytes(32, 52, 14)},
     "gelu": {"fused": Bytes(4, 8, 4), "eager": Bytes(4, 8, 4)},
     "residual": {"plain": Bytes(6, 6, 0), "dropout": Bytes(7, 13, 1)},
     "reshape": {"eager": Bytes(4, 8, 0)},
@@ -47,12 +48,13 @@ again for the gradient of its weight. An eager RMSNorm casts to fp32 (2 + 4), sq
 casts back (6), multiplies by the weight (4); backward these take 12, 6, 24, 16, 12 for the sum of both gradients, 6; it
 keeps the fp32 copy and the normalized value. An eager rotation negates a half and joins them (6), multiplies by cosine
 and sine (8), adds (6); backward also two slices (8) and the sums of three gradients (12); `fp32` is the project's own.
-`silu(x) * gate` in two kernels writes, reads and keeps what lies between. A gradient that two branches share is added
-(6), a bias's reads its gradient again (2). Scores: the product writes them, softmax reads and writes them, the next
-product reads them; an eager softmax casts to fp32 (6), masks (9), normalizes (8), casts back (6), and keeps both. Each
-of a token's experts gathers its row (4), puts what it finds back in order (4), weighs it (4) and adds it (2); it keeps
-the row and what was found. Fused, a token's row is read once and written for each expert, and what these found, weighed
-with the gate, is read for each and written once. Received rows are sorted by expert, and back.
+`silu(x) * gate` in two kernels writes, reads and keeps what lies between; gpt-oss's form clamps both (8), multiplies
+(4), takes the sigmoid (4), multiplies by it (6), adds 1 (4) and multiplies (6). A gradient that two branches share is
+added (6), a bias's reads its gradient again (2). Scores: the product writes them, softmax reads and writes them, the
+next product reads them; an eager softmax casts to fp32 (6), masks (9), normalizes (8), casts back (6), and keeps both.
+Each of a token's experts gathers its row (4), puts what it finds back in order (4), weighs it (4) and adds it (2); it
+keeps the row and what was found. Fused, a token's row is read once and written for each expert, and what these found,
+weighed with the gate, is read for each and written once. Received rows are sorted by expert, and back.
 """
 FLASH_SPEED = {1: 0.53, 2: 1.0, 3: 1.75}
 """FlashAttention's rate by version: 25-40 % of an A100's peak against 50-73 % (arXiv 2307.08691, abstract), and 1.5 to
@@ -90,9 +92,9 @@ class Software:
     much work with the head (`cost`), or as many modules (`ends`: embedding, last norm and head count as layers). Code
     that `sends_singly` has a communicator with each pipeline neighbor. A `cross_entropy` in 16 bits keeps no fp32 copy
     of the logits, nor does a fused one, which reads them fewer times. Products in 8 bits are `transformer_engine`'s, of
-    experts too, which keeps their inputs and copies of weights in 8 bits, and gathers inputs so; or else torchao's,
-    under which tensor-parallel ranks and FSDP2 gather so, with one factor a tensor, where it `gathers_in_8_bits`. An
-    unknown code may be any that it `stands_for`.
+    experts too, which keeps their inputs and copies of weights in 8 bits, and gathers inputs so; or else torchao's.
+    Where it `gathers_in_8_bits`, parameters travel so, and Transformer Engine has no others; under torchao
+    tensor-parallel ranks gather so too, if a tensor has one factor. An unknown code may be any that it `stands_for`.
 
     A token goes to each of its experts by itself, or to each node, and each rank there, where code `dispatches_once`,
     as DeepEP does; `overlaps_dispatch` runs another micro-batch meanwhile. Rows that arrive are sorted by expert in a
@@ -167,8 +169,10 @@ class Software:
         return share
 
     def gathers_so(self, work: Workload) -> Flags:
-        """Return whether torchao gathers in 8 bits: with one factor a tensor, where the code asks for it."""
-        found: Flags = self.gathers_in_8_bits & (work.fp8 == FP8_SCALINGS.index("tensorwise"))
+        """Return whether parameters are gathered in 8 bits: by torchao with one factor a tensor, else but as MXFP8."""
+        narrow = [name for name in FP8_SCALINGS[1:] if name not in ("rowwise", "mxfp8")]
+        names = narrow if self.transformer_engine else ["tensorwise"]
+        found: Flags = self.gathers_in_8_bits & np.isin(work.fp8, [FP8_SCALINGS.index(name) for name in names])
         return found
 
     @property
@@ -193,7 +197,8 @@ class Software:
         if of == 2 and self.norm == "fused":  # two norms keep one input
             between = between - np.where(work.parallel_residual, norm, 0.0)
         reshaped, turned = KERNELS["reshape"]["eager"][of], np.where(work.rotary, each("rotary", self.rotary), 0.0)
-        feed_forward = np.where(work.ffn_matrices == 3, each("gate", self.gate), each("gelu", "fused"))
+        gate = np.where(work.clamped_gate, each("clamped gate", self.gate), each("gate", self.gate))
+        feed_forward = np.where(work.ffn_matrices == 3, gate, each("gelu", "fused"))
         inside = reshaped * (work.q_hidden + work.kv_hidden) + turned * work.rotated_hidden
         inside = inside + feed_forward * work.ffn_hidden * (work.experts_per_token + work.shared_experts)
         inside = inside + norm * work.normed_heads
@@ -454,7 +459,7 @@ CODES = {
     code.name: code
     for code in (
         *KNOWN,
-        replace(MEGATRON, name="nemo", permutation="fused", overlaps_tensor=True),
+        replace(MEGATRON, name="nemo", permutation="fused", overlaps_tensor=True, gathers_in_8_bits=True),
         TORCHTITAN,
         replace(TORCHTITAN, name="torchtitan-2024", compiles_loss=False),
         replace(

@@ -82,6 +82,7 @@ class Workload:
     norms: Rows = field(default_factory=lambda: number(2))
     normed_heads: Rows = field(default_factory=_none)
     parallel_residual: Flags = field(default_factory=_no)
+    clamped_gate: Flags = field(default_factory=_no)
     capped_logits: Flags = field(default_factory=_no)
     query_rank: Rows = field(default_factory=_none)
     key_value_rank: Rows = field(default_factory=_none)
@@ -90,6 +91,8 @@ class Workload:
     experts: Rows = field(default_factory=_none)
     experts_per_token: Rows = field(default_factory=_one)
     shared_experts: Rows = field(default_factory=_none)
+    router_groups: Rows = field(default_factory=_one)
+    router_groups_kept: Rows = field(default_factory=_one)
     dense_layers: Rows = field(default_factory=_none)
     dense_ffn_hidden: Rows = field(default_factory=_none)
     dense_first: Rows = field(default_factory=_none)
@@ -137,6 +140,7 @@ class Workload:
             "norms": number(4 if model.post_norms else 2),
             "normed_heads": number(model.q_hidden + model.kv_hidden if model.qk_norm else 0),
             "parallel_residual": np.array([model.parallel_residual]),
+            "clamped_gate": np.array([model.activation == "swiglu_clamped"]),
             "capped_logits": np.array([model.logits_softcap is not None]),
             "experts_per_token": number(max(1, model.experts_per_token)),
         }
@@ -287,7 +291,7 @@ _IS_WITHIN = {
 LAYERS = ("layers_first", "dense_first", "layers_middle", "dense_middle", "layers_last", "dense_last")
 _OF_MODEL = (
     "layers", "hidden", "heads", "q_hidden", "ffn_hidden", "ffn_matrices", "query_rank", "key_value_rank",
-    "experts", "shared_experts", "dense_layers", "dense_ffn_hidden",
+    "experts", "shared_experts", "dense_layers", "dense_ffn_hidden", "router_groups", "router_groups_kept",
 )  # fmt: skip
 _DTYPES: Mapping[Any, type] = {"Rows": np.float64, "Flags": np.bool_}
 _FROM_RECIPE: Mapping[str, Callable[[Recipe], float]] = {

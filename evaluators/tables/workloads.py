@@ -180,6 +180,8 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even", scal
         kv_hidden=kv_hidden,
         value_hidden=value_hidden,
         shared_experts=np.array([row.shared for row in rows]),
+        router_groups=np.array([float(one.router_groups) if one else 1.0 for one in latents]),
+        router_groups_kept=np.array([float(one.router_groups_kept) if one else 1.0 for one in latents]),
         dense_layers=dense,
         dense_ffn_hidden=np.where(dense > 0, column("dense_ffn_hidden"), 0.0),
         **widths,

@@ -70,6 +70,22 @@ def test_peak_memory_is_the_dry_runs(choices: dict[str, object], tmp_path: Path)
 
 
 @pytest.mark.system
+def test_what_shapes_add_to_activations_is_what_dry_runs_find(tmp_path: Path) -> None:
+    """Norms after parts and of heads, one input of two norms, capped logits, a clamped gate."""
+    plain = {"norm": "rmsnorm", "activation": "swiglu", "positions": "rotary"}
+    form = {"post_norms": True, "qk_norm": True, "parallel_residual": True, "logits_softcap": 30.0}
+    traced, told = [], []
+    for name, more in (("plain", {}), ("form", form | {"activation": "swiglu_clamped"})):
+        (tmp_path / name).mkdir()
+        file = campaign(tmp_path / name, **plain | more)
+        traced.append(dryrun({"sharding": "zero-1", "tensor_parallel": 1, "pipeline_parallel": 1}, campaign=file))
+        told.append(estimate_many([traced[-1].recipe], read_campaign_file(file).spec.problem)[0].memory_parts_bytes)
+    apart = [sum(one[part] for part in ("activations", "logits")) for one in told]
+    found = [one.worst.memory_bytes["activations"] for one in traced]
+    assert apart[1] - apart[0] == pytest.approx(found[1] - found[0], rel=0.1)
+
+
+@pytest.mark.system
 def test_an_rms_norm_is_traced_as_one_kernel_which_keeps_as_much_as_a_layer_norm(tmp_path: Path) -> None:
     """torch's CPU takes it apart, which keeps three fp32 copies more."""
     rms, layer = (

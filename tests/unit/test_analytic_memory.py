@@ -114,6 +114,18 @@ def test_a_loss_that_is_not_compiled_holds_wide_logits() -> None:
     assert wide == pytest.approx(14 / 4 * narrow)
 
 
+def test_a_head_under_sequence_parallelism_has_two_whole_sequences() -> None:
+    """By hand: its input, gathered, and that input's gradient before it is scattered, in 16 bits."""
+    whole, split = (
+        peak_memory(machine(), work(recipe(tensor_parallel=8, sequence_parallel=on, recompute="full"))).logits[0]
+        for on in (True, False)
+    )
+    plan = recipe(tensor_parallel=8)
+    assert whole - split == pytest.approx(
+        2 * 2 * plan.micro_batch_seqs * PROBLEM.sequence_length * PROBLEM.model.hidden
+    )
+
+
 def test_an_unknown_code_s_selective_recompute_is_of_what_it_can_spare() -> None:
     """Of scores where there are any, as Megatron's; where attention is fused, of what lies between products."""
     for fused, like in ((False, "attention"), (True, "products")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -270,6 +271,18 @@ def test_tokens_that_are_sent_once_cross_to_each_node_at_most_one_time() -> None
         times[code.dispatches_once] = dispatch_s(slow, rows)[0]
     # Of 16 experts the other node has 8: all four of a token's are at home in 70 of 1820 cases.
     assert times[True] / times[False] == pytest.approx((1 - 70 / 1820) / (4 * 8 / 16))
+
+
+def test_tokens_reach_only_the_nodes_of_the_groups_that_the_router_keeps() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 1, "devices": 64, "expert_parallel": 64}
+    slow = replace(OURS, software=replace(FRONTRUNNER, dispatches_once=True), network_bytes_per_s_per_node=1e9)
+    groups = {"router_groups": 8, "router_groups_kept": 4}
+    anywhere, near = (
+        dispatch_s(slow, work(recipe(**shape), problem=of_experts(experts=256, experts_per_token=8, **of)))[0]
+        for of in ({}, groups)
+    )
+    reached = 1 - math.prod((256 - 32 - taken) / (256 - taken) for taken in range(8))
+    assert near / anywhere == pytest.approx(0.5 / reached)
 
 
 def test_the_fullest_rank_computes_and_sends_more() -> None:

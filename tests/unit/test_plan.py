@@ -166,10 +166,11 @@ def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:
         {"async_tensor_parallel": True},
         {"rank_order": "dp-pp-tp"},
         {"layers_per_stage": (25, 23)},
+        {"fp8": "tensorwise"},
     ]
     named = {name for change in changes for name in change}
     # The problem's; in the base; runs the same collectives; of a mixture of experts (test_experts).
-    same = {"devices", "pipeline_parallel", "replication", "expert_parallel"}
+    same = {"devices", "pipeline_parallel", "replication", "expert_parallel", "expert_tensor_parallel"}
     assert named | same == set(Recipe.__dataclass_fields__)
     of_zero_3 = {"secondary_partition", "quantized_weights", "quantized_gradients"}
     for change in changes:
