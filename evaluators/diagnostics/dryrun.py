@@ -226,7 +226,10 @@ def _traced_rank(chosen: DryRunPlan, few: dict[str, Any], many: dict[str, Any] |
     machine = Machine.of(problem.cluster, problem.precision, ENGINES[recipe.engine])
     runtime = runtime_bytes(machine, Workload.of([recipe], problem), sizes["activations"])[0]
     # By formula: 3 x tokens of a copy x (layers x FLOPs of a layer + FLOPs of the head where it is) / tensor_parallel.
-    forward = layers * model.layer_flops_per_token(problem.sequence_length)
+    dense = layers_of_ranks(recipe, model.layers, first=model.dense_layers)[place]
+    counts = (dense, layers - dense)[-len(model.kinds) :]
+    kinds = zip(counts, (kind for _, kind in model.kinds), strict=True)
+    forward = sum(count * kind.layer_flops_per_token(problem.sequence_length) for count, kind in kinds)
     if rank_of_stage(recipe, recipe.stages - 1) == place:
         forward += model.head_flops_per_token()
     tokens = recipe.global_batch_seqs * problem.sequence_length / recipe.copies

@@ -38,8 +38,11 @@ OPTIONS = {
     "micro_batch_seqs": "--micro-batch-size",
     "global_batch_seqs": "--global-batch-size",
     "expert_parallel": "--expert-model-parallel-size",
+    "expert_tensor_parallel": "--expert-tensor-parallel-size",
 }
-DEEPSPEED_OPTIONS = {number: name for number, name in OPTIONS.items() if number != "context_parallel"}
+DEEPSPEED_OPTIONS = {
+    name: OPTIONS[name] for name in OPTIONS if name not in ("context_parallel", "expert_tensor_parallel")
+}
 DEEPSPEED_OPTIONS["expert_parallel"] = "--moe-expert-parallel-size"
 MODEL_FIELDS = frozenset({
     "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "vocabulary_multiple", "positions",
@@ -160,7 +163,8 @@ class MegatronLM(Tool):
         is_plain, is_cut = name == "none" and recipe.copies > 1, cp > 1 and problem.sequence_length % (2 * cp)
         rounds = f"rounds of pipeline_parallel {pp}, which does not divide {steps}"
         cut = f"{problem.sequence_length} positions into 2 x context_parallel {cp} equal slices"
-        tp, ep = recipe.tensor_parallel, recipe.expert_parallel if problem.model.experts else recipe.tensor_parallel
+        tp = recipe.tensor_parallel
+        ep = recipe.expert_ranks if problem.model.experts else tp
         return (
             *self._model_refusals(problem.model),
             (schedule not in ("none", "1f1b", "interleaved-1f1b"), "schedule-unsaid",
@@ -178,7 +182,7 @@ class MegatronLM(Tool):
             (order == "tp-pp-dp" and min(cp, pp) > 1, "rank-order-context",
              f"{tool}'s tp-pp-dp has context ranks before stages; ours come after them"),
             (order == "tp-pp-dp" and pp > 1 and ep != tp, "rank-order-experts",
-             f"{tool}'s tp-pp-dp needs as many copies of experts as of the rest: expert_parallel {tp}, not {ep}"),
+             f"{tool}'s tp-pp-dp needs as many copies of experts as of the rest: shared by {tp} ranks, not {ep}"),
             (is_cut, "context-halves", f"{tool} cuts {cut}"),
             (recipe.fp8 == "rowwise", "fp8-unsaid",
              f"{tool} scales by tensors and blocks, not by rows: fp8 tensorwise has a setting"),
@@ -308,7 +312,7 @@ class MegatronLM(Tool):
         }
 
     def _experts(self, problem: Problem) -> dict[str, object]:
-        """Return the options of latent attention and of experts: whole, dropless, tokens sent by all-to-all."""
+        """Return the options of latent attention and of experts: dropless, tokens sent by all-to-all."""
         model = problem.model
         found: dict[str, object] = {f"--{name}": value for name, value in _parts(model).items()}
         if not model.experts:
@@ -322,7 +326,6 @@ class MegatronLM(Tool):
             "--moe-router-bias-update-rate": model.balancing_weight if model.balancing == "bias" else None,
             "--moe-token-dispatcher-type": "alltoall",
             "--moe-grouped-gemm": problem.precision == "bf16",
-            "--expert-tensor-parallel-size": 1,
         }
 
     def _recomputing(self, recipe: Recipe) -> dict[str, object]:
@@ -347,6 +350,8 @@ class MegatronLM(Tool):
         key = self.key
         found: dict[str, Any] = {number: value for number, name in self.names.items() if (value := said.number(name))}
         pp = found.setdefault("pipeline_parallel", 1)
+        if isinstance(said, Options) and said.number("--num-experts"):
+            found.setdefault("expert_tensor_parallel", found.get("tensor_parallel", 1))  # as Megatron-LM does
         found |= self._stages(problem, said, pp)
         sharding = "zero-1" if said.flag(key("use-distributed-optimizer")) else "none"
         if said.flag(key("use-megatron-fsdp")):
@@ -407,13 +412,13 @@ class MegatronLM(Tool):
             reading.refuse_other_vocabulary(problem, key(name), said.number(key(name)))
 
     def _refuse_other_experts(self, problem: Problem, said: Options | Table) -> None:
-        """Raise `InvalidInput` for other experts or attention than the problem's, and for experts cut by tensor ranks.
+        """Raise `InvalidInput` for other experts or attention than the problem's.
 
         A file for Megatron-Bridge changes a Bridge recipe; in a script, what is missing has Megatron's defaults.
         """
         model, key, is_script = problem.model, self.key, isinstance(said, Options)
         is_whole = is_script and said.flag("--hidden-size")
-        experts, tensor = said.number(key("num-experts")), said.number(key("expert-tensor-parallel-size"))
+        experts = said.number(key("num-experts"))
         width = said.number(key("ffn-hidden-size"))
         for name, value in _parts(model).items():
             default = width if name == "moe-ffn-hidden-size" else PART_DEFAULTS.get(name)
@@ -424,11 +429,6 @@ class MegatronLM(Tool):
                 reading.refuse_other_problem({key(name): (found or 0, value or 0)})
         dense = _leading_dense(said.get(key("moe-layer-freq"), 1 if is_whole else None), key("moe-layer-freq"))
         reading.refuse_other_problem({f"leading dense layers of {key('moe-layer-freq')}": (dense, model.dense_layers)})
-        if experts and is_script:
-            tensor = tensor or said.number(key("tensor-model-parallel-size"))
-        if (tensor or 1) > 1:
-            expected = "1, also where tensor_parallel is above 1: split experts are not read yet"
-            raise bad_value(key("expert-tensor-parallel-size"), tensor, expected)
         if experts and is_script and "--moe-token-dispatcher-type" not in said.values:
             raise bad_value("--moe-token-dispatcher-type", "allgather", "alltoall: tokens are sent to their experts")
 
@@ -634,7 +634,7 @@ class MegatronBridge(MegatronLM):
             "dist.use_tp_pp_dp_mapping": recipe.rank_order == "tp-pp-dp",
         }
         if problem.model.experts:
-            found |= {"model.expert_tensor_parallel_size": 1, "model.moe_token_dispatcher_type": "alltoall"}
+            found |= {"model.moe_token_dispatcher_type": "alltoall"}
         if recipe.fp8 != "none":
             found["mixed_precision"] = BRIDGE_FP8
         if fsdp:

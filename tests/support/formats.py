@@ -77,6 +77,7 @@ def recipes(draw: Callable[[Any], Any], of: Problem) -> Recipe:
         recompute=draw(st.sampled_from(RECOMPUTES)),
         sequence_parallel=tp > 1 and (has_experts or draw(st.booleans())),
         expert_parallel=draw(st.sampled_from([1, 2, 4, 8])) if has_experts else 1,
+        expert_tensor_parallel=draw(st.sampled_from([1, 1, 2, 4])) if has_experts else 1,
     )
     found = _with_levers(draw, found)
     if draw(st.booleans()) and found.stages <= of.model.layers:

@@ -187,7 +187,7 @@ def test_megatron_lm_reads_and_validates_its_arguments_as_the_recipe(data: tuple
         assert model.moe_router_topk == of.model.experts_per_token
         assert model.moe_router_pre_softmax == (not of.model.renormalized_experts)
         assert model.moe_ffn_hidden_size == of.model.ffn_hidden
-        assert model.expert_tensor_parallel_size == 1
+        assert model.expert_tensor_parallel_size == recipe.expert_tensor_parallel
         kinds = [0] * of.model.dense_layers + [1] * (of.model.layers - of.model.dense_layers)
         assert model.moe_layer_freq in (1, kinds)
         assert model.moe_router_enable_expert_bias == (of.model.balancing == "bias")
