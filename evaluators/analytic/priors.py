@@ -73,6 +73,8 @@ INDEPENDENT: Mapping[str, Mapping[str, int]] = {"network_links": NETWORK} | {
     name: {name: 1} for name in DEVIATIONS if name not in NETWORK
 }
 """What moves with each constant that moves by itself, the network first."""
+LEARNED: Mapping[str, Mapping[str, int]] = {name: {name: 1} for name in (*DEVIATIONS, "exchange_s")}
+"""The constants that measurements tell apart: slow collectives say nothing of a code's exchanges between stages."""
 SLIGHTLY = 0.1
 SHARES = frozenset({"gradient_overlap"})
 LEAST, MOST = 0.02, 0.98
@@ -136,13 +138,18 @@ def log_ends(
 
 
 def slopes(
-    cluster: Cluster, precision: str, software: Software, work: Workload, deviations: Mapping[str, float]
+    cluster: Cluster,
+    precision: str,
+    software: Software,
+    work: Workload,
+    deviations: Mapping[str, float],
+    independent: Mapping[str, Mapping[str, int]] = INDEPENDENT,
 ) -> Rows:
-    """Return the change of each row's log step time per deviation of each of `INDEPENDENT`, near the estimate."""
+    """Return the change of each row's log step time per deviation of each of `independent`, near the estimate."""
     changed = _changes(cluster, precision, software, work)
     columns = [
         changed({one: SLIGHTLY * sign * deviations[name] for one, sign in together.items()}) / SLIGHTLY
-        for name, together in INDEPENDENT.items()
+        for name, together in independent.items()
     ]
     return np.stack(np.broadcast_arrays(*columns), axis=1)
 

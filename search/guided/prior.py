@@ -11,7 +11,7 @@ import numpy.typing as npt
 from frontrunner.evaluators.analytic.accuracy_bounds import prior_deviations
 from frontrunner.evaluators.analytic.estimates import blocks, not_modelled
 from frontrunner.evaluators.analytic.memory import PeakMemory, between_codes, peak_memory
-from frontrunner.evaluators.analytic.priors import INDEPENDENT, slopes
+from frontrunner.evaluators.analytic.priors import LEARNED, slopes
 from frontrunner.evaluators.analytic.software import KNOWN
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.spaces.problem import Problem
@@ -83,7 +83,7 @@ class Prior:
 
     `log_fill` is what a device must hold over its memory, `log_allocated` the part of it that tensors hold, which
     measured peaks state; on CPUs these state all of it. `slopes` are those of the logarithm of the step time, a column
-    for each constant that moves by itself (`priors.INDEPENDENT`). `memory_of_codes` is how far the known codes that an
+    for each constant (`priors.LEARNED`). `memory_of_codes` is how far the known codes that an
     unknown one may be are from that.
     """
 
@@ -99,15 +99,16 @@ class Prior:
 def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     """Judge legal recipes by the formulas."""
     rows = len(recipes)
-    step_time_s, felt = np.full(rows, np.nan), np.zeros((rows, len(INDEPENDENT)))
+    step_time_s, felt = np.full(rows, np.nan), np.zeros((rows, len(LEARNED)))
     memory = np.full((rows, len(MEMORY_PARTS) + 1), np.nan)
     of_codes = np.zeros((rows, len(KNOWN)))
     deviations = prior_deviations(problem.cluster, problem.precision)
+    deviations["exchange_s"] = deviations["network_latency_s"]
     places = np.array([row for row in range(rows) if not_modelled(recipes[row]) is None], dtype=np.intp)
     for rows_of, machine, work in blocks([recipes[place] for place in places.tolist()], problem):
         block, peak = places[rows_of], peak_memory(machine, work)
         step_time_s[block] = step_time(machine, work).total
-        felt[block] = slopes(problem.cluster, problem.precision, machine.software, work, deviations)
+        felt[block] = slopes(problem.cluster, problem.precision, machine.software, work, deviations, LEARNED)
         for column, name in enumerate(("runtime", *MEMORY_PARTS)):
             memory[block, column] = getattr(peak, name)
         of_codes[block] = between_codes(machine, work, peak, "allocated")

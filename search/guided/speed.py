@@ -26,12 +26,12 @@ COMMON = {0.1: 0.97, 2.0: 0.03}
 
 It is what no constant explains: little, but for a device whose peak is not what its cluster states.
 """
-PER_STEP = 0.05
+PER_STEP = 0.06
 LOCAL = 0.1
 """Of what neighbors have in common, which are recipes a doubling or less apart."""
 OTHER_PROBLEM = 0.2
 """Of the factor of another problem against this one's; without an amplitude (decision 22)."""
-AMPLITUDES = {0.5: 0.2, 1.0: 0.4, 2.0: 0.35, 4.0: 0.05}
+AMPLITUDES = {0.25: 0.15, 0.5: 0.2, 1.0: 0.3, 2.0: 0.3, 4.0: 0.05}
 """What all of these but the factors are multiplied by -> its chance before any measurement."""
 OF_SHARED_PROCESSORS = {2.0: 0.6, 4.0: 0.4}
 """As AMPLITUDES, on a CPU that was not calibrated, whose ranks share its cores."""
@@ -39,6 +39,8 @@ NOISES = {0.01: 0.1, 0.03: 0.3, 0.1: 0.4, 0.4: 0.2}
 """Scale of a measured logarithm about what can be learned -> its chance before any measurement."""
 FREEDOM = 2.5
 """Degrees of freedom of the noise: few, since networks and failing hardware make single rows several times as slow."""
+LONE = 0.5
+"""How far a logarithm may be from all others and from the formulas before it is doubted: one row proves little."""
 REWEIGHTINGS = 2
 MOST_SCALES = 4
 """Likeliest scales, under which predictions are made; the median over them is told."""
@@ -123,7 +125,7 @@ class SpeedModel:
         if kept:
             rows = np.array([seen.row for seen in kept])
             structure, others = self._structure(rows, rows), self._of_problems(rows, rows)
-            ratios, spreads = np.array([(seen.log_ratio, seen.spread) for seen in kept]).T
+            ratios, spreads = _told(kept)
             worths = {}
             for scales, prior in self._priors.items():
                 covariance = scales.common**2 + others + scales.amplitude**2 * structure
@@ -137,7 +139,7 @@ class SpeedModel:
         self._rows = np.array([seen.row for seen in kept], dtype=np.intp)
         self._fits = []
         if kept:
-            ratios, spreads = np.array([(seen.log_ratio, seen.spread) for seen in kept]).T
+            ratios, spreads = _told(kept)
             for scales, weight in self._weights.items():
                 covariance = self._covariance(scales, self._rows, self._rows)
                 self._fits.append((scales, weight, Fit.of(covariance, ratios, scales.noise**2 + spreads**2)))
@@ -209,6 +211,16 @@ class SpeedModel:
             mean = shared.T @ fit.solution
             found[:, here] = random.multivariate_normal(mean, left, int(here.sum()), method="eigh").T
         return self._log_speed[rows, None] + found
+
+
+def _told(observations: Sequence[Observation]) -> tuple[Rows, Rows]:
+    """Return the logarithms and their spreads; what is further than `LONE` from all others and from 0 is noise."""
+    ratios, spreads = np.array([(seen.log_ratio, seen.spread) for seen in observations]).T
+    for side in (1, -1):
+        last = int(np.argmax(side * ratios))
+        next_to_it = np.delete(side * ratios, last).max(initial=0.0)
+        spreads[last] = math.hypot(spreads[last], max(side * ratios[last] - next_to_it - LONE, 0.0))
+    return ratios, spreads
 
 
 def _most(worths: Mapping[Scales, float], count: int) -> dict[Scales, float]:
