@@ -65,7 +65,7 @@ OTHER_HARDWARE = "the formulas' constants were validated on A100 in 16 bits only
 HOST_UNLIMITED = "the host's memory limits no recipe that offloads: a cluster file does not state its size"
 HOST_ASSUMED = f"links.host_gb_per_s is not given: offloading is estimated with {ASSUMED['links.host_gb_per_s']:g} GB/s"
 EVENLY_LOADED = (
-    "ranks are taken to get equally many tokens for their experts; cluster.efficiencies.expert_imbalance states the"
+    "ranks are taken to get equally many tokens for their experts; cluster.efficiencies.rank_imbalance states the"
     " fullest one's share over the mean, which `frontrunner show` gives of a probe"
 )
 COMPILED = "compiled recipes run norms, activation, rotation and, in one piece, the loss as fused kernels"
@@ -126,7 +126,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
         COMPILED: any(recipe.compile for recipe in recipes),
         EVENLY_LOADED: problem.model.experts > 0
         and problem.model.routing == "learned"
-        and "expert_imbalance" not in problem.cluster.efficiencies,
+        and "rank_imbalance" not in problem.cluster.efficiencies,
         HOST_UNLIMITED: offloads,
         HOST_ASSUMED: offloads and problem.cluster.links.host_gb_per_s is None,
     }

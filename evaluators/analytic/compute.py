@@ -161,7 +161,7 @@ def _casts(machine: Machine, work: Workload) -> tuple[Passes, Passes]:
 def _feed_forward(machine: Machine, work: Workload) -> Passes:
     """Return the feed-forward part's products; with experts, and the router.
 
-    The fullest rank's tokens are `experts_per_token` times its own, whoever's they are, times `expert_imbalance`,
+    The fullest rank's tokens are `experts_per_token` times its own, whoever's they are, times `rank_imbalance`,
     evenly over its experts; each one's are padded to whole tiles. Ranks that share each expert's matrices have those
     of all.
     """
@@ -174,7 +174,7 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
     held = np.maximum(work.experts / work.expert_parallel, 1.0)
     own = work.tokens / work.sequence_shards
     ways = work.expert_tensor_parallel
-    most = own * work.experts_per_token * machine.efficiencies.expert_imbalance
+    most = own * work.experts_per_token * machine.efficiencies.rank_imbalance
     each = np.ceil(most * ways / held / TILE) * TILE
     part = work.ffn_hidden / ways
     products = [

@@ -26,7 +26,7 @@ class Efficiencies:
     `scores` how often values are moved against the least; `fused_attention` rates are shares of `matmul`'s; latencies
     are those of a hop. The ring hops are NCCL's own figures for its "simple" protocol (src/graph/tuning.cc, `hwLat`);
     rings over more than `crowded_nodes` nodes take `crowded_hop_s` a rank, which only some clusters state. The fullest
-    rank has `expert_imbalance` times as many tokens for its experts as the mean.
+    rank has `rank_imbalance` times as many tokens for its experts as the mean.
     """
 
     matmul: float = fitted(1.0, 0.3, 1.0)
@@ -46,7 +46,7 @@ class Efficiencies:
     ring_network_hop_s: float = 14e-6
     crowded_nodes: float = 1e6
     crowded_hop_s: float = 0.0
-    expert_imbalance: float = 1.0
+    rank_imbalance: float = 1.0
 
 
 FITTED = Efficiencies()
@@ -192,8 +192,8 @@ def check_efficiencies(table: Mapping[str, float]) -> None:
         if name not in EFFICIENCY_NAMES:
             raise InvalidInput(f"unknown key {key} = {value}", hint=did_you_mean(name, EFFICIENCY_NAMES))
         low, high = BOUNDS.get(name, (0.0, math.inf))
-        if name == "expert_imbalance":
-            require_at_least("cluster.efficiencies", 1, expert_imbalance=value)
+        if name == "rank_imbalance":
+            require_at_least("cluster.efficiencies", 1, rank_imbalance=value)
         is_share, divides = high == 1, high == 1 and low > 0
         if not (math.isfinite(value) and value >= 0) or (is_share and value > 1) or (divides and value == 0):
             share = "a share above 0 and at most 1" if divides else "a share of at most 1"

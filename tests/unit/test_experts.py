@@ -288,12 +288,12 @@ def test_tokens_reach_only_the_nodes_of_the_groups_that_the_router_keeps() -> No
 def test_the_fullest_rank_computes_and_sends_more() -> None:
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8, "expert_parallel": 8}
     rows = work(recipe(**shape), problem=of_experts())
-    even, full = (replace(OURS, efficiencies=replace(OURS.efficiencies, expert_imbalance=i)) for i in (1.0, 1.5))
+    even, full = (replace(OURS, efficiencies=replace(OURS.efficiencies, rank_imbalance=i)) for i in (1.0, 1.5))
     assert dispatch_s(full, rows) == pytest.approx(1.5 * dispatch_s(even, rows))
     more = 0.5 * 2 * 3 * 4096 * 14336 * 2 * 8 * 2048 / OURS.matmul_flops
     assert layer(full, rows).forward - layer(even, rows).forward == pytest.approx(more, rel=0.1)
-    with pytest.raises(InvalidInput, match=r"expert_imbalance = 0\.5: expected at least 1"):
-        Machine.of(replace(A100, efficiencies={"expert_imbalance": 0.5}), "bf16", FRONTRUNNER)
+    with pytest.raises(InvalidInput, match=r"rank_imbalance = 0\.5: expected at least 1"):
+        Machine.of(replace(A100, efficiencies={"rank_imbalance": 0.5}), "bf16", FRONTRUNNER)
 
 
 def test_another_micro_batch_hides_the_dispatch() -> None:
