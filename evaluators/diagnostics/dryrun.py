@@ -79,6 +79,7 @@ def why_untraceable(recipe: Recipe, problem: Problem) -> str | None:
         "only the torch engine's steps can be traced": recipe.engine != "torch",
         "torch.compile plans the memory of compiled layers itself": recipe.compile,
         "windows, sinks and capped scores are another kernel's there than where the trace runs": needs_device,
+        "a trace does not see the FLOPs of products in 8 bits; fp8=none needs the same memory": recipe.fp8 != "none",
         "replication ddp keeps its buckets where no trace sees them": recipe.replication == "ddp",
         "fake tensors have one memory, and offload needs two": recipe.offload != "none" or recipe.activation_offload,
     }

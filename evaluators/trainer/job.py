@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Self
 
-from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.cluster import ByPrecision, Cluster
 from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.model import Model
@@ -155,10 +155,12 @@ def check_job(job: Job, *, world_size: int) -> None:
             devices_per_node=recipe.devices,
             memory_gib_per_device=1.0,
             nvme_path=job.disk.folder if job.disk is not None else None,
+            peak_tflops=ByPrecision(fp8=1.0),  # whether the device has such products, the campaign has judged
         ),
         sequence_length=job.sequence_length,
         global_batch=GlobalBatch(minimum=batch, maximum=batch),
         precision=job.precision,
+        tolerance="quantized",
     )
     reason = why_illegal(recipe, problem)
     if reason is not None:

@@ -1,6 +1,7 @@
 """The job file: strict reading, and what the engine refuses."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,12 @@ def test_check_job_refuses_what_legality_refuses(recipe: dict[str, Any], model: 
 
     with pytest.raises(ValueError, match=message):
         check_job(job, world_size=job.recipe.devices)
+
+
+@pytest.mark.parametrize("fp8", ["tensorwise", "rowwise"])
+def test_what_a_problem_had_to_accept_is_not_asked_again(fp8: str) -> None:
+    job = replace(small_job(Path("/run"), recipe=small_recipe(fp8=fp8)), precision="bf16")
+    check_job(job, world_size=job.recipe.devices)
 
 
 def test_the_number_of_ranks_must_be_the_recipes() -> None:
