@@ -116,10 +116,10 @@ def test_the_torch_engine_does_not_import_deepspeed() -> None:
 
 
 def test_an_engine_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    preflight._refuse_missing_engines(("torch",))
+    preflight._refuse_missing(("torch",), ("none",))
     monkeypatch.setattr(preflight, "find_spec", lambda name: None)
-    preflight._refuse_missing_engines(("torch",))
+    preflight._refuse_missing(("torch",), ("none",))
     with pytest.raises(InvalidInput) as caught:
-        preflight._refuse_missing_engines(("torch", "deepspeed"))
+        preflight._refuse_missing(("torch", "deepspeed"), ("none",))
     assert caught.value.message == 'space.engine = "deepspeed": expected an engine that is installed'
     assert caught.value.hint == "pip install deepspeed"

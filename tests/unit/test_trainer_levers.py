@@ -172,7 +172,7 @@ def test_each_activation_leaves_once_and_comes_back_in_time(
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             x = block(x)
         kept.append(x)  # alive, so that no other storage takes the address
-    tables = {one.untyped_storage().data_ptr() for one in (plain._rotary.on(x.device) if plain._rotary else ())}
+    tables = {one.untyped_storage().data_ptr() for table in plain._tables for one in table.on(x.device)}
     distinct = [size for address, size in saved.items() if address not in weights | tables]
 
     assert streams.copied[:left] == distinct
