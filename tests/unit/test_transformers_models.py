@@ -24,7 +24,7 @@ from frontrunner.spaces.hugging_face import ARCHITECTURES, model_of_config
 from frontrunner.spaces.model import Model, RotaryScaling
 from frontrunner.spaces.presets import model_preset, preset_names
 
-SEQUENCE_LENGTH = 512
+SEQUENCE_LENGTH = 256
 VOCABULARY = 250
 RELATIVE = 1e-5
 PRESETS = preset_names("models")
@@ -120,7 +120,7 @@ def filled(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def reduced(name: str) -> Model:
-    """The preset's form with two layers, heads of 32 and two groups of keys and values."""
+    """The preset's form with two layers, heads of 32, two groups of keys and values and at most 16 experts."""
     table = model_preset(name)
     full = read_plain(Model, filled(table), "model")
     heads = 2 * full.heads // full.kv_heads
@@ -141,6 +141,8 @@ def reduced(name: str) -> Model:
         head_width=32,
         rotary_width=16 if full.key_value_rank else 32 * full.rotary_width // full.head_dim,
         ffn_hidden=full.ffn_hidden * hidden // full.hidden,
+        experts=min(full.experts, 16),
+        experts_per_token=min(full.experts_per_token, 4),
         vocabulary=VOCABULARY,
         vocabulary_multiple=1,
         max_positions=SEQUENCE_LENGTH if full.positions == "learned" else full.max_positions,
