@@ -5,6 +5,7 @@ Importing this module imports neither torch nor numpy.
 """
 
 import json
+import math
 import os
 import shutil
 import typing
@@ -145,14 +146,15 @@ def check_job(job: Job, *, world_size: int) -> None:
     recipe, batch = job.recipe, job.recipe.global_batch_seqs
     if recipe.devices != world_size:
         raise ValueError(f"the recipe needs {recipe.devices} ranks, but {world_size} were started")
+    of_node = min(int(os.environ.get("LOCAL_WORLD_SIZE", world_size)), world_size)
     problem = Problem(
         model=job.model,
         cluster=Cluster(
             name="job",
             device=job.device,
             backend="cuda",
-            nodes=1,
-            devices_per_node=recipe.devices,
+            nodes=math.ceil(world_size / of_node),
+            devices_per_node=of_node,
             memory_gib_per_device=1.0,
             nvme_path=job.disk.folder if job.disk is not None else None,
             peak_tflops=ByPrecision(fp8=1.0),  # whether the device has such products, the campaign has judged

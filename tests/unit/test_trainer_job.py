@@ -119,6 +119,15 @@ def test_what_a_problem_had_to_accept_is_not_asked_again(fp8: str) -> None:
     check_job(job, world_size=job.recipe.devices)
 
 
+def test_reductions_over_two_hops_need_several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = small_recipe(data_parallel=4, sharding=(4, 4, 4), engine="deepspeed", quantized_gradients=True)
+    job = replace(small_job(Path("/run"), recipe=recipe), device="cuda")
+    with pytest.raises(ValueError, match="several whole nodes of 4 devices"):
+        check_job(job, world_size=4)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    check_job(job, world_size=4)
+
+
 def test_the_number_of_ranks_must_be_the_recipes() -> None:
     job = small_job(Path("/run"), recipe=small_recipe(data_parallel=2))
 
