@@ -128,13 +128,17 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a li
     if recipe.engine != "torch":
         yield "experts-engine", f"the {recipe.engine} engine trains no mixture of experts; use engine torch"
     if experts % e:
-        yield "experts-divide", f"expert_parallel {e} does not divide the {experts} experts"
+        text = f"expert_parallel {e} does not divide the {experts} experts"
+        yield "experts-divide", f"{text}; {_next_lower(e, experts)} does"
     if model.ffn_hidden % etp:
         text = f"expert_tensor_parallel {etp} does not divide ffn_hidden {model.ffn_hidden} of an expert"
-        yield "experts-width", text
+        yield "experts-width", f"{text}; {_next_lower(etp, model.ffn_hidden)} does"
     if ranks % sharing:
         degrees = f"expert_parallel {e}" if etp == 1 else f"expert_parallel {e} x expert_tensor_parallel {etp}"
-        yield "experts-ranks", f"{degrees} does not divide the {ranks} ranks of a pipeline stage"
+        text = f"{degrees} does not divide the {ranks} ranks of a pipeline stage"
+        if ranks % etp == 0:
+            text = f"{text}; expert_parallel {_next_lower(e, experts, ranks // etp)} does"
+        yield "experts-ranks", text
     if tp > 1 and not (recipe.sequence_parallel and sharing > 1):
         needed = "sequence_parallel, and expert_parallel or expert_tensor_parallel > 1"
         yield "experts-tensor", f"with experts, tensor_parallel {tp} needs {needed}"
@@ -144,6 +148,10 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a li
     if recipe.compile and recipe.recompute != "none":
         text = "a layer with experts is compiled in part, and torch recomputes no compiled part; use recompute none"
         yield "experts-compile", text
+
+
+def _next_lower(degree: int, *wholes: int) -> int:
+    return max(lower for lower in range(1, degree + 1) if all(whole % lower == 0 for whole in wholes))
 
 
 def _spread_experts(recipe: Recipe, problem: Problem) -> Refusals:

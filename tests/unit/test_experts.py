@@ -138,17 +138,18 @@ def test_what_makes_no_mixture_is_refused(changes: dict[str, Any], message: str)
 @pytest.mark.parametrize(
     ("choices", "code", "text"),
     [
-        ({"expert_parallel": 3}, "experts-divide", "expert_parallel 3 does not divide the 8 experts"),
+        ({"expert_parallel": 3}, "experts-divide", "expert_parallel 3 does not divide the 8 experts; 2 does"),
         (
             {"devices": 12, "expert_parallel": 8, "micro_batch_seqs": 4, "pipeline_parallel": 3, "accumulation": 4},
             "experts-ranks",
-            "expert_parallel 8 does not divide the 4 ranks of a pipeline stage",
+            "expert_parallel 8 does not divide the 4 ranks of a pipeline stage; expert_parallel 4 does",
         ),
         (
             {"devices": 12, "expert_parallel": 2, "expert_tensor_parallel": 4, "micro_batch_seqs": 4}
             | {"pipeline_parallel": 3, "accumulation": 4},
             "experts-ranks",
-            "expert_parallel 2 x expert_tensor_parallel 4 does not divide the 4 ranks of a pipeline stage",
+            "expert_parallel 2 x expert_tensor_parallel 4 does not divide the 4 ranks of a pipeline stage; "
+            "expert_parallel 1 does",
         ),
         ({"expert_tensor_parallel": 5}, "experts-width", "expert_tensor_parallel 5 does not divide ffn_hidden"),
         ({"tensor_parallel": 2}, "experts-tensor", "tensor_parallel 2 needs sequence_parallel, and expert_parallel or"),
