@@ -161,6 +161,7 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     issued = issued + np.where(work.context_parallel > 1, 2.0, 0.0) + np.where(work.expert_parallel > 1, 3.0, 0.0)
     issued = issued + np.where(work.expert_tensor_parallel > 1, 3.0, 0.0)
     host = software.host_layer_s * GRAPHS_HOST_SHARE[software.graphs] * np.where(work.compile, COMPILED_HOST_SHARE, 1.0)
+    host = host * np.where(work.experts > 0, software.host_of_experts, 1.0)
     host = host * np.where(software.lacks_fused_softmax(work), 1 + UNFUSED_HOST_SHARE, 1.0)
     host = host * np.where((work.fp8 > 0) & ~work.compile & (not software.transformer_engine), CASTING_HOST, 1.0)
     host = host + issued * software.host_collective_s - 2 * reduces

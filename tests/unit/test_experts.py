@@ -297,6 +297,15 @@ def test_the_fullest_rank_computes_and_sends_more() -> None:
         Machine.of(replace(A100, efficiencies={"rank_imbalance": 0.5}), "bf16", FRONTRUNNER)
 
 
+def test_the_host_starts_more_for_layers_with_experts() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 8, "devices": 8}
+    small = {"hidden": 256, "heads": 8, "kv_heads": 8, "ffn_hidden": 256}
+    machine = Machine.of(A100, "bf16", replace(FRONTRUNNER, host_of_experts=2.0))
+    mixed = step_time(machine, work(recipe(**shape), problem=of_experts(**small))).compute[0]
+    dense = step_time(machine, work(recipe(**shape), problem=of_experts(**small, experts=0, experts_per_token=0)))
+    assert mixed / dense.compute[0] == pytest.approx(2, rel=0.1)
+
+
 def test_another_micro_batch_hides_the_dispatch() -> None:
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 4, "devices": 8, "expert_parallel": 8}
     rows = work(recipe(**shape), problem=of_experts())
