@@ -378,7 +378,7 @@ def _rotary_as(kind: str, model: Model) -> Table:
         share = (model.rotary_width or model.head_dim) / model.head_dim
         return {"rotary_emb_base": model.rotary_theta, "rotary_pct": share}
     found: Table = {"rope_theta": model.rotary_theta}
-    if model.window_rotary_theta is not None:
+    if model.window_rotary_theta is not None and "rope_local_base_freq" in ARCHITECTURES[kind].defaults:
         found["rope_local_base_freq"] = model.window_rotary_theta
     scaling = model.rotary_scaling
     if scaling is None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -65,9 +66,11 @@ class Checkpoint:
             warnings.simplefilter("ignore")  # that this is one process
             try:
                 load(found, storage_reader=self._reader, no_dist=True)
-            except Exception as error:  # torch wraps whatever its threads met
-                why = str(error).strip().splitlines()
-                raise InvalidInput(f"{self.path} cannot be read: {why[-1] if why else type(error).__name__}") from None
+            except CheckpointException as error:  # which is no Exception
+                why = str(next(iter(error.failures.values()))[0]).partition(". ")[0]
+                raise InvalidInput(
+                    f"{self.path} cannot be read: {why}", hint="choose another of the replay's checkpoints with --step"
+                ) from None
         return found
 
     def require(self, shapes: dict[str, torch.Size]) -> None:
