@@ -22,6 +22,7 @@ from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
+from frontrunner.spaces.variants import AROUND
 
 PREDICTING = "guided"
 """The strategy that predicts untried recipes (`frontrunner.search.strategy.Forecaster`)."""
@@ -59,7 +60,7 @@ class SearchSettings:
     """With `probe_nodes`: probes on the whole cluster, at most; 0 only predicts."""
     baseline: Recipe | None = None
     """Path of a recipe file (`frontrunner import-config --out`): measured first and compared with the best. The space
-    needs its `engine` and `offload` only."""
+    needs its `engine` and `offload` only. The strategies `sweep` and `scale` measure what is around it."""
 
     def __post_init__(self) -> None:
         require_one_of("search", "strategy", self.strategy, STRATEGIES)
@@ -69,6 +70,8 @@ class SearchSettings:
         if not 0 <= self.stop_below_improvement < 1:
             expected = "a share of at least 0 and below 1, as 0.003 for 0.3 %"
             raise bad_value("search.stop_below_improvement", self.stop_below_improvement, expected)
+        if self.strategy in AROUND and self.baseline is None:
+            raise bad_value("search.baseline", None, f'a recipe file, for search.strategy = "{self.strategy}"')
         if self.probe_nodes is None:
             return
         require_at_least("search", 1, probe_nodes=self.probe_nodes)
@@ -194,7 +197,7 @@ class CampaignSpec:
 
     def survey(self) -> Survey:
         """Survey the space; recipes that a table lacks, or another trainer cannot express, are illegal."""
-        found = self.space.survey(self.problem)
+        found = self.space_survey()
         if (make := commands_of(self.evaluator, self.command)) is not None:
             from frontrunner.evaluators.external.command import expressible
 
@@ -204,6 +207,12 @@ class CampaignSpec:
         from frontrunner.evaluators.tables.lookup import rows_only
 
         return rows_only(found, self.table)
+
+    def space_survey(self) -> Survey:
+        """Survey the space, or what the strategy measures of it around the baseline, whoever runs the recipes."""
+        if self.search.baseline is None or self.search.strategy not in AROUND:
+            return self.space.survey(self.problem)
+        return AROUND[self.search.strategy](self.space, self.search.baseline, self.problem)
 
     def check_commands(self, recipe: Recipe) -> None:
         """Raise `InvalidInput` where the campaign runs another trainer whose program is missing."""

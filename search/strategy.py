@@ -76,6 +76,8 @@ STRATEGIES: dict[str, str] = {
     "guided": "frontrunner.search.guided.strategy:Guided",
     "exhaustive": "frontrunner.search.strategies.candidates:exhaustive",
     "random": "frontrunner.search.strategies.candidates:shuffled",
+    "sweep": "frontrunner.search.strategies.candidates:exhaustive",
+    "scale": "frontrunner.search.strategies.candidates:exhaustive",
     "optuna-tpe": "frontrunner.search.strategies.optuna:tpe",
     "optuna-gp": "frontrunner.search.strategies.optuna:gp",
     "optuna-nsga2": "frontrunner.search.strategies.optuna:nsga2",
