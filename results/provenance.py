@@ -31,11 +31,17 @@ GIT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """Data that was trained on: its path, None for the built-in text, its size, and the SHA-256 of its first MiB."""
+    """Data that was trained on: their path, None for the built-in text, their size, and the SHA-256 of the first MiB.
+
+    Of a token file that `frontrunner prepare` wrote also the tokenizer, a file beside it, and the held-out part.
+    """
 
     path: str | None
     size_bytes: int
     head_sha256: str
+    tokenizer: str | None = None
+    tokenizer_sha256: str | None = None
+    held_out_tokens: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

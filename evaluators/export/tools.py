@@ -50,7 +50,10 @@ SCHEDULERS = {
         "job_id": "$PBS_JOBID",
     },
 }
-YOURS = "Account, queue, time, STEPS and DATA (a file other than the recipe's) are yours to set; run it where python -m frontrunner.cli works on all nodes."
+YOURS = (
+    "Account, queue, time, STEPS and DATA (a file instead of the recipe's data) are yours to set; "
+    "run it where python -m frontrunner.cli works on all nodes."
+)
 BODY = """\
 {setup}set -euo pipefail
 {folder}STEPS="${{STEPS:-1000}}"

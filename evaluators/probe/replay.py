@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -88,12 +88,14 @@ class ReplaySettings:
             return None
         return DataSettings(path=None if self.data == BUILT_IN_DATA else str(Path(self.data).absolute()))
 
-    def train_table(self, schedule: Schedule) -> dict[str, Any]:
+    def following(self, schedule: Schedule) -> ReplaySettings:
+        """Return the settings with the schedule's values where they state none."""
+        return replace(self, **{key: value for key, value in asdict(schedule).items() if getattr(self, key) is None})
+
+    def train_table(self) -> dict[str, Any]:
         """Return the job's `train`."""
         own = ("folder", "learning_rate", "launched", "data")
         table = asdict(self) | {"checkpoint_every_steps": self.checkpoint_every_steps or max(10, self.steps // 10)}
-        for key in ("warm_up_steps", "final_learning_rate_fraction"):
-            table[key] = getattr(schedule, key) if table[key] is None else table[key]
         return {key: value for key, value in table.items() if key not in own}
 
 
@@ -153,13 +155,12 @@ def plan(
     recipe_id: str,
     recipe: Recipe,
     setup: ProbeSetup,
-    schedule: Schedule,
     measured_tokens_per_s: float | None,
     settings: ReplaySettings,
     anyway: bool,
 ) -> ReplayPlan:
     """Plan a replay on the data of `setup`, and write their token file; raises as `prepare_recipe_here` does."""
-    cluster = setup.problem.cluster
+    settings, cluster = settings.following(Schedule()), setup.problem.cluster
     if settings.metrics == "tensorboard" and find_spec("tensorboard") is None and not settings.launched:
         raise InvalidInput("metrics for TensorBoard need it installed", hint="run: pip install tensorboard")
     doing: Doing = "launch" if settings.launched else "replay"
@@ -168,10 +169,10 @@ def plan(
     folder = (settings.folder or setup.work_folder.parent / "replays" / recipe_id).resolve()
     tokens = corpus(setup.data, setup.work_folder, setup.problem)
     job = common_job(setup, recipe, folder, tokens)
-    job |= {"mode": "train", "probe": None, "train": settings.train_table(schedule)}
+    job |= {"mode": "train", "probe": None, "train": settings.train_table()}
     job["model"] = job["model"] | {"routing": "learned"}  # whatever probes measured
     job["collective_timeout_s"] = COLLECTIVE_TIMEOUT_S
-    job["optimizer"] = job["optimizer"] | {"learning_rate": settings.learning_rate or schedule.learning_rate}
+    job["optimizer"] = job["optimizer"] | {"learning_rate": settings.learning_rate}
     return ReplayPlan(
         recipe_id=recipe_id,
         recipe=recipe,

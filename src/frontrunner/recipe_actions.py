@@ -250,9 +250,8 @@ def plan_replay(
         recipe_id=found.recipe_id,
         recipe=found.recipe,
         setup=setup,
-        schedule=schedule,
         measured_tokens_per_s=tokens_per_s if figures == "measured" else None,
-        settings=settings,
+        settings=settings.following(schedule),
         anyway=anyway,
     )
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from frontrunner.evaluators.probe import ProbeSettings, Schedule
+from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.probe.job import DEADLINE_SHARE, Corpus, probe_job, profile_job
 from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.probe.replay import ReplaySettings, plan
@@ -52,7 +52,6 @@ def test_a_replay_trains_with_the_router_however_probes_deal_tokens(tmp_path: Pa
     setup = replace(setup, problem=replace(setup.problem, model=model))
     recipe, settings = tiny_recipe(), ReplaySettings(steps=2)
     options = {"recipe": recipe, "settings": settings, "measured_tokens_per_s": None, "anyway": True}
-    options |= {"schedule": Schedule()}
     planned = plan(recipe_id="0123456789ab", setup=setup, **options)
     probed = probe_job(setup, recipe, tmp_path, Corpus(path=tmp_path / "tokens.bin", dtype="uint16"))
     assert (planned.job["model"]["routing"], probed["model"]["routing"]) == ("learned", "uniform")
