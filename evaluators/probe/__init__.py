@@ -71,5 +71,6 @@ class DataSettings:
     """Training text: a `.bin` file of tokens, any other file read as bytes, or None for the built-in text."""
 
     path: str | None = None
-    """A `.bin` file of token ids (uint16; uint32 for vocabularies above 65,536), or any other file, read as one
-    token per byte. Relative to the campaign file; by default a built-in text."""
+    """A `.bin` file of token ids, as `frontrunner prepare` writes it (one without a description beside it: uint16;
+    uint32 for vocabularies above 65,536), or any other file, read as one token per byte. Relative to the campaign
+    file; by default a built-in text."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from frontrunner.evaluators.probe import TORCH_DEVICES, DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.text.token_file import described, dtype_for
 from frontrunner.evaluators.trainer.data import BYTE_VOCABULARY, builtin_text, write_token_file
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import Problem
@@ -27,17 +28,22 @@ MOMENTUM = 0.9
 OPTIMIZER_STATES = {"adamw": 2, "sgd": 1}
 """Tensors that an optimizer keeps for each parameter: two moments, or the momentum."""
 
-UINT16_VOCABULARY = 65_536
 MIN_SEQUENCES = 40
 """A corpus holds at least this many sequences: a twentieth of it is held out for evaluation."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A flat file of token ids; `dtype` is uint16 or uint32, little-endian."""
+    """A flat file of token ids; `dtype` is uint16 or uint32, little-endian. A prepared one says what is held out."""
 
     path: Path
     dtype: str
+    held_out_tokens: int | None = None
+
+    def job_table(self) -> dict[str, Any]:
+        """Return the job's `data`."""
+        held_out = {} if self.held_out_tokens is None else {"held_out_tokens": self.held_out_tokens}
+        return {"path": str(self.path), "dtype": self.dtype} | held_out
 
 
 def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpus) -> dict[str, Any]:
@@ -59,7 +65,7 @@ def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corp
             "momentum": MOMENTUM,
             "gradient_clip_norm": 1.0,
         },
-        "data": {"path": str(tokens.path), "dtype": tokens.dtype},
+        "data": tokens.job_table(),
         "seed": setup.seed,
         "device": TORCH_DEVICES[cluster.backend],
         "memory_limit_bytes_per_rank": cluster.memory_bytes_per_device if cluster.backend == "cpu" else None,
@@ -149,7 +155,7 @@ def check_data(data: DataSettings, problem: Problem) -> None:
     vocabulary = problem.model.vocabulary
     try:
         if (tokens := _token_file(data, problem)) is not None:
-            count = _checked_tokens(tokens, vocabulary)
+            count = _checked_tokens(tokens, problem)
         elif vocabulary < BYTE_VOCABULARY:
             expected = f"at least {BYTE_VOCABULARY}: text is read as one token per byte"
             raise bad_value("model.vocabulary", vocabulary, expected)
@@ -168,7 +174,10 @@ def check_data(data: DataSettings, problem: Problem) -> None:
 def _token_file(data: DataSettings, problem: Problem) -> Corpus | None:
     if data.path is None or not data.path.endswith(".bin"):
         return None
-    return Corpus(Path(data.path), "uint16" if problem.model.vocabulary <= UINT16_VOCABULARY else "uint32")
+    path = Path(data.path)
+    if (prepared := described(path)) is not None:
+        return Corpus(path, prepared.dtype, prepared.held_out_tokens)
+    return Corpus(path, dtype_for(problem.model.vocabulary))
 
 
 def _size_bytes(path: Path) -> int:
@@ -176,7 +185,17 @@ def _size_bytes(path: Path) -> int:
         return path.stat().st_size
 
 
-def _checked_tokens(file: Corpus, vocabulary: int) -> int:
+def _checked_tokens(file: Corpus, problem: Problem) -> int:
+    vocabulary, prepared = problem.model.vocabulary, described(file.path)
+    if prepared is not None:
+        if prepared.vocabulary > vocabulary:
+            expected = f"at least {prepared.vocabulary}, the vocabulary of {file.path.parent / prepared.tokenizer}"
+            raise bad_value("model.vocabulary", vocabulary, expected)
+        least, held_out = problem.sequence_length + 1, prepared.held_out_tokens
+        if held_out < least:
+            expected = f"at least {least:,} tokens held out for evaluation, a sequence; it has {held_out:,}"
+            raise bad_value("data.path", str(file.path), expected, hint="prepare it again with a larger --validation")
+        return prepared.tokens
     size_bytes, width = _size_bytes(file.path), np.dtype(file.dtype).itemsize
     if size_bytes % width:
         expected = f"tokens of {width} bytes each; the file has {size_bytes:,} bytes"
