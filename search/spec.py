@@ -28,6 +28,42 @@ PREDICTING = "guided"
 """The strategy that predicts untried recipes (`frontrunner.search.strategy.Forecaster`)."""
 
 
+SURROGATES = {"extra-trees": "ET", "random-forest": "RF", "gaussian-process": "GP"}
+"""Models of DeepHyper with its own names for them; those that work with the installed scikit-learn."""
+ACQUISITIONS = ("UCB", "UCBd", "EI", "EId", "PI", "PId")
+FAILURES = ("min", "mean", "ignore")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepHyperSettings:
+    """Settings of `search.strategy = "deephyper"`."""
+
+    surrogate: str = "extra-trees"
+    """The model of tokens/s: `extra-trees`, `random-forest` or `gaussian-process`."""
+    acquisition: str = "UCBd"
+    """How a recipe is chosen: upper confidence bounds (`UCB`), expected improvement (`EI`) or the probability of one
+    (`PI`). `UCBd`, `EId` and `PId` leave noise out of the uncertainty, which only forests can."""
+    kappa: float = 1.96
+    """Of `UCB`: standard deviations above the expectation; more explores more."""
+    xi: float = 0.1
+    """Of `EI` and `PI`: the improvement that counts, in units of DeepHyper's scaled objective; more explores more."""
+    initial_measurements: int = 8
+    """Random measurements before the model chooses."""
+    failures: str = "min"
+    """What a failed recipe counts as: the slowest one (`min`), an average one (`mean`), or nothing (`ignore`)."""
+
+    def __post_init__(self) -> None:
+        owner = "search.deephyper"
+        require_one_of(owner, "surrogate", self.surrogate, tuple(SURROGATES))
+        require_one_of(owner, "acquisition", self.acquisition, ACQUISITIONS)
+        require_one_of(owner, "failures", self.failures, FAILURES)
+        if self.surrogate == "gaussian-process" and self.acquisition.endswith("d"):
+            expected = f"{self.acquisition[:-1]} with surrogate = {self.surrogate!r}"
+            raise bad_value(f"{owner}.acquisition", self.acquisition, expected)
+        require_at_least(owner, 1, initial_measurements=self.initial_measurements)
+        require_at_least(owner, 0, kappa=self.kappa, xi=self.xi)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
     """How recipes are chosen."""
@@ -58,6 +94,11 @@ class SearchSettings:
     first](warm-starts.md#few-nodes-first). For `guided` with `objectives = ["tokens"]`."""
     confirm_probes: int = 3
     """With `probe_nodes`: probes on the whole cluster, at most; 0 only predicts."""
+    prune_infeasible: bool = True
+    """Whether recipes that surely do not fit, by the memory formulas, are never probed: see
+    [what does not fit](strategies.md#what-does-not-fit). Not for `guided` and `exhaustive`, nor tables."""
+    deephyper: DeepHyperSettings = field(default_factory=DeepHyperSettings)
+    """Settings of `strategy = "deephyper"`, [below](#searchdeephyper)."""
     baseline: Recipe | None = None
     """Path of a recipe file (`frontrunner import-config --out`): measured first and compared with the best. The space
     needs its `engine` and `offload` only. The strategies `sweep` and `scale` measure what is around it."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.search.spec import ACQUISITIONS, SURROGATES, DeepHyperSettings
 from frontrunner.search.strategy import STRATEGIES, Strategy, Told, make_strategy
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import why_illegal
@@ -236,3 +237,15 @@ def test_an_unknown_strategy_is_refused_with_the_nearest_name(single):
     with pytest.raises(InvalidInput, match="dephyper") as refusal:
         make_strategy("dephyper", single, seed=0)
     assert "deephyper" in (refusal.value.hint or "")
+
+
+@pytest.mark.parametrize("surrogate", SURROGATES)
+@pytest.mark.parametrize("acquisition", ACQUISITIONS)
+def test_deephyper_searches_by_each_surrogate_and_acquisition(surrogate, acquisition, small, machine):
+    if surrogate == "gaussian-process" and acquisition.endswith("d"):
+        with pytest.raises(InvalidInput, match=rf"search\.deephyper\.acquisition = \"{acquisition}\": expected"):
+            DeepHyperSettings(surrogate=surrogate, acquisition=acquisition)
+        return
+    settings = DeepHyperSettings(surrogate=surrogate, acquisition=acquisition, initial_measurements=3)
+    strategy = make_strategy("deephyper", small, seed=1, settings=settings)
+    assert len({told.recipe for told in run(strategy, machine, trials=9)}) == 9

@@ -15,6 +15,7 @@ from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
         "init": ("plan:init", "Write a commented campaign file to begin with."),
+        "prepare": ("training:prepare", "Tokenize text files for training."),
         "launch": ("run:launch", "Run a campaign file, and print its ranking."),
         "resume": ("run:resume", "Continue a campaign where it stopped."),
         "sweep": ("around:sweep", "Measure a recipe with each value of a dimension in turn."),

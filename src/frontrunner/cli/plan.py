@@ -11,6 +11,7 @@ import click
 from frontrunner import planning
 from frontrunner.cli import options as opt
 from frontrunner.config.campaign import THIS_MACHINE
+from frontrunner.config.settings import located
 from frontrunner.config.starter import starter
 from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.evaluators.diagnostics.dryrun import DryRun, run
@@ -55,7 +56,7 @@ def init(model: str | None, cluster: str | None, out: Path, **given: Any) -> Non
     text = starter(model=named[0], cluster=named[1], folder=out.parent, **given)
     with writing(out):
         write_bytes(out, text.encode())
-    click.echo(f"{out} is written; next: frontrunner plan {out}, frontrunner launch {out}")
+    click.echo(located(f"{out} is written; next: frontrunner plan {out}, frontrunner launch {out}"))
 
 
 def _ask(option: str, known: tuple[str, ...]) -> str:

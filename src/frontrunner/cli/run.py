@@ -154,8 +154,9 @@ PRINTED_STEPS = 20
 @click.command()
 @click.argument("recipe_id")
 @click.option("--steps", type=STEPS, required=True, help="Optimizer steps of the whole run.")
-@click.option("--learning-rate", type=float, default=3e-4, show_default=True, help="The highest learning rate.")
-@click.option("--warm-up-steps", type=click.IntRange(0, STEPS.max), default=10, show_default=True)
+@click.option("--data", metavar="FILE", help="Train on FILE, or on `built-in` text [default: the campaign's data].")
+@click.option("--learning-rate", type=float, help="The highest learning rate [default: the campaign's].")
+@click.option("--warm-up-steps", type=click.IntRange(0, STEPS.max), help="[default: 10]")
 @click.option("--evaluate-every", "evaluation_every_steps", type=STEPS, default=50, show_default=True, metavar="STEPS")
 @click.option(
     "--checkpoint-every", "checkpoint_every_steps", type=STEPS, metavar="STEPS", help="[default: a tenth of the run]"
@@ -175,6 +176,8 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
     """Train with RECIPE_ID: learning-rate schedule, evaluation, checkpoints, metrics.
 
     RECIPE_ID is a stored recipe, or the path of a recipe file, which needs no store.
+
+    It trains on the data of the recipe's campaign, and is refused where these are missing or have changed.
 
     Run again after a kill, it continues from the newest checkpoint. At the end its throughput is compared with the
     probe's.
