@@ -445,7 +445,8 @@ def marks(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
         )
         yield Reason("split-backward-recompute", text)
     if not recipe.layers_per_stage and (more := model.layers % stages):
-        text = f"{model.layers} layers over {stages} stages: the first {more} hold one more"
+        first = f"the first {more} hold" if more > 1 else "the first holds"
+        text = f"{model.layers} layers over {stages} stages: {first} one more"
         yield Reason("uneven-stages", text)
     if recipe.devices < devices:
         yield Reason("idle-devices", f"{devices - recipe.devices} of {devices} devices stay idle")

@@ -54,10 +54,11 @@ class Disk:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """A flat file of token ids; a relative path is taken from the run folder."""
+    """A flat file of token ids; a relative path is taken from the run folder. See `data.TokenFile`."""
 
     path: str
     dtype: Literal["uint16", "uint32"]
+    held_out_tokens: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
