@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from frontrunner import api
+from frontrunner import api, sweeps
 from frontrunner.cli import options as opt
 from frontrunner.config.campaign import example_file, read_campaign_file
 from frontrunner.config.settings import AT_HAND, located, store_url
@@ -26,6 +26,7 @@ from frontrunner.stop_signals import INTERRUPTED, stopped_by_signals
 from frontrunner.store import LocalStore
 from frontrunner.text import percent, seconds, thousands
 from frontrunner.views import results as views
+from frontrunner.views.around import print_around
 from frontrunner.views.live import make_listener
 
 TOP = 10
@@ -50,15 +51,13 @@ def launch(file: Path | None, example: str | None, name: str | None, store: str 
         conclusion = api.launch(campaign, store=url, name=name, listener=listener, on_driver=on_driver)
     if url != store_url():
         click.get_current_context().meta[f"{AT_HAND}store"] = url
-    _finish(conclusion, listener.campaign, url, stopped=on_driver.exit_code, as_json=as_json)
+    finish(conclusion, listener.campaign, url, stopped=on_driver.exit_code, as_json=as_json)
 
 
 @click.command()
 @opt.campaign_argument
 @click.option("--take-over", is_flag=True, help="Take the campaign from a driver that still holds it.")
-@click.option("--probes", type=int, help="The budget's probes from now on, those that were made included.")
-@click.option("--minutes", type=float, help="The budget's minutes, likewise.")
-@click.option("--node-hours", type=float, help="The budget's node-hours, likewise.")
+@opt.budget_options("of the budget from now on, those that were spent included")
 @opt.store_option
 @opt.json_option
 def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json: bool, **limits: float | None) -> None:
@@ -67,13 +66,13 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
     Nothing that was measured is lost or measured again. The campaign goes on as it was launched: a change of its file
     is reported and not used, --probes, --minutes and --node-hours change its budget.
     """
-    budget = {name: value for name, value in limits.items() if value is not None}
+    budget = opt.given(limits)
     if change := api.changed_since_launch(campaign, store=store):
         opt.warn([located(change)])
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         hooks: Any = {"listener": listener, "on_driver": on_driver}
         conclusion = api.resume(campaign, store=store, take_over=take_over, budget=budget, **hooks)
-    _finish(conclusion, listener.campaign, store, stopped=on_driver.exit_code, as_json=as_json)
+    finish(conclusion, listener.campaign, store, stopped=on_driver.exit_code, as_json=as_json)
 
 
 @click.command()
@@ -92,22 +91,28 @@ def space(file: Path, *, as_json: bool) -> None:
         raise NothingLegal("no recipe of this space is legal", hint="change a value that the reasons name")
 
 
-def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped: int, as_json: bool) -> None:
-    """Print the ranking and the front, and raise the error of the exit code; `stopped` is that of a requested stop."""
+def finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped: int, as_json: bool) -> None:
+    """Print the ranking and the front, or what is around a recipe, and raise the error of the exit code.
+
+    `stopped` is the code of a requested stop.
+    """
     found = LocalStore(store)
     several = len(conclusion.objectives) > 1
     ranking = found.best(campaign, top=TOP) if conclusion.measured else Ranking()
     front = found.front(campaign, objectives=conclusion.objectives) if several and ranking else ()
-    scale = found.predictions(campaign)
+    scale, around = found.predictions(campaign), sweeps.measured(campaign, store=store)
     if as_json:
         document = {"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking}
         more: dict[str, object] = {"objectives": conclusion.objectives, "front": front} if several else {}
         more |= {} if scale is None else {"small_scale": scale}
+        more |= {} if around is None else {"around": around}
         opt.print_json({**document, "outlook": conclusion.outlook, "budget": conclusion.limits, **more})
     else:
         if scale is not None:
             views.print_predictions(scale)
-        if ranking:
+        if around is not None:
+            print_around(around)
+        elif ranking:
             measured = " measured" if ranking[0].figures == "measured" else ""  # the table itself names other sources
             views.print_ranking(ranking, title=f"{campaign}: {conclusion.measured} recipes{measured}")
             if front:
@@ -152,8 +157,9 @@ PRINTED_STEPS = 20
 @click.command()
 @click.argument("recipe_id")
 @click.option("--steps", type=STEPS, required=True, help="Optimizer steps of the whole run.")
-@click.option("--learning-rate", type=float, default=3e-4, show_default=True, help="The highest learning rate.")
-@click.option("--warm-up-steps", type=click.IntRange(0, STEPS.max), default=10, show_default=True)
+@click.option("--data", metavar="FILE", help="Train on FILE, or on `built-in` text [default: the campaign's data].")
+@click.option("--learning-rate", type=float, help="The highest learning rate [default: the campaign's].")
+@click.option("--warm-up-steps", type=click.IntRange(0, STEPS.max), help="[default: 10]")
 @click.option("--evaluate-every", "evaluation_every_steps", type=STEPS, default=50, show_default=True, metavar="STEPS")
 @click.option(
     "--checkpoint-every", "checkpoint_every_steps", type=STEPS, metavar="STEPS", help="[default: a tenth of the run]"
@@ -173,6 +179,8 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
     """Train with RECIPE_ID: learning-rate schedule, evaluation, checkpoints, metrics.
 
     RECIPE_ID is a stored recipe, or the path of a recipe file, which needs no store.
+
+    It trains on the data of the recipe's campaign, and is refused where these are missing or have changed.
 
     Run again after a kill, it continues from the newest checkpoint. At the end its throughput is compared with the
     probe's.
