@@ -25,7 +25,7 @@ def test_sections_as_a_dictionary_are_the_file(tmp_path: Path) -> None:
     file = written(tmp_path / "c.toml", campaign_toml())
     sections = tomllib.loads(file.read_text())
     assert frontrunner.survey(sections) == frontrunner.survey(file)
-    with pytest.raises(InvalidInput, match="unknown key space.tensor_paralel = 1"):
+    with pytest.raises(InvalidInput, match=r"unknown key space\.tensor_paralel = 1"):
         frontrunner.plan(sections | {"space": {"tensor_paralel": 1}})
 
 
