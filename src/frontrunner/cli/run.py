@@ -35,14 +35,17 @@ TOP = 10
 @click.command()
 @opt.file_argument
 @click.option("--name", help="The campaign's name [default: the file's `name`, else the file's own name].")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Another value of a key. Repeatable.")
 @opt.store_option
 @opt.json_option
-def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) -> None:
+def launch(file: Path, name: str | None, changes: tuple[str, ...], store: str | None, *, as_json: bool) -> None:
     """Run the campaign in FILE until its budget is used up, and print its ranking.
+
+    --set evaluator=simulated rehearses it anywhere; --set budget.probes=20 and the like change any key of FILE.
 
     The first Ctrl-C lets running probes finish, the second ends them; `frontrunner resume` continues later.
     """
-    campaign = read_campaign_file(file)
+    campaign = read_campaign_file(file, opt.key_values("--set", changes))
     url = store_url(store, from_file=campaign.store.url)
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         conclusion = api.launch(campaign, store=url, name=name, listener=listener, on_driver=on_driver)
