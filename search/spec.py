@@ -13,7 +13,14 @@ from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, DispatchSe
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.evaluators.registry import COMMAND, EVALUATORS, code_of, commands_of, require_evaluator_name
+from frontrunner.evaluators.registry import (
+    COMMAND,
+    DISPATCHED,
+    EVALUATORS,
+    code_of,
+    commands_of,
+    require_evaluator_name,
+)
 from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.records import IMPORTED
 from frontrunner.search.strategy import STRATEGIES, TOKENS_ALONE, check_objectives
@@ -184,9 +191,13 @@ class CampaignSpec:
         if self.evaluator == "command" and not self.command.arguments:
             raise bad_value("command.arguments", None, 'a list of arguments, for evaluator = "command"')
         self._check_baseline()
-        is_here = dispatch.backend in (None, "local")
-        if parallel > 1 and backend != "cpu" and self.evaluator == "probe" and is_here and nodes == 1:
+        is_here = nodes == 1 and not dispatch.has_nodes
+        if parallel > 1 and backend != "cpu" and self.evaluator == "probe" and is_here:
             raise bad_value("search.parallel_probes", parallel, f"1: probes would share the {backend} devices")
+        self._check_dispatch()
+
+    def _check_dispatch(self) -> None:
+        dispatch, nodes, fewer = self.dispatch, self.problem.cluster.nodes, self.search.probe_nodes
         held = dispatch.nodes_per_allocation
         key, needed = ("cluster.nodes", nodes) if fewer is None else ("search.probe_nodes", fewer)
         if held is not None and held < needed:
@@ -195,8 +206,11 @@ class CampaignSpec:
         if dispatch.backend == "parsl" and dispatch.walltime_s < least_s:
             expected = f"at least probe.deadline_s + {SPARE_WALLTIME_S:g} s = {least_s:g} s"
             raise bad_value("dispatch.walltime", dispatch.walltime, expected)
-        if not is_here and self.evaluator != "probe":
-            raise bad_value("dispatch.backend", dispatch.backend, 'local, or evaluator = "probe"')
+        if dispatch.has_nodes and EVALUATORS.get(self.evaluator, COMMAND) not in DISPATCHED:
+            raise bad_value("dispatch.backend", dispatch.backend, 'local, or evaluator = "probe" or "command"')
+        if not dispatch.has_nodes and nodes > 1 and self.command.start_per == "rank":
+            expected = 'node, or dispatch.backend = "allocation" or "parsl" to start ranks on several nodes'
+            raise bad_value("command.start_per", "rank", expected)
 
     def _limit_cost(self) -> None:
         """Make a price of the probes a limit of their node-hours."""

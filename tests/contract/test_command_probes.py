@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +14,9 @@ import psutil
 import pytest
 
 from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.external.evaluator import RUN_TAG, CommandEvaluator
+from frontrunner.evaluators.external.command import VARIABLES
+from frontrunner.evaluators.external.evaluator import CommandEvaluator
+from frontrunner.evaluators.external.supervisor import RUN_TAG, reserved_port
 from frontrunner.evaluators.probe.processes import driver_tags
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import Finished, ProbeSetup
@@ -114,8 +117,8 @@ def test_a_trainer_gets_the_variables_it_was_given_and_no_others(
     ended(setup)
     folder = order(setup).run_folder
     given = (folder / "command.log").read_text().splitlines()[0].split()[2:]
-    marked = {RUN_TAG, *driver_tags(tmp_path)}
-    assert set(given) - {"LC_CTYPE"} == {"PATH", "PYTHONUNBUFFERED", "RECIPE"} | marked
+    marked, place = {RUN_TAG, *driver_tags(tmp_path)}, {*list(VARIABLES)[:6]}
+    assert set(given) - {"LC_CTYPE"} == {"PATH", "PYTHONUNBUFFERED", "RECIPE"} | marked | place
     written = json.loads((folder / "command.json").read_text())
     assert written["environment"]["RECIPE"] == "tp1"
     assert written["passed"] == ["PATH"], "names alone: values may be secrets"
@@ -194,6 +197,59 @@ def test_nothing_is_left_when_the_driver_or_the_supervisor_dies(tmp_path: Path, 
         else:
             evaluator.close()  # closes the supervisor's stdin, as the kernel does when a driver is killed
         wait_for(lambda: not any(map(is_alive, started)), 10)
+
+
+RANKS = """
+import os, sys, time
+rank = os.environ["RANK"]
+print("rank", rank, "of", os.environ["WORLD_SIZE"], "on", sys.argv[1], "port", os.environ["MASTER_PORT"], flush=True)
+if len(sys.argv) > 2 and rank == "1":
+    raise RuntimeError(f"rank {rank} has lost its device")
+for step in range(1, 20):
+    time.sleep(0.02)
+    if rank == "1":
+        print(f"step {step}: 0.02 s loss {5 / step} rate 12800.0", flush=True)
+time.sleep(600)
+"""
+
+
+def ranks_with(folder: Path, *more: str) -> ProbeSetup:
+    setup = setup_with(folder, "steps")
+    program = RANKS.replace("{", "{{").replace("}", "}}")
+    arguments = ("{python}", "-c", program, "{node_rank}/{nodes}:{local_rank}", *more)
+    return replace(setup, command=replace(setup.command, arguments=arguments, start_per="rank"))
+
+
+def test_a_command_that_is_started_per_rank_gets_each_its_place(tmp_path: Path) -> None:
+    setup = ranks_with(tmp_path)
+    outcome = ended(setup).outcome
+    assert isinstance(outcome, Measurement), outcome
+    assert outcome.losses[:2] == (5.0, 2.5), "which the last rank logs"
+    log = (order(setup).run_folder / "command.log").read_text()
+    assert "rank 0 of 2 on 0/1:0 port" in log
+    assert "rank 1 of 2 on 0/1:1 port" in log
+    assert len({line.rpartition(" ")[2] for line in log.splitlines() if " port " in line}) == 1
+    assert marked(RUN_TAG, str(order(setup).run_folder)) == []
+
+
+def test_ranks_end_with_the_one_that_fails(tmp_path: Path) -> None:
+    setup = ranks_with(tmp_path, "fails")
+    found = failure(setup)
+    assert (found.kind, found.message) == (FailureKind.CRASHED, "RuntimeError: rank 1 has lost its device")
+    assert found.node_seconds < 30, "the other would have waited for ten minutes"
+    assert marked(RUN_TAG, str(order(setup).run_folder)) == []
+
+
+def test_a_reserved_port_goes_to_those_who_name_it_alone() -> None:
+    with reserved_port() as held, socket.socket() as other, socket.socket() as own:
+        port = held.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("", port))
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        own.bind(("", port))
+        own.listen()
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            pass
 
 
 def test_a_deepspeed_file_that_disagrees_is_found_before_anything_runs(tmp_path: Path) -> None:

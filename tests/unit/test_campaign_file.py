@@ -239,7 +239,7 @@ def test_a_launch_can_change_keys_of_its_file(tmp_path: Path) -> None:
     assert (file.spec.evaluator, file.spec.budget.probes, file.spec.name) == ("simulated", 3, "mine")
     assert file.spec.space.recompute == ("none", "full")
     assert file.path is None  # it does not describe the campaign, so `resume` does not compare
-    with pytest.raises(InvalidInput, match="unknown key budget.prob = 3"):
+    with pytest.raises(InvalidInput, match=r"unknown key budget\.prob = 3"):
         read_campaign_file(path, {"budget.prob": "3"})
-    with pytest.raises(InvalidInput, match="--set evaluator.x: evaluator is a value, not a section"):
+    with pytest.raises(InvalidInput, match=r"--set evaluator\.x: evaluator is a value, not a section"):
         read_campaign_file(path, {"evaluator": "simulated", "evaluator.x": "1"})

@@ -12,7 +12,7 @@ import click
 
 from frontrunner import api, sweeps
 from frontrunner.cli import options as opt
-from frontrunner.config.campaign import read_campaign_file
+from frontrunner.config.campaign import example_file, read_campaign_file
 from frontrunner.config.settings import AT_HAND, located, store_url
 from frontrunner.evaluators.probe import replay as replaying
 from frontrunner.evaluators.probe.replay import ReplayResult, ReplaySettings
@@ -33,19 +33,30 @@ TOP = 10
 
 
 @click.command()
-@opt.file_argument
+@click.argument("file", type=opt.FILE, required=False, callback=opt.remember)
+@click.option("--example", metavar="NAME", help="Run a campaign file that ships, such as laptop.")
 @click.option("--name", help="The campaign's name [default: the file's `name`, else the file's own name].")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Another value of a key. Repeatable.")
 @opt.store_option
 @opt.json_option
-def launch(file: Path, name: str | None, changes: tuple[str, ...], store: str | None, *, as_json: bool) -> None:
+def launch(  # noqa: PLR0913 - the options of a command
+    file: Path | None,
+    example: str | None,
+    name: str | None,
+    changes: tuple[str, ...],
+    store: str | None,
+    *,
+    as_json: bool,
+) -> None:
     """Run the campaign in FILE until its budget is used up, and print its ranking.
 
     --set evaluator=simulated rehearses it anywhere; --set budget.probes=20 and the like change any key of FILE.
 
     The first Ctrl-C lets running probes finish, the second ends them; `frontrunner resume` continues later.
     """
-    campaign = read_campaign_file(file, opt.key_values("--set", changes))
+    if (file is None) == (example is None):
+        raise InvalidInput("expected a campaign FILE or --example NAME", hint="`frontrunner init` writes a file")
+    campaign = read_campaign_file(file or example_file(example or ""), opt.key_values("--set", changes))
     url = store_url(store, from_file=campaign.store.url)
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         conclusion = api.launch(campaign, store=url, name=name, listener=listener, on_driver=on_driver)
