@@ -39,7 +39,7 @@ TOP = 10
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Another value of a key. Repeatable.")
 @opt.store_option
 @opt.json_option
-def launch(  # noqa: PLR0913 - the options of a command
+def launch(
     file: Path | None,
     example: str | None,
     name: str | None,
