@@ -114,10 +114,12 @@ class Tool(ABC):
         model, stated = problem.model, self.model_fields
         if (model.attention_window or 0) >= problem.sequence_length:
             model = replace(model, attention_window=None)  # sequences fit in it
-        for one in fields(Model):
-            value = getattr(model, one.name)
-            if stated is not None and one.name not in {"name", "routing", *stated} and value != one.default:
-                return Reason("model-unsaid", f"{self.title} has no setting for model.{one.name} = {shown(value)}")
+        if stated is not None:
+            names = [one.name for one in fields(Model) if one.name not in {"name", "routing", *stated}]
+            defaults = {one.name: one.default for one in fields(Model)}
+            if unsaid := [name for name in names if getattr(model, name) != defaults[name]]:
+                listed = ", ".join(f"model.{name} = {shown(getattr(model, name))}" for name in unsaid)
+                return Reason("model-unsaid", f"{self.title} has no setting for {listed}")
         return why_no_launch(problem, recipe) if self.has_launcher else None
 
     def export(self, problem: Problem, recipe: Recipe) -> Export:

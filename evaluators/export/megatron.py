@@ -76,9 +76,12 @@ BRIDGE_SECTIONS = {
     "use-tp-pp-dp-mapping": "dist",
 }
 """Of Megatron-LM's options that Megatron-Bridge has outside of its section `model`."""
-FP8 = {"--fp8-format": "hybrid", "--fp8-recipe": "tensorwise"}
-"""As torchao scales by tensors: gradients in E5M2, what else is multiplied in E4M3."""
-BRIDGE_FP8 = "bf16_with_fp8_current_scaling_mixed"
+FP8 = {
+    "tensorwise": {"--fp8-format": "hybrid", "--fp8-recipe": "tensorwise"},
+    "mxfp8": {"--fp8-format": "e4m3", "--fp8-recipe": "mxfp8"},
+}
+"""As torchao scales: gradients by tensors in E5M2, what else is multiplied in E4M3."""
+BRIDGE_FP8 = {"tensorwise": "bf16_with_fp8_current_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed"}
 FSDP = {"zero-2": "optim_grads", "zero-3": "optim_grads_params"}
 SHARDING_OF_STRATEGY = {"no_shard": "none", "optim": "zero-1"} | {theirs: ours for ours, theirs in FSDP.items()}
 REFUSED_EXPERTS = {
@@ -185,7 +188,7 @@ class MegatronLM(Tool):
              f"{tool}'s tp-pp-dp needs as many copies of experts as of the rest: shared by {tp} ranks, not {ep}"),
             (is_cut, "context-halves", f"{tool} cuts {cut}"),
             (recipe.fp8 == "rowwise", "fp8-unsaid",
-             f"{tool} scales by tensors and blocks, not by rows: fp8 tensorwise has a setting"),
+             f"{tool} scales by tensors and blocks, not by rows: fp8 {' and '.join(FP8)} have settings"),
         )  # fmt: skip
 
     def _model_refusals(self, model: Model) -> tuple[Refusal, ...]:
@@ -253,7 +256,7 @@ class MegatronLM(Tool):
             "--use-precision-aware-optimizer": bf16_states,
             "--exp-avg-dtype": "bf16" if bf16_states else None,
             "--exp-avg-sq-dtype": "bf16" if bf16_states else None,
-            **(FP8 if recipe.fp8 == "tensorwise" else {}),
+            **FP8.get(recipe.fp8, {}),
         }
         connections = "above 1" if fsdp else "1, except on devices from Blackwell on"
         notes = [*self._notes(recipe), *_norm_notes(model)]
@@ -275,11 +278,11 @@ class MegatronLM(Tool):
             name: said.text(name, default) for name, default in (("--fp8-format", ""), ("--fp8-recipe", "delayed"))
         }
         if stated["--fp8-format"]:
-            if stated != FP8:
-                raise bad_value(
-                    "--fp8-format, --fp8-recipe", list(stated.values()), f"{' '.join(FP8.values())}, or none"
-                )
-            found["fp8"] = "tensorwise"
+            scaling = next((ours for ours, theirs in FP8.items() if theirs == stated), None)
+            if scaling is None:
+                expected = "".join(f"{' '.join(theirs.values())}, " for theirs in FP8.values())
+                raise bad_value("--fp8-format, --fp8-recipe", list(stated.values()), f"{expected}or none")
+            found["fp8"] = scaling
         return reading.recipe_of(problem, found | said.launch, given)
 
     def _common(self, problem: Problem, recipe: Recipe) -> dict[str, object]:
@@ -602,8 +605,9 @@ class MegatronBridge(MegatronLM):
         return Export(arguments=arguments, notes=(MODEL_NOTE, *self._notes(recipe)))
 
     def _notes(self, recipe: Recipe) -> tuple[str, ...]:
-        kept = f"note: {BRIDGE_FP8} keeps the first and last layer in bf16, and gathers parameters in 8 bits"
-        return (*super()._notes(recipe), *((kept,) if recipe.fp8 != "none" else ()))
+        name = BRIDGE_FP8.get(recipe.fp8)
+        what = {"tensorwise": "keeps the first and last layer in bf16, and gathers"}.get(recipe.fp8, "gathers")
+        return (*super()._notes(recipe), *((f"note: {name} {what} parameters in 8 bits",) if name else ()))
 
     def render(self, problem: Problem, recipe: Recipe, header: Sequence[str]) -> str:
         """Return the recipe as YAML, for --config-file."""
@@ -636,7 +640,7 @@ class MegatronBridge(MegatronLM):
         if problem.model.experts:
             found |= {"model.moe_token_dispatcher_type": "alltoall"}
         if recipe.fp8 != "none":
-            found["mixed_precision"] = BRIDGE_FP8
+            found["mixed_precision"] = BRIDGE_FP8[recipe.fp8]
         if fsdp:
             found |= {"ddp.use_megatron_fsdp": True, "ddp.data_parallel_sharding_strategy": fsdp}
             found |= {"dist.use_megatron_fsdp": True, "checkpoint.ckpt_format": "fsdp_dtensor"}
@@ -649,8 +653,8 @@ class MegatronBridge(MegatronLM):
         _refuse_other_precision(problem, root)
         self._refuse_other_sizes(problem, root)
         found = self._choices(problem, root)
-        if root.get("mixed_precision") == BRIDGE_FP8:
-            found["fp8"] = "tensorwise"
+        precision = str(root.get("mixed_precision")).replace("-", "_")
+        found["fp8"] = next((ours for ours, theirs in BRIDGE_FP8.items() if theirs == precision), "none")
         if root.flag("optimizer.use_distributed_optimizer") and not root.flag(self.key("use-megatron-fsdp")):
             found["sharding"] = "zero-1"
         return reading.recipe_of(problem, found, given)
@@ -753,7 +757,7 @@ def _refuse_other_precision(problem: Problem, root: Table) -> None:
     """Raise `InvalidInput` for another precision; where the file says none it is the Bridge recipe's."""
     sections = ["model", "mixed_precision"]
     if isinstance(root.get("mixed_precision"), str):
-        names = {"bf16_mixed": "bf16", "fp16_mixed": "fp16", BRIDGE_FP8: "bf16"}
+        names = {"bf16_mixed": "bf16", "fp16_mixed": "fp16", **dict.fromkeys(BRIDGE_FP8.values(), "bf16")}
         named = root.choice("mixed_precision", "", names, spelled=lambda name: name.replace("-", "_"))
         reading.refuse_other_problem({"mixed_precision": (named, problem.precision)})
         sections.remove("mixed_precision")

@@ -18,7 +18,7 @@ from frontrunner.cli.main import frontrunner as command
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.megatron import layers_of_layout, layout
-from frontrunner.evaluators.export.reading import Given, is_harmless
+from frontrunner.evaluators.export.reading import Given, is_harmless, split_files
 from frontrunner.evaluators.export.tools import SCHEDULERS, TOOLS
 from frontrunner.evaluators.probe import DataSettings
 from frontrunner.spaces.cluster import ByPrecision
@@ -36,7 +36,9 @@ from support.formats import deepseek, problem, recipes
 PROBLEM = problem()
 EXPERTS = problem(experts=8, experts_per_token=2)
 WITH_FP8 = replace(
-    PROBLEM, tolerance="quantized", cluster=replace(PROBLEM.cluster, peak_tflops=ByPrecision(bf16=989, fp8=1979))
+    PROBLEM,
+    tolerance="quantized",
+    cluster=replace(PROBLEM.cluster, peak_tflops=ByPrecision(bf16=989, fp8=1979), mxfp8=True),
 )
 DEEPSEEK = deepseek()
 UNSCALED = problem(experts=8, experts_per_token=2, renormalized_experts=False)
@@ -72,8 +74,11 @@ def test_what_can_be_said_is_read_back_to_the_same_recipe(name: str, data: st.Da
     [
         ("megatron-lm", "tensorwise", "--fp8-format hybrid"),
         ("nemo", "tensorwise", "mixed_precision: bf16_with_fp8_current_scaling_mixed"),
+        ("megatron-lm", "mxfp8", "--fp8-format e4m3"),
+        ("nemo", "mxfp8", "mixed_precision: bf16_with_mxfp8_mixed"),
         ("megatron-lm", "rowwise", "scales by tensors and blocks, not by rows"),
-        ("torchtitan", "rowwise", "Float8LinearConverter.Config(recipe_name='rowwise')"),
+        ("torchtitan", "tensorwise", "by rows and blocks, not by tensors: fp8 rowwise and mxfp8"),
+        ("torchtitan", "mxfp8", "converts to 8 bits a configuration of its own"),
         ("nanotron", "tensorwise", "no setting for fp8"),
         ("accelerate", "tensorwise", "no setting for fp8"),
         ("megatron-deepspeed", "tensorwise", "no setting for fp8"),
@@ -88,6 +93,23 @@ def test_products_in_8_bits_are_said_or_refused_by_name(name: str, fp8: str, sai
     text = tool.render(WITH_FP8, recipe, HEADER)
     assert said in text
     assert tool.read(WITH_FP8, Given(text=text, stated={"engine": "torch", "devices": 16})) == recipe
+
+
+@pytest.mark.parametrize("fp8", ["rowwise", "mxfp8"])
+def test_torchtitan_converts_its_own_model_by_a_module_that_the_script_writes(fp8: str) -> None:
+    of, tool = replace(WITH_FP8, model=of_preset("llama-3.1-8b").model), TOOLS["torchtitan"]
+    recipe = replace(PLAIN, fp8=fp8, compile=True)
+    text = tool.render(of, recipe, HEADER)
+    assert "--module frontrunner_fp8" in text
+    assert "--config llama3_8b" in text
+    stated = {"engine": "torch"}
+    assert tool.read(of, Given(text=text, stated=stated)) == recipe
+    lines, files = split_files(text)
+    (name, module), apart = *files.items(), Given(text="\n".join(lines), stated=stated, beside=files.get)
+    assert tool.read(of, apart) == recipe
+    for changed in (module.replace("fqns=[", 'fqns=["layers.1.", '), module.replace("CONVERTER = ", "CONVERTER = (")):
+        with pytest.raises(InvalidInput, match=name):
+            tool.read(of, replace(apart, beside={name: changed}.get, tables=[]))
 
 
 PLAIN = Recipe(devices=16, tensor_parallel=2, micro_batch_seqs=2, accumulation=8, sharding=Sharding.named("zero-3", 8))
@@ -421,8 +443,8 @@ OTHERS = {
         ("model:", "mixed_precision: fp16_mixed\nmodel:", 'mixed_precision = "fp16"'),
         (
             "model:",
-            "mixed_precision: bf16_with_mxfp8_mixed\nmodel:",
-            "expected one of bf16_mixed, fp16_mixed, bf16_with_fp8_current_scaling_mixed",
+            "mixed_precision: bf16_with_fp8_mixed\nmodel:",
+            "expected one of bf16_mixed, fp16_mixed, bf16_with_fp8_current_scaling_mixed, bf16_with_mxfp8_mixed",
         ),
         ("model:", "mixed_precision:\n  fp8: hybrid\nmodel:", "mixed_precision.fp8"),
         ("model:", "model:\n  num_attention_heads: 16", "num_attention_heads = 16"),

@@ -13,7 +13,7 @@ import click
 
 from frontrunner import api, sweeps
 from frontrunner.cli import options as opt
-from frontrunner.config.campaign import read_campaign_file
+from frontrunner.config.campaign import example_file, read_campaign_file
 from frontrunner.config.settings import AT_HAND, located, store_url
 from frontrunner.evaluators.external import replay as command_replay
 from frontrunner.evaluators.probe import replay as replaying
@@ -35,16 +35,19 @@ TOP = 10
 
 
 @click.command()
-@opt.file_argument
+@click.argument("file", type=opt.FILE, required=False, callback=opt.remember)
+@click.option("--example", metavar="NAME", help="Run a campaign file that ships, such as laptop.")
 @click.option("--name", help="The campaign's name [default: the file's `name`, else the file's own name].")
 @opt.store_option
 @opt.json_option
-def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) -> None:
+def launch(file: Path | None, example: str | None, name: str | None, store: str | None, *, as_json: bool) -> None:
     """Run the campaign in FILE until its budget is used up, and print its ranking.
 
     The first Ctrl-C lets running probes finish, the second ends them; `frontrunner resume` continues later.
     """
-    campaign = read_campaign_file(file)
+    if (file is None) == (example is None):
+        raise InvalidInput("expected a campaign FILE or --example NAME", hint="`frontrunner init` writes a file")
+    campaign = read_campaign_file(file or example_file(example or ""))
     url = store_url(store, from_file=campaign.store.url)
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         conclusion = api.launch(campaign, store=url, name=name, listener=listener, on_driver=on_driver)
