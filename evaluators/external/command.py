@@ -87,7 +87,7 @@ RANK_FIELDS = (*RANK_PLACE, "world_size")
 class CommandRequest:
     """Request for the command of a recipe, which starts in `campaign_folder` and writes its files to `run_folder`.
 
-    It is started once per node, or once per rank (`start_per`).
+    It is started once per node, or once per rank (`start_per`). A replay ends by itself after the probe's steps.
     """
 
     problem: Problem
@@ -97,6 +97,7 @@ class CommandRequest:
     campaign_folder: Path
     seed: int = 0
     start_per: str = "node"
+    is_replay: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,7 @@ class Command:
 MakeCommand = Callable[[CommandRequest], Command | Reason]
 
 
-def request_of(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> CommandRequest:
+def request_of(setup: ProbeSetup, recipe: Recipe, run_folder: Path, *, is_replay: bool = False) -> CommandRequest:
     """Return the request for the command of a campaign's recipe."""
     return CommandRequest(
         problem=setup.problem,
@@ -122,6 +123,7 @@ def request_of(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> CommandRe
         campaign_folder=setup.command.start_folder,
         seed=setup.seed,
         start_per=setup.command.start_per,
+        is_replay=is_replay,
     )
 
 
@@ -161,6 +163,7 @@ def field_values(request: CommandRequest) -> dict[str, str]:
         "run_folder": request.run_folder,
         "campaign_folder": request.campaign_folder,
         "python": sys.executable,
+        "replay": request.is_replay,
     }
     values |= {name: place_field(name) for name in PLACE}
     if request.start_per == "rank":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from frontrunner.evaluators.cluster.allocations import HeldAllocation, Placed
-from frontrunner.evaluators.cluster.steps import Dispatched, OnNodes, StepNodes
+from frontrunner.evaluators.cluster.settings import NodeSource
+from frontrunner.evaluators.cluster.steps import LONGER_SHARE, Dispatched, OnNodes, StepNodes
 from frontrunner.evaluators.external.command import Command
 from frontrunner.evaluators.external.evaluator import CommandProbes
 from frontrunner.evaluators.external.supervisor import END_S, ENDED, LOG, of_node
@@ -15,6 +17,8 @@ from frontrunner.evaluators.probe.processes import PEER_GRACE_S
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 
 AGENT = "frontrunner.evaluators.external.agent"
+LEAST_REPLAY_S = 60.0
+"""Assumed: nodes that are left for less are not worth the start of a replay, which has no deadline."""
 END_GRACE_S = END_S + 10.0
 """How long nodes may take to end a command: their supervisors, a look at the shared file system, and its delays."""
 
@@ -67,9 +71,16 @@ class StepCommand(OnNodes, CommandWatch):
 class DispatchedCommands(Dispatched[StepCommand], CommandProbes[StepCommand]):
     """The `Evaluator` that runs commands on the nodes of a source."""
 
+    def __init__(self, setup: ProbeSetup, source: NodeSource, **more: Any) -> None:
+        super().__init__(setup, source, **more)
+        if self._is_replay:
+            self._dispatcher.note(LEAST_REPLAY_S / LONGER_SHARE)
+
     def _begin(self, order: ProbeOrder, allocation: HeldAllocation) -> StepCommand:
         for node in range(nodes_used(order.recipe, self._setup.problem)):
             for name in (LOG, ENDED):
                 (order.run_folder / of_node(name, node)).touch()
         placed = self._dispatcher.start(order, allocation, environment={}, agent=AGENT)
-        return StepCommand(order, self._setup, self._commands.pop(order.token), placed)
+        run = StepCommand(order, self._setup, self._commands.pop(order.token), placed)
+        run.is_replay = self._is_replay
+        return run

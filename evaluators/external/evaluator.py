@@ -26,24 +26,29 @@ AnyRun = TypeVar("AnyRun", bound=CommandWatch)
 
 
 class CommandProbes(QueuedProbes[AnyRun]):
-    """Base of evaluators over a function from requests to commands; by default that of the campaign's [command]."""
+    """Base of evaluators over a function from requests to commands; by default that of the campaign's [command].
 
-    def __init__(self, setup: ProbeSetup, make_command: MakeCommand | None = None) -> None:
+    With `is_replay` commands run to their own end.
+    """
+
+    def __init__(self, setup: ProbeSetup, make_command: MakeCommand | None = None, *, is_replay: bool = False) -> None:
         super().__init__(setup)
+        self._is_replay = is_replay
         self._make = make_command or configured(setup.command)
         self._commands: dict[str, Command] = {}
         self._refused: list[Finished] = []
 
     def start(self, order: ProbeOrder) -> None:
         """Accept an order, unless its recipe is refused or its own files disagree with one another."""
-        request, settings = commands.request_of(self._setup, order.recipe, order.run_folder), self._setup.command
+        setup, settings = self._setup, self._setup.command
+        request = commands.request_of(setup, order.recipe, order.run_folder, is_replay=self._is_replay)
         command = self._make(request)
         if isinstance(command, Reason):
             self._refuse(order, FailureKind.ILLEGAL_FOR_ENGINE, command.text)
             return
         write_run(request, command, commands.environment_of(command, request, settings), settings.pass_environment)
         stated = commands.stated_before(command.arguments, settings.start_folder)
-        doubt = commands.why_disagreeing(stated, order.recipe, self._setup.problem)
+        doubt = commands.why_disagreeing(stated, order.recipe, setup.problem)
         if doubt is not None:
             self._refuse(order, FailureKind.IMPLAUSIBLE, doubt)
             return
@@ -68,7 +73,9 @@ class CommandEvaluator(CommandProbes["CommandRun"]):
         """Start one command; see `CommandProbes.start`."""
         super().start(order)
         for token, (waiting, _) in self._waiting.items():
-            self._running[token] = CommandRun(waiting, self._setup, self._commands.pop(token))
+            run = CommandRun(waiting, self._setup, self._commands.pop(token))
+            run.is_replay = self._is_replay
+            self._running[token] = run
         self._waiting.clear()
 
     def _poll(self, timeout_s: float) -> None:

@@ -37,8 +37,11 @@ FOREIGN_OOM = re.compile(r"oom[_-]kill|OUT_OF_DEVICE_MEMORY|OUT_OF_RESOURCES", r
 class CommandWatch(Watch):
     """Follows a command on its nodes; `is_measured` once its step time is known.
 
-    `killed` holds the nodes whose command we ended, `end_requested_s` when that was.
+    `killed` holds the nodes whose command we ended, `end_requested_s` when that was. With `is_replay` it runs to its
+    own end.
     """
+
+    is_replay = False
 
     def __init__(self, order: ProbeOrder, setup: ProbeSetup, command: Command, nodes: int = 1) -> None:
         super().__init__(order, setup)
@@ -67,7 +70,7 @@ class CommandWatch(Watch):
         # Until the first step any output is progress: trainers take long to build, and report that.
         if came or (wrote and not before):
             self.progressed_s = time.monotonic()
-        if self.end_requested_s is None:
+        if self.end_requested_s is None and not self.is_replay:
             # A loss that is not finite makes further steps useless.
             is_finite = all(step.is_finite for step in self.steps)
             self.is_measured = came and (not is_finite or self._verdict().ended is not None)

@@ -5,25 +5,28 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from frontrunner.evaluators.external import CommandSettings
+from frontrunner.evaluators.external import CommandSettings, replay
 from frontrunner.evaluators.external.command import VARIABLES
 from frontrunner.evaluators.external.evaluator import CommandEvaluator
 from frontrunner.evaluators.external.supervisor import RUN_TAG, reserved_port
 from frontrunner.evaluators.probe.processes import driver_tags
+from frontrunner.evaluators.probe.replay import ReplayResult, ReplaySettings
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import Finished, ProbeSetup
-from frontrunner.evaluators.registry import make_evaluator
+from frontrunner.evaluators.registry import commands_of, make_evaluator
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding
 from frontrunner.results.pruning import names_itself
-from support.campaigns import is_alive, marked, order, setup_of, wait_for
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
+from support.campaigns import is_alive, marked, order, setup_of, tiny_recipe, wait_for
 
 TRAINER = Path(__file__).parent.parent / "support" / "fake_trainer.py"
 PATTERNS = (
@@ -250,6 +253,49 @@ def test_a_reserved_port_goes_to_those_who_name_it_alone() -> None:
         own.listen()
         with socket.create_connection(("127.0.0.1", port), timeout=5):
             pass
+
+
+def replayed(setup: ProbeSetup, events: list[Mapping[str, Any]] | None = None, **settings: Any) -> ReplayResult:
+    """A replay of the tiny recipe whose probe measured 8 * 32 tokens per 0.01 s."""
+    make = commands_of("command", setup.command)
+    assert make is not None
+    chosen = replay.plan(
+        recipe_id="a1b2c3",
+        recipe=tiny_recipe(),
+        setup=setup,
+        make_command=make,
+        measured_tokens_per_s=8 * 32 / 0.01,
+        settings=ReplaySettings(**{"steps": 24, "folder": setup.work_folder / "replayed"} | settings),
+    )
+    return replay.run(chosen, None if events is None else events.append)
+
+
+def test_a_replay_runs_the_command_to_its_end_and_compares_it_with_the_probe(tmp_path: Path) -> None:
+    setup = setup_with(tmp_path, "steps", deadline_s=0.1)
+    arguments = (*setup.command.arguments[:2], "{replay?steps}", *setup.command.arguments[3:])
+    setup = replace(setup, command=replace(setup.command, arguments=arguments))
+    events: list[Mapping[str, Any]] = []
+    found = replayed(setup, events)
+    assert found.final_step == 24
+    assert found.final_loss == pytest.approx(5 / 24, abs=1e-3)
+    assert found.ratio_to_probe == pytest.approx(0.5, rel=0.3)
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    assert steps == list(range(1, 25))
+    (slow,) = (event for event in events if event["event"] == "slower than the probe")
+    assert slow["step"] == 20
+    replayed(setup)
+    assert "step 24" in (found.folder / "command.1.log").read_text(), "of the replay before"
+
+
+def test_a_replay_that_fails_reports_why_and_the_log(tmp_path: Path) -> None:
+    with pytest.raises(FrontrunnerError, match="the replay failed, crashed: RuntimeError: a link has failed") as caught:
+        replayed(setup_with(tmp_path, "crashes"))
+    assert "command.log" in str(caught.value.hint)
+
+
+def test_a_replay_refuses_what_the_command_does_not_know(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"replay.learning_rate = 0.1: recipe a1b2c3 was run by another trainer"):
+        replayed(setup_with(tmp_path, "steps"), learning_rate=0.1)
 
 
 def test_a_deepspeed_file_that_disagrees_is_found_before_anything_runs(tmp_path: Path) -> None:

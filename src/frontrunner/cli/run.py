@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -12,11 +13,12 @@ import click
 
 from frontrunner import api, sweeps
 from frontrunner.cli import options as opt
-from frontrunner.config.campaign import read_campaign_file
+from frontrunner.config.campaign import example_file, read_campaign_file
 from frontrunner.config.settings import AT_HAND, located, store_url
+from frontrunner.evaluators.external import replay as command_replay
 from frontrunner.evaluators.probe import replay as replaying
 from frontrunner.evaluators.probe.replay import ReplayResult, ReplaySettings
-from frontrunner.recipe_actions import plan_replay
+from frontrunner.recipe_actions import plan_command_replay, plan_replay
 from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.states import CampaignState
 from frontrunner.search.campaign_setup import stored_spec
@@ -33,16 +35,30 @@ TOP = 10
 
 
 @click.command()
-@opt.file_argument
+@click.argument("file", type=opt.FILE, required=False, callback=opt.remember)
+@click.option("--example", metavar="NAME", help="Run a campaign file that ships, such as laptop.")
 @click.option("--name", help="The campaign's name [default: the file's `name`, else the file's own name].")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Another value of a key. Repeatable.")
 @opt.store_option
 @opt.json_option
-def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) -> None:
+def launch(
+    file: Path | None,
+    example: str | None,
+    name: str | None,
+    changes: tuple[str, ...],
+    store: str | None,
+    *,
+    as_json: bool,
+) -> None:
     """Run the campaign in FILE until its budget is used up, and print its ranking.
+
+    --set evaluator=simulated rehearses it anywhere; --set budget.probes=20 and the like change any key of FILE.
 
     The first Ctrl-C lets running probes finish, the second ends them; `frontrunner resume` continues later.
     """
-    campaign = read_campaign_file(file)
+    if (file is None) == (example is None):
+        raise InvalidInput("expected a campaign FILE or --example NAME", hint="`frontrunner init` writes a file")
+    campaign = read_campaign_file(file or example_file(example or ""), opt.key_values("--set", changes))
     url = store_url(store, from_file=campaign.store.url)
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         conclusion = api.launch(campaign, store=url, name=name, listener=listener, on_driver=on_driver)
@@ -115,7 +131,8 @@ def finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped:
             if front:
                 views.print_front(front, conclusion.objectives)
             views.print_outlook(conclusion.outlook, conclusion.limits)
-            replays = not conclusion.trainer and _replays_here(found, campaign, ranking[0])
+            by_command = conclusion.trainer[:1] == ("command",)
+            replays = by_command or (not conclusion.trainer and _replays_here(found, campaign, ranking[0]))
             elsewhere = sum(row.standing is not None for row in found.show(ranking[0].recipe_id).appearances) > 1
             views.print_next_commands(campaign, ranking[0], conclusion.objectives, replays=replays, elsewhere=elsewhere)
     has_result = bool(conclusion.measured) or (scale is not None and bool(scale.predicted))
@@ -175,7 +192,8 @@ PRINTED_STEPS = 20
 def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **settings: Any) -> None:
     """Train with RECIPE_ID: learning-rate schedule, evaluation, checkpoints, metrics.
 
-    RECIPE_ID is a stored recipe, or the path of a recipe file, which needs no store.
+    RECIPE_ID is a stored recipe, or the path of a recipe file, which needs no store. One of another trainer is trained
+    by the command of its campaign, to which --steps and --folder apply.
 
     It trains on the data of the recipe's campaign, and is refused where these are missing or have changed.
 
@@ -183,6 +201,14 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
     probe's.
     """
     chosen = ReplaySettings(**settings)  # the options are named after its fields
+    if (command := plan_command_replay(recipe_id, chosen, store=store)) is not None:
+        click.echo(f"replaying {command.recipe_id} by its campaign's command in {command.folder}", err=True)
+        try:
+            opt.show(command_replay.run(command, _printer(chosen.steps)), _print, as_json=as_json)
+        except KeyboardInterrupt:
+            click.echo("stopped; whether it can go on is for the command to know", err=True)
+            sys.exit(INTERRUPTED)
+        return
     planned = plan_replay(recipe_id, chosen, store=store, anyway=anyway)
     if chosen.launched:
         replaying.prepare(planned)
@@ -219,7 +245,8 @@ def _printer(steps: int) -> Callable[[Mapping[str, Any]], None]:
     def on_event(event: Mapping[str, Any]) -> None:
         kind = event["event"]
         if kind == "step" and (event["step"] % every == 0 or event["step"] in (1, steps)):
-            loss = "not finite" if event["loss"] is None else f"{event['loss']:.4f}"
+            known = event.get("loss", math.nan)  # another trainer's log may have none
+            loss = "not finite" if known is None else "-" if math.isnan(known) else f"{known:.4f}"
             click.echo(f"step {event['step']:>6} of {steps}  loss {loss}  {seconds(event['time_s'])}", err=True)
         elif kind not in ("step", "built"):
             fields = {key: f"{value:.4f}" if isinstance(value, float) else value for key, value in event.items()}
