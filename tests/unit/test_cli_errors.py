@@ -102,7 +102,7 @@ def test_commands_to_paste_begin_with_what_was_typed(
     monkeypatch.setattr(sys, "argv", [typed])
     monkeypatch.setattr("frontrunner.config.settings.shutil.which", lambda _: on_path)
     with click.Context(frontrunner):
-        assert located("see frontrunner.db; run: frontrunner best") == f"see frontrunner.db; run: {begins} best"
+        assert located("`frontrunner best`; run: frontrunner best") == f"`frontrunner best`; run: {begins} best"
 
 
 MISTAKES: dict[str, tuple[list[str], int, str]] = {

@@ -24,6 +24,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "profile": ("diagnostics:profile", "Profile a recipe's training step."),
         "dryrun": ("plan:dryrun", "Trace a recipe's memory and FLOPs without a device."),
         "serve": ("run:serve", "Serve the store to browsers and other machines."),
+        "mcp": ("run:mcp", "Offer the store and the estimates to agents as tools."),
         "space": ("run:space", "Count legal and illegal recipes in a space, with reasons."),
     },
     "Estimate": {
