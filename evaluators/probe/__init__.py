@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 
 OPTIMIZERS = ("adamw", "sgd")
+BUILT_IN_DATA = "built-in"
+"""Name of the text that comes with Python, where data are named by path."""
 TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}
 """Torch's device type for each backend; ROCm devices are `cuda` to torch."""
 
@@ -64,6 +66,15 @@ class ProbeSettings:
     def most_steps(self) -> int:
         """Return the steps of a probe, or its maximum where it is adaptive."""
         return self.max_steps if self.measured_steps is None else self.warm_up_steps + self.measured_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Learning rate of a full training run: linear up to the highest one, then half a cosine down to a fraction."""
+
+    learning_rate: float = 3e-4
+    warm_up_steps: int = 10
+    final_learning_rate_fraction: float = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)

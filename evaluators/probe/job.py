@@ -14,7 +14,8 @@ from frontrunner.evaluators.probe import TORCH_DEVICES, DataSettings, ProbeSetti
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.text.token_file import described, dtype_for
 from frontrunner.evaluators.trainer.data import BYTE_VOCABULARY, builtin_text, write_token_file
-from frontrunner.spaces.errors import bad_value
+from frontrunner.results.provenance import TrainingData
+from frontrunner.spaces.errors import InvalidInput, bad_value, shown
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
@@ -28,6 +29,8 @@ MOMENTUM = 0.9
 OPTIMIZER_STATES = {"adamw": 2, "sgd": 1}
 """Tensors that an optimizer keeps for each parameter: two moments, or the momentum."""
 
+HEAD_BYTES = 2**20
+"""Of data that may be terabytes, the beginning and the size are compared."""
 MIN_SEQUENCES = 40
 """A corpus holds at least this many sequences: a twentieth of it is held out for evaluation."""
 
@@ -169,6 +172,48 @@ def check_data(data: DataSettings, problem: Problem) -> None:
         expected = f"at least {fewest:,} tokens, {MIN_SEQUENCES} sequences of {problem.sequence_length}"
         expected = f"a text of {expected}; the built-in one" if data.path is None else f"{expected}; it"
         raise bad_value("data.path", data.path, f"{expected} has {count:,}")
+
+
+def training_data(data: DataSettings) -> TrainingData:
+    """Return which data these are; raises `InvalidInput` for a file that cannot be read."""
+    prepared: dict[str, Any] = {}
+    if data.path is None:
+        text = builtin_text().encode()
+        head, size_bytes = text[:HEAD_BYTES], len(text)
+    else:
+        path = Path(data.path)
+        try:
+            with path.open("rb") as file:
+                head, size_bytes = file.read(HEAD_BYTES), path.stat().st_size
+            if path.suffix == ".bin" and (found := described(path)) is not None:
+                tokenizer = path.parent / found.tokenizer
+                prepared = {"tokenizer": found.tokenizer, "held_out_tokens": found.held_out_tokens}
+                if tokenizer.is_file():  # training does not need it
+                    prepared["tokenizer_sha256"] = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+        except OSError as error:
+            raise bad_value("data.path", data.path, f"a file that can be read: {error.strerror}") from None
+    head_sha256 = hashlib.sha256(head).hexdigest()
+    return TrainingData(path=data.path, size_bytes=size_bytes, head_sha256=head_sha256, **prepared)
+
+
+def require_same_data(stated: TrainingData) -> None:
+    """Raise `InvalidInput` unless the data are here as they were."""
+    remedy = "name the data to train on: --data FILE, or --data built-in"
+    try:
+        found = training_data(DataSettings(path=stated.path))
+    except InvalidInput as error:
+        raise InvalidInput(
+            f"the data that the recipe was trained on are not here: {error.message}", hint=remedy
+        ) from None
+    if found == stated:
+        return
+    named = "the built-in text of this Python" if stated.path is None else shown(stated.path)
+    differs = "another content"
+    if found.size_bytes != stated.size_bytes:
+        differs = f"{found.size_bytes:,} bytes, not {stated.size_bytes:,}"
+    elif found.head_sha256 == stated.head_sha256:
+        differs = "another tokenizer or held-out part"
+    raise InvalidInput(f"{named} is not what the recipe was trained on: it has {differs}", hint=remedy)
 
 
 def _token_file(data: DataSettings, problem: Problem) -> Corpus | None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from frontrunner.evaluators.probe import DataSettings
-from frontrunner.evaluators.probe.job import MIN_SEQUENCES, check_data, corpus
+from frontrunner.evaluators.probe.job import MIN_SEQUENCES, check_data, corpus, require_same_data, training_data
 from frontrunner.evaluators.text.prepare import PrepareSettings, prepare
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
@@ -171,3 +171,15 @@ def test_a_prepared_file_is_read_by_its_description(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"version": 1}')
     with pytest.raises(InvalidInput, match=r"a.json does not describe a.bin: description.d.* is missing"):
         check_data(data, large)
+
+
+def test_prepared_data_are_the_same_with_their_tokenizer_and_held_out_part_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    (tmp_path / "a.txt").write_text("a\n" * 500)
+    made = prepare((tmp_path / "a.txt",), PrepareSettings(out=path, train_vocabulary=300, validation=0.1))
+    stated = training_data(DataSettings(path=str(path)))
+    require_same_data(stated)
+    assert (stated.tokenizer, stated.held_out_tokens) == (made.tokenizer.name, made.description.held_out_tokens)
+    made.tokenizer.write_bytes(made.tokenizer.read_bytes() + b" ")
+    with pytest.raises(InvalidInput, match=r"a\.bin. is not what .* another tokenizer or held-out part"):
+        require_same_data(stated)

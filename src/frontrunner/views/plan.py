@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from frontrunner.config.settings import located
 from frontrunner.evaluators.analytic.accuracy_bounds import Trust
 from frontrunner.evaluators.analytic.advice import WORTH_ITS_COMPLEXITY, Advice, ParallelLayout, speed, traffic_s
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
@@ -73,7 +74,7 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
         print_trust(plan)
     for best in plan.estimates[:1] if file is not None else ():
         closer = f"frontrunner explain --campaign {shlex.quote(str(file))} {best.recipe_id}"
-        out.say(f"{closer}  # where the first recipe's step time and memory go", style="dim", whole=True)
+        out.say(f"{located(closer)}  # where the first recipe's step time and memory go", style="dim", whole=True)
 
 
 def print_trust(trust: Trust) -> None:
@@ -410,4 +411,4 @@ def print_advice(advice: Advice, file: str | None = None) -> None:
         return
     out.say("go on with", style="bold")
     for command, purpose in commands(advice, file).items():
-        out.say(f"{'':{INDENT}}{command}", (f"  # {purpose}", "dim"), whole=True)
+        out.say(f"{'':{INDENT}}{located(command)}", (f"  # {purpose}", "dim"), whole=True)
