@@ -14,7 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from frontrunner.notebook import Displayed
 from frontrunner.results.outcome import RecipeStats
-from frontrunner.results.records import Campaign, Figures
+from frontrunner.results.records import OBJECTIVE, Campaign, Figures
 from frontrunner.results.rows import cell, recorded_by_trial, value_of
 from frontrunner.results.schema import StandingRow, TrialRow
 from frontrunner.results.store import Store
@@ -24,8 +24,6 @@ from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.sharding import Sharding
 
 BYTES_PER_GB = 1e9
-OBJECTIVE = "objective"
-"""Key of a campaign's problem summary: what it seeks, where that is not tokens/s."""
 
 
 class RankBy(StrEnum):

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.probe.preflight import prepare_here
-from frontrunner.results.ranking import OBJECTIVE
-from frontrunner.results.records import IMPORTED, Campaign
+from frontrunner.results.records import IMPORTED, OBJECTIVE, Campaign
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, free_among
 from frontrunner.spaces.pareto import RATES

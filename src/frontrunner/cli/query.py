@@ -9,8 +9,7 @@ import click
 
 from frontrunner.cli.options import FILE, backend_options, campaign_argument, json_option, print_json, prints, show
 from frontrunner.results.frames import write_frame
-from frontrunner.results.ranking import OBJECTIVE
-from frontrunner.results.records import CampaignList
+from frontrunner.results.records import OBJECTIVE, CampaignList
 from frontrunner.results.status import FailureList
 from frontrunner.spaces.errors import NotFound, NothingLegal
 from frontrunner.text import as_plain

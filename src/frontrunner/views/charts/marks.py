@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from frontrunner.results.pages import Ended, probed, ranked_at
 from frontrunner.results.prior_results import REUSED, trials_noted
-from frontrunner.results.ranking import OBJECTIVE, RankedRecipe, pareto
-from frontrunner.results.records import IMPORTED, Campaign, Event
+from frontrunner.results.ranking import RankedRecipe, pareto
+from frontrunner.results.records import IMPORTED, OBJECTIVE, Campaign, Event
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import FailedTrial, failures, status
 from frontrunner.results.store import Store
