@@ -64,9 +64,10 @@ LOSSES = (
 OTHER_HARDWARE = "the formulas' constants were validated on A100 in 16 bits only"
 HOST_UNLIMITED = "the host's memory limits no recipe that offloads: a cluster file does not state its size"
 HOST_ASSUMED = f"links.host_gb_per_s is not given: offloading is estimated with {ASSUMED['links.host_gb_per_s']:g} GB/s"
-EVENLY_LOADED = (
-    "ranks are taken to get equally many tokens for their experts; cluster.efficiencies.rank_imbalance states the"
-    " fullest one's share over the mean, which `frontrunner show` gives of a probe"
+UNEVENLY_LOADED = (
+    "ranks are taken to get as unequally many tokens for their experts as routers of published models dealt them;"
+    " cluster.efficiencies.rank_imbalance states the fullest one's share over the mean, which `frontrunner show` gives"
+    " of a probe"
 )
 COMPILED = "compiled recipes run norms, activation, rotation and, in one piece, the loss as fused kernels"
 SHARED_CPU = "ranks on one machine's CPU share its cores; the formulas give each its own, so do not trust their order"
@@ -124,7 +125,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
         MEASURED_TOGETHER: on_cpu and measured,
         f"{count} less certain: no measurement has validated {names}": bool(unknown) and has_times(problem),
         COMPILED: any(recipe.compile for recipe in recipes),
-        EVENLY_LOADED: problem.model.experts > 0
+        UNEVENLY_LOADED: problem.model.experts > 0
         and problem.model.routing == "learned"
         and "rank_imbalance" not in problem.cluster.efficiencies,
         HOST_UNLIMITED: offloads,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from frontrunner.evaluators.analytic.software import FLASH_SPEED, Software, at_precision, fitted
-from frontrunner.evaluators.analytic.workload import Rows
+from frontrunner.evaluators.analytic.workload import Rows, Workload, number
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, require_at_least
 
@@ -46,7 +46,7 @@ class Efficiencies:
     ring_network_hop_s: float = 14e-6
     crowded_nodes: float = 1e6
     crowded_hop_s: float = 0.0
-    rank_imbalance: float = 1.0
+    rank_imbalance: float | None = None
 
 
 FITTED = Efficiencies()
@@ -72,6 +72,8 @@ configs/system/b200_bf16_ceperm.json, head width 128, 16 heads or more, FLOPs of
 FP8_SHARE = 0.709 / 0.803
 """What products reach of a device's peak in 8 bits, over what they reach in 16: H100's fastest, 1402.6 and 794.5
 TFLOP/s (github.com/stas00/ml-engineering, "Maximum Achievable Matmul FLOPS"; GH200 0.776 / 0.836); others' assumed."""
+LARGEST_OF_NORMALS = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.343, 2.594, 2.826)
+"""The mean of the largest of 1, 2, 4 to 256 standard normals."""
 RUNTIME_BYTES = {"cpu": 0.26 * 2**30}
 OTHER_RUNTIME_BYTES = 300 * 2.0**20
 """Python and torch, as measured on CPU; else a device's context with kernels that are loaded when first called
@@ -163,6 +165,20 @@ class Machine:
         return (
             self.attention_scale * FLASH_SPEED[self.software.flash if self.is_hopper else min(self.software.flash, 2)]
         )
+
+    def rank_imbalance(self, work: Workload) -> Rows:
+        """Return how many tokens the fullest rank gets for its experts, over the mean of the ranks that share them.
+
+        It is as stated, or what normals give whose deviation is that of experts over the root of a rank's.
+        """
+        if (stated := self.efficiencies.rank_imbalance) is not None:
+            return number(stated)
+        if not work.expert_deviation.any():
+            return number(1)
+        held = np.maximum(work.experts / work.expert_parallel, 1.0)
+        most = np.interp(np.log2(work.expert_parallel), np.arange(len(LARGEST_OF_NORMALS)), LARGEST_OF_NORMALS)
+        found: Rows = 1 + work.expert_deviation / np.sqrt(held) * most
+        return found
 
     def constants(self) -> dict[str, float]:
         """Return the constants that fits search, by name."""

@@ -32,7 +32,9 @@ KERNELS: Mapping[str, Mapping[str, Bytes]] = {
     "norm": {"fused": Bytes(4, 10, 2), "eager": Bytes(36, 76, 6)},
     "rotary": {"fused": Bytes(4, 4, 0), "eager": Bytes(20, 30, 0), "fp32": Bytes(48, 48, 2)},
     "gate": {"fused": Bytes(6, 10, 6), "eager": Bytes(10, 18, 8)},
-    "clamped gate": {"fused": Bytes(6, 10, 6), "eager": Bytes(32, 52, 14)},
+    "clamped gate": {"fused": Bytes(6, 10, 6), "clamped before": Bytes(22, 30, 10), "eager": Bytes(32, 52, 14)},
+    "expert bias": {"eager": Bytes(8, 4, 0)},
+    "weighted bias": {"eager": Bytes(12, 16, 0), "fp32": Bytes(28, 40, 0)},
     "gelu": {"fused": Bytes(4, 8, 4), "eager": Bytes(4, 8, 4)},
     "residual": {"plain": Bytes(6, 6, 0), "dropout": Bytes(7, 13, 1)},
     "reshape": {"eager": Bytes(4, 8, 0)},
@@ -49,7 +51,11 @@ casts back (6), multiplies by the weight (4); backward these take 12, 6, 24, 16,
 keeps the fp32 copy and the normalized value. An eager rotation negates a half and joins them (6), multiplies by cosine
 and sine (8), adds (6); backward also two slices (8) and the sums of three gradients (12); `fp32` is the project's own.
 `silu(x) * gate` in two kernels writes, reads and keeps what lies between; gpt-oss's form clamps both (8), multiplies
-(4), takes the sigmoid (4), multiplies by it (6), adds 1 (4) and multiplies (6). A gradient that two branches share is
+(4), takes the sigmoid (4), multiplies by it (6), adds 1 (4) and multiplies (6); clamped before a fused kernel, both halves are clamped (8) and
+joined (8), and backward clamped (12) and joined (8). An expert's bias is repeated for its rows (2) and added (6), and
+its gradient summed (4). One that the router's weight multiplies is so (2), added (6) and joined with those of other
+experts (4); backward its gradient and that of the weight are multiplied and summed (6 each), and the rows' joined (4).
+With weights in fp32 these are 4, 10 and 8, and 6 to convert; backward 12 each, 4, and 12 to convert. A gradient that two branches share is
 added (6), a bias's reads its gradient again (2). Scores: the product writes them, softmax reads and writes them, the
 next product reads them; an eager softmax casts to fp32 (6), masks (9), normalizes (8), casts back (6), and keeps both.
 Each of a token's experts gathers its row (4), puts what it finds back in order (4), weighs it (4) and adds it (2); it
@@ -103,7 +109,9 @@ class Software:
     Gradients are added by the products that compute them where it `fuses_accumulation`. CUDA `graphs` hold parts of
     each layer, or the whole step, which the host then starts at once. It starts `host_of_experts` times as many kernels
     for a layer with experts: the trainer 162 operations for 108, Megatron-core 0.16.1 109 for 44, but for the experts'
-    own, as torch dispatches them.
+    own, as torch dispatches them. Biases of experts are `repeated` for their rows; `weighted` ones of the last product
+    also by the router; or `singly`, where that is done expert by expert, and the first product adds its own. Code that
+    `clamps_before` a fused gate does so in kernels of torch.
     """
 
     name: str
@@ -151,6 +159,8 @@ class Software:
     overlaps_tensor: bool = False
     overlaps_interleaved: bool = False
     host_of_experts: float = 1.5
+    expert_biases: Literal["repeated", "weighted", "singly"] = "repeated"
+    clamps_before: bool = False
     fuses_accumulation: bool = False
     graphs: Literal["none", "layers", "step"] = "none"
     sends_singly: bool = False
@@ -188,8 +198,19 @@ class Software:
         dense: Flags = work.experts == 0
         return dense | self.transformer_engine
 
-    def elementwise_bytes(self, work: Workload, of: int) -> Rows:
-        """Return one layer's bytes per token outside products and attention, of the field `of` of `Bytes`."""
+    def _bias_bytes(self, work: Workload, of: int) -> Rows:
+        """Return the bytes of experts' biases per token and value of the hidden size."""
+        repeated, weighted = KERNELS["expert bias"]["eager"][of], KERNELS["weighted bias"]
+        inner = repeated * (work.ffn_matrices - 1) * work.ffn_hidden / work.hidden
+        last = repeated if self.expert_biases == "repeated" else weighted["fp32" if self.dispatches_once else "eager"][of]
+        found: Rows = work.experts_per_token * ((0.0 if self.expert_biases == "singly" else inner) + last)
+        return found
+
+    def elementwise_bytes(self, work: Workload, of: int, imbalance: Rows | float = 1.0) -> Rows:
+        """Return one layer's bytes per token outside products and attention, of the field `of` of `Bytes`.
+
+        A rank has `imbalance` times as many tokens for its experts as the mean.
+        """
 
         def each(operation: str, kernel: str) -> Rows:
             kinds = KERNELS[operation]
@@ -200,17 +221,23 @@ class Software:
         if of == 2 and self.norm == "fused":  # two norms keep one input
             between = between - np.where(work.parallel_residual, norm, 0.0)
         reshaped, turned = KERNELS["reshape"]["eager"][of], np.where(work.rotary, each("rotary", self.rotary), 0.0)
-        gate = np.where(work.clamped_gate, each("clamped gate", self.gate), each("gate", self.gate))
+        clamped = "clamped before" if self.clamps_before and self.gate == "fused" else self.gate
+        gate = np.where(work.clamped_gate, each("clamped gate", clamped), each("gate", self.gate))
         feed_forward = np.where(work.ffn_matrices == 3, gate, each("gelu", "fused"))
         inside = reshaped * (work.q_hidden + work.kv_hidden) + turned * work.rotated_hidden
-        inside = inside + feed_forward * work.ffn_hidden * (work.experts_per_token + work.shared_experts)
+        if work.experts.any():
+            routed = work.experts_per_token * np.where(work.experts > 0, imbalance, 1.0) + work.shared_experts
+            feed_forward = feed_forward * routed
+        inside = inside + feed_forward * work.ffn_hidden
         inside = inside + norm * work.normed_heads
         # Half is the row's, which ranks that share each expert hold of all of them.
         rows = work.experts_per_token * (1 + work.expert_tensor_parallel) / 2
         permuted = each("permutation", self.permutation) * rows
         if self.sorts_received and not self.dispatches_once:
             permuted = permuted + KERNELS["sorting"]["fused"][of] * work.experts_per_token
-        permuted = np.where(work.experts > 0, permuted, 0.0)
+        if work.expert_biases.any():
+            permuted = permuted + np.where(work.expert_biases, self._bias_bytes(work, of), 0.0)
+        permuted = np.where(work.experts > 0, permuted, 0.0) * imbalance
         between = (between + permuted) * work.hidden / work.sequence_shards
         between = between + norm * (work.query_rank + work.key_value_rank)
         return (between + inside / work.tensor_parallel) * work.bytes_per_value / 2
@@ -318,6 +345,8 @@ MEGATRON = Software(
     flash=3,
     overlaps_interleaved=True,
     host_of_experts=2.5,
+    expert_biases="singly",
+    clamps_before=True,
     sorts_received=True,
     fuses_accumulation=True,
     transformer_engine=True,
@@ -475,6 +504,7 @@ CODES = {
             gate="fused",
             rotary="fused",
             permutation="fused",
+            expert_biases="weighted",
             dispatches_once=True,
         ),
         UNKNOWN,

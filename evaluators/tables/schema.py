@@ -99,6 +99,7 @@ WORDS = (
     "dispatcher",
     "ep_overlap",
     "cuda_graph",
+    "routing",
     "attention_kernel",
     "training_code",
     "recompute",

@@ -318,6 +318,31 @@ def test_heads_are_as_wide_as_those_of_a_preset_of_the_same_shape(tmp_path: Path
     assert sample.work.kv_hidden.tolist() == [4 * 128, 4 * 64]
 
 
+def test_a_row_has_the_kernels_of_a_preset_of_the_same_shape(tmp_path: Path) -> None:
+    gpt_oss = {"hidden": 2880, "heads": 64, "kv_heads": 8, "expert_ffn_hidden": 2880, "experts": 32, "top_k": 4}
+    gpt_oss |= {"vocab": 201088, "ffn_hidden": 2880, "model": "gpt-oss-20b"}
+    rows = (row(**gpt_oss), row(**gpt_oss | {"kv_heads": 4}))
+    ((_, sample),) = tables.read(write_table(tmp_path / "rows.csv", *rows)).parts
+    assert sample.work.clamped_gate.tolist() == sample.work.expert_biases.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("routing", "framework", "deals"),
+    [
+        ("forced balance", "", "uniform"),
+        ("token drop", "", "uniform"),
+        ("natural", "Megatron-Bridge", "learned"),
+        ("", "Megatron-Bridge", "uniform"),
+        ("", "Megatron-LM", "learned"),
+    ],
+)
+def test_how_a_row_s_tokens_are_routed(tmp_path: Path, routing: str, framework: str, deals: str) -> None:
+    (problem,) = read(tmp_path, row(**MIXTURE, routing=routing, framework=framework)).problems
+    assert problem.problem.model.routing == deals
+    ((_, sample),) = tables.read(tmp_path / "rows.csv").parts
+    assert (sample.work.expert_deviation > 0).all() == (deals == "learned")
+
+
 def times(label: int, **by_size: float) -> list[dict[str, Any]]:
     sizes = ((int(name[1:]), seconds) for name, seconds in by_size.items())
     return [row(seq_parallel=label, mbs=b, gas=16 // b, step_time_s=seconds) for b, seconds in sizes]
