@@ -111,7 +111,8 @@ class Software:
     for a layer with experts: the trainer 162 operations for 108, Megatron-core 0.16.1 109 for 44, but for the experts'
     own, as torch dispatches them. Biases of experts are `repeated` for their rows; `weighted` ones of the last product
     also by the router; or `singly`, where that is done expert by expert, and the first product adds its own. Code that
-    `clamps_before` a fused gate does so in kernels of torch.
+    `clamps_before` a fused gate does so in kernels of torch. Its fused rotation is for plain ones alone where it
+    `rotates_plainly`: not for YaRN's, nor for latent attention's.
     """
 
     name: str
@@ -161,6 +162,7 @@ class Software:
     host_of_experts: float = 1.5
     expert_biases: Literal["repeated", "weighted", "singly"] = "repeated"
     clamps_before: bool = False
+    rotates_plainly: bool = False
     fuses_accumulation: bool = False
     graphs: Literal["none", "layers", "step"] = "none"
     sends_singly: bool = False
@@ -220,7 +222,10 @@ class Software:
         between = work.norms * norm + 2 * residual
         if of == 2 and self.norm == "fused":  # two norms keep one input
             between = between - np.where(work.parallel_residual, norm, 0.0)
-        reshaped, turned = KERNELS["reshape"]["eager"][of], np.where(work.rotary, each("rotary", self.rotary), 0.0)
+        reshaped, rotation = KERNELS["reshape"]["eager"][of], each("rotary", self.rotary)
+        if self.rotates_plainly:
+            rotation = np.where(self.rotates_eagerly(work), KERNELS["rotary"]["eager"][of], rotation)
+        turned = np.where(work.rotary, rotation, 0.0)
         clamped = "clamped before" if self.clamps_before and self.gate == "fused" else self.gate
         gate = np.where(work.clamped_gate, each("clamped gate", clamped), each("gate", self.gate))
         feed_forward = np.where(work.ffn_matrices == 3, gate, each("gelu", "fused"))
@@ -241,6 +246,11 @@ class Software:
         between = (between + permuted) * work.hidden / work.sequence_shards
         between = between + norm * (work.query_rank + work.key_value_rank)
         return (between + inside / work.tensor_parallel) * work.bytes_per_value / 2
+
+    def rotates_eagerly(self, work: Workload) -> Flags:
+        """Return whether a fused rotation is none for a model's."""
+        found: Flags = (work.stretched_rotary | (work.key_value_rank > 0)) & self.rotates_plainly
+        return found
 
     def lacks_fused_softmax(self, work: Workload) -> Flags:
         """Return whether a fused softmax does not run on a rank's heads of a micro-batch, so that an eager one does."""
@@ -347,6 +357,7 @@ MEGATRON = Software(
     host_of_experts=2.5,
     expert_biases="singly",
     clamps_before=True,
+    rotates_plainly=True,
     sorts_received=True,
     fuses_accumulation=True,
     transformer_engine=True,
@@ -354,7 +365,8 @@ MEGATRON = Software(
 """Megatron-LM, as it is exported, and what was made after it: gradients are accumulated in fp32, unless the arithmetic
 is fp16 (`--accumulate-allreduce-grads-in-fp32` goes with bf16), and reduced during the backward pass; norm, gate,
 rotation and softmax are fused, cross entropy is not unless `--cross-entropy-loss-fusion` is given: it works in place on
-an fp32 copy (`core/tensor_parallel/cross_entropy.py`). On Hopper Transformer Engine prefers cuDNN's attention, which is
+an fp32 copy (`core/tensor_parallel/cross_entropy.py`). Its fused rotation neither scales nor interleaves
+(`core/models/common/embeddings/rope_utils.py`, `apply_rotary_pos_emb`). On Hopper Transformer Engine prefers cuDNN's attention, which is
 as fast as FlashAttention 3 (`pytorch/attention/dot_product_attention/utils.py`)."""
 
 MEGATRON_DEEPSPEED = Software(
@@ -488,11 +500,13 @@ UNKNOWN = Software(
 """What lies in the middle of the known codes' step times and memory, with a loss that works in place as Megatron-LM's:
 a recipe that is refused wrongly costs more than one that fails. It may wait between pipeline ranks on different nodes:
 half of what a code takes by count that sends the shape of a tensor before it (nanotron)."""
+NEMO = replace(MEGATRON, name="nemo", permutation="fused", overlaps_tensor=True, gathers_in_8_bits=True)
 CODES = {
     code.name: code
     for code in (
         *KNOWN,
-        replace(MEGATRON, name="nemo", permutation="fused", overlaps_tensor=True, gathers_in_8_bits=True),
+        NEMO,
+        replace(NEMO, name="nemo-benchmark", wide_gradients=False, cross_entropy="fused"),
         TORCHTITAN,
         replace(TORCHTITAN, name="torchtitan-2024", compiles_loss=False),
         replace(
@@ -511,7 +525,8 @@ CODES = {
     )
 }
 """Training codes by the names that campaign files use. NeMo and Megatron Bridge are Megatron's with
-`moe_permute_fusion` and, where no layer has experts, `tp_comm_overlap`; NeMo AutoModel has FSDP2 and selective
+`moe_permute_fusion` and, where no layer has experts, `tp_comm_overlap`; their performance recipes also have gradients
+in bf16 and a fused loss (Megatron Bridge's `perf_recipes/_common.py`, `_benchmark_common`); NeMo AutoModel has FSDP2 and selective
 recompute as the project's own trainer has, with Transformer Engine's kernels and DeepEP."""
 
 _KERNEL = ("fused", "eager")

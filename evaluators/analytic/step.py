@@ -27,6 +27,11 @@ OPERATIONS = 44, 88
 OPERATIONS_PER_BIAS = 2, 9
 """Of an expert's weighted bias, where each is added by itself: multiplied and added; backward converted, for bias and
 weight multiplied and summed, and added to two biases' gradients, with a hook of the replicas' for each."""
+OPERATIONS_PER_ROTATION = 26, 16
+"""Of eager rotations of queries and keys over fused ones: cosine and sine, scaled and converted, a half negated and
+joined, two products, a sum and what is not rotated joined; backward products, sums and joins."""
+OPERATIONS_OF_LATENTS = 16, 16
+"""Of latent attention over plain: products and norms of latent vectors, splits, and joins with the rotated part."""
 GRAPHS_HOST_SHARE = {"none": 1.0, "layers": 0.5, "step": 0.0}
 """What is left of it under CUDA graphs, by what they hold; that of parts of a layer is assumed."""
 
@@ -171,9 +176,7 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     host = host * np.where(software.lacks_fused_softmax(work), 1 + UNFUSED_HOST_SHARE, 1.0)
     host = host * np.where((work.fp8 > 0) & ~work.compile & (not software.transformer_engine), CASTING_HOST, 1.0)
     host = host + issued * software.host_collective_s - 2 * reduces
-    starts = host, host
-    if work.expert_biases.any():
-        starts = tuple(host + np.where(work.expert_biases, one, 0.0) for one in _host_of_biases(software, work))
+    starts = [host + more for more in _host_of_forms(software, work)]
     # Of a reduce-scatter and all-gather, selective recompute that keeps products repeats the all-gather alone.
     selective = np.where(software.keeps_products(work), np.where(work.sequence_parallel, 1.0, 2.0), 0.0)
     again = np.where(work.recompute_full, 2.0, np.where(work.recompute_selective, selective, 0.0))
@@ -200,12 +203,18 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     )
 
 
-def _host_of_biases(software: Software, work: Workload) -> Iterator[Rows]:
-    """Yield the host's time to start what adds biases expert by expert, forward and backward."""
+def _host_of_forms(software: Software, work: Workload) -> Iterator[Rows]:
+    """Yield the host's time for what only some models need, forward and backward.
+
+    Biases that are added expert by expert, rotations that no fused kernel takes, and latent vectors.
+    """
     held = np.maximum(work.experts / work.expert_parallel, 1.0)
-    share = GRAPHS_HOST_SHARE[software.graphs] * (software.expert_biases == "singly")
-    for own, of_layer in zip(OPERATIONS_PER_BIAS, OPERATIONS, strict=True):
-        yield share * held * own / of_layer * software.host_layer_s
+    singly = work.expert_biases & (software.expert_biases == "singly")
+    share = GRAPHS_HOST_SHARE[software.graphs] * np.where(work.compile, COMPILED_HOST_SHARE, 1.0)
+    kinds = (OPERATIONS, OPERATIONS_PER_BIAS, OPERATIONS_PER_ROTATION, OPERATIONS_OF_LATENTS)
+    for of_layer, biases, rotations, latents in zip(*kinds, strict=True):
+        more = singly * held * biases + software.rotates_eagerly(work) * rotations + (work.key_value_rank > 0) * latents
+        yield share * more / of_layer * software.host_layer_s
 
 
 # Bubbles: closed forms over equal stages, in seconds of the slowest rank. One of its chunks takes `forward`, `backward`

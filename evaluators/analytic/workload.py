@@ -92,6 +92,7 @@ class Workload:
     normed_heads: Rows = field(default_factory=_none)
     parallel_residual: Flags = field(default_factory=_no)
     clamped_gate: Flags = field(default_factory=_no)
+    stretched_rotary: Flags = field(default_factory=_no)
     expert_biases: Flags = field(default_factory=_no)
     expert_deviation: Rows = field(default_factory=_none)
     capped_logits: Flags = field(default_factory=_no)
@@ -153,6 +154,7 @@ class Workload:
             "parallel_residual": np.array([model.parallel_residual]),
             "clamped_gate": np.array([model.activation == "swiglu_clamped"]),
             "capped_logits": np.array([model.logits_softcap is not None]),
+            "stretched_rotary": np.array([has_stretched_rotary(model)]),
             "expert_biases": np.array([has_expert_biases(model)]),
             "expert_deviation": number(expert_deviation(model)),
             "experts_per_token": number(max(1, model.experts_per_token)),
@@ -329,6 +331,11 @@ _FROM_RECIPE: Mapping[str, Callable[[Recipe], float]] = {
 def has_expert_biases(model: Model) -> bool:
     """Return whether each expert's products have biases."""
     return model.experts > 0 and model.biases == "all"
+
+
+def has_stretched_rotary(model: Model) -> bool:
+    """Return whether rotations also scale queries and keys, as YaRN's do (arXiv 2309.00071, section 3.4)."""
+    return model.rotary_scaling is not None and model.rotary_scaling.kind == "yarn"
 
 
 def expert_deviation(model: Model) -> float:

@@ -128,6 +128,8 @@ CODE_OF_FRAMEWORK = {
     "megatron": MEGATRON.name,
 }
 """What a row's `framework` holds, in lower case -> the training code; the first that matches."""
+PERFORMANCE = re.compile(r"performance-summary|dgxc|mlcommons|pretrain_performance|perf_recipes", re.IGNORECASE)
+"""Sources and notes of NeMo's and Megatron Bridge's performance recipes."""
 DISPATCHERS = {"alltoall": "alltoall", "deepep": "deepep", "hybridep": "deepep"}
 OVERLAPS = {"0": False, "1": True}
 GRAPHS = {"none": "none", "full_iteration": "step"}
@@ -400,6 +402,8 @@ def software_of(row: Row) -> SoftwareSettings:
     code = next((CODES[named] for sign, named in CODE_OF_SOURCE.items() if sign in source), code)
     if framework := row.framework.lower():
         code = next((CODES[named] for sign, named in CODE_OF_FRAMEWORK.items() if sign in framework), UNKNOWN)
+    if code.name == "nemo" and PERFORMANCE.search(row.source + row.note):
+        code = CODES["nemo-benchmark"]
     code = CODES.get(row.training_code.lower(), UNKNOWN) if row.training_code else code
     under_deepspeed = not row.training_code and UNDER_DEEPSPEED.search(row.source + row.note) is not None
     experts = (row.dispatcher.lower(), row.ep_overlap, row.cuda_graph.lower())

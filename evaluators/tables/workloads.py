@@ -25,6 +25,7 @@ from frontrunner.evaluators.analytic.workload import (
     Workload,
     ends,
     has_expert_biases,
+    has_stretched_rotary,
     split_layers,
 )
 from frontrunner.evaluators.tables import schema
@@ -203,6 +204,7 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even", scal
         norms=np.array([4.0 if one and one.post_norms else 2.0 for one in like]),
         normed_heads=np.array([float(one.q_hidden + one.kv_hidden) if one and one.qk_norm else 0.0 for one in like]),
         clamped_gate=np.array([one is not None and one.activation == "swiglu_clamped" for one in like]),
+        stretched_rotary=np.array([one is not None and has_stretched_rotary(one) for one in like]),
         expert_biases=np.array([one is not None and has_expert_biases(one) for one in like]),
         expert_deviation=np.array(list(uneven)),
         experts=column("experts", 0),

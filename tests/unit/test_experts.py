@@ -22,7 +22,7 @@ from frontrunner.results.outcome import Telemetry
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import why_illegal
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model import Model, RotaryScaling
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.views.columns import expert_balance
 from support import legality
@@ -342,6 +342,20 @@ def test_a_gate_that_is_clamped_before_its_kernel_passes_over_its_inputs_again()
     for of, more in ((0, 16), (1, 20), (2, 4)):
         found = apart.elementwise_bytes(clamped, of) - once.elementwise_bytes(clamped, of)
         assert found == pytest.approx(more * 2 * 14336)
+
+
+def test_rotations_that_no_fused_kernel_takes_are_eager() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 8, "devices": 8}
+    stretched = of_experts(rotary_scaling=RotaryScaling(factor=32, kind="yarn", original_positions=4096))
+    plain, yarn = work(recipe(**shape), problem=of_experts()), work(recipe(**shape), problem=stretched)
+    any_kind, plainly = (replace(FRONTRUNNER, rotary="fused", rotates_plainly=only) for only in (False, True))
+    assert plainly.elementwise_bytes(plain, 0) == any_kind.elementwise_bytes(yarn, 0)
+    for of, more in ((0, 16), (1, 26)):
+        found = plainly.elementwise_bytes(yarn, of) - plainly.elementwise_bytes(plain, of)
+        assert found == pytest.approx(more * (4096 + 1024))
+    slow = [Machine.of(A100, "bf16", replace(code, host_layer_s=0.05)) for code in (any_kind, plainly)]
+    times = [step_time(machine, yarn).compute[0] for machine in slow]
+    assert times[1] - times[0] == pytest.approx(8 * 32 * 0.05 * (26 / 44 + 16 / 88), rel=0.01)
 
 
 def test_the_host_starts_each_experts_bias() -> None:

@@ -266,6 +266,7 @@ def test_a_row_that_names_deepspeed_is_of_its_pipeline(tmp_path: Path, named: di
         ({"training_code": "megatron-lm", "note": "framework=ds-zero1"}, "megatron-lm"),
         ({"training_code": "our own"}, "unknown"),
         ({"framework": "Megatron-Bridge (main)"}, "nemo"),
+        ({"framework": "Megatron-Bridge (main)", "note": "card item pretrain_performance"}, "nemo-benchmark"),
         ({"framework": "NeMo AutoModel (PyTorch FSDP2)", "source": "mosaicml/llm-foundry"}, "nemo-automodel"),
         ({"framework": "Megatron-LM", "training_code": "torchtitan"}, "torchtitan"),
         ({"note": "4 nodes; framework=OneFlow; recompute inferred"}, "unknown"),
