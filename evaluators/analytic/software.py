@@ -38,7 +38,7 @@ KERNELS: Mapping[str, Mapping[str, Bytes]] = {
     "gelu": {"fused": Bytes(4, 8, 4), "eager": Bytes(4, 8, 4)},
     "residual": {"plain": Bytes(6, 6, 0), "dropout": Bytes(7, 13, 1)},
     "reshape": {"eager": Bytes(4, 8, 0)},
-    "permutation": {"fused": Bytes(4, 4, 2), "eager": Bytes(14, 20, 4)},
+    "permutation": {"fused": Bytes(4, 4, 2), "weighed before": Bytes(10, 10, 2), "eager": Bytes(14, 20, 4)},
     "sorting": {"fused": Bytes(8, 8, 0)},
     "softmax": {"fused": Bytes(8, 14, 2), "math": Bytes(8, 14, 4), "eager": Bytes(33, 41, 6)},
     "dropout of scores": {"eager": Bytes(5, 5, 3)},
@@ -59,7 +59,8 @@ With weights in fp32 these are 4, 10 and 8, and 6 to convert; backward 12 each, 
 added (6), a bias's reads its gradient again (2). Scores: the product writes them, softmax reads and writes them, the
 next product reads them; an eager softmax casts to fp32 (6), masks (9), normalizes (8), casts back (6), and keeps both.
 Each of a token's experts gathers its row (4), puts what it finds back in order (4), weighs it (4) and adds it (2); it
-keeps the row and what was found. Fused, a token's row is read once and written for each expert, and what these found,
+keeps the row and what was found. Where the gate has weighed it, it is added to what is there (6), backward too, and not
+kept. Fused, a token's row is read once and written for each expert, and what these found,
 weighed with the gate, is read for each and written once. Received rows are sorted by expert, and back.
 """
 FLASH_SPEED = {1: 0.53, 2: 1.0, 3: 1.75}
@@ -112,7 +113,8 @@ class Software:
     own, as torch dispatches them. Biases of experts are `repeated` for their rows; `weighted` ones of the last product
     also by the router; or `singly`, where that is done expert by expert, and the first product adds its own. Code that
     `clamps_before` a fused gate does so in kernels of torch. Its fused rotation is for plain ones alone where it
-    `rotates_plainly`: not for YaRN's, nor for latent attention's.
+    `rotates_plainly`: not for YaRN's, nor for latent attention's. Its fused gate also `weighs_before` the last product
+    what experts find. A pipeline's rank keeps the outputs of a step's micro-batches where code `keeps_outputs`.
     """
 
     name: str
@@ -163,6 +165,8 @@ class Software:
     expert_biases: Literal["repeated", "weighted", "singly"] = "repeated"
     clamps_before: bool = False
     rotates_plainly: bool = False
+    weighs_before: bool = False
+    keeps_outputs: bool = False
     fuses_accumulation: bool = False
     graphs: Literal["none", "layers", "step"] = "none"
     sends_singly: bool = False
@@ -237,7 +241,8 @@ class Software:
         inside = inside + norm * work.normed_heads
         # Half is the row's, which ranks that share each expert hold of all of them.
         rows = work.experts_per_token * (1 + work.expert_tensor_parallel) / 2
-        permuted = each("permutation", self.permutation) * rows
+        found = "weighed before" if self.weighs_before and self.permutation == "eager" else self.permutation
+        permuted = each("permutation", found) * rows
         if self.sorts_received and not self.dispatches_once:
             permuted = permuted + KERNELS["sorting"]["fused"][of] * work.experts_per_token
         if work.expert_biases.any():
@@ -358,6 +363,7 @@ MEGATRON = Software(
     expert_biases="singly",
     clamps_before=True,
     rotates_plainly=True,
+    weighs_before=True,
     sorts_received=True,
     fuses_accumulation=True,
     transformer_engine=True,
@@ -508,7 +514,7 @@ CODES = {
         NEMO,
         replace(NEMO, name="nemo-benchmark", wide_gradients=False, cross_entropy="fused"),
         TORCHTITAN,
-        replace(TORCHTITAN, name="torchtitan-2024", compiles_loss=False),
+        replace(TORCHTITAN, name="torchtitan-2024", compiles_loss=False, keeps_outputs=True),
         replace(
             FRONTRUNNER,
             name="nemo-automodel",
@@ -527,7 +533,8 @@ CODES = {
 """Training codes by the names that campaign files use. NeMo and Megatron Bridge are Megatron's with
 `moe_permute_fusion` and, where no layer has experts, `tp_comm_overlap`; their performance recipes also have gradients
 in bf16 and a fused loss (Megatron Bridge's `perf_recipes/_common.py`, `_benchmark_common`); NeMo AutoModel has FSDP2 and selective
-recompute as the project's own trainer has, with Transformer Engine's kernels and DeepEP."""
+recompute as the project's own trainer has, with Transformer Engine's kernels and DeepEP. Until 2025 torch's pipelines kept every stage's outputs (github.com/pytorch/pytorch, pull request 153383 and issue
+159251)."""
 
 _KERNEL = ("fused", "eager")
 TRAITS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {

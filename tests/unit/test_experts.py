@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frontrunner.evaluators.analytic.accuracy_bounds import log_bounds
 from frontrunner.evaluators.analytic.advice import layouts
 from frontrunner.evaluators.analytic.communication import dispatch_s
 from frontrunner.evaluators.analytic.compute import layer
@@ -344,6 +345,13 @@ def test_a_gate_that_is_clamped_before_its_kernel_passes_over_its_inputs_again()
         assert found == pytest.approx(more * 2 * 14336)
 
 
+def test_what_experts_find_is_not_kept_where_the_gate_weighed_it() -> None:
+    rows = work(recipe(tensor_parallel=1, devices=8), problem=of_experts())
+    after, before = (replace(FRONTRUNNER, weighs_before=first) for first in (False, True))
+    kept = after.elementwise_bytes(rows, 2) - before.elementwise_bytes(rows, 2)
+    assert kept == pytest.approx(2 * 2 * 4096), "of two experts, in 16 bits"
+
+
 def test_rotations_that_no_fused_kernel_takes_are_eager() -> None:
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 8, "devices": 8}
     stretched = of_experts(rotary_scaling=RotaryScaling(factor=32, kind="yarn", original_positions=4096))
@@ -467,6 +475,21 @@ def test_advice_has_layouts_that_share_experts() -> None:
     assert shared.estimate is not None
     assert shared.estimate.recipe.expert_parallel > 1
     assert "expert parallel" not in {layout.name for layout in layouts(PROBLEM, 64)}
+
+
+def test_bounds_of_experts_are_wider_and_more_so_where_a_router_deals() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 8, "devices": 8}
+    problems = [of_experts(experts=0, experts_per_token=0), of_experts(), of_experts(routing="learned")]
+    stated = replace(A100, efficiencies={"rank_imbalance": 1.2})
+    problems.append(replace(problems[-1], cluster=stated))
+    dense, dealt, routed, measured = (
+        log_bounds(one.cluster, "bf16", FRONTRUNNER, work(recipe(**shape), problem=one), np.array([False]))[0][0]
+        for one in problems
+    )
+    assert dense < dealt < routed
+    assert dealt**2 - (1.96 * 0.15) ** 2 == pytest.approx(dense**2, rel=0.1)
+    assert routed**2 - (1.96 * 0.25) ** 2 == pytest.approx(dealt**2, rel=0.05)
+    assert measured == pytest.approx(dealt, rel=0.05)
 
 
 def test_estimates_of_experts_are_marked() -> None:

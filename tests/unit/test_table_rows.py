@@ -310,6 +310,14 @@ def test_a_peak_may_stand_in_either_column(tmp_path: Path) -> None:
     assert peaks == [20 * 2**30, 20 * 2**30]
 
 
+def test_a_peak_of_a_pipeline_s_logging_rank_is_not_the_fullest_s(tmp_path: Path) -> None:
+    note = {"note": "largest max-allocated of the logging rank over the run", "peak_mem_gb": 20}
+    rows = (row(**note, pp=2, tp=1, vpp=1), row(**note))
+    outcomes = [one.outcome for problem in read(tmp_path, *rows).problems for one in problem.rows]
+    peaks = [outcome.peak_memory_bytes_max_rank for outcome in outcomes if isinstance(outcome, Measurement)]
+    assert set(peaks) == {None, 20 * 2**30}
+
+
 def test_heads_are_as_wide_as_those_of_a_preset_of_the_same_shape(tmp_path: Path) -> None:
     of_preset = {"hidden": 2048, "heads": 32, "kv_heads": 4, "expert_ffn_hidden": 768, "experts": 128, "top_k": 8}
     of_preset |= {"vocab": 151936, "ffn_hidden": 6144, "model": "m"}
