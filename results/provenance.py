@@ -30,8 +30,26 @@ GIT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """Data that was trained on: their path, None for the built-in text, their size, and the SHA-256 of the first MiB.
+
+    Of a token file that `frontrunner prepare` wrote also the tokenizer, a file beside it, and the held-out part.
+    """
+
+    path: str | None
+    size_bytes: int
+    head_sha256: str
+    tokenizer: str | None = None
+    tokenizer_sha256: str | None = None
+    held_out_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Environment of one run of a driver: where it was started, with what versions and (redacted) command line."""
+    """Environment of one run of a driver: where it was started, with what versions and (redacted) command line.
+
+    `data` is None where nothing was trained, and in stores of earlier versions.
+    """
 
     versions: Mapping[str, str]
     host: str
@@ -40,9 +58,10 @@ class Provenance:
     git_revision: str | None
     git_dirty: bool | None
     command_line: tuple[str, ...]
+    data: TrainingData | None = None
 
 
-def collect(device: str) -> Provenance:
+def collect(device: str, data: TrainingData | None = None) -> Provenance:
     """Return the provenance of this process; `device` names what its probes run on. Imports none of the packages."""
     revision, dirty = git_state(Path.cwd())
     installed = {name: version(name) for name in (*PACKAGES, *LIBRARIES) if any(distributions(name=name))}
@@ -54,6 +73,7 @@ def collect(device: str) -> Provenance:
         git_revision=revision,
         git_dirty=dirty,
         command_line=redact(sys.argv),
+        data=data,
     )
 
 

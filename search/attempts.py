@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from frontrunner.evaluators.cluster.agent import OrphanedSteps, was_interrupted
+from frontrunner.evaluators.probe.job import training_data
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.processes import Fenced, Orphans
 from frontrunner.evaluators.probe.run_folder import RunFolder
@@ -156,7 +157,8 @@ class CampaignSession:
         self.writer.set_state(CampaignState.RUNNING, reason="")
         lease = self._lease
         self.writer.event("launched" if lease.epoch == 1 else "resumed", driver=f"{lease.host}:{lease.pid}")
-        self.writer.record_provenance(collect(self._spec.problem.cluster.device))
+        data = training_data(self._spec.data) if self._spec.evaluator == "probe" else None
+        self.writer.record_provenance(collect(self._spec.problem.cluster.device, data))
         self.evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())
 
     def keep(self) -> None:

@@ -1,7 +1,8 @@
-"""Node agent, `python -P -m frontrunner.evaluators.cluster.agent STEP.json`: runs one node's ranks of one step.
+"""Node agent, `python -P -m frontrunner.evaluators.cluster.agent STEP.json`: runs one node's part of one step.
 
 The site's launcher starts one per node. Ranks end with its fork server, as that ends with the agent, which ends them
 when the driver cancels the step or misses its heartbeat, or a signal ends it. Only files connect it to the driver.
+`external/agent.py` runs commands of other trainers instead of ranks.
 
 All files are in the attempt's run folder, on a file system that all nodes and the driver share. In addition to those of
 `probe/run_folder.py`:
@@ -26,6 +27,7 @@ import socket
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -36,16 +38,17 @@ from frontrunner.evaluators.cluster.environment import launched_rank
 from frontrunner.evaluators.probe.files import read_json, write_json
 from frontrunner.evaluators.probe.fork_server import ForkClient, RankExited, RanksStarted
 from frontrunner.evaluators.probe.processes import KILL_GRACE_S, kernel_oom_kills, kill_rank
-from frontrunner.evaluators.probe.run_folder import CANCEL, MEETING, RunFolder
+from frontrunner.evaluators.probe.run_folder import CANCEL, MEETING, STEP, RunFolder
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
+RANK_AGENT = "frontrunner.evaluators.cluster.agent"
 POLL_S = 0.2
 VERSION = 1
 BEAT_S = 3.0
 LOOK_S = 1.0
 """Between two reads of a file that another node writes."""
-ORPHAN_END_S = 15.0
-"""Assumed: how long after their heartbeat timeout the ranks of a step are gone, and their last files are visible."""
+ORPHAN_END_S = 30.0
+"""Assumed: how long after their heartbeat timeout ranks and commands are gone, and their last files are visible."""
 CLOCK_SKEW_S = 3600.0
 """Beyond its deadline by this much a step is over, however far the clocks of this host and the file server differ."""
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -56,7 +59,7 @@ class Step:
     """The agents' order: `ranks_per_node` ranks per node, the last node what is left of `world_size`.
 
     Ranks end when the driver's heartbeat file `lifeline` has not changed for `silence_s`; `scratch` is a folder on a
-    node's own disk to be removed in the end.
+    node's own disk to be removed in the end. `agent` is the module that each node runs.
     """
 
     token: str
@@ -70,11 +73,12 @@ class Step:
     lifeline: str
     silence_s: float
     scratch: str | None = None
+    agent: str = RANK_AGENT
     version: int = VERSION
 
     def write(self) -> Path:
         """Write the step to its run folder; return its path."""
-        path = Path(self.run_folder) / "step.json"
+        path = Path(self.run_folder) / STEP
         write_json(path, asdict(self))
         return path
 
@@ -94,7 +98,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """State of the ranks of one node.
+    """State of the ranks of one node, or of its command, which counts as one rank with the node's number.
 
     `statuses` maps each rank that has ended to its exit code, or minus its signal; `killed` holds those that the agent
     ended itself. `interrupted` is the signal that ended the agent, `trouble` what kept it from its work.
@@ -156,7 +160,7 @@ class StepFolder:
     def step(self) -> Step | None:
         """Return the folder's step; None if there is none, or it is damaged or of another version."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            return Step.read(self.path / "step.json")
+            return Step.read(self.path / STEP)
         return None
 
 
@@ -175,7 +179,7 @@ class OrphanedSteps:
             step = folder.step()
             if step is None or RunFolder(folder.path).outcome() is not None:
                 continue
-            if time.time() - (folder.path / "step.json").stat().st_mtime <= step.deadline_s + CLOCK_SKEW_S:
+            if time.time() - (folder.path / STEP).stat().st_mtime <= step.deadline_s + CLOCK_SKEW_S:
                 folder.cancel()
                 self._steps.append((folder, step))
 
@@ -241,27 +245,61 @@ class HeartbeatMonitor:
         return now - self._changed_s > self._silence_s
 
 
-class NodeAgent:
-    """Runs the ranks of one node to their end, however that comes, and keeps the node's report up to date."""
+class NodeAgent(ABC):
+    """Runs one node's part of a step to its end, however that comes, and keeps the node's report up to date."""
 
     def __init__(self, step: Step, node: int) -> None:
         self._step = step
         self._folder = StepFolder(Path(step.run_folder))
-        self._ranks = step.ranks_of(node)
         self._report = NodeReport(node=node, host=os.environ.get("SLURMD_NODENAME") or socket.gethostname())
         self._heartbeat = HeartbeatMonitor(Path(step.lifeline), silence_s=step.silence_s)
-        self._pids: dict[int, int] = {}
         self._oom_kills_before = kernel_oom_kills()
         self._looked_s = time.monotonic()
-        self._killed_s: float | None = None
 
     def interrupt(self, number: int, _: FrameType | None) -> None:
         """Note the signal that ends this agent."""
         self._report = replace(self._report, interrupted=signal.Signals(number).name)
 
     def run(self) -> None:
-        """Fork the ranks and stay until each has ended, or cannot be ended."""
+        """Run the node's part, and stay until it has ended, or cannot be ended."""
         self._update()
+        try:
+            self._work()
+        except FrontrunnerError as error:
+            self._update(trouble=error.message)
+        finally:
+            if self._step.scratch is not None:
+                shutil.rmtree(self._step.scratch, ignore_errors=True)
+            self._update(ended=True)
+
+    @abstractmethod
+    def _work(self) -> None:
+        """Start the node's part and follow it to its end."""
+
+    def _should_end(self) -> bool:
+        if self._report.interrupted is not None or self._heartbeat.is_silent():
+            return True
+        if time.monotonic() - self._looked_s < LOOK_S:  # each look is a request to the shared file system
+            return False
+        self._looked_s = time.monotonic()
+        return self._folder.is_cancelled
+
+    def _update(self, **changes: Any) -> None:
+        oom_kills = kernel_oom_kills() - self._oom_kills_before
+        self._report = replace(self._report, oom_kills=oom_kills, **changes)
+        self._folder.write_report(self._report)
+
+
+class RankAgent(NodeAgent):
+    """Forks the ranks of one node."""
+
+    def __init__(self, step: Step, node: int) -> None:
+        super().__init__(step, node)
+        self._ranks = step.ranks_of(node)
+        self._pids: dict[int, int] = {}
+        self._killed_s: float | None = None
+
+    def _work(self) -> None:
         step, folder = self._step, self._folder
         server = ForkClient(folder.path / f"node-{self._report.node}.log", step.environment, step.engines)
         try:
@@ -275,15 +313,10 @@ class NodeAgent:
                         self._update(statuses=self._report.statuses | {report.rank: report.status})
                     else:
                         self._update(trouble="the node's fork server ended, and the ranks with it")
-                if self._should_end():
+                if self._killed_s is not None or self._should_end():
                     self._kill_ranks()
-        except FrontrunnerError as error:  # the fork server did not start
-            self._update(trouble=error.message)
         finally:
             server.close()
-            if step.scratch is not None:
-                shutil.rmtree(step.scratch, ignore_errors=True)
-            self._update(ended=True)
 
     def _has_ended(self) -> bool:
         if self._report.trouble is not None or len(self._report.statuses) == len(self._ranks):
@@ -300,19 +333,6 @@ class NodeAgent:
             if rank in self._pids and rank not in self._report.statuses:
                 kill_rank(self._pids[rank])
 
-    def _should_end(self) -> bool:
-        if self._killed_s is not None or self._report.interrupted is not None or self._heartbeat.is_silent():
-            return True
-        if time.monotonic() - self._looked_s < LOOK_S:  # each look is a request to the shared file system
-            return False
-        self._looked_s = time.monotonic()
-        return self._folder.is_cancelled
-
-    def _update(self, **changes: Any) -> None:
-        oom_kills = kernel_oom_kills() - self._oom_kills_before
-        self._report = replace(self._report, oom_kills=oom_kills, **changes)
-        self._folder.write_report(self._report)
-
 
 def node_of(environment: Mapping[str, str], nodes: int) -> int:
     """Return the index of this node among a step's nodes, from the launcher's variables."""
@@ -327,11 +347,11 @@ def node_of(environment: Mapping[str, str], nodes: int) -> int:
     return place.rank
 
 
-def main() -> None:
+def main(kind: type[NodeAgent]) -> None:
     """Run the agent of this node."""
     try:
         step = Step.read(Path(sys.argv[1]))
-        agent = NodeAgent(step, node_of(os.environ, step.nodes))
+        agent = kind(step, node_of(os.environ, step.nodes))
     except (IndexError, OSError, ValueError) as error:
         sys.exit(f"{' '.join(sys.argv)}: {error}")
     for number in ENDING_SIGNALS:
@@ -340,4 +360,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(RankAgent)

@@ -21,6 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from frontrunner.evaluators.cluster.agent import Step
 from frontrunner.evaluators.cluster.settings import LAUNCHERS, SCHEDULERS, NodeSource
 from frontrunner.evaluators.probe.processes import die_with_parent, start_child
 from frontrunner.spaces.errors import FrontrunnerError
@@ -28,7 +29,6 @@ from frontrunner.spaces.errors import FrontrunnerError
 if TYPE_CHECKING:
     from parsl.executors import MPIExecutor
 
-AGENT = "frontrunner.evaluators.cluster.agent"
 NODE_LIST = "PARSL_MPI_NODELIST"
 """Variable with the nodes that Parsl has reserved for a task, with commas between them."""
 WORKER_POOL = "process_worker_pool.py"
@@ -67,7 +67,7 @@ def launch_command(launcher: str, options: Sequence[str], nodes: Sequence[str], 
 def run_step(step: str, launcher: str, options: Sequence[str]) -> int:
     """Run a step's agents, from a Parsl worker on its allocation's first node; return their launcher's exit status."""
     nodes = os.environ[NODE_LIST].split(",")
-    command = launch_command(launcher, options, nodes, [sys.executable, "-P", "-m", AGENT, step])
+    command = launch_command(launcher, options, nodes, [sys.executable, "-P", "-m", Step.read(Path(step)).agent, step])
     with (Path(step).parent / "launcher.log").open("ab") as log:
         return start_child(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log).wait()
 

@@ -50,7 +50,10 @@ SCHEDULERS = {
         "job_id": "$PBS_JOBID",
     },
 }
-YOURS = "Account, queue, time and STEPS are yours to set; run it where python -m frontrunner.cli works on all nodes."
+YOURS = (
+    "Account, queue, time, STEPS and DATA (a file instead of the recipe's data) are yours to set; "
+    "run it where python -m frontrunner.cli works on all nodes."
+)
 BODY = """\
 {setup}set -euo pipefail
 {folder}STEPS="${{STEPS:-1000}}"
@@ -62,7 +65,8 @@ cat > "$FOLDER/recipe.json" <<'{end}'
 
 {master}
 export PYTHONSAFEPATH=1 OMP_NUM_THREADS="${{OMP_NUM_THREADS:-1}}"
-python -m frontrunner.cli replay "$FOLDER/recipe.json" --steps "$STEPS" --folder "$FOLDER/run" --print-command
+python -m frontrunner.cli replay "$FOLDER/recipe.json" --steps "$STEPS" ${{DATA:+--data "$DATA"}} \\
+  --folder "$FOLDER/run" --print-command
 {start} python -m torch.distributed.run \\
   --nnodes {nodes} --nproc-per-node {per_node} \\
   --rdzv-backend c10d --rdzv-id "{job_id}" --rdzv-endpoint "$MASTER_ADDR:29500" \\

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 
 OPTIMIZERS = ("adamw", "sgd")
+BUILT_IN_DATA = "built-in"
+"""Name of the text that comes with Python, where data are named by path."""
 TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}
 """Torch's device type for each backend; ROCm devices are `cuda` to torch."""
 
@@ -67,9 +69,19 @@ class ProbeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Learning rate of a full training run: linear up to the highest one, then half a cosine down to a fraction."""
+
+    learning_rate: float = 3e-4
+    warm_up_steps: int = 10
+    final_learning_rate_fraction: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataSettings:
     """Training text: a `.bin` file of tokens, any other file read as bytes, or None for the built-in text."""
 
     path: str | None = None
-    """A `.bin` file of token ids (uint16; uint32 for vocabularies above 65,536), or any other file, read as one
-    token per byte. Relative to the campaign file; by default a built-in text."""
+    """A `.bin` file of token ids, as `frontrunner prepare` writes it (one without a description beside it: uint16;
+    uint32 for vocabularies above 65,536), or any other file, read as one token per byte. Relative to the campaign
+    file; by default a built-in text."""

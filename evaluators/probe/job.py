@@ -12,8 +12,10 @@ import numpy as np
 
 from frontrunner.evaluators.probe import TORCH_DEVICES, DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.text.token_file import described, dtype_for
 from frontrunner.evaluators.trainer.data import BYTE_VOCABULARY, builtin_text, write_token_file
-from frontrunner.spaces.errors import bad_value
+from frontrunner.results.provenance import TrainingData
+from frontrunner.spaces.errors import InvalidInput, bad_value, shown
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
@@ -27,17 +29,24 @@ MOMENTUM = 0.9
 OPTIMIZER_STATES = {"adamw": 2, "sgd": 1}
 """Tensors that an optimizer keeps for each parameter: two moments, or the momentum."""
 
-UINT16_VOCABULARY = 65_536
+HEAD_BYTES = 2**20
+"""Of data that may be terabytes, the beginning and the size are compared."""
 MIN_SEQUENCES = 40
 """A corpus holds at least this many sequences: a twentieth of it is held out for evaluation."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A flat file of token ids; `dtype` is uint16 or uint32, little-endian."""
+    """A flat file of token ids; `dtype` is uint16 or uint32, little-endian. A prepared one says what is held out."""
 
     path: Path
     dtype: str
+    held_out_tokens: int | None = None
+
+    def job_table(self) -> dict[str, Any]:
+        """Return the job's `data`."""
+        held_out = {} if self.held_out_tokens is None else {"held_out_tokens": self.held_out_tokens}
+        return {"path": str(self.path), "dtype": self.dtype} | held_out
 
 
 def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpus) -> dict[str, Any]:
@@ -59,7 +68,7 @@ def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corp
             "momentum": MOMENTUM,
             "gradient_clip_norm": 1.0,
         },
-        "data": {"path": str(tokens.path), "dtype": tokens.dtype},
+        "data": tokens.job_table(),
         "seed": setup.seed,
         "device": TORCH_DEVICES[cluster.backend],
         "memory_limit_bytes_per_rank": cluster.memory_bytes_per_device if cluster.backend == "cpu" else None,
@@ -149,7 +158,7 @@ def check_data(data: DataSettings, problem: Problem) -> None:
     vocabulary = problem.model.vocabulary
     try:
         if (tokens := _token_file(data, problem)) is not None:
-            count = _checked_tokens(tokens, vocabulary)
+            count = _checked_tokens(tokens, problem)
         elif vocabulary < BYTE_VOCABULARY:
             expected = f"at least {BYTE_VOCABULARY}: text is read as one token per byte"
             raise bad_value("model.vocabulary", vocabulary, expected)
@@ -165,10 +174,55 @@ def check_data(data: DataSettings, problem: Problem) -> None:
         raise bad_value("data.path", data.path, f"{expected} has {count:,}")
 
 
+def training_data(data: DataSettings) -> TrainingData:
+    """Return which data these are; raises `InvalidInput` for a file that cannot be read."""
+    prepared: dict[str, Any] = {}
+    if data.path is None:
+        text = builtin_text().encode()
+        head, size_bytes = text[:HEAD_BYTES], len(text)
+    else:
+        path = Path(data.path)
+        try:
+            with path.open("rb") as file:
+                head, size_bytes = file.read(HEAD_BYTES), path.stat().st_size
+            if path.suffix == ".bin" and (found := described(path)) is not None:
+                tokenizer = path.parent / found.tokenizer
+                prepared = {"tokenizer": found.tokenizer, "held_out_tokens": found.held_out_tokens}
+                if tokenizer.is_file():  # training does not need it
+                    prepared["tokenizer_sha256"] = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+        except OSError as error:
+            raise bad_value("data.path", data.path, f"a file that can be read: {error.strerror}") from None
+    head_sha256 = hashlib.sha256(head).hexdigest()
+    return TrainingData(path=data.path, size_bytes=size_bytes, head_sha256=head_sha256, **prepared)
+
+
+def require_same_data(stated: TrainingData) -> None:
+    """Raise `InvalidInput` unless the data are here as they were."""
+    remedy = "name the data to train on: --data FILE, or --data built-in"
+    try:
+        found = training_data(DataSettings(path=stated.path))
+    except InvalidInput as error:
+        raise InvalidInput(
+            f"the data that the recipe was trained on are not here: {error.message}", hint=remedy
+        ) from None
+    if found == stated:
+        return
+    named = "the built-in text of this Python" if stated.path is None else shown(stated.path)
+    differs = "another content"
+    if found.size_bytes != stated.size_bytes:
+        differs = f"{found.size_bytes:,} bytes, not {stated.size_bytes:,}"
+    elif found.head_sha256 == stated.head_sha256:
+        differs = "another tokenizer or held-out part"
+    raise InvalidInput(f"{named} is not what the recipe was trained on: it has {differs}", hint=remedy)
+
+
 def _token_file(data: DataSettings, problem: Problem) -> Corpus | None:
     if data.path is None or not data.path.endswith(".bin"):
         return None
-    return Corpus(Path(data.path), "uint16" if problem.model.vocabulary <= UINT16_VOCABULARY else "uint32")
+    path = Path(data.path)
+    if (prepared := described(path)) is not None:
+        return Corpus(path, prepared.dtype, prepared.held_out_tokens)
+    return Corpus(path, dtype_for(problem.model.vocabulary))
 
 
 def _size_bytes(path: Path) -> int:
@@ -176,7 +230,17 @@ def _size_bytes(path: Path) -> int:
         return path.stat().st_size
 
 
-def _checked_tokens(file: Corpus, vocabulary: int) -> int:
+def _checked_tokens(file: Corpus, problem: Problem) -> int:
+    vocabulary, prepared = problem.model.vocabulary, described(file.path)
+    if prepared is not None:
+        if prepared.vocabulary > vocabulary:
+            expected = f"at least {prepared.vocabulary}, the vocabulary of {file.path.parent / prepared.tokenizer}"
+            raise bad_value("model.vocabulary", vocabulary, expected)
+        least, held_out = problem.sequence_length + 1, prepared.held_out_tokens
+        if held_out < least:
+            expected = f"at least {least:,} tokens held out for evaluation, a sequence; it has {held_out:,}"
+            raise bad_value("data.path", str(file.path), expected, hint="prepare it again with a larger --validation")
+        return prepared.tokens
     size_bytes, width = _size_bytes(file.path), np.dtype(file.dtype).itemsize
     if size_bytes % width:
         expected = f"tokens of {width} bytes each; the file has {size_bytes:,} bytes"

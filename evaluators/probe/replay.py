@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import shlex
 import shutil
@@ -14,20 +13,28 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from frontrunner.evaluators.probe import BUILT_IN_DATA, DataSettings, Schedule
 from frontrunner.evaluators.probe.files import LineReader, read_json, tail, write_json
-from frontrunner.evaluators.probe.job import common_job, corpus
+from frontrunner.evaluators.probe.job import common_job, corpus, training_data
 from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.probe.preflight import Doing, prepare_recipe_here
 from frontrunner.evaluators.probe.processes import end_child, kill_tagged, start_child
 from frontrunner.evaluators.probe.watch import rank_environment
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.results.provenance import collect
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, require_at_least, require_one_of
+from frontrunner.spaces.errors import (
+    FrontrunnerError,
+    InvalidInput,
+    bad_value,
+    require_above_zero,
+    require_at_least,
+    require_one_of,
+)
 from frontrunner.spaces.recipe import Recipe
 
 METRICS = ("csv", "tensorboard")
@@ -43,12 +50,16 @@ OnStep = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:
-    """How a replay trains; one that is `launched` is only prepared here, for the user's own launcher."""
+    """How a replay trains; one that is `launched` is only prepared here, for the user's own launcher.
+
+    By default the learning rate and the data are those of the recipe's campaign; `data` is a path, or `built-in`.
+    """
 
     steps: int
-    learning_rate: float = 3e-4
-    warm_up_steps: int = 10
-    final_learning_rate_fraction: float = 0.1
+    learning_rate: float | None = None
+    warm_up_steps: int | None = None
+    final_learning_rate_fraction: float | None = None
+    data: str | None = None
     evaluation_every_steps: int = 50
     evaluation_batches: int = 4
     checkpoint_every_steps: int | None = None
@@ -60,16 +71,30 @@ class ReplaySettings:
     def __post_init__(self) -> None:
         for key in ("steps", "evaluation_batches", "evaluation_every_steps", "keep_checkpoints"):
             require_at_least("replay", 1, **{key: getattr(self, key)})
-        require_at_least("replay", 0, warm_up_steps=self.warm_up_steps)
+        if self.warm_up_steps is not None:
+            require_at_least("replay", 0, warm_up_steps=self.warm_up_steps)
         if self.checkpoint_every_steps is not None:
             require_at_least("replay", 1, checkpoint_every_steps=self.checkpoint_every_steps)
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise InvalidInput(f"replay.learning_rate = {self.learning_rate}: expected a number above 0")
+        if self.learning_rate is not None:
+            require_above_zero("replay.learning_rate", self.learning_rate, "a number above 0")
+        if self.data is not None and not self.data.strip():
+            raise bad_value("--data", self.data, f"the path of a file, or {BUILT_IN_DATA}")
         require_one_of("replay", "metrics", self.metrics, METRICS)
+
+    @property
+    def named_data(self) -> DataSettings | None:
+        """Return the data that override the campaign's, or None."""
+        if self.data is None:
+            return None
+        return DataSettings(path=None if self.data == BUILT_IN_DATA else str(Path(self.data).absolute()))
+
+    def following(self, schedule: Schedule) -> ReplaySettings:
+        """Return the settings with the schedule's values where they state none."""
+        return replace(self, **{key: value for key, value in asdict(schedule).items() if getattr(self, key) is None})
 
     def train_table(self) -> dict[str, Any]:
         """Return the job's `train`."""
-        own = ("folder", "learning_rate", "launched")
+        own = ("folder", "learning_rate", "launched", "data")
         table = asdict(self) | {"checkpoint_every_steps": self.checkpoint_every_steps or max(10, self.steps // 10)}
         return {key: value for key, value in table.items() if key not in own}
 
@@ -87,6 +112,7 @@ class ReplayPlan:
     tokens_per_step: int
     measured_tokens_per_s: float | None
     differences: tuple[str, ...]
+    data: DataSettings
 
     @property
     def command(self) -> str:
@@ -133,8 +159,8 @@ def plan(
     settings: ReplaySettings,
     anyway: bool,
 ) -> ReplayPlan:
-    """Plan a replay, and write its token file; raises `InvalidInput` as `prepare_recipe_here` does."""
-    cluster = setup.problem.cluster
+    """Plan a replay on the data of `setup`, and write their token file; raises as `prepare_recipe_here` does."""
+    settings, cluster = settings.following(Schedule()), setup.problem.cluster
     if settings.metrics == "tensorboard" and find_spec("tensorboard") is None and not settings.launched:
         raise InvalidInput("metrics for TensorBoard need it installed", hint="run: pip install tensorboard")
     doing: Doing = "launch" if settings.launched else "replay"
@@ -157,6 +183,7 @@ def plan(
         tokens_per_step=tokens_per_step(recipe, setup.problem),
         measured_tokens_per_s=measured_tokens_per_s,
         differences=differences,
+        data=setup.data,
     )
 
 
@@ -193,7 +220,7 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
             raise InvalidInput(f"a replay is running in {chosen.folder}", hint=hint) from None
         _remove_leftovers(chosen)
         (chosen.folder / "result.json").unlink(missing_ok=True)
-        provenance = asdict(collect(str(chosen.job["device"])))
+        provenance = asdict(collect(str(chosen.job["device"]), training_data(chosen.data)))
         provenance |= {"differences": list(chosen.differences), "recipe_id": chosen.recipe_id}
         write_json(chosen.folder / "provenance.json", provenance)
         status = _train(chosen, on_step)

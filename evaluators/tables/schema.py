@@ -59,7 +59,7 @@ ALIKE = (
     "recompute", "attention_kernel", "precision", "fp8",
 )  # fmt: skip
 """What rows share that differ in micro-batch and sequence parallelism alone."""
-SEQUENCE_PARALLEL = re.compile("megatron-bridge|nemo", re.IGNORECASE)
+SEQUENCE_PARALLEL = re.compile(r"megatron-bridge|\bnemo\b", re.IGNORECASE)
 """Sources and frameworks whose recipes turn sequence parallelism on wherever tensors are split, unless they say."""
 NO_TOP_K = "no number of experts that a token goes through"
 OTHER_ATTENTION = re.compile(r"mla.|.mla|csa|latent|sparse|sliding|window|mamba|delta", re.IGNORECASE)

@@ -81,18 +81,23 @@ class Batch:
 
 
 class TokenFile:
-    """A token file, split into a part for training and its last 5 % for evaluation; mapped into memory, not read."""
+    """A token file, of which the last `held_out_tokens` are for evaluation; mapped into memory, not read.
 
-    def __init__(self, path: Path, *, dtype: str, sequence_length: int, seed: int) -> None:
+    By default they are the last 5 %.
+    """
+
+    def __init__(
+        self, path: Path, *, dtype: str, sequence_length: int, seed: int, held_out_tokens: int | None = None
+    ) -> None:
         self._tokens = np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
         self._sequence_length = sequence_length
         self._seed = seed
-        shortest = int(len(self._tokens) * HELD_OUT_FRACTION)
-        self._held_out_start = len(self._tokens) - shortest
-        if shortest < sequence_length + 1:
+        held_out = int(len(self._tokens) * HELD_OUT_FRACTION) if held_out_tokens is None else held_out_tokens
+        self._held_out_start = len(self._tokens) - held_out
+        if min(held_out, self._held_out_start) < sequence_length + 1:
             raise ValueError(
-                f"{path} has {len(self._tokens)} tokens, of which {shortest} are held out for evaluation; "
-                f"a sequence of {sequence_length} needs {sequence_length + 1} there"
+                f"{path} has {len(self._tokens)} tokens, of which {held_out} are held out for evaluation; "
+                f"a sequence of {sequence_length} needs {sequence_length + 1} of them, and of the others"
             )
 
     def training_batch(self, step: int, *, sequences: slice, global_batch_seqs: int) -> Batch:

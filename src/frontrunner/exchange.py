@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ from frontrunner.config.settings import shown_store, store_url
 from frontrunner.config.toml_file import read_text
 from frontrunner.evaluators.export.reading import Given, is_harmless
 from frontrunner.evaluators.export.tools import SCHEDULERS, TOOLS, batch_script, tool_named
+from frontrunner.evaluators.probe import BUILT_IN_DATA, DataSettings
+from frontrunner.evaluators.probe.job import training_data
 from frontrunner.evaluators.tables.reading import Reading, Repeats, TableForm
 from frontrunner.evaluators.tables.reading import read as read_table
 from frontrunner.evaluators.tables.rows import TableProblem
 from frontrunner.evaluators.tables.schema import LeftOut
-from frontrunner.recipe_actions import names_a_file, refuse_file_of_others
+from frontrunner.recipe_actions import data_of_file, names_a_file, refuse_file_of_others, schedule_of, trained_on
 from frontrunner.results.outcome import Failure
+from frontrunner.results.provenance import TrainingData
 from frontrunner.results.records import IMPORTED
 from frontrunner.results.status import Appearance, Explanation
 from frontrunner.results.writer import ImportedCampaign, ImportedOutcome, add_imported
@@ -36,7 +40,6 @@ from frontrunner.spaces.errors import (
     did_you_mean,
     holds,
     require_campaign_name,
-    shown,
 )
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
@@ -46,7 +49,9 @@ from frontrunner.store import LocalStore, opened
 from frontrunner.text import thousands
 
 RECIPE_FILE = "recipe"
-TARGETS = (*TOOLS, *SCHEDULERS, RECIPE_FILE)
+TRAINED_HERE = (*SCHEDULERS, RECIPE_FILE)
+"""Exports that frontrunner's own trainer trains with."""
+TARGETS = (*TOOLS, *TRAINED_HERE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,27 +75,23 @@ def export_name(recipe_id: str, to: str) -> str:
     return f"{recipe_id}.json" if to == RECIPE_FILE else f"{recipe_id}.{to}{suffix or '.sh'}"
 
 
-def exported(store: LocalStore, recipe: str, *, to: str) -> str:
-    """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`, one of `TARGETS`."""
+def exported(store: LocalStore, recipe: str, *, to: str, data: str | None = None) -> str:
+    """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`, one of `TARGETS`.
+
+    `data`, the path of a file or `built-in`, is what exports for our own trainer train on instead of the campaign's.
+    """
     if to not in TARGETS:
         raise bad_value("--to", to, f"one of {', '.join(TARGETS)}, optuna", hint=did_you_mean(to, (*TARGETS, "optuna")))
-    spec = None
-    if names_a_file(recipe):
-        file = read(Path(recipe))
-    else:
-        found = store.show(recipe)
-        file, spec = recipe_file(found), stored_spec(_source(found).campaign)
+    file = read(Path(recipe)) if names_a_file(recipe) else recipe_file(store.show(recipe))
+    if data is not None:
+        stated = training_data(DataSettings(path=None if data == BUILT_IN_DATA else str(Path(data).absolute())))
+        file = replace(file, training=replace(file.training, data=stated))
     if to == RECIPE_FILE:
         return to_text(file)
     if to in SCHEDULERS:
         refuse_file_of_others(file, recipe)
-        if spec is not None and spec.data.path is not None:
-            raise InvalidInput(
-                f"campaign {spec.name} trains on data.path = {shown(spec.data.path)}, which a batch script cannot name "
-                "yet: it would train on the built-in text",
-                hint=f"train with it where its store is: frontrunner replay {recipe} --steps 1000",
-            )
-        setup = () if spec is None else spec.dispatch.worker_init
+        data_of_file(file, recipe, may_be_elsewhere=True)  # the script looks for them before it trains
+        setup = file.training.worker_init
         return batch_script(to, file.problem, file.recipe, provenance(file), to_text(file), setup)
     return tool_named(to).render(file.problem, file.recipe, provenance(file))
 
@@ -128,7 +129,8 @@ def recipe_file(explanation: Explanation) -> RecipeFile:
         measured = Measured(campaign=campaign.name, figures=campaign.figures, trainer=trainer, **figures)
     ran_with = [attempt.provenance.versions for attempt in appearance.attempts if attempt.provenance is not None]
     versions = dict(ran_with[-1]) if ran_with else {}
-    return _file(spec, explanation.recipe, explanation.recipe_id, measured, versions)
+    data = trained_on(explanation, campaign) if standing is not None and not spec.trainer else None
+    return _file(spec, explanation.recipe, explanation.recipe_id, measured, versions, data)
 
 
 def _source(explanation: Explanation) -> Appearance:
@@ -142,14 +144,28 @@ def _source(explanation: Explanation) -> Appearance:
 
 
 def _file(
-    spec: CampaignSpec, recipe: Recipe, identity: str, measured: Measured | None, versions: Mapping[str, str]
+    spec: CampaignSpec,
+    recipe: Recipe,
+    identity: str,
+    measured: Measured | None,
+    versions: Mapping[str, str],
+    data: TrainingData | None,
 ) -> RecipeFile:
     now = datetime.now(UTC).isoformat(timespec="seconds")
+    if data is None and not (spec.trainer or spec.evaluator == IMPORTED):
+        with suppress(InvalidInput):  # no probe has recorded them, and the file may be gone
+            data = training_data(spec.data)
     return RecipeFile(
         recipe_id=identity,
         problem=spec.problem,
         recipe=recipe,
-        training=Training(optimizer=spec.probe.optimizer, seed=spec.search.seed),
+        training=Training(
+            optimizer=spec.probe.optimizer,
+            schedule=schedule_of(spec),
+            seed=spec.search.seed,
+            data=data,
+            worker_init=spec.dispatch.worker_init,
+        ),
         measured=measured,
         origin=Origin(written_by=f"frontrunner {__version__}", written_at=now, measured_with=versions),
     )
@@ -180,7 +196,7 @@ def import_config(
         illegal=str(reason) if reason else None,
         ignored=tuple(key for key in left_out if not is_harmless(key)),
         harmless=tuple(filter(is_harmless, left_out)),
-        file=None if reason else _file(spec, recipe, identity, None, {}),
+        file=None if reason else _file(spec, recipe, identity, None, {}, None),
     )
 
 

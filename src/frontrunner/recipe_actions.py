@@ -15,10 +15,16 @@ from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, break
 from frontrunner.evaluators.diagnostics import dryrun as tracing
 from frontrunner.evaluators.diagnostics import profile as profiling
 from frontrunner.evaluators.diagnostics.profile import ProfilePlan, ProfileReport, ProfileSettings
-from frontrunner.evaluators.probe import DataSettings, ProbeSettings
+from frontrunner.evaluators.external import replay as command_replay
+from frontrunner.evaluators.external.replay import CommandReplay
+from frontrunner.evaluators.probe import DataSettings, ProbeSettings, Schedule
 from frontrunner.evaluators.probe import replay as replaying
+from frontrunner.evaluators.probe.job import require_same_data
 from frontrunner.evaluators.probe.replay import ReplayPlan, ReplayResult, ReplaySettings
 from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.registry import commands_of
+from frontrunner.results.provenance import TrainingData
+from frontrunner.results.records import Campaign
 from frontrunner.results.status import Explanation, measured_with
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
@@ -209,6 +215,7 @@ def plan_replay(
 ) -> ReplayPlan:
     """Return what a replay would run, checked against this machine; it is compared with the newest measurement."""
     found: Explanation | RecipeFile
+    named = settings.named_data
     if names_a_file(recipe_id):
         found = file = read(Path(recipe_id))
         refuse_file_of_others(file, recipe_id)
@@ -216,11 +223,12 @@ def plan_replay(
         setup = ProbeSetup(
             problem=file.problem,
             probe=ProbeSettings(optimizer=file.training.optimizer),
-            data=DataSettings(),
+            data=named or data_of_file(file, recipe_id),
             work_folder=run_root(store_url()) / "recipe-files",
             seed=file.training.seed,
             engines=(file.recipe.engine,),
         )
+        schedule = file.training.schedule
     else:
         found = LocalStore(store).show(recipe_id)
         _refuse_recipe_of_others(found)
@@ -235,14 +243,47 @@ def plan_replay(
                 hint="`frontrunner best` lists the measured ones",
             )
         campaign, tokens_per_s = min(ranked, key=lambda pair: pair[0].figures == "simulated")  # the newest come first
-        figures, setup = campaign.figures, stored_spec(campaign).probe_setup()
+        spec = stored_spec(campaign)
+        figures, setup, schedule = campaign.figures, spec.probe_setup(), schedule_of(spec)
+        if named is not None:
+            setup = replace(setup, data=named)
+        elif (stated := trained_on(found, campaign)) is not None:
+            require_same_data(stated)
     return replaying.plan(
         recipe_id=found.recipe_id,
         recipe=found.recipe,
         setup=setup,
         measured_tokens_per_s=tokens_per_s if figures == "measured" else None,
-        settings=settings,
+        settings=settings.following(schedule),
         anyway=anyway,
+    )
+
+
+def plan_command_replay(recipe_id: str, settings: ReplaySettings, *, store: str | None = None) -> CommandReplay | None:
+    """Return the replay of a stored recipe that only another trainer's command has measured; None for all others."""
+    if names_a_file(recipe_id):
+        return None
+    found = LocalStore(store).show(recipe_id)
+    own = [(one, stored_spec(one.campaign)) for one in found.appearances if one.campaign.figures != "imported"]
+    if not own or not all(spec.trainer for _, spec in own):
+        return None
+    measured = [(one.standing.tokens_per_s, spec) for one, spec in own if one.standing is not None]
+    if not measured:
+        raise InvalidInput(
+            f"recipe {found.recipe_id} was never measured, so there is nothing to replay",
+            hint="`frontrunner best` lists the measured ones",
+        )
+    tokens_per_s, spec = measured[0]  # the newest come first
+    if (make := commands_of(spec.evaluator, spec.command)) is None:
+        raise _of_another_trainer(found.recipe_id, spec.evaluator, named=found.recipe_id)
+    spec.check_commands(found.recipe)
+    return command_replay.plan(
+        recipe_id=found.recipe_id,
+        recipe=found.recipe,
+        setup=spec.probe_setup(),
+        make_command=make,
+        measured_tokens_per_s=tokens_per_s,
+        settings=settings,
     )
 
 
@@ -254,9 +295,41 @@ def replay(
     anyway: bool = False,
     settings: ReplaySettings | None = None,
 ) -> ReplayResult:
-    """Train with a stored recipe or a recipe file, from the newest checkpoint; `anyway` permits other hardware."""
+    """Train with a stored recipe or a recipe file, from the newest checkpoint; `anyway` permits other hardware.
+
+    A recipe of another trainer is trained by the command of its campaign.
+    """
     chosen = replace(settings, steps=steps) if settings else ReplaySettings(steps=steps)
+    if (command := plan_command_replay(recipe_id, chosen, store=store)) is not None:
+        return command_replay.run(command)
     return replaying.run(plan_replay(recipe_id, chosen, store=store, anyway=anyway))
+
+
+def schedule_of(spec: CampaignSpec) -> Schedule:
+    """Return the schedule of a campaign's replays: its probes' learning rate is the highest."""
+    return Schedule(learning_rate=spec.probe.learning_rate)
+
+
+def trained_on(explanation: Explanation, campaign: Campaign) -> TrainingData | None:
+    """Return the data of a recipe's newest probe in a campaign; None if it recorded none."""
+    for appearance in explanation.appearances:
+        if appearance.campaign.id == campaign.id:
+            recorded = [one.provenance.data for one in appearance.attempts if one.provenance is not None]
+            return next((data for data in reversed(recorded) if data is not None), None)
+    return None
+
+
+def data_of_file(file: RecipeFile, named: str, *, may_be_elsewhere: bool = False) -> DataSettings:
+    """Return the data that a recipe file states; raise `InvalidInput` for none, and for others in their place here."""
+    stated = file.training.data
+    if stated is None:
+        raise InvalidInput(
+            f"what data recipe {named} was trained on is not recorded",
+            hint="name the data to train on: --data FILE, or --data built-in",
+        )
+    if not (may_be_elsewhere and stated.path is not None and not Path(stated.path).exists()):
+        require_same_data(stated)
+    return DataSettings(path=stated.path)
 
 
 def _refuse_recipe_of_others(explanation: Explanation) -> None:

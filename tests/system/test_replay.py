@@ -244,6 +244,30 @@ def test_a_run_that_is_complete_is_not_run_again(
     assert metrics(uninterrupted[0]) == before
 
 
+def test_data_that_changed_since_the_campaign_are_refused_unless_named(tmp_path: Path) -> None:
+    text = tmp_path / "mine.txt"
+    text.write_text("words of mine " * 3000)
+    space = {"tensor_parallel": [1], "pipeline_parallel": [1], "micro_batch_seqs": [4]}
+    mine = tiny(space=space, budget={"probes": 1}, data={"path": "mine.txt"}, probe={"learning_rate": 0.01})
+    write_toml(tmp_path / "tiny.toml", mine)
+    launched = frontrunner("launch", "tiny.toml", "--json", cwd=tmp_path)
+    assert launched.returncode == 0, launched.stderr
+    recipe = json.loads(launched.stdout)["best"][0]["recipe_id"]
+    exported = frontrunner("export", recipe, "--to", "recipe", "--out", "r.json", cwd=tmp_path)
+    assert exported.returncode == 0, exported.stderr
+    text.write_text("others' words " * 3000)
+    for named in (recipe, "r.json"):
+        refused = frontrunner("replay", named, "--steps", "2", "--anyway", cwd=tmp_path)
+        assert refused.returncode == 2
+        assert "mine.txt" in refused.stderr
+        assert "--data FILE" in refused.stderr
+    done = frontrunner(
+        "replay", "r.json", "--steps", "2", "--anyway", "--data", "mine.txt", "--folder", "f", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(metrics(tmp_path / "f")[-1]["learning_rate"]) == pytest.approx(0.01 * 2 / 10), "the campaign's"
+
+
 def test_other_hardware_is_refused_unless_told_anyway(measured: tuple[Path, str]) -> None:
     home, recipe = measured
     refused = frontrunner("replay", recipe, "--steps", "5", "--folder", "refused", cwd=home)

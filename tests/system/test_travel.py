@@ -15,6 +15,8 @@ import pytest
 import frontrunner
 from frontrunner.config.campaign import parse_cluster
 from frontrunner.config.recipe_file import Measured, Origin, RecipeFile, Training, read, to_text
+from frontrunner.evaluators.probe import DataSettings
+from frontrunner.evaluators.probe.job import training_data
 from frontrunner.evaluators.probe.replay import ReplaySettings
 from frontrunner.results.store import open_store
 from frontrunner.spaces.cluster import Cluster
@@ -175,7 +177,7 @@ def recipe_file(cluster: Cluster, folder: Path, measured: Measured | None = None
         recipe_id=recipe_id(problem, recipe),
         problem=problem,
         recipe=recipe,
-        training=Training(optimizer="sgd", seed=1),
+        training=Training(optimizer="sgd", seed=1, data=training_data(DataSettings())),
         measured=measured,
         origin=Origin(written_by="test", written_at="2026-01-01T00:00:00+00:00"),
     )

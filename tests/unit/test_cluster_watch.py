@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from frontrunner.evaluators.cluster import agent, probe
+from frontrunner.evaluators.cluster import agent, steps
 from frontrunner.evaluators.cluster.agent import (
     Heartbeat,
     HeartbeatMonitor,
@@ -96,7 +96,7 @@ def test_a_cancelled_allocation_is_named_and_is_a_cut(seen: Seen) -> None:
 
 
 def test_an_interruption_that_nobody_explains_names_its_node(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "VERDICT_S", -1.0)
+    monkeypatch.setattr(steps, "VERDICT_S", -1.0)
     seen.tell(0, statuses={0: -15}, interrupted="SIGTERM", ended=True, host="n7")
     assert seen.failure().message == "node n7 was told to end (SIGTERM)"
 
@@ -109,7 +109,7 @@ def test_an_interruption_after_the_last_step_changes_nothing(seen: Seen) -> None
 
 
 def test_a_launcher_that_fails_is_told_by_its_last_words(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "LAST_FILES_S", -1.0)
+    monkeypatch.setattr(steps, "LAST_FILES_S", -1.0)
     seen.folder.launcher_log.write_text("srun: error: Unable to create step\n")
     seen.future.set_result(1)
     seen.watch.look()
@@ -120,7 +120,7 @@ def test_a_launcher_that_fails_is_told_by_its_last_words(seen: Seen, monkeypatch
 
 
 def test_an_agent_s_trouble_is_told(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "LAST_FILES_S", -1.0)
+    monkeypatch.setattr(steps, "LAST_FILES_S", -1.0)
     seen.tell(1, trouble="the fork server was not ready within 120 s", running=False, ended=True)
     seen.future.set_result(0)
     seen.watch.look()
@@ -128,7 +128,7 @@ def test_an_agent_s_trouble_is_told(seen: Seen, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nodes_that_never_begin_are_given_up(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "START_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(steps, "START_TIMEOUT_S", -1.0)
     seen.tell(0)
     assert "had not all begun" in seen.failure().message
     assert seen.folder.is_cancelled

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from frontrunner.evaluators.probe import DataSettings
-from frontrunner.evaluators.probe.job import MIN_SEQUENCES, check_data, corpus
+from frontrunner.evaluators.probe.job import MIN_SEQUENCES, check_data, corpus, require_same_data, training_data
+from frontrunner.evaluators.text.prepare import PrepareSettings, prepare
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.model import Model
@@ -149,3 +150,36 @@ def test_a_check_passes_what_training_takes(tmp_path: Path) -> None:
     for data in usable:
         check_data(data, PROBLEM)
         corpus(data, tmp_path, PROBLEM)
+
+
+def test_a_prepared_file_is_read_by_its_description(tmp_path: Path) -> None:
+    path, large = tmp_path / "a.bin", replace(PROBLEM, model=replace(MODEL, vocabulary=100_000))
+    (tmp_path / "a.txt").write_text("a\n" * 500)
+    about = prepare((tmp_path / "a.txt",), PrepareSettings(out=path, train_vocabulary=300, validation=0.1)).description
+    data = DataSettings(path=str(path))
+
+    check_data(data, large)
+    tokens = corpus(data, tmp_path, large)
+    assert (tokens.dtype, tokens.held_out_tokens) == ("uint16", about.held_out_tokens)  # not as the model's size has it
+    with pytest.raises(InvalidInput, match=rf"model.vocabulary = 200: expected at least {about.vocabulary}, the voc"):
+        check_data(data, replace(PROBLEM, model=replace(MODEL, vocabulary=200)))
+    with pytest.raises(InvalidInput, match="held out for evaluation, a sequence; it has"):
+        check_data(data, replace(large, sequence_length=about.held_out_tokens))
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(InvalidInput, match=r"a.json describes [\d,]+ tokens of 2 bytes, but"):
+        check_data(data, large)
+    (tmp_path / "a.json").write_text('{"version": 1}')
+    with pytest.raises(InvalidInput, match=r"a.json does not describe a.bin: description.d.* is missing"):
+        check_data(data, large)
+
+
+def test_prepared_data_are_the_same_with_their_tokenizer_and_held_out_part_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    (tmp_path / "a.txt").write_text("a\n" * 500)
+    made = prepare((tmp_path / "a.txt",), PrepareSettings(out=path, train_vocabulary=300, validation=0.1))
+    stated = training_data(DataSettings(path=str(path)))
+    require_same_data(stated)
+    assert (stated.tokenizer, stated.held_out_tokens) == (made.tokenizer.name, made.description.held_out_tokens)
+    made.tokenizer.write_bytes(made.tokenizer.read_bytes() + b" ")
+    with pytest.raises(InvalidInput, match=r"a\.bin. is not what .* another tokenizer or held-out part"):
+        require_same_data(stated)

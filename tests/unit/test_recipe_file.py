@@ -14,12 +14,17 @@ from hypothesis import HealthCheck, given, settings
 
 from frontrunner.config import recipe_file
 from frontrunner.config.recipe_file import Measured, Origin, RecipeFile, Training, content_hash, from_text, to_text
+from frontrunner.evaluators.probe import DataSettings, Schedule
+from frontrunner.evaluators.probe.job import training_data
 from frontrunner.evaluators.probe.replay import ReplaySettings
+from frontrunner.exchange import exported
 from frontrunner.recipe_actions import plan_replay
+from frontrunner.results.provenance import TrainingData
 from frontrunner.spaces.cluster import Links
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.store import LocalStore
 from support import recipe_reference
 from support.formats import problem, recipes
 
@@ -40,6 +45,7 @@ MEASURED = Measured(
     mfu=None,
     peak_memory_bytes_max_rank=70 * 2**30,
 )
+DATA = TrainingData(path="/data/tokens.bin", size_bytes=10**12, head_sha256="0" * 64)
 SCHEMA = Path(__file__).parent.parent.parent / "docs" / "recipe.schema.json"
 
 
@@ -49,7 +55,7 @@ def made(recipe: Recipe = PLAIN, measured: Measured | None = MEASURED) -> Recipe
         recipe_id=recipe_id(PROBLEM, recipe),
         problem=PROBLEM,
         recipe=recipe,
-        training=Training(seed=3),
+        training=Training(seed=3, data=DATA, worker_init=("module load rocm",)),
         measured=measured,
         origin=origin,
     )
@@ -104,7 +110,7 @@ MALFORMED: dict[str, tuple[Callable[[], str], str]] = {
     "deep": (lambda: "[" * 100_000, "nested too deeply"),
     "deep in a value": (edited("content.origin.written_by", [[[[[[[1]]]]]]]), "nested more than 8 deep"),
     "brackets in text are no depth": (edited("content.origin.written_by", ["[" * 50]), r"content\.origin\.written_by"),
-    "a key twice": (with_text('"version": 1,', '"version": 1, "version": 1,'), "the key version is given twice"),
+    "a key twice": (with_text('"version": 2,', '"version": 2, "version": 2,'), "the key version is given twice"),
     "infinite": (with_text('"repeats": 2', '"repeats": 1e999'), r"content\.measured\.repeats = inf: .* finite number"),
     "not a number": (with_text('"repeats": 2', '"repeats": NaN'), r"content\.measured\.repeats = nan"),
     "huge": (with_text('"repeats": 2', '"repeats": ' + "9" * 30), r"content\.measured\.repeats = 9+: .* at most"),
@@ -114,8 +120,8 @@ MALFORMED: dict[str, tuple[Callable[[], str], str]] = {
     "wrong hash": (edited("hash", "0" * 64), r'hash = "0+": expected [0-9a-f]{64}: the file was changed'),
     "no hash": (edited("hash", None), "hash is missing"),
     "changed after": (with_text('"micro_batch_seqs": 2', '"micro_batch_seqs": 4'), "the file was changed"),
-    "version 99": (edited("version", 99), r"version = 99: expected 1"),
-    "version true": (edited("version", True), r"version = true: expected 1"),
+    "version 99": (edited("version", 99), r"version = 99: expected 1 or 2"),
+    "version true": (edited("version", True), r"version = true: expected 1 or 2"),
     "another format": (edited("format", "x"), 'format = "x": expected "frontrunner-recipe"'),
     "text for a number": (edited("content.recipe.devices", "16"), r'content\.recipe\.devices = "16": .* whole number'),
     "an unknown word": (edited("content.recipe.schedule", "2f2b"), r'recipe\.schedule = "2f2b": expected one of'),
@@ -128,6 +134,7 @@ MALFORMED: dict[str, tuple[Callable[[], str], str]] = {
         "content.recipe is illegal: tensor_parallel 16",
     ),
     "another recipe's id": (edited("content.recipe_id", "0123456789ab"), r"content\.recipe_id = .*the id of this"),
+    "a line that is none": (edited("content.training.worker_init", ["a\nb"]), r"worker_init = .* printable text"),
     "a model that cannot be": (edited("content.problem.model.layers", 0), r"model\.layers = 0: expected at least 1"),
 }
 
@@ -165,11 +172,64 @@ def test_a_file_cannot_be_made_of_an_illegal_recipe() -> None:
         made(replace(PLAIN, schedule="1f1b"))
 
 
+def test_a_file_of_the_first_version_is_replayed_on_data_that_are_named(tmp_path: Path) -> None:
+    document = json.loads(to_text(made()))
+    document["content"]["training"] = {"optimizer": "sgd", "seed": 3}
+    document |= {"version": 1, "hash": content_hash(document["content"])}
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    path = str(tmp_path / "old.json")
+    with pytest.raises(InvalidInput, match=r"what data recipe .*old.json was trained on is not recorded") as refused:
+        plan_replay(path, ReplaySettings(steps=2, launched=True), anyway=True)
+    assert refused.value.hint is not None
+    assert "--data FILE" in refused.value.hint
+    with pytest.raises(InvalidInput, match=r"what data recipe .*old.json was trained on is not recorded"):
+        exported(LocalStore(None), path, to="slurm")
+    settings = ReplaySettings(steps=2, launched=True, data="built-in", folder=tmp_path / "run")
+    job = plan_replay(path, settings, anyway=True, store=str(tmp_path / "s.db")).job
+    assert (job["optimizer"]["name"], job["seed"]) == ("sgd", 3)
+    script = exported(LocalStore(None), path, to="slurm", data="built-in")
+    assert '"path": null' in script
+    assert 'STEPS" ${DATA:+--data "$DATA"} \\\n' in script
+
+
+def test_a_file_is_replayed_on_its_own_data_or_not_at_all(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"some words " * 4096)
+    data = training_data(DataSettings(path=str(text)))
+    schedule = Schedule(learning_rate=0.5, warm_up_steps=7)
+    file = replace(made(), training=Training(data=data, schedule=schedule, worker_init=("module load rocm",)))
+    (tmp_path / "r.json").write_text(to_text(file))
+    path, settings = str(tmp_path / "r.json"), ReplaySettings(steps=20, launched=True)
+
+    def replayed() -> dict[str, Any]:
+        return dict(plan_replay(path, settings, anyway=True, store=str(tmp_path / "s.db")).job)
+
+    job = replayed()
+    assert (job["optimizer"]["learning_rate"], job["train"]["warm_up_steps"]) == (0.5, 7)
+    assert Path(job["data"]["path"]).name.startswith("text-")
+    script = exported(LocalStore(None), path, to="pbs")
+    assert script.index("module load rocm\n") < script.index("set -euo pipefail")
+    text.write_bytes(b"same words " * 4096)
+    for attempt in (replayed, lambda: exported(LocalStore(None), path, to="slurm")):
+        with pytest.raises(
+            InvalidInput, match=r"text.txt. is not what the recipe was trained on: it has another content"
+        ):
+            attempt()
+    text.write_bytes(b"some words " * 4095)
+    with pytest.raises(InvalidInput, match=r"it has 45,045 bytes, not 45,056") as refused:
+        replayed()
+    assert "--data FILE" in str(refused.value.hint)
+    text.unlink()
+    with pytest.raises(InvalidInput, match=r"are not here: .*No such file"):
+        replayed()
+    assert str(text) in exported(LocalStore(None), path, to="slurm"), "it may be where the script runs"
+
+
 def test_a_replay_is_refused_for_a_missing_extra_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "r.json").write_text(to_text(made()))
     monkeypatch.setattr("frontrunner.evaluators.probe.replay.find_spec", lambda _: None)
     with pytest.raises(InvalidInput, match="TensorBoard need it installed") as refused:
-        plan_replay(str(tmp_path / "r.json"), ReplaySettings(steps=2, metrics="tensorboard"))
+        plan_replay(str(tmp_path / "r.json"), ReplaySettings(steps=2, metrics="tensorboard", data="built-in"))
     assert refused.value.hint == "run: pip install tensorboard"

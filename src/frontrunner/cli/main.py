@@ -15,8 +15,11 @@ from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
         "init": ("plan:init", "Write a commented campaign file to begin with."),
+        "prepare": ("training:prepare", "Tokenize text files for training."),
         "launch": ("run:launch", "Run a campaign file, and print its ranking."),
         "resume": ("run:resume", "Continue a campaign where it stopped."),
+        "sweep": ("around:sweep", "Measure a recipe with each value of a dimension in turn."),
+        "scale": ("around:scale", "Measure a recipe's strong and weak scaling over nodes."),
         "replay": ("run:replay", "Train with a measured recipe: the full run."),
         "profile": ("diagnostics:profile", "Profile a recipe's training step."),
         "dryrun": ("plan:dryrun", "Trace a recipe's memory and FLOPs without a device."),
@@ -45,6 +48,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "best": ("query:best", "Print the ranking of a campaign's recipes."),
         "pareto": ("query:pareto", "Print the Pareto front of speed and memory."),
         "show": ("query:show_recipe", "Print everything about one recipe, and why it ranks there."),
+        "compare": ("query:compare", "Compare recipes, differences first."),
         "status": ("query:status", "Print the state of a campaign."),
         "failures": ("query:failures", "List failed probes with reasons and log tails."),
         "campaigns": ("query:campaigns", "List every campaign of the store."),

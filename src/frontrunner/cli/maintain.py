@@ -18,6 +18,7 @@ from frontrunner.recipe_actions import names_a_file
 from frontrunner.results.pruning import Deleted
 from frontrunner.results.transfer import Archived, Copied, Unarchived
 from frontrunner.spaces.errors import NothingLegal, StoreUnusable, bad_value, writing
+from frontrunner.store import LocalStore
 from frontrunner.text import plain
 from frontrunner.views.results import print_check, print_deleted, print_import, print_prunable
 
@@ -153,10 +154,11 @@ def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
 @click.argument("name", metavar="RECIPE_ID|CAMPAIGN")
 @click.option("--to", required=True, metavar="TOOL", help="What to write; the tools are listed above.")
 @click.option("--out", type=opt.FILE, metavar="FILE", help="Where to write it [default: stdout].")
+@click.option("--data", metavar="FILE", help="For slurm, pbs and recipe: train on FILE, or on `built-in` text.")
 @click.option("--storage", metavar="URL", help="With --to optuna: the study's database, as sqlite:///study.db.")
 @opt.store_option
 @opt.server_option
-def export(name: str, to: str, out: Path | None, storage: str | None, store: str | None, server: str | None) -> None:
+def export(name: str, to: str, out: Path | None, data: str | None, storage: str | None, **where: str | None) -> None:
     """Export RECIPE_ID, or a recipe file, as another tool's configuration.
 
     TOOL is megatron-lm, megatron-deepspeed, deepspeed, nemo, torchtitan, nanotron or accelerate; slurm or pbs for a
@@ -164,6 +166,7 @@ def export(name: str, to: str, out: Path | None, storage: str | None, store: str
 
     With optuna the whole CAMPAIGN becomes a study of --storage; run again, it adds new trials.
     """
+    store, server = where["store"], where["server"]
     if (to == "optuna") != (storage is not None):
         raise bad_value("--storage", storage, "a URL with --to optuna, and with nothing else")
     if server is not None and (storage is not None or names_a_file(name)):
@@ -175,7 +178,10 @@ def export(name: str, to: str, out: Path | None, storage: str | None, store: str
         waiting = f"; {found.waiting} have not ended yet" if found.waiting else ""
         click.echo(f"study {found.study}: {found.added} trials added, {found.trials} in all{waiting}")
         return
-    text = opt.open_backend(store, server).export(name, to=to)
+    if data is not None and (server is not None or to not in exchange.TRAINED_HERE):
+        raise bad_value("--data", data, f"--to {', '.join(exchange.TRAINED_HERE)} with it, and no --server")
+    backend = opt.open_backend(store, server)
+    text = backend.export(name, to=to) if data is None else exchange.exported(LocalStore(store), name, to=to, data=data)
     if out is None:
         click.echo(text, nl=False)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import click
 from frontrunner import planning
 from frontrunner.cli import options as opt
 from frontrunner.config.campaign import THIS_MACHINE
+from frontrunner.config.settings import located
 from frontrunner.config.starter import starter
 from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.evaluators.diagnostics.dryrun import DryRun, run
@@ -56,7 +56,7 @@ def init(model: str | None, cluster: str | None, out: Path, **given: Any) -> Non
     text = starter(model=named[0], cluster=named[1], folder=out.parent, **given)
     with writing(out):
         write_bytes(out, text.encode())
-    click.echo(f"{out} is written; next: frontrunner plan {out}, frontrunner launch {out}")
+    click.echo(located(f"{out} is written; next: frontrunner plan {out}, frontrunner launch {out}"))
 
 
 def _ask(option: str, known: tuple[str, ...]) -> str:
@@ -89,11 +89,7 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
     if nodes is not None:
         if top is not None:
             raise InvalidInput("--top is for the ranking; with --nodes one recipe per count is printed")
-        for part in nodes.split(","):
-            if not re.fullmatch(r"\s*[0-9]{1,9}\s*", part):
-                expected = f"whole numbers with commas between, as in 16,32,64, not {part.strip()!r}"
-                raise bad_value("--nodes", nodes, expected)
-        scaled = planning.scaling(file, [int(part) for part in nodes.split(",")])
+        scaled = planning.scaling(file, opt.counts("--nodes", nodes))
         opt.show(scaled, print_scaling, as_json=as_json)
         if not scaled.has_recipe:
             raise NothingLegal("no recipe is estimated to fit on any of these numbers of nodes")

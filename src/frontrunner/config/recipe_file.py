@@ -15,7 +15,9 @@ from typing import Any
 
 from frontrunner.config.toml_file import read_text
 from frontrunner.evaluators.export.reading import json_table
+from frontrunner.evaluators.probe import Schedule
 from frontrunner.results.outcome import RecipeStats
+from frontrunner.results.provenance import TrainingData
 from frontrunner.spaces import errors
 from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.legality import why_illegal
@@ -24,7 +26,9 @@ from frontrunner.spaces.recipe import Recipe, stored_recipe
 from frontrunner.spaces.validation import A_TABLE, refuse_unusable_values, validate
 
 FORMAT = "frontrunner-recipe"
-VERSION = 1
+VERSION = 2
+FIRST_VERSION = 1
+"""Files of it state no data, so that a replay needs them named."""
 MOST_BYTES = 256 * 1024
 LARGEST = 2**63 - 1
 FIGURES = ("measured", "simulated", "imported")
@@ -47,10 +51,24 @@ class Measured(RecipeStats):
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Settings of a probe's training besides the problem: the optimizer, and the seed of weights and data."""
+    """What training needs besides the problem: optimizer, learning rate, the seed of weights and data, and the data.
+
+    `data` is None where the file does not state them. `worker_init` is the campaign's set-up of a node's environment,
+    lines of shell, which batch scripts begin with.
+    """
 
     optimizer: str = "adamw"
+    schedule: Schedule = field(default_factory=Schedule)
     seed: int = 0
+    data: TrainingData | None = None
+    worker_init: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for line in self.worker_init:
+            if not (line.strip() and line.isprintable()):
+                raise errors.bad_value(
+                    "content.training.worker_init", line, "lines of printable text, none of them empty"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +127,10 @@ def from_text(text: str) -> RecipeFile:
     version, content = document.get("version"), document.get("content")
     if document.get("format") != FORMAT:
         raise errors.bad_value("format", document.get("format"), f'"{FORMAT}"')
-    if isinstance(version, bool) or version != VERSION:
+    if isinstance(version, bool) or version not in range(FIRST_VERSION, VERSION + 1):
         hint = "upgrade frontrunner" if isinstance(version, int) and version > VERSION else None
-        raise errors.bad_value("version", version, f"{VERSION}, which this version of frontrunner reads", hint=hint)
+        expected = f"{FIRST_VERSION} or {VERSION}, which this version of frontrunner reads"
+        raise errors.bad_value("version", version, expected, hint=hint)
     refuse_unusable_values(document, LARGEST)
     for key in document:
         if key not in KEYS:

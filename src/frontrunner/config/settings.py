@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
+import sys
 from pathlib import Path
 
 import click
@@ -14,7 +16,7 @@ from frontrunner.results.redaction import redact
 DEFAULT_STORE = "frontrunner.db"
 STORE_VARIABLE = "FRONTRUNNER_STORE"
 RUNS_VARIABLE = "FRONTRUNNER_RUNS"
-BY_SERVER = "best|pareto|show|status|failures|campaigns|dataframe|report|plot|explain|export"
+BY_SERVER = "best|pareto|show|compare|status|failures|campaigns|dataframe|report|plot|explain|export"
 BY_STORE = f"{BY_SERVER}|launch|resume|rename|delete|replay|profile|dryrun|archive|store check|store prune"
 """Commands with --server, and with --store, that hints name."""
 AT_HAND = "frontrunner.at-hand."
@@ -34,14 +36,19 @@ def shown_store(url: str) -> str:
 
 
 def located(text: str) -> str:
-    """Add the running command's campaign file, --store or --server to commands; each ends at one of "`,;#()"."""
+    """Make the commands in a text ones to paste: with the running command's campaign file, --store or --server.
+
+    A command ends at one of "`,;#()". It begins with what starts this program (`started_by`).
+    """
     context = click.get_current_context(silent=True)
-    at_hand = {key.removeprefix(AT_HAND): value for key, value in (context.meta if context else {}).items()}
+    if context is None:
+        return text
+    at_hand = {key.removeprefix(AT_HAND): value for key, value in context.meta.items()}
     if file := at_hand.get("file") or at_hand.get("campaign"):
         text = re.sub(r"\bFILE\b", lambda _: shlex.quote(file), text)
     name = next((name for name in ("store", "server") if name in at_hand), None)
     if name is None:
-        return text
+        return _runnable(text)
     option = f" --{name} {shlex.quote(shown_store(at_hand[name]))}"
 
     def add(found: re.Match[str]) -> str:
@@ -50,7 +57,20 @@ def located(text: str) -> str:
             return f"{command}  # where the store is"
         return command if option in command else command + option
 
-    return re.sub(rf"frontrunner ({BY_STORE})\b([^`,;#()]*[^`,;#()\s])?", add, text)
+    return _runnable(re.sub(rf"frontrunner ({BY_STORE})\b([^`,;#()]*[^`,;#()\s])?", add, text))
+
+
+def _runnable(text: str) -> str:
+    return re.sub(r"(?<![\w./-])frontrunner (?=[a-z])", lambda _: f"{started_by()} ", text)
+
+
+def started_by() -> str:
+    """Return what started this program, for a shell: `frontrunner` where its PATH leads to that, else the file."""
+    script = Path(sys.argv[0])
+    if script.name != "frontrunner" or shutil.which("frontrunner") == str(script.absolute()):
+        return "frontrunner"
+    inside = script.is_absolute() and script.is_relative_to(Path.cwd())
+    return shlex.quote(str(script.relative_to(Path.cwd()) if inside else script))
 
 
 def run_root(url: str, *, from_file: str | None = None) -> Path:

@@ -140,8 +140,8 @@ class ReplayBody(Body):
 
     recipe_id: Annotated[str, Field(pattern="^[0-9a-f]{4,64}$")]
     steps: Steps
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = 3e-4
-    warm_up_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 10
+    learning_rate: Annotated[float | None, Field(gt=0, le=10)] = None
+    warm_up_steps: Annotated[int | None, Field(ge=0, le=1_000_000_000)] = None
     evaluate_every: Annotated[Steps, Field(serialization_alias="evaluation_every_steps")] = 50
     checkpoint_every: Annotated[Steps | None, Field(serialization_alias="checkpoint_every_steps")] = None
     anyway: bool = False

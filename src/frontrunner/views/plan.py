@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from frontrunner.config.settings import located
 from frontrunner.evaluators.analytic.accuracy_bounds import Trust
 from frontrunner.evaluators.analytic.advice import WORTH_ITS_COMPLEXITY, Advice, ParallelLayout, speed, traffic_s
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
@@ -73,14 +74,14 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
         print_trust(plan)
     for best in plan.estimates[:1] if file is not None else ():
         closer = f"frontrunner explain --campaign {shlex.quote(str(file))} {best.recipe_id}"
-        out.say(f"{closer}  # where the first recipe's step time and memory go", style="dim", whole=True)
+        out.say(f"{located(closer)}  # where the first recipe's step time and memory go", style="dim", whole=True)
 
 
 def print_trust(trust: Trust) -> None:
     """Print how far to trust the figures."""
     out = console()
     is_blind = trust.expected_error is None
-    out.say(f"{trust.in_words()}; `frontrunner launch` measures", style="bold red" if is_blind else "dim")
+    out.say(f"{trust.in_words()}; {located('`frontrunner launch`')} measures", style="bold red" if is_blind else "dim")
     if trust.assumed:
         out.say(f"not given, assumed: {trust.assumed_in_words()}", style="dim")
     for code in trust.software:
@@ -202,7 +203,7 @@ def print_breakdown(found: Breakdown) -> None:  # noqa: C901 - one line after th
         out.say(f"note: {mark.text}", style="dim")
     print_trust(found.trust)
     if why_untraceable(estimate.recipe, found.problem) is None and found.problem.software.code is None:
-        out.say("`frontrunner dryrun` traces the memory of the real step", style="dim")
+        out.say(located("`frontrunner dryrun` traces the memory of the real step"), style="dim")
 
 
 def _bar(amount: float, longest: float, style: str) -> ProgressBar:
@@ -410,4 +411,4 @@ def print_advice(advice: Advice, file: str | None = None) -> None:
         return
     out.say("go on with", style="bold")
     for command, purpose in commands(advice, file).items():
-        out.say(f"{'':{INDENT}}{command}", (f"  # {purpose}", "dim"), whole=True)
+        out.say(f"{'':{INDENT}}{located(command)}", (f"  # {purpose}", "dim"), whole=True)

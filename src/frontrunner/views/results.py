@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.text import Text
@@ -288,10 +284,6 @@ def print_next_commands(
     if replays:
         commands[f"frontrunner replay {winner.recipe_id} --steps 200"] = "train with it"
     lines = {located(command): what for command, what in commands.items()}
-    if shutil.which("frontrunner") is None:
-        activate = Path(sys.prefix, "bin", "activate")
-        activate = activate.relative_to(Path.cwd()) if activate.is_relative_to(Path.cwd()) else activate
-        lines = {f". {shlex.quote(str(activate))}": "`frontrunner` is not on this shell's PATH", **lines}
     out.say("\nnext:", style="bold")
     width = max(map(len, lines))
     for line, what in lines.items():

@@ -1,0 +1,249 @@
+"""Steps on the nodes of a source: when they start, what their nodes report of them, and evaluators by such steps."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from frontrunner.evaluators.cluster.agent import RANK_AGENT, Heartbeat, NodeReport, Step, StepFolder
+from frontrunner.evaluators.cluster.allocations import HeldAllocation, Placed, Pool, Waiting
+from frontrunner.evaluators.cluster.settings import NodeSource
+from frontrunner.evaluators.probe.files import tail
+from frontrunner.evaluators.probe.measure import nodes_used
+from frontrunner.evaluators.probe.watch import QueuedProbes, Watch
+from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup
+from frontrunner.spaces.errors import bad_value
+
+POLL_S = 0.25
+CLOSE_S = 10.0
+"""How long steps that are cancelled at the end have to leave their nodes before these are given back."""
+START_TIMEOUT_S = 300.0
+"""Until every node has started its part: a launcher and an import of torch from a busy file system take a minute."""
+LAST_FILES_S = 6.0
+"""How long a network file system may take to show what a node wrote last."""
+VERDICT_S = 12.0
+"""How long the batch system may take to report why it has ended a step."""
+SILENCE_S = 60.0
+"""By default: how long a probe's nodes go on without a heartbeat of the driver."""
+LONGER_SHARE = 1.5
+"""Assumed: a probe takes at most this many times the longest before it."""
+_PLAIN_PATH = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
+
+
+class Dispatcher:
+    """Starts steps on the nodes of a source as these get free, and gives the nodes back."""
+
+    def __init__(self, setup: ProbeSetup, source: NodeSource) -> None:
+        self._setup = setup
+        folder = setup.work_folder.resolve() / "dispatch" / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+        if not _PLAIN_PATH.fullmatch(str(folder)):  # Parsl submits scripts through a shell, by unquoted paths
+            expected = "a path of letters, digits and _@%+=:,./-, which Parsl hands to a shell as it is"
+            raise bad_value("store.run_folder", str(folder), expected)
+        self._lifeline = folder / "lifeline"
+        self._heartbeat = Heartbeat(self._lifeline)
+        self._pool = Pool(source, folder)
+        self._longest_s: float | None = None
+
+    def place(self, orders: Iterable[ProbeOrder]) -> dict[str, HeldAllocation]:
+        """Return the allocation for each order, by token, that can start now; raise `NodesUnavailable`."""
+        problem, expected_s = self._setup.problem, self._expected_s
+        waiting = [Waiting(order.token, nodes_used(order.recipe, problem), expected_s) for order in orders]
+        return self._pool.place(waiting, time.monotonic())
+
+    @property
+    def _expected_s(self) -> float:
+        deadline_s = self._setup.probe.deadline_s
+        return deadline_s if self._longest_s is None else min(deadline_s, LONGER_SHARE * self._longest_s)
+
+    def start(
+        self,
+        order: ProbeOrder,
+        allocation: HeldAllocation,
+        *,
+        environment: Mapping[str, str],
+        scratch: Path | None = None,
+        agent: str = RANK_AGENT,
+    ) -> Placed:
+        """Start the step of an order in the allocation that `place` returned."""
+        setup, settings = self._setup, self._setup.dispatch
+        nodes = nodes_used(order.recipe, setup.problem)
+        StepFolder(order.run_folder).prepare(nodes)
+        variables = dict(environment)
+        if (interface := settings.network_interface) is not None:
+            variables |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+        step = Step(
+            token=order.token,
+            run_folder=str(order.run_folder.resolve()),
+            world_size=order.recipe.devices,
+            nodes=nodes,
+            ranks_per_node=setup.problem.cluster.devices_per_node,
+            engines=setup.engines,
+            environment=variables,
+            deadline_s=setup.probe.deadline_s + START_TIMEOUT_S,
+            lifeline=str(self._lifeline),
+            silence_s=settings.lifeline_s or SILENCE_S,
+            scratch=None if scratch is None else str(scratch),
+            agent=agent,
+        ).write()
+        expected_end_s = time.monotonic() + self._expected_s
+        return self._pool.start(step, allocation, nodes=nodes, expected_end_s=expected_end_s)
+
+    def note(self, seconds: float) -> None:
+        """Note how long a step has taken."""
+        self._longest_s = max(self._longest_s or 0.0, seconds)
+
+    def withdraw_requests(self) -> None:
+        """Withdraw the requests for more nodes, which nothing waits for any more."""
+        self._pool.withdraw_requests()
+
+    def close(self, cancelled: Iterable[Placed]) -> None:
+        """Wait for steps that were cancelled, and give the nodes back."""
+        end_s, left = time.monotonic() + CLOSE_S, list(cancelled)
+        while time.monotonic() < end_s and not all(placed.is_over for placed in left):
+            time.sleep(POLL_S)
+        self._heartbeat.stop()
+        self._pool.close()
+
+
+class StepNodes:
+    """The nodes of a placed step: their reports, and why the step was lost."""
+
+    def __init__(self, run_folder: Path, placed: Placed) -> None:
+        self.placed = placed
+        self.reports: dict[int, NodeReport] = {}
+        self.interrupted: NodeReport | None = None
+        self._files = StepFolder(run_folder)
+        self._placed_s = time.monotonic()
+        self._first_report_s: float | None = None
+        self._over_s: float | None = None
+        self.launcher_log = self._files.launcher_log
+
+    @property
+    def seconds(self) -> float:
+        """Time since the step began on its nodes; 0 before."""
+        return 0.0 if self._first_report_s is None else time.monotonic() - self._first_report_s
+
+    @property
+    def kernel_oom_kills(self) -> int:
+        """Processes that the kernels of the step's nodes killed for memory meanwhile."""
+        return sum(report.oom_kills for report in self.reports.values())
+
+    @property
+    def are_running(self) -> bool:
+        """Return whether each node has started its part."""
+        reports = self.reports.values()
+        return len(reports) == self.placed.nodes and all(report.running for report in reports)
+
+    @property
+    def were_taken_away(self) -> bool:
+        """Return whether the machine was, from a step that was lost."""
+        return self.interrupted is not None or self.placed.allocation.ended_s is not None
+
+    def read(self) -> None:
+        """Read what the nodes report."""
+        for node in range(self.placed.nodes):
+            report = self._files.report(node)
+            if report is None:
+                continue
+            self.reports[node] = report
+            self._first_report_s = self._first_report_s or time.monotonic()
+            if report.interrupted is not None:
+                self.interrupted = self.interrupted or report
+
+    def cancel(self) -> None:
+        """Have every node end its part."""
+        self._files.cancel()
+
+    def why_lost(self, *, have_begun: bool, have_ended: bool) -> str | None:
+        """Return why the step was lost, once that is known, or None; cancel one that some nodes did not begin."""
+        placed, now = self.placed, time.monotonic()
+        if self.interrupted is None and (have_ended or not placed.is_over):
+            if have_begun or now - self._placed_s <= START_TIMEOUT_S:
+                return None
+            self.cancel()
+            return f"its {placed.nodes} nodes had not all begun within {START_TIMEOUT_S:g} s"
+        self._over_s = self._over_s or now
+        is_explained = self.interrupted is not None and placed.allocation.ended_s is not None
+        wait_s = LAST_FILES_S if self.interrupted is None else VERDICT_S
+        return self._why_over() if is_explained or now - self._over_s > wait_s else None
+
+    def _why_over(self) -> str:
+        if self.placed.allocation.ended_s is not None:
+            return self.placed.allocation.why
+        if self.interrupted is not None:
+            return f"node {self.interrupted.host} was told to end ({self.interrupted.interrupted})"
+        for report in self.reports.values():
+            if report.trouble is not None:
+                return f"node {report.host}: {report.trouble}"
+        task, output = self.placed.task, tail(self.launcher_log, 1)
+        if task is None or task.exception() is not None:
+            return f"the step was lost: {task and task.exception()}"
+        return f"the launcher ended with status {task.result()}" + (f": {output}" if output else "")
+
+
+class OnNodes(Watch):
+    """A watch whose processes are on the `nodes` of a step: it reads their reports, and a file ends them."""
+
+    nodes: StepNodes
+
+    @property
+    def seconds(self) -> float:
+        """Time since the step began on its nodes; 0 before."""
+        return self.nodes.seconds
+
+    @property
+    def kernel_oom_kills(self) -> int:
+        """Processes that the kernels of the step's nodes killed for memory meanwhile."""
+        return self.nodes.kernel_oom_kills
+
+    @property
+    def is_cut(self) -> bool:  # type: ignore[override]
+        """Whether the machine was taken away during the probe."""
+        return self.lost is not None and self.nodes.were_taken_away
+
+
+AnyStep = TypeVar("AnyStep", bound=OnNodes)
+
+
+class Dispatched(QueuedProbes[AnyStep]):
+    """Base of evaluators by steps on the nodes of a source, which orders wait for."""
+
+    _poll_s = POLL_S
+
+    def __init__(self, setup: ProbeSetup, source: NodeSource, **more: Any) -> None:
+        super().__init__(setup, **more)
+        self.measures_here = source.held is not None  # the driver may be on one of its own job's nodes
+        self._dispatcher = Dispatcher(setup, source)
+
+    @abstractmethod
+    def _begin(self, order: ProbeOrder, allocation: HeldAllocation) -> AnyStep:
+        """Start the step of an order in its allocation."""
+
+    def _poll(self, timeout_s: float) -> None:
+        time.sleep(timeout_s)
+        placed = self._dispatcher.place([order for order, _ in self._waiting.values()])
+        for token, allocation in placed.items():
+            self._running[token] = self._begin(self._waiting.pop(token)[0], allocation)
+
+    def _conclude(self, watch: AnyStep) -> Finished:
+        if watch.lost is None:
+            self._dispatcher.note(watch.seconds)
+        return super()._conclude(watch)
+
+    def withdraw(self, token: str) -> bool:
+        """Take back an order that waits for nodes; with the last of them withdraw the requests for more nodes."""
+        was_waiting = super().withdraw(token)
+        if was_waiting and not self._waiting:
+            self._dispatcher.withdraw_requests()
+        return was_waiting
+
+    def close(self) -> None:
+        """End every step, and give the nodes back."""
+        for watch in self._running.values():
+            watch.end()
+        self._dispatcher.close(watch.nodes.placed for watch in self._running.values())
