@@ -40,8 +40,8 @@ is not validated widens its constants, and not this once more."""
 UNJUDGED_ERROR = 0.35
 """The same of choices whose formulas are not validated, but for those of `BOUNDED`; a guess."""
 EXPERTS_ERROR, ROUTED_ERROR = 0.15, 0.25
-"""The same of mixtures of experts, and of routers that deal tokens unevenly: 98 published steps with even routing were off
-by 0.22 together with the constants, and half of 17 with a router by more than 0.25."""
+"""The same of mixtures of experts, and of routers that deal tokens unevenly: 98 published steps with even routing were
+off by 0.22 together with the constants, and half of 17 with a router by more than 0.25."""
 FP8_ERROR = 0.1
 """How far the time in FP8 over that in 16 bits is off, as a logarithm: 0.09 in 50 published pairs."""
 COMPILE_SHARE = 0.5

@@ -74,7 +74,7 @@ FP8_SHARES = dict.fromkeys(HOPPER, 0.709 / 0.803) | {
 }  # fmt: skip
 OTHER_FP8_SHARE = 0.709 / 0.803
 """What products reach of a device's peak in 8 bits, over what they reach in 16: of the fastest products
-(github.com/stas00/ml-engineering, "Maximum Achievable Matmul FLOPS"); GB300's are taken from GB200, others' from H100."""
+(github.com/stas00/ml-engineering, "Maximum Achievable Matmul FLOPS"); GB300's are GB200's, others' H100's."""
 LARGEST_OF_NORMALS = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.343, 2.594, 2.826)
 """The mean of the largest of 1, 2, 4 to 256 standard normals."""
 RUNTIME_BYTES = {"cpu": 0.26 * 2**30}
@@ -197,7 +197,8 @@ class Machine:
 def _fp8_flops(cluster: Cluster, fastest: float) -> float:
     """Return the rate of a device's products in 8 bits, of which those in 16 reach `fastest`, or that, if unknown."""
     peak, share = cluster.peak_flops("fp8"), cluster.matmul_share or ASSUMED["matmul_share"]
-    return cluster.matmul_flops("fp8") or (fastest if peak is None else peak * share * FP8_SHARES.get(cluster.device, OTHER_FP8_SHARE))
+    share *= FP8_SHARES.get(cluster.device, OTHER_FP8_SHARE)
+    return cluster.matmul_flops("fp8") or (fastest if peak is None else peak * share)
 
 
 def _bytes_per_s(gb_per_s: float | None, key: str) -> float:

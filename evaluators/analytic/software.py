@@ -51,17 +51,18 @@ casts back (6), multiplies by the weight (4); backward these take 12, 6, 24, 16,
 keeps the fp32 copy and the normalized value. An eager rotation negates a half and joins them (6), multiplies by cosine
 and sine (8), adds (6); backward also two slices (8) and the sums of three gradients (12); `fp32` is the project's own.
 `silu(x) * gate` in two kernels writes, reads and keeps what lies between; gpt-oss's form clamps both (8), multiplies
-(4), takes the sigmoid (4), multiplies by it (6), adds 1 (4) and multiplies (6); clamped before a fused kernel, both halves are clamped (8) and
-joined (8), and backward clamped (12) and joined (8). An expert's bias is repeated for its rows (2) and added (6), and
-its gradient summed (4). One that the router's weight multiplies is so (2), added (6) and joined with those of other
-experts (4); backward its gradient and that of the weight are multiplied and summed (6 each), and the rows' joined (4).
-With weights in fp32 these are 4, 10 and 8, and 6 to convert; backward 12 each, 4, and 12 to convert. A gradient that two branches share is
-added (6), a bias's reads its gradient again (2). Scores: the product writes them, softmax reads and writes them, the
-next product reads them; an eager softmax casts to fp32 (6), masks (9), normalizes (8), casts back (6), and keeps both.
-Each of a token's experts gathers its row (4), puts what it finds back in order (4), weighs it (4) and adds it (2); it
-keeps the row and what was found. Where the gate has weighed it, it is added to what is there (6), backward too, and not
-kept. Fused, a token's row is read once and written for each expert, and what these found,
-weighed with the gate, is read for each and written once. Received rows are sorted by expert, and back.
+(4), takes the sigmoid (4), multiplies by it (6), adds 1 (4) and multiplies (6); clamped before a fused kernel, both
+halves are clamped (8) and joined (8), and backward clamped (12) and joined (8). An expert's bias is repeated for its
+rows (2) and added (6), and its gradient summed (4). One that the router's weight multiplies is so (2), added (6) and
+joined with those of other experts (4); backward its gradient and that of the weight are multiplied and summed (6 each),
+and the rows' joined (4). With weights in fp32 these are 4, 10 and 8, and 6 to convert; backward 12 each, 4, and 12 to
+convert. A gradient that two branches share is added (6), a bias's reads its gradient again (2). Scores: the product
+writes them, softmax reads and writes them, the next product reads them; an eager softmax casts to fp32 (6), masks (9),
+normalizes (8), casts back (6), and keeps both. Each of a token's experts gathers its row (4), puts what it finds back
+in order (4), weighs it (4) and adds it (2); it keeps the row and what was found. Where the gate has weighed it, it is
+added to what is there (6), backward too, and not kept. Fused, a token's row is read once and written for each expert,
+and what these found, weighed with the gate, is read for each and written once. Received rows are sorted by expert, and
+back.
 """
 FLASH_SPEED = {1: 0.53, 2: 1.0, 3: 1.75}
 """FlashAttention's rate by version: 25-40 % of an A100's peak against 50-73 % (arXiv 2307.08691, abstract), and 1.5 to
@@ -208,7 +209,8 @@ class Software:
         """Return the bytes of experts' biases per token and value of the hidden size."""
         repeated, weighted = KERNELS["expert bias"]["eager"][of], KERNELS["weighted bias"]
         inner = repeated * (work.ffn_matrices - 1) * work.ffn_hidden / work.hidden
-        last = repeated if self.expert_biases == "repeated" else weighted["fp32" if self.dispatches_once else "eager"][of]
+        kind = "fp32" if self.dispatches_once else "eager"
+        last = repeated if self.expert_biases == "repeated" else weighted[kind][of]
         found: Rows = work.experts_per_token * ((0.0 if self.expert_biases == "singly" else inner) + last)
         return found
 
@@ -372,8 +374,8 @@ MEGATRON = Software(
 is fp16 (`--accumulate-allreduce-grads-in-fp32` goes with bf16), and reduced during the backward pass; norm, gate,
 rotation and softmax are fused, cross entropy is not unless `--cross-entropy-loss-fusion` is given: it works in place on
 an fp32 copy (`core/tensor_parallel/cross_entropy.py`). Its fused rotation neither scales nor interleaves
-(`core/models/common/embeddings/rope_utils.py`, `apply_rotary_pos_emb`). On Hopper Transformer Engine prefers cuDNN's attention, which is
-as fast as FlashAttention 3 (`pytorch/attention/dot_product_attention/utils.py`)."""
+(`core/models/common/embeddings/rope_utils.py`, `apply_rotary_pos_emb`). On Hopper Transformer Engine prefers cuDNN's
+attention, which is as fast as FlashAttention 3 (`pytorch/attention/dot_product_attention/utils.py`)."""
 
 MEGATRON_DEEPSPEED = Software(
     name="megatron-deepspeed",
@@ -532,9 +534,9 @@ CODES = {
 }
 """Training codes by the names that campaign files use. NeMo and Megatron Bridge are Megatron's with
 `moe_permute_fusion` and, where no layer has experts, `tp_comm_overlap`; their performance recipes also have gradients
-in bf16 and a fused loss (Megatron Bridge's `perf_recipes/_common.py`, `_benchmark_common`); NeMo AutoModel has FSDP2 and selective
-recompute as the project's own trainer has, with Transformer Engine's kernels and DeepEP. Until 2025 torch's pipelines kept every stage's outputs (github.com/pytorch/pytorch, pull request 153383 and issue
-159251)."""
+in bf16 and a fused loss (Megatron Bridge's `perf_recipes/_common.py`, `_benchmark_common`); NeMo AutoModel has FSDP2
+and selective recompute as the project's own trainer has, with Transformer Engine's kernels and DeepEP. Until 2025
+torch's pipelines kept every stage's outputs (github.com/pytorch/pytorch, pull request 153383 and issue 159251)."""
 
 _KERNEL = ("fused", "eager")
 TRAITS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {
