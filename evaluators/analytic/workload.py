@@ -35,8 +35,8 @@ ROUTED_DEVIATION = {"none": 0.26, "loss": 0.26, "bias": 0.02}
 """Standard deviation of an expert's tokens over the mean, by how a router is balanced.
 
 The fullest of 64 experts had 1.72 and 1.52 times the mean in models of 1B and 3B parameters with an auxiliary loss,
-1.04 with biases (arXiv 2408.15664, table 2, over a validation set), and the largest of 64 normals is 2.34 deviations above
-the mean. A router that is not balanced is taken to be as even as with a loss, which it is at most.
+1.04 with biases (arXiv 2408.15664, table 2, over a validation set), and the largest of 64 normals is 2.34 deviations
+above the mean. A router that is not balanced is taken to be as even as with a loss, which it is at most.
 """
 
 
