@@ -201,7 +201,7 @@ def _gains(machine: Machine, work: Workload) -> Rows:
         plain: Workload = replace(work, compile=np.zeros_like(work.compile), fp8=np.zeros_like(work.fp8))
         compiled: Workload = replace(plain, compile=work.compile)
         gain = np.log(step_time(machine, plain).total / step_time(machine, compiled).total)
-        found = np.hypot(found, COMPILE_SHARE * gain)
+        found = np.sqrt(found**2 + (COMPILE_SHARE * gain) ** 2)
     return found
 
 
