@@ -196,7 +196,7 @@ def log_bounds(
 
 def _gains(machine: Machine, work: Workload) -> Rows:
     """Return how far the gains of compiling and of products in 8 bits are off, as the deviation of a logarithm."""
-    found: Rows = (work.fp8 > 0) * FP8_ERROR
+    found: Rows = np.where(work.fp8 > 0, FP8_ERROR, 0.0)
     if work.compile.any():
         plain: Workload = replace(work, compile=np.zeros_like(work.compile), fp8=np.zeros_like(work.fp8))
         compiled: Workload = replace(plain, compile=work.compile)
