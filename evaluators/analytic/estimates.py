@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.accuracy_bounds import (
+    BOUNDED,
     Trust,
     has_times,
     log_bounds,
@@ -131,7 +132,7 @@ class EstimateTable(Sequence[Estimate]):
         """Return the estimates of these rows, with their intervals: 33 times the work of their step times alone."""
         recipes, known = [self.recipes[row] for row in rows], has_times(self.problem)
         ends, off = np.zeros((2, len(recipes))), np.zeros(len(recipes))
-        others = ({*unvalidated(recipe, self.problem)} - {"compile", "fp8"} for recipe in recipes)
+        others = ({*unvalidated(recipe, self.problem)} - BOUNDED for recipe in recipes)
         unjudged = np.fromiter(map(bool, others), dtype=np.bool_)
         for places, machine, work in blocks(recipes, self.problem):
             of = (self.problem.cluster, self.problem.precision, machine.software, work)

@@ -82,7 +82,7 @@ def print_trust(trust: Trust) -> None:
     """Print how far to trust the figures."""
     out = console()
     is_blind = trust.expected_error is None
-    out.say(f"{trust.in_words()}; {located('`frontrunner launch`')} measures", style="bold red" if is_blind else "dim")
+    out.say(f"{trust.in_words()}; `frontrunner launch` measures", style="bold red" if is_blind else "dim")
     if trust.assumed:
         out.say(f"not given, assumed: {trust.assumed_in_words()}", style="dim")
     for code in trust.software:
@@ -207,7 +207,7 @@ def print_breakdown(found: Breakdown) -> None:  # noqa: C901 - one line after th
         out.say(f"note: {mark.text}", style="dim")
     print_trust(found.trust)
     if why_untraceable(estimate.recipe, found.problem) is None and found.problem.software.code is None:
-        out.say(located("`frontrunner dryrun` traces the memory of the real step"), style="dim")
+        out.say("`frontrunner dryrun` traces the memory of the real step", style="dim")
 
 
 def _bar(amount: float, longest: float, style: str) -> ProgressBar:
