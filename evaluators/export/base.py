@@ -112,10 +112,11 @@ class Tool(ABC):
                 why = f"{self.title} has no setting for {choice.name} = {shown(value)}"
                 return Reason(f"{choice.name.replace('_', '-')}-unsaid", why)
         model, stated = problem.model, self.model_fields
-        if (model.attention_window or 0) >= problem.sequence_length:
-            model = replace(model, attention_window=None)  # sequences fit in it
         if stated is not None:
-            names = [one.name for one in fields(Model) if one.name not in {"name", "routing", *stated}]
+            said = {"name", "routing", *stated}
+            if (model.attention_window or 0) >= problem.sequence_length:
+                said |= {"attention_window", "full_attention_every"}  # sequences fit in it
+            names = [one.name for one in fields(Model) if one.name not in said]
             defaults = {one.name: one.default for one in fields(Model)}
             if unsaid := [name for name in names if getattr(model, name) != defaults[name]]:
                 listed = ", ".join(f"model.{name} = {shown(getattr(model, name))}" for name in unsaid)

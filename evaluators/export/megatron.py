@@ -53,8 +53,13 @@ MODEL_FIELDS = frozenset({
 CORE_MODEL_FIELDS = MODEL_FIELDS | {
     "shared_experts", "dense_layers", "dense_ffn_hidden", "router", "router_groups", "router_groups_kept",
     "routed_scale", "balancing", "balancing_weight", "key_value_rank", "query_rank", "rotary_width", "value_width",
+    "attention_window", "full_attention_every", "attention_sinks",
 }  # fmt: skip
+CLAMPED = {"--quick-geglu": True, "--glu-linear-offset": 1.0, "--activation-func-clamp-value": 7.0}
+"""gpt-oss's activation: `quick_gelu(x) = x sigmoid(1.702 x)` of one product, times the other and 1, both clamped."""
 PART_DEFAULTS = {
+    "softmax-type": "vanilla",
+    "rotary-percent": 1.0,
     "moe-router-topk": 2,
     "moe-router-score-function": "softmax",
     "kv-lora-rank": 32,
@@ -124,6 +129,7 @@ MODEL_NOTE = (
     "note: the model, its sequence length and precision are those of the Bridge recipe that this is merged into"
 )
 _LEADING_DENSE = re.compile(r"\(?\[0\](?:\*([0-9]{1,5}))?\+\[1\](?:\*[0-9]{1,5})?\)?")
+_LAYER_KINDS = re.compile(r"\[[01](?:, ?[01]){0,9999}\]")
 _REPEATED_GROUP = re.compile(r"\(([^()]*)\)\*([0-9]{1,5})")
 _REPEATED = re.compile(r"(.)\*([0-9]{1,5})")
 
@@ -187,6 +193,9 @@ class MegatronLM(Tool):
             (order == "tp-pp-dp" and pp > 1 and ep != tp, "rank-order-experts",
              f"{tool}'s tp-pp-dp needs as many copies of experts as of the rest: shared by {tp} ranks, not {ep}"),
             (is_cut, "context-halves", f"{tool} cuts {cut}"),
+            (cp > 1 and _window(problem), "window-context",
+             f"no attention_window is exported for {tool} with context_parallel {cp}, which Transformer Engine "
+             "combines in some ways of communication alone"),
             (recipe.fp8 == "rowwise", "fp8-unsaid",
              f"{tool} scales by tensors and blocks, not by rows: fp8 {' and '.join(FP8)} have settings"),
         )  # fmt: skip
@@ -205,14 +214,13 @@ class MegatronLM(Tool):
         return (
             (model.activation == "gelu_tanh" and model.biases != "all", "model-unsaid",
              f"{tool} computes activation gelu_tanh only with biases all, not {model.biases}"),
-            (model.activation in ("geglu", "swiglu_clamped"), "model-unsaid",
-             f"no activation {model.activation} is exported for {tool} yet"),
-            (model.experts and model.biases == "all", "model-unsaid", f"no biases of experts are exported for {tool}"),
+            (model.activation == "geglu", "model-unsaid",
+             f"{tool} gates by the sigmoid form of GELU (--quick-geglu), not by the tanh form of activation geglu"),
             (model.positions == "rotary" and theta % 1, "model-unsaid",
              f"{tool} takes a whole number for rotary_theta, not {theta}"),
             (other, "model-unsaid", f"{tool} has {stated}, not {scaling}"),
-            (not is_latent and model.rotary_width, "model-unsaid",
-             f"{tool} has no setting for model.rotary_width = {model.rotary_width} without latent attention"),
+            (not is_latent and int(model.head_dim * _rotary_percent(model)) != model.rotary_width, "model-unsaid",
+             f"{tool} has no --rotary-percent that rotates {model.rotary_width} of {model.head_dim}"),
             (is_sigmoid and model.experts_per_token > 1 and not model.renormalized_experts, "model-unsaid",
              f"{tool} renormalizes the probabilities of a sigmoid router"),
             (model.balancing == "bias" and not is_sigmoid, "model-unsaid",
@@ -234,11 +242,16 @@ class MegatronLM(Tool):
         has_gqa, is_even = model.kv_heads != model.heads, len(set(layers)) == 1
         fsdp, bf16_states = FSDP.get(recipe.sharding_name), recipe.optimizer_state == "bf16"
         settings = self._common(problem, recipe) | {
-            "--attention-backend": {"flash": "flash", "math": "unfused"}[model.attention],
+            # Of Transformer Engine's fused kernels only cuDNN's have sinks.
+            "--attention-backend": {"flash": "fused" if model.attention_sinks else "flash", "math": "unfused"}[
+                model.attention
+            ],
             self.has_kv_heads: has_gqa,
             f"--{self.kv_heads}": model.kv_heads if has_gqa else None,
             "--position-embedding-type": {"rotary": "rope", "learned": "learned_absolute"}[model.positions],
             **_rotary_scaling(model),
+            **{f"--{k}": value for k, value in _attention(problem).items() if value != PART_DEFAULTS.get(k)},
+            **(CLAMPED if model.activation == "swiglu_clamped" else {}),
             "--normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[model.norm],
             "--add-qkv-bias": model.biases == "qkv",
             "--qk-layernorm": model.qk_norm or model.key_value_rank is not None,  # of latent attention its two norms
@@ -329,6 +342,7 @@ class MegatronLM(Tool):
             "--moe-router-bias-update-rate": model.balancing_weight if model.balancing == "bias" else None,
             "--moe-token-dispatcher-type": "alltoall",
             "--moe-grouped-gemm": problem.precision == "bf16",
+            "--no-bias-dropout-fusion": model.biases == "all",  # grouped products with biases need this
         }
 
     def _recomputing(self, recipe: Recipe) -> dict[str, object]:
@@ -423,9 +437,11 @@ class MegatronLM(Tool):
         is_whole = is_script and said.flag("--hidden-size")
         experts = said.number(key("num-experts"))
         width = said.number(key("ffn-hidden-size"))
-        for name, value in _parts(model).items():
+        for name, value in (_parts(model) | _attention(problem)).items():
             default = width if name == "moe-ffn-hidden-size" else PART_DEFAULTS.get(name)
             found = said.get(key(name), default if is_whole else None)
+            if name == "window-size" and found is not None:
+                found = "(" + str(found).strip("()[]").replace(" ", "") + ")"
             if isinstance(value, float) and found is not None:
                 found = float(said.text(key(name))) if isinstance(found, str) else found
             if found is not None or is_whole:
@@ -449,8 +465,16 @@ class MegatronLM(Tool):
         if not said.flag("--hidden-size"):
             return
         swiglu = said.flag("--swiglu")
-        what = f"--swiglu is {'' if swiglu else 'not '}there"
-        reading.refuse_other_default(what, "swiglu" if swiglu else "gelu", model.activation)
+        if said.flag("--quick-geglu"):
+            clamped = {name: float(said.text(name, "0")) for name in CLAMPED if name != "--quick-geglu"}
+            wanted = {name: value if model.activation == "swiglu_clamped" else None for name, value in CLAMPED.items()}
+            reading.refuse_other_problem({name: (value, wanted[name]) for name, value in clamped.items()})
+        else:
+            what = f"--swiglu is {'' if swiglu else 'not '}there"
+            is_gelu = model.activation in ("gelu", "gelu_tanh")
+            reading.refuse_other_default(
+                what, "swiglu" if swiglu else model.activation if is_gelu else "gelu", model.activation
+            )
         if not said.flag("--ffn-hidden-size") and not model.experts:
             width = int(4 * model.hidden * 2 / 3) // 64 * 64 if swiglu else 4 * model.hidden
             reading.refuse_other_default("--ffn-hidden-size is not there", width, model.ffn_hidden)
@@ -501,6 +525,8 @@ class MegatronDeepSpeed(MegatronLM):
         return (
             *super()._model_refusals(model),
             (model.biases == "qkv", "model-unsaid", f"{tool} has biases all or none, not qkv"),
+            (model.activation == "swiglu_clamped", "model-unsaid", f"{tool} has no activation {model.activation}"),
+            (model.experts and model.biases == "all", "model-unsaid", f"no biases of experts are exported for {tool}"),
             (model.experts_per_token > 1 and not model.renormalized_experts, "model-unsaid",
              f"{tool} renormalizes the probabilities of several experts"),
         )  # fmt: skip
@@ -695,10 +721,34 @@ def _parts(model: Model) -> dict[str, object]:
     }
 
 
+def _attention(problem: Problem) -> dict[str, object]:
+    """Return Megatron-LM's options, without dashes, of windows, of sinks and of how much of a head is rotated."""
+    model, window = problem.model, _window(problem)
+    is_part = model.key_value_rank is None and model.rotary_width > 0
+    return {
+        "window-size": window and f"({window - 1},0)",  # besides a position's own
+        "window-attn-skip-freq": (window and model.full_attention_every) or None,
+        "softmax-type": "learnable" if model.attention_sinks else "vanilla",
+        "rotary-percent": _rotary_percent(model) if is_part else 1.0,
+    }
+
+
+def _window(problem: Problem) -> int | None:
+    """Return the window of attention, None where sequences fit in it."""
+    window = problem.model.attention_window
+    return None if (window or 0) >= problem.sequence_length else window
+
+
+def _rotary_percent(model: Model) -> float:
+    return model.rotary_width / model.head_dim
+
+
 def _leading_dense(value: object, key: str) -> int | None:
     """Return the leading layers without experts that `--moe-layer-freq` describes, None where it is missing."""
     if value is None or value == 1:
         return None if value is None else 0
+    if isinstance(value, str) and _LAYER_KINDS.fullmatch(value):
+        value = [int(kind) for kind in re.findall("[01]", value)]
     kinds = list(value) if isinstance(value, list) else None
     if kinds is not None and kinds == sorted(kinds) and set(kinds) <= {0, 1}:
         return kinds.count(0)

@@ -7,6 +7,7 @@ import importlib.abc
 import importlib.machinery
 import json
 import math
+import shlex
 import sys
 import types
 from collections.abc import Iterator
@@ -24,16 +25,18 @@ from hypothesis import strategies as st
 from frontrunner.config.campaign import preset_model
 from frontrunner.evaluators.export import accelerate
 from frontrunner.evaluators.export.megatron import FSDP
+from frontrunner.evaluators.export.reading import Given
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import SHARDING_NAMES, Sharding
-from support.formats import deepseek, problem, recipes
+from support.formats import deepseek, gpt_oss, problem, recipes
 
 PROBLEM = problem()
 EXPERTS = problem(experts=8, experts_per_token=2)
 DEEPSEEK = deepseek()
+GPT_OSS = gpt_oss()
 UNSCALED = problem(experts=8, experts_per_token=2, renormalized_experts=False)
 WITH_FP8 = replace(
     PROBLEM, tolerance="quantized",
@@ -45,7 +48,7 @@ GENERATED = settings(max_examples=60, deadline=None, suppress_health_check=list(
 @st.composite
 def expressed(draw: Any, name: str) -> tuple[Problem, Recipe]:
     """A problem, with experts or without, and a recipe of it that the tool can express."""
-    of = draw(st.sampled_from([PROBLEM, WITH_FP8, EXPERTS, UNSCALED, DEEPSEEK]))
+    of = draw(st.sampled_from([PROBLEM, WITH_FP8, EXPERTS, UNSCALED, DEEPSEEK, GPT_OSS]))
     recipe = draw(recipes(of))
     assume(TOOLS[name].why_not(of, recipe) is None)
     return of, recipe
@@ -158,6 +161,19 @@ def test_accelerate_reads_its_configuration_as_the_recipe(
         assert shards * arguments.parallelism_config_dp_replicate_size == recipe.data_parallel
 
 
+def megatron_words(parser: argparse.ArgumentParser, read: argparse.Namespace) -> Iterator[str]:
+    """What was parsed, as arguments of all that is not as by default."""
+    for action in parser._actions:
+        value = getattr(read, action.dest, action.default)
+        if not action.option_strings or value == action.default:
+            continue
+        of_no = [name for name in action.option_strings if isinstance(action, argparse._StoreFalseAction)]
+        yield (of_no or [max(action.option_strings, key=len)])[0]
+        if action.nargs != 0:
+            values = value if action.nargs in ("*", "+") and isinstance(value, list) else [value]
+            yield from (shlex.quote(str(one).replace(", ", ",")) for one in values)
+
+
 @pytest.mark.system
 @pytest.mark.filterwarnings("ignore")
 @GENERATED
@@ -172,6 +188,9 @@ def test_megatron_lm_reads_and_validates_its_arguments_as_the_recipe(data: tuple
         [*TOOLS["megatron-lm"].export(of, recipe).arguments, "--lr", "1e-4", "--train-iters", "9", "--mock-data",
          "--tokenizer-type", "NullTokenizer", "--vocab-size", str(of.model.vocabulary)]
     )  # fmt: skip
+    again = Given(text=" ".join(megatron_words(parser, read)), stated={"engine": "torch", "devices": recipe.devices})
+    script = TOOLS["megatron-lm"].render(of, recipe, ())
+    assert TOOLS["megatron-lm"].read(of, again) == TOOLS["megatron-lm"].read(of, replace(again, text=script, tables=[]))
     read.rank, read.world_size = 0, recipe.devices
     gpu = Mock(major=9, minor=0)
     with (
@@ -193,6 +212,12 @@ def test_megatron_lm_reads_and_validates_its_arguments_as_the_recipe(data: tuple
         scores = 0.1 * model.mscale_all_dim * math.log(model.rotary_scaling_factor) + 1
         assert scores**2 == pytest.approx(of.model.rotary_scaling.score_factor, rel=1e-6)
     assert (model.num_moe_experts or 0) == of.model.experts
+    if of is GPT_OSS:
+        assert (model.window_size, model.window_attn_skip_freq, model.softmax_type) == ((127, 0), 2, "learnable")
+        assert (model.activation_func.__name__, model.gated_linear_unit) == ("quick_gelu", True)
+        assert (model.glu_linear_offset, model.activation_func_clamp_value) == (1.0, 7.0)
+        assert model.add_bias_linear
+        assert not model.bias_dropout_fusion
     if of.model.experts:
         assert model.moe_router_topk == of.model.experts_per_token
         assert model.moe_router_pre_softmax == (not of.model.renormalized_experts)

@@ -62,6 +62,25 @@ LLAMA = {
 }  # fmt: skip
 
 
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3", "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 8, "vocab_size": 257,
+}  # fmt: skip
+
+
+def test_layers_that_predict_further_tokens_are_left_out_with_a_note(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = []
+    for further in (0, 1):
+        assert "num_nextn_predict_layers" not in caplog.text
+        (folder := tmp_path / str(further)).mkdir()
+        file = of_config(folder, DEEPSEEK_V3 | {"num_nextn_predict_layers": further})
+        models.append(read_campaign_file(file).spec.problem.model)
+    assert models[0] == models[1]
+    assert "config.json: num_nextn_predict_layers = 1: these layers, which predict further tokens" in caplog.text
+
+
 def of_config(folder: Path, config: object, more: Mapping[str, str | None] | None = None) -> Path:
     """A campaign file whose model is that of a configuration beside it."""
     (folder / "model").mkdir()
@@ -230,3 +249,16 @@ def test_no_value_of_a_known_key_ends_in_anything_but_a_message(
 def test_no_slip_of_the_hand_ends_in_anything_but_a_message(place: int, length: int, text: str, tmp_path: Path) -> None:
     path = written(tmp_path / "campaign.toml", LAPTOP[:place] + text + LAPTOP[place + length :])
     assert ends_well(lambda: surveyed(path))
+
+
+def test_a_launch_can_change_keys_of_its_file(tmp_path: Path) -> None:
+    path = written(tmp_path / "campaign.toml", campaign_toml({}))
+    changes = {"evaluator": "simulated", "budget.probes": "3", "space.recompute": '["none", "full"]', "name": "mine"}
+    file = read_campaign_file(path, changes)
+    assert (file.spec.evaluator, file.spec.budget.probes, file.spec.name) == ("simulated", 3, "mine")
+    assert file.spec.space.recompute == ("none", "full")
+    assert file.path is None  # it does not describe the campaign, so `resume` does not compare
+    with pytest.raises(InvalidInput, match=r"unknown key budget\.prob = 3"):
+        read_campaign_file(path, {"budget.prob": "3"})
+    with pytest.raises(InvalidInput, match=r"--set evaluator\.x: evaluator is a value, not a section"):
+        read_campaign_file(path, {"evaluator": "simulated", "evaluator.x": "1"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,12 @@ import click
 
 from frontrunner.cli.options import FILE, backend_options, campaign_argument, json_option, print_json, prints, show
 from frontrunner.results.frames import write_frame
-from frontrunner.results.records import CampaignList
+from frontrunner.results.records import OBJECTIVE, CampaignList
 from frontrunner.results.status import FailureList
-from frontrunner.spaces.errors import NotFound, NothingLegal
+from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal
 from frontrunner.text import as_plain
 from frontrunner.views import results as views
+from frontrunner.views.comparison import compare_recipes, print_comparison
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend
@@ -22,12 +24,14 @@ if TYPE_CHECKING:
 @click.command()
 @campaign_argument
 @click.option("--top", type=click.IntRange(1, 1_000_000), default=10, show_default=True, help="How many recipes.")
-@click.option("--by", default="tokens", show_default=True, help="Order: tokens, tflops, memory or step-time.")
+@click.option(
+    "--by", help="Order: tokens, tokens-per-device, tflops, memory or step-time [default: what the campaign seeks]."
+)
 @click.option("--max-memory-gb", type=float, help="Exclude recipes whose peak memory per rank exceeds this many GB.")
 @backend_options
 @json_option
 def best(
-    campaign: str | None, top: int, by: str, max_memory_gb: float | None, backend: Backend, *, as_json: bool
+    campaign: str | None, top: int, by: str | None, max_memory_gb: float | None, backend: Backend, *, as_json: bool
 ) -> None:
     """Print the best recipes of CAMPAIGN (default: the newest)."""
     ranking = backend.best(campaign, top=top, by=by, max_memory_gb=max_memory_gb)
@@ -36,7 +40,8 @@ def best(
         return
     scale = backend.predictions(campaign)
     if ranking:
-        views.print_ranking(ranking, title=f"best by {by}")
+        sought = by or backend.status(campaign).campaign.problem_summary.get(OBJECTIVE, "tokens")
+        views.print_ranking(ranking, title=f"best by {sought}")
         if baseline := backend.baseline(campaign):
             click.echo(baseline.in_words())
     elif scale is None or not scale.predicted:
@@ -108,6 +113,27 @@ def _show_predicted(recipe_id: str, campaign: str | None, backend: Backend, *, a
         for scale in scales:
             views.print_prediction(scale)
     return bool(scales)
+
+
+@click.command()
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE_ID RECIPE_ID...")
+@click.option("--campaign", metavar="NAME", help="Begin with this campaign [default: the newest that measured each].")
+@backend_options
+@json_option
+def compare(recipes: tuple[str, ...], campaign: str | None, backend: Backend, *, as_json: bool) -> None:
+    """Compare two or more recipes of the store: what was measured, the choices that differ, the estimated steps."""
+    if len(recipes) < 2:
+        raise InvalidInput(f"expected two recipe ids or more, not {recipes[0]} alone", hint="frontrunner best")
+    sides = [backend.show(recipe, campaign=campaign) for recipe in recipes]
+    estimates = []
+    with suppress(InvalidInput):  # the formulas do not cover one of them
+        estimates = [backend.explain(side.recipe_id) for side in sides]
+    found = compare_recipes(sides, estimates)
+    if as_json:
+        document = {"same_problem": found.same_problem, "speed_ratios": found.speed_ratios}
+        print_json(document | {"differing": [name for name, _ in found.differing], "recipes": sides})
+    else:
+        print_comparison(found)
 
 
 @click.command()

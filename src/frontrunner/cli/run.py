@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,6 +31,9 @@ from frontrunner.views import results as views
 from frontrunner.views.around import print_around
 from frontrunner.views.live import make_listener
 
+if TYPE_CHECKING:
+    from frontrunner.cli.options import Backend
+
 TOP = 10
 
 
@@ -38,16 +41,27 @@ TOP = 10
 @click.argument("file", type=opt.FILE, required=False, callback=opt.remember)
 @click.option("--example", metavar="NAME", help="Run a campaign file that ships, such as laptop.")
 @click.option("--name", help="The campaign's name [default: the file's `name`, else the file's own name].")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Another value of a key. Repeatable.")
 @opt.store_option
 @opt.json_option
-def launch(file: Path | None, example: str | None, name: str | None, store: str | None, *, as_json: bool) -> None:
+def launch(
+    file: Path | None,
+    example: str | None,
+    name: str | None,
+    changes: tuple[str, ...],
+    store: str | None,
+    *,
+    as_json: bool,
+) -> None:
     """Run the campaign in FILE until its budget is used up, and print its ranking.
+
+    --set evaluator=simulated rehearses it anywhere; --set budget.probes=20 and the like change any key of FILE.
 
     The first Ctrl-C lets running probes finish, the second ends them; `frontrunner resume` continues later.
     """
     if (file is None) == (example is None):
         raise InvalidInput("expected a campaign FILE or --example NAME", hint="`frontrunner init` writes a file")
-    campaign = read_campaign_file(file or example_file(example or ""))
+    campaign = read_campaign_file(file or example_file(example or ""), opt.key_values("--set", changes))
     url = store_url(store, from_file=campaign.store.url)
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         conclusion = api.launch(campaign, store=url, name=name, listener=listener, on_driver=on_driver)
@@ -296,3 +310,19 @@ def serve(store: str | None, token_file: Path | None, max_campaigns: int, **give
                 err=True,
             )
         run(app, settings, listener)
+
+
+@click.command()
+@click.option("--allow-launch", is_flag=True, help="Offer tools that launch, resume and end campaigns, too.")
+@opt.backend_options
+def mcp(backend: Backend, *, allow_launch: bool) -> None:
+    """Serve tools for agents over stdin and stdout (the Model Context Protocol), until the client closes them.
+
+    They plan, advise, explain and export, and read the store or the service; without --allow-launch none starts or
+    changes anything. docs/agents.md has the client's settings.
+    """
+    if find_spec("mcp") is None:
+        raise InvalidInput("this needs a package that is not installed", hint="run: pip install 'frontrunner[mcp]'")
+    from frontrunner.mcp_tools import tools_server
+
+    tools_server(backend, allow_launch=allow_launch).run()

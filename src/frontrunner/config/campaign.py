@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema
 
 from frontrunner.config.recipe_file import read
-from frontrunner.config.toml_file import Table, read_text, read_toml
+from frontrunner.config.toml_file import Table, read_text, read_toml, set_value
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.reading import json_table
 from frontrunner.evaluators.external import CommandSettings
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 Schema = dict[str, Any]
 THIS_MACHINE = "this-machine"
+FURTHER_TOKENS = "num_nextn_predict_layers"
 _COUNT = {"type": "integer", "minimum": 1}
 _BATCH_SCHEMA = {
     "description": "Sequences per optimizer step, or [minimum, maximum].",
@@ -79,9 +81,14 @@ def _published_model(name: object, base: Path) -> Table:
     path = base / name
     text = read_text(path, "configuration of a model", "take config.json from the model's folder")
     try:
-        return model_of_config(json_table(text).values)
+        config = json_table(text).values
+        found = model_of_config(config)
     except errors.InvalidInput as error:
         raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
+    if further := config.get(FURTHER_TOKENS):
+        what = "these layers, which predict further tokens, are neither trained nor counted"
+        logger.warning("note: %s: %s = %s: %s", path, FURTHER_TOKENS, errors.shown(further), what)
+    return found
 
 
 def _model_schema(schema: Schema) -> None:
@@ -374,12 +381,17 @@ def example_file(name: str) -> Path:
     return folder / f"{name}.toml"
 
 
-def read_campaign_file(path: Path) -> CampaignFile:
-    """Read and validate a campaign file; raises `NotFound`, or `InvalidInput` naming the key."""
+def read_campaign_file(path: Path, changes: Mapping[str, str] = MappingProxyType({})) -> CampaignFile:
+    """Read and validate a campaign file; raises `NotFound`, or `InvalidInput` naming the key.
+
+    `changes` are values as TOML by their keys, as `budget.probes`; with any, the file does not describe the campaign.
+    """
     table = read_toml(path, "campaign file", "`frontrunner init` writes one")
     try:
+        for key, text in changes.items():
+            set_value(table, key, text)
         found = parse_campaign(table, default_name=errors.campaign_name_from(path.stem), base=path.parent)
-        return replace(found, path=path.resolve())
+        return found if changes else replace(found, path=path.resolve())
     except errors.InvalidInput as error:
         raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
 

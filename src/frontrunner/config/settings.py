@@ -16,7 +16,7 @@ from frontrunner.results.redaction import redact
 DEFAULT_STORE = "frontrunner.db"
 STORE_VARIABLE = "FRONTRUNNER_STORE"
 RUNS_VARIABLE = "FRONTRUNNER_RUNS"
-BY_SERVER = "best|pareto|show|status|failures|campaigns|dataframe|report|plot|explain|export"
+BY_SERVER = "best|pareto|show|compare|status|failures|campaigns|dataframe|report|plot|explain|export"
 BY_STORE = f"{BY_SERVER}|launch|resume|rename|delete|replay|profile|dryrun|archive|store check|store prune"
 """Commands with --server, and with --store, that hints name."""
 AT_HAND = "frontrunner.at-hand."
@@ -38,7 +38,8 @@ def shown_store(url: str) -> str:
 def located(text: str) -> str:
     """Make the commands in a text ones to paste: with the running command's campaign file, --store or --server.
 
-    A command ends at one of "`,;#()". It begins with what starts this program (`started_by`).
+    A command ends at one of "`,;#()". One that does not stand in backticks, as part of a sentence, begins with what
+    started this program.
     """
     context = click.get_current_context(silent=True)
     if context is None:
@@ -61,7 +62,7 @@ def located(text: str) -> str:
 
 
 def _runnable(text: str) -> str:
-    return re.sub(r"(?<![\w./-])frontrunner (?=[a-z])", lambda _: f"{started_by()} ", text)
+    return re.sub(r"(?<![\w./`-])frontrunner (?=[a-z])", lambda _: f"{started_by()} ", text)
 
 
 def started_by() -> str:
