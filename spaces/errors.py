@@ -79,10 +79,11 @@ def bad_value(key: str, value: object, expected: str, *, hint: str | None = None
     return InvalidInput(f"{given}: expected {expected}", hint=hint)
 
 
-_FP8 = 'FP8 is a choice of recipes: problem.precision = "bf16" with space.fp8 = ["rowwise"]'
+_FP8 = 'FP8 is a choice of recipes: problem.precision = "bf16" with space.fp8 = ["{}"]'
 UNSUPPORTED = {
     "chimera": "torch's pipelines hold a stage on one rank, Chimera on two; `dualpipev` has as short a bubble",
-    **dict.fromkeys(("fp8", "mxfp8", "float8"), _FP8),
+    **dict.fromkeys(("fp8", "float8"), _FP8.format("rowwise")),
+    "mxfp8": _FP8.format("mxfp8"),
     **dict.fromkeys(("num_experts", "num_local_experts", "moe"), "a mixture's experts are counted by model.experts"),
     **dict.fromkeys(("top_k", "num_experts_per_tok"), "a token's experts are counted by model.experts_per_token"),
 }

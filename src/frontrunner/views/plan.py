@@ -59,7 +59,8 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
     )
     for reason, many in plan.not_modelled.items():
         out.say(f"note: {many:,} recipes are left out: the formulas do not cover {reason}", style="dim")
-    tables = {"estimated, fastest first, tight ones last": plan.estimates}
+    first = "fastest first" if plan.rate == "tokens" else f"most {plan.rate.replace('_', ' ')} first"
+    tables = {f"estimated, {first}, tight ones last": plan.estimates}
     if len(plan.front) > 1:
         tables["Pareto front of speed and memory"] = plan.front[: len(plan.estimates)]
     for title, estimates in tables.items():
@@ -125,6 +126,7 @@ SCALING: tuple[Column[ScalingRow], ...] = (
         _timed("node_hours_per_billion_tokens"),
         lambda value: f"{value:#.3g}" if 0.01 <= value < 100 else thousands(value),
     ),
+    Column("price", "price / 1e9 tok", _timed("price_per_billion_tokens"), thousands, drop=3),
     *(_BEST[column.key] for column in TRAINING),
     replace(_BEST["limit"], drop=9),
 )
@@ -139,8 +141,10 @@ def print_scaling(found: Scaling) -> None:
     }
     for title, rows in tables.items():
         out.print()
-        out.print(column_table(title, SCALING, rows, width=out.width))
+        out.print(column_table(title, SCALING, rows, width=out.width, bold=lambda row: row.is_best))
         for row in rows:
+            if row.is_best and len(rows) > 1:
+                out.say(f"most {found.rate.replace('_', ' ')}: {counted(row.nodes, 'node')}")
             if row.reason is not None:
                 out.say(f"{counted(row.nodes, 'node')}: {row.reason}")
     out.say("\nefficiency: tokens/s per device relative to the smallest node count that has a recipe", style="dim")
