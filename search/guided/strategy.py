@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.special import stdtrit
 
+from frontrunner.evaluators.analytic.fit import are_of_one_machine, fitted_constants, samples_of_problems
 from frontrunner.evaluators.analytic.scaling import network_ends
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
@@ -115,7 +116,7 @@ class Guided:
     ) -> None:
         """`prior` is that of the survey's recipes where it is not the model's own."""
         self._candidates = Candidates(survey, seed)
-        self._problem, self._seed = survey.problem, seed
+        self._problem, self._seed, self._has_own_prior = survey.problem, seed, prior is not None
         self._nodes = np.fromiter((nodes_used(r, survey.problem) for r in survey.recipes), dtype=np.float64)
         self._allowances = Allowances(objectives, self._nodes)
         self._closeness = np.exp(CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes)))
@@ -131,7 +132,21 @@ class Guided:
         self._feasible = FeasibilityModel(table)
 
     def remember(self, evidence: Sequence[Evidence]) -> None:
-        """Learn outcomes of earlier campaigns; called once, before any ask or tell."""
+        """Learn outcomes of earlier campaigns; called once, before any ask or tell.
+
+        Of other problems' outcomes on this cluster by this code the constants take their most probable values, about
+        which all else is learned: the fit of `calibrate --from-store`. Those of the same problem may be told again.
+        """
+        of_others = [
+            (piece.problem, piece.recipe, piece.outcome)
+            for piece in evidence
+            if self._is_of_here(piece.problem)
+            and recipe_id(piece.problem, piece.recipe) != recipe_id(self._problem, piece.recipe)
+        ]
+        constants = fitted_constants(samples_of_problems(of_others))
+        if constants and not self._has_own_prior:
+            recipes, problem = self._candidates.recipes, _with(constants, self._problem)
+            self._know(CandidateTable.of(recipes, prior_of(recipes, problem)))
         problems: list[Problem] = []  # in the order of first occurrence; they are not hashable
         for piece in evidence:
             if piece.problem not in problems:
@@ -142,7 +157,9 @@ class Guided:
             known = [piece for piece in evidence if piece.problem == problem]
             learned += zip(itertools.count(len(table)), known, strict=False)
             number = 0 if problem == self._problem else next(numbers)
-            table = table.with_rows([piece.recipe for piece in known], problem, number)
+            is_fitted = self._is_of_here(problem) and not self._has_own_prior
+            fitted = _with(constants, problem) if is_fitted else problem
+            table = table.with_rows([piece.recipe for piece in known], fitted, number)
             ran = [piece.recipe for piece in known if isinstance(piece.outcome, Measurement)]
             self._elsewhere.append((problem, ran))
         self._know(table)
@@ -151,6 +168,9 @@ class Guided:
             memory = piece.problem.cluster.memory_bytes_per_device
             self._remembered.setdefault(recipe_id(piece.problem, piece.recipe), []).append(row)
             self._seen.learn(row, piece.outcome, table, spread=spread, memory_bytes=memory)
+
+    def _is_of_here(self, problem: Problem) -> bool:
+        return are_of_one_machine(problem, self._problem)
 
     def ask(self, count: int) -> list[Recipe]:
         """Return up to `count` legal recipes; pending ones are taken to run as fast as expected meanwhile."""
@@ -323,3 +343,9 @@ class Guided:
         cost = self._nodes[rows] * (START_S + STEPS_OF_A_PROBE * step_time_s)
         worth = (gain + LEAST_WORTH) * chance / cost * self._closeness[rows]
         return int(rows[np.argmax(worth)])
+
+
+def _with(constants: Mapping[str, float], problem: Problem) -> Problem:
+    """Return the problem on its cluster with these constants."""
+    efficiencies = {**problem.cluster.efficiencies, **constants}
+    return replace(problem, cluster=replace(problem.cluster, efficiencies=efficiencies))
