@@ -4,6 +4,7 @@
     {sequence_parallel?--sequence-parallel} a whole argument: the text if the field is true, else no argument
     {recompute=full?--recompute}            a whole argument: the text if the field has this value
     {trainer_arguments}                     a whole argument: the list that the ready-made trainer makes
+    {custom_arguments}                      a whole argument: the flags of the user's own knobs, by default at the end
     {{ and }}                               braces
 
 Each argument becomes one list item, never a shell's line: no variables, no globs, no quotes.
@@ -25,6 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 
 from frontrunner.evaluators.export.deepspeed import BATCH, zero_stage
 from frontrunner.evaluators.export.reading import json_table
@@ -41,9 +43,9 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
-RECIPE_FIELDS = tuple(f.name for f in fields(Recipe) if f.name not in ("sharding", "layers_per_stage"))
+RECIPE_FIELDS = tuple(f.name for f in fields(Recipe) if f.name not in ("sharding", "layers_per_stage", "custom"))
 MODEL_FIELDS = tuple(f.name for f in fields(Model) if f.name != "name")
-SPLICED = "trainer_arguments"
+SPLICED, CUSTOM = "trainer_arguments", "custom_arguments"
 PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 CONDITION = re.compile(r"\{([a-z_]+)(?:=([^?{}]*))?\?((?:\{\{|\}\}|[^{}])*)\}")
 OPTIONS = {
@@ -105,7 +107,8 @@ def request_of(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> CommandRe
 def environment_of(command: Command, request: CommandRequest, settings: CommandSettings) -> dict[str, str]:
     """Return what is set for the command, in addition to the variables passed from the driver's environment."""
     values = field_values(request)
-    return dict(command.environment) | {name: filled_text(text, values) for name, text in settings.environment.items()}
+    stated = {name: filled_text(text, values) for name, text in settings.environment.items()}
+    return dict(command.environment) | stated | request.recipe.custom_environment()
 
 
 def field_values(request: CommandRequest) -> dict[str, str]:
@@ -137,13 +140,18 @@ def field_values(request: CommandRequest) -> dict[str, str]:
     return {n: words[v] if v is None or isinstance(v, bool) else str(v) for n, v in values.items()}
 
 
-def filled(arguments: Sequence[str], values: Mapping[str, str], spliced: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return an argument list with its fields filled in; raise `InvalidInput` for an unknown field."""
+def filled(
+    arguments: Sequence[str], values: Mapping[str, str], spliced: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """Return an argument list with its fields filled in, and lists in place of the arguments that `spliced` names.
+
+    Raises `InvalidInput` for an unknown field.
+    """
     found: list[str] = []
     for text in arguments:
         condition = CONDITION.fullmatch(text)
-        if text == f"{{{SPLICED}}}":
-            found += spliced
+        if text in spliced:
+            found += spliced[text]
         elif condition is None:
             found.append(filled_text(text, values))
         elif _value(condition[1], text, values) == ("true" if condition[2] is None else condition[2]):
@@ -168,8 +176,8 @@ def filled_text(text: str, values: Mapping[str, str]) -> str:
 def _value(name: str, text: str, values: Mapping[str, str]) -> str:
     if name in values:
         return values[name]
-    if name == SPLICED:
-        raise bad_value("command.arguments", text, f"{{{SPLICED}}} as an argument of its own")
+    if name in (SPLICED, CUSTOM):
+        raise bad_value("command.arguments", text, f"{{{name}}} as an argument of its own")
     raise InvalidInput(f"command: no field is called {{{name}}} in {text!r}", hint=did_you_mean(name, values))
 
 

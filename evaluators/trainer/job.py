@@ -165,6 +165,8 @@ def check_job(job: Job, *, world_size: int) -> None:
         precision=job.precision,
         tolerance="quantized",
     )
+    if flags := [one.name for one in recipe.custom if one.flag is not None]:
+        raise ValueError(f"custom knob {flags[0]} is an argument of another trainer: this one takes none")
     reason = why_illegal(recipe, problem)
     if reason is not None:
         raise ValueError(f"{recipe.describe()}: {reason}")

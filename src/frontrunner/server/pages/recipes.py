@@ -85,7 +85,10 @@ def one_recipe(request: Request, service: ServiceOf, role: RoleOf, found: Explai
         attempts=attempts,
         attempt_columns=ATTEMPTS,
         notice=ORIGINS.get(lead.campaign.figures, ""),
-        choices=[(one.name.replace("_", " "), choice(recipe, one)) for one in DIMENSIONS.values()],
+        choices=[
+            *((one.name.replace("_", " "), choice(recipe, one)) for one in DIMENSIONS.values()),
+            *((own.name, own.shown()) for own in recipe.custom),
+        ],
         commands=commands(found.recipe_id, lead.campaign.name, replays=bool(_replayable(found)), server=server),
         replay=_replay(service, role, found),
     )
@@ -155,6 +158,8 @@ def compare_recipes(store: Store, recipe_ids: list[str], campaign: str | None) -
     choices = [
         (one.name.replace("_", " "), *(choice(recipe, one) for recipe in recipes)) for one in DIMENSIONS.values()
     ]
+    own = [{one.name: one.shown() for one in recipe.custom} for recipe in recipes]
+    choices += [(name, *(of.get(name, "default") for of in own)) for name in sorted({*own[0], *own[1]})]
     choices.append(("data parallel", *(str(recipe.data_parallel) for recipe in recipes)))
     columns: list[Column[Appearance]] = [column.of(lambda row: row.standing) for column in FIGURES]
     return {

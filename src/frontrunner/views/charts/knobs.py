@@ -22,8 +22,7 @@ from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.states import TrialState
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.legality import Reason, why_illegal
-from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
-from frontrunner.spaces.space import recipe_at
+from frontrunner.spaces.recipe import Choice, Recipe
 from frontrunner.text import gib, percent, thousands
 from frontrunner.views.charts import marks as vl
 from frontrunner.views.charts.marks import Chart, Collected, Json, Knob, Missing, knobs, shown, table
@@ -164,7 +163,7 @@ def sensitivity(collected: Collected) -> Chart | Missing:
     if not varied:
         return Missing(reason="The space has one value for each knob: there is nothing to vary.")
     ordered = [name for name in FIRST if name in varied] + [name for name in varied if name not in FIRST]
-    curves = {DIMENSIONS[knob].label: list(curve(knob, collected)) for knob in ordered}
+    curves = {collected.survey.dimension(knob).label: list(curve(knob, collected)) for knob in ordered}
     drawn = {
         label: points
         for label, points in curves.items()
@@ -220,13 +219,14 @@ def curve(knob: str, collected: Collected) -> Iterator[Json]:
     cancels an error of the model that all recipes share.
     """
     best = collected.ranking[0]
-    dimensions, own = collected.survey.dimensions, DIMENSIONS[knob].of(best.recipe)
+    dimensions = {name: collected.survey.dimension(name) for name in collected.survey.dimensions}
+    listed, own = collected.survey.dimensions[knob], dimensions[knob].of(best.recipe)
     variants: dict[Choice, Recipe | Reason] = {}
-    for value in dimensions[knob] if isinstance(own, str) else sorted(dimensions[knob]):
-        choice = {name: DIMENSIONS[name].of(best.recipe) for name in dimensions} | {knob: value}
+    for value in listed if isinstance(own, str) else sorted(listed):
+        choice = {name: one.of(best.recipe) for name, one in dimensions.items()} | {knob: value}
         if choice["schedule"] == "none":
-            choice["schedule"] = dimensions["schedule"][0]
-        variant = recipe_at(choice, collected.problem)
+            choice["schedule"] = collected.survey.dimensions["schedule"][0]
+        variant = collected.survey.recipe_at(choice)
         if isinstance(variant, Recipe):
             variant = why_illegal(variant, collected.problem) or variant
         if value == own or variant != best.recipe:  # else the value changes nothing
@@ -244,7 +244,7 @@ def curve(knob: str, collected: Collected) -> Iterator[Json]:
         elif found in known and best.recipe in known:
             source, note = "estimated" if known[found].fits else "estimated not to fit", known[found].fit
             speed = best.standing.tokens_per_s * known[found].tokens_per_s / known[best.recipe].tokens_per_s
-        point = {"knob": DIMENSIONS[knob].label, "value": shown(value), "place": place}
+        point = {"knob": dimensions[knob].label, "value": shown(value), "place": place}
         yield point | {"tokens_per_s": speed, "drawn": speed or 0, "source": source, "note": note}
 
 
