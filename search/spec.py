@@ -13,7 +13,14 @@ from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, DispatchSe
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.evaluators.registry import COMMAND, EVALUATORS, code_of, commands_of, require_evaluator_name
+from frontrunner.evaluators.registry import (
+    COMMAND,
+    DISPATCHED,
+    EVALUATORS,
+    code_of,
+    commands_of,
+    require_evaluator_name,
+)
 from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.records import IMPORTED
 from frontrunner.search.strategy import STRATEGIES, TOKENS_ALONE, check_objectives
@@ -23,6 +30,7 @@ from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
+from frontrunner.spaces.variants import AROUND
 
 PREDICTING = "guided"
 """The strategy that predicts untried recipes (`frontrunner.search.strategy.Forecaster`)."""
@@ -101,7 +109,7 @@ class SearchSettings:
     """Settings of `strategy = "deephyper"`, [below](#searchdeephyper)."""
     baseline: Recipe | None = None
     """Path of a recipe file (`frontrunner import-config --out`): measured first and compared with the best. The space
-    needs its `engine` and `offload` only."""
+    needs its `engine` and `offload` only. The strategies `sweep` and `scale` measure what is around it."""
 
     def __post_init__(self) -> None:
         require_one_of("search", "strategy", self.strategy, STRATEGIES)
@@ -111,6 +119,8 @@ class SearchSettings:
         if not 0 <= self.stop_below_improvement < 1:
             expected = "a share of at least 0 and below 1, as 0.003 for 0.3 %"
             raise bad_value("search.stop_below_improvement", self.stop_below_improvement, expected)
+        if self.strategy in AROUND and self.baseline is None:
+            raise bad_value("search.baseline", None, f'a recipe file, for search.strategy = "{self.strategy}"')
         if self.probe_nodes is None:
             return
         require_at_least("search", 1, probe_nodes=self.probe_nodes)
@@ -183,9 +193,13 @@ class CampaignSpec:
             raise bad_value("command.arguments", None, 'a list of arguments, for evaluator = "command"')
         self._check_baseline()
         self._check_custom()
-        is_here = dispatch.backend in (None, "local")
-        if parallel > 1 and backend != "cpu" and self.evaluator == "probe" and is_here and nodes == 1:
+        is_here = nodes == 1 and not dispatch.has_nodes
+        if parallel > 1 and backend != "cpu" and self.evaluator == "probe" and is_here:
             raise bad_value("search.parallel_probes", parallel, f"1: probes would share the {backend} devices")
+        self._check_dispatch()
+
+    def _check_dispatch(self) -> None:
+        dispatch, nodes, fewer = self.dispatch, self.problem.cluster.nodes, self.search.probe_nodes
         held = dispatch.nodes_per_allocation
         key, needed = ("cluster.nodes", nodes) if fewer is None else ("search.probe_nodes", fewer)
         if held is not None and held < needed:
@@ -194,8 +208,11 @@ class CampaignSpec:
         if dispatch.backend == "parsl" and dispatch.walltime_s < least_s:
             expected = f"at least probe.deadline_s + {SPARE_WALLTIME_S:g} s = {least_s:g} s"
             raise bad_value("dispatch.walltime", dispatch.walltime, expected)
-        if not is_here and self.evaluator != "probe":
-            raise bad_value("dispatch.backend", dispatch.backend, 'local, or evaluator = "probe"')
+        if dispatch.has_nodes and EVALUATORS.get(self.evaluator, COMMAND) not in DISPATCHED:
+            raise bad_value("dispatch.backend", dispatch.backend, 'local, or evaluator = "probe" or "command"')
+        if not dispatch.has_nodes and nodes > 1 and self.command.start_per == "rank":
+            expected = 'node, or dispatch.backend = "allocation" or "parsl" to start ranks on several nodes'
+            raise bad_value("command.start_per", "rank", expected)
 
     def _limit_cost(self) -> None:
         """Make a price of the probes a limit of their node-hours."""
@@ -250,7 +267,7 @@ class CampaignSpec:
 
     def survey(self) -> Survey:
         """Survey the space; recipes that a table lacks, or another trainer cannot express, are illegal."""
-        found = self.space.survey(self.problem)
+        found = self.space_survey()
         if (make := commands_of(self.evaluator, self.command)) is not None:
             from frontrunner.evaluators.external.command import expressible
 
@@ -260,6 +277,12 @@ class CampaignSpec:
         from frontrunner.evaluators.tables.lookup import rows_only
 
         return rows_only(found, self.table)
+
+    def space_survey(self) -> Survey:
+        """Survey the space, or what the strategy measures of it around the baseline, whoever runs the recipes."""
+        if self.search.baseline is None or self.search.strategy not in AROUND:
+            return self.space.survey(self.problem)
+        return AROUND[self.search.strategy](self.space, self.search.baseline, self.problem)
 
     def check_commands(self, recipe: Recipe) -> None:
         """Raise `InvalidInput` where the campaign runs another trainer whose program is missing."""
