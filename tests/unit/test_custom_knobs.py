@@ -16,7 +16,7 @@ from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.external.command import Command, environment_of, request_of
 from frontrunner.evaluators.external.trainers import configured
 from frontrunner.evaluators.probe.job import Corpus, probe_job
-from frontrunner.evaluators.trainer.job import Job, check_job
+from frontrunner.evaluators.trainer.job import Job
 from frontrunner.results.frames import CUSTOM, frame, from_columns, plain_columns
 from frontrunner.results.schema import recipe_from_json, recipe_to_json
 from frontrunner.results.store import open_store
@@ -152,7 +152,7 @@ def test_a_trainer_is_given_flags_and_variables_where_it_can_take_them(tmp_path:
     recipe = tiny_recipe(custom=custom(1, flag="--x {value}"))
     job = probe_job(setup_of(tmp_path), recipe, tmp_path, Corpus(Path("x"), "uint16"))
     with pytest.raises(ValueError, match="custom knob own is an argument of another trainer"):
-        check_job(Job.from_json(json.dumps(job)), world_size=2)
+        Job.from_json(json.dumps(job))
     with pytest.raises(InvalidInput, match="does not take --x 1"):
         batch_script("slurm", spec_of(tiny()).problem, recipe, (), "")
 
@@ -184,7 +184,12 @@ def test_a_command_gets_words_and_variables_without_a_shell(
     command = configured(settings)(request)
     assert isinstance(command, Command)
     assert command.arguments == expected
-    assert environment_of(command, request, settings) == {"A": "b", "NCCL_ALGO": "two trees", "FUSED": "0"}
+    given = environment_of(command, request, settings)
+    assert {name: given[name] for name in ("A", "NCCL_ALGO", "FUSED")} == {
+        "A": "b",
+        "NCCL_ALGO": "two trees",
+        "FUSED": "0",
+    }
 
 
 @pytest.mark.parametrize("tool", ["megatron-lm", "torchtitan", "accelerate", "deepspeed"])
