@@ -137,7 +137,7 @@ class Tool(ABC):
         if self.file or type(self).render is not Tool.render:  # one configuration file, which cannot hold them
             notes += (f"note: needs the arguments {shlex.join(own)}",) if own else ()
             notes += tuple(f"note: needs the environment variable {line}" for line in _assigned(variables))
-        return replace(found, arguments=(*found.arguments, *own), environment=variables, notes=notes)
+        return replace(found, arguments=(*own, *found.arguments), environment=variables, notes=notes)
 
     def render(self, problem: Problem, recipe: Recipe, header: Sequence[str]) -> str:
         """Return one file that the tool accepts, by default a bash script, with the header in its comments."""

@@ -78,13 +78,14 @@ NANOTRON = (
 
 NEMO = (
     r"iteration (?P<step>\d+)/\d+ \|.*train_step_timing in s: (?P<step_time_s>[\d.e+-]+)",
+    r"Training epoch \d+, iteration (?P<step>\d+)/\d+ \|",
     r"\| reduced_train_loss: (?P<loss>\S+)",
     r"\| global_batch_size: (?P<global_batch_seqs>\d+)",
     r"\| peak_memory_usage: (?P<peak_memory_bytes>[\d.e+]+)",
     *MEGATRON_STEP,
     *MEGATRON_MEMORY,
 )
-"""The progress line of NeMo 2.0, or that of Megatron-Bridge, which is Megatron-LM's."""
+"""The progress line of NeMo 2.0, whose time a callback adds, or that of Megatron-Bridge, which is Megatron-LM's."""
 
 TRANSFORMERS = (
     r"^\s*\d+%\|[^|]*\| (?P<step>\d+)/\d+ \[",
@@ -122,6 +123,10 @@ PROBE_STEPS: dict[str, tuple[str, ...]] = {
 """Arguments of probes alone: what a replay saves and evaluates is for the campaign's own arguments to say."""
 
 
+ENVIRONMENT: dict[str, dict[str, str]] = {"accelerate": {"TQDM_MININTERVAL": "0"}}
+"""Variables of a trainer's command: without this one tqdm shows steps of less than 0.1 s in groups."""
+
+
 def configured(settings: CommandSettings) -> MakeCommand:
     """Return the function of a campaign's [command]; raise `InvalidInput` for settings that cannot make commands."""
     arguments, trainer = settings.arguments, settings.trainer
@@ -133,7 +138,7 @@ def configured(settings: CommandSettings) -> MakeCommand:
     if (trainer is not None) != (f"{{{commands.SPLICED}}}" in arguments):
         expected = "the argument {trainer_arguments} where command.trainer is set, and nowhere else"
         raise bad_value("command.arguments", list(arguments), expected)
-    placed = arguments if CUSTOM in arguments else (*arguments, CUSTOM)
+    placed = arguments if CUSTOM in arguments else (*arguments, CUSTOM)  # of a command without a ready-made trainer
     known = settings.log or trainer
     patterns = (*settings.log_patterns, *(LOG_PATTERNS[known] if known else ()))
     patterns_of(patterns)
@@ -150,10 +155,16 @@ def configured(settings: CommandSettings) -> MakeCommand:
         # Files that the arguments of `frontrunner export` name are in the run folder.
         made = (str(request.run_folder / one) if one in found.files else one for one in found.arguments)
         steps = (*STEPS[trainer], *(() if request.is_replay else PROBE_STEPS.get(trainer, ())))
-        spliced = (*made, *(commands.filled_text(text, fields) for text in steps))
+        # First the steps: torchtitan's own arguments end with a subcommand, to which all that follows would belong.
+        steps_filled = (commands.filled_text(text, fields) for text in steps)
+        spliced = (*steps_filled, *(() if CUSTOM in arguments else own), *made)
         files = {name: _for_a_probe(trainer, text, request.probe.most_steps) for name, text in found.files.items()}
-        filled = commands.filled(placed, fields, {f"{{{commands.SPLICED}}}": spliced, CUSTOM: own})
-        return Command(arguments=filled, log_patterns=patterns, files=files)
+        return Command(
+            arguments=commands.filled(arguments, fields, {f"{{{commands.SPLICED}}}": spliced, CUSTOM: own}),
+            log_patterns=patterns,
+            files=files,
+            environment=ENVIRONMENT.get(trainer, {}),
+        )
 
     return make
 

@@ -197,7 +197,7 @@ def test_an_export_has_them_in_the_tool_s_arguments_and_environment(tool: str) -
     problem = spec_of(tiny(model={"activation": "swiglu", "norm": "rmsnorm"})).problem
     plain = TOOLS[tool].export(problem, replace(RECIPE, custom=()))
     found = TOOLS[tool].export(problem, RECIPE)
-    assert found.arguments == (*plain.arguments, *GIVEN)
+    assert found.arguments == (*GIVEN, *plain.arguments)
     text = TOOLS[tool].render(problem, RECIPE, ())
     assert ("needs the environment variable " if tool == "deepspeed" else "export ") + "NCCL_ALGO='two trees'" in text
     assert "'$(reboot) *'" in text

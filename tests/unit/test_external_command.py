@@ -87,6 +87,12 @@ def test_every_choice_of_a_recipe_has_its_field(tmp_path: Path) -> None:
     assert filled_text("{run_folder}/{data_parallel}", values) == f"{tmp_path}/2"
 
 
+def test_torchtitan_s_subcommand_ends_its_arguments(tmp_path: Path) -> None:
+    """What follows a subcommand belongs to it, and torchtitan rejects steps there."""
+    settings = CommandSettings(trainer="torchtitan", arguments=("run", "{trainer_arguments}"))
+    assert command(settings, request(tmp_path)).arguments[-1].startswith("activation-checkpoint:")
+
+
 @pytest.mark.parametrize("trainer", sorted(TOOLS))
 def test_ready_made_trainers_put_their_arguments_in(tmp_path: Path, trainer: str) -> None:
     settings = CommandSettings(trainer=trainer, arguments=("run", "{trainer_arguments}", "--mine"))
