@@ -5,7 +5,7 @@
     {recompute=full?--recompute}            a whole argument: the text if the field has this value
     {trainer_arguments}                     a whole argument: the list that the ready-made trainer makes
     {node_rank}                             what is known on a node alone, as %{node_rank} until then: see `PLACE`
-    {custom_arguments}                      a whole argument: the flags of the user's own knobs, see docs/other-trainers.md
+    {custom_arguments}                      a whole argument: the flags of the user's own knobs
     {{ and }}                               braces
 
 Each argument becomes one list item, never a shell's line: no variables, no globs, no quotes.
