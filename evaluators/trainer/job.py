@@ -99,7 +99,7 @@ class Train:
     evaluation_batches: int
     checkpoint_every_steps: int
     keep_checkpoints: int
-    metrics: Literal["csv", "tensorboard"]
+    metrics: Literal["csv", "tensorboard", "wandb"]
 
 
 @dataclass(frozen=True, kw_only=True)
