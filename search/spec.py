@@ -24,6 +24,7 @@ from frontrunner.evaluators.registry import (
 from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.records import IMPORTED
 from frontrunner.search.strategy import STRATEGIES, TOKENS_ALONE, check_objectives
+from frontrunner.spaces.custom import AT_IMPORT
 from frontrunner.spaces.errors import InvalidInput, bad_value, require_above_zero, require_at_least, require_one_of
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
@@ -79,7 +80,8 @@ class SearchSettings:
     """See [strategies](strategies.md)."""
     objectives: tuple[str, ...] = TOKENS_ALONE
     """`tokens` (tokens/s), alone or with `memory` (headroom of the fullest rank) and `nodes` (few; give `space.devices`
-    a list): see [several objectives](strategies.md#several-objectives)."""
+    a list): see [several objectives](strategies.md#several-objectives). Or alone, so that more nodes do not always
+    win: `tokens_per_device`, or `tokens_per_cost` by `cluster.price_per_node_hour`."""
     seed: int = 0
     """Same seed, same campaign: proposals, initial weights and data."""
     parallel_probes: int = 1
@@ -181,6 +183,8 @@ class CampaignSpec:
             expected = f"fewer than cluster.nodes = {nodes}, or no entry to probe on all of them"
             raise bad_value("search.probe_nodes", fewer, expected)
         self._limit_cost()
+        if "tokens_per_cost" in search.objectives and self.problem.cluster.price_per_node_hour is None:
+            raise bad_value("search.objectives", list(search.objectives), "cluster.price_per_node_hour beside it")
         if self.evaluator != IMPORTED:  # rows of a table, which nothing evaluates
             require_evaluator_name(self.evaluator)
         if (code := self.problem.software.code or code_of(self.evaluator, self.command)) is not None:
@@ -191,6 +195,7 @@ class CampaignSpec:
         if self.evaluator == "command" and not self.command.arguments:
             raise bad_value("command.arguments", None, 'a list of arguments, for evaluator = "command"')
         self._check_baseline()
+        self._check_custom()
         is_here = nodes == 1 and not dispatch.has_nodes
         if parallel > 1 and backend != "cpu" and self.evaluator == "probe" and is_here:
             raise bad_value("search.parallel_probes", parallel, f"1: probes would share the {backend} devices")
@@ -220,6 +225,19 @@ class CampaignSpec:
             raise bad_value("budget.cost", cost, "cluster.price_per_node_hour beside it")
         hours = min(cost / price, self.budget.node_hours or math.inf)
         object.__setattr__(self, "budget", replace(self.budget, node_hours=hours))
+
+    def _check_custom(self) -> None:
+        """Knobs of the user's own are given in a way that the evaluator's trainer can be given them."""
+        for name, knob in self.space.custom.items():
+            owner = f"space.custom.{name}"
+            if self.evaluator == "probe" and knob.flag is not None:
+                hint = 'evaluator = "command" runs a trainer that takes arguments'
+                raise bad_value(f"{owner}.flag", knob.flag, "env: the built-in trainer takes no arguments", hint=hint)
+            if self.evaluator == "probe" and AT_IMPORT.fullmatch(knob.env or ""):
+                expected = "a variable that is read later: ranks are forked from a process that has imported torch"
+                raise bad_value(f"{owner}.env", knob.env, expected)
+            if knob.env in self.command.environment:
+                raise bad_value(f"{owner}.env", knob.env, "a variable that command.environment does not set")
 
     def _check_baseline(self) -> None:
         """Probes are prepared for the engines and offloads of the space, and a table holds no other recipe."""

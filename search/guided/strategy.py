@@ -114,9 +114,13 @@ class Guided:
     def __init__(
         self, survey: Survey, seed: int, prior: Prior | None = None, objectives: Sequence[str] = TOKENS_ALONE
     ) -> None:
-        """`prior` is that of the survey's recipes where it is not the model's own."""
+        """`prior` is that of the survey's recipes where it is not the model's own.
+
+        Speeds are of the rate that is sought: tokens/s, unless the objective is another of `pareto.RATES`.
+        """
         self._candidates = Candidates(survey, seed)
-        self._problem, self._seed, self._has_own_prior = survey.problem, seed, prior is not None
+        self._problem, self._seed, self._custom = survey.problem, seed, survey.custom
+        self._has_own_prior = prior is not None
         self._nodes = np.fromiter((nodes_used(r, survey.problem) for r in survey.recipes), dtype=np.float64)
         self._allowances = Allowances(objectives, self._nodes)
         self._closeness = np.exp(CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes)))
@@ -124,7 +128,13 @@ class Guided:
         self._pending: dict[int, None] = {}
         self._remembered: dict[str, list[int]] = {}
         self._elsewhere: list[tuple[Problem, list[Recipe]]] = []
-        self._know(CandidateTable.of(survey.recipes, prior or prior_of(survey.recipes, survey.problem)))
+        divisors = [survey.problem.divisor(objectives[0], recipe.devices) for recipe in survey.recipes]
+        self._log_divisors = np.log(np.array(divisors, dtype=np.float64))
+        self._know(self._own_rows(prior or prior_of(survey.recipes, survey.problem)))
+
+    def _own_rows(self, prior: Prior) -> CandidateTable:
+        table = CandidateTable.of(self._candidates.recipes, prior, custom=self._custom)
+        return replace(table, log_speed=table.log_speed - self._log_divisors)
 
     def _know(self, table: CandidateTable) -> None:
         self._table, self._is_news = table, True
@@ -134,9 +144,11 @@ class Guided:
     def remember(self, evidence: Sequence[Evidence]) -> None:
         """Learn outcomes of earlier campaigns; called once, before any ask or tell.
 
-        Of other problems' outcomes on this cluster by this code the constants take their most probable values, about
-        which all else is learned: the fit of `calibrate --from-store`. Those of the same problem may be told again.
+        Recipes with knobs that the space does not have, or gives in another way, tell nothing of its recipes. Of other
+        problems' outcomes on this cluster by this code the constants take their most probable values, about which all
+        else is learned: the fit of `calibrate --from-store`. Those of the same problem may be told again.
         """
+        evidence = [piece for piece in evidence if self._has_all_knobs_of(piece.recipe)]
         of_others = [
             (piece.problem, piece.recipe, piece.outcome)
             for piece in evidence
@@ -145,8 +157,7 @@ class Guided:
         ]
         constants = fitted_constants(samples_of_problems(of_others))
         if constants and not self._has_own_prior:
-            recipes, problem = self._candidates.recipes, _with(constants, self._problem)
-            self._know(CandidateTable.of(recipes, prior_of(recipes, problem)))
+            self._know(self._own_rows(prior_of(self._candidates.recipes, _with(constants, self._problem))))
         problems: list[Problem] = []  # in the order of first occurrence; they are not hashable
         for piece in evidence:
             if piece.problem not in problems:
@@ -159,7 +170,7 @@ class Guided:
             number = 0 if problem == self._problem else next(numbers)
             is_fitted = self._is_of_here(problem) and not self._has_own_prior
             fitted = _with(constants, problem) if is_fitted else problem
-            table = table.with_rows([piece.recipe for piece in known], fitted, number)
+            table = table.with_rows([piece.recipe for piece in known], fitted, number, self._custom)
             ran = [piece.recipe for piece in known if isinstance(piece.outcome, Measurement)]
             self._elsewhere.append((problem, ran))
         self._know(table)
@@ -171,6 +182,10 @@ class Guided:
 
     def _is_of_here(self, problem: Problem) -> bool:
         return are_of_one_machine(problem, self._problem)
+
+    def _has_all_knobs_of(self, recipe: Recipe) -> bool:
+        known = {(name, knob.flag, knob.env) for name, knob in self._custom.items()}
+        return all((one.name, one.flag, one.env) in known for one in recipe.custom)
 
     def ask(self, count: int) -> list[Recipe]:
         """Return up to `count` legal recipes; pending ones are taken to run as fast as expected meanwhile."""
