@@ -9,8 +9,9 @@ from frontrunner.evaluators.cluster.settings import NodeSource
 from frontrunner.evaluators.cluster.steps import POLL_S, Dispatcher, StepNodes
 from frontrunner.evaluators.probe.job import disk_folder, probe_job
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.evaluators.probe.watch import RankedProbes, RankWatch, rank_environment, write_job
+from frontrunner.evaluators.probe.watch import MakeJob, RankedProbes, RankWatch, rank_environment, write_job
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup
+from frontrunner.spaces.recipe import Recipe
 
 
 class StepWatch(RankWatch):
@@ -70,13 +71,22 @@ class StepWatch(RankWatch):
             self.begin()
 
 
+def environment_on_nodes(setup: ProbeSetup, recipe: Recipe) -> dict[str, str]:
+    """Return the environment of a recipe's ranks on the nodes of a source."""
+    environment = rank_environment(setup)
+    if nodes_used(recipe, setup.problem) > 1:
+        environment.pop("GLOO_SOCKET_IFNAME", None)  # the loopback connects only this node's ranks
+    return environment
+
+
 class DispatchedProbe(RankedProbes[StepWatch]):
     """The `Evaluator` that trains on the nodes of a source; orders wait in it until nodes are free."""
 
     _poll_s = POLL_S
 
-    def __init__(self, setup: ProbeSetup, source: NodeSource) -> None:
+    def __init__(self, setup: ProbeSetup, source: NodeSource, make_job: MakeJob = probe_job) -> None:
         super().__init__(setup)
+        self._make_job = make_job
         self.measures_here = source.held is not None  # the driver may be on one of its own job's nodes
         self._dispatcher = Dispatcher(setup, source)
 
@@ -88,10 +98,8 @@ class DispatchedProbe(RankedProbes[StepWatch]):
 
     def _begin(self, order: ProbeOrder, allocation: HeldAllocation) -> None:
         setup = self._setup
-        write_job(order, probe_job(setup, order.recipe, order.run_folder, self.tokens), setup)
-        environment = rank_environment(setup)
-        if nodes_used(order.recipe, setup.problem) > 1:
-            environment.pop("GLOO_SOCKET_IFNAME", None)  # the loopback connects only this node's ranks
+        write_job(order, self._make_job(setup, order.recipe, order.run_folder, self.tokens), setup)
+        environment = environment_on_nodes(setup, order.recipe)
         scratch = disk_folder(setup, order.recipe, order.run_folder)
         placed = self._dispatcher.start(order, allocation, environment=environment, scratch=scratch)
         self._running[order.token] = StepWatch(order, setup, placed)

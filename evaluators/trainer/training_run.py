@@ -1,11 +1,13 @@
 """Train mode: a full training run with a learning-rate schedule, evaluation, metrics and checkpoints.
 
-Started again on the same run folder, it continues from the newest complete checkpoint, with the same losses.
+Started again on the same run folder, it continues from the newest complete checkpoint, with the same losses. Once the
+file `stop` there is not empty, it stores a checkpoint and ends, with status `stopped`.
 """
 
 import csv
 import math
 import shutil
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -19,11 +21,13 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from frontrunner.evaluators.trainer.job import Train
+from frontrunner.evaluators.trainer.job import STOP, Train
 from frontrunner.evaluators.trainer.optimizer import set_learning_rate
 from frontrunner.evaluators.trainer.run import RunContext, StepOutcome, finite_or_none
 
 COLUMNS = ("step", "loss", "learning_rate", "gradient_norm", "step_time_s", "tokens_per_s", "evaluation_loss")
+LOOK_S = 1.0
+"""Between two looks at the file `stop`, as far as steps allow."""
 _REPORTED_STEP_TIMES = 200
 
 
@@ -103,6 +107,27 @@ class Checkpoints:
         return sorted(int(path.parent.name.removeprefix("step-")) for path in self._folder.glob("step-*/.metadata"))
 
 
+class StopRequests:
+    """Agreement of all ranks on the step after which they stop: rank 0 looks for the request, and when to look next."""
+
+    def __init__(self, context: RunContext, *, resumed_step: int) -> None:
+        self._path = context.folder / STOP
+        self._rank, self._device = context.rank, context.stepper.device
+        self.next_step = resumed_step + 1
+
+    def come_after(self, step: int, step_time_s: float) -> bool:
+        """Return whether training ends after `step`, which is `next_step`; every rank must make this call."""
+        table = [0, 1]
+        if self._rank == 0:
+            asked = self._path.exists() and self._path.stat().st_size > 0
+            table = [int(asked), max(1, int(LOOK_S / max(step_time_s, 1e-6)))]
+        agreed = torch.tensor(table, device=self._device)
+        dist.broadcast(agreed, src=0)
+        must_stop, steps = agreed.tolist()
+        self.next_step = step + int(steps)
+        return bool(must_stop)
+
+
 def learning_rate_at(step: int, *, peak: float, train: Train) -> float:
     """Return the rate of `step` (from 1): linear up to `peak` over the warm-up, then half a cosine down."""
     if step <= train.warm_up_steps:
@@ -134,11 +159,12 @@ def steps_run(
 
 
 def run_training(context: RunContext, train: Train) -> None:
-    """Train to `train.steps`, or until a loss is not finite, and write `result.json` on rank 0."""
+    """Train to `train.steps`, a stop or a loss that is not finite, and write `result.json` on rank 0."""
     checkpoints = Checkpoints(context, keep=train.keep_checkpoints)
     resumed_step = final_step = checkpoints.load_latest()
     if resumed_step:
         context.log.write("resumed", step=resumed_step)
+    stops = StopRequests(context, resumed_step=resumed_step)
     metrics = METRICS[train.metrics](context.folder, resumed_step=resumed_step) if context.rank == 0 else None
     status, final_loss, overflowed = "trained", None, 0
     times: deque[float] = deque(maxlen=_REPORTED_STEP_TIMES)
@@ -151,7 +177,7 @@ def run_training(context: RunContext, train: Train) -> None:
     def has_rest(step: int) -> bool:
         """Return whether something is done between this step and the next."""
         due = (train.checkpoint_every_steps, train.evaluation_every_steps if train.evaluation_batches else 0)
-        return step == train.steps or any(every > 0 and step % every == 0 for every in due)
+        return step in (train.steps, stops.next_step) or any(every > 0 and step % every == 0 for every in due)
 
     start = time.monotonic()
     for final_step, outcome, seconds in steps_run(context, range(resumed_step + 1, train.steps + 1), train, has_rest):
@@ -170,9 +196,14 @@ def run_training(context: RunContext, train: Train) -> None:
         if not outcome.is_finite:
             status = "not-finite"
             break
-        if is_due(train.checkpoint_every_steps):
+        must_stop = final_step == stops.next_step and stops.come_after(final_step, statistics.median(times))
+        if must_stop or is_due(train.checkpoint_every_steps):
+            began = time.monotonic()
             checkpoints.save(final_step)
-            context.log.write("checkpoint", step=final_step)
+            context.log.write("checkpoint", step=final_step, time_s=time.monotonic() - began)
+        if must_stop and final_step < train.steps:
+            status = "stopped"
+            break
     checkpoint = checkpoints.path_of(final_step)
     context.write_result(
         status,

@@ -222,12 +222,17 @@ def test_what_our_trainer_did_not_measure_is_headed_so_and_not_replayed(
 def test_a_pbs_script_works_where_it_was_submitted(tmp_path: Path) -> None:
     machine = Cluster(name="c", device="d", backend="cpu", nodes=2, devices_per_node=1, memory_gib_per_device=1.0)
     script = frontrunner.export(str(recipe_file(machine, tmp_path)), to="pbs")
-    head, rest, _ = script.partition("MASTER_ADDR=")
+    head, rest, _ = script.partition("export PYTHONSAFEPATH")
     assert rest
     home, submitted = tmp_path / "home", tmp_path / "submitted"
     home.mkdir()
     submitted.mkdir()
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PBS_O_WORKDIR": str(submitted)}
+    lost = subprocess.run(["bash"], input=head, text=True, check=False, cwd=home, env=environment, capture_output=True)
+    assert lost.returncode == 2
+    assert "SCRIPT=" in lost.stderr
+    (submitted / "mine.sh").write_text(script)
+    environment["SCRIPT"] = "mine.sh"
     subprocess.run(["bash"], input=head, text=True, check=True, cwd=home, env=environment)
     assert list(home.iterdir()) == []
     assert [path.name for path in submitted.glob("frontrunner-*/*")] == ["recipe.json"]
