@@ -288,7 +288,7 @@ def test_a_batch_script_submits_itself_again_until_the_replay_is_done(
     home, recipe = measured
     exported = frontrunner("export", recipe, "--to", "slurm", cwd=home)
     assert exported.returncode == 0, exported.stderr
-    options = " ".join((*REPLAY[2:], "--anyway", "--stop-margin", "95"))  # of two minutes
+    options = " ".join((*REPLAY[2:], "--anyway", "--stop-margin", "80"))  # of two minutes
     script = exported.stdout.replace('--steps "$STEPS"', f'--steps "$STEPS" {options}')
     (tmp_path / "replay.sh").write_text(script.replace("\npython -m", f"\n{sys.executable} -m"))
     export = f"--export=ALL,STEPS={STEPS},FOLDER={tmp_path}"
