@@ -363,10 +363,10 @@ ValueError: tensor parallel size 2 does not divide 3 heads
 
 def read_a_log(path: Path) -> None:
     from frontrunner.evaluators.external.command import why_disagreeing
-    from frontrunner.evaluators.external.evaluator import exceptions
     from frontrunner.evaluators.external.logs import LogReader, patterns_of, timed, verdict, why_inconsistent
     from frontrunner.evaluators.external.supervisor import Log
     from frontrunner.evaluators.external.trainers import LOG_PATTERNS
+    from frontrunner.evaluators.external.watch import exceptions
     from frontrunner.evaluators.probe.files import tail
 
     recipe, content = RECIPES[0], path.read_bytes()

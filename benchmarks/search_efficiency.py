@@ -6,8 +6,11 @@
 A problem is the rows of one model, sequence length, global batch, machine, number of devices and attention kernel that
 has at least --least-rows rows and a success (evaluators/tables/rows.py). What is in no row is illegal and never
 proposed; a failed row costs a probe; where rows repeat, the best is the truth and what a probe finds. `model-order` is
-the analytic model's bare order: what fits by speed, then the rest by memory. --distort reverse gives guided and
-model-order the model's speeds in the opposite order.
+the analytic model's bare order: what fits by speed, then the rest by memory. After the name of a strategy, `:pruned`
+leaves out the rows that surely do not fit, and `:failures=mean` is a setting of deephyper. --distort reverse gives
+guided and model-order the model's speeds in the opposite order.
+
+A campaign file (.toml) is searched as a table of what the evaluator `simulated` computes of its legal recipes.
 
 --unseen searches each table with constants fitted to all the others, from constants on that no table gave.
 `error_after` are the mean errors of step times of successes not probed yet: by guided after so many probes, and by the
@@ -31,6 +34,7 @@ from typing import Any
 from search_runs import CHECKPOINTS, ERRORS_AFTER, Case, Run, figures, search
 from table_accuracy import SOURCED, fitted
 
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.tables.rows import read_problems
 from frontrunner.evaluators.tables.workloads import read
 from frontrunner.search.strategy import STRATEGIES
@@ -57,7 +61,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--plot", type=Path)
     chosen = parser.parse_args()
     chosen.strategies = chosen.strategies.split(",")
-    unknown = [name for name in chosen.strategies if name != "model-order" and name not in STRATEGIES]
+    known = (*STRATEGIES, "model-order")
+    unknown = [name for name in chosen.strategies if name.split(":")[0] not in known]
     if unknown or chosen.seeds < 1 or chosen.budget < 1:
         parser.error(f"unknown strategies: {', '.join(unknown)}" if unknown else "--seeds and --budget are at least 1")
     return chosen
@@ -66,8 +71,11 @@ def options() -> argparse.Namespace:
 def cases(paths: list[Path], least_rows: int, distort: str | None, *, unseen: bool) -> dict[str, Case]:
     """The problems of all tables by table and name; says on standard error what was left out."""
     found: dict[str, Case] = {}
-    rows = {path: read(path) for path in paths} if unseen else {}
+    rows = {path: read(path) for path in paths if path.suffix != ".toml"} if unseen else {}
     for path in paths:
+        if path.suffix == ".toml":
+            found[path.stem] = Case.simulated(read_campaign_file(path).spec)
+            continue
         table = read_problems(path)
         for reason, count in table.left_out.items():
             print(f"{path.stem}: {count} rows left out: {reason}", file=sys.stderr)

@@ -6,13 +6,17 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 import numpy as np
 
+from frontrunner.evaluators.analytic.estimates import surely_too_large
+from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.tables.rows import TableProblem
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.search.guided.prior import Prior, prior_of
 from frontrunner.search.guided.strategy import Guided
+from frontrunner.search.spec import CampaignSpec, DeepHyperSettings
 from frontrunner.search.strategies.candidates import Listed
 from frontrunner.search.strategy import Forecaster, Strategy, Told, make_strategy
 from frontrunner.spaces.problem import Problem
@@ -58,6 +62,20 @@ class Case:
             rows=len(table.rows),
             prior=reversed_prior(prior) if distort == "reverse" else prior,
             best=max(speeds),
+        )
+
+    @classmethod
+    def simulated(cls, spec: CampaignSpec) -> Case:
+        """The outcomes of a campaign's legal recipes by the evaluator `simulated`."""
+        survey, setup = spec.survey(), replace(spec, run_root="").probe_setup()
+        outcomes: dict[Recipe, Outcome] = {recipe: simulate(recipe, setup) for recipe in survey.recipes}
+        return cls(
+            name=spec.name,
+            survey=survey,
+            outcomes=outcomes,
+            rows=len(outcomes),
+            prior=prior_of(survey.recipes, survey.problem),
+            best=max(one.tokens_per_s for one in outcomes.values() if isinstance(one, Measurement)),
         )
 
 
@@ -111,14 +129,21 @@ class Run:
 
 
 def made(name: str, case: Case, seed: int) -> Strategy:
-    """A strategy over a case; those that know the model get the case's predictions."""
+    """A strategy over a case; those that know the model get the case's predictions.
+
+    After the name: `:pruned`, without what surely does not fit, and `:failures=mean`, a setting of deephyper.
+    """
     if name == "guided":
         return Guided(case.survey, seed, case.prior)
     if name == "model-order":
         fits = case.prior.log_fill <= 0
         order = np.lexsort((np.where(fits, -case.prior.log_speed, case.prior.log_fill), ~fits))
         return Listed([case.survey.recipes[row] for row in order])
-    return make_strategy(name, case.survey, seed)
+    name, *more = name.split(":")
+    too_large = surely_too_large(case.survey.recipes, case.survey.problem) & ("pruned" in more)
+    survey = replace(case.survey, legal=dict(compress(case.survey.legal.items(), ~too_large)))
+    own = dict(one.split("=") for one in more if "=" in one)
+    return make_strategy(name, survey, seed, settings=DeepHyperSettings(**own) if own else None)  # type: ignore[arg-type]
 
 
 def search(name: str, case: Case, *, seed: int, budget: int, stop: float) -> Run:

@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.external.command import Command, CommandRequest, MakeCommand
     from frontrunner.spaces.legality import Reason
 
-COMMAND = "frontrunner.evaluators.external.evaluator:CommandEvaluator"
+COMMAND = "frontrunner.evaluators.registry:command_probe"
+PROBE = "frontrunner.evaluators.registry:training_probe"
 EVALUATORS: dict[str, str] = {
-    "probe": "frontrunner.evaluators.registry:training_probe",
+    "probe": PROBE,
     "simulated": "frontrunner.evaluators.analytic.simulated:Simulated",
     "table": "frontrunner.evaluators.tables.lookup:TableLookup",
     "command": COMMAND,
 }
+DISPATCHED = (PROBE, COMMAND)
+"""Evaluators that use the nodes of [dispatch]."""
 GROUP = "frontrunner.evaluators"
 
 
@@ -41,9 +44,9 @@ def make_evaluator(name: str, setup: ProbeSetup) -> Evaluator:
         make = getattr(import_module(module), factory)
         return make(setup)
     if (command := commands_of(name, setup.command)) is not None:
-        from frontrunner.evaluators.external.evaluator import CommandEvaluator
-
-        return CommandEvaluator(setup, command)
+        return command_probe(setup, command)
+    if setup.dispatch.has_nodes:
+        raise bad_value("dispatch.backend", setup.dispatch.backend, f"local: the plug-in {name} is its own evaluator")
     make = _load(name)
     return make(setup)
 
@@ -60,6 +63,20 @@ def training_probe(setup: ProbeSetup) -> Evaluator:
     from frontrunner.evaluators.cluster.probe import DispatchedProbe
 
     return DispatchedProbe(setup, source)
+
+
+def command_probe(setup: ProbeSetup, make_command: MakeCommand | None = None, *, is_replay: bool = False) -> Evaluator:
+    """Construct the evaluator that runs commands on this machine, or on the nodes that [dispatch] names."""
+    from frontrunner.evaluators.cluster.settings import node_source
+
+    source = node_source(setup.dispatch, setup.problem.cluster) if setup.dispatch.has_nodes else None
+    if source is None:
+        from frontrunner.evaluators.external.evaluator import CommandEvaluator
+
+        return CommandEvaluator(setup, make_command, is_replay=is_replay)
+    from frontrunner.evaluators.external.dispatched import DispatchedCommands
+
+    return DispatchedCommands(setup, source, make_command=make_command, is_replay=is_replay)
 
 
 def require_evaluator_name(name: str) -> None:

@@ -119,7 +119,7 @@ def stored_survey(spec: CampaignSpec) -> Survey:
     try:
         return spec.survey()
     except FrontrunnerError:
-        return spec.space.survey(spec.problem)
+        return spec.space_survey()
 
 
 def nothing_legal(surveyed: Survey) -> NothingLegal:

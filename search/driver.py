@@ -141,6 +141,8 @@ class Driver:
         self._listener.began(session.view)
         if self._prior:
             session.notice("evidence", **self._prior.counts(used=self._proposals.remembers))
+        if self._proposals.pruned:
+            session.notice("pruned", recipes=self._proposals.pruned, of=len(self._survey.recipes))
         while True:
             ending = self._start_what_fits()
             if ending is not None:
@@ -167,8 +169,11 @@ class Driver:
         """Take in what is stored: outcomes, waiting trials, and outlooks, so that an ended campaign stays ended."""
         session, store, campaign = self._session, self._store, self._campaign
         trials, told = store.trials(campaign.id), store.final_outcomes(campaign.id)
+        search = self._spec.search
+        if self._spec.evaluator == "table":  # its rows say what ran
+            search = replace(search, prune_infeasible=False)
         self._proposals = Proposals(
-            search=self._spec.search,
+            search=search,
             survey=self._survey,
             told=told,
             notice=session.notice,
@@ -207,7 +212,7 @@ class Driver:
             if (enough := self._stop_rule.why_stop(session.budget.spent().limits(self._spec.budget))) is not None:
                 return CampaignState.FINISHED, enough
             if (new := self._proposals.new()) is None:
-                return CampaignState.FINISHED, "every legal recipe has been tried"
+                return CampaignState.FINISHED, self._all_tried
             if (late := self._why_end(running.values())) is not None:  # strategies may take long to propose
                 return late
             if not self._reuse(new):
@@ -262,6 +267,12 @@ class Driver:
         view.running = tuple(probe for probe in view.running if probe.number != trial.number)
         session.refresh_limits()
         self._listener.probe_ended(view, ended)
+
+    @property
+    def _all_tried(self) -> str:
+        pruned = self._proposals.pruned
+        but = f", but for {pruned:,} that surely do not fit (search.prune_infeasible)" if pruned else ""
+        return f"every legal recipe has been tried{but}"
 
     @cached_property
     def _too_large(self) -> frozenset[Recipe]:

@@ -5,14 +5,27 @@ A strategy that raises is replaced by random order, so that the campaign goes on
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
+from frontrunner.evaluators.analytic.estimates import surely_too_large
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.records import Trial
 from frontrunner.search.spec import SearchSettings
-from frontrunner.search.strategy import TOKENS_ALONE, Evidence, Forecaster, Outlook, Strategy, Told, make_strategy
+from frontrunner.search.strategy import (
+    LOOK_AT_ALL,
+    TOKENS_ALONE,
+    Evidence,
+    Forecaster,
+    Outlook,
+    Strategy,
+    Told,
+    make_strategy,
+)
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
@@ -44,6 +57,7 @@ class Proposals:
         self._not_to_repeat: set[Recipe] = set()  # being repeated, or lost when it was
         for recipe, outcome in self._heard:
             self._keep(recipe, outcome)
+        self.pruned = 0
         self._baseline = search.baseline
         self._is_fallback = search.strategy == FALLBACK
         self._strategy = self._made(search.strategy)
@@ -136,11 +150,14 @@ class Proposals:
 
     def _made(self, name: str) -> Strategy:
         sought = TOKENS_ALONE if self._is_fallback else self._search.objectives
+        settings = self._search.deephyper if name == "deephyper" else None
+        survey = self._survey if name in LOOK_AT_ALL or not self._search.prune_infeasible else self._pruned_survey
+        self.pruned = len(self._survey.recipes) - len(survey.recipes)
         try:
-            strategy = make_strategy(name, self._survey, self._search.seed, sought)
+            strategy = make_strategy(name, survey, self._search.seed, sought, settings)
             if self._evidence and isinstance(strategy, Forecaster):
                 strategy.remember(self._evidence)
-            legal = set(self._survey.recipes)
+            legal = set(survey.recipes)
             for recipe, outcome in self._heard:
                 if recipe in legal:
                     strategy.tell(Told(recipe=recipe, outcome=outcome))
@@ -150,3 +167,12 @@ class Proposals:
             self._replace(f"it could not begin: {type(error).__name__}: {error}")
             return self._strategy
         return strategy
+
+    @cached_property
+    def _pruned_survey(self) -> Survey:
+        """The survey without what surely does not fit; all of it where nothing else would be left."""
+        too_large = surely_too_large(self._survey.recipes, self._survey.problem)
+        if not too_large.any() or too_large.all():
+            return self._survey
+        kept = itertools.compress(self._survey.legal.items(), ~too_large)
+        return replace(self._survey, legal=dict(kept))

@@ -13,7 +13,14 @@ from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, DispatchSe
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.evaluators.registry import COMMAND, EVALUATORS, code_of, commands_of, require_evaluator_name
+from frontrunner.evaluators.registry import (
+    COMMAND,
+    DISPATCHED,
+    EVALUATORS,
+    code_of,
+    commands_of,
+    require_evaluator_name,
+)
 from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.records import IMPORTED
 from frontrunner.search.strategy import STRATEGIES, TOKENS_ALONE, check_objectives
@@ -22,9 +29,46 @@ from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
+from frontrunner.spaces.variants import AROUND
 
 PREDICTING = "guided"
 """The strategy that predicts untried recipes (`frontrunner.search.strategy.Forecaster`)."""
+
+
+SURROGATES = {"extra-trees": "ET", "random-forest": "RF", "gaussian-process": "GP"}
+"""Models of DeepHyper with its own names for them; those that work with the installed scikit-learn."""
+ACQUISITIONS = ("UCB", "UCBd", "EI", "EId", "PI", "PId")
+FAILURES = ("min", "mean", "ignore")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepHyperSettings:
+    """Settings of `search.strategy = "deephyper"`."""
+
+    surrogate: str = "extra-trees"
+    """The model of tokens/s: `extra-trees`, `random-forest` or `gaussian-process`."""
+    acquisition: str = "UCBd"
+    """How a recipe is chosen: upper confidence bounds (`UCB`), expected improvement (`EI`) or the probability of one
+    (`PI`). `UCBd`, `EId` and `PId` leave noise out of the uncertainty, which only forests can."""
+    kappa: float = 1.96
+    """Of `UCB`: standard deviations above the expectation; more explores more."""
+    xi: float = 0.1
+    """Of `EI` and `PI`: the improvement that counts, in units of DeepHyper's scaled objective; more explores more."""
+    initial_measurements: int = 8
+    """Random measurements before the model chooses."""
+    failures: str = "min"
+    """What a failed recipe counts as: the slowest one (`min`), an average one (`mean`), or nothing (`ignore`)."""
+
+    def __post_init__(self) -> None:
+        owner = "search.deephyper"
+        require_one_of(owner, "surrogate", self.surrogate, tuple(SURROGATES))
+        require_one_of(owner, "acquisition", self.acquisition, ACQUISITIONS)
+        require_one_of(owner, "failures", self.failures, FAILURES)
+        if self.surrogate == "gaussian-process" and self.acquisition.endswith("d"):
+            expected = f"{self.acquisition[:-1]} with surrogate = {self.surrogate!r}"
+            raise bad_value(f"{owner}.acquisition", self.acquisition, expected)
+        require_at_least(owner, 1, initial_measurements=self.initial_measurements)
+        require_at_least(owner, 0, kappa=self.kappa, xi=self.xi)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +101,14 @@ class SearchSettings:
     first](warm-starts.md#few-nodes-first). For `guided` with `objectives = ["tokens"]`."""
     confirm_probes: int = 3
     """With `probe_nodes`: probes on the whole cluster, at most; 0 only predicts."""
+    prune_infeasible: bool = True
+    """Whether recipes that surely do not fit, by the memory formulas, are never probed: see
+    [what does not fit](strategies.md#what-does-not-fit). Not for `guided` and `exhaustive`, nor tables."""
+    deephyper: DeepHyperSettings = field(default_factory=DeepHyperSettings)
+    """Settings of `strategy = "deephyper"`, [below](#searchdeephyper)."""
     baseline: Recipe | None = None
     """Path of a recipe file (`frontrunner import-config --out`): measured first and compared with the best. The space
-    needs its `engine` and `offload` only."""
+    needs its `engine` and `offload` only. The strategies `sweep` and `scale` measure what is around it."""
 
     def __post_init__(self) -> None:
         require_one_of("search", "strategy", self.strategy, STRATEGIES)
@@ -69,6 +118,8 @@ class SearchSettings:
         if not 0 <= self.stop_below_improvement < 1:
             expected = "a share of at least 0 and below 1, as 0.003 for 0.3 %"
             raise bad_value("search.stop_below_improvement", self.stop_below_improvement, expected)
+        if self.strategy in AROUND and self.baseline is None:
+            raise bad_value("search.baseline", None, f'a recipe file, for search.strategy = "{self.strategy}"')
         if self.probe_nodes is None:
             return
         require_at_least("search", 1, probe_nodes=self.probe_nodes)
@@ -140,9 +191,13 @@ class CampaignSpec:
         if self.evaluator == "command" and not self.command.arguments:
             raise bad_value("command.arguments", None, 'a list of arguments, for evaluator = "command"')
         self._check_baseline()
-        is_here = dispatch.backend in (None, "local")
-        if parallel > 1 and backend != "cpu" and self.evaluator == "probe" and is_here and nodes == 1:
+        is_here = nodes == 1 and not dispatch.has_nodes
+        if parallel > 1 and backend != "cpu" and self.evaluator == "probe" and is_here:
             raise bad_value("search.parallel_probes", parallel, f"1: probes would share the {backend} devices")
+        self._check_dispatch()
+
+    def _check_dispatch(self) -> None:
+        dispatch, nodes, fewer = self.dispatch, self.problem.cluster.nodes, self.search.probe_nodes
         held = dispatch.nodes_per_allocation
         key, needed = ("cluster.nodes", nodes) if fewer is None else ("search.probe_nodes", fewer)
         if held is not None and held < needed:
@@ -151,8 +206,11 @@ class CampaignSpec:
         if dispatch.backend == "parsl" and dispatch.walltime_s < least_s:
             expected = f"at least probe.deadline_s + {SPARE_WALLTIME_S:g} s = {least_s:g} s"
             raise bad_value("dispatch.walltime", dispatch.walltime, expected)
-        if not is_here and self.evaluator != "probe":
-            raise bad_value("dispatch.backend", dispatch.backend, 'local, or evaluator = "probe"')
+        if dispatch.has_nodes and EVALUATORS.get(self.evaluator, COMMAND) not in DISPATCHED:
+            raise bad_value("dispatch.backend", dispatch.backend, 'local, or evaluator = "probe" or "command"')
+        if not dispatch.has_nodes and nodes > 1 and self.command.start_per == "rank":
+            expected = 'node, or dispatch.backend = "allocation" or "parsl" to start ranks on several nodes'
+            raise bad_value("command.start_per", "rank", expected)
 
     def _limit_cost(self) -> None:
         """Make a price of the probes a limit of their node-hours."""
@@ -194,7 +252,7 @@ class CampaignSpec:
 
     def survey(self) -> Survey:
         """Survey the space; recipes that a table lacks, or another trainer cannot express, are illegal."""
-        found = self.space.survey(self.problem)
+        found = self.space_survey()
         if (make := commands_of(self.evaluator, self.command)) is not None:
             from frontrunner.evaluators.external.command import expressible
 
@@ -204,6 +262,12 @@ class CampaignSpec:
         from frontrunner.evaluators.tables.lookup import rows_only
 
         return rows_only(found, self.table)
+
+    def space_survey(self) -> Survey:
+        """Survey the space, or what the strategy measures of it around the baseline, whoever runs the recipes."""
+        if self.search.baseline is None or self.search.strategy not in AROUND:
+            return self.space.survey(self.problem)
+        return AROUND[self.search.strategy](self.space, self.search.baseline, self.problem)
 
     def check_commands(self, recipe: Recipe) -> None:
         """Raise `InvalidInput` where the campaign runs another trainer whose program is missing."""

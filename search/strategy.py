@@ -72,10 +72,15 @@ class Forecaster(Strategy, Protocol):
         """Predict the `count` recipes of the highest expected tokens/s; none before the first outcome."""
 
 
+LOOK_AT_ALL = ("guided", "exhaustive")
+"""The strategies that `search.prune_infeasible` leaves alone: one learns what fits, one promises every recipe."""
+
 STRATEGIES: dict[str, str] = {
     "guided": "frontrunner.search.guided.strategy:Guided",
     "exhaustive": "frontrunner.search.strategies.candidates:exhaustive",
     "random": "frontrunner.search.strategies.candidates:shuffled",
+    "sweep": "frontrunner.search.strategies.candidates:exhaustive",
+    "scale": "frontrunner.search.strategies.candidates:exhaustive",
     "optuna-tpe": "frontrunner.search.strategies.optuna:tpe",
     "optuna-gp": "frontrunner.search.strategies.optuna:gp",
     "optuna-nsga2": "frontrunner.search.strategies.optuna:nsga2",
@@ -83,14 +88,20 @@ STRATEGIES: dict[str, str] = {
 }
 
 
-def make_strategy(name: str, survey: Survey, seed: int, objectives: tuple[str, ...] = TOKENS_ALONE) -> Strategy:
-    """Make a strategy over the surveyed space; raises `InvalidInput` for an unknown name or unsupported objectives."""
+def make_strategy(
+    name: str, survey: Survey, seed: int, objectives: tuple[str, ...] = TOKENS_ALONE, settings: object = None
+) -> Strategy:
+    """Make a strategy over the surveyed space; raises `InvalidInput` for an unknown name or unsupported objectives.
+
+    `settings` are the strategy's own, None for its defaults or where it has none.
+    """
     if name not in STRATEGIES:
         raise bad_value("search.strategy", name, "a known strategy", hint=did_you_mean(name, STRATEGIES))
     check_objectives(objectives, name)
     module, factory = STRATEGIES[name].split(":")
     make: Callable[..., Strategy] = getattr(import_module(module), factory)
-    return make(survey, seed) if objectives == TOKENS_ALONE else make(survey, seed, objectives=objectives)
+    more: dict[str, object] = {} if objectives == TOKENS_ALONE else {"objectives": objectives}
+    return make(survey, seed, **more if settings is None else more | {"settings": settings})
 
 
 def check_objectives(objectives: Sequence[str], strategy: str) -> None:

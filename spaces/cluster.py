@@ -78,6 +78,8 @@ class Cluster:
     """Dense peak rates by precision, TFLOP/s. MFU is relative to them, and no measurement above them is ranked."""
     matmul_share: float | None = None
     """Share of its 16-bit peak that the device's large matrix products reach."""
+    mxfp8: bool = False
+    """Whether products in 8 bits take a factor for each 32 values (MXFP8), as those of Blackwell and CDNA 4 do."""
     compute_units: int | None = None
     """Multiprocessors or compute units: tiles of a product that the device works on at once."""
     matmul_tflops: ByPrecision = ByPrecision()

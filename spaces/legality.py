@@ -33,8 +33,9 @@ class Reason:
         return self.text
 
 
-FP8_MULTIPLE = 16
-"""What both sides of a factor in 8 bits divide by: torch's `_scaled_mm` (aten/src/ATen/native/cuda/ScaledBlas.cpp)."""
+FP8_MULTIPLES = {"tensorwise": 16, "rowwise": 16, "mxfp8": 32}
+"""What both sides of a factor in 8 bits divide by: torch's `_scaled_mm` (aten/src/ATen/native/cuda/ScaledBlas.cpp), and
+torchao's casts to blocks (prototype/mx_formats/kernels.py, `mxfp8_quantize_cuda`)."""
 Refusals = Iterator[tuple[str, str]]
 """Codes and texts of reasons."""
 Rules = Callable[[Recipe, Problem], Refusals]
@@ -246,13 +247,10 @@ def _quantized(recipe: Recipe, problem: Problem) -> Refusals:
 
 
 def _fp8(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a list of rules
-    """Torchao's products in 8 bits: on devices that have them, with other numbers, of sizes that divide by 16.
-
-    Those of the gradients of weights add over a rank's tokens.
-    """
+    """Torchao's products in 8 bits: on devices that have them, with other numbers."""
     if recipe.fp8 == "none":
         return
-    model, cluster, tp, what = problem.model, problem.cluster, recipe.tensor_parallel, f"fp8 {recipe.fp8}"
+    cluster, what = problem.cluster, f"fp8 {recipe.fp8}"
     if recipe.engine != "torch":
         yield "fp8-engine", f"only the torch engine has {what}; use fp8 none"
     if problem.precision != "bf16":
@@ -265,25 +263,41 @@ def _fp8(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a list o
     elif cluster.peak_flops("fp8") is None and cluster.matmul_flops("fp8") is None:
         text = f"{what} needs products in 8 bits: {cluster.device} states no cluster.peak_tflops.fp8; use fp8 none"
         yield "fp8-device", text
+    elif recipe.fp8 == "mxfp8" and not cluster.mxfp8:
+        text = f"{what} needs products with a factor for each 32 values: {cluster.device} states no cluster.mxfp8"
+        yield "fp8-device", f"{text}; use tensorwise, rowwise or none"
+    elif recipe.fp8 == "mxfp8" and cluster.backend != "cuda":
+        text = f"torchao casts for {what} by a CUDA kernel; on {cluster.backend} use tensorwise or rowwise"
+        yield "fp8-backend", text
+    yield from _fp8_sizes(recipe, problem)
+    if recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
+        text = f"{recipe.schedule} splits the backward pass, and torchao computes both gradients of a product at once"
+        yield "fp8-split-backward", text
+    if recipe.async_tensor_parallel:
+        yield "fp8-async", "async_tensor_parallel overlaps products in bf16; choose one of both"
+
+
+def _fp8_sizes(recipe: Recipe, problem: Problem) -> Refusals:
+    """What torchao multiplies divides evenly; those of the gradients of weights add over a rank's tokens."""
+    model, tp, multiple = problem.model, recipe.tensor_parallel, FP8_MULTIPLES[recipe.fp8]
     tokens = recipe.micro_batch_seqs * (problem.sequence_length // recipe.context_parallel) // recipe.feed_forward_tiles
     kv = model.head_dim * max(1, model.kv_heads // tp)
     sizes = {"hidden": model.hidden, "width of queries": model.q_hidden // tp, "width of keys": kv}
     if not model.experts:
         sizes["ffn_hidden"] = model.ffn_hidden // tp
+    if model.shared_experts:
+        sizes["width of shared experts"] = model.shared_experts * model.ffn_hidden // tp
+    if model.dense_ffn_hidden:
+        sizes["dense_ffn_hidden"] = model.dense_ffn_hidden // tp
     if model.key_value_rank:
         sizes |= {
             "key_value_rank": model.key_value_rank,
             "query_rank": model.query_rank or 0,
             "rotary_width": model.rotary_width,
         }
-    if uneven := [f"{name} {size}" for name, size in (sizes | {"tokens": tokens}).items() if size % FP8_MULTIPLE]:
-        text = f"{what} multiplies matrices of multiples of {FP8_MULTIPLE}; a rank has {', '.join(uneven)}"
+    if uneven := [f"{name} {size}" for name, size in (sizes | {"tokens": tokens}).items() if size % multiple]:
+        text = f"fp8 {recipe.fp8} multiplies matrices of multiples of {multiple}; a rank has {', '.join(uneven)}"
         yield "fp8-divides", text
-    if recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
-        text = f"{recipe.schedule} splits the backward pass, and torchao computes both gradients of a product at once"
-        yield "fp8-split-backward", text
-    if recipe.async_tensor_parallel:
-        yield "fp8-async", "async_tensor_parallel overlaps products in bf16; choose one of both"
 
 
 def _torch_layers(recipe: Recipe, problem: Problem) -> Refusals:

@@ -280,9 +280,10 @@ class Recipe(ReadsEarlierNames, Displayed):
         label="async TP", word="async_tp", matters=lambda degrees: degrees.tensor_parallel > 1,
     )  # fmt: skip
     fp8: str = _choice(
-        ("none", "tensorwise", "rowwise"),
-        "the layers' matrix products in 8 bits, by torchao: their factors scaled as a whole (`tensorwise`) or by row "
-        "(`rowwise`); needs `problem.precision = \"bf16\"` and `problem.tolerance = \"quantized\"`",
+        ("none", "tensorwise", "rowwise", "mxfp8"),
+        "the layers' matrix products in 8 bits, by torchao: their factors scaled as a whole (`tensorwise`), by row "
+        "(`rowwise`) or by blocks of 32 values (`mxfp8`, on Blackwell); needs `problem.precision = \"bf16\"` and "
+        "`problem.tolerance = \"quantized\"`",
         group="option", label="FP8", word="fp8-{value}",
     )  # fmt: skip
 

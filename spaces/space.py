@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -127,9 +127,9 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
             expected = f"values to choose from, since problem.global_batch is the range {problem.global_batch}"
             raise bad_value("space.accumulation", None, expected)
         survey = Survey(problem=problem, dimensions=self.dimensions(problem.cluster))
-        if survey.points > MAX_POINTS:
+        if (points := math.prod(map(len, survey.dimensions.values()))) > MAX_POINTS:
             sizes = ", ".join(f"{name} {len(values)}" for name, values in survey.dimensions.items() if len(values) > 1)
-            message = f"space has {shown(survey.points)} points: expected at most {MAX_POINTS}"
+            message = f"space has {shown(points)} points: expected at most {MAX_POINTS}"
             raise InvalidInput(message, hint=f"narrow a dimension: {sizes}")
         framing = sum(name in FRAME for name in survey.dimensions)
         values = tuple(survey.dimensions.values())
@@ -171,7 +171,7 @@ def usual_space(problem: Problem) -> Space:
 
 @dataclass(kw_only=True)
 class Survey:
-    """A space looked at in full for one problem.
+    """A space looked at for one problem, as a rule in full.
 
     `legal` maps one point to each legal recipe. Of points that give the same recipe the first represents all; the
     others are counted as `repeats`.
@@ -188,13 +188,24 @@ class Survey:
 
     @property
     def points(self) -> int:
-        """All combinations of the choices, legal or not."""
-        return math.prod(map(len, self.dimensions.values()))
+        """The combinations of choices that were looked at, legal or not."""
+        return len(self.legal) + self.repeats + sum(self.refusals.values())
 
     @cached_property
     def recipes(self) -> tuple[Recipe, ...]:
         """The legal recipes, each once, in the order of the choices."""
         return tuple(self.legal.values())
+
+    def look_at(self, points: Iterable[Mapping[str, Choice]]) -> None:
+        """Look at these points, each a value of every dimension."""
+        for choice in points:
+            point = tuple(choice[name] for name in self.dimensions)
+            found = self._recipe_at(point)
+            reason = why_no_frame(found, self.problem) if isinstance(found, Recipe) else found
+            if reason is None:
+                self._look_at(point)
+            else:
+                self._refuse(reason)
 
     def look_at_frame(self, frame: Point, rest: Sequence[Point]) -> None:
         """Look at the points `frame` + `rest`: refused with the frame, or counted as an equal earlier frame's were."""

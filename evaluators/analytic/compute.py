@@ -23,14 +23,15 @@ WEIGHTS_SHARE = 0.5
 
 CASTS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "torchao, compiled": {"tensorwise": (6, 8), "rowwise": (8, 10), "mxfp8": (6, 6)},
-    "torchao": {"tensorwise": (66, 66), "rowwise": (66, 66)},
+    "torchao": {"tensorwise": (66, 66), "rowwise": (66, 66), "mxfp8": (6, 6)},
     "transformer-engine": {"delayed": (4, 4), "tensorwise": (6, 6), "blockwise": (4, 4), "mxfp8": (4, 4)},
 }
 """Bytes moved to scale a value of an input or gradient, and of a weight, to 8 bits for both products that use it.
 
 Compiled, as torchao counts kernels that are not fused with others (torchao/testing/training/roofline_utils.py); else
 each of two casts takes an absolute value (4), its maximum (2), a copy in fp32 (6), the scaled one (8), a clamped one
-(8) and the result (5) (float8/float8_utils.py, `tensor_to_amax`; float8_training_tensor.py). Transformer Engine reads a
+(8) and the result (5) (float8/float8_utils.py, `tensor_to_amax`; float8_training_tensor.py), except those to blocks,
+kernels of their own (prototype/mx_formats/kernels.py). Transformer Engine reads a
 value and writes both layouts (4), and before that, but with factors of earlier steps or of blocks, the maximum (2)
 (its documentation, "Low precision training")."""
 

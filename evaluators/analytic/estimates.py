@@ -46,6 +46,9 @@ ROWS_AT_ONCE = 16_384
 
 AT_HAND = 10
 """The recipes of a plan whose mean error it states: its first."""
+SURE = 4.0
+"""Standard deviations of a peak's logarithm above a device's memory from which a recipe surely does not fit; chosen on
+measured tables (docs/measurements.md)."""
 WORTH_NAMING = 0.1
 """From this share of a step on, what is not computing counts as what limits a recipe."""
 
@@ -305,6 +308,17 @@ def estimate_many(recipes: Sequence[Recipe], problem: Problem) -> EstimateTable:
         memory_parts_bytes=sizes,
         host_memory_bytes_per_rank=on_host,
     )
+
+
+def surely_too_large(recipes: Sequence[Recipe], problem: Problem) -> npt.NDArray[np.bool_]:
+    """Return which recipes need more memory than a device has, by `SURE` standard deviations of the logarithm."""
+    found = np.zeros(len(recipes), dtype=np.bool_)
+    known = np.array([place for place, one in enumerate(recipes) if not_modelled(one) is None], dtype=np.intp)
+    for places, machine, work in blocks([recipes[place] for place in known.tolist()], problem):
+        peak = peak_memory(machine, work)
+        above = np.log(peak.total / problem.cluster.memory_bytes_per_device)
+        found[known[places]] = above > SURE * log_deviation(machine, work, peak)
+    return found
 
 
 def blocks(recipes: Sequence[Recipe], problem: Problem) -> Iterator[tuple[npt.NDArray[np.intp], Machine, Workload]]:

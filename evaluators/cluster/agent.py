@@ -38,7 +38,7 @@ from frontrunner.evaluators.cluster.environment import launched_rank
 from frontrunner.evaluators.probe.files import read_json, write_json
 from frontrunner.evaluators.probe.fork_server import ForkClient, RankExited, RanksStarted
 from frontrunner.evaluators.probe.processes import KILL_GRACE_S, kernel_oom_kills, kill_rank
-from frontrunner.evaluators.probe.run_folder import CANCEL, MEETING, RunFolder
+from frontrunner.evaluators.probe.run_folder import CANCEL, MEETING, STEP, RunFolder
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
 RANK_AGENT = "frontrunner.evaluators.cluster.agent"
@@ -47,8 +47,8 @@ VERSION = 1
 BEAT_S = 3.0
 LOOK_S = 1.0
 """Between two reads of a file that another node writes."""
-ORPHAN_END_S = 15.0
-"""Assumed: how long after their heartbeat timeout the ranks of a step are gone, and their last files are visible."""
+ORPHAN_END_S = 30.0
+"""Assumed: how long after their heartbeat timeout ranks and commands are gone, and their last files are visible."""
 CLOCK_SKEW_S = 3600.0
 """Beyond its deadline by this much a step is over, however far the clocks of this host and the file server differ."""
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -78,7 +78,7 @@ class Step:
 
     def write(self) -> Path:
         """Write the step to its run folder; return its path."""
-        path = Path(self.run_folder) / "step.json"
+        path = Path(self.run_folder) / STEP
         write_json(path, asdict(self))
         return path
 
@@ -160,7 +160,7 @@ class StepFolder:
     def step(self) -> Step | None:
         """Return the folder's step; None if there is none, or it is damaged or of another version."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            return Step.read(self.path / "step.json")
+            return Step.read(self.path / STEP)
         return None
 
 
@@ -179,7 +179,7 @@ class OrphanedSteps:
             step = folder.step()
             if step is None or RunFolder(folder.path).outcome() is not None:
                 continue
-            if time.time() - (folder.path / "step.json").stat().st_mtime <= step.deadline_s + CLOCK_SKEW_S:
+            if time.time() - (folder.path / STEP).stat().st_mtime <= step.deadline_s + CLOCK_SKEW_S:
                 folder.cancel()
                 self._steps.append((folder, step))
 

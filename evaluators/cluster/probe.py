@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-import time
-
 from frontrunner.evaluators.cluster.allocations import HeldAllocation, Placed
 from frontrunner.evaluators.cluster.settings import NodeSource
-from frontrunner.evaluators.cluster.steps import POLL_S, Dispatcher, StepNodes
+from frontrunner.evaluators.cluster.steps import Dispatched, OnNodes, StepNodes
 from frontrunner.evaluators.probe.job import disk_folder, probe_job
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.watch import MakeJob, RankedProbes, RankWatch, rank_environment, write_job
-from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup
+from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.spaces.recipe import Recipe
 
 
-class StepWatch(RankWatch):
-    """A watch whose ranks are on other nodes: it reads their reports from files, and a file ends them."""
+class StepWatch(OnNodes, RankWatch):
+    """Follows the ranks of a step."""
 
     def __init__(self, order: ProbeOrder, setup: ProbeSetup, placed: Placed) -> None:
         super().__init__(order, setup)
         self.nodes = StepNodes(order.run_folder, placed)
         self.lost_log = self.nodes.launcher_log
-
-    @property
-    def seconds(self) -> float:
-        """Time since the step began on its nodes; 0 before."""
-        return self.nodes.seconds
-
-    @property
-    def kernel_oom_kills(self) -> int:
-        """Processes that the kernels of the step's nodes killed for memory meanwhile."""
-        return self.nodes.kernel_oom_kills
-
-    @property
-    def is_cut(self) -> bool:  # type: ignore[override]
-        """Whether the machine was taken away during the probe."""
-        return self.lost is not None and self.nodes.were_taken_away
 
     @property
     def has_ended(self) -> bool:
@@ -79,45 +62,17 @@ def environment_on_nodes(setup: ProbeSetup, recipe: Recipe) -> dict[str, str]:
     return environment
 
 
-class DispatchedProbe(RankedProbes[StepWatch]):
-    """The `Evaluator` that trains on the nodes of a source; orders wait in it until nodes are free."""
-
-    _poll_s = POLL_S
+class DispatchedProbe(Dispatched[StepWatch], RankedProbes[StepWatch]):
+    """The `Evaluator` that trains on the nodes of a source."""
 
     def __init__(self, setup: ProbeSetup, source: NodeSource, make_job: MakeJob = probe_job) -> None:
-        super().__init__(setup)
+        super().__init__(setup, source)
         self._make_job = make_job
-        self.measures_here = source.held is not None  # the driver may be on one of its own job's nodes
-        self._dispatcher = Dispatcher(setup, source)
 
-    def _poll(self, timeout_s: float) -> None:
-        time.sleep(timeout_s)
-        placed = self._dispatcher.place([order for order, _ in self._waiting.values()])
-        for token, allocation in placed.items():
-            self._begin(self._waiting.pop(token)[0], allocation)
-
-    def _begin(self, order: ProbeOrder, allocation: HeldAllocation) -> None:
+    def _begin(self, order: ProbeOrder, allocation: HeldAllocation) -> StepWatch:
         setup = self._setup
         write_job(order, self._make_job(setup, order.recipe, order.run_folder, self.tokens), setup)
         environment = environment_on_nodes(setup, order.recipe)
         scratch = disk_folder(setup, order.recipe, order.run_folder)
         placed = self._dispatcher.start(order, allocation, environment=environment, scratch=scratch)
-        self._running[order.token] = StepWatch(order, setup, placed)
-
-    def _conclude(self, watch: StepWatch) -> Finished:
-        if watch.lost is None:
-            self._dispatcher.note(watch.seconds)
-        return super()._conclude(watch)
-
-    def withdraw(self, token: str) -> bool:
-        """Take back an order that waits for nodes; with the last of them withdraw the requests for more nodes."""
-        was_waiting = super().withdraw(token)
-        if was_waiting and not self._waiting:
-            self._dispatcher.withdraw_requests()
-        return was_waiting
-
-    def close(self) -> None:
-        """End every step, and give the nodes back."""
-        for watch in self._running.values():
-            watch.end()
-        self._dispatcher.close(watch.nodes.placed for watch in self._running.values())
+        return StepWatch(order, setup, placed)

@@ -86,7 +86,8 @@ class DispatchSettings:
     backend: str | None = None
     """`local`: this machine. `allocation`: the nodes of the job that the driver runs in (`salloc`, `qsub -I`, a
     batch script). `parsl`: nodes requested from a batch system. By default `local` for one node, and `allocation`
-    for several where the driver runs in one."""
+    for several where the driver runs in one. Commands of other trainers start once on this machine by default, and
+    start ranks on other nodes themselves."""
     scheduler: str | None = None
     """`slurm`, `pbs` or `lsf`, for `parsl`."""
     account: str | None = None
@@ -154,6 +155,11 @@ class DispatchSettings:
         for line in self.scheduler_options:
             if not line.startswith(f"{prefix} "):
                 raise bad_value("dispatch.scheduler_options", line, f"lines that begin with {prefix}")
+
+    @property
+    def has_nodes(self) -> bool:
+        """Return whether the backend names nodes beside this machine."""
+        return self.backend not in (None, "local")
 
     @property
     def walltime_s(self) -> float:

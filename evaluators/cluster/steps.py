@@ -1,19 +1,22 @@
-"""Steps of probes on the nodes of a source: when they start, and what their nodes report of them."""
+"""Steps on the nodes of a source: when they start, what their nodes report of them, and evaluators by such steps."""
 
 from __future__ import annotations
 
 import os
 import re
 import time
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 from frontrunner.evaluators.cluster.agent import RANK_AGENT, Heartbeat, NodeReport, Step, StepFolder
 from frontrunner.evaluators.cluster.allocations import HeldAllocation, Placed, Pool, Waiting
 from frontrunner.evaluators.cluster.settings import NodeSource
 from frontrunner.evaluators.probe.files import tail
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
+from frontrunner.evaluators.probe.watch import QueuedProbes, Watch
+from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup
 from frontrunner.spaces.errors import bad_value
 
 POLL_S = 0.25
@@ -181,3 +184,66 @@ class StepNodes:
         if task is None or task.exception() is not None:
             return f"the step was lost: {task and task.exception()}"
         return f"the launcher ended with status {task.result()}" + (f": {output}" if output else "")
+
+
+class OnNodes(Watch):
+    """A watch whose processes are on the `nodes` of a step: it reads their reports, and a file ends them."""
+
+    nodes: StepNodes
+
+    @property
+    def seconds(self) -> float:
+        """Time since the step began on its nodes; 0 before."""
+        return self.nodes.seconds
+
+    @property
+    def kernel_oom_kills(self) -> int:
+        """Processes that the kernels of the step's nodes killed for memory meanwhile."""
+        return self.nodes.kernel_oom_kills
+
+    @property
+    def is_cut(self) -> bool:  # type: ignore[override]
+        """Whether the machine was taken away during the probe."""
+        return self.lost is not None and self.nodes.were_taken_away
+
+
+AnyStep = TypeVar("AnyStep", bound=OnNodes)
+
+
+class Dispatched(QueuedProbes[AnyStep]):
+    """Base of evaluators by steps on the nodes of a source, which orders wait for."""
+
+    _poll_s = POLL_S
+
+    def __init__(self, setup: ProbeSetup, source: NodeSource, **more: Any) -> None:
+        super().__init__(setup, **more)
+        self.measures_here = source.held is not None  # the driver may be on one of its own job's nodes
+        self._dispatcher = Dispatcher(setup, source)
+
+    @abstractmethod
+    def _begin(self, order: ProbeOrder, allocation: HeldAllocation) -> AnyStep:
+        """Start the step of an order in its allocation."""
+
+    def _poll(self, timeout_s: float) -> None:
+        time.sleep(timeout_s)
+        placed = self._dispatcher.place([order for order, _ in self._waiting.values()])
+        for token, allocation in placed.items():
+            self._running[token] = self._begin(self._waiting.pop(token)[0], allocation)
+
+    def _conclude(self, watch: AnyStep) -> Finished:
+        if watch.lost is None:
+            self._dispatcher.note(watch.seconds)
+        return super()._conclude(watch)
+
+    def withdraw(self, token: str) -> bool:
+        """Take back an order that waits for nodes; with the last of them withdraw the requests for more nodes."""
+        was_waiting = super().withdraw(token)
+        if was_waiting and not self._waiting:
+            self._dispatcher.withdraw_requests()
+        return was_waiting
+
+    def close(self) -> None:
+        """End every step, and give the nodes back."""
+        for watch in self._running.values():
+            watch.end()
+        self._dispatcher.close(watch.nodes.placed for watch in self._running.values())

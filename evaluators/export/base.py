@@ -112,12 +112,15 @@ class Tool(ABC):
                 why = f"{self.title} has no setting for {choice.name} = {shown(value)}"
                 return Reason(f"{choice.name.replace('_', '-')}-unsaid", why)
         model, stated = problem.model, self.model_fields
-        if (model.attention_window or 0) >= problem.sequence_length:
-            model = replace(model, attention_window=None)  # sequences fit in it
-        for one in fields(Model):
-            value = getattr(model, one.name)
-            if stated is not None and one.name not in {"name", "routing", *stated} and value != one.default:
-                return Reason("model-unsaid", f"{self.title} has no setting for model.{one.name} = {shown(value)}")
+        if stated is not None:
+            said = {"name", "routing", *stated}
+            if (model.attention_window or 0) >= problem.sequence_length:
+                said |= {"attention_window", "full_attention_every"}  # sequences fit in it
+            names = [one.name for one in fields(Model) if one.name not in said]
+            defaults = {one.name: one.default for one in fields(Model)}
+            if unsaid := [name for name in names if getattr(model, name) != defaults[name]]:
+                listed = ", ".join(f"model.{name} = {shown(getattr(model, name))}" for name in unsaid)
+                return Reason("model-unsaid", f"{self.title} has no setting for {listed}")
         return why_no_launch(problem, recipe) if self.has_launcher else None
 
     def export(self, problem: Problem, recipe: Recipe) -> Export:

@@ -53,8 +53,13 @@ MODEL_FIELDS = frozenset({
 CORE_MODEL_FIELDS = MODEL_FIELDS | {
     "shared_experts", "dense_layers", "dense_ffn_hidden", "router", "router_groups", "router_groups_kept",
     "routed_scale", "balancing", "balancing_weight", "key_value_rank", "query_rank", "rotary_width", "value_width",
+    "attention_window", "full_attention_every", "attention_sinks",
 }  # fmt: skip
+CLAMPED = {"--quick-geglu": True, "--glu-linear-offset": 1.0, "--activation-func-clamp-value": 7.0}
+"""gpt-oss's activation: `quick_gelu(x) = x sigmoid(1.702 x)` of one product, times the other and 1, both clamped."""
 PART_DEFAULTS = {
+    "softmax-type": "vanilla",
+    "rotary-percent": 1.0,
     "moe-router-topk": 2,
     "moe-router-score-function": "softmax",
     "kv-lora-rank": 32,
@@ -76,9 +81,12 @@ BRIDGE_SECTIONS = {
     "use-tp-pp-dp-mapping": "dist",
 }
 """Of Megatron-LM's options that Megatron-Bridge has outside of its section `model`."""
-FP8 = {"--fp8-format": "hybrid", "--fp8-recipe": "tensorwise"}
-"""As torchao scales by tensors: gradients in E5M2, what else is multiplied in E4M3."""
-BRIDGE_FP8 = "bf16_with_fp8_current_scaling_mixed"
+FP8 = {
+    "tensorwise": {"--fp8-format": "hybrid", "--fp8-recipe": "tensorwise"},
+    "mxfp8": {"--fp8-format": "e4m3", "--fp8-recipe": "mxfp8"},
+}
+"""As torchao scales: gradients by tensors in E5M2, what else is multiplied in E4M3."""
+BRIDGE_FP8 = {"tensorwise": "bf16_with_fp8_current_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed"}
 FSDP = {"zero-2": "optim_grads", "zero-3": "optim_grads_params"}
 SHARDING_OF_STRATEGY = {"no_shard": "none", "optim": "zero-1"} | {theirs: ours for ours, theirs in FSDP.items()}
 REFUSED_EXPERTS = {
@@ -121,6 +129,7 @@ MODEL_NOTE = (
     "note: the model, its sequence length and precision are those of the Bridge recipe that this is merged into"
 )
 _LEADING_DENSE = re.compile(r"\(?\[0\](?:\*([0-9]{1,5}))?\+\[1\](?:\*[0-9]{1,5})?\)?")
+_LAYER_KINDS = re.compile(r"\[[01](?:, ?[01]){0,9999}\]")
 _REPEATED_GROUP = re.compile(r"\(([^()]*)\)\*([0-9]{1,5})")
 _REPEATED = re.compile(r"(.)\*([0-9]{1,5})")
 
@@ -184,8 +193,11 @@ class MegatronLM(Tool):
             (order == "tp-pp-dp" and pp > 1 and ep != tp, "rank-order-experts",
              f"{tool}'s tp-pp-dp needs as many copies of experts as of the rest: shared by {tp} ranks, not {ep}"),
             (is_cut, "context-halves", f"{tool} cuts {cut}"),
+            (cp > 1 and _window(problem), "window-context",
+             f"no attention_window is exported for {tool} with context_parallel {cp}, which Transformer Engine "
+             "combines in some ways of communication alone"),
             (recipe.fp8 == "rowwise", "fp8-unsaid",
-             f"{tool} scales by tensors and blocks, not by rows: fp8 tensorwise has a setting"),
+             f"{tool} scales by tensors and blocks, not by rows: fp8 {' and '.join(FP8)} have settings"),
         )  # fmt: skip
 
     def _model_refusals(self, model: Model) -> tuple[Refusal, ...]:
@@ -202,14 +214,13 @@ class MegatronLM(Tool):
         return (
             (model.activation == "gelu_tanh" and model.biases != "all", "model-unsaid",
              f"{tool} computes activation gelu_tanh only with biases all, not {model.biases}"),
-            (model.activation in ("geglu", "swiglu_clamped"), "model-unsaid",
-             f"no activation {model.activation} is exported for {tool} yet"),
-            (model.experts and model.biases == "all", "model-unsaid", f"no biases of experts are exported for {tool}"),
+            (model.activation == "geglu", "model-unsaid",
+             f"{tool} gates by the sigmoid form of GELU (--quick-geglu), not by the tanh form of activation geglu"),
             (model.positions == "rotary" and theta % 1, "model-unsaid",
              f"{tool} takes a whole number for rotary_theta, not {theta}"),
             (other, "model-unsaid", f"{tool} has {stated}, not {scaling}"),
-            (not is_latent and model.rotary_width, "model-unsaid",
-             f"{tool} has no setting for model.rotary_width = {model.rotary_width} without latent attention"),
+            (not is_latent and int(model.head_dim * _rotary_percent(model)) != model.rotary_width, "model-unsaid",
+             f"{tool} has no --rotary-percent that rotates {model.rotary_width} of {model.head_dim}"),
             (is_sigmoid and model.experts_per_token > 1 and not model.renormalized_experts, "model-unsaid",
              f"{tool} renormalizes the probabilities of a sigmoid router"),
             (model.balancing == "bias" and not is_sigmoid, "model-unsaid",
@@ -231,11 +242,16 @@ class MegatronLM(Tool):
         has_gqa, is_even = model.kv_heads != model.heads, len(set(layers)) == 1
         fsdp, bf16_states = FSDP.get(recipe.sharding_name), recipe.optimizer_state == "bf16"
         settings = self._common(problem, recipe) | {
-            "--attention-backend": {"flash": "flash", "math": "unfused"}[model.attention],
+            # Of Transformer Engine's fused kernels only cuDNN's have sinks.
+            "--attention-backend": {"flash": "fused" if model.attention_sinks else "flash", "math": "unfused"}[
+                model.attention
+            ],
             self.has_kv_heads: has_gqa,
             f"--{self.kv_heads}": model.kv_heads if has_gqa else None,
             "--position-embedding-type": {"rotary": "rope", "learned": "learned_absolute"}[model.positions],
             **_rotary_scaling(model),
+            **{f"--{k}": value for k, value in _attention(problem).items() if value != PART_DEFAULTS.get(k)},
+            **(CLAMPED if model.activation == "swiglu_clamped" else {}),
             "--normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[model.norm],
             "--add-qkv-bias": model.biases == "qkv",
             "--qk-layernorm": model.qk_norm or model.key_value_rank is not None,  # of latent attention its two norms
@@ -253,7 +269,7 @@ class MegatronLM(Tool):
             "--use-precision-aware-optimizer": bf16_states,
             "--exp-avg-dtype": "bf16" if bf16_states else None,
             "--exp-avg-sq-dtype": "bf16" if bf16_states else None,
-            **(FP8 if recipe.fp8 == "tensorwise" else {}),
+            **FP8.get(recipe.fp8, {}),
         }
         connections = "above 1" if fsdp else "1, except on devices from Blackwell on"
         notes = [*self._notes(recipe), *_norm_notes(model)]
@@ -275,11 +291,11 @@ class MegatronLM(Tool):
             name: said.text(name, default) for name, default in (("--fp8-format", ""), ("--fp8-recipe", "delayed"))
         }
         if stated["--fp8-format"]:
-            if stated != FP8:
-                raise bad_value(
-                    "--fp8-format, --fp8-recipe", list(stated.values()), f"{' '.join(FP8.values())}, or none"
-                )
-            found["fp8"] = "tensorwise"
+            scaling = next((ours for ours, theirs in FP8.items() if theirs == stated), None)
+            if scaling is None:
+                expected = "".join(f"{' '.join(theirs.values())}, " for theirs in FP8.values())
+                raise bad_value("--fp8-format, --fp8-recipe", list(stated.values()), f"{expected}or none")
+            found["fp8"] = scaling
         return reading.recipe_of(problem, found | said.launch, given)
 
     def _common(self, problem: Problem, recipe: Recipe) -> dict[str, object]:
@@ -326,6 +342,7 @@ class MegatronLM(Tool):
             "--moe-router-bias-update-rate": model.balancing_weight if model.balancing == "bias" else None,
             "--moe-token-dispatcher-type": "alltoall",
             "--moe-grouped-gemm": problem.precision == "bf16",
+            "--no-bias-dropout-fusion": model.biases == "all",  # grouped products with biases need this
         }
 
     def _recomputing(self, recipe: Recipe) -> dict[str, object]:
@@ -420,9 +437,11 @@ class MegatronLM(Tool):
         is_whole = is_script and said.flag("--hidden-size")
         experts = said.number(key("num-experts"))
         width = said.number(key("ffn-hidden-size"))
-        for name, value in _parts(model).items():
+        for name, value in (_parts(model) | _attention(problem)).items():
             default = width if name == "moe-ffn-hidden-size" else PART_DEFAULTS.get(name)
             found = said.get(key(name), default if is_whole else None)
+            if name == "window-size" and found is not None:
+                found = "(" + str(found).strip("()[]").replace(" ", "") + ")"
             if isinstance(value, float) and found is not None:
                 found = float(said.text(key(name))) if isinstance(found, str) else found
             if found is not None or is_whole:
@@ -446,8 +465,16 @@ class MegatronLM(Tool):
         if not said.flag("--hidden-size"):
             return
         swiglu = said.flag("--swiglu")
-        what = f"--swiglu is {'' if swiglu else 'not '}there"
-        reading.refuse_other_default(what, "swiglu" if swiglu else "gelu", model.activation)
+        if said.flag("--quick-geglu"):
+            clamped = {name: float(said.text(name, "0")) for name in CLAMPED if name != "--quick-geglu"}
+            wanted = {name: value if model.activation == "swiglu_clamped" else None for name, value in CLAMPED.items()}
+            reading.refuse_other_problem({name: (value, wanted[name]) for name, value in clamped.items()})
+        else:
+            what = f"--swiglu is {'' if swiglu else 'not '}there"
+            is_gelu = model.activation in ("gelu", "gelu_tanh")
+            reading.refuse_other_default(
+                what, "swiglu" if swiglu else model.activation if is_gelu else "gelu", model.activation
+            )
         if not said.flag("--ffn-hidden-size") and not model.experts:
             width = int(4 * model.hidden * 2 / 3) // 64 * 64 if swiglu else 4 * model.hidden
             reading.refuse_other_default("--ffn-hidden-size is not there", width, model.ffn_hidden)
@@ -498,6 +525,8 @@ class MegatronDeepSpeed(MegatronLM):
         return (
             *super()._model_refusals(model),
             (model.biases == "qkv", "model-unsaid", f"{tool} has biases all or none, not qkv"),
+            (model.activation == "swiglu_clamped", "model-unsaid", f"{tool} has no activation {model.activation}"),
+            (model.experts and model.biases == "all", "model-unsaid", f"no biases of experts are exported for {tool}"),
             (model.experts_per_token > 1 and not model.renormalized_experts, "model-unsaid",
              f"{tool} renormalizes the probabilities of several experts"),
         )  # fmt: skip
@@ -602,8 +631,9 @@ class MegatronBridge(MegatronLM):
         return Export(arguments=arguments, notes=(MODEL_NOTE, *self._notes(recipe)))
 
     def _notes(self, recipe: Recipe) -> tuple[str, ...]:
-        kept = f"note: {BRIDGE_FP8} keeps the first and last layer in bf16, and gathers parameters in 8 bits"
-        return (*super()._notes(recipe), *((kept,) if recipe.fp8 != "none" else ()))
+        name = BRIDGE_FP8.get(recipe.fp8)
+        what = {"tensorwise": "keeps the first and last layer in bf16, and gathers"}.get(recipe.fp8, "gathers")
+        return (*super()._notes(recipe), *((f"note: {name} {what} parameters in 8 bits",) if name else ()))
 
     def render(self, problem: Problem, recipe: Recipe, header: Sequence[str]) -> str:
         """Return the recipe as YAML, for --config-file."""
@@ -636,7 +666,7 @@ class MegatronBridge(MegatronLM):
         if problem.model.experts:
             found |= {"model.moe_token_dispatcher_type": "alltoall"}
         if recipe.fp8 != "none":
-            found["mixed_precision"] = BRIDGE_FP8
+            found["mixed_precision"] = BRIDGE_FP8[recipe.fp8]
         if fsdp:
             found |= {"ddp.use_megatron_fsdp": True, "ddp.data_parallel_sharding_strategy": fsdp}
             found |= {"dist.use_megatron_fsdp": True, "checkpoint.ckpt_format": "fsdp_dtensor"}
@@ -649,8 +679,8 @@ class MegatronBridge(MegatronLM):
         _refuse_other_precision(problem, root)
         self._refuse_other_sizes(problem, root)
         found = self._choices(problem, root)
-        if root.get("mixed_precision") == BRIDGE_FP8:
-            found["fp8"] = "tensorwise"
+        precision = str(root.get("mixed_precision")).replace("-", "_")
+        found["fp8"] = next((ours for ours, theirs in BRIDGE_FP8.items() if theirs == precision), "none")
         if root.flag("optimizer.use_distributed_optimizer") and not root.flag(self.key("use-megatron-fsdp")):
             found["sharding"] = "zero-1"
         return reading.recipe_of(problem, found, given)
@@ -691,10 +721,34 @@ def _parts(model: Model) -> dict[str, object]:
     }
 
 
+def _attention(problem: Problem) -> dict[str, object]:
+    """Return Megatron-LM's options, without dashes, of windows, of sinks and of how much of a head is rotated."""
+    model, window = problem.model, _window(problem)
+    is_part = model.key_value_rank is None and model.rotary_width > 0
+    return {
+        "window-size": window and f"({window - 1},0)",  # besides a position's own
+        "window-attn-skip-freq": (window and model.full_attention_every) or None,
+        "softmax-type": "learnable" if model.attention_sinks else "vanilla",
+        "rotary-percent": _rotary_percent(model) if is_part else 1.0,
+    }
+
+
+def _window(problem: Problem) -> int | None:
+    """Return the window of attention, None where sequences fit in it."""
+    window = problem.model.attention_window
+    return None if (window or 0) >= problem.sequence_length else window
+
+
+def _rotary_percent(model: Model) -> float:
+    return model.rotary_width / model.head_dim
+
+
 def _leading_dense(value: object, key: str) -> int | None:
     """Return the leading layers without experts that `--moe-layer-freq` describes, None where it is missing."""
     if value is None or value == 1:
         return None if value is None else 0
+    if isinstance(value, str) and _LAYER_KINDS.fullmatch(value):
+        value = [int(kind) for kind in re.findall("[01]", value)]
     kinds = list(value) if isinstance(value, list) else None
     if kinds is not None and kinds == sorted(kinds) and set(kinds) <= {0, 1}:
         return kinds.count(0)
@@ -753,7 +807,7 @@ def _refuse_other_precision(problem: Problem, root: Table) -> None:
     """Raise `InvalidInput` for another precision; where the file says none it is the Bridge recipe's."""
     sections = ["model", "mixed_precision"]
     if isinstance(root.get("mixed_precision"), str):
-        names = {"bf16_mixed": "bf16", "fp16_mixed": "fp16", BRIDGE_FP8: "bf16"}
+        names = {"bf16_mixed": "bf16", "fp16_mixed": "fp16", **dict.fromkeys(BRIDGE_FP8.values(), "bf16")}
         named = root.choice("mixed_precision", "", names, spelled=lambda name: name.replace("-", "_"))
         reading.refuse_other_problem({"mixed_precision": (named, problem.precision)})
         sections.remove("mixed_precision")

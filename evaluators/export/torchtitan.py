@@ -3,11 +3,14 @@
 Names are those of torchtitan 0.3.0 (`torchtitan/config/configs.py`), where `training.local_batch_size` and
 `training.global_batch_size` count sequences; later versions count tokens there. FSDP shards over replicas and context
 ranks; a replica that keeps its parameters between forward and backward pass (`never`) is ZeRO-2. Under pipelining the
-local batch is a whole step's, cut into the pipeline's micro-batches.
+local batch is a whole step's, cut into the pipeline's micro-batches. Layers are converted to 8 bits in Python: the
+script writes a module, which `--module` names, with a configuration of torchtitan's whose layers it converts.
 """
 
 from __future__ import annotations
 
+import ast
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -20,8 +23,15 @@ from frontrunner.evaluators.export.base import (
     fsdp_sharding,
     words,
 )
-from frontrunner.evaluators.export.reading import Given, Options, read_options, recipe_of, refuse_other_problem
-from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.evaluators.export.reading import (
+    Given,
+    Options,
+    read_options,
+    recipe_of,
+    refuse_other_problem,
+    split_files,
+)
+from frontrunner.spaces.errors import InvalidInput, bad_value, shown_key
 from frontrunner.spaces.model import Model, RotaryScaling
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, RECOMPUTES, Recipe
@@ -58,6 +68,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """What torchtitan's configurations of whole models state: Llama 3.1's, and Qwen3's."""
+CONVERTED = "frontrunner_fp8"
+CONVERTERS: dict[str, tuple[str, dict[str, object]]] = {
+    "rowwise": ("Float8LinearConverter", {"recipe_name": "rowwise", "filter_fqns": ["lm_head", "router"]}),
+    "mxfp8": ("MXFP8LinearConverter", {"fqns": ["attention", "feed_forward", "shared_experts"]}),
+}
+"""torchtitan's converters of linear layers to 8 bits, with what makes them convert the layers that ours are."""
 REFUSED = {
     "--model.converters": "converted layers, as of 8-bit arithmetic",
 }
@@ -90,7 +106,9 @@ class Torchtitan(Tool):
     title = "torchtitan"
     usage = 'torchrun "${TORCHRUN_ARGS[@]}" -m torchtitan.train "${RECIPE_ARGS[@]}"'
     names = NAMES
-    expressed = frozenset({"virtual_stages", "schedule", "sharding", "recompute", "sequence_parallel", "compile"})
+    expressed = frozenset({
+        "virtual_stages", "schedule", "sharding", "recompute", "sequence_parallel", "compile", "fp8",
+    })  # fmt: skip
 
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
         """Return what of precision, sharding and stages torchtitan does not run."""
@@ -98,10 +116,12 @@ class Torchtitan(Tool):
         tool, (_, shard, cp), n, name = self.title, fsdp_degrees(recipe), recipe.copies, recipe.sharding_name
         folded, ep = shard * cp * recipe.tensor_parallel, recipe.expert_parallel
         layers, stages, stated = problem.model.layers, recipe.stages, recipe.layers_per_stage
-        converter = f"Float8LinearConverter.Config(recipe_name={recipe.fp8!r}) among a config's converters"
+        in_8_bits = recipe.fp8 != "none"
         return (
-            (recipe.fp8 != "none", "fp8-unsaid",
-             f"{tool} {VERSION} converts to 8 bits by no argument, but by {converter}, in Python, and only by rows"),
+            (in_8_bits and recipe.fp8 not in CONVERTERS, "fp8-unsaid",
+             f"{tool} {VERSION} converts to 8 bits by rows and blocks, not by tensors: fp8 {' and '.join(CONVERTERS)}"),
+            (in_8_bits and _config_of(problem.model) is None, "fp8-model",
+             f"{tool} converts to 8 bits a configuration of its own, and has none of this model: {', '.join(CONFIGS)}"),
             (problem.precision not in PRECISIONS, "precision-unsaid",
              f"{tool} trains in bf16 and fp32, not {problem.precision}"),
             (o == 1 and cp > 1, "sharding-context",
@@ -121,10 +141,10 @@ class Torchtitan(Tool):
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return what follows `-m torchtitan.train`; --module and --config only for a model that torchtitan has."""
         in_pipeline, is_sharded = recipe.pipeline_parallel > 1, recipe.sharding.optimizer > 1
-        known = next((config for config, stated in CONFIGS.items() if _is(problem.model, stated)), None)
+        known, in_8_bits = _config_of(problem.model), recipe.fp8 != "none"
         replicate, shard, _ = fsdp_degrees(recipe)
         settings: dict[str, object] = {
-            "--module": known and known.partition("_")[0],
+            "--module": CONVERTED if in_8_bits else known and known.partition("_")[0],
             "--config": known,
             **self.numbers(recipe),
             SCHEDULE: SCHEDULES.get(recipe.schedule),
@@ -146,8 +166,13 @@ class Torchtitan(Tool):
         }
         unknown = "note: name torchtitan's model yourself, by --module and --config; its llama3 models are Llama 3.1's"
         balanced = "note: torchtitan balances the load of experts by a bias of its own"
-        notes = (*NOTES, *(() if known else (unknown,)), *((balanced,) if problem.model.experts else ()))
-        return Export(arguments=words(settings), notes=notes)
+        notes = [*NOTES, *(() if known else (unknown,)), *((balanced,) if problem.model.experts else ())]
+        if not in_8_bits or known is None:
+            return Export(arguments=words(settings), notes=tuple(notes))
+        notes.append(f"note: {CONVERTED}.py must be in the folder that torchrun is started in; it needs torchao")
+        return Export(
+            arguments=words(settings), files={f"{CONVERTED}.py": _converted(recipe, known)}, notes=tuple(notes)
+        )
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a launch script or argument file of torchtitan 0.3."""
@@ -176,11 +201,67 @@ class Torchtitan(Tool):
             and _flag(said, "--parallelism.", "enable-sequence-parallel", default=True),
             "compile": _flag(said, "--compile.", "enable", default=False),
             "recompute": recomputes[0] if recomputes else "none",
+            "fp8": _scaling(said, given),
         }
         recipe = recipe_of(problem, found, given)
         if recipe.stages > 1 and batch is not None and batch != recipe.micro_batch_seqs * recipe.accumulation:
             raise bad_value(LOCAL_BATCH, batch, "a step's sequences of a replica: global batch / replicas")
         return recipe
+
+
+def _config_of(model: Model) -> str | None:
+    """Return torchtitan's own configuration of this model, or None."""
+    return next((config for config, stated in CONFIGS.items() if _is(model, stated)), None)
+
+
+def _converted(recipe: Recipe, config: str) -> str:
+    """Return a module with a configuration of this name, which is torchtitan's with its layers converted to 8 bits."""
+    converter, chosen = CONVERTERS[recipe.fp8]
+    stated = (
+        "".join(f"    {key}={json.dumps(value)},\n" for key, value in chosen.items())
+        + f"    model_compile_enabled={recipe.compile},\n"
+    )
+    return (
+        f"from torchtitan.components.quantization import {converter}\n"
+        f"from torchtitan.models.{config.partition('_')[0]} import config_registry\n\n"
+        f"CONVERTER = {converter}.Config(\n{stated})\n\n\n"
+        f"def {config}():\n"
+        f"    config = config_registry.{config}()\n"
+        "    config.model_spec.model = CONVERTER.build().convert(config.model_spec.model)\n"
+        "    return config\n"
+    )
+
+
+def _scaling(said: Options, given: Given) -> str:
+    """Return how the module that `--module` names converts layers to 8 bits, if the script writes it or it lies beside.
+
+    The module is parsed, not run. Raises `InvalidInput` for a converter that no recipe describes.
+    """
+    name = f"{said.text('--module')}.py"
+    text = split_files(given.text)[1].get(name, given.beside(name))
+    if text is None:
+        return "none"
+    try:
+        calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+        found = [
+            (node.func.value.id, {one.arg or "": ast.literal_eval(one.value) for one in node.keywords})
+            for node in calls
+            if isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Name)
+            and node.func.value.id.endswith("Converter")
+        ]
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"{shown_key(name)} cannot be read: {error}", hint="export it again") from None
+    for _, chosen in found:
+        chosen.pop("model_compile_enabled", None)
+    if not found:
+        return "none"
+    for scaling, known in CONVERTERS.items():
+        if found == [known]:
+            return scaling
+    converters = ", ".join(f"{converter}.Config({chosen})" for converter, chosen in found)
+    expected = " or ".join(f"{converter}.Config({chosen})" for converter, chosen in CONVERTERS.values())
+    raise InvalidInput(f"{shown_key(name)} has {converters}: expected {expected}")
 
 
 def _is(model: Model, stated: Mapping[str, Any]) -> bool:

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frontrunner.spaces.errors import bad_value
+from frontrunner.spaces.errors import bad_value, require_one_of
 
 PASSED = ("PATH", "HOME", "USER", "LANG", "TMPDIR")
 """Environment variables of the driver that a command gets by default."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+STARTS = ("node", "rank")
 PASSED_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?", re.ASCII)
 
 
@@ -33,6 +34,10 @@ class CommandSettings:
     log_patterns: tuple[str, ...] = ()
     """Regular expressions with named groups that find step times, losses, peaks and rates in the log: see
     [patterns](other-trainers.md#patterns)."""
+    start_per: str = "node"
+    """`node`: the command is started once on each node of a recipe, as torchrun wants it. `rank`: once per device, with
+    its place in [variables](other-trainers.md#the-arguments) and fields. Programs that start ranks on other nodes
+    themselves are not for several nodes."""
     folder: str | None = None
     """Folder that the command starts in, relative to the campaign file; by default the file's own."""
     pass_environment: tuple[str, ...] = PASSED
@@ -41,6 +46,7 @@ class CommandSettings:
     """Variables that are set for it; fields may be used."""
 
     def __post_init__(self) -> None:
+        require_one_of("command", "start_per", self.start_per, STARTS)
         for text in (*self.arguments, *self.environment.values(), self.folder or ""):
             if "\0" in text:
                 raise bad_value("command", text, "text without NUL characters, which no process can get")

@@ -4,6 +4,7 @@
     {sequence_parallel?--sequence-parallel} a whole argument: the text if the field is true, else no argument
     {recompute=full?--recompute}            a whole argument: the text if the field has this value
     {trainer_arguments}                     a whole argument: the list that the ready-made trainer makes
+    {node_rank}                             what is known on a node alone, as %{node_rank} until then: see `PLACE`
     {{ and }}                               braces
 
 Each argument becomes one list item, never a shell's line: no variables, no globs, no quotes.
@@ -26,11 +27,13 @@ from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
 
+from frontrunner.evaluators.cluster.settings import node_source
 from frontrunner.evaluators.export.deepspeed import BATCH, zero_stage
 from frontrunner.evaluators.export.reading import json_table
 from frontrunner.evaluators.export.torchtitan import VERSION as TORCHTITAN
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.external.logs import STATEMENTS, Statement
+from frontrunner.evaluators.external.supervisor import PLACE, RANK_PLACE, place_field
 from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.protocol import ProbeSetup
@@ -63,11 +66,29 @@ OPTIONS = {
 DEEPSPEED_FILES = ("deepspeed", "deepspeed-config", "deepspeed-config-file")
 DEEPSPEED_KEYS = BATCH | {"zero_stage": "zero_optimization.stage"}
 ANYWHERE = Path("run")
+VARIABLES = {
+    "NNODES": "nodes",
+    "NODE_RANK": "node_rank",
+    "MASTER_ADDR": "master_address",
+    "MASTER_PORT": "master_port",
+    "FRONTRUNNER_NODE_LIST": "node_list",
+    "FRONTRUNNER_DEVICES_PER_NODE": "devices_per_node",
+    "RANK": "rank",
+    "LOCAL_RANK": "local_rank",
+    "LOCAL_WORLD_SIZE": "local_world_size",
+    "WORLD_SIZE": "world_size",
+}
+"""Variables of a command, with the fields of the same values."""
+RANK_FIELDS = (*RANK_PLACE, "world_size")
+"""Fields, and so variables, of a command that is started once per rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandRequest:
-    """Request for the command of a recipe, which starts in `campaign_folder` and writes its files to `run_folder`."""
+    """Request for the command of a recipe, which starts in `campaign_folder` and writes its files to `run_folder`.
+
+    It is started once per node, or once per rank (`start_per`). A replay ends by itself after the probe's steps.
+    """
 
     problem: Problem
     recipe: Recipe
@@ -75,6 +96,8 @@ class CommandRequest:
     run_folder: Path
     campaign_folder: Path
     seed: int = 0
+    start_per: str = "node"
+    is_replay: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +113,7 @@ class Command:
 MakeCommand = Callable[[CommandRequest], Command | Reason]
 
 
-def request_of(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> CommandRequest:
+def request_of(setup: ProbeSetup, recipe: Recipe, run_folder: Path, *, is_replay: bool = False) -> CommandRequest:
     """Return the request for the command of a campaign's recipe."""
     return CommandRequest(
         problem=setup.problem,
@@ -99,13 +122,21 @@ def request_of(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> CommandRe
         run_folder=run_folder,
         campaign_folder=setup.command.start_folder,
         seed=setup.seed,
+        start_per=setup.command.start_per,
+        is_replay=is_replay,
     )
 
 
 def environment_of(command: Command, request: CommandRequest, settings: CommandSettings) -> dict[str, str]:
     """Return what is set for the command, in addition to the variables passed from the driver's environment."""
     values = field_values(request)
-    return dict(command.environment) | {name: filled_text(text, values) for name, text in settings.environment.items()}
+    chosen = {name: filled_text(text, values) for name, text in settings.environment.items()}
+    return places(values) | dict(command.environment) | chosen
+
+
+def places(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that tell a command its place among the nodes and ranks, of the values of its fields."""
+    return {name: values[field] for name, field in VARIABLES.items() if field in values}
 
 
 def field_values(request: CommandRequest) -> dict[str, str]:
@@ -132,7 +163,11 @@ def field_values(request: CommandRequest) -> dict[str, str]:
         "run_folder": request.run_folder,
         "campaign_folder": request.campaign_folder,
         "python": sys.executable,
+        "replay": request.is_replay,
     }
+    values |= {name: place_field(name) for name in PLACE}
+    if request.start_per == "rank":
+        values |= {name: place_field(name) for name in RANK_PLACE} | {"world_size": recipe.devices}
     words = {None: "", True: "true", False: "false"}
     return {n: words[v] if v is None or isinstance(v, bool) else str(v) for n, v in values.items()}
 
@@ -146,6 +181,8 @@ def filled(arguments: Sequence[str], values: Mapping[str, str], spliced: Sequenc
             found += spliced
         elif condition is None:
             found.append(filled_text(text, values))
+        elif condition[1] in (*PLACE, *RANK_PLACE):
+            raise bad_value("command.arguments", text, f"a condition on the recipe: {condition[1]} is known later")
         elif _value(condition[1], text, values) == ("true" if condition[2] is None else condition[2]):
             found.append(condition[3].replace("{{", "{").replace("}}", "}"))
     return tuple(found)
@@ -170,7 +207,8 @@ def _value(name: str, text: str, values: Mapping[str, str]) -> str:
         return values[name]
     if name == SPLICED:
         raise bad_value("command.arguments", text, f"{{{SPLICED}}} as an argument of its own")
-    raise InvalidInput(f"command: no field is called {{{name}}} in {text!r}", hint=did_you_mean(name, values))
+    hint = 'with command.start_per = "rank"' if name in RANK_FIELDS else did_you_mean(name, values)
+    raise InvalidInput(f"command: no field is called {{{name}}} in {text!r}", hint=hint)
 
 
 def stated_before(arguments: Sequence[str], folder: Path) -> Iterator[Statement]:
@@ -225,8 +263,11 @@ def expressible(survey: Survey, setup: ProbeSetup, make: MakeCommand) -> Survey:
             examples.setdefault(command.code, command.text)
             continue
         legal[point] = recipe
-        tables = (command.files, environment_of(command, request, setup.command))
-        twin = seen.setdefault((command.arguments, *(tuple(sorted(one.items())) for one in tables)), recipe)
+        variables = environment_of(command, request, setup.command).items() - places(field_values(request)).items()
+        starts = nodes_used(recipe, setup.problem) if request.start_per == "node" else recipe.devices
+        twin = seen.setdefault(
+            (command.arguments, frozenset(command.files.items()), frozenset(variables), starts), recipe
+        )
         if twin != recipe:
             differing = [f.name for f in fields(Recipe) if getattr(twin, f.name) != getattr(recipe, f.name)]
             both = f"{twin.describe()} and {recipe.describe()}"
@@ -238,13 +279,17 @@ def expressible(survey: Survey, setup: ProbeSetup, make: MakeCommand) -> Survey:
 
 
 def check_program(setup: ProbeSetup, make: MakeCommand, recipe: Recipe) -> None:
-    """Raise `InvalidInput` if the program or the start folder of a recipe's command does not exist."""
+    """Raise `InvalidInput` if there are no nodes for a recipe's command, or no program or start folder."""
     command = make(request_of(setup, recipe, ANYWHERE))
     if isinstance(command, Reason):
         return
     folder = setup.command.start_folder
     if not folder.is_dir():
         raise bad_value("command.folder", str(folder), "a folder")
+    if setup.dispatch.has_nodes:
+        node_source(setup.dispatch, setup.problem.cluster)
+    if setup.dispatch.worker_init:  # which sets the nodes' PATH
+        return
     program = command.arguments[0]
     path = setup.command.passed(os.environ).get("PATH", os.defpath)
     if setup.command.trainer == "torchtitan":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from frontrunner.evaluators.external.supervisor import LOG
+from frontrunner.evaluators.external.supervisor import LOG, of_node
 from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.probe.files import LineReader
 from frontrunner.evaluators.probe.job import DEADLINE_SHARE
@@ -136,6 +136,14 @@ class LoggedStep:
         for name in COUNTS:
             setattr(self, name, max(getattr(self, name), int(figures.get(name, 0))))
 
+    def complete(self, other: LoggedStep) -> None:
+        """Add what another node's log knows of the same step."""
+        self.time_s = other.time_s if self.time_s is None else self.time_s
+        self.loss = other.loss if self.loss is None else self.loss
+        self.rates = other.rates | self.rates
+        for name in COUNTS:
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
+
 
 class Statement(NamedTuple):
     """A source's statement about the configuration: a figure of `STATEMENTS`, its value, and the source's text."""
@@ -146,19 +154,27 @@ class Statement(NamedTuple):
 
 
 class LogReader:
-    """Follows `command.log` of a run folder."""
+    """Follows the command's logs in a run folder, one for each node.
 
-    def __init__(self, folder: Path, patterns: tuple[Pattern, ...]) -> None:
-        self._lines = LineReader(folder / LOG)
+    Trainers print a step on the first rank, the last or all of them. Steps are those of the node that has logged most,
+    whose times of arrival have one clock, completed by the others'.
+    """
+
+    def __init__(self, folder: Path, patterns: tuple[Pattern, ...], nodes: int = 1) -> None:
+        self._lines = [LineReader(folder / of_node(LOG, node)) for node in range(nodes)]
         self._patterns = patterns
-        self._by_number: dict[int, LoggedStep] = {}
+        self._by_number: list[dict[int, LoggedStep]] = [{} for _ in range(nodes)]
         self._stated: dict[tuple[str, float], Statement] = {}
         self.peak_memory_bytes = 0
 
     @property
     def steps(self) -> list[LoggedStep]:
         """Return the steps logged so far, in the order of their arrival."""
-        return list(self._by_number.values())
+        found = max(self._by_number, key=len)
+        for others in self._by_number:
+            for number in () if others is found else others.keys() & found.keys():
+                found[number].complete(others[number])
+        return list(found.values())
 
     @property
     def statements(self) -> tuple[Statement, ...]:
@@ -167,25 +183,31 @@ class LogReader:
 
     def advance(self) -> bool:
         """Read what is new, and return whether there was anything."""
-        lines = self._lines.new_lines()
+        wrote = [self._advance(reader, steps) for reader, steps in zip(self._lines, self._by_number, strict=True)]
+        return any(wrote)
+
+    def _advance(self, reader: LineReader, steps: dict[int, LoggedStep]) -> bool:
+        lines = reader.new_lines()
         for line in lines:
             arrival, _, raw = line[:MAX_LINE_BYTES].partition(b" ")
             text = COLORS.sub("", raw.decode("utf-8", errors="replace"))
             for pattern in self._patterns:
                 if match := pattern.search(text[:MAX_SEARCHED_CHARACTERS]):
-                    self._add(figures_of(match), text, float(arrival), marks=marks_a_step(pattern))
+                    self._add(steps, figures_of(match), text, float(arrival), marks=marks_a_step(pattern))
         return bool(lines)
 
-    def _add(self, figures: Mapping[str, float], line: str, arrival_s: float, *, marks: bool) -> None:
+    def _add(
+        self, steps: dict[int, LoggedStep], figures: Mapping[str, float], line: str, arrival_s: float, *, marks: bool
+    ) -> None:
         self.peak_memory_bytes = max([self.peak_memory_bytes, *map(int, in_base_units(figures, PEAKS))])
         for name in STATEMENTS:
             if name in figures:
                 self._stated.setdefault((name, figures[name]), Statement(name, figures[name], line.strip()))
         if marks and figures:
-            number = int(figures.get("step", max(self._by_number, default=0) + 1))
-            self._by_number.setdefault(number, LoggedStep(number=number, arrival_s=arrival_s)).add(figures)
-        elif self._by_number:  # a loss, say, on a line of its own: of the step logged last
-            next(reversed(self._by_number.values())).add(figures)
+            number = int(figures.get("step", max(steps, default=0) + 1))
+            steps.setdefault(number, LoggedStep(number=number, arrival_s=arrival_s)).add(figures)
+        elif steps:  # a loss, say, on a line of its own: of the step logged last
+            next(reversed(steps.values())).add(figures)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,34 +1,54 @@
-"""Supervisor of one trainer's command: a small process between the driver and the command.
+"""Supervisor of one trainer's command on one node: a small process between the driver, or a node's agent, and it.
 
-It starts the command, writes down its output with arrival times, and ends it when the driver requests that or is gone
-(its end of the supervisor's stdin closes), or when the command has ended and left processes behind. It adopts orphans,
-since launchers put ranks into sessions of their own, which no signal to a process group reaches, and kills every
-descendant. The command dies with it. In the run folder:
+It starts the command, once or once per rank, writes down its output with arrival times, and ends it when its starter
+requests that or is gone (its end of the supervisor's stdin closes), or when the command has ended and left processes
+behind. It adopts orphans, since launchers put ranks into sessions of their own, which no signal to a process group
+reaches, and kills every descendant. The command dies with it. In the run folder, for node 0; others have a number in
+the names of the last two, as `command-1.log`:
 
-    command.json     in: {"arguments": [...], "passed": [names], "environment": {...}, "folder": path}
+    command.json     in: {"arguments": [...], "passed": [names], "environment": {...}, "folder": path,
+                     "devices": of the whole command, "devices_per_node": n, "starts_ranks": whether once per rank}
     command.log      out: the lines that it printed to stdout and stderr, each after the second of its arrival
     ended.json       out: {"status": exit code or minus the signal, "seconds": s, "peak_resident_bytes": of one process}
+
+The first line of its stdin is its `Place`, by which it fills the fields of `PLACE` in the arguments and variables.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.probe.files import write_json
-from frontrunner.evaluators.probe.processes import adopt_orphans, end_child, kill_descendants, start_child
+from frontrunner.evaluators.probe.processes import (
+    PEER_GRACE_S,
+    TAGS,
+    adopt_orphans,
+    end_child,
+    kill_descendants,
+    kill_tagged,
+    start_child,
+)
 
 LOG = "command.log"
 ORDER = "command.json"
 ENDED = "ended.json"
+RUN_TAG = "FRONTRUNNER_RUN"
+MODULE = "frontrunner.evaluators.external.supervisor"
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 """Without it a Python program's lines arrive in blocks, long after the steps that they report."""
 
@@ -38,85 +58,246 @@ GRACE_S = 5.0
 DRAIN_S = 1.0
 """How long output is still read after the command has ended, from processes that it left behind."""
 KILL_S = 10.0
+END_S = GRACE_S + KILL_S + 5.0
+"""How long a supervisor may take to end its command."""
 MAX_LINE_BYTES = 2**20
 NOT_STARTED = 127
+
+PLACE = ("node_rank", "node_list", "master_address", "master_port")
+"""Fields of arguments and variables that are known only where the command runs: see `Place.values`."""
+RANK_PLACE = ("rank", "local_rank", "local_world_size")
+"""Such fields of a command that is started once per rank."""
+_FIELD = re.compile(rf"%\{{({'|'.join((*PLACE, *RANK_PLACE))})\}}")
+
+
+def place_field(name: str) -> str:
+    """Return the text of an argument or a variable that becomes a field of `PLACE` or `RANK_PLACE`."""
+    return f"%{{{name}}}"
+
+
+def of_node(name: str, node: int) -> str:
+    """Return the name of a node's file: that of node 0 is the plain one."""
+    stem, dot, ending = name.partition(".")
+    return f"{stem}-{node}{dot}{ending}" if node else name
+
+
+def run_tag(folder: Path, node: int) -> str:
+    """Return the value of `RUN_TAG` for the processes of a node: two may be on the same machine."""
+    return f"{folder}:{node}" if node else str(folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A node among those of a command, by its number, all of them by name, and where node 0 can be reached.
+
+    The command gets `variables` unless it sets them itself.
+    """
+
+    node: int
+    nodes: tuple[str, ...]
+    address: str
+    port: int
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def values(self) -> dict[str, str]:
+        """Return the fields of `PLACE`."""
+        values = (self.node, ",".join(self.nodes), self.address, self.port)
+        return dict(zip(PLACE, map(str, values), strict=True))
+
+
+def reserved_port() -> socket.socket:
+    """Return a socket that keeps a free port from others until it is closed; the command's own rank 0 may listen on it.
+
+    On Linux a port that is bound and not listened on is given to nobody who wants any, and to those who name it and
+    set `SO_REUSEADDR`, as torch's stores do.
+    """
+    found = socket.socket()
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.bind(("", 0))
+    return found
+
+
+class Supervised:
+    """A command under its supervisor, which is a child of this process."""
+
+    def __init__(self, folder: Path, place: Place, environment: Mapping[str, str]) -> None:
+        self._folder, self._node = folder, place.node
+        with (folder / of_node("supervisor.log", place.node)).open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", MODULE, str(folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,  # signals of the terminal are for the driver to handle
+                env={**os.environ, **environment},
+            )
+        self._lifeline: IO[bytes] = self._process.stdin  # type: ignore[assignment]
+        with contextlib.suppress(BrokenPipeError):  # it was killed at once
+            self._lifeline.write(json.dumps(asdict(place)).encode() + b"\n")
+            self._lifeline.flush()
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the supervisor has; it may have been killed."""
+        return self._process.poll() is not None
+
+    def end(self) -> None:
+        """Have the supervisor end the command; return at once."""
+        with contextlib.suppress(BrokenPipeError):
+            self._lifeline.close()
+
+    def kill(self) -> None:
+        """Kill the supervisor."""
+        self._process.kill()
+
+    def wait(self) -> None:
+        """Wait for the supervisor; kill it if it takes too long, and the command of one that was killed."""
+        self.end()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+        self._process.kill()
+        self._process.wait()
+        kill_tagged(RUN_TAG, run_tag(self._folder, self._node))
+
+    def ending(self) -> dict[str, Any] | None:
+        """Return how the command ended; see `read_end`."""
+        return read_end(self._folder, self._node)
+
+
+def read_end(run_folder: Path, node: int = 0) -> dict[str, Any] | None:
+    """Return how the command ended on a node; None if its supervisor was killed before it could write that."""
+    try:
+        found: dict[str, Any] = json.loads((run_folder / of_node(ENDED, node)).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found
 
 
 class Log:
     """The log of a command; a line ends with a newline, or with the carriage return of a progress bar."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=0)
+        self._path = path
         self._began_s = time.monotonic()
-        self._unfinished = b""
+        self._unfinished: dict[int, bytes] = {}
+        path.write_bytes(b"")
 
     @property
     def seconds(self) -> float:
         """Return the time since the start."""
         return time.monotonic() - self._began_s
 
-    def write(self, data: bytes) -> None:
-        """Write the lines that these bytes complete."""
-        if len(self._unfinished) > MAX_LINE_BYTES:
+    def write(self, data: bytes, stream: int = 0) -> None:
+        """Write the lines that these bytes complete, of one of the processes that write at the same time."""
+        unfinished = self._unfinished.get(stream, b"")
+        if len(unfinished) > MAX_LINE_BYTES:
             data = b"\n" + data
-        *lines, self._unfinished = (self._unfinished + data).replace(b"\r", b"\n").split(b"\n")
-        self._file.write(b"".join(b"%.6f %b\n" % (self.seconds, line) for line in lines))
+        *lines, self._unfinished[stream] = (unfinished + data).replace(b"\r", b"\n").split(b"\n")
+        if lines:
+            with self._path.open("ab") as file:  # closed at once: a network file system shows what was closed
+                file.write(b"".join(b"%.6f %b\n" % (self.seconds, line) for line in lines))
 
     def close(self) -> None:
         """Write what is left."""
-        if self._unfinished:
-            self.write(b"\n")
-        self._file.close()
+        for stream in [stream for stream, text in self._unfinished.items() if text]:
+            self.write(b"\n", stream)
 
 
-def run(order: dict[str, Any], log: Log) -> int:
-    """Run a command to its end, and leave no process of it; return its exit status."""
-    try:
-        process = start_child(
-            order["arguments"],
-            parent_death=signal.SIGKILL,
-            cwd=order["folder"],
-            env=UNBUFFERED | {name: os.environ[name] for name in order["passed"]} | order["environment"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except OSError as error:
-        log.write(f"{order['arguments'][0]}: {error.strerror}\n".encode())
-        return NOT_STARTED
-    output: int = process.stdout.fileno()  # type: ignore[union-attr]
+def starts(order: Mapping[str, Any], folder: Path, place: Place) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Yield arguments and environment of each process that this node starts."""
+    passed = CommandSettings(pass_environment=tuple(order["passed"])).passed(os.environ)
+    tags = {name: os.environ[name] for name in TAGS if name in os.environ} | {RUN_TAG: run_tag(folder, place.node)}
+    first, count = place.node * order["devices_per_node"], 1
+    if order["starts_ranks"]:
+        count = min(order["devices_per_node"], order["devices"] - first)
+    for local_rank in range(count):
+        ranks = (first + local_rank, local_rank, count)
+        values = place.values() | dict(zip(RANK_PLACE, map(str, ranks), strict=True))
+
+        def filled(text: str, values: Mapping[str, str] = values) -> str:
+            return _FIELD.sub(lambda match: values[match[1]], text)
+
+        own = {name: filled(text) for name, text in order["environment"].items()}
+        yield [filled(text) for text in order["arguments"]], UNBUFFERED | passed | dict(place.variables) | own | tags
+
+
+def run(folder: Path, place: Place, log: Log) -> int:
+    """Run the command of a folder to its end, and leave no process of it; return its first status that is not 0."""
+    order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
+    processes: dict[int, subprocess.Popen[bytes]] = {}
     request = sys.stdin.fileno()
-    waiting, ended_s = [output, request], 0.0
-    while output in waiting or process.poll() is None:
+    for arguments, environment in starts(order, folder, place):
+        try:
+            process = start_child(
+                arguments,
+                parent_death=signal.SIGKILL,
+                cwd=order["folder"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            log.write(f"{arguments[0]}: {error.strerror}\n".encode())
+            _end(processes.values())
+            return NOT_STARTED
+        processes[process.stdout.fileno()] = process  # type: ignore[union-attr]
+    waiting, status, ended_s, failed_s = [request, *processes], 0, 0.0, 0.0
+    while not processes.keys().isdisjoint(waiting) or any(one.poll() is None for one in processes.values()):
         ready, _, _ = select.select(waiting, [], [], POLL_S)
-        if output in ready:
+        for output in processes.keys() & ready:
             data = os.read(output, 1 << 16)
-            log.write(data)
+            log.write(data, output)
             if not data:
                 waiting.remove(output)
-        if request in ready:  # a request to end, or the driver's end
+        if request in ready:  # to end, or the end of who started this
             waiting.remove(request)
-            end_child(process, grace_s=GRACE_S, group=True)
-            kill_descendants(process, timeout_s=KILL_S)
-        if process.poll() is not None:
+            _end(processes.values())
+        statuses = [process.poll() for process in processes.values()]
+        status = status or next(filter(None, statuses), 0)
+        failed_s = failed_s or (log.seconds if status else 0.0)
+        if None not in statuses:
             ended_s = ended_s or log.seconds
-            if output not in ready or log.seconds - ended_s > DRAIN_S:
+            if processes.keys().isdisjoint(ready) or log.seconds - ended_s > DRAIN_S:
                 break
-    kill_descendants(process, timeout_s=KILL_S)
-    return int(process.returncode)
+        elif failed_s and log.seconds - failed_s > PEER_GRACE_S:  # the other ranks wait for it
+            _end(processes.values())
+    kill_descendants(processes.values(), timeout_s=KILL_S)
+    return status
+
+
+def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGTERM)
+    end_s = time.monotonic() + GRACE_S
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, end_s - time.monotonic()))
+        end_child(process, grace_s=0.0, group=True)
+    kill_descendants(processes, timeout_s=KILL_S)
 
 
 def main() -> None:
     """Supervise the command of the run folder that is named on the command line."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles interrupts
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # who started this handles them
+        signal.signal(number, lambda *_: None)  # which the command does not inherit
     adopt_orphans()
     folder = Path(sys.argv[1])
-    log = Log(folder / LOG)
-    status = run(json.loads((folder / ORDER).read_text(encoding="utf-8")), log)
+    line = b""
+    while not line.endswith(b"\n"):  # byte by byte: what follows is for select
+        if not (byte := os.read(sys.stdin.fileno(), 1)):
+            sys.exit("its starter ended before it said where this is")
+        line += byte
+    table = json.loads(line)
+    place = Place(**table | {"nodes": tuple(table["nodes"])})
+    log = Log(folder / of_node(LOG, place.node))
+    status = run(folder, place, log)
     log.close()
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    write_json(folder / ENDED, {"status": status, "seconds": log.seconds, "peak_resident_bytes": peak})
+    found = {"status": status, "seconds": log.seconds, "peak_resident_bytes": peak}
+    write_json(folder / of_node(ENDED, place.node), found)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ LOG_PATTERNS: dict[str, tuple[str, ...]] = {
     "accelerate": TRANSFORMERS,
 }
 
-_MEGATRON_STEPS = ("--train-iters", "{steps}", "--log-interval", "1", "--eval-iters", "0")
+_MEGATRON_STEPS = ("--train-iters", "{steps}", "--log-interval", "1")
 STEPS: dict[str, tuple[str, ...]] = {
     "megatron-lm": _MEGATRON_STEPS,
     "megatron-deepspeed": _MEGATRON_STEPS,
@@ -109,8 +109,14 @@ STEPS: dict[str, tuple[str, ...]] = {
     "nemo": ("train.train_iters={steps}", "logger.log_interval=1"),
     "torchtitan": ("--training.steps", "{steps}", "--metrics.log_freq", "1"),
     "nanotron": (),
-    "accelerate": ("--max_steps", "{steps}", "--logging_steps", "1", "--save_strategy", "no"),
+    "accelerate": ("--max_steps", "{steps}", "--logging_steps", "1"),
 }
+PROBE_STEPS: dict[str, tuple[str, ...]] = {
+    "megatron-lm": ("--eval-iters", "0"),
+    "megatron-deepspeed": ("--eval-iters", "0"),
+    "accelerate": ("--save_strategy", "no"),
+}
+"""Arguments of probes alone: what a replay saves and evaluates is for the campaign's own arguments to say."""
 
 
 def configured(settings: CommandSettings) -> MakeCommand:
@@ -138,7 +144,8 @@ def configured(settings: CommandSettings) -> MakeCommand:
         found = TOOLS[trainer].export(request.problem, request.recipe)
         # Files that the arguments of `frontrunner export` name are in the run folder.
         own = (str(request.run_folder / one) if one in found.files else one for one in found.arguments)
-        spliced = (*own, *(commands.filled_text(text, fields) for text in STEPS[trainer]))
+        steps = (*STEPS[trainer], *(() if request.is_replay else PROBE_STEPS.get(trainer, ())))
+        spliced = (*own, *(commands.filled_text(text, fields) for text in steps))
         files = {name: _for_a_probe(trainer, text, request.probe.most_steps) for name, text in found.files.items()}
         return Command(arguments=commands.filled(arguments, fields, spliced), log_patterns=patterns, files=files)
 

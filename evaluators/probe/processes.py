@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ HOST_TAG = "FRONTRUNNER_DRIVER_HOST"
 """The driver's host: environments travel to other nodes, where process ids mean other processes."""
 FOLDER_TAG = "FRONTRUNNER_DRIVER_FOLDER"
 """The folder of the campaign's runs: a driver process may have several campaigns."""
+TAGS = (DRIVER_TAG, HOST_TAG, FOLDER_TAG)
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -104,8 +105,8 @@ def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def kill_descendants(first: subprocess.Popen[Any], *, timeout_s: float) -> None:
-    """Kill every descendant of this process and reap those that are its children; `first` keeps its exit status."""
+def kill_descendants(known: Collection[subprocess.Popen[Any]], *, timeout_s: float) -> None:
+    """Kill every descendant of this process and reap those that are its children; `known` keep their exit status."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         left = running(psutil.Process().children(recursive=True))
@@ -113,9 +114,9 @@ def kill_descendants(first: subprocess.Popen[Any], *, timeout_s: float) -> None:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(left, timeout=POLL_S)
-        first.poll()
+        statuses = [child.poll() for child in known]
         with contextlib.suppress(ChildProcessError):
-            while first.returncode is not None and os.waitpid(-1, os.WNOHANG)[0]:
+            while None not in statuses and os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         if not left:
             return
@@ -133,7 +134,7 @@ def running(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 def driver_tags(folder: Path) -> dict[str, str]:
     """Return the environment variables for what this driver starts for the campaign whose runs are in `folder`."""
-    return {DRIVER_TAG: str(os.getpid()), HOST_TAG: machine_id(), FOLDER_TAG: str(folder.resolve())}
+    return dict(zip(TAGS, (str(os.getpid()), machine_id(), str(folder.resolve())), strict=True))
 
 
 def kernel_oom_kills() -> int:

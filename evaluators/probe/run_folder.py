@@ -32,6 +32,7 @@ UNFINISHED = re.compile(r"\..+\.json\.\d+")
 """Name of a JSON file before it is whole: see `write_bytes`."""
 CANCEL = "cancel"
 MEETING = "meeting.json"
+STEP = "step.json"
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,11 @@ class RunFolder:
         return found if is_own else None
 
     def busy_seconds(self) -> float:
-        """Return wall seconds from the job, else the oldest file, to the newest: the time of a lost attempt."""
+        """Return wall seconds from the job, step or oldest file to the newest: the time of a lost attempt."""
         written = {path.name: path.stat().st_mtime for path in self.path.glob("*") if path.is_file()}
         written.pop(CANCEL, None)
-        return max(written.values()) - written.get("job.json", min(written.values())) if written else 0.0
+        began_s = [written[name] for name in ("job.json", STEP) if name in written] or [*written.values()]
+        return max(written.values()) - min(began_s) if written else 0.0
 
     def errors(self, world_size: int) -> tuple[RankError, ...]:
         """Return the exceptions that ended ranks, in rank order; skip files that cannot be read."""

@@ -135,12 +135,11 @@ class WatchedProbes(Evaluator, Generic[AnyWatch]):
         return self._running[token].progress if token in self._running else None
 
 
-class RankedProbes(WatchedProbes[AnyWatch]):
-    """Base of evaluators that train by our own ranks; orders wait in it until they can start."""
+class QueuedProbes(WatchedProbes[AnyWatch]):
+    """Base of evaluators whose orders wait in them until they can start."""
 
     def __init__(self, setup: ProbeSetup) -> None:
         super().__init__(setup)
-        self.tokens: Corpus = corpus(setup.data, setup.work_folder, setup.problem)
         self._waiting: dict[str, tuple[ProbeOrder, float]] = {}  # and since when
 
     def start(self, order: ProbeOrder) -> None:
@@ -156,6 +155,14 @@ class RankedProbes(WatchedProbes[AnyWatch]):
         if token in self._waiting:
             return Progress(phase=QUEUED, steps_done=0, steps_total=self._setup.probe.most_steps, node_seconds=0.0)
         return super().progress(token)
+
+
+class RankedProbes(QueuedProbes[AnyWatch]):
+    """Base of evaluators that train by our own ranks."""
+
+    def __init__(self, setup: ProbeSetup) -> None:
+        super().__init__(setup)
+        self.tokens: Corpus = corpus(setup.data, setup.work_folder, setup.problem)
 
     def harvest(self, order: ProbeOrder) -> Outcome | None:
         """Return the outcome on disk, or what its ranks had finished measuring when their driver died."""

@@ -161,6 +161,7 @@ def check_job(job: Job, *, world_size: int) -> None:
             memory_gib_per_device=1.0,
             nvme_path=job.disk.folder if job.disk is not None else None,
             peak_tflops=ByPrecision(fp8=1.0),  # whether the device has such products, the campaign has judged
+            mxfp8=True,
         ),
         sequence_length=job.sequence_length,
         global_batch=GlobalBatch(minimum=batch, maximum=batch),
@@ -172,6 +173,13 @@ def check_job(job: Job, *, world_size: int) -> None:
         raise ValueError(f"{recipe.describe()}: {reason}")
     if recipe.compile and job.device == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
         raise ValueError("compile needs a C++ compiler on a CPU, and there is none (g++, or what CXX names)")
+    if recipe.fp8 == "mxfp8" and job.device != "cpu":
+        import torch
+
+        capability = ".".join(map(str, torch.cuda.get_device_capability()))
+        if not capability.startswith("10."):  # what torchao's kernels are built for
+            name = torch.cuda.get_device_name()
+            raise ValueError(f"fp8 mxfp8 needs a device of compute capability 10 (Blackwell): {name} has {capability}")
     if recipe.compile and job.device != "cpu":
         from torch.utils._triton import has_triton
 

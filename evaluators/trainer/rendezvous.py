@@ -4,15 +4,12 @@ Rank 0 opens a store on a port that the system picks, and only then writes where
 Importing this module registers the scheme `frontrunner-rendezvous://` in torch; its path is the folder.
 """
 
-import fcntl
 import json
 import os
 import socket
-import struct
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlparse
@@ -22,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import Store, TCPStore, default_pg_timeout, distributed_c10d  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import register_rendezvous_handler
 
+from frontrunner.evaluators.trainer.hosts import own_hosts
 from frontrunner.evaluators.trainer.run import write_json
 from frontrunner.evaluators.trainer.telemetry import pci_address
 
@@ -29,8 +27,6 @@ SCHEME = "frontrunner-rendezvous"
 FILE = "meeting.json"
 POLL_S = 0.1
 CONNECT_TIMEOUT_S = 5.0
-SIOCGIFADDR = 0x8915
-"""Linux's request for an interface's IPv4 address (netdevice(7))."""
 
 
 def rendezvous_url(folder: Path) -> str:
@@ -45,7 +41,7 @@ def _rendezvous(url: str, timeout: timedelta = default_pg_timeout, **_: object) 
     file = Path(unquote(parts.netloc + parts.path)) / FILE
     if rank == 0:  # listens on every interface
         store = TCPStore("127.0.0.1", 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False)
-        write_json(file, {"hosts": _own_hosts(os.environ.get("GLOO_SOCKET_IFNAME")), "port": store.port})
+        write_json(file, {"hosts": own_hosts(os.environ.get("GLOO_SOCKET_IFNAME")), "port": store.port})
     else:
         store = _join(file, world_size, timeout)
     yield store, rank, world_size
@@ -71,21 +67,6 @@ def _join(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
             continue
         return TCPStore(host, port, world_size, is_master=False, timeout=timeout, wait_for_workers=False)
     raise ConnectionError(f"rank 0 cannot be reached on port {port}: {'; '.join(complaints)}")
-
-
-def _own_hosts(interface: str | None) -> list[str]:
-    """Return where this host may be reached: at the named interface, else by its name and its own addresses."""
-    if interface is not None:  # an OSError where there is no such interface, or it has no IPv4 address
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            request = struct.pack("256s", interface.encode()[:15])
-            return [socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])]
-    name, found = socket.gethostname(), list[str]()
-    with suppress(OSError):
-        found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)]
-    # The name first: where hosts have several networks it is the one that the site means. The loopback last, for ranks
-    # of a host whose name nothing resolves.
-    addresses = [address for address in found if not address.startswith("127.")]
-    return list(dict.fromkeys([name, *addresses, "127.0.0.1"]))
 
 
 register_rendezvous_handler(SCHEME, _rendezvous)  # type: ignore[no-untyped-call]

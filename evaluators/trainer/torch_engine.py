@@ -28,7 +28,7 @@ from frontrunner.evaluators.trainer.layout import Layout, stage_layers, stages_o
 from frontrunner.evaluators.trainer.model import Balance, Block, FeedForward, Gpt, initialize, mean_cross_entropy
 from frontrunner.evaluators.trainer.run import StepOutcome, Stepper, synchronize
 from frontrunner.evaluators.trainer.tensor_parallel import OnLocalWeight, apply_tensor_parallel, overlap_when_compiled
-from frontrunner.spaces.legality import FP8_MULTIPLE
+from frontrunner.spaces.legality import FP8_MULTIPLES
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, SPLIT_BACKWARD_SCHEDULES
 from frontrunner.spaces.stages import rank_of_stage
 
@@ -62,23 +62,54 @@ def multiply_in_8_bits(module: Gpt, scaling: str, *, emulate: bool = False) -> N
 
     `emulate` multiplies in fp32 what was rounded to 8 bits, for a look at the numbers on a device without.
     """
+    convert, product = (_by_blocks if scaling == "mxfp8" else _by_tensor_or_row)(scaling, emulate=emulate)
+    for block in cast("Iterable[Block]", module.blocks.values()):
+        for part in (block.attention, *(one for one in block.modules() if isinstance(one, FeedForward))):
+            convert(part)
+            for split in part.modules():
+                if isinstance(split, OnLocalWeight):
+                    split.product = product
+
+
+def _by_tensor_or_row(scaling: str, *, emulate: bool) -> tuple[Callable[[nn.Module], object], Callable[..., Tensor]]:
+    """Return what converts the linear layers of a module, and the product of an input and a weight."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
 
-    config = replace(Float8LinearConfig.from_recipe_name(scaling), emulate=emulate)
+    config, least = replace(Float8LinearConfig.from_recipe_name(scaling), emulate=emulate), FP8_MULTIPLES[scaling]
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         out: Tensor = matmul_with_hp_or_float8_args.apply(x, weight.t(), like.linear_mm_config, config)
         return out if bias is None else out + bias
 
     with torch.device("meta"):
-        like = Float8Linear(FP8_MULTIPLE, FP8_MULTIPLE, config=config)
-    for block in cast("Iterable[Block]", module.blocks.values()):
-        for part in (block.attention, *(one for one in block.modules() if isinstance(one, FeedForward))):
-            convert_to_float8_training(part, config=config)
-            for split in part.modules():
-                if isinstance(split, OnLocalWeight):
-                    split.product = product
+        like = Float8Linear(least, least, config=config)
+    return partial(convert_to_float8_training, config=config), product
+
+
+def _by_blocks(_: str, *, emulate: bool) -> tuple[Callable[[nn.Module], object], Callable[..., Tensor]]:
+    """Return the same for factors that are scaled by blocks of 32 values, whose scales are powers of two."""
+    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear, _to_mxfp8_then_scaled_mm
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+
+    kernels = KernelPreference.EMULATED if emulate else KernelPreference.AUTO
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        out: Tensor = _to_mxfp8_then_scaled_mm(x, weight, kernels, ScaleCalculationMode.RCEIL)
+        return out if bias is None else out + bias
+
+    def convert(part: nn.Module) -> None:
+        for parent in part.modules():
+            for name, child in parent.named_children():
+                if type(child) is nn.Linear:
+                    shape = (child.in_features, child.out_features)
+                    with torch.device("meta"):
+                        made = MXFP8Linear(*shape, bias=False, kernel_preference=kernels)
+                    made.weight, made.bias = child.weight, child.bias
+                    parent.register_module(name, made)
+
+    return convert, product
 
 
 def _build_part(job: Job, layout: Layout, layers: range, device: torch.device) -> Replicas:

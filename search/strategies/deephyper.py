@@ -14,17 +14,13 @@ import numpy as np
 from deephyper.hpo import CBO, HpProblem
 
 from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.search.spec import SURROGATES, DeepHyperSettings
 from frontrunner.search.strategies.candidates import Learner
 from frontrunner.spaces.recipe import Choice
 from frontrunner.spaces.space import Survey
 
-MEASUREMENTS_BEFORE_MODEL = 8
-"""Random measurements before the model chooses; DeepHyper's default is half of a small campaign."""
-
 ACQUISITION = {
     "max_total_failures": -1,  # else the 100th failure raises
-    # A failed recipe counts as the slowest one. As an average one ("mean") more probes fail, and none are saved.
-    "filter_failures": "min",
     "filter_duplicated": False,  # the samples differ, and a forgotten recipe may come again
     "outliers_iqr_factor": math.inf,  # clipping also logs, and sets up the root logger
 }
@@ -36,11 +32,11 @@ Configuration = dict[str, Choice]
 
 
 class DeepHyperStrategy(Learner):
-    """Chooses by upper confidence bounds on the logarithm of tokens/s; fitted once per ask."""
+    """Chooses by a model of the logarithm of tokens/s; fitted once per ask."""
 
-    def __init__(self, survey: Survey, seed: int) -> None:
+    def __init__(self, survey: Survey, seed: int, settings: DeepHyperSettings | None = None) -> None:
         super().__init__(survey, seed)
-        self._seed = seed
+        self._seed, self._settings = seed, settings or DeepHyperSettings()
         self._shuffle = np.random.default_rng(seed)
         self._untold: list[tuple[Configuration, float | str]] = []
 
@@ -71,16 +67,20 @@ class DeepHyperStrategy(Learner):
             return [self._candidates.parameters(row) for row in rows]
 
         problem.set_sampling_fn(sample)
+        own = self._settings
+        is_bound = own.acquisition.startswith("UCB")
         return CBO(
             problem,
             random_state=self._seed,
             log_dir=str(UNUSED),
             checkpoint_history_to_csv=False,
-            surrogate_model="ET",
-            n_initial_points=MEASUREMENTS_BEFORE_MODEL,
+            surrogate_model=SURROGATES[own.surrogate],
+            acq_func=own.acquisition,
+            acq_func_kwargs={"kappa": own.kappa, "xi": own.xi},
+            n_initial_points=own.initial_measurements,
             acq_optimizer="sampling",
-            acq_optimizer_kwargs=ACQUISITION,
-            multi_point_strategy="qUCBd",
+            acq_optimizer_kwargs={**ACQUISITION, "filter_failures": own.failures},
+            multi_point_strategy=f"q{own.acquisition}" if is_bound else "cl_max",
         )
 
     def _learn_measurement(self, row: int, measurement: Measurement) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from frontrunner.config.campaign import SECTIONS, CampaignFile, StoreSettings, read_campaign_file
+from frontrunner.config.campaign import SECTIONS, CampaignFile, StoreSettings, campaign_of, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
 from frontrunner.results import check, database, lease, pruning, schema, transfer
 from frontrunner.results.check import Check
@@ -31,25 +32,24 @@ from frontrunner.spaces.validation import load_json
 from frontrunner.store import LocalStore, as_function, opened
 
 
-def survey(campaign_file: str | Path) -> Survey:
+def survey(campaign_file: str | Path | Mapping[str, Any]) -> Survey:
     """Every point of a campaign file's space: the legal recipes, and why the others are not."""
-    spec = read_campaign_file(Path(campaign_file)).spec
-    return spec.survey()
+    return campaign_of(campaign_file).spec.survey()
 
 
 def launch(
-    campaign: str | Path | CampaignSpec | CampaignFile,
+    campaign: str | Path | Mapping[str, Any] | CampaignSpec | CampaignFile,
     *,
     store: str | None = None,
     name: str | None = None,
     listener: Listener | None = None,
     on_driver: OnDriver | None = None,
 ) -> Conclusion:
-    """Run a new campaign, given as a file or its content, to its end; one that cannot be used leaves nothing behind."""
+    """Run a new campaign, a file or its sections, to its end; one that cannot be used leaves nothing behind."""
     if isinstance(campaign, CampaignSpec):
         file = CampaignFile(spec=campaign, store=StoreSettings(), named=True)
     else:
-        file = campaign if isinstance(campaign, CampaignFile) else read_campaign_file(Path(campaign))
+        file = campaign_of(campaign)
     spec = file.spec if name is None else replace(file.spec, name=name)
     require_campaign_name("name", spec.name)
     surveyed = setup.runnable(spec)

@@ -13,11 +13,13 @@ PRINTERS = {
     "Explanation": "results.print_explanation",
     "FailureList": "results.print_failures",
     "Front": "results.print_front",
+    "MeasuredScaling": "around.print_measured_scaling",
     "Plan": "plan.print_plan",
     "RankedRecipe": "results.print_ranking",
     "Ranking": "results.print_ranking",
     "Recipe": "results.print_recipe",
     "Status": "results.print_status",
+    "Sweep": "around.print_sweep",
 }
 """The function of `frontrunner.views` that prints a value, by its class."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from frontrunner.config.campaign import read_campaign_file
+from frontrunner.config.campaign import campaign_of
 from frontrunner.evaluators.analytic import advice, estimates
 from frontrunner.evaluators.analytic import scaling as answers
 from frontrunner.evaluators.analytic.advice import Advice
@@ -15,9 +16,9 @@ from frontrunner.search.campaign_setup import nothing_legal
 from frontrunner.search.spec import CampaignSpec
 
 
-def plan(campaign_file: str | Path) -> Plan:
+def plan(campaign_file: str | Path | Mapping[str, Any]) -> Plan:
     """Estimate every legal recipe of a campaign file; nothing is run."""
-    return plan_of(read_campaign_file(Path(campaign_file)).spec)
+    return plan_of(campaign_of(campaign_file).spec)
 
 
 def plan_of(spec: CampaignSpec) -> Plan:
@@ -28,13 +29,13 @@ def plan_of(spec: CampaignSpec) -> Plan:
     return estimates.plan(surveyed.recipes, surveyed.problem)
 
 
-def scaling(campaign_file: str | Path, nodes: Sequence[int]) -> Scaling:
+def scaling(campaign_file: str | Path | Mapping[str, Any], nodes: Sequence[int]) -> Scaling:
     """Return the best recipe of a campaign file's space on each of these node counts, by strong and weak scaling."""
-    spec = read_campaign_file(Path(campaign_file)).spec
+    spec = campaign_of(campaign_file).spec
     return answers.scaling(spec.space, spec.problem, nodes)
 
 
-def advise(campaign_file: str | Path) -> Advice:
+def advise(campaign_file: str | Path | Mapping[str, Any]) -> Advice:
     """Recommend a starting configuration for a campaign file's problem, on one device, one node, and the cluster."""
-    spec = read_campaign_file(Path(campaign_file)).spec
+    spec = campaign_of(campaign_file).spec
     return advice.advise(spec.space, spec.problem)

@@ -15,11 +15,14 @@ from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, break
 from frontrunner.evaluators.diagnostics import dryrun as tracing
 from frontrunner.evaluators.diagnostics import profile as profiling
 from frontrunner.evaluators.diagnostics.profile import ProfilePlan, ProfileReport, ProfileSettings
+from frontrunner.evaluators.external import replay as command_replay
+from frontrunner.evaluators.external.replay import CommandReplay
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings, Schedule
 from frontrunner.evaluators.probe import replay as replaying
 from frontrunner.evaluators.probe.job import require_same_data
 from frontrunner.evaluators.probe.replay import ReplayPlan, ReplayResult, ReplaySettings
 from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.registry import commands_of
 from frontrunner.results.provenance import TrainingData
 from frontrunner.results.records import Campaign
 from frontrunner.results.status import Explanation, measured_with
@@ -257,6 +260,34 @@ def plan_replay(
     )
 
 
+def plan_command_replay(recipe_id: str, settings: ReplaySettings, *, store: str | None = None) -> CommandReplay | None:
+    """Return the replay of a stored recipe that only another trainer's command has measured; None for all others."""
+    if names_a_file(recipe_id):
+        return None
+    found = LocalStore(store).show(recipe_id)
+    own = [(one, stored_spec(one.campaign)) for one in found.appearances if one.campaign.figures != "imported"]
+    if not own or not all(spec.trainer for _, spec in own):
+        return None
+    measured = [(one.standing.tokens_per_s, spec) for one, spec in own if one.standing is not None]
+    if not measured:
+        raise InvalidInput(
+            f"recipe {found.recipe_id} was never measured, so there is nothing to replay",
+            hint="`frontrunner best` lists the measured ones",
+        )
+    tokens_per_s, spec = measured[0]  # the newest come first
+    if (make := commands_of(spec.evaluator, spec.command)) is None:
+        raise _of_another_trainer(found.recipe_id, spec.evaluator, named=found.recipe_id)
+    spec.check_commands(found.recipe)
+    return command_replay.plan(
+        recipe_id=found.recipe_id,
+        recipe=found.recipe,
+        setup=spec.probe_setup(),
+        make_command=make,
+        measured_tokens_per_s=tokens_per_s,
+        settings=settings,
+    )
+
+
 def replay(
     recipe_id: str,
     *,
@@ -265,8 +296,13 @@ def replay(
     anyway: bool = False,
     settings: ReplaySettings | None = None,
 ) -> ReplayResult:
-    """Train with a stored recipe or a recipe file, from the newest checkpoint; `anyway` permits other hardware."""
+    """Train with a stored recipe or a recipe file, from the newest checkpoint; `anyway` permits other hardware.
+
+    A recipe of another trainer is trained by the command of its campaign.
+    """
     chosen = replace(settings, steps=steps) if settings else ReplaySettings(steps=steps)
+    if (command := plan_command_replay(recipe_id, chosen, store=store)) is not None:
+        return command_replay.run(command)
     return replaying.run(plan_replay(recipe_id, chosen, store=store, anyway=anyway))
 
 

@@ -338,7 +338,7 @@ def _table(campaign: CampaignSource) -> Table:
     if isinstance(campaign, Mapping):
         return dict(campaign)
     if isinstance(campaign, str | Path):
-        return read_toml(Path(campaign), "campaign file", "examples/laptop.toml is one to begin with")
+        return read_toml(Path(campaign), "campaign file", "`frontrunner init` writes one")
     raise errors.InvalidInput(f"campaign = {errors.shown(campaign)}: expected a campaign file's path, or its tables")
 
 

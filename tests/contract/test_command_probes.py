@@ -4,23 +4,29 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.external.evaluator import RUN_TAG, CommandEvaluator
+from frontrunner.evaluators.external import CommandSettings, replay
+from frontrunner.evaluators.external.command import VARIABLES
+from frontrunner.evaluators.external.evaluator import CommandEvaluator
+from frontrunner.evaluators.external.supervisor import RUN_TAG, reserved_port
 from frontrunner.evaluators.probe.processes import driver_tags
+from frontrunner.evaluators.probe.replay import ReplayResult, ReplaySettings
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import Finished, ProbeSetup
-from frontrunner.evaluators.registry import make_evaluator
+from frontrunner.evaluators.registry import commands_of, make_evaluator
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding
 from frontrunner.results.pruning import names_itself
-from support.campaigns import is_alive, marked, order, setup_of, wait_for
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
+from support.campaigns import is_alive, marked, order, setup_of, tiny_recipe, wait_for
 
 TRAINER = Path(__file__).parent.parent / "support" / "fake_trainer.py"
 PATTERNS = (
@@ -114,8 +120,8 @@ def test_a_trainer_gets_the_variables_it_was_given_and_no_others(
     ended(setup)
     folder = order(setup).run_folder
     given = (folder / "command.log").read_text().splitlines()[0].split()[2:]
-    marked = {RUN_TAG, *driver_tags(tmp_path)}
-    assert set(given) - {"LC_CTYPE"} == {"PATH", "PYTHONUNBUFFERED", "RECIPE"} | marked
+    marked, place = {RUN_TAG, *driver_tags(tmp_path)}, {*list(VARIABLES)[:6]}
+    assert set(given) - {"LC_CTYPE"} == {"PATH", "PYTHONUNBUFFERED", "RECIPE"} | marked | place
     written = json.loads((folder / "command.json").read_text())
     assert written["environment"]["RECIPE"] == "tp1"
     assert written["passed"] == ["PATH"], "names alone: values may be secrets"
@@ -194,6 +200,102 @@ def test_nothing_is_left_when_the_driver_or_the_supervisor_dies(tmp_path: Path, 
         else:
             evaluator.close()  # closes the supervisor's stdin, as the kernel does when a driver is killed
         wait_for(lambda: not any(map(is_alive, started)), 10)
+
+
+RANKS = """
+import os, sys, time
+rank = os.environ["RANK"]
+print("rank", rank, "of", os.environ["WORLD_SIZE"], "on", sys.argv[1], "port", os.environ["MASTER_PORT"], flush=True)
+if len(sys.argv) > 2 and rank == "1":
+    raise RuntimeError(f"rank {rank} has lost its device")
+for step in range(1, 20):
+    time.sleep(0.02)
+    if rank == "1":
+        print(f"step {step}: 0.02 s loss {5 / step} rate 12800.0", flush=True)
+time.sleep(600)
+"""
+
+
+def ranks_with(folder: Path, *more: str) -> ProbeSetup:
+    setup = setup_with(folder, "steps")
+    program = RANKS.replace("{", "{{").replace("}", "}}")
+    arguments = ("{python}", "-c", program, "{node_rank}/{nodes}:{local_rank}", *more)
+    return replace(setup, command=replace(setup.command, arguments=arguments, start_per="rank"))
+
+
+def test_a_command_that_is_started_per_rank_gets_each_its_place(tmp_path: Path) -> None:
+    setup = ranks_with(tmp_path)
+    outcome = ended(setup).outcome
+    assert isinstance(outcome, Measurement), outcome
+    assert outcome.losses[:2] == (5.0, 2.5), "which the last rank logs"
+    log = (order(setup).run_folder / "command.log").read_text()
+    assert "rank 0 of 2 on 0/1:0 port" in log
+    assert "rank 1 of 2 on 0/1:1 port" in log
+    assert len({line.rpartition(" ")[2] for line in log.splitlines() if " port " in line}) == 1
+    assert marked(RUN_TAG, str(order(setup).run_folder)) == []
+
+
+def test_ranks_end_with_the_one_that_fails(tmp_path: Path) -> None:
+    setup = ranks_with(tmp_path, "fails")
+    found = failure(setup)
+    assert (found.kind, found.message) == (FailureKind.CRASHED, "RuntimeError: rank 1 has lost its device")
+    assert found.node_seconds < 30, "the other would have waited for ten minutes"
+    assert marked(RUN_TAG, str(order(setup).run_folder)) == []
+
+
+def test_a_reserved_port_goes_to_those_who_name_it_alone() -> None:
+    with reserved_port() as held, socket.socket() as other, socket.socket() as own:
+        port = held.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("", port))
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        own.bind(("", port))
+        own.listen()
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            pass
+
+
+def replayed(setup: ProbeSetup, events: list[Mapping[str, Any]] | None = None, **settings: Any) -> ReplayResult:
+    """A replay of the tiny recipe whose probe measured 8 * 32 tokens per 0.01 s."""
+    make = commands_of("command", setup.command)
+    assert make is not None
+    chosen = replay.plan(
+        recipe_id="a1b2c3",
+        recipe=tiny_recipe(),
+        setup=setup,
+        make_command=make,
+        measured_tokens_per_s=8 * 32 / 0.01,
+        settings=ReplaySettings(**{"steps": 24, "folder": setup.work_folder / "replayed"} | settings),
+    )
+    return replay.run(chosen, None if events is None else events.append)
+
+
+def test_a_replay_runs_the_command_to_its_end_and_compares_it_with_the_probe(tmp_path: Path) -> None:
+    setup = setup_with(tmp_path, "steps", deadline_s=0.1)
+    arguments = (*setup.command.arguments[:2], "{replay?steps}", *setup.command.arguments[3:])
+    setup = replace(setup, command=replace(setup.command, arguments=arguments))
+    events: list[Mapping[str, Any]] = []
+    found = replayed(setup, events)
+    assert found.final_step == 24
+    assert found.final_loss == pytest.approx(5 / 24, abs=1e-3)
+    assert found.ratio_to_probe == pytest.approx(0.5, rel=0.3)
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    assert steps == list(range(1, 25))
+    (slow,) = (event for event in events if event["event"] == "slower than the probe")
+    assert slow["step"] == 20
+    replayed(setup)
+    assert "step 24" in (found.folder / "command.1.log").read_text(), "of the replay before"
+
+
+def test_a_replay_that_fails_reports_why_and_the_log(tmp_path: Path) -> None:
+    with pytest.raises(FrontrunnerError, match="the replay failed, crashed: RuntimeError: a link has failed") as caught:
+        replayed(setup_with(tmp_path, "crashes"))
+    assert "command.log" in str(caught.value.hint)
+
+
+def test_a_replay_refuses_what_the_command_does_not_know(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"replay.learning_rate = 0.1: recipe a1b2c3 was run by another trainer"):
+        replayed(setup_with(tmp_path, "steps"), learning_rate=0.1)
 
 
 def test_a_deepspeed_file_that_disagrees_is_found_before_anything_runs(tmp_path: Path) -> None:

@@ -14,10 +14,13 @@ from pathlib import Path
 import pytest
 
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.search.spec import ACQUISITIONS, SURROGATES, DeepHyperSettings
 from frontrunner.search.strategy import STRATEGIES, Strategy, Told, make_strategy
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import why_illegal
+from frontrunner.spaces.variants import AROUND
 
+UNSEEDED = ("exhaustive", "guided", *AROUND)
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 GUIDED = ("guided", "optuna-tpe", "optuna-gp", "deephyper")
 
@@ -80,7 +83,7 @@ def test_the_same_seed_and_outcomes_give_the_same_proposals(name, landscape, mac
 
 
 # The seed of guided orders only what its predictions cannot tell apart; tests/unit/test_guided_strategy.py has that.
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in ("exhaustive", "guided")])
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in UNSEEDED])
 def test_another_seed_gives_other_proposals(name, landscape, machine):
     one, other = (run(make_strategy(name, landscape, seed=seed), machine, trials=5) for seed in (6, 7))
     assert one != other
@@ -234,3 +237,15 @@ def test_an_unknown_strategy_is_refused_with_the_nearest_name(single):
     with pytest.raises(InvalidInput, match="dephyper") as refusal:
         make_strategy("dephyper", single, seed=0)
     assert "deephyper" in (refusal.value.hint or "")
+
+
+@pytest.mark.parametrize("surrogate", SURROGATES)
+@pytest.mark.parametrize("acquisition", ACQUISITIONS)
+def test_deephyper_searches_by_each_surrogate_and_acquisition(surrogate, acquisition, small, machine):
+    if surrogate == "gaussian-process" and acquisition.endswith("d"):
+        with pytest.raises(InvalidInput, match=rf"search\.deephyper\.acquisition = \"{acquisition}\": expected"):
+            DeepHyperSettings(surrogate=surrogate, acquisition=acquisition)
+        return
+    settings = DeepHyperSettings(surrogate=surrogate, acquisition=acquisition, initial_measurements=3)
+    strategy = make_strategy("deephyper", small, seed=1, settings=settings)
+    assert len({told.recipe for told in run(strategy, machine, trials=9)}) == 9

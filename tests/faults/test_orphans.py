@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.external.command import Command
-from frontrunner.evaluators.external.evaluator import RUN_TAG, CommandRun, write_run
+from frontrunner.evaluators.external.command import Command, request_of
+from frontrunner.evaluators.external.evaluator import CommandRun, write_run
+from frontrunner.evaluators.external.supervisor import RUN_TAG
 from frontrunner.evaluators.probe import processes
 from frontrunner.evaluators.probe.processes import Fenced, Orphans, find_orphans
 from frontrunner.results.process_identity import machine_id
@@ -82,8 +82,9 @@ def test_a_rank_of_a_command_is_found_when_its_supervisor_ends_nothing(tmp_path:
     """A launcher gives its ranks sessions of their own, and a supervisor that stands still, or is killed, ends none."""
     one, me = order(setup_of(tmp_path)), Fenced(pid=os.getpid(), folder=tmp_path)
     command = Command(arguments=(*LAUNCHER, *RANK), log_patterns=(r"(?P<step>\d+) (?P<step_time_s>\d+)",))
-    write_run(one.run_folder, command, {}, CommandSettings(folder=str(tmp_path)))
-    run = CommandRun(one, setup_of(tmp_path), command)
+    setup = setup_of(tmp_path)
+    write_run(request_of(setup, one.recipe, one.run_folder), command, {}, ())
+    run = CommandRun(one, setup, command)
     try:
         wait_for(lambda: len(marked(RUN_TAG, str(one.run_folder))) == 2)
         family = marked(RUN_TAG, str(one.run_folder))

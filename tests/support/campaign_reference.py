@@ -26,7 +26,10 @@ def table(section: str) -> str:
         whole = inlined_schema(CampaignConfig)["properties"]
         keys, required = {key: whole[key] for key in whole if key not in SECTIONS}, set()
     else:
+        section, *inner = section.split(".")
         schema = section_schema(section)
+        for key in inner:
+            schema = schema["properties"][key]
         keys, required = schema["properties"], set(schema.get("required", ()))
     rows = [f"| `{key}` | {_default(one, key in required)} | {_meaning(one)} |" for key, one in keys.items()]
     return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows, ""])

@@ -54,6 +54,14 @@ def deepseek() -> Problem:
     )  # fmt: skip
 
 
+def gpt_oss() -> Problem:
+    """A small model of gpt-oss's form, without its rotary scaling: windows, sinks, biases and a clamped activation."""
+    return problem(
+        activation="swiglu_clamped", biases="all", attention_window=128, full_attention_every=2, attention_sinks=True,
+        experts=8, experts_per_token=2,
+    )  # fmt: skip
+
+
 @st.composite
 def recipes(draw: Callable[[Any], Any], of: Problem) -> Recipe:
     """A random legal recipe that uses whole nodes or a part of one."""

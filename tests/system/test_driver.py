@@ -203,6 +203,22 @@ def test_running_out_of_memory_as_the_formulas_predict_does_not_pause(campaigns:
     assert len(fitting.intersection(tried)) == 2 < len(tried)
 
 
+def test_a_search_ends_with_what_surely_does_not_fit_untried(campaigns: Campaigns, scripted: Any) -> None:
+    large = {"hidden": 4096, "ffn_hidden": 16384}
+    _, whole = campaigns.create(name="whole", model=large)
+    least = min(found.peak_memory_bytes for found in plan_of(whole).estimates)
+    scripted(lambda recipe, attempt: None)
+    record, spec = campaigns.create(
+        "scripted", model=large, cluster={"memory_gib_per_device": least / 2**30}, search={"strategy": "random"}
+    )
+    heard = Recorder()
+    conclusion = campaigns.driver(record, spec, heard).run()
+    left = LEGAL - conclusion.measured
+    assert 0 < left < LEGAL
+    untried = f"but for {left} that surely do not fit (search.prune_infeasible)"
+    assert (heard.notices, conclusion.reason) == (["pruned"], f"every legal recipe has been tried, {untried}")
+
+
 def test_failures_of_different_kinds_do_not_pause(campaigns: Campaigns, scripted: Any) -> None:
     kinds = iter([FailureKind.OUT_OF_MEMORY, FailureKind.NOT_FINITE] * LEGAL)
     scripted(lambda recipe, attempt: failure(next(kinds)))

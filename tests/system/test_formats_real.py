@@ -7,10 +7,13 @@ import importlib.abc
 import importlib.machinery
 import json
 import math
+import shlex
 import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -19,25 +22,33 @@ import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from frontrunner.config.campaign import preset_model
 from frontrunner.evaluators.export import accelerate
 from frontrunner.evaluators.export.megatron import FSDP
+from frontrunner.evaluators.export.reading import Given
 from frontrunner.evaluators.export.tools import TOOLS
+from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.sharding import SHARDING_NAMES
-from support.formats import deepseek, problem, recipes
+from frontrunner.spaces.sharding import SHARDING_NAMES, Sharding
+from support.formats import deepseek, gpt_oss, problem, recipes
 
 PROBLEM = problem()
 EXPERTS = problem(experts=8, experts_per_token=2)
 DEEPSEEK = deepseek()
+GPT_OSS = gpt_oss()
 UNSCALED = problem(experts=8, experts_per_token=2, renormalized_experts=False)
+WITH_FP8 = replace(
+    PROBLEM, tolerance="quantized",
+    cluster=replace(PROBLEM.cluster, peak_tflops=ByPrecision(bf16=2250, fp8=4500), mxfp8=True),
+)  # fmt: skip
 GENERATED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @st.composite
 def expressed(draw: Any, name: str) -> tuple[Problem, Recipe]:
     """A problem, with experts or without, and a recipe of it that the tool can express."""
-    of = draw(st.sampled_from([PROBLEM, EXPERTS, UNSCALED, DEEPSEEK]))
+    of = draw(st.sampled_from([PROBLEM, WITH_FP8, EXPERTS, UNSCALED, DEEPSEEK, GPT_OSS]))
     recipe = draw(recipes(of))
     assume(TOOLS[name].why_not(of, recipe) is None)
     return of, recipe
@@ -150,6 +161,19 @@ def test_accelerate_reads_its_configuration_as_the_recipe(
         assert shards * arguments.parallelism_config_dp_replicate_size == recipe.data_parallel
 
 
+def megatron_words(parser: argparse.ArgumentParser, read: argparse.Namespace) -> Iterator[str]:
+    """What was parsed, as arguments of all that is not as by default."""
+    for action in parser._actions:
+        value = getattr(read, action.dest, action.default)
+        if not action.option_strings or value == action.default:
+            continue
+        of_no = [name for name in action.option_strings if isinstance(action, argparse._StoreFalseAction)]
+        yield (of_no or [max(action.option_strings, key=len)])[0]
+        if action.nargs != 0:
+            values = value if action.nargs in ("*", "+") and isinstance(value, list) else [value]
+            yield from (shlex.quote(str(one).replace(", ", ",")) for one in values)
+
+
 @pytest.mark.system
 @pytest.mark.filterwarnings("ignore")
 @GENERATED
@@ -164,6 +188,9 @@ def test_megatron_lm_reads_and_validates_its_arguments_as_the_recipe(data: tuple
         [*TOOLS["megatron-lm"].export(of, recipe).arguments, "--lr", "1e-4", "--train-iters", "9", "--mock-data",
          "--tokenizer-type", "NullTokenizer", "--vocab-size", str(of.model.vocabulary)]
     )  # fmt: skip
+    again = Given(text=" ".join(megatron_words(parser, read)), stated={"engine": "torch", "devices": recipe.devices})
+    script = TOOLS["megatron-lm"].render(of, recipe, ())
+    assert TOOLS["megatron-lm"].read(of, again) == TOOLS["megatron-lm"].read(of, replace(again, text=script, tables=[]))
     read.rank, read.world_size = 0, recipe.devices
     gpu = Mock(major=9, minor=0)
     with (
@@ -177,12 +204,20 @@ def test_megatron_lm_reads_and_validates_its_arguments_as_the_recipe(data: tuple
     assert (read.virtual_pipeline_model_parallel_size or 1) == recipe.virtual_stages
     assert read.sequence_parallel == recipe.sequence_parallel
     assert read.expert_model_parallel_size == recipe.expert_parallel
+    scaling = {"none": (None, "delayed"), "tensorwise": ("hybrid", "tensorwise"), "mxfp8": ("e4m3", "mxfp8")}
+    assert (read.fp8, read.fp8_recipe) == scaling[recipe.fp8]
     model = theirs.core_transformer_config_from_args(read)
     if of.model.key_value_rank:
         assert model.qk_head_dim + model.qk_pos_emb_head_dim == of.model.head_dim
         scores = 0.1 * model.mscale_all_dim * math.log(model.rotary_scaling_factor) + 1
         assert scores**2 == pytest.approx(of.model.rotary_scaling.score_factor, rel=1e-6)
     assert (model.num_moe_experts or 0) == of.model.experts
+    if of is GPT_OSS:
+        assert (model.window_size, model.window_attn_skip_freq, model.softmax_type) == ((127, 0), 2, "learnable")
+        assert (model.activation_func.__name__, model.gated_linear_unit) == ("quick_gelu", True)
+        assert (model.glu_linear_offset, model.activation_func_clamp_value) == (1.0, 7.0)
+        assert model.add_bias_linear
+        assert not model.bias_dropout_fusion
     if of.model.experts:
         assert model.moe_router_topk == of.model.experts_per_token
         assert model.moe_router_pre_softmax == (not of.model.renormalized_experts)
@@ -204,6 +239,7 @@ def test_megatron_bridge_reads_its_yaml_and_its_overrides_as_the_recipe(
     imported("megatron.bridge.training.config", "transformer_engine")
     from megatron.bridge.models import GPTModelProvider
     from megatron.bridge.training import config as theirs
+    from megatron.bridge.training.mixed_precision import get_mixed_precision_config
     from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 
     of, recipe = data
@@ -225,7 +261,14 @@ def test_megatron_bridge_reads_its_yaml_and_its_overrides_as_the_recipe(
             checkpoint=theirs.CheckpointConfig(),
         )
         read = process_config_with_overrides(container, **source)
-        for section, settings_of in yaml.safe_load(path.read_text()).items():
+        written = yaml.safe_load(path.read_text())
+        mixed = written.pop("mixed_precision", None)
+        assert read.mixed_precision == mixed
+        if mixed is not None:
+            mixed = get_mixed_precision_config(mixed)
+            scaling = {"tensorwise": ("hybrid", "tensorwise"), "mxfp8": ("e4m3", "mxfp8")}[recipe.fp8]
+            assert (mixed.bf16, mixed.fp8, mixed.fp8_recipe) == (True, *scaling)
+        for section, settings_of in written.items():
             for key, value in settings_of.items():
                 assert getattr(getattr(read, section), key) == value, (section, key)
         assert read.get_data_parallel_size(recipe.devices) == recipe.data_parallel
@@ -251,6 +294,34 @@ def test_torchtitan_reads_its_arguments_as_the_recipe(data: tuple[Problem, Recip
     assert (
         read.activation_checkpoint is None or recipe.recompute in type(read.activation_checkpoint).__qualname__.lower()
     )
+
+
+@pytest.mark.system
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fp8", ["rowwise", "mxfp8"])
+@pytest.mark.parametrize(
+    ("preset", "converted"),
+    [("llama-3.1-8b", ["wqkv", "wo", "w1", "w2", "w3"]), ("qwen3-30b-a3b", ["wqkv", "wo"])],
+)
+def test_torchtitan_converts_the_layers_that_the_probed_recipe_has_in_8_bits(
+    preset: str, converted: list[str], fp8: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = imported("torchtitan.config")
+    linear = imported("torchtitan.models.common.linear")
+    of = replace(WITH_FP8, model=preset_model(preset), sequence_length=4096)
+    recipe = Recipe(devices=16, micro_batch_seqs=1, accumulation=1, sharding=Sharding.named("zero-3", 16), fp8=fp8)
+    export = TOOLS["torchtitan"].export(of, recipe)
+    ((name, text),) = export.files.items()
+    (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
+    for one in ("float8", "mx"):
+        monkeypatch.setattr(f"torchtitan.components.quantization.{one}.has_cuda_capability", lambda *_: True)
+    read = config.ConfigManager().parse_args(list(export.arguments))
+    layers = list(read.model_spec.model.traverse(linear.Linear.Config))
+    changed = {fqn.split(".", 2)[2] for fqn, one, *_ in layers if type(one) is not linear.Linear.Config}
+    assert {fqn.rpartition(".")[2] for fqn in changed} == {*converted}
+    assert sum(type(one) is not linear.Linear.Config for _, one, *_ in layers) == len(converted) * of.model.layers
 
 
 @pytest.mark.system

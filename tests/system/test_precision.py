@@ -70,6 +70,8 @@ EXPERTS_SHARED = {"data_parallel": 2, "expert_parallel": 2, "micro_batch_seqs": 
         pytest.param(PIPELINE | {"recompute": "selective", "fp8": "tensorwise"}, {}, id="pp2-selective"),
         pytest.param(LEVELS | {"recompute": "full", "fp8": "tensorwise"}, {}, id="dp4-levels-full"),
         pytest.param(EXPERTS_SHARED | {"fp8": "tensorwise"}, EXPERTS, id="ep2"),
+        pytest.param(ZERO_3 | {"fp8": "mxfp8"}, {"biases": "all"}, id="dp2-zero3-blocks"),
+        pytest.param(SEQUENCE_PARALLEL | {"fp8": "mxfp8", "recompute": "full"}, {}, id="tp2-sp-full-blocks"),
     ],
 )
 def test_losses_in_8_bits_follow_bf16(recipe: dict[str, Any], changes: dict[str, Any], tmp_path: Path) -> None:

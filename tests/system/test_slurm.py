@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from frontrunner.evaluators.cluster.agent import StepFolder
+from frontrunner.evaluators.external.supervisor import LOG, RUN_TAG, of_node, run_tag
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.results.outcome import Failure, FailureKind
-from support.campaigns import command, frontrunner, started, steps_written, tiny, wait_for, write_toml
+from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from support.campaigns import command, frontrunner, marked, started, steps_written, tiny, wait_for, write_toml
 from support.slurm import SlurmCluster, missing_programs, slurm_cluster
 
 pytestmark = [
@@ -33,6 +36,14 @@ ASKED = {
     "driver_address": "127.0.0.1",
     "lifeline_s": 10,
 }
+TRAINER = Path(__file__).parent.parent / "support" / "joined_trainer.py"
+FLAGS = ["--steps", "{steps}", "--micro-batch", "{micro_batch_seqs}", "--node-rank", "{node_rank}"]
+JOINED = {
+    "arguments": ["{python}", str(TRAINER), *FLAGS],
+    "log_patterns": [r"^step (?P<step>\\d+): (?P<step_time_s>[\\d.]+) s loss (?P<loss>\\S+)"],
+    "start_per": "rank",
+}
+"""Another trainer over both nodes, whose last rank logs the steps."""
 LONG = {"measured_steps": 300, "deadline_s": 120, "step_deadline_s": 60}
 """Steps enough that a person, or Slurm, can come in between."""
 
@@ -64,12 +75,6 @@ def campaign(folder: Path, **sections: dict[str, Any]) -> str:
     for name, section in sections.items():
         base[name] = {**base.get(name, {}), **section}
     return write_toml(folder / "tiny.toml", tiny(**base)).name
-
-
-def trials(folder: Path) -> list[dict[str, Any]]:
-    found = frontrunner("list", "tiny", "--json", cwd=folder)
-    assert found.returncode == 0, found.stderr
-    return list(json.loads(found.stdout)["recipes"])
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -192,6 +197,64 @@ def test_a_setup_that_fails_everywhere_pauses_the_campaign_with_its_last_words(t
     assert "Traceback" not in done.stderr
 
 
+def commands(folder: Path, **sections: Any) -> str:
+    sections["command"] = JOINED | sections.get("command", {})
+    name = campaign(folder, **sections)
+    (folder / name).write_text('evaluator = "command"\n' + (folder / name).read_text())
+    return name
+
+
+def tagged(folder: Path) -> list[psutil.Process]:
+    """What commands of a folder's campaign still run, on any node."""
+    return [
+        process for path in run_folders(folder) for node in (0, 1) for process in marked(RUN_TAG, run_tag(path, node))
+    ]
+
+
+def test_a_command_s_ranks_run_on_every_node_and_end_with_it(tmp_path: Path, slurm: SlurmCluster) -> None:
+    done = frontrunner("launch", commands(tmp_path), cwd=tmp_path, timeout_s=200)
+    assert done.returncode == 0, done.stderr
+    (measured,) = outcomes(tmp_path)
+    assert not isinstance(measured, Failure), measured
+    assert 0.04 < measured.step_time_s_median < 1
+    assert measured.losses[0] == 2.0, "of two ranks"
+    (folder,) = run_folders(tmp_path)
+    names = ",".join(slurm.nodes)
+    for node in (0, 1):
+        log = (folder / of_node(LOG, node)).read_text()
+        assert f"rank {node} of 2 on node {node} of {names}" in log
+    assert not tagged(tmp_path)
+
+
+def test_a_command_campaign_goes_on_after_its_driver_was_killed(tmp_path: Path, slurm: SlurmCluster) -> None:
+    """12 probes of one node, two side by side; a trainer in between loses its driver, and no process stays."""
+    values: dict[str, list[Any]] = {"devices": [1], "micro_batch_seqs": [1, 2, 4, 8]}
+    values |= {"recompute": ["none", "full"], "compile": [False, True]}
+    name = commands(
+        tmp_path,
+        space=values,
+        search={"parallel_probes": 2, "strategy": "exhaustive"},
+        budget={"probes": 12},
+        probe={"measured_steps": 20},
+        command={"arguments": [*JOINED["arguments"], "--others", "{recompute} {compile}"]},
+    )
+    with started("launch", name, cwd=tmp_path) as process:
+        wait_for(lambda: sum(found is not None for found in outcomes(tmp_path)) >= 4, 150)
+        wait_for(lambda: len(tagged(tmp_path)) == 4, 150, pause_s=0.2)  # two trainers, and what each leaves
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    known = {path: found for path, found in zip(run_folders(tmp_path), outcomes(tmp_path), strict=True) if found}
+    wait_for(lambda: not tagged(tmp_path), 60)
+    wait_for(lambda: not slurm.jobs(), 90)
+    resumed = frontrunner("resume", "tiny", "--json", cwd=tmp_path, timeout_s=300)
+    assert resumed.returncode == 0, resumed.stderr
+    trials = {path.name.partition(".")[0] for path in run_folders(tmp_path)}
+    assert len(trials) == 12
+    assert sum(isinstance(found, Measurement) for found in outcomes(tmp_path)) == 12
+    assert all(RunFolder(path).outcome() == found for path, found in known.items())
+    assert not tagged(tmp_path)
+
+
 # Replays of a recipe of two nodes.
 STEPS = 600
 REPLAY = ("--steps", str(STEPS), "--checkpoint-every", "20", "--evaluate-every", "300")
@@ -203,13 +266,19 @@ LARGER: dict[str, dict[str, Any]] = {
 """A model whose steps take long enough that Slurm can come in between."""
 
 
+@contextmanager
+def using(cluster: SlurmCluster) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        for key, value in cluster.environment.items():
+            patched.setenv(key, value)
+        yield
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory, cluster: SlurmCluster) -> tuple[Path, str]:
     """A folder with a store, and the id of its one measured recipe, of two nodes."""
     folder = tmp_path_factory.mktemp("measured")
-    with pytest.MonkeyPatch.context() as patched:
-        for key, value in cluster.environment.items():
-            patched.setenv(key, value)
+    with using(cluster):
         done = frontrunner("launch", campaign(folder, **LARGER), "--json", cwd=folder, timeout_s=200)
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)["best"][0]["recipe_id"]
@@ -219,9 +288,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, cluster: SlurmCluster) ->
 def uninterrupted(measured: tuple[Path, str], cluster: SlurmCluster) -> list[dict[str, str]]:
     """The metrics of a replay that nothing happened to."""
     folder, recipe = measured
-    with pytest.MonkeyPatch.context() as patched:
-        for key, value in cluster.environment.items():
-            patched.setenv(key, value)
+    with using(cluster):
         done = frontrunner("replay", recipe, *REPLAY, "--folder", "whole", cwd=folder, timeout_s=300)
     assert done.returncode == 0, done.stderr
     assert json.loads((folder / "whole" / "result.json").read_text())["final_step"] == STEPS

@@ -230,3 +230,16 @@ def test_no_value_of_a_known_key_ends_in_anything_but_a_message(
 def test_no_slip_of_the_hand_ends_in_anything_but_a_message(place: int, length: int, text: str, tmp_path: Path) -> None:
     path = written(tmp_path / "campaign.toml", LAPTOP[:place] + text + LAPTOP[place + length :])
     assert ends_well(lambda: surveyed(path))
+
+
+def test_a_launch_can_change_keys_of_its_file(tmp_path: Path) -> None:
+    path = written(tmp_path / "campaign.toml", campaign_toml({}))
+    changes = {"evaluator": "simulated", "budget.probes": "3", "space.recompute": '["none", "full"]', "name": "mine"}
+    file = read_campaign_file(path, changes)
+    assert (file.spec.evaluator, file.spec.budget.probes, file.spec.name) == ("simulated", 3, "mine")
+    assert file.spec.space.recompute == ("none", "full")
+    assert file.path is None  # it does not describe the campaign, so `resume` does not compare
+    with pytest.raises(InvalidInput, match=r"unknown key budget\.prob = 3"):
+        read_campaign_file(path, {"budget.prob": "3"})
+    with pytest.raises(InvalidInput, match=r"--set evaluator\.x: evaluator is a value, not a section"):
+        read_campaign_file(path, {"evaluator": "simulated", "evaluator.x": "1"})

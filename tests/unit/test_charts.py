@@ -279,12 +279,12 @@ def test_sensitivity_states_what_each_point_rests_on(collected: Collected) -> No
     chart = chart_of(sensitivity(collected))
     assert list(dict.fromkeys(row["knob"] for row in rows_of(chart.spec, "knob"))) == ["TP", "PP", "micro-batch"]
     assert "Accumulation follows from the fixed global batch" in chart.reading
-    tensor, micro = list(curve("tensor_parallel", collected)), list(curve("micro_batch_seqs", collected))
+    tensor, micro = list(curve("tensor_parallel", collected, BEST)), list(curve("micro_batch_seqs", collected, BEST))
     assert [(p["value"], p["source"], p["note"]) for p in tensor] == [
-        ("1", "the best", ""),
+        ("1", "the recipe itself", ""),
         ("2", "failed", "out-of-memory"),
     ]
-    assert [p["source"] for p in micro] == ["measured", "estimated", "the best"]
+    assert [p["source"] for p in micro] == ["measured", "estimated", "the recipe itself"]
     guess = {row.recipe: row.tokens_per_s for row in estimate_many([BEST, RECIPES[1, 1, 2]], SPEC.problem)}
     assert [p["tokens_per_s"] for p in micro] == pytest.approx([100, 400 * guess[RECIPES[1, 1, 2]] / guess[BEST], 400])
 
@@ -294,8 +294,11 @@ def test_sensitivity_names_why_a_value_is_illegal(tmp_path: Path) -> None:
     recipe = odd.space.survey(odd.problem).recipes[0]
     found = recorded(tmp_path / "s.db", odd, [(recipe, [measured(1.0)])])
     assert "Not drawn, since no other value is legal while the rest stays: TP." in chart_of(sensitivity(found)).remarks
-    assert [p["source"] for p in curve("tensor_parallel", found)] == ["the best", "no legal recipe"]
-    assert "3" in list(curve("tensor_parallel", found))[1]["note"]
+    assert [p["source"] for p in curve("tensor_parallel", found, found.ranking[0].recipe)] == [
+        "the recipe itself",
+        "no legal recipe",
+    ]
+    assert "3" in list(curve("tensor_parallel", found, found.ranking[0].recipe))[1]["note"]
 
 
 def test_parallel_coordinates_draw_the_fastest_last(collected: Collected) -> None:

@@ -201,13 +201,31 @@ def test_simulated_figures_are_called_so_wherever_they_are_shown(folder: Path, r
     winner = ranking[0]["recipe_id"]
     assert {row["figures"] for row in ranking + answer("pareto", cwd=folder)} == {"simulated"}
     assert [row["figures"] for row in answer("campaigns", cwd=folder)] == ["simulated"]
-    for arguments in (["best"], ["pareto"], ["status"], ["show", winner]):
+    for arguments in (["best"], ["pareto"], ["status"], ["show", winner], ["compare", winner, ranking[1]["recipe_id"]]):
         assert (
             "Simulated: these figures come from rough formulas; nothing was trained"
             in run(*arguments, cwd=folder).stdout
         ), arguments
     assert re.search("finished .* simulated", run("campaigns", cwd=folder).stdout)
     assert "measured" not in run("best", cwd=folder).stdout
+
+
+def test_compare_prints_what_differs_and_how_much_faster(folder: Path, ranking: list[dict[str, Any]]) -> None:
+    first, second = ranking[0], next(row for row in ranking if row["recipe"]["recompute"] == "full")
+    ids = [row["recipe_id"] for row in (first, second)]
+    found = answer("compare", *ids, cwd=folder)
+    ratio = second["standing"]["tokens_per_s"] / first["standing"]["tokens_per_s"]
+    assert found["speed_ratios"] == [1.0, pytest.approx(ratio)]
+    assert found["same_problem"] is True
+    own, other = (row["recipe"] for row in (first, second))
+    assert {name.replace(" ", "_") for name in found["differing"]} >= {"recompute"}
+    assert all(own[name.replace(" ", "_")] != other[name.replace(" ", "_")] for name in found["differing"])
+    text = run("compare", *ids, cwd=folder).stdout
+    assert re.search(rf"tokens/s over the first's +1.00 +{ratio:.2f}", text)
+    assert re.search(r"^recompute +none +full", text, re.MULTILINE)
+    assert "tensor parallel" not in text or "tensor parallel" in found["differing"]
+    alone = run("compare", ids[0], cwd=folder)
+    assert (alone.returncode, alone.stderr.startswith("error: expected two recipe ids or more")) == (2, True)
 
 
 def test_space_counts_every_point(folder: Path) -> None:

@@ -106,6 +106,9 @@ def test_commands_to_paste_begin_with_what_was_typed(
 
 
 MISTAKES: dict[str, tuple[list[str], int, str]] = {
+    "launch of nothing": (["launch"], 2, r"expected a campaign FILE or --example NAME"),
+    "launch of two": (["launch", "c.toml", "--example", "laptop"], 2, r"expected a campaign FILE or --example NAME"),
+    "unknown example": (["launch", "--example", "lapto"], 2, r"no example 'lapto'\nhint: did you mean 'laptop'\?"),
     "unknown command": (["laucnh", "c.toml"], 2, r"no command 'laucnh'\nhint: did you mean 'launch'\?"),
     "unknown option": (["launch", "--nonsense", "c.toml"], 2, r"No such option '--nonsense'.*\nhint: .* launch --help"),
     "missing argument": (["show"], 2, "Missing argument 'RECIPE_ID'"),

@@ -61,6 +61,8 @@ def test_fields_conditions_and_braces() -> None:
         ("--tp={tensor_parallel", "a single { is written {{", None),
         ("--tp=}", "a single } is written }}", None),
         ("--all={trainer_arguments}", "as an argument of its own", None),
+        ("{node_rank=0?--verbose}", "a condition on the recipe: node_rank is known later", None),
+        ("{local_rank}", "no field is called {local_rank}", 'with command.start_per = "rank"'),
     ],
 )
 def test_what_cannot_be_filled_is_named(text: str, message: str, hint: str | None) -> None:
@@ -223,3 +225,14 @@ def test_the_frontier_study_s_log_is_found_out(tmp_path: Path) -> None:
     assert why_disagreeing(agreeing, asked.recipe, asked.problem) is None
     wrong = stated_before(["--tensor-model-parallel-size=8"], tmp_path)
     assert "argument --tensor-model-parallel-size 8" in (why_disagreeing(wrong, asked.recipe, asked.problem) or "")
+
+
+def test_ranks_on_several_nodes_need_a_dispatch() -> None:
+    table = tiny(cluster={"nodes": 2, "devices_per_node": 1}, command={"arguments": ["a"], "start_per": "rank"})
+    with pytest.raises(InvalidInput, match=r'command.start_per = "rank": expected node, or dispatch.backend'):
+        spec_of(table | {"evaluator": "command"})
+
+
+def test_what_computes_or_looks_up_takes_no_nodes() -> None:
+    with pytest.raises(InvalidInput, match='expected local, or evaluator = "probe" or "command"'):
+        spec_of(tiny(evaluator="simulated", dispatch={"backend": "allocation"}))

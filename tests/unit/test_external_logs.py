@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from frontrunner.evaluators.external.logs import LogReader, marks_a_step, number, pattern_of, patterns_of
-from frontrunner.evaluators.external.supervisor import LOG, Log
+from frontrunner.evaluators.external.supervisor import LOG, Log, of_node
 from frontrunner.evaluators.external.trainers import LOG_PATTERNS
 from frontrunner.spaces.errors import InvalidInput
 
@@ -224,3 +224,18 @@ def test_a_line_that_is_still_being_written_waits(tmp_path: Path) -> None:
     assert [(step.number, step.time_s) for step in reader.steps] == [(1, 0.5), (2, 0.25), (3, 0.75)]
     arrivals = [step.arrival_s for step in reader.steps]
     assert arrivals == sorted(arrivals)
+
+
+def test_steps_are_of_the_node_that_logs_most_completed_by_the_others(tmp_path: Path) -> None:
+    """Some trainers print on the first rank, some on the last, and losses and times on different ones."""
+    patterns = patterns_of([r"^step (?P<step>\d+)(?: took (?P<step_time_s>\S+) s)?(?: loss (?P<loss>\S+))?"])
+    reader = LogReader(tmp_path, patterns, nodes=3)
+    assert reader.steps == []
+    for node, lines in enumerate(
+        ("step 1 loss 5.0\nstep 2 loss 4.0\n", "step 1 took 0.5 s\nstep 2 took 0.25 s\nstep 3\n")
+    ):
+        Log(tmp_path / of_node(LOG, node)).write(lines.encode())
+    assert reader.advance()
+    assert not reader.advance()
+    found = [(step.number, step.time_s, step.loss) for step in reader.steps]
+    assert found == [(1, 0.5, 5.0), (2, 0.25, 4.0), (3, None, None)]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from frontrunner.evaluators.external.evaluator import exceptions
 from frontrunner.evaluators.external.logs import LoggedStep, measured, timed, verdict, why_inconsistent
+from frontrunner.evaluators.external.watch import exceptions
 from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.results.outcome import ProbeEnding
 from support.campaigns import spec_of, tiny, tiny_recipe

@@ -18,7 +18,7 @@ from frontrunner.cli.main import frontrunner as command
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.megatron import layers_of_layout, layout
-from frontrunner.evaluators.export.reading import Given, is_harmless
+from frontrunner.evaluators.export.reading import Given, is_harmless, split_files
 from frontrunner.evaluators.export.tools import SCHEDULERS, TOOLS
 from frontrunner.evaluators.probe import DataSettings
 from frontrunner.spaces.cluster import ByPrecision
@@ -31,14 +31,17 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from support import charted
 from support.campaigns import tiny, write_toml
-from support.formats import deepseek, problem, recipes
+from support.formats import deepseek, gpt_oss, problem, recipes
 
 PROBLEM = problem()
 EXPERTS = problem(experts=8, experts_per_token=2)
 WITH_FP8 = replace(
-    PROBLEM, tolerance="quantized", cluster=replace(PROBLEM.cluster, peak_tflops=ByPrecision(bf16=989, fp8=1979))
+    PROBLEM,
+    tolerance="quantized",
+    cluster=replace(PROBLEM.cluster, peak_tflops=ByPrecision(bf16=989, fp8=1979), mxfp8=True),
 )
 DEEPSEEK = deepseek()
+GPT_OSS_LIKE = gpt_oss()
 UNSCALED = problem(experts=8, experts_per_token=2, renormalized_experts=False)
 HEADER = ("a recipe of 'x' $(y) `z`", "line\nbreak")
 GENERATED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -53,7 +56,7 @@ def as_read(recipe: Recipe) -> Recipe:
 @settings(GENERATED, max_examples=120)
 @given(data=st.data())
 def test_what_can_be_said_is_read_back_to_the_same_recipe(name: str, data: st.DataObject) -> None:
-    of = data.draw(st.sampled_from([PROBLEM, WITH_FP8, EXPERTS, UNSCALED, DEEPSEEK]))
+    of = data.draw(st.sampled_from([PROBLEM, WITH_FP8, EXPERTS, UNSCALED, DEEPSEEK, GPT_OSS_LIKE]))
     recipe = data.draw(recipes(of))
     reason = TOOLS[name].why_not(of, recipe)
     if reason is not None:
@@ -72,8 +75,11 @@ def test_what_can_be_said_is_read_back_to_the_same_recipe(name: str, data: st.Da
     [
         ("megatron-lm", "tensorwise", "--fp8-format hybrid"),
         ("nemo", "tensorwise", "mixed_precision: bf16_with_fp8_current_scaling_mixed"),
+        ("megatron-lm", "mxfp8", "--fp8-format e4m3"),
+        ("nemo", "mxfp8", "mixed_precision: bf16_with_mxfp8_mixed"),
         ("megatron-lm", "rowwise", "scales by tensors and blocks, not by rows"),
-        ("torchtitan", "rowwise", "Float8LinearConverter.Config(recipe_name='rowwise')"),
+        ("torchtitan", "tensorwise", "by rows and blocks, not by tensors: fp8 rowwise and mxfp8"),
+        ("torchtitan", "mxfp8", "converts to 8 bits a configuration of its own"),
         ("nanotron", "tensorwise", "no setting for fp8"),
         ("accelerate", "tensorwise", "no setting for fp8"),
         ("megatron-deepspeed", "tensorwise", "no setting for fp8"),
@@ -88,6 +94,23 @@ def test_products_in_8_bits_are_said_or_refused_by_name(name: str, fp8: str, sai
     text = tool.render(WITH_FP8, recipe, HEADER)
     assert said in text
     assert tool.read(WITH_FP8, Given(text=text, stated={"engine": "torch", "devices": 16})) == recipe
+
+
+@pytest.mark.parametrize("fp8", ["rowwise", "mxfp8"])
+def test_torchtitan_converts_its_own_model_by_a_module_that_the_script_writes(fp8: str) -> None:
+    of, tool = replace(WITH_FP8, model=of_preset("llama-3.1-8b").model), TOOLS["torchtitan"]
+    recipe = replace(PLAIN, fp8=fp8, compile=True)
+    text = tool.render(of, recipe, HEADER)
+    assert "--module frontrunner_fp8" in text
+    assert "--config llama3_8b" in text
+    stated = {"engine": "torch"}
+    assert tool.read(of, Given(text=text, stated=stated)) == recipe
+    lines, files = split_files(text)
+    (name, module), apart = *files.items(), Given(text="\n".join(lines), stated=stated, beside=files.get)
+    assert tool.read(of, apart) == recipe
+    for changed in (module.replace("fqns=[", 'fqns=["layers.1.", '), module.replace("CONVERTER = ", "CONVERTER = (")):
+        with pytest.raises(InvalidInput, match=name):
+            tool.read(of, replace(apart, beside={name: changed}.get, tables=[]))
 
 
 PLAIN = Recipe(devices=16, tensor_parallel=2, micro_batch_seqs=2, accumulation=8, sharding=Sharding.named("zero-3", 8))
@@ -157,6 +180,43 @@ MODELS = [
 ]
 
 
+GPT_OSS = {
+    "rotary_theta": 150_000.0, "rotary_scaling": None, "vocabulary_multiple": 128, "max_positions": 131_072,
+}  # fmt: skip
+
+
+def test_megatron_is_told_gpt_oss_but_for_its_rotary_scaling() -> None:
+    of = of_preset("gpt-oss-120b")
+    of = replace(of, model=replace(of.model, **GPT_OSS), sequence_length=4096)
+    recipe = replace(PLAIN, sharding=Sharding.named("zero-1", 8), expert_parallel=4)
+    text = TOOLS["megatron-lm"].render(of, recipe, HEADER)
+    for said in (
+        "--window-size '(127,0)'", "--window-attn-skip-freq 2", "--softmax-type learnable", "--quick-geglu",
+        "--glu-linear-offset 1.0", "--activation-func-clamp-value 7.0", "--attention-backend fused",
+        "--no-bias-dropout-fusion",
+    ):  # fmt: skip
+        assert said in text
+    given = Given(text=text, stated={"engine": "torch"})
+    read = TOOLS["megatron-lm"].read(of, given)
+    assert read == replace(recipe, expert_tensor_parallel=1)
+    for old, new, error in (
+        ("'(127,0)'", "'(128,0)'", "--window-size"),
+        ("learnable", "off-by-one", "--softmax-type"),
+        ("value 7.0", "value 5.0", "--activation-func-clamp-value"),
+        ("--softmax-type learnable", "", "--softmax-type"),
+    ):
+        with pytest.raises(InvalidInput, match=error):
+            TOOLS["megatron-lm"].read(of, replace(given, text=text.replace(old, new), tables=[]))
+    short = replace(of, sequence_length=128)
+    assert "window" not in " ".join(TOOLS["megatron-lm"].export(short, recipe).arguments)
+
+
+def test_megatron_s_scripts_of_gpt2_are_read_as_they_are_written() -> None:
+    of, recipe = of_preset("gpt2-small"), replace(PLAIN, sharding=Sharding.named("zero-1", 8))
+    given = Given(text=TOOLS["megatron-lm"].render(of, recipe, HEADER), stated={"engine": "torch"})
+    assert TOOLS["megatron-lm"].read(of, given) == recipe
+
+
 @pytest.mark.parametrize(("name", "preset", "said", "unsaid"), MODELS)
 def test_the_arguments_say_the_model(name: str, preset: str, said: str, unsaid: str) -> None:
     recipe = PLAIN if name == "torchtitan" else PIPELINED
@@ -182,6 +242,16 @@ def test_the_arguments_say_the_model(name: str, preset: str, said: str, unsaid: 
             {},
             "Megatron-DeepSpeed has no setting for model.rotary_scaling = ",
         ),
+        ("megatron-lm", "gpt-oss-120b", {}, "Megatron-LM has Llama 3.1's frequency factors and positions, not"),
+        ("megatron-lm", "gpt-oss-120b", {"rotary_scaling": None, "activation": "geglu"}, "the sigmoid form of GELU"),
+        (
+            "megatron-lm",
+            "mistral-7b",
+            {"post_norms": True, "scaled_embedding": True, "logits_softcap": 30.0},
+            "model.post_norms = true, model.scaled_embedding = true, model.logits_softcap = 30",
+        ),
+        ("megatron-lm", "gpt-neox-20b", {}, "has no setting for model.parallel_residual = true"),
+        ("megatron-deepspeed", "llama-3-8b", {"activation": "swiglu_clamped"}, "no activation swiglu_clamped"),
         ("megatron-deepspeed", "qwen2.5-7b", {}, "biases all or none, not qkv"),
         ("megatron-deepspeed", "qwen3-8b", {}, "has no setting for model.qk_norm = true"),
         ("nanotron", "qwen3-0.6b", {}, "nanotron has no setting for model.head_width = 128"),
@@ -421,8 +491,8 @@ OTHERS = {
         ("model:", "mixed_precision: fp16_mixed\nmodel:", 'mixed_precision = "fp16"'),
         (
             "model:",
-            "mixed_precision: bf16_with_mxfp8_mixed\nmodel:",
-            "expected one of bf16_mixed, fp16_mixed, bf16_with_fp8_current_scaling_mixed",
+            "mixed_precision: bf16_with_fp8_mixed\nmodel:",
+            "expected one of bf16_mixed, fp16_mixed, bf16_with_fp8_current_scaling_mixed, bf16_with_mxfp8_mixed",
         ),
         ("model:", "mixed_precision:\n  fp8: hybrid\nmodel:", "mixed_precision.fp8"),
         ("model:", "model:\n  num_attention_heads: 16", "num_attention_heads = 16"),

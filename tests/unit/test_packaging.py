@@ -27,7 +27,7 @@ SOURCES = (*FLOORS, "src")
 
 def packages() -> dict[str, Path]:
     """Each package that is shipped, and the folder that src/frontrunner shows it in."""
-    folders = {path.parent for folder in ("", *FLOORS) for path in (PACKAGE / folder).rglob("*.py")}
+    folders = {path.parent for folder in ("", *FLOORS, "examples") for path in (PACKAGE / folder).rglob("*.py")}
     return {folder.relative_to(PACKAGE.parent).as_posix().replace("/", "."): folder for folder in folders}
 
 
@@ -35,9 +35,9 @@ def python_files(*folders: str) -> list[Path]:
     return [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
 
 
-def test_the_links_of_the_package_lead_to_the_four_folders() -> None:
+def test_the_links_of_the_package_lead_to_the_folders_at_the_top() -> None:
     assert {path.name: str(path.readlink()) for path in PACKAGE.iterdir() if path.is_symlink()} == {
-        floor: f"../../{floor}" for floor in FLOORS
+        folder: f"../../{folder}" for folder in (*FLOORS, "examples")
     }
 
 
@@ -84,7 +84,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     if find_spec("setuptools") is None or find_spec("pip") is None:
         pytest.skip("building a wheel needs setuptools and pip in this environment")
     copy = tmp_path_factory.mktemp("wheel")
-    for folder in SOURCES:
+    for folder in (*SOURCES, "examples"):
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", PROJECT["project"]["readme"]):

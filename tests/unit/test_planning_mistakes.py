@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
+import frontrunner
 from frontrunner.cli.main import frontrunner as command
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from support.campaign_files import campaign_toml, written
@@ -17,6 +19,14 @@ def test_a_file_that_cannot_be_is_one_message(arguments: list[str], tmp_path: Pa
     file = written(tmp_path / "c.toml", campaign_toml({"model.heads": "7"}))
     with pytest.raises(InvalidInput, match=re.escape("model.heads = 7: expected a divisor of model.hidden = 128")):
         command([*arguments, str(file)], standalone_mode=False)
+
+
+def test_sections_as_a_dictionary_are_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path / "c.toml", campaign_toml())
+    sections = tomllib.loads(file.read_text())
+    assert frontrunner.survey(sections) == frontrunner.survey(file)
+    with pytest.raises(InvalidInput, match=r"unknown key space\.tensor_paralel = 1"):
+        frontrunner.plan(sections | {"space": {"tensor_paralel": 1}})
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """What the driver hands out when a strategy keeps its promise, and when it breaks it."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from frontrunner.evaluators.analytic.estimates import plan, surely_too_large
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.records import Trial
 from frontrunner.results.states import TrialState
@@ -106,6 +108,31 @@ def test_each_legal_recipe_is_proposed_once(name: str) -> None:
     notices = Notices()
     assert sorted(map(repr, drained(proposals(name, notices)))) == sorted(map(repr, SURVEY.recipes))
     assert notices == []
+
+
+@pytest.mark.parametrize("name", ["random", "optuna-tpe", "deephyper"])
+def test_what_surely_does_not_fit_is_proposed_only_where_nothing_is_pruned(name: str) -> None:
+    problem = replace(SPEC.problem, model=replace(SPEC.problem.model, hidden=4096, ffn_hidden=16384))
+    peaks = {one.recipe: one.peak_memory_bytes for one in plan(SURVEY.recipes, problem).estimates}
+    limit = min(peaks.values()) / 2**30
+
+    def survey(gib: float) -> Survey:
+        cluster = replace(problem.cluster, memory_gib_per_device=gib)
+        return SPEC.space.survey(replace(problem, cluster=cluster))
+
+    def proposed(gib: float, *, prune: bool = True) -> tuple[set[Recipe], int]:
+        search = SearchSettings(strategy=name, seed=1, prune_infeasible=prune)
+        found = Proposals(search=search, survey=survey(gib), told=(), notice=Notices())
+        return set(drained(found)), found.pruned
+
+    whole, few = set(SURVEY.recipes), proposed(limit)
+    small = survey(limit)
+    surely = set(itertools.compress(small.recipes, surely_too_large(small.recipes, small.problem)))
+    assert 0 < len(surely) < len(whole)
+    assert min(peaks[recipe] for recipe in surely) / 2**30 > 1.2 * limit, "what is close is tried"
+    assert few == (whole - surely, len(surely))
+    assert proposed(limit, prune=False) == (whole, 0)
+    assert proposed(limit / 1000) == (whole, 0), "nothing would be left: the formulas may be wrong"
 
 
 def test_a_trial_that_was_put_back_comes_first_and_its_recipe_no_more() -> None:

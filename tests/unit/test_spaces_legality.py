@@ -271,6 +271,7 @@ H100 = replace(
 )  # fmt: skip
 
 
+B200 = replace(H100, cluster=replace(H100.cluster, device="b200-180gb", mxfp8=True))
 ASYNC = {"async_tensor_parallel": True, "compile": True, "sequence_parallel": True, "tensor_parallel": 2}
 
 
@@ -292,6 +293,14 @@ ASYNC = {"async_tensor_parallel": True, "compile": True, "sequence_parallel": Tr
             "fp8-device: a100-80gb states no cluster.peak_tflops.fp8; use fp8 none",
         ),
         (replace(H100, sequence_length=8), {}, "fp8-divides: multiples of 16; a rank has tokens 8"),
+        (H100, {"fp8": "mxfp8"}, "fp8-device: h100-80gb states no cluster.mxfp8; use tensorwise, rowwise or none"),
+        (B200, {"fp8": "mxfp8"}, None),
+        (replace(B200, sequence_length=16), {"fp8": "mxfp8"}, "fp8-divides: multiples of 32; a rank has tokens 16"),
+        (
+            replace(B200, cluster=replace(B200.cluster, backend="rocm")),
+            {"fp8": "mxfp8"},
+            "fp8-backend: by a CUDA kernel; on rocm use tensorwise or rowwise",
+        ),
         (
             H100,
             ASYNC,
@@ -307,7 +316,7 @@ ASYNC = {"async_tensor_parallel": True, "compile": True, "sequence_parallel": Tr
 def test_products_in_8_bits_are_refused_by_name_where_they_cannot_be(
     problem: Problem, choices: dict[str, Any], refusal: str | None
 ) -> None:
-    found = why_illegal(recipe(fp8="rowwise", **choices), problem)
+    found = why_illegal(recipe(**{"fp8": "rowwise", **choices}), problem)
     code, _, text = (refusal or "").partition(": ")
     assert (found and found.code) == (code or None)
     assert text in str(found)

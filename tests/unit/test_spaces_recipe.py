@@ -69,7 +69,7 @@ def test_identity_is_what_it_was_when_stores_were_written() -> None:
         replace(PROBLEM, cluster=replace(CLUSTER, name="renamed", source="another")),
         replace(PROBLEM, cluster=replace(CLUSTER, memory_gib_per_device=80.0, memory_gb_per_s=2000)),
         replace(PROBLEM, cluster=replace(CLUSTER, peak_tflops=ByPrecision(fp32=3), links=Links(nic_gb_per_s=25))),
-        replace(PROBLEM, cluster=replace(CLUSTER, nodes=4)),
+        replace(PROBLEM, cluster=replace(CLUSTER, nodes=4, mxfp8=True)),
         replace(PROBLEM, global_batch=GlobalBatch(minimum=1, maximum=64)),
     ],
 )

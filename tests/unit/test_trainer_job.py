@@ -113,10 +113,22 @@ def test_check_job_refuses_what_legality_refuses(recipe: dict[str, Any], model: 
         check_job(job, world_size=job.recipe.devices)
 
 
-@pytest.mark.parametrize("fp8", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("fp8", ["tensorwise", "rowwise", "mxfp8"])
 def test_what_a_problem_had_to_accept_is_not_asked_again(fp8: str) -> None:
     job = replace(small_job(Path("/run"), recipe=small_recipe(fp8=fp8)), precision="bf16")
     check_job(job, world_size=job.recipe.devices)
+
+
+def test_blocks_of_8_bits_need_a_device_that_multiplies_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    job = replace(small_job(Path("/run"), recipe=small_recipe(fp8="mxfp8")), precision="bf16", device="cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    with pytest.raises(ValueError, match=r"compute capability 10 \(Blackwell\): NVIDIA H100 has 9.0"):
+        check_job(job, world_size=1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 3))
+    check_job(job, world_size=1)
 
 
 def test_reductions_over_two_hops_need_several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

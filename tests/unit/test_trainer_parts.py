@@ -370,13 +370,15 @@ def test_garbage_is_collected_every_50_steps(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("experts", [0, 4])
-def test_only_the_blocks_products_are_in_8_bits(experts: int) -> None:
+@pytest.mark.parametrize("scaling", ["rowwise", "mxfp8"])
+def test_only_the_blocks_products_are_in_8_bits(scaling: str, experts: int) -> None:
     """Neither embedding nor head, norms, router or experts."""
     pytest.importorskip("torchao")
     with torch.device("meta"):
         model = Gpt(small_model(**(EXPERTS if experts else {})), sequence_length=SEQUENCE_LENGTH, layers=range(4))
-    multiply_in_8_bits(model, "rowwise")
-    converted = {name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"}
+    multiply_in_8_bits(model, scaling)
+    kinds = ("Float8Linear", "MXFP8Linear")
+    converted = {name for name, module in model.named_modules() if type(module).__name__ in kinds}
     parts = [f"attention.{name}" for name in ("query", "key", "value", "output")]
     parts += [] if experts else [f"feed_forward.{name}" for name in ("gate", "up", "down")]
     assert converted == {f"blocks.{layer}.{part}" for layer in range(4) for part in parts}

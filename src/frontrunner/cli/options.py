@@ -85,6 +85,31 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 anyway_option = click.option("--anyway", is_flag=True, help="Run on other hardware than the recipe was measured on.")
 
 
+def budget_options(which: str) -> Callable[[F], F]:
+    """Add --probes, --minutes and --node-hours, which arrive under these names; see `given`."""
+
+    def decorated(function: F) -> F:
+        for name, kind in {"node-hours": float, "minutes": float, "probes": int}.items():
+            function = click.option(f"--{name}", type=kind, help=f"{name.capitalize()} {which}.")(function)
+        return function
+
+    return decorated
+
+
+def given(options: Mapping[str, T | None]) -> dict[str, T]:
+    """Return the options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def counts(option: str, text: str) -> list[int]:
+    """Return the whole numbers of a text such as 1,2,4."""
+    for part in text.split(","):
+        if not re.fullmatch(r"\s*[0-9]{1,9}\s*", part):
+            expected = f"whole numbers with commas between, as in 16,32,64, not {part.strip()!r}"
+            raise bad_value(option, text, expected)
+    return [int(part) for part in text.split(",")]
+
+
 def backend_options(function: F) -> F:
     """Add --store and --server; the command gets the store that they choose as `backend`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,10 @@ from frontrunner.cli.options import FILE, backend_options, campaign_argument, js
 from frontrunner.results.frames import write_frame
 from frontrunner.results.records import CampaignList
 from frontrunner.results.status import FailureList
-from frontrunner.spaces.errors import NotFound, NothingLegal
+from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal
 from frontrunner.text import as_plain
 from frontrunner.views import results as views
+from frontrunner.views.comparison import compare_recipes, print_comparison
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend
@@ -108,6 +110,27 @@ def _show_predicted(recipe_id: str, campaign: str | None, backend: Backend, *, a
         for scale in scales:
             views.print_prediction(scale)
     return bool(scales)
+
+
+@click.command()
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE_ID RECIPE_ID...")
+@click.option("--campaign", metavar="NAME", help="Begin with this campaign [default: the newest that measured each].")
+@backend_options
+@json_option
+def compare(recipes: tuple[str, ...], campaign: str | None, backend: Backend, *, as_json: bool) -> None:
+    """Compare two or more recipes of the store: what was measured, the choices that differ, the estimated steps."""
+    if len(recipes) < 2:
+        raise InvalidInput(f"expected two recipe ids or more, not {recipes[0]} alone", hint="frontrunner best")
+    sides = [backend.show(recipe, campaign=campaign) for recipe in recipes]
+    estimates = []
+    with suppress(InvalidInput):  # the formulas do not cover one of them
+        estimates = [backend.explain(side.recipe_id) for side in sides]
+    found = compare_recipes(sides, estimates)
+    if as_json:
+        document = {"same_problem": found.same_problem, "speed_ratios": found.speed_ratios}
+        print_json(document | {"differing": [name for name, _ in found.differing], "recipes": sides})
+    else:
+        print_comparison(found)
 
 
 @click.command()

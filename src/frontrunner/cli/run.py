@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -10,13 +11,14 @@ from typing import Any
 
 import click
 
-from frontrunner import api
+from frontrunner import api, sweeps
 from frontrunner.cli import options as opt
-from frontrunner.config.campaign import read_campaign_file
+from frontrunner.config.campaign import example_file, read_campaign_file
 from frontrunner.config.settings import AT_HAND, located, store_url
+from frontrunner.evaluators.external import replay as command_replay
 from frontrunner.evaluators.probe import replay as replaying
 from frontrunner.evaluators.probe.replay import ReplayResult, ReplaySettings
-from frontrunner.recipe_actions import plan_replay
+from frontrunner.recipe_actions import plan_command_replay, plan_replay
 from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.states import CampaignState
 from frontrunner.search.campaign_setup import stored_spec
@@ -26,36 +28,49 @@ from frontrunner.stop_signals import INTERRUPTED, stopped_by_signals
 from frontrunner.store import LocalStore
 from frontrunner.text import percent, seconds, thousands
 from frontrunner.views import results as views
+from frontrunner.views.around import print_around
 from frontrunner.views.live import make_listener
 
 TOP = 10
 
 
 @click.command()
-@opt.file_argument
+@click.argument("file", type=opt.FILE, required=False, callback=opt.remember)
+@click.option("--example", metavar="NAME", help="Run a campaign file that ships, such as laptop.")
 @click.option("--name", help="The campaign's name [default: the file's `name`, else the file's own name].")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Another value of a key. Repeatable.")
 @opt.store_option
 @opt.json_option
-def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) -> None:
+def launch(
+    file: Path | None,
+    example: str | None,
+    name: str | None,
+    changes: tuple[str, ...],
+    store: str | None,
+    *,
+    as_json: bool,
+) -> None:
     """Run the campaign in FILE until its budget is used up, and print its ranking.
+
+    --set evaluator=simulated rehearses it anywhere; --set budget.probes=20 and the like change any key of FILE.
 
     The first Ctrl-C lets running probes finish, the second ends them; `frontrunner resume` continues later.
     """
-    campaign = read_campaign_file(file)
+    if (file is None) == (example is None):
+        raise InvalidInput("expected a campaign FILE or --example NAME", hint="`frontrunner init` writes a file")
+    campaign = read_campaign_file(file or example_file(example or ""), opt.key_values("--set", changes))
     url = store_url(store, from_file=campaign.store.url)
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         conclusion = api.launch(campaign, store=url, name=name, listener=listener, on_driver=on_driver)
     if url != store_url():
         click.get_current_context().meta[f"{AT_HAND}store"] = url
-    _finish(conclusion, listener.campaign, url, stopped=on_driver.exit_code, as_json=as_json)
+    finish(conclusion, listener.campaign, url, stopped=on_driver.exit_code, as_json=as_json)
 
 
 @click.command()
 @opt.campaign_argument
 @click.option("--take-over", is_flag=True, help="Take the campaign from a driver that still holds it.")
-@click.option("--probes", type=int, help="The budget's probes from now on, those that were made included.")
-@click.option("--minutes", type=float, help="The budget's minutes, likewise.")
-@click.option("--node-hours", type=float, help="The budget's node-hours, likewise.")
+@opt.budget_options("of the budget from now on, those that were spent included")
 @opt.store_option
 @opt.json_option
 def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json: bool, **limits: float | None) -> None:
@@ -64,13 +79,13 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
     Nothing that was measured is lost or measured again. The campaign goes on as it was launched: a change of its file
     is reported and not used, --probes, --minutes and --node-hours change its budget.
     """
-    budget = {name: value for name, value in limits.items() if value is not None}
+    budget = opt.given(limits)
     if change := api.changed_since_launch(campaign, store=store):
         opt.warn([located(change)])
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         hooks: Any = {"listener": listener, "on_driver": on_driver}
         conclusion = api.resume(campaign, store=store, take_over=take_over, budget=budget, **hooks)
-    _finish(conclusion, listener.campaign, store, stopped=on_driver.exit_code, as_json=as_json)
+    finish(conclusion, listener.campaign, store, stopped=on_driver.exit_code, as_json=as_json)
 
 
 @click.command()
@@ -89,28 +104,35 @@ def space(file: Path, *, as_json: bool) -> None:
         raise NothingLegal("no recipe of this space is legal", hint="change a value that the reasons name")
 
 
-def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped: int, as_json: bool) -> None:
-    """Print the ranking and the front, and raise the error of the exit code; `stopped` is that of a requested stop."""
+def finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped: int, as_json: bool) -> None:
+    """Print the ranking and the front, or what is around a recipe, and raise the error of the exit code.
+
+    `stopped` is the code of a requested stop.
+    """
     found = LocalStore(store)
     several = len(conclusion.objectives) > 1
     ranking = found.best(campaign, top=TOP) if conclusion.measured else Ranking()
     front = found.front(campaign, objectives=conclusion.objectives) if several and ranking else ()
-    scale = found.predictions(campaign)
+    scale, around = found.predictions(campaign), sweeps.measured(campaign, store=store)
     if as_json:
         document = {"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking}
         more: dict[str, object] = {"objectives": conclusion.objectives, "front": front} if several else {}
         more |= {} if scale is None else {"small_scale": scale}
+        more |= {} if around is None else {"around": around}
         opt.print_json({**document, "outlook": conclusion.outlook, "budget": conclusion.limits, **more})
     else:
         if scale is not None:
             views.print_predictions(scale)
-        if ranking:
+        if around is not None:
+            print_around(around)
+        elif ranking:
             measured = " measured" if ranking[0].figures == "measured" else ""  # the table itself names other sources
             views.print_ranking(ranking, title=f"{campaign}: {conclusion.measured} recipes{measured}")
             if front:
                 views.print_front(front, conclusion.objectives)
             views.print_outlook(conclusion.outlook, conclusion.limits)
-            replays = not conclusion.trainer and _replays_here(found, campaign, ranking[0])
+            by_command = conclusion.trainer[:1] == ("command",)
+            replays = by_command or (not conclusion.trainer and _replays_here(found, campaign, ranking[0]))
             elsewhere = sum(row.standing is not None for row in found.show(ranking[0].recipe_id).appearances) > 1
             views.print_next_commands(campaign, ranking[0], conclusion.objectives, replays=replays, elsewhere=elsewhere)
     has_result = bool(conclusion.measured) or (scale is not None and bool(scale.predicted))
@@ -186,7 +208,8 @@ PRINTED_STEPS = 20
 def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **settings: Any) -> None:
     """Train with RECIPE_ID: learning-rate schedule, evaluation, checkpoints, metrics.
 
-    RECIPE_ID is a stored recipe, or the path of a recipe file, which needs no store.
+    RECIPE_ID is a stored recipe, or the path of a recipe file, which needs no store. One of another trainer is trained
+    by the command of its campaign, to which --steps and --folder apply.
 
     It trains on the data of the recipe's campaign, and is refused where these are missing or have changed.
 
@@ -194,6 +217,14 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
     probe's.
     """
     chosen = ReplaySettings(**settings)  # the options are named after its fields
+    if (command := plan_command_replay(recipe_id, chosen, store=store)) is not None:
+        click.echo(f"replaying {command.recipe_id} by its campaign's command in {command.folder}", err=True)
+        try:
+            opt.show(command_replay.run(command, _printer(chosen.steps)), _print, as_json=as_json)
+        except KeyboardInterrupt:
+            click.echo("stopped; whether it can go on is for the command to know", err=True)
+            sys.exit(INTERRUPTED)
+        return
     planned = plan_replay(recipe_id, chosen, store=store, anyway=anyway)
     if chosen.launched:
         replaying.prepare(planned)
@@ -230,7 +261,8 @@ def _printer(steps: int) -> Callable[[Mapping[str, Any]], None]:
     def on_event(event: Mapping[str, Any]) -> None:
         kind = event["event"]
         if kind == "step" and (event["step"] % every == 0 or event["step"] in (1, steps)):
-            loss = "not finite" if event["loss"] is None else f"{event['loss']:.4f}"
+            known = event.get("loss", math.nan)  # another trainer's log may have none
+            loss = "not finite" if known is None else "-" if math.isnan(known) else f"{known:.4f}"
             click.echo(f"step {event['step']:>6} of {steps}  loss {loss}  {seconds(event['time_s'])}", err=True)
         elif kind not in ("step", "built"):
             fields = {key: f"{value:.4f}" if isinstance(value, float) else value for key, value in event.items()}

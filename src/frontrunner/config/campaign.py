@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema
 
 from frontrunner.config.recipe_file import read
-from frontrunner.config.toml_file import Table, read_text, read_toml
+from frontrunner.config.toml_file import Table, read_text, read_toml, set_value
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.reading import json_table
 from frontrunner.evaluators.external import CommandSettings
@@ -355,12 +357,35 @@ class CampaignFile:
     path: Path | None = None
 
 
-def read_campaign_file(path: Path) -> CampaignFile:
-    """Read and validate a campaign file; raises `NotFound`, or `InvalidInput` naming the key."""
-    table = read_toml(path, "campaign file", "examples/laptop.toml is one to begin with")
+def campaign_of(given: str | Path | Mapping[str, Any] | CampaignFile) -> CampaignFile:
+    """Return the campaign of a file's path, or of its sections as a dictionary, whose paths are from this folder."""
+    if isinstance(given, CampaignFile):
+        return given
+    if isinstance(given, Mapping):
+        return parse_campaign(dict(given), default_name="campaign", base=Path())
+    return read_campaign_file(Path(given))
+
+
+def example_file(name: str) -> Path:
+    """Return the path of a campaign file that ships; raises `NotFound` for another name."""
+    folder = Path(str(files("frontrunner"))) / "examples"
+    known = sorted(path.stem for path in folder.glob("*.toml"))
+    if name not in known:
+        raise errors.NotFound(f"no example {name!r}", hint=errors.did_you_mean(name, known))
+    return folder / f"{name}.toml"
+
+
+def read_campaign_file(path: Path, changes: Mapping[str, str] = MappingProxyType({})) -> CampaignFile:
+    """Read and validate a campaign file; raises `NotFound`, or `InvalidInput` naming the key.
+
+    `changes` are values as TOML by their keys, as `budget.probes`; with any, the file does not describe the campaign.
+    """
+    table = read_toml(path, "campaign file", "`frontrunner init` writes one")
     try:
+        for key, text in changes.items():
+            set_value(table, key, text)
         found = parse_campaign(table, default_name=errors.campaign_name_from(path.stem), base=path.parent)
-        return replace(found, path=path.resolve())
+        return found if changes else replace(found, path=path.resolve())
     except errors.InvalidInput as error:
         raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
 

@@ -16,7 +16,7 @@ from frontrunner.results.redaction import redact
 DEFAULT_STORE = "frontrunner.db"
 STORE_VARIABLE = "FRONTRUNNER_STORE"
 RUNS_VARIABLE = "FRONTRUNNER_RUNS"
-BY_SERVER = "best|pareto|show|status|failures|campaigns|dataframe|report|plot|explain|export"
+BY_SERVER = "best|pareto|show|compare|status|failures|campaigns|dataframe|report|plot|explain|export"
 BY_STORE = f"{BY_SERVER}|launch|resume|rename|delete|replay|profile|dryrun|archive|store check|store prune"
 """Commands with --server, and with --store, that hints name."""
 AT_HAND = "frontrunner.at-hand."

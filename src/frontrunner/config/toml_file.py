@@ -45,3 +45,18 @@ def parse_toml(text: str, name: str) -> Table:
         raise InvalidInput(f"{name} is not usable TOML: its lists or tables are nested too deeply") from None
     except ValueError:  # Python converts no more than 4,300 decimal digits
         raise InvalidInput(f"{name} is not usable TOML: one of its numbers has thousands of digits") from None
+
+
+def set_value(table: Table, key: str, text: str) -> None:
+    """Set one value of a parsed file by its dotted key; a text that is no TOML value is a string."""
+    *sections, last = key.split(".")
+    place: Any = table
+    for section in sections:
+        place = place.setdefault(section, {})
+        if not isinstance(place, dict):
+            raise InvalidInput(f"--set {key}: {section} is a value, not a section")
+    try:
+        found = parse_toml(f"value = {text}", f"--set {key}")
+    except InvalidInput:
+        found = {"value": text}
+    place[last] = found["value"] if len(found) == 1 else text

@@ -114,6 +114,7 @@ def make_listener(*, quiet: bool) -> Iterator[Watcher]:
 NOTICES = {
     "harvested": "probe {trial} had ended before its driver did, and its outcome was collected: {recipe}",
     "lost": "probe {trial} was cut off with its driver: {recipe}",
+    "pruned": "{recipes} of {of} legal recipes surely do not fit and are not probed (search.prune_infeasible)",
     "repeat": "probe {trial} is measured again: {recipe}",
 }
 

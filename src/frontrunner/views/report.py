@@ -25,6 +25,7 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import write_bytes
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, did_you_mean, require_folder, writing
 from frontrunner.spaces.space import Survey
+from frontrunner.spaces.variants import AROUND
 from frontrunner.text import count, counted, minute, node_time, percent, plain, seconds, thousands, to_json
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import ranking_table
@@ -206,7 +207,8 @@ def reported(store: Store, campaign: str | None, surveys: MutableMapping[str, Su
     cache = {} if surveys is None else surveys
     if record.spec_json not in cache:
         cache[record.spec_json] = stored_survey(spec)
-    return Reported(collected=collect(store, record, cache[record.spec_json]), spec=spec)
+    around = spec.search.baseline if spec.search.strategy in AROUND else None
+    return Reported(collected=collect(store, record, cache[record.spec_json], around), spec=spec)
 
 
 def report_text(found: Reported, *, store: str = "", server: str = "") -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
@@ -15,7 +15,6 @@ from frontrunner.recipe_actions import first_measurement
 from frontrunner.results.outcome import Measurement
 from frontrunner.results.pages import compare, newest_names
 from frontrunner.results.status import Appearance, Explanation, explain
-from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Replay, ReplayState
@@ -24,10 +23,11 @@ from frontrunner.server.requests import InCampaign, ReplayBody
 from frontrunner.server.routes import RecipeId
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, message_without_store
 from frontrunner.spaces.errors import InvalidInput, NotFound
-from frontrunner.spaces.recipe import DIMENSIONS, Dimension, Recipe
+from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.views.charts.cut import cut
 from frontrunner.views.charts.recipe import memory_bars, step_bars, step_times
-from frontrunner.views.columns import ATTEMPTS, FIGURES, ORIGINS, Column
+from frontrunner.views.columns import ATTEMPTS, ORIGINS
+from frontrunner.views.comparison import DIFFERENT_PROBLEMS, choice, compare_recipes
 from frontrunner.views.report import commands
 
 router = APIRouter(route_class=CachedRoute)
@@ -91,12 +91,6 @@ def one_recipe(request: Request, service: ServiceOf, role: RoleOf, found: Explai
     )
 
 
-def choice(recipe: Recipe, dimension: Dimension) -> str:
-    """Return one choice of a recipe in words."""
-    value = recipe.layers_name if dimension.kind == "layers" else dimension.of(recipe)
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
-
-
 def _replayable(found: Explanation) -> list[Appearance]:
     return [row for row in found.appearances if row.standing is not None and row.campaign.figures != "imported"]
 
@@ -148,27 +142,6 @@ def stop_replay(service: ServiceOf, role: RoleOf, found: ExplainedOf) -> Respons
     return HTMLResponse(_replay(service, role, found))
 
 
-def compare_recipes(store: Store, recipe_ids: list[str], campaign: str | None) -> dict[str, Any]:
-    """Compare two recipes figure by figure and choice by choice, differences first."""
-    sides = [explain(store, recipe_id, campaign) for recipe_id in recipe_ids]
-    recipes, (left, right) = [side.recipe for side in sides], [side.appearances[0] for side in sides]
-    choices = [
-        (one.name.replace("_", " "), *(choice(recipe, one) for recipe in recipes)) for one in DIMENSIONS.values()
-    ]
-    choices.append(("data parallel", *(str(recipe.data_parallel) for recipe in recipes)))
-    columns: list[Column[Appearance]] = [column.of(lambda row: row.standing) for column in FIGURES]
-    return {
-        "ids": [side.recipe_id for side in sides],
-        "campaigns": [left.campaign.name, right.campaign.name],
-        "figures": [(column.label or column.title, column.cell(left), column.cell(right)) for column in columns],
-        "choices": sorted(choices, key=lambda row: row[1] == row[2]),
-        "speed_ratio": (
-            right.standing.tokens_per_s / left.standing.tokens_per_s if left.standing and right.standing else None
-        ),
-        "same_problem": dict(left.campaign.problem_summary) == dict(right.campaign.problem_summary),
-    }
-
-
 @router.get("/compare")
 def compared(
     service: ServiceOf,
@@ -182,7 +155,7 @@ def compared(
     within = campaign[0] if len(campaign) == 1 and len(recipe) == 2 else None
     try:
         both = compare(store, *campaign) if len(campaign) == 2 else None
-        pair = compare_recipes(store, recipe, within) if len(recipe) == 2 else None
+        pair = compare_recipes([explain(store, one, within) for one in recipe]) if len(recipe) == 2 else None
     except (InvalidInput, NotFound) as error:
         problem = message_without_store(error, store.url)
     if (len(campaign) not in (0, 2) and within is None) or len(recipe) not in (0, 2):
@@ -195,5 +168,6 @@ def compared(
         recipes=[*recipe, "", ""][:2],
         campaigns=both,
         pair=pair,
+        different_problems=DIFFERENT_PROBLEMS,
         problem=problem,
     )

@@ -17,14 +17,11 @@ import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.accuracy_bounds import trust_in
 from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, not_modelled
+from frontrunner.evaluators.analytic.variations import measured_scaling, variations, varied_dimensions
 from frontrunner.results.outcome import FailureKind
 from frontrunner.results.ranking import RankedRecipe
-from frontrunner.results.states import TrialState
-from frontrunner.spaces.document import recipe_id
-from frontrunner.spaces.legality import Reason, why_illegal
-from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
-from frontrunner.spaces.space import recipe_at
-from frontrunner.text import gib, percent, thousands
+from frontrunner.spaces.recipe import DIMENSIONS, Recipe
+from frontrunner.text import counted, gib, percent, thousands
 from frontrunner.views.charts import marks as vl
 from frontrunner.views.charts.marks import Chart, Collected, Json, Knob, Missing, knobs, shown, table
 
@@ -142,11 +139,11 @@ def _against(title: str, unit: str, rows: Sequence[Json]) -> Json:
 
 FIRST = ("tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulation")
 """The knobs that the Frontier study varies (arXiv 2312.12705), in its order; the space's others follow."""
-BEST, ILLEGAL = "the best", "no legal recipe"
+CENTER, ILLEGAL = "the recipe itself", "no legal recipe"
 HOLLOW = "transparent"
 SOURCES: dict[str, tuple[str, str, str]] = {
     "measured": (vl.BLUE, "circle", vl.BLUE),
-    BEST: (vl.ORANGE, vl.STAR, vl.ORANGE),
+    CENTER: (vl.ORANGE, vl.STAR, vl.ORANGE),
     "estimated": (vl.BLUE, "circle", HOLLOW),
     "estimated not to fit": (vl.RED, "circle", HOLLOW),
     "failed": (vl.RED, vl.CROSS, vl.RED),
@@ -160,15 +157,18 @@ def sensitivity(collected: Collected) -> Chart | Missing:
     if not collected.ranking:
         return vl.NOTHING_MEASURED
     dimensions = collected.survey.dimensions
-    varied = [name for name, choices in dimensions.items() if len(choices) > 1]
+    varied = varied_dimensions(collected.survey)
     if not varied:
         return Missing(reason="The space has one value for each knob: there is nothing to vary.")
     ordered = [name for name in FIRST if name in varied] + [name for name in varied if name not in FIRST]
-    curves = {DIMENSIONS[knob].label: list(curve(knob, collected)) for knob in ordered}
+    center = collected.center
+    if isinstance(center, Missing):
+        return center
+    curves = {DIMENSIONS[knob].label: list(curve(knob, collected, center.recipe)) for knob in ordered}
     drawn = {
         label: points
         for label, points in curves.items()
-        if any(point["source"] not in (ILLEGAL, BEST) for point in points)
+        if any(point["source"] not in (ILLEGAL, CENTER) for point in points)
     }
     if not drawn:
         return Missing(reason="No knob can be moved alone: with one value changed, no recipe is legal.")
@@ -181,14 +181,16 @@ def sensitivity(collected: Collected) -> Chart | Missing:
     header = {"title": None, "labelFontWeight": "bold", "labelFontSize": 12.5}
     is_known = "isValid(datum.tokens_per_s)"
     line = vl.layer("line", {}, where=is_known, strokeDash=[3, 3], strokeWidth=1.5, color=vl.GRAY)
-    best, follows = collected.ranking[0], ""
+    expected = {"y": vl.number("expected", "tokens/s"), "tooltip": vl.tooltip(numbers={"expected": "estimated"})}
+    follows = ""
     if "accumulation" not in dimensions:
         follows = " Accumulation follows from the fixed global batch and the micro-batch."
     return Chart(
         reading=(
-            f"One knob at a time around {best.recipe_id} ({best.recipe.describe()}), which reaches "
-            f"{thousands(best.standing.tokens_per_s)} tokens/s. Filled points were measured; hollow ones are the "
-            f"model's ratio to the best, times what that reached.{follows}"
+            f"One knob at a time around {center.recipe_id} ({center.recipe.describe()}), which reaches "
+            f"{thousands(center.standing.tokens_per_s)} tokens/s. Filled points were measured; hollow ones are the "
+            "model's ratio to that recipe, times what it reached, and so are the bars beside what was measured."
+            f"{follows}"
         ),
         remarks=(f"Not drawn, since no other value is legal while the rest stays: {', '.join(fixed)}.",)
         if fixed
@@ -202,50 +204,116 @@ def sensitivity(collected: Collected) -> Chart | Missing:
             "spec": {
                 "height": 170,
                 "encoding": place,
-                "layer": [line, vl.layer("point", look, size=75, strokeWidth=1.5)],
+                "layer": [
+                    line,
+                    vl.layer("tick", expected, where="isValid(datum.expected)", thickness=2, size=22, color=vl.BLUE),
+                    vl.layer("point", look, size=75, strokeWidth=1.5),
+                ],
             },
         },
         table=table(
             [point for points in (drawn | fixed).values() for point in points],
             *(("knob", "knob"), ("value", "value"), ("rests on", "source")),
-            *(("tokens/s", "tokens_per_s"), ("note", "note")),
+            *(("tokens/s", "tokens_per_s"), ("estimated", "expected"), ("note", "note")),
         ),
     )
 
 
-def curve(knob: str, collected: Collected) -> Iterator[Json]:
+def curve(knob: str, collected: Collected, center: Recipe) -> Iterator[Json]:
     """Yield a point for each value of the space; `note` is why there is no speed, or if it fits.
 
-    An estimate is the model's ratio to its own estimate of the best recipe, times the measured speed of that: the ratio
+    An estimate is the model's ratio to its own estimate of the center, times the measured speed of that: the ratio
     cancels an error of the model that all recipes share.
     """
-    best = collected.ranking[0]
-    dimensions, own = collected.survey.dimensions, DIMENSIONS[knob].of(best.recipe)
-    variants: dict[Choice, Recipe | Reason] = {}
-    for value in dimensions[knob] if isinstance(own, str) else sorted(dimensions[knob]):
-        choice = {name: DIMENSIONS[name].of(best.recipe) for name in dimensions} | {knob: value}
-        if choice["schedule"] == "none":
-            choice["schedule"] = dimensions["schedule"][0]
-        variant = recipe_at(choice, collected.problem)
-        if isinstance(variant, Recipe):
-            variant = why_illegal(variant, collected.problem) or variant
-        if value == own or variant != best.recipe:  # else the value changes nothing
-            variants[value] = variant
-    known = _estimates([best.recipe, *(found for found in variants.values() if isinstance(found, Recipe))], collected)
-    for place, (value, found) in enumerate(variants.items()):
-        source, speed, note = "unknown to the model", None, ""
-        tried = None if isinstance(found, Reason) else collected.tried.get(recipe_id(collected.problem, found))
-        if isinstance(found, Reason):
-            source, note = ILLEGAL, found.text
-        elif tried is not None and tried.standing is not None:
-            source, speed = BEST if found == best.recipe else "measured", tried.standing
-        elif tried is not None and tried.state is TrialState.FAILED:
-            source, note = "failed", tried.outcome
-        elif found in known and best.recipe in known:
-            source, note = "estimated" if known[found].fits else "estimated not to fit", known[found].fit
-            speed = best.standing.tokens_per_s * known[found].tokens_per_s / known[best.recipe].tokens_per_s
-        point = {"knob": DIMENSIONS[knob].label, "value": shown(value), "place": place}
-        yield point | {"tokens_per_s": speed, "drawn": speed or 0, "source": source, "note": note}
+    for place, row in enumerate(variations(center, knob, collected.survey, collected.tried).variations):
+        found = row.found
+        source, speed, note = "unknown to the model", row.expected_tokens_per_s, ""
+        if found.illegal is not None:
+            source, note = ILLEGAL, found.illegal
+        elif found.tokens_per_s is not None:
+            source, speed = CENTER if row.is_own else "measured", found.tokens_per_s
+        elif found.outcome is not None:
+            source, speed, note = "failed", None, found.outcome
+        elif found.estimate is not None:
+            source, note = "estimated" if found.estimate.fits else "estimated not to fit", found.estimate.fit
+        point = {"knob": DIMENSIONS[knob].label, "value": shown(row.value), "place": place, "tokens_per_s": speed}
+        yield point | {
+            "drawn": speed or 0,
+            "source": source,
+            "note": note,
+            "expected": row.expected_tokens_per_s if source == "measured" else None,
+        }
+
+
+ON_NODES: dict[str, tuple[str, str, str]] = {
+    "measured": (vl.BLUE, "circle", vl.BLUE),
+    "estimated": (vl.GRAY, "circle", HOLLOW),
+    "failed": (vl.RED, vl.CROSS, vl.RED),
+}
+
+
+def scaling(collected: Collected) -> Chart | Missing:
+    """Draw tokens/s per device of one recipe over numbers of nodes, measured and estimated."""
+    center = collected.around
+    if center is None or len(collected.survey.dimensions["devices"]) < 2:
+        return Missing(reason="No recipe was scaled over nodes here: frontrunner scale RECIPE --nodes N,N does.")
+    found = measured_scaling(center, collected.survey, collected.tried)
+    rows: list[Json] = []
+    for mode, counts in vars(found).items():
+        for row in counts:
+            words = {"scaling": mode, "nodes": row.nodes, "recipe": row.found.recipe_id}
+            rates = {"estimated": (row.found.estimated_tokens_per_s, row.estimated_efficiency)}
+            if row.found.outcome is not None:
+                is_measured = row.found.tokens_per_s is not None
+                rates["measured" if is_measured else "failed"] = (row.found.tokens_per_s or 0.0, row.efficiency)
+            rows += [
+                words | {"source": source, "rate": rate / row.devices, "tokens_per_s": rate, "efficiency": efficiency}
+                for source, (rate, efficiency) in rates.items()
+                if rate is not None
+            ]
+    if all(row["source"] == "estimated" for row in rows):
+        return vl.NOTHING_MEASURED
+    ends = [
+        f"{mode} scaling keeps {percent(known[-1].efficiency, 0)} on {counted(known[-1].nodes, 'node')}"
+        for mode, counts in vars(found).items()
+        if (known := [row for row in counts if row.efficiency is not None])
+    ]
+    fewest = next((row.nodes for row in found.strong if row.efficiency is not None), None)
+    kept = f" Of the tokens/s per device on {counted(fewest, 'node')}, {' and '.join(ends)}." if fewest else ""
+    look = vl.looks("source", ON_NODES, (row["source"] for row in rows), "stroke", "shape", "fill")
+    look["tooltip"] = vl.tooltip(
+        "scaling", "nodes", "source", "recipe", numbers={"tokens_per_s": "tokens/s", "efficiency": "efficiency"}
+    )
+    header = {"title": None, "labelFontWeight": "bold", "labelFontSize": 12.5, "labelExpr": "datum.value + ' scaling'"}
+    place = {
+        "x": vl.name("nodes", "nodes", axis={"labelAngle": 0, "grid": False}),
+        "y": vl.number("rate", "tokens/s per device"),
+    }
+    is_blue = {"condition": {"test": "datum.source == 'measured'", "value": vl.BLUE}, "value": vl.GRAY}
+    lines = {"detail": {"field": "source"}, "color": is_blue}
+    return Chart(
+        reading=f"{center.describe()} with other numbers of replicas: strong scaling keeps the global batch, weak "
+        f"scaling that of each replica.{kept}",
+        spec={
+            "data": {"values": rows},
+            "facet": vl.name("scaling", header=header),
+            "columns": 2,
+            "usermeta": {"panels": 2, "least": 300, "margin": 60},
+            "spec": {
+                "height": 240,
+                "encoding": place,
+                "layer": [
+                    vl.layer("line", lines, where="datum.source != 'failed'", strokeWidth=1.5, opacity=0.6),
+                    vl.layer("point", look, size=75, strokeWidth=1.5),
+                ],
+            },
+        },
+        table=table(
+            rows,
+            *(("scaling", "scaling"), ("nodes", "nodes"), ("rests on", "source"), ("tokens/s", "tokens_per_s")),
+            *(("per device", "rate"), ("efficiency", lambda row: percent(row["efficiency"])), ("recipe", "recipe")),
+        ),
+    )
 
 
 FEWEST_RECIPES = 20

@@ -171,7 +171,7 @@ class Collected:
 
     `ranking` has the front, the `MOST_LINES` fastest and an `even` selection of the `ranked` recipes, of which
     `with_peak` have a known peak memory. `failed` are the first `MOST_FAILURES` trials whose final outcome is a
-    failure; `reused` counts attempts that reused earlier outcomes.
+    failure; `reused` counts attempts that reused earlier outcomes. `around` is the recipe that a sweep is around.
     """
 
     campaign: Campaign
@@ -185,6 +185,15 @@ class Collected:
     failed: Sequence[FailedTrial]
     outlook: Event | None = None
     reused: int = 0
+    around: Recipe | None = None
+
+    @property
+    def center(self) -> RankedRecipe | Missing:
+        """The recipe that a sweep is around, else the best, with its measurement."""
+        if self.around is None:
+            return self.ranking[0] if self.ranking else NOTHING_MEASURED
+        found = next((row for row in self.ranking if row.recipe == self.around), None)
+        return found or Missing(reason=f"The recipe itself, {self.around.describe()}, was not measured.")
 
     @property
     def problem(self) -> Problem:
@@ -219,8 +228,8 @@ def evenly(rows: Sequence[Row], most: int = MOST_DRAWN) -> Sequence[Row]:
     return rows[:: max(1, -(-len(rows) // most))]
 
 
-def collect(store: Store, campaign: Campaign, survey: Survey) -> Collected:
-    """Read what the charts need; `survey` is the one of the campaign's space and problem."""
+def collect(store: Store, campaign: Campaign, survey: Survey, around: Recipe | None = None) -> Collected:
+    """Read what the charts need; `survey` is the one of the campaign's space and problem, `around` a sweep's center."""
     attempts, front = probed(store, campaign), pareto(store, campaign)
     standing = {ended.recipe_id: ended for ended in attempts if ended.standing is not None}
     ids = sorted(standing, key=lambda name: (-(standing[name].standing or 0.0), name))  # the order of the ranking
@@ -238,6 +247,7 @@ def collect(store: Store, campaign: Campaign, survey: Survey) -> Collected:
         failed=failures(store, campaign, limit=MOST_FAILURES),
         outlook=status(store, campaign).outlook,
         reused=len(trials_noted(store, campaign.id, REUSED)),
+        around=around,
     )
 
 
