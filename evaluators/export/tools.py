@@ -37,7 +37,7 @@ SCHEDULERS = {
         "gpus": "#SBATCH --gpus-per-node={per_node}\n",
         "folder": "",
         "check": "",
-        "again": 'scontrol requeue "$SLURM_JOB_ID"',
+        "again": 'scontrol requeue "$SLURM_JOB_ID" && sleep 300  # Slurm ends this script, and starts it again',
     },
     "pbs": {
         "directives": """\

@@ -14,9 +14,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,8 +50,8 @@ POLL_S = 0.2
 SLOW_SHARE = 0.9
 """Throughput under this share of the probe's is reported."""
 RECOVERED_SHARE = 0.95
-WATCHED_STEPS = 50
-"""Assumed: by the median of so many steps at a time, a short disturbance is no alert."""
+WATCHED_STEPS = 20
+"""Assumed: the median of so many steps is not moved by a pause of one."""
 STOP_MARGIN_S = 20.0
 """Assumed: what ranks take to notice a stop and to end, beside the checkpoint."""
 CHECKPOINTS_S = 3.0
@@ -264,12 +263,7 @@ def prepare(chosen: ReplayPlan) -> None:
 def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
     """Run a replay to its end, from its folder's newest checkpoint; raise `FrontrunnerError` with the log's end."""
     prepare(chosen)
-    with (chosen.folder / ".lock").open("w") as lock:  # held until this process ends, however it does
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            hint = "wait for it, or choose another folder with --folder"
-            raise InvalidInput(f"a replay is running in {chosen.folder}", hint=hint) from None
+    with alone(chosen.folder):
         _remove_leftovers(chosen)
         (chosen.folder / "result.json").unlink(missing_ok=True)
         (chosen.folder / STOP).write_bytes(b"")  # it exists: see cluster/agent.py
@@ -306,10 +300,50 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
     )
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a replay's folder until this process ends, however it does; raise `InvalidInput` if another holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            hint = "wait for it, or choose another folder with --folder"
+            raise InvalidInput(f"a replay is running in {folder}", hint=hint) from None
+        yield
+
+
 def _remove_leftovers(chosen: ReplayPlan) -> None:
     kill_tagged(REPLAY_TAG, str(chosen.folder), wait_s=STOP_GRACE_S)
     if chosen.job["disk"] is not None:
         shutil.rmtree(chosen.job["disk"]["folder"], ignore_errors=True)
+
+
+class ThroughputWatch:
+    """Compares throughput with the probe's, by the median of `WATCHED_STEPS` steps at a time."""
+
+    def __init__(self, tokens_per_step: int, measured_tokens_per_s: float | None) -> None:
+        self._tokens, self._probe = tokens_per_step, measured_tokens_per_s
+        self._times: list[float] = []
+        self._is_slow = False
+
+    def begin(self) -> None:
+        """Forget the steps since the last comparison."""
+        self._times.clear()
+
+    def add(self, step: int, time_s: float) -> dict[str, Any] | None:
+        """Note a step; return the event that throughput has fallen below the probe's, or has recovered, else None."""
+        self._times.append(time_s)
+        if self._probe is None or len(self._times) < WATCHED_STEPS:
+            return None
+        tokens_per_s = self._tokens / statistics.median(self._times)
+        self._times.clear()
+        was_slow, share = self._is_slow, tokens_per_s / self._probe
+        self._is_slow = share < (RECOVERED_SHARE if was_slow else SLOW_SHARE)
+        if self._is_slow == was_slow:
+            return None
+        event = "slower than the probe" if self._is_slow else "as fast as the probe again"
+        return {"event": event, "step": step, "tokens_per_s": round(tokens_per_s, 1), "share": round(share, 3)}
 
 
 class Follower:
@@ -319,8 +353,7 @@ class Follower:
         progress = chosen.folder / "progress.jsonl"
         self._events = LineReader(progress, offset=progress.stat().st_size if progress.exists() else 0)
         self._chosen, self._on_step = chosen, on_step
-        self._times: deque[float] = deque(maxlen=WATCHED_STEPS)
-        self._is_slow = False
+        self._speed = ThroughputWatch(chosen.tokens_per_step, chosen.measured_tokens_per_s)
         self._checkpoint_s = self._longest_s = 0.0
         self.has_stopped = False
 
@@ -331,13 +364,13 @@ class Follower:
                 event = json.loads(line)
                 self._pass_on(event)
                 if event["event"] == "built":
-                    self._times.clear()
+                    self._speed.begin()
                 elif event["event"] == "checkpoint":
                     self._checkpoint_s = max(self._checkpoint_s, event["time_s"])
                 elif event["event"] == "step":
                     self._longest_s = max(self._longest_s, event["time_s"])
-                    self._times.append(event["time_s"])
-                    self._compare(event["step"])
+                    if (alert := self._speed.add(event["step"], event["time_s"])) is not None:
+                        self.note(**alert)
 
     def note(self, event: str, **values: object) -> None:
         """Report an event of the run's own, and write it to the log."""
@@ -362,18 +395,6 @@ class Follower:
     def _pass_on(self, event: Mapping[str, Any]) -> None:
         if self._on_step is not None:
             self._on_step(event)
-
-    def _compare(self, step: int) -> None:
-        probe = self._chosen.measured_tokens_per_s
-        if probe is None or len(self._times) < WATCHED_STEPS:
-            return
-        tokens_per_s = self._chosen.tokens_per_step / statistics.median(self._times)
-        self._times.clear()
-        was_slow = self._is_slow
-        self._is_slow = tokens_per_s < (RECOVERED_SHARE if was_slow else SLOW_SHARE) * probe
-        if self._is_slow != was_slow:
-            name = "slower than the probe" if self._is_slow else "as fast as the probe again"
-            self.note(name, step=step, tokens_per_s=round(tokens_per_s, 1), share=round(tokens_per_s / probe, 3))
 
 
 def _end_of_job() -> float | None:
