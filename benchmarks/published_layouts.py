@@ -5,6 +5,8 @@
 * Mixtral 8x7B on 32 H100: the example of Megatron-LM's README of its MoE (megatron/core/transformer/moe/README.md).
 * Mixtral 8x22B on 128 H100: the best layouts that arXiv 2504.14960 found (table 3), with experts folded apart from
   attention, and with one tensor-parallel degree for both. It states degrees, but neither schedule nor recompute.
+
+Tokens are dealt evenly, as in that paper's layers, which drop those beyond a capacity of 1.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ FILE = """
 name = "published"
 [model]
 preset = "{model}"
+routing = "uniform"
 [cluster]
 preset = "dgx-h100"
 nodes = {nodes}

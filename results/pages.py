@@ -6,7 +6,7 @@ Pages are counted from 1. A page after the last is empty; `total` is the number 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -21,6 +21,7 @@ from frontrunner.results.ranking import (
     Filters,
     RankBy,
     RankedRecipe,
+    best_of,
     check_filters,
     conditions,
     ordering,
@@ -310,9 +311,10 @@ def probed(store: Store, campaign: Campaign | str | None) -> list[Ended]:
 
 
 def ranked_at(store: Store, campaign: Campaign, places: Mapping[str, int]) -> list[RankedRecipe]:
-    """Return some recipes of the ranking by tokens/s, given as recipe id -> rank in its order, the first included."""
+    """Return some recipes of the ranking, given as recipe id -> rank, the first included."""
     with store.read(campaign) as (connection, found):
-        return rank(connection, found, StandingRow.recipe_id.in_(places), ranks=places.values())
+        rows = best_of(connection, found, StandingRow.recipe_id.in_(places))
+    return [replace(row, rank=places[row.recipe_id]) for row in rows]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -14,7 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from frontrunner.notebook import Displayed
 from frontrunner.results.outcome import RecipeStats
-from frontrunner.results.records import Campaign, Figures
+from frontrunner.results.records import OBJECTIVE, Campaign, Figures
 from frontrunner.results.rows import cell, recorded_by_trial, value_of
 from frontrunner.results.schema import StandingRow, TrialRow
 from frontrunner.results.store import Store
@@ -30,6 +30,7 @@ class RankBy(StrEnum):
     """Figure that recipes are ordered by."""
 
     TOKENS = "tokens"
+    TOKENS_PER_DEVICE = "tokens-per-device"
     TFLOPS = "tflops"
     MEMORY = "memory"
     STEP_TIME = "step-time"
@@ -37,11 +38,13 @@ class RankBy(StrEnum):
 
 ORDERED_COLUMNS: dict[RankBy, InstrumentedAttribute[Any]] = {
     RankBy.TOKENS: StandingRow.tokens_per_s,
+    # In the same order: a problem's recipes have the same FLOPs per token.
+    RankBy.TOKENS_PER_DEVICE: StandingRow.model_tflops_per_device,
     RankBy.TFLOPS: StandingRow.model_tflops_per_device,
     RankBy.MEMORY: StandingRow.peak_memory_bytes_max_rank,
     RankBy.STEP_TIME: StandingRow.step_time_s_median,
 }
-MORE_IS_BETTER = frozenset({RankBy.TOKENS, RankBy.TFLOPS})
+MORE_IS_BETTER = frozenset({RankBy.TOKENS, RankBy.TOKENS_PER_DEVICE, RankBy.TFLOPS})
 PEAK_IS_KNOWN = StandingRow.peak_memory_bytes_max_rank > 0
 """Tables of others' measurements need not state it."""
 
@@ -83,24 +86,47 @@ def best(
     campaign: Campaign | str | None,
     *,
     top: int | None = 10,
-    by: str = "tokens",
+    by: str | None = None,
     max_memory_gb: float | None = None,
 ) -> list[RankedRecipe]:
     """Return the campaign's `top` recipes (None for all), best first; empty where none was measured.
 
-    `by` is one of tokens (tokens/s), tflops (model TFLOPS per device), memory (of the rank that needs most) and
-    step-time. `max_memory_gb` leaves out recipes with a rank above that many 1e9 bytes. It and `memory` leave out
-    recipes whose peak memory is unknown. Equal figures are ordered by recipe id.
+    `by` is one of tokens (tokens/s), tokens-per-device, tflops (model TFLOPS per device), memory (of the rank that
+    needs most) and step-time; by default what the campaign seeks. `max_memory_gb` leaves out recipes with a rank above
+    that many 1e9 bytes. It and `memory` leave out recipes whose peak memory is unknown. Equal figures are ordered by
+    recipe id.
 
     Raises `InvalidInput` for an unknown `by`, or for limits that are not above 0.
     """
-    require_one_of("best", "by", by, [word.value for word in RankBy])
+    if by is not None:
+        require_one_of("best", "by", by, [word.value for word in RankBy])
     if top is not None and top < 1:
         raise bad_value("best.top", top, "at least 1")
     if max_memory_gb is not None and not max_memory_gb > 0:
         raise bad_value("best.max_memory_gb", max_memory_gb, "a size above 0 in GB")
     with store.read(campaign) as (connection, found):
+        if by is None:
+            return best_of(connection, found, *conditions(RankBy.TOKENS, max_memory_gb), top=top)
         return rank(connection, found, *conditions(RankBy(by), max_memory_gb), by=RankBy(by), top=top)
+
+
+def best_of(
+    connection: Connection, campaign: Campaign, *wanted: ColumnElement[bool], top: int | None = None
+) -> list[RankedRecipe]:
+    """Rank the recipes that meet the conditions by what the campaign seeks, within a transaction."""
+    sought = campaign.problem_summary.get(OBJECTIVE, "tokens")
+    if sought != "tokens_per_cost":
+        return rank(connection, campaign, *wanted, by=RankBy(str(sought).replace("_", "-")), top=top)
+    width: Any = campaign.problem_summary["devices_per_node"]
+
+    def rate(row: RankedRecipe) -> float:
+        return row.standing.tokens_per_s / float(math.ceil(row.recipe.devices / width))
+
+    rows = sorted(rank(connection, campaign, *wanted), key=lambda row: (-rate(row), row.recipe_id))[:top]
+    return [
+        replace(row, rank=place, gap_percent=gap_percent(rate(row), rate(rows[0])))
+        for place, row in enumerate(rows, start=1)
+    ]
 
 
 def conditions(by: RankBy, max_memory_gb: float | None) -> list[ColumnElement[bool]]:

@@ -19,6 +19,8 @@ EventData = Mapping[str, str | int | float | None]
 Figures = Literal["measured", "simulated", "imported"]
 """Where a campaign's numbers come from: training, a rehearsal's rough formulas, or a table of others."""
 
+OBJECTIVE = "objective"
+"""Key of a campaign's problem summary: what it seeks, where that is not tokens/s."""
 IMPORTED = "imported"
 
 

@@ -16,7 +16,7 @@ from frontrunner.results.outcome import Failure, FailureKind, Outcome, RecipeSta
 from frontrunner.results.predictions import OUTLOOK, PREDICTION, newest_outlooks
 from frontrunner.results.process_identity import boot_id, is_on_this_host
 from frontrunner.results.provenance import Provenance
-from frontrunner.results.ranking import RankedRecipe, gap_percent, rank
+from frontrunner.results.ranking import RankedRecipe, best_of, gap_percent, rank
 from frontrunner.results.records import Attempt, Campaign, Event, Trial, state_in_words
 from frontrunner.results.rows import (
     DamagedCell,
@@ -114,7 +114,7 @@ def status(store: Store, campaign: Campaign | str | None) -> Status:
             driver_is_live=is_held(store.database, connection, lease),
             trials=trials_by_state(connection, [found.id])[found.id],
             failures=_failures_by_kind(connection, found.id),
-            best=next(iter(rank(connection, found, top=1)), None),
+            best=next(iter(best_of(connection, found, top=1)), None),
             outlook=next(iter(newest_outlooks(connection, found.id, 1)), None),
             last_events=tuple(reversed(newest)),
         )

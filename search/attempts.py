@@ -26,7 +26,6 @@ from frontrunner.results.store import Store
 from frontrunner.search.budget import BudgetTracker
 from frontrunner.search.listener import Listener, RunningProbe, View
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.search.strategy import TOKENS_ALONE
 from frontrunner.search.warm_start import ReusableResult
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.recipe import Recipe
@@ -145,6 +144,7 @@ class CampaignSession:
             strategy=spec.search.strategy,
             legal_recipes=len(survey.recipes),
             figures=campaign.figures,
+            divisor=lambda recipe: spec.problem.divisor(spec.search.objectives[0], recipe.devices),
         )
         self.listener = listener
         self.retries = RetryPolicy(spec.search.identical_failures)
@@ -217,8 +217,9 @@ class CampaignSession:
         """Start one probe: of a waiting trial, a new recipe, or a measured one again."""
         trial, folder, attempt = self.writer.atomically(lambda: self._begin_attempt(chosen))
         # With several objectives a slower recipe may be the best in others.
-        best = self.view.best if self._spec.search.objectives == TOKENS_ALONE else None
-        to_beat = None if best is None else best.tokens_per_s
+        best = self.view.best if len(self._spec.search.objectives) == 1 else None
+        share = 1.0 if best is None else self.view.divisor(trial.recipe) / self.view.divisor(best.recipe)
+        to_beat = None if best is None else best.tokens_per_s * share
         order = ProbeOrder(token=folder.name, recipe=trial.recipe, run_folder=folder, best_tokens_per_s=to_beat)
         self.running[order.token] = RunningAttempt(
             trial=trial,

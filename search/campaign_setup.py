@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.probe.preflight import prepare_here
-from frontrunner.results.records import IMPORTED, Campaign
+from frontrunner.results.records import IMPORTED, OBJECTIVE, Campaign
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, free_among
+from frontrunner.spaces.pareto import RATES
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import dump_json, load_json
 
@@ -85,6 +86,9 @@ def problem_summary(spec: CampaignSpec) -> dict[str, object]:
     """Summarize a campaign's problem for lists of campaigns."""
     problem, model, cluster = spec.problem, spec.problem.model, spec.problem.cluster
     training: dict[str, object] = {}
+    sought: dict[str, object] = {}
+    if (rate := spec.search.objectives[0]) in RATES[1:]:
+        sought = {OBJECTIVE: rate, "devices_per_node": cluster.devices_per_node}
     if problem.billion_tokens is not None:
         training = {key: getattr(cluster, key) for key in ("devices_per_node", "price_per_node_hour")}
         training["billion_tokens"] = problem.billion_tokens
@@ -99,6 +103,7 @@ def problem_summary(spec: CampaignSpec) -> dict[str, object]:
         "precision": problem.precision,
         "figures": FIGURES.get(spec.evaluator, "measured"),
         **training,
+        **sought,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from frontrunner.evaluators.protocol import Progress
@@ -49,13 +49,14 @@ class View:
     """A campaign as its driver sees it, kept up to date for listeners.
 
     A recipe that was measured several times counts with its median measurement, the slower of two in the middle; one
-    that failed after a measurement does not count.
+    that failed after a measurement does not count. `best` has the highest tokens/s over `divisor`.
     """
 
     name: str
     strategy: str
     legal_recipes: int
     figures: Figures = "measured"
+    divisor: Callable[[Recipe], float] = lambda _: 1.0
     limits: tuple[Limit, ...] = ()
     seconds_left: float | None = None
     running: tuple[RunningProbe, ...] = ()
@@ -77,7 +78,7 @@ class View:
             insort(repeats, ended, key=lambda one: one.tokens_per_s)
             if len(repeats) > 1:
                 self._find_best()
-            elif self.best is None or ended.tokens_per_s > self.best.tokens_per_s:
+            elif self.best is None or self._rate(ended) > self._rate(self.best):
                 self.best = ended
         else:
             self.failures[outcome.kind] = self.failures.get(outcome.kind, 0) + 1
@@ -87,7 +88,10 @@ class View:
 
     def _find_best(self) -> None:
         medians = [repeats[(len(repeats) - 1) // 2] for repeats in self._measurements.values()]
-        self.best = max(medians, key=lambda one: one.tokens_per_s, default=None)
+        self.best = max(medians, key=self._rate, default=None)
+
+    def _rate(self, ended: Ended) -> float:
+        return ended.tokens_per_s / self.divisor(ended.recipe)
 
 
 class Listener:

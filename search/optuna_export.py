@@ -35,9 +35,16 @@ SOURCE = "frontrunner_campaign"
 PEAK = "peak_memory_bytes_max_rank"
 RATES = ("step_time_s_median", "tokens_per_s", "model_tflops_per_device", "mfu", PEAK)
 
+
+def _rate(name: str) -> Callable[[Recipe, Measurement, Problem], float | None]:
+    return lambda recipe, measured, problem: measured.tokens_per_s / problem.divisor(name, recipe.devices)
+
+
 Score = tuple[str, Literal["maximize", "minimize"], Callable[[Recipe, Measurement, Problem], float | None]]
 SCORES: dict[str, Score] = {
-    "tokens": ("tokens_per_s", "maximize", lambda _, measured, __: measured.tokens_per_s),
+    "tokens": ("tokens_per_s", "maximize", _rate("tokens")),
+    "tokens_per_device": ("tokens_per_s_per_device", "maximize", _rate("tokens_per_device")),
+    "tokens_per_cost": ("tokens_per_cost", "maximize", _rate("tokens_per_cost")),
     "memory": (PEAK, "minimize", lambda _, measured, __: measured.peak_memory_bytes_max_rank),
     "nodes": ("nodes", "minimize", lambda recipe, _, problem: float(nodes_used(recipe, problem))),
 }

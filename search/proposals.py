@@ -82,7 +82,13 @@ class Proposals:
         """Pass a final outcome to the strategy, which learns nothing from failures of the machine."""
         self._heard.append((recipe, outcome))
         self._keep(recipe, outcome)
-        self._call("tell", Told(recipe=recipe, outcome=outcome))
+        self._call("tell", self._told(recipe, outcome))
+
+    def _told(self, recipe: Recipe, outcome: Outcome) -> Told:
+        if isinstance(outcome, Measurement):
+            divisor = self._survey.problem.divisor(self._search.objectives[0], recipe.devices)
+            outcome = replace(outcome, tokens_per_s=outcome.tokens_per_s / divisor)
+        return Told(recipe=recipe, outcome=outcome)
 
     def _keep(self, recipe: Recipe, outcome: Outcome) -> None:
         """Keep a recipe's newest outcome; a failure of the machine does not replace a measurement."""
@@ -160,7 +166,7 @@ class Proposals:
             legal = set(survey.recipes)
             for recipe, outcome in self._heard:
                 if recipe in legal:
-                    strategy.tell(Told(recipe=recipe, outcome=outcome))
+                    strategy.tell(self._told(recipe, outcome))
         except FrontrunnerError:
             raise  # a mistake of the user, such as an unknown name
         except Exception as error:

@@ -79,7 +79,8 @@ class SearchSettings:
     """See [strategies](strategies.md)."""
     objectives: tuple[str, ...] = TOKENS_ALONE
     """`tokens` (tokens/s), alone or with `memory` (headroom of the fullest rank) and `nodes` (few; give `space.devices`
-    a list): see [several objectives](strategies.md#several-objectives)."""
+    a list): see [several objectives](strategies.md#several-objectives). Or alone, so that more nodes do not always
+    win: `tokens_per_device`, or `tokens_per_cost` by `cluster.price_per_node_hour`."""
     seed: int = 0
     """Same seed, same campaign: proposals, initial weights and data."""
     parallel_probes: int = 1
@@ -181,6 +182,8 @@ class CampaignSpec:
             expected = f"fewer than cluster.nodes = {nodes}, or no entry to probe on all of them"
             raise bad_value("search.probe_nodes", fewer, expected)
         self._limit_cost()
+        if "tokens_per_cost" in search.objectives and self.problem.cluster.price_per_node_hour is None:
+            raise bad_value("search.objectives", list(search.objectives), "cluster.price_per_node_hour beside it")
         if self.evaluator != IMPORTED:  # rows of a table, which nothing evaluates
             require_evaluator_name(self.evaluator)
         if (code := self.problem.software.code or code_of(self.evaluator, self.command)) is not None:

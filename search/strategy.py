@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from frontrunner.results.outcome import Outcome
 from frontrunner.results.records import Outlook as Outlook  # noqa: PLC0414 - part of this interface
 from frontrunner.spaces.errors import bad_value, did_you_mean
-from frontrunner.spaces.pareto import OBJECTIVES
+from frontrunner.spaces.pareto import OBJECTIVES, RATES
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from frontrunner.results.predictions import Predicted
 
 TOKENS_ALONE = ("tokens",)
+FORECASTERS = ("guided",)
 SEEK_MORE: Mapping[str, tuple[str, ...]] = {"guided": OBJECTIVES, "optuna-nsga2": ("tokens", "memory")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """One finished trial as a strategy learns of it."""
+    """One finished trial as a strategy learns of it; `tokens_per_s` is the rate that the campaign seeks."""
 
     recipe: Recipe
     outcome: Outcome
@@ -100,17 +101,22 @@ def make_strategy(
     check_objectives(objectives, name)
     module, factory = STRATEGIES[name].split(":")
     make: Callable[..., Strategy] = getattr(import_module(module), factory)
-    more: dict[str, object] = {} if objectives == TOKENS_ALONE else {"objectives": objectives}
+    # A rate of its own is in the outcomes that strategies are told; those that predict have to know it as well.
+    plain = objectives == TOKENS_ALONE or (objectives[0] in RATES[1:] and name not in FORECASTERS)
+    more: dict[str, object] = {} if plain else {"objectives": objectives}
     return make(survey, seed, **more if settings is None else more | {"settings": settings})
 
 
 def check_objectives(objectives: Sequence[str], strategy: str) -> None:
-    """Raise `InvalidInput` unless these are tokens, alone or with others, each once, that the strategy seeks."""
+    """Raise `InvalidInput` unless these are a rate alone, or tokens with others, each once, that the strategy seeks."""
     key, given = "search.objectives", list(objectives)
+    if len(objectives) == 1 and objectives[0] in RATES:
+        return
     unknown = next((name for name in objectives if name not in OBJECTIVES), None)
     if unknown or "tokens" not in objectives or len(set(objectives)) < len(objectives):
-        hint = did_you_mean(unknown, OBJECTIVES) if unknown else 'the default is ["tokens"]'
-        raise bad_value(key, given, '"tokens", alone or with "memory" and "nodes", each once', hint=hint)
+        hint = did_you_mean(unknown, (*OBJECTIVES, *RATES[1:])) if unknown else 'the default is ["tokens"]'
+        expected = f'"tokens", alone or with "memory" and "nodes", each once, or {" or ".join(RATES[1:])} alone'
+        raise bad_value(key, given, expected, hint=hint)
     sought = SEEK_MORE.get(strategy, TOKENS_ALONE)
     if not set(objectives) <= set(sought):
         able = " or ".join(name for name, words in SEEK_MORE.items() if set(objectives) <= set(words))

@@ -1,4 +1,4 @@
-"""A model from the `config.json` of a published one, read as `transformers` builds it.
+"""A model from the `config.json` of a published one, read as `transformers` builds it, and a `config.json` of a model.
 
 What trains another function than the trainer's own model is refused by name: another architecture, another activation,
 another scaling of rotary frequencies. Dropout, the dtype and tokens' numbers belong to no model's shape.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown
+from frontrunner.spaces.model import Model
 
 Table = dict[str, Any]
 
@@ -271,6 +273,126 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
         found |= _rotary(given, found.get("head_width", found["hidden"] // found["heads"]))
     found = _completed(found, given)
     return found | _windows(given, found["layers"], given.get("sliding_window_pattern", architecture.full_every))
+
+
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
+"""What a model is written as, the first of them that has its form, with the class of `transformers`."""
+
+
+def config_of_model(model: Model, *, positions: int) -> Table:
+    """Return a configuration of which `model_of_config` makes this model, for sequences of up to `positions` tokens.
+
+    The vocabulary is the tokenizer's, without padding. Biases that an architecture always has are 0 where the model has
+    none. Raises `InvalidInput` for a model of no architecture, with what the nearest one lacks.
+    """
+    differing: dict[str, list[str]] = {}
+    for kind in CLASSES:
+        wanted = replace(model, max_positions=positions)
+        try:
+            if ARCHITECTURES[kind].model.get("biases") == "all":
+                wanted = replace(wanted, biases="all")
+            config = _config_as(kind, wanted)
+            table = model_of_config(config)
+            read = read_plain(Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table, "model")
+        except ValueError:  # that architecture has no such value
+            continue
+        first, second = _function(wanted), _function(read)
+        differing[kind] = [key for key, value in first.items() if value != second[key]]
+        if not differing[kind]:
+            return config
+    nearest = min(differing, key=lambda kind: len(differing[kind]))
+    values = ", ".join(f"model.{key} = {shown(getattr(model, key))}" for key in differing[nearest])
+    raise InvalidInput(f"transformers has no architecture of this model; {nearest} comes nearest, without {values}")
+
+
+def _function(model: Model) -> dict[str, Any]:
+    """Return the fields of a model that its logits depend on."""
+    trained = ("name", "vocabulary_multiple", "routing", "balancing_weight", "attention")
+    found = {key: value for key, value in asdict(model).items() if key not in trained}
+    found["balancing"] = model.balancing == "bias"
+    if model.positions != "rotary":
+        found["rotary_theta"] = None
+    if (scaling := model.rotary_scaling) is not None:
+        found["rotary_scaling"] = {
+            key: found["rotary_scaling"][key] for key in ("kind", *_ROTARY_SCALING[scaling.kind])
+        }
+        if scaling.kind == "yarn":
+            derived = {"attention_factor": scaling.magnitude, "score_factor": scaling.score_factor}
+            found["rotary_scaling"] |= {key: getattr(scaling, key) for key in ("beta_fast", "beta_slow", "truncate")}
+            found["rotary_scaling"] |= {
+                key: round(value, 12) for key, value in derived.items()
+            }  # as read, by logarithms
+    return found
+
+
+def _config_as(kind: str, model: Model) -> Table:
+    architecture = ARCHITECTURES[kind]
+    own = asdict(model) | {
+        "head_width": model.head_dim - (model.rotary_width if model.key_value_rank else 0),
+        "value_width": model.value_dim,
+        "dense_ffn_hidden": model.dense_ffn_hidden or model.ffn_hidden,
+        "query_scalar": model.query_scalar or model.head_dim,
+    }
+    config: Table = {"architectures": [CLASSES[kind]], "model_type": kind, **architecture.only}
+    config |= {key: own[name] for name, key in architecture.names.items()}
+    if kind.startswith("gemma") and float(own["query_scalar"]).is_integer():
+        config["query_pre_attn_scalar"] = int(own["query_scalar"])
+    if "activation" not in architecture.model:
+        words = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
+        key = "activation_function" if kind == "gpt2" else "hidden_act"
+        config[key] = words.get(model.activation, model.activation)
+    if kind == "deepseek_v2":
+        config["topk_method"] = "greedy" if model.router_groups == 1 else "group_limited_greedy"
+    config |= _windows_as(architecture, model)
+    return config | ({} if architecture.model.get("positions") == "learned" else _rotary_as(kind, model))
+
+
+def _windows_as(architecture: Architecture, model: Model) -> Table:
+    if not {"sliding_window", "use_sliding_window"} & architecture.defaults.keys():
+        return {}
+    found: Table = {"sliding_window": model.attention_window}
+    if "use_sliding_window" in architecture.defaults:
+        found["use_sliding_window"] = model.attention_window is not None
+    if architecture.full_every or found.get("use_sliding_window"):
+        of_layers = [model.window_of(layer) for layer in range(model.layers)]
+        found["layer_types"] = ["full_attention" if one is None else "sliding_attention" for one in of_layers]
+    return found
+
+
+def _rotary_as(kind: str, model: Model) -> Table:
+    if kind == "gpt_neox":
+        share = (model.rotary_width or model.head_dim) / model.head_dim
+        return {"rotary_emb_base": model.rotary_theta, "rotary_pct": share}
+    found: Table = {"rope_theta": model.rotary_theta}
+    if model.window_rotary_theta is not None and "rope_local_base_freq" in ARCHITECTURES[kind].defaults:
+        found["rope_local_base_freq"] = model.window_rotary_theta
+    scaling = model.rotary_scaling
+    if scaling is None:
+        return found | {"rope_scaling": None}
+    stated = asdict(scaling)
+    table: Table = {"rope_type": scaling.kind} | {
+        key: stated[own] for own, key in _ROTARY_SCALING[scaling.kind].items()
+    }
+    if scaling.kind == "yarn":
+        table |= {key: stated[key] for key in _ROTARY_OPTIONS if stated[key] is not None}
+    if scaling.score_factor != 1:
+        every = (scaling.score_factor**0.5 - 1) / (0.1 * math.log(scaling.factor))
+        table |= {"mscale": every, "mscale_all_dim": every}
+    return found | {"rope_scaling": table}
 
 
 def _windows(given: Mapping[str, Any], layers: int, every: int) -> Table:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 OBJECTIVES = ("tokens", "memory", "nodes")
 """What a front and a search can weigh."""
+RATES = ("tokens", "tokens_per_device", "tokens_per_cost")
+"""What a search can seek alone: tokens/s, by device, or for the price of the nodes (`Problem.divisor`)."""
 
 
 def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:

@@ -141,6 +141,18 @@ class Problem:
         nodes = math.ceil(devices / self.cluster.devices_per_node)
         return Training.of(self.billion_tokens, tokens_per_s, nodes, self.cluster.price_per_node_hour)
 
+    def divisor(self, rate: str, devices: int) -> float:
+        """Return what tokens/s are divided by for one of `pareto.RATES`: 1, the devices, or the price of their nodes.
+
+        The price is that of a second of whole nodes, so that a rate is tokens for one unit of it.
+        """
+        if rate == "tokens_per_device":
+            return devices
+        price = self.cluster.price_per_node_hour
+        if rate == "tokens" or price is None:
+            return 1.0
+        return math.ceil(devices / self.cluster.devices_per_node) * price / 3600
+
     @property
     def has_fused_attention(self) -> bool:
         """Whether attention is one kernel: as `software.attention` states, else as the model does."""

@@ -129,7 +129,7 @@ def dispatch_s(machine: Machine, work: Workload) -> Rows:
     if not (work.expert_ranks > 1).any():
         return np.zeros(1)
     row, group = work.tokens / work.sequence_shards * work.hidden * work.bytes_per_value, work.expert_parallel
-    row = row * machine.efficiencies.rank_imbalance
+    row = row * machine.rank_imbalance(work)
     ways = work.expert_tensor_parallel
     gathered = row * work.experts_per_token * ways
     shared = ring_s(machine, gathered, group=ways, stride=number(1), passes=1)

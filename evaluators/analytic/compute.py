@@ -175,7 +175,7 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
     held = np.maximum(work.experts / work.expert_parallel, 1.0)
     own = work.tokens / work.sequence_shards
     ways = work.expert_tensor_parallel
-    most = own * work.experts_per_token * machine.efficiencies.rank_imbalance
+    most = own * work.experts_per_token * machine.rank_imbalance(work)
     each = np.ceil(most * ways / held / TILE) * TILE
     part = work.ffn_hidden / ways
     products = [
@@ -234,7 +234,8 @@ def _elementwise(machine: Machine, work: Workload) -> Passes:
     eff, software = machine.efficiencies, machine.software
     starts = np.where(work.compile, 4.0, 8.0) * eff.kernel_s
     each_s = eff.elementwise * work.tokens / machine.memory_bytes_per_s
-    forward, backward = (each_s * software.elementwise_bytes(work, of) for of in (0, 1))
+    imbalance = machine.rank_imbalance(work)
+    forward, backward = (each_s * software.elementwise_bytes(work, of, imbalance) for of in (0, 1))
     return Passes(forward=forward + starts, backward=backward + 2 * starts)
 
 

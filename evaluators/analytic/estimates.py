@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.accuracy_bounds import (
+    BOUNDED,
     Trust,
     has_times,
     log_bounds,
@@ -103,13 +104,17 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class EstimateTable(Sequence[Estimate]):
-    """Estimates of one problem's recipes as columns; a row becomes an `Estimate` when looked at."""
+    """Estimates of one problem's recipes as columns; a row becomes an `Estimate` when looked at.
+
+    `rate` is what `order` compares, one of `pareto.RATES`.
+    """
 
     recipes: tuple[Recipe, ...]
     problem: Problem
     step_parts_s: Mapping[str, Rows]
     memory_parts_bytes: Mapping[str, Rows]
     host_memory_bytes_per_rank: Rows
+    rate: str = "tokens"
 
     def __len__(self) -> int:
         return len(self.recipes)
@@ -127,7 +132,7 @@ class EstimateTable(Sequence[Estimate]):
         """Return the estimates of these rows, with their intervals: 33 times the work of their step times alone."""
         recipes, known = [self.recipes[row] for row in rows], has_times(self.problem)
         ends, off = np.zeros((2, len(recipes))), np.zeros(len(recipes))
-        others = ({*unvalidated(recipe, self.problem)} - {"compile", "fp8"} for recipe in recipes)
+        others = ({*unvalidated(recipe, self.problem)} - BOUNDED for recipe in recipes)
         unjudged = np.fromiter(map(bool, others), dtype=np.bool_)
         for places, machine, work in blocks(recipes, self.problem):
             of = (self.problem.cluster, self.problem.precision, machine.software, work)
@@ -186,8 +191,10 @@ class EstimateTable(Sequence[Estimate]):
 
     @cached_property
     def order(self) -> npt.NDArray[np.intp]:
-        """The rows that fit, fastest first, the tight ones, likewise, and the others, smallest first."""
-        worth = np.where(self.fit < 2, -self.tokens_per_s, self.peak_memory_bytes)
+        """The rows that fit, best first, the tight ones, likewise, and the others, smallest first."""
+        divisors = (self.problem.divisor(self.rate, recipe.devices) for recipe in self.recipes)
+        rates = self.tokens_per_s / np.fromiter(divisors, dtype=np.float64)
+        worth = np.where(self.fit < 2, -rates, self.peak_memory_bytes)
         return np.lexsort((worth, self.fit))
 
     @property
@@ -223,6 +230,7 @@ class ShownPlan(Trust):
     memory_limit_bytes: int
     estimates: tuple[Estimate, ...]
     front: tuple[Estimate, ...]
+    rate: str = "tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +257,7 @@ class Plan(Displayed):
         return self.table.of(self.table.order.tolist())
 
     def fastest(self, top: int) -> tuple[Estimate, ...]:
-        """Return the first `top` recipes that fit, fastest first, the tight ones after all others."""
+        """Return the first `top` recipes that fit, best first, the tight ones after all others."""
         return self.table.of(self.table.order[: min(top, self.table.fitting)].tolist())
 
     @cached_property
@@ -270,15 +278,16 @@ class Plan(Displayed):
             memory_limit_bytes=self.memory_limit_bytes,
             estimates=self.fastest(top),
             front=self.front,
+            rate=self.table.rate,
             **vars(self.trust),
         )
 
 
-def plan(recipes: Sequence[Recipe], problem: Problem) -> Plan:
-    """Estimate legal recipes of one problem."""
+def plan(recipes: Sequence[Recipe], problem: Problem, rate: str = "tokens") -> Plan:
+    """Estimate legal recipes of one problem; the best have the highest `rate`, one of `pareto.RATES`."""
     known = [recipe for recipe in recipes if not_modelled(recipe) is None]
     omitted = Counter(reason for recipe in recipes if (reason := not_modelled(recipe)))
-    table = estimate_many(known, problem)
+    table = replace(estimate_many(known, problem), rate=rate)
     best = table.of(table.order[:AT_HAND].tolist())
     trust = trust_in(known, problem, [one.expected_error for one in best])
     return Plan(table=table, not_modelled=dict(omitted), trust=trust)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from frontrunner.evaluators.analytic.software import FLASH_SPEED, Software, at_precision, fitted
-from frontrunner.evaluators.analytic.workload import Rows
+from frontrunner.evaluators.analytic.workload import Rows, Workload, number
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, require_at_least
 
@@ -46,7 +46,7 @@ class Efficiencies:
     ring_network_hop_s: float = 14e-6
     crowded_nodes: float = 1e6
     crowded_hop_s: float = 0.0
-    rank_imbalance: float = 1.0
+    rank_imbalance: float | None = None
 
 
 FITTED = Efficiencies()
@@ -69,9 +69,14 @@ peak forward and 0.41 backward where matrix products reach 0.49 (github.com/Moor
 configs/system/b200_bf16_ceperm.json, head width 128, 16 heads or more, FLOPs of a causal mask), over the shares in
 `Efficiencies`."""
 
-FP8_SHARE = 0.709 / 0.803
-"""What products reach of a device's peak in 8 bits, over what they reach in 16: H100's fastest, 1402.6 and 794.5
-TFLOP/s (github.com/stas00/ml-engineering, "Maximum Achievable Matmul FLOPS"; GH200 0.776 / 0.836); others' assumed."""
+FP8_SHARES = dict.fromkeys(HOPPER, 0.709 / 0.803) | {
+    "b200-180gb": 0.763 / 0.776, "b300": 0.745 / 0.786, "gb200": 0.723 / 0.729, "gb300": 0.723 / 0.729,
+}  # fmt: skip
+OTHER_FP8_SHARE = 0.709 / 0.803
+"""What products reach of a device's peak in 8 bits, over what they reach in 16: of the fastest products
+(github.com/stas00/ml-engineering, "Maximum Achievable Matmul FLOPS"); GB300's are GB200's, others' H100's."""
+LARGEST_OF_NORMALS = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.343, 2.594, 2.826)
+"""The mean of the largest of 1, 2, 4 to 256 standard normals."""
 RUNTIME_BYTES = {"cpu": 0.26 * 2**30}
 OTHER_RUNTIME_BYTES = 300 * 2.0**20
 """Python and torch, as measured on CPU; else a device's context with kernels that are loaded when first called
@@ -164,6 +169,20 @@ class Machine:
             self.attention_scale * FLASH_SPEED[self.software.flash if self.is_hopper else min(self.software.flash, 2)]
         )
 
+    def rank_imbalance(self, work: Workload) -> Rows:
+        """Return how many tokens the fullest rank gets for its experts, over the mean of the ranks that share them.
+
+        It is as stated, or what normals give whose deviation is that of experts over the root of a rank's.
+        """
+        if (stated := self.efficiencies.rank_imbalance) is not None:
+            return number(stated)
+        if not work.expert_deviation.any():
+            return number(1)
+        held = np.maximum(work.experts / work.expert_parallel, 1.0)
+        most = np.interp(np.log2(work.expert_parallel), np.arange(len(LARGEST_OF_NORMALS)), LARGEST_OF_NORMALS)
+        found: Rows = 1 + work.expert_deviation / np.sqrt(held) * most
+        return found
+
     def constants(self) -> dict[str, float]:
         """Return the constants that fits search, by name."""
         return {
@@ -178,7 +197,8 @@ class Machine:
 def _fp8_flops(cluster: Cluster, fastest: float) -> float:
     """Return the rate of a device's products in 8 bits, of which those in 16 reach `fastest`, or that, if unknown."""
     peak, share = cluster.peak_flops("fp8"), cluster.matmul_share or ASSUMED["matmul_share"]
-    return cluster.matmul_flops("fp8") or (fastest if peak is None else peak * share * FP8_SHARE)
+    share *= FP8_SHARES.get(cluster.device, OTHER_FP8_SHARE)
+    return cluster.matmul_flops("fp8") or (fastest if peak is None else peak * share)
 
 
 def _bytes_per_s(gb_per_s: float | None, key: str) -> float:

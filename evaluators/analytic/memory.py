@@ -184,6 +184,10 @@ def _rank(
     # One layer's are on their way to the host, or back, while another one runs.
     activations = np.where(work.activation_offload, inputs + kept, in_flight * all_kept)
     logits = work.tokens * work.vocabulary / (work.tensor_parallel if software.sharded_logits else 1.0)
+    if software.keeps_outputs:  # those of micro-batches in flight are among their activations
+        later = np.maximum(work.accumulation - in_flight, 0.0) * work.virtual_stages * boundary_bytes(work)
+        outputs = np.where(has_head, work.accumulation * logits * size, later)
+        activations = activations + np.where(work.pipeline_parallel > 1, outputs, 0.0)
     # By rows, in 16 bits, fused or compiled in one piece, the loss holds the logit and its gradient, and no fp32 copy.
     by_rows = (work.tensor_parallel == 1) | (not software.sharded_logits)
     by_rows = by_rows & (logits / work.loss_chunks > 2**24) & software.widens_logits_by_rows

@@ -41,6 +41,14 @@ class ScalingRow:
     best: Estimate | None = None
     reason: str | None = None
     efficiency: float | None = None
+    price_per_node_hour: float | None = None
+    is_best: bool = False
+
+    @property
+    def price_per_billion_tokens(self) -> float | None:
+        """node_hours_per_billion_tokens * price_per_node_hour."""
+        hours, price = self.node_hours_per_billion_tokens, self.price_per_node_hour
+        return None if hours is None or price is None else hours * price
 
     @property
     def tokens_per_s_per_device(self) -> float | None:
@@ -64,13 +72,17 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """Strong scaling keeps the global batch, weak scaling that per node; `bounds` might be taken further."""
+    """Strong scaling keeps the global batch, weak scaling that per node; `bounds` might be taken further.
+
+    The best rows have the highest `rate`, one of `pareto.RATES`.
+    """
 
     strong: tuple[ScalingRow, ...]
     weak: tuple[ScalingRow, ...]
     bounds: tuple[Bound, ...]
     devices_ignored: bool
     trust: Trust
+    rate: str = "tokens"
 
     @property
     def has_recipe(self) -> bool:
@@ -94,12 +106,15 @@ def check_counts(nodes: Sequence[int], devices_per_node: int) -> tuple[int, ...]
     return tuple(sorted(given))
 
 
-def scaling(space: Space, problem: Problem, nodes: Sequence[int]) -> Scaling:
-    """Return strong and weak scaling over these node counts, in rising order; raises `InvalidInput`."""
+def scaling(space: Space, problem: Problem, nodes: Sequence[int], rate: str = "tokens") -> Scaling:
+    """Return strong and weak scaling over these node counts, in rising order; raises `InvalidInput`.
+
+    `rate`, one of `pareto.RATES`, is what the best number of nodes has the most of.
+    """
     counts = check_counts(nodes, problem.cluster.devices_per_node)
     judge = functools.cache(functools.partial(_row, space.with_choices(devices=()), problem))
-    strong = _with_efficiency([judge(count, problem.global_batch) for count in counts])
-    weak = _with_efficiency([judge(count, weak_batch(problem, count)) for count in counts])
+    strong = _judged([judge(count, problem.global_batch) for count in counts], problem, rate)
+    weak = _judged([judge(count, weak_batch(problem, count)) for count in counts], problem, rate)
     best = {row.best.recipe: row.best for row in (*strong, *weak) if row.best is not None}
     errors = [one.expected_error for one in best.values()]
     return Scaling(
@@ -107,6 +122,7 @@ def scaling(space: Space, problem: Problem, nodes: Sequence[int]) -> Scaling:
         weak=weak,
         bounds=_bounds(space, (*strong, *weak)),
         devices_ignored=bool(space.devices),
+        rate=rate,
         trust=trust_in(list(best), replace(problem, cluster=replace(problem.cluster, nodes=counts[-1])), errors),
     )
 
@@ -116,8 +132,9 @@ def network_ends(
 ) -> Rows:
     """Return how far what is unknown of the network takes the 95 % ends of step times below and above, as logarithms.
 
-    As far as the `measured` recipes felt the network it is known, on as many nodes as they had, and less so with each
-    doubling from there on, unless measurements have validated that of the device.
+    As far as the `measured` recipes felt the network it is known, on as many nodes as they had. On twice as many and
+    more it is as unknown as before any measurement, since smaller runs show nothing of where a network congests:
+    RCCL's all-reduces on Frontier take up to ten times as long beyond 128 devices (arXiv 2504.18658).
     """
     cluster, precision, width = problem.cluster, problem.precision, problem.cluster.devices_per_node
     here = [
@@ -127,7 +144,8 @@ def network_ends(
     ]
     seen = max((recipe.devices / width for _, known in here for recipe in known), default=1.0)
     deviations = prior_deviations(cluster, precision)
-    deviations["network_links"] = float(grown(cluster, precision, deviations["network_links"], seen))
+    unseen = deviations["network_links"]
+    deviations["network_links"] = float(grown(cluster, precision, unseen, seen))
     felt = [
         slopes(cluster, precision, machine.software, work, deviations) / (2 * ROW_ERROR)
         for own, known in here
@@ -136,7 +154,9 @@ def network_ends(
     left = deviations["network_links"] * network_left(np.concatenate([np.empty((0, len(INDEPENDENT))), *felt]))
     found = np.zeros((2, len(recipes)))
     for places, machine, work in blocks(recipes, problem):
-        network = grown(cluster, precision, left, work.devices / width / max(seen, 1.0))
+        nodes = work.devices / width
+        beyond = np.clip(np.log2(nodes / max(seen, 1.0)), 0.0, 1.0)
+        network = left + beyond * (grown(cluster, precision, unseen, nodes) - left)
         found[:, places] = log_ends(cluster, precision, machine.software, work, {"network_links": network})
     return found
 
@@ -151,7 +171,8 @@ def weak_batch(problem: Problem, nodes: int) -> GlobalBatch | None:
 
 def _row(space: Space, problem: Problem, nodes: int, batch: GlobalBatch | None) -> ScalingRow:
     cluster = replace(problem.cluster, nodes=nodes)
-    row = ScalingRow(nodes=nodes, devices=cluster.devices, global_batch=batch)
+    price = cluster.price_per_node_hour
+    row = ScalingRow(nodes=nodes, devices=cluster.devices, global_batch=batch, price_per_node_hour=price)
     if batch is None:
         share = f"{problem.global_batch} sequences x {nodes} / {problem.cluster.nodes} nodes"
         return replace(row, reason=f"{share} is not a whole number of sequences")
@@ -161,10 +182,18 @@ def _row(space: Space, problem: Problem, nodes: int, batch: GlobalBatch | None) 
     return replace(row, legal=found.legal, fitting=found.table.fitting, best=best, reason=why_none(survey, found))
 
 
-def _with_efficiency(rows: Sequence[ScalingRow]) -> tuple[ScalingRow, ...]:
-    rates = [rate for row in rows if (rate := row.tokens_per_s_per_device) is not None]
+def _judged(rows: Sequence[ScalingRow], problem: Problem, rate: str) -> tuple[ScalingRow, ...]:
+    """Return the rows with their efficiencies, and the best one marked."""
+    known = [row for row in rows if row.best is not None]
+
+    def worth(row: ScalingRow) -> float:
+        return row.best.tokens_per_s / problem.divisor(rate, row.devices) if row.best else 0.0
+
+    best, first = max(known, key=worth, default=None), next((row.tokens_per_s_per_device for row in known), None)
     return tuple(
-        row if (rate := row.tokens_per_s_per_device) is None else replace(row, efficiency=rate / rates[0])
+        replace(row, efficiency=per / first, is_best=row is best)
+        if first and (per := row.tokens_per_s_per_device)
+        else row
         for row in rows
     )
 

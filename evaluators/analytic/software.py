@@ -32,11 +32,13 @@ KERNELS: Mapping[str, Mapping[str, Bytes]] = {
     "norm": {"fused": Bytes(4, 10, 2), "eager": Bytes(36, 76, 6)},
     "rotary": {"fused": Bytes(4, 4, 0), "eager": Bytes(20, 30, 0), "fp32": Bytes(48, 48, 2)},
     "gate": {"fused": Bytes(6, 10, 6), "eager": Bytes(10, 18, 8)},
-    "clamped gate": {"fused": Bytes(6, 10, 6), "eager": Bytes(32, 52, 14)},
+    "clamped gate": {"fused": Bytes(6, 10, 6), "clamped before": Bytes(22, 30, 10), "eager": Bytes(32, 52, 14)},
+    "expert bias": {"eager": Bytes(8, 4, 0)},
+    "weighted bias": {"eager": Bytes(12, 16, 0), "fp32": Bytes(28, 40, 0)},
     "gelu": {"fused": Bytes(4, 8, 4), "eager": Bytes(4, 8, 4)},
     "residual": {"plain": Bytes(6, 6, 0), "dropout": Bytes(7, 13, 1)},
     "reshape": {"eager": Bytes(4, 8, 0)},
-    "permutation": {"fused": Bytes(4, 4, 2), "eager": Bytes(14, 20, 4)},
+    "permutation": {"fused": Bytes(4, 4, 2), "weighed before": Bytes(10, 10, 2), "eager": Bytes(14, 20, 4)},
     "sorting": {"fused": Bytes(8, 8, 0)},
     "softmax": {"fused": Bytes(8, 14, 2), "math": Bytes(8, 14, 4), "eager": Bytes(33, 41, 6)},
     "dropout of scores": {"eager": Bytes(5, 5, 3)},
@@ -49,12 +51,18 @@ casts back (6), multiplies by the weight (4); backward these take 12, 6, 24, 16,
 keeps the fp32 copy and the normalized value. An eager rotation negates a half and joins them (6), multiplies by cosine
 and sine (8), adds (6); backward also two slices (8) and the sums of three gradients (12); `fp32` is the project's own.
 `silu(x) * gate` in two kernels writes, reads and keeps what lies between; gpt-oss's form clamps both (8), multiplies
-(4), takes the sigmoid (4), multiplies by it (6), adds 1 (4) and multiplies (6). A gradient that two branches share is
-added (6), a bias's reads its gradient again (2). Scores: the product writes them, softmax reads and writes them, the
-next product reads them; an eager softmax casts to fp32 (6), masks (9), normalizes (8), casts back (6), and keeps both.
-Each of a token's experts gathers its row (4), puts what it finds back in order (4), weighs it (4) and adds it (2); it
-keeps the row and what was found. Fused, a token's row is read once and written for each expert, and what these found,
-weighed with the gate, is read for each and written once. Received rows are sorted by expert, and back.
+(4), takes the sigmoid (4), multiplies by it (6), adds 1 (4) and multiplies (6); clamped before a fused kernel, both
+halves are clamped (8) and joined (8), and backward clamped (12) and joined (8). An expert's bias is repeated for its
+rows (2) and added (6), and its gradient summed (4). One that the router's weight multiplies is so (2), added (6) and
+joined with those of other experts (4); backward its gradient and that of the weight are multiplied and summed (6 each),
+and the rows' joined (4). With weights in fp32 these are 4, 10 and 8, and 6 to convert; backward 12 each, 4, and 12 to
+convert. A gradient that two branches share is added (6), a bias's reads its gradient again (2). Scores: the product
+writes them, softmax reads and writes them, the next product reads them; an eager softmax casts to fp32 (6), masks (9),
+normalizes (8), casts back (6), and keeps both. Each of a token's experts gathers its row (4), puts what it finds back
+in order (4), weighs it (4) and adds it (2); it keeps the row and what was found. Where the gate has weighed it, it is
+added to what is there (6), backward too, and not kept. Fused, a token's row is read once and written for each expert,
+and what these found, weighed with the gate, is read for each and written once. Received rows are sorted by expert, and
+back.
 """
 FLASH_SPEED = {1: 0.53, 2: 1.0, 3: 1.75}
 """FlashAttention's rate by version: 25-40 % of an A100's peak against 50-73 % (arXiv 2307.08691, abstract), and 1.5 to
@@ -103,7 +111,11 @@ class Software:
     Gradients are added by the products that compute them where it `fuses_accumulation`. CUDA `graphs` hold parts of
     each layer, or the whole step, which the host then starts at once. It starts `host_of_experts` times as many kernels
     for a layer with experts: the trainer 162 operations for 108, Megatron-core 0.16.1 109 for 44, but for the experts'
-    own, as torch dispatches them.
+    own, as torch dispatches them. Biases of experts are `repeated` for their rows; `weighted` ones of the last product
+    also by the router; or `singly`, where that is done expert by expert, and the first product adds its own. Code that
+    `clamps_before` a fused gate does so in kernels of torch. Its fused rotation is for plain ones alone where it
+    `rotates_plainly`: not for YaRN's, nor for latent attention's. Its fused gate also `weighs_before` the last product
+    what experts find. A pipeline's rank keeps the outputs of a step's micro-batches where code `keeps_outputs`.
     """
 
     name: str
@@ -151,6 +163,11 @@ class Software:
     overlaps_tensor: bool = False
     overlaps_interleaved: bool = False
     host_of_experts: float = 1.5
+    expert_biases: Literal["repeated", "weighted", "singly"] = "repeated"
+    clamps_before: bool = False
+    rotates_plainly: bool = False
+    weighs_before: bool = False
+    keeps_outputs: bool = False
     fuses_accumulation: bool = False
     graphs: Literal["none", "layers", "step"] = "none"
     sends_singly: bool = False
@@ -188,8 +205,20 @@ class Software:
         dense: Flags = work.experts == 0
         return dense | self.transformer_engine
 
-    def elementwise_bytes(self, work: Workload, of: int) -> Rows:
-        """Return one layer's bytes per token outside products and attention, of the field `of` of `Bytes`."""
+    def _bias_bytes(self, work: Workload, of: int) -> Rows:
+        """Return the bytes of experts' biases per token and value of the hidden size."""
+        repeated, weighted = KERNELS["expert bias"]["eager"][of], KERNELS["weighted bias"]
+        inner = repeated * (work.ffn_matrices - 1) * work.ffn_hidden / work.hidden
+        kind = "fp32" if self.dispatches_once else "eager"
+        last = repeated if self.expert_biases == "repeated" else weighted[kind][of]
+        found: Rows = work.experts_per_token * ((0.0 if self.expert_biases == "singly" else inner) + last)
+        return found
+
+    def elementwise_bytes(self, work: Workload, of: int, imbalance: Rows | float = 1.0) -> Rows:
+        """Return one layer's bytes per token outside products and attention, of the field `of` of `Bytes`.
+
+        A rank has `imbalance` times as many tokens for its experts as the mean.
+        """
 
         def each(operation: str, kernel: str) -> Rows:
             kinds = KERNELS[operation]
@@ -199,21 +228,36 @@ class Software:
         between = work.norms * norm + 2 * residual
         if of == 2 and self.norm == "fused":  # two norms keep one input
             between = between - np.where(work.parallel_residual, norm, 0.0)
-        reshaped, turned = KERNELS["reshape"]["eager"][of], np.where(work.rotary, each("rotary", self.rotary), 0.0)
-        gate = np.where(work.clamped_gate, each("clamped gate", self.gate), each("gate", self.gate))
+        reshaped, rotation = KERNELS["reshape"]["eager"][of], each("rotary", self.rotary)
+        if self.rotates_plainly:
+            rotation = np.where(self.rotates_eagerly(work), KERNELS["rotary"]["eager"][of], rotation)
+        turned = np.where(work.rotary, rotation, 0.0)
+        clamped = "clamped before" if self.clamps_before and self.gate == "fused" else self.gate
+        gate = np.where(work.clamped_gate, each("clamped gate", clamped), each("gate", self.gate))
         feed_forward = np.where(work.ffn_matrices == 3, gate, each("gelu", "fused"))
         inside = reshaped * (work.q_hidden + work.kv_hidden) + turned * work.rotated_hidden
-        inside = inside + feed_forward * work.ffn_hidden * (work.experts_per_token + work.shared_experts)
+        if work.experts.any():
+            routed = work.experts_per_token * np.where(work.experts > 0, imbalance, 1.0) + work.shared_experts
+            feed_forward = feed_forward * routed
+        inside = inside + feed_forward * work.ffn_hidden
         inside = inside + norm * work.normed_heads
         # Half is the row's, which ranks that share each expert hold of all of them.
         rows = work.experts_per_token * (1 + work.expert_tensor_parallel) / 2
-        permuted = each("permutation", self.permutation) * rows
+        found = "weighed before" if self.weighs_before and self.permutation == "eager" else self.permutation
+        permuted = each("permutation", found) * rows
         if self.sorts_received and not self.dispatches_once:
             permuted = permuted + KERNELS["sorting"]["fused"][of] * work.experts_per_token
-        permuted = np.where(work.experts > 0, permuted, 0.0)
+        if work.expert_biases.any():
+            permuted = permuted + np.where(work.expert_biases, self._bias_bytes(work, of), 0.0)
+        permuted = np.where(work.experts > 0, permuted, 0.0) * imbalance
         between = (between + permuted) * work.hidden / work.sequence_shards
         between = between + norm * (work.query_rank + work.key_value_rank)
         return (between + inside / work.tensor_parallel) * work.bytes_per_value / 2
+
+    def rotates_eagerly(self, work: Workload) -> Flags:
+        """Return whether a fused rotation is none for a model's."""
+        found: Flags = (work.stretched_rotary | (work.key_value_rank > 0)) & self.rotates_plainly
+        return found
 
     def lacks_fused_softmax(self, work: Workload) -> Flags:
         """Return whether a fused softmax does not run on a rank's heads of a micro-batch, so that an eager one does."""
@@ -318,6 +362,10 @@ MEGATRON = Software(
     flash=3,
     overlaps_interleaved=True,
     host_of_experts=2.5,
+    expert_biases="singly",
+    clamps_before=True,
+    rotates_plainly=True,
+    weighs_before=True,
     sorts_received=True,
     fuses_accumulation=True,
     transformer_engine=True,
@@ -325,8 +373,9 @@ MEGATRON = Software(
 """Megatron-LM, as it is exported, and what was made after it: gradients are accumulated in fp32, unless the arithmetic
 is fp16 (`--accumulate-allreduce-grads-in-fp32` goes with bf16), and reduced during the backward pass; norm, gate,
 rotation and softmax are fused, cross entropy is not unless `--cross-entropy-loss-fusion` is given: it works in place on
-an fp32 copy (`core/tensor_parallel/cross_entropy.py`). On Hopper Transformer Engine prefers cuDNN's attention, which is
-as fast as FlashAttention 3 (`pytorch/attention/dot_product_attention/utils.py`)."""
+an fp32 copy (`core/tensor_parallel/cross_entropy.py`). Its fused rotation neither scales nor interleaves
+(`core/models/common/embeddings/rope_utils.py`, `apply_rotary_pos_emb`). On Hopper Transformer Engine prefers cuDNN's
+attention, which is as fast as FlashAttention 3 (`pytorch/attention/dot_product_attention/utils.py`)."""
 
 MEGATRON_DEEPSPEED = Software(
     name="megatron-deepspeed",
@@ -459,13 +508,15 @@ UNKNOWN = Software(
 """What lies in the middle of the known codes' step times and memory, with a loss that works in place as Megatron-LM's:
 a recipe that is refused wrongly costs more than one that fails. It may wait between pipeline ranks on different nodes:
 half of what a code takes by count that sends the shape of a tensor before it (nanotron)."""
+NEMO = replace(MEGATRON, name="nemo", permutation="fused", overlaps_tensor=True, gathers_in_8_bits=True)
 CODES = {
     code.name: code
     for code in (
         *KNOWN,
-        replace(MEGATRON, name="nemo", permutation="fused", overlaps_tensor=True, gathers_in_8_bits=True),
+        NEMO,
+        replace(NEMO, name="nemo-benchmark", wide_gradients=False, cross_entropy="fused"),
         TORCHTITAN,
-        replace(TORCHTITAN, name="torchtitan-2024", compiles_loss=False),
+        replace(TORCHTITAN, name="torchtitan-2024", compiles_loss=False, keeps_outputs=True),
         replace(
             FRONTRUNNER,
             name="nemo-automodel",
@@ -475,14 +526,17 @@ CODES = {
             gate="fused",
             rotary="fused",
             permutation="fused",
+            expert_biases="weighted",
             dispatches_once=True,
         ),
         UNKNOWN,
     )
 }
 """Training codes by the names that campaign files use. NeMo and Megatron Bridge are Megatron's with
-`moe_permute_fusion` and, where no layer has experts, `tp_comm_overlap`; NeMo AutoModel has FSDP2 and selective
-recompute as the project's own trainer has, with Transformer Engine's kernels and DeepEP."""
+`moe_permute_fusion` and, where no layer has experts, `tp_comm_overlap`; their performance recipes also have gradients
+in bf16 and a fused loss (Megatron Bridge's `perf_recipes/_common.py`, `_benchmark_common`); NeMo AutoModel has FSDP2
+and selective recompute as the project's own trainer has, with Transformer Engine's kernels and DeepEP. Until 2025
+torch's pipelines kept every stage's outputs (github.com/pytorch/pytorch, pull request 153383 and issue 159251)."""
 
 _KERNEL = ("fused", "eager")
 TRAITS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {

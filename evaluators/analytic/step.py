@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from operator import attrgetter
 
@@ -11,6 +11,7 @@ import numpy as np
 from frontrunner.evaluators.analytic import communication, compute
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import fullest_parameters
+from frontrunner.evaluators.analytic.software import Software
 from frontrunner.evaluators.analytic.workload import Flags, Parts, Rows, Workload, number
 
 UNFUSED_HOST_SHARE = 0.2
@@ -21,6 +22,16 @@ CASTING_HOST = 4.5
 and twice as many backward, beside 40 and 80."""
 COMPILED_HOST_SHARE = 0.5
 """What is left of the host's work per layer where it is compiled and few kernels are started; assumed."""
+OPERATIONS = 44, 88
+"""Of a layer without experts, which the host starts in Megatron-core's forward and backward passes."""
+OPERATIONS_PER_BIAS = 2, 9
+"""Of an expert's weighted bias, where each is added by itself: multiplied and added; backward converted, for bias and
+weight multiplied and summed, and added to two biases' gradients, with a hook of the replicas' for each."""
+OPERATIONS_PER_ROTATION = 26, 16
+"""Of eager rotations of queries and keys over fused ones: cosine and sine, scaled and converted, a half negated and
+joined, two products, a sum and what is not rotated joined; backward products, sums and joins."""
+OPERATIONS_OF_LATENTS = 16, 16
+"""Of latent attention over plain: products and norms of latent vectors, splits, and joins with the rotated part."""
 GRAPHS_HOST_SHARE = {"none": 1.0, "layers": 0.5, "step": 0.0}
 """What is left of it under CUDA graphs, by what they hold; that of parts of a layer is assumed."""
 
@@ -165,12 +176,13 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     host = host * np.where(software.lacks_fused_softmax(work), 1 + UNFUSED_HOST_SHARE, 1.0)
     host = host * np.where((work.fp8 > 0) & ~work.compile & (not software.transformer_engine), CASTING_HOST, 1.0)
     host = host + issued * software.host_collective_s - 2 * reduces
+    starts = [host + more for more in _host_of_forms(software, work)]
     # Of a reduce-scatter and all-gather, selective recompute that keeps products repeats the all-gather alone.
     selective = np.where(software.keeps_products(work), np.where(work.sequence_parallel, 1.0, 2.0), 0.0)
     again = np.where(work.recompute_full, 2.0, np.where(work.recompute_selective, selective, 0.0))
     if software.reduces_gate_twice:
         again = again + np.where((work.ffn_matrices == 3) & ~work.sequence_parallel, 1.0, 0.0)
-    forward, backward = np.maximum(passes.forward, host), np.maximum(passes.backward, host)
+    forward, backward = np.maximum(passes.forward, starts[0]), np.maximum(passes.backward, starts[1])
     dispatch = communication.dispatch_s(machine, work)
     if software.overlaps_dispatch:
         dispatch = np.maximum(dispatch - forward - backward, communication.LEAST_EXPOSED * dispatch)
@@ -189,6 +201,20 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
         exchanges=exchanges,
         dispatch=dispatch,
     )
+
+
+def _host_of_forms(software: Software, work: Workload) -> Iterator[Rows]:
+    """Yield the host's time for what only some models need, forward and backward.
+
+    Biases that are added expert by expert, rotations that no fused kernel takes, and latent vectors.
+    """
+    held = np.maximum(work.experts / work.expert_parallel, 1.0)
+    singly = work.expert_biases & (software.expert_biases == "singly")
+    share = GRAPHS_HOST_SHARE[software.graphs] * np.where(work.compile, COMPILED_HOST_SHARE, 1.0)
+    kinds = (OPERATIONS, OPERATIONS_PER_BIAS, OPERATIONS_PER_ROTATION, OPERATIONS_OF_LATENTS)
+    for of_layer, biases, rotations, latents in zip(*kinds, strict=True):
+        more = singly * held * biases + software.rotates_eagerly(work) * rotations + (work.key_value_rank > 0) * latents
+        yield share * more / of_layer * software.host_layer_s
 
 
 # Bubbles: closed forms over equal stages, in seconds of the slowest rank. One of its chunks takes `forward`, `backward`

@@ -376,5 +376,6 @@ def _entry(key: str, value: Any, note: str | None) -> str:
     """Return one entry; TOML's basic strings escape as JSON's do, and `repr` writes floats as TOML reads them."""
     if isinstance(value, float):
         value = float(f"{value:.{WRITTEN_DIGITS}g}")
-    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)
+    is_json = isinstance(value, str | bool)
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if is_json else repr(value)
     return f"{key} = {text}" + (f"  # {note}" if note else "")

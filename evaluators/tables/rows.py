@@ -91,9 +91,9 @@ ASSUMED_MEMORY_GIB = 80.0
 
 PROBLEM_COLUMNS = (
     "model", "seq", "gbs", "hardware", "gpus", "training_code", "attention_kernel", "precision", "experts", "top_k",
-    "framework", "dispatcher", "ep_overlap", "cuda_graph",
+    "framework", "dispatcher", "ep_overlap", "cuda_graph", "routing",
 )  # fmt: skip
-CODE_COLUMNS = ("training_code", "framework", "dispatcher", "ep_overlap", "cuda_graph")
+CODE_COLUMNS = ("training_code", "framework", "dispatcher", "ep_overlap", "cuda_graph", "routing")
 FAILURES = {
     FailureKind.OUT_OF_MEMORY: ("oom", "out of memory", "out-of-memory", "out_of_memory"),
     FailureKind.CRASHED: ("fail", "failed", "failure", "error", "crash", "crashed"),
@@ -128,10 +128,17 @@ CODE_OF_FRAMEWORK = {
     "megatron": MEGATRON.name,
 }
 """What a row's `framework` holds, in lower case -> the training code; the first that matches."""
+PERFORMANCE = re.compile(r"performance-summary|dgxc|mlcommons|pretrain_performance|perf_recipes", re.IGNORECASE)
+"""Sources and notes of NeMo's and Megatron Bridge's performance recipes."""
 DISPATCHERS = {"alltoall": "alltoall", "deepep": "deepep", "hybridep": "deepep"}
 OVERLAPS = {"0": False, "1": True}
 GRAPHS = {"none": "none", "full_iteration": "step"}
 """What the columns `dispatcher`, `ep_overlap` and `cuda_graph` hold; other graphs are those of parts of layers."""
+EVEN_ROUTING = re.compile(r"forced|balanced?\b|uniform|drop, cap|token drop", re.IGNORECASE)
+"""What the column `routing` holds where each expert gets equally many tokens, or no more than its capacity."""
+BENCHMARKS = re.compile(r"megatron-bridge|nemo|dgxc|primus", re.IGNORECASE)
+"""Sources and frameworks of vendors' benchmarks, which deal tokens evenly (`--moe-router-force-load-balancing`) or drop
+those above an expert's capacity (NeMo's `MegatronTokenDropCallback`), unless they say."""
 MEMORY_KINDS: Mapping[MemoryKind, re.Pattern[str]] = {
     "allocated": re.compile(r"\balloc|\banalytic", re.IGNORECASE),
     "reserved": re.compile(r"\breserv", re.IGNORECASE),
@@ -275,6 +282,7 @@ def model_of(row: Row) -> Model:
         ffn_hidden=max(1, round(width)),
         experts=int(row.experts),
         experts_per_token=int(row.top_k),
+        routing=routing_of(row),
         shared_experts=int(row.shared),
         dense_layers=dense,
         dense_ffn_hidden=int(row.dense_ffn_hidden) if dense else None,
@@ -291,7 +299,9 @@ def model_of(row: Row) -> Model:
     # What rows do not state of a preset, such as the range of its rotary positions, is part of its recipes' ids.
     alike = (one for one in _PRESETS if _STATED(one) == _STATED(found))
     preset = next(alike, found) if found.positions == "rotary" else found
-    return preset if preset is found or row.seq > (preset.max_positions or 0) else replace(preset, name=found.name)
+    if preset is found or row.seq > (preset.max_positions or 0):
+        return preset
+    return replace(preset, name=found.name, routing=found.routing)
 
 
 def latent_of(row: Row) -> Model | None:
@@ -318,12 +328,21 @@ def windows(row: Row) -> dict[str, Any]:
 
 def head_width(row: Row) -> float:
     """Return the width of an attention head: that of a preset with the same heads and feed-forward part, else usual."""
-    if latent := latent_of(row):
-        return latent.head_dim
+    found = latent_of(row) or preset_like(row)
+    return found.head_dim if found else schema.over(row.hidden, row.heads)
+
+
+def preset_like(row: Row) -> Model | None:
+    """Return the preset whose layers a row's model has, by its heads and feed-forward part, if one has."""
     stated = (row.hidden, row.heads, row.kv_heads, row.ffn_hidden, row.experts)
     alike = (one for one in _PRESETS if stated == (one.hidden, one.heads, one.kv_heads, one.ffn_hidden, one.experts))
-    preset: Model | None = next(alike, None)
-    return preset.head_dim if preset else schema.over(row.hidden, row.heads)
+    return next(alike, None)
+
+
+def routing_of(row: Row) -> str:
+    """Return how a row's tokens find their experts, as `Model.routing`."""
+    is_even = EVEN_ROUTING.search(row.routing) if row.routing else BENCHMARKS.search(row.source + row.framework)
+    return "uniform" if row.experts and is_even else "learned"
 
 
 def _shape(row: Row) -> tuple[int, int]:
@@ -383,6 +402,8 @@ def software_of(row: Row) -> SoftwareSettings:
     code = next((CODES[named] for sign, named in CODE_OF_SOURCE.items() if sign in source), code)
     if framework := row.framework.lower():
         code = next((CODES[named] for sign, named in CODE_OF_FRAMEWORK.items() if sign in framework), UNKNOWN)
+    if code.name == "nemo" and PERFORMANCE.search(row.source + row.note):
+        code = CODES["nemo-benchmark"]
     code = CODES.get(row.training_code.lower(), UNKNOWN) if row.training_code else code
     under_deepspeed = not row.training_code and UNDER_DEEPSPEED.search(row.source + row.note) is not None
     experts = (row.dispatcher.lower(), row.ep_overlap, row.cuda_graph.lower())

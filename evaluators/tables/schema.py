@@ -99,6 +99,7 @@ WORDS = (
     "dispatcher",
     "ep_overlap",
     "cuda_graph",
+    "routing",
     "attention_kernel",
     "training_code",
     "recompute",
@@ -290,6 +291,8 @@ def complete(row: Row) -> Row:
     row.fill(gbs=row.mbs * row.gas * row.dp, kv_heads=row.heads)
     row.fill(ffn_hidden=_rounded(row.hidden * (4.0 if row.two_matrices else SWIGLU_WIDTH)))
     row.fill(peak_mem_gb=row.memory_gib)
+    if row.pp > 1 and "of the logging rank" in row.note:  # the last one, which is not the fullest
+        row.peak_mem_gb = NAN
     if SEQUENCE_PARALLEL.search(row.source + row.framework):
         row.fill(seq_parallel=float(row.tp > 1))
     row.fill(vocab=NAN if row.experts else _counted_vocabulary(row), seq_parallel=0.0)

@@ -20,9 +20,12 @@ from frontrunner.evaluators.analytic.workload import (
     BYTES_PER_VALUE,
     FP8_SCALINGS,
     LAYERS,
+    ROUTED_DEVIATION,
     Split,
     Workload,
     ends,
+    has_expert_biases,
+    has_stretched_rotary,
     split_layers,
 )
 from frontrunner.evaluators.tables import schema
@@ -33,13 +36,15 @@ from frontrunner.evaluators.tables.rows import (
     is_fused,
     latent_of,
     machine_of,
+    preset_like,
     preset_of,
+    routing_of,
     software_of,
     windows,
 )
 from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
-from frontrunner.spaces.model import attended
+from frontrunner.spaces.model import Model, attended
 from frontrunner.spaces.stages import leading
 
 
@@ -142,6 +147,13 @@ def _attended_share(row: Row) -> float:
     return share
 
 
+def _expert_deviation(row: Row, like: Model | None) -> float:
+    """Return how uneven a router's choices are, balanced as that of a model with such layers."""
+    if not row.experts or routing_of(row) == "uniform":
+        return 0.0
+    return ROUTED_DEVIATION[like.balancing if like else "loss"]
+
+
 WIDTHS = ("query_rank", "key_value_rank", "rotary_width")
 """Of latent attention."""
 
@@ -159,7 +171,8 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even", scal
     experts = np.maximum(column("top_k"), 1)
     q_hidden = column("heads") * np.array([head_width(row) for row in rows])
     kv_hidden = q_hidden * column("kv_heads") / column("heads")
-    latents = [latent_of(row) for row in rows]
+    latents, like = [latent_of(row) for row in rows], [preset_like(row) for row in rows]
+    uneven = map(_expert_deviation, rows, (one or other for one, other in zip(latents, like, strict=True)))
     widths = {key: np.array([float((one and getattr(one, key)) or 0) for one in latents]) for key in WIDTHS}
     value_hidden = column("heads") * np.array([float(one.value_dim) if one else 0.0 for one in latents])
     kv_hidden = np.where(value_hidden > 0, (q_hidden + value_hidden) / 2, kv_hidden)
@@ -188,6 +201,12 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even", scal
         ffn_hidden=column("ffn_hidden"),
         ffn_matrices=matrices,
         attended_share=np.array([_attended_share(row) for row in rows]),
+        norms=np.array([4.0 if one and one.post_norms else 2.0 for one in like]),
+        normed_heads=np.array([float(one.q_hidden + one.kv_hidden) if one and one.qk_norm else 0.0 for one in like]),
+        clamped_gate=np.array([one is not None and one.activation == "swiglu_clamped" for one in like]),
+        stretched_rotary=np.array([one is not None and has_stretched_rotary(one) for one in like]),
+        expert_biases=np.array([one is not None and has_expert_biases(one) for one in like]),
+        expert_deviation=np.array(list(uneven)),
         experts=column("experts", 0),
         experts_per_token=experts,
         vocabulary=column("vocab"),

@@ -89,12 +89,12 @@ class Checkpoints:
         """Store weights and optimizer states as they are after `step`; drop checkpoints beyond those to keep."""
         save(self._context.stepper.state(), checkpoint_id=self.path_of(step))
         if self._context.rank == 0:
-            for old in self._complete_steps()[: -self._keep]:
+            for old in complete_steps(self._folder)[: -self._keep]:
                 shutil.rmtree(self.path_of(old))
 
     def load_latest(self) -> int:
         """Restore the newest complete checkpoint, and return its step; 0 where there is none."""
-        steps = self._complete_steps() if self._context.rank == 0 else []
+        steps = complete_steps(self._folder) if self._context.rank == 0 else []
         newest = torch.tensor([0, *steps][-1:], device=self._context.stepper.device)
         # Rank 0 decides: on a shared file system another rank may not see the newest folder yet.
         dist.broadcast(newest, src=0)
@@ -102,9 +102,11 @@ class Checkpoints:
             self._context.stepper.restore(partial(load, checkpoint_id=self.path_of(step)))
         return step
 
-    def _complete_steps(self) -> list[int]:
-        # What torch writes last, under another name first.
-        return sorted(int(path.parent.name.removeprefix("step-")) for path in self._folder.glob("step-*/.metadata"))
+
+def complete_steps(folder: Path) -> list[int]:
+    """Return the steps of the complete checkpoints in a folder of checkpoints, in ascending order."""
+    # What torch writes last, under another name first.
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in folder.glob("step-*/.metadata"))
 
 
 class StopRequests:

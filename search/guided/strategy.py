@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.special import stdtrit
@@ -113,7 +113,10 @@ class Guided:
     def __init__(
         self, survey: Survey, seed: int, prior: Prior | None = None, objectives: Sequence[str] = TOKENS_ALONE
     ) -> None:
-        """`prior` is that of the survey's recipes where it is not the model's own."""
+        """`prior` is that of the survey's recipes where it is not the model's own.
+
+        Speeds are of the rate that is sought: tokens/s, unless the objective is another of `pareto.RATES`.
+        """
         self._candidates = Candidates(survey, seed)
         self._problem, self._seed = survey.problem, seed
         self._nodes = np.fromiter((nodes_used(r, survey.problem) for r in survey.recipes), dtype=np.float64)
@@ -123,7 +126,9 @@ class Guided:
         self._pending: dict[int, None] = {}
         self._remembered: dict[str, list[int]] = {}
         self._elsewhere: list[tuple[Problem, list[Recipe]]] = []
-        self._know(CandidateTable.of(survey.recipes, prior or prior_of(survey.recipes, survey.problem)))
+        table = CandidateTable.of(survey.recipes, prior or prior_of(survey.recipes, survey.problem))
+        divisors = [survey.problem.divisor(objectives[0], recipe.devices) for recipe in survey.recipes]
+        self._know(replace(table, log_speed=table.log_speed - np.log(np.array(divisors, dtype=np.float64))))
 
     def _know(self, table: CandidateTable) -> None:
         self._table, self._is_news = table, True

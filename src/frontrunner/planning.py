@@ -26,13 +26,17 @@ def plan_of(spec: CampaignSpec) -> Plan:
     surveyed = spec.survey()
     if not surveyed.recipes:
         raise nothing_legal(surveyed)
-    return estimates.plan(surveyed.recipes, surveyed.problem)
+    return estimates.plan(surveyed.recipes, surveyed.problem, _rate(spec))
+
+
+def _rate(spec: CampaignSpec) -> str:
+    return spec.search.objectives[0] if len(spec.search.objectives) == 1 else "tokens"
 
 
 def scaling(campaign_file: str | Path | Mapping[str, Any], nodes: Sequence[int]) -> Scaling:
     """Return the best recipe of a campaign file's space on each of these node counts, by strong and weak scaling."""
     spec = campaign_of(campaign_file).spec
-    return answers.scaling(spec.space, spec.problem, nodes)
+    return answers.scaling(spec.space, spec.problem, nodes, _rate(spec))
 
 
 def advise(campaign_file: str | Path | Mapping[str, Any]) -> Advice:

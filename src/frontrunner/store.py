@@ -97,10 +97,13 @@ class LocalStore:
         campaign: str | None = None,
         *,
         top: int | None = 10,
-        by: str = "tokens",
+        by: str | None = None,
         max_memory_gb: float | None = None,
     ) -> Ranking:
-        """Return a campaign's recipes, best first by tokens, tflops, memory or step-time; `top` None returns all."""
+        """Return a campaign's recipes, best first by what it seeks, or by `by`; `top` None returns all.
+
+        `by` is one of tokens, tokens-per-device, tflops, memory and step-time.
+        """
         with self.opened() as store:
             return Ranking(ranking.best(store, campaign, top=top, by=by, max_memory_gb=max_memory_gb))
 
@@ -114,7 +117,7 @@ class LocalStore:
         wanted = checked_objectives(objectives)
         with self.opened() as store:
             record = store.campaign(campaign)
-            return front(ranking.best(store, record, top=None), stored_spec(record).problem, wanted)
+            return front(ranking.best(store, record, top=None, by="tokens"), stored_spec(record).problem, wanted)
 
     def recipes(
         self,

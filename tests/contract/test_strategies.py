@@ -200,16 +200,13 @@ def test_guided_strategies_find_faster_recipes_than_random_ones(name, landscape,
     assert average_best(name, landscape, machine, range(3)) >= by_chance
 
 
-@pytest.mark.parametrize(
-    ("name", "most"), [("guided", 1.2), ("optuna-gp", 0.8), ("optuna-nsga2", 0.8), ("deephyper", 0.8)]
-)
-def test_failures_are_learned_from(name, most, landscape, machine):
-    """Guided has found the best by then: what might still be faster is at the limit of memory."""
+@pytest.mark.parametrize("name", ["guided", "optuna-gp", "optuna-nsga2", "deephyper"])
+def test_failures_are_learned_from(name, landscape, machine):
     failing = sum(isinstance(machine.probe(recipe), Failure) for recipe in landscape.recipes) / len(landscape.recipes)
     assert 0.25 <= failing <= 0.4
     histories = [run(make_strategy(name, landscape, seed), machine, trials=30) for seed in range(3)]
     last = [told.outcome for history in histories for told in history[-12:]]
-    assert sum(isinstance(outcome, Failure) for outcome in last) / len(last) < most * failing
+    assert sum(isinstance(outcome, Failure) for outcome in last) / len(last) < 0.8 * failing
 
 
 def dominated_area(history: list[Told], machine) -> float:

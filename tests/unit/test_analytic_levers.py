@@ -10,7 +10,7 @@ import pytest
 
 from frontrunner.evaluators.analytic.communication import all_to_all_s, exchanges_s, host_transfer_s, replicas_s
 from frontrunner.evaluators.analytic.compute import HOST_ADAM_S_PER_PARAMETER, layer
-from frontrunner.evaluators.analytic.machine import FP8_SHARE
+from frontrunner.evaluators.analytic.machine import FP8_SHARES
 from frontrunner.evaluators.analytic.memory import host_memory, peak_memory
 from frontrunner.evaluators.analytic.software import DEEPSPEED, FRONTRUNNER, MEGATRON
 from frontrunner.evaluators.analytic.step import step_time
@@ -217,7 +217,7 @@ def test_products_in_8_bits_are_twice_as_fast_but_for_their_casts(fp8: str, cast
     wide, narrow = (layer(on_h100, work(replace(plan, fp8=one))) for one in ("none", fp8))
     tokens, hidden, gate = 4 * 2048, GPT_22B.hidden, GPT_22B.ffn_hidden
     flops = 2 * tokens * (4 * hidden**2 + 2 * hidden * gate)
-    saved = flops / (989.4e12 * 0.73) - flops / (1978.9e12 * 0.73 * FP8_SHARE)
+    saved = flops / (989.4e12 * 0.73) - flops / (1978.9e12 * 0.73 * FP8_SHARES[H100.device])
     moved = tokens * (3 * hidden + gate) * cast + (4 * hidden**2 + 2 * hidden * gate) * of_weights / 2
     casts = moved / on_h100.memory_bytes_per_s
     assert wide.forward - narrow.forward == pytest.approx(saved - casts, rel=0.1)

@@ -12,6 +12,7 @@ from frontrunner.evaluators.analytic.memory import (
     PeakMemory,
     communicators,
     log_deviation,
+    memory_of_ranks,
     peak_memory,
 )
 from frontrunner.evaluators.analytic.software import ALEPH_ALPHA, CODES, FRONTRUNNER, MEGATRON_GPT, UNKNOWN, Software
@@ -79,6 +80,19 @@ def test_the_answer_is_the_fullest_rank() -> None:
     assert narrow.logits[0] == 0
     assert told.logits[0] == pytest.approx(10 * 8 * 2048 * 512_000 / 8)
     assert told.total[0] > narrow.total[0]
+
+
+def test_a_pipeline_that_keeps_outputs_holds_those_of_all_micro_batches() -> None:
+    """Logits in 16 bits of the last rank, and the other ranks' of micro-batches that are not in flight."""
+    plan = recipe(pipeline_parallel=2, micro_batch_seqs=1, accumulation=32, schedule="1f1b", recompute="full")
+    wide = replace(PROBLEM, model=replace(GPT_22B, vocabulary=512_000, tied_embeddings=False))
+    codes = (FRONTRUNNER, replace(FRONTRUNNER, keeps_outputs=True))
+    ranks = [memory_of_ranks(machine(software=code), work(plan, problem=wide)) for code in codes]
+    first, _, last = (more.activations[0] - one.activations[0] for one, more in zip(*ranks, strict=True))
+    assert last == pytest.approx(2 * 32 * 2048 * 512_000 / 8)
+    assert first == pytest.approx((32 - 2) * 2048 * 6144 * 2)
+    alone = [memory_of_ranks(machine(software=code), work(recipe(accumulation=32)))[0] for code in codes]
+    assert alone[0].total == alone[1].total
 
 
 def test_pieces_of_the_loss_share_their_logits() -> None:

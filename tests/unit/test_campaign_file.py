@@ -62,6 +62,25 @@ LLAMA = {
 }  # fmt: skip
 
 
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3", "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 8, "vocab_size": 257,
+}  # fmt: skip
+
+
+def test_layers_that_predict_further_tokens_are_left_out_with_a_note(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = []
+    for further in (0, 1):
+        assert "num_nextn_predict_layers" not in caplog.text
+        (folder := tmp_path / str(further)).mkdir()
+        file = of_config(folder, DEEPSEEK_V3 | {"num_nextn_predict_layers": further})
+        models.append(read_campaign_file(file).spec.problem.model)
+    assert models[0] == models[1]
+    assert "config.json: num_nextn_predict_layers = 1: these layers, which predict further tokens" in caplog.text
+
+
 def of_config(folder: Path, config: object, more: Mapping[str, str | None] | None = None) -> Path:
     """A campaign file whose model is that of a configuration beside it."""
     (folder / "model").mkdir()

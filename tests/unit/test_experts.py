@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frontrunner.evaluators.analytic.accuracy_bounds import log_bounds
 from frontrunner.evaluators.analytic.advice import layouts
 from frontrunner.evaluators.analytic.communication import dispatch_s
 from frontrunner.evaluators.analytic.compute import layer
@@ -22,7 +23,7 @@ from frontrunner.results.outcome import Telemetry
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import why_illegal
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model import Model, RotaryScaling
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.views.columns import expert_balance
 from support import legality
@@ -51,7 +52,9 @@ OURS = without_latency(Machine.of(A100, "bf16", FRONTRUNNER))
 
 
 def of_experts(**changes: Any) -> Any:
-    return replace(PROBLEM, model=replace(MIXTRAL, **changes), precision="bf16")
+    """Return a problem of MIXTRAL with changes; tokens are dealt to its experts in turn."""
+    model = replace(MIXTRAL, **{"routing": "uniform" if changes.get("experts", 1) else "learned"} | changes)
+    return replace(PROBLEM, model=model, precision="bf16")
 
 
 def test_parameters_and_flops_are_those_of_the_released_model() -> None:
@@ -192,8 +195,8 @@ def test_recipes_that_deepseek_does_not_allow(model: dict[str, Any], choices: di
 
 
 def test_routing_is_part_of_what_was_measured() -> None:
-    of_router, dealt = of_experts(), of_experts(routing="uniform")
-    ids = {recipe_id(problem, recipe()) for problem in (of_router, of_experts(routing="learned"), dealt)}
+    of_router, dealt = of_experts(routing="learned"), of_experts(routing="uniform")
+    ids = {recipe_id(problem, recipe()) for problem in (of_router, replace(of_router, model=MIXTRAL), dealt)}
     assert ids == {recipe_id(of_router, recipe()), recipe_id(dealt, recipe())}
     assert len(ids) == 2
     with pytest.raises(InvalidInput, match=r"model\.routing"):
@@ -289,12 +292,91 @@ def test_tokens_reach_only_the_nodes_of_the_groups_that_the_router_keeps() -> No
 def test_the_fullest_rank_computes_and_sends_more() -> None:
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8, "expert_parallel": 8}
     rows = work(recipe(**shape), problem=of_experts())
-    even, full = (replace(OURS, efficiencies=replace(OURS.efficiencies, rank_imbalance=i)) for i in (1.0, 1.5))
+    even, full = (
+        replace(OURS, efficiencies=replace(OURS.efficiencies, rank_imbalance=most, elementwise=0.0))
+        for most in (1.0, 1.5)
+    )
     assert dispatch_s(full, rows) == pytest.approx(1.5 * dispatch_s(even, rows))
     more = 0.5 * 2 * 3 * 4096 * 14336 * 2 * 8 * 2048 / OURS.matmul_flops
     assert layer(full, rows).forward - layer(even, rows).forward == pytest.approx(more, rel=0.1)
     with pytest.raises(InvalidInput, match=r"rank_imbalance = 0\.5: expected at least 1"):
         Machine.of(replace(A100, efficiencies={"rank_imbalance": 0.5}), "bf16", FRONTRUNNER)
+
+
+def test_a_router_fills_ranks_unevenly_the_less_so_the_more_experts_they_hold() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8}
+    rows = work(*(recipe(**shape, expert_parallel=ranks) for ranks in (1, 2, 8)), problem=of_experts(routing="learned"))
+    # Of 8 normals the largest is 1.424 deviations above the mean, of 2 it is 1 over the root of pi.
+    uneven = OURS.rank_imbalance(rows)
+    assert uneven == pytest.approx([1, 1 + 0.26 / 2 / math.pi**0.5, 1 + 0.26 * 1.424], rel=1e-3)
+    even = work(*(recipe(**shape, expert_parallel=ranks) for ranks in (1, 2, 8)), problem=of_experts())
+    assert OURS.rank_imbalance(even) == 1
+    assert dispatch_s(OURS, rows)[1:] == pytest.approx((uneven * dispatch_s(OURS, even))[1:])
+    balanced = work(recipe(**shape, expert_parallel=8), problem=of_experts(routing="learned", balancing="bias"))
+    assert OURS.rank_imbalance(balanced) < 1.04
+    measured = replace(OURS, efficiencies=replace(OURS.efficiencies, rank_imbalance=1.1))
+    assert measured.rank_imbalance(rows) == 1.1
+
+
+def test_biases_of_experts_are_passes_over_their_rows() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8, "expert_parallel": 8}
+    plain, biased = (work(recipe(**shape), problem=of_experts(biases=kind)) for kind in ("none", "all"))
+    rows, value = 2 * 8 * 2048, OURS.efficiencies.elementwise / OURS.memory_bytes_per_s
+
+    def more(**traits: Any) -> Any:
+        machine = replace(OURS, software=replace(FRONTRUNNER, **traits))
+        return (layer(machine, biased).total - layer(machine, plain).total)[0] / (rows * value)
+
+    repeated = (8 + 4) * 2 * 14336
+    assert more() == pytest.approx(repeated + (8 + 4) * 4096)
+    assert more(expert_biases="singly") == pytest.approx((12 + 16) * 4096)
+    assert more(expert_biases="weighted", dispatches_once=True) == pytest.approx(repeated + (28 + 40) * 4096)
+
+
+def test_a_gate_that_is_clamped_before_its_kernel_passes_over_its_inputs_again() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8}
+    gated, clamped = (
+        work(recipe(**shape), problem=of_experts(activation=kind)) for kind in ("swiglu", "swiglu_clamped")
+    )
+    once, apart = (replace(FRONTRUNNER, gate="fused", clamps_before=before) for before in (False, True))
+    assert (once.elementwise_bytes(gated, 0) == once.elementwise_bytes(clamped, 0)).all()
+    for of, more in ((0, 16), (1, 20), (2, 4)):
+        found = apart.elementwise_bytes(clamped, of) - once.elementwise_bytes(clamped, of)
+        assert found == pytest.approx(more * 2 * 14336)
+
+
+def test_what_experts_find_is_not_kept_where_the_gate_weighed_it() -> None:
+    rows = work(recipe(tensor_parallel=1, devices=8), problem=of_experts())
+    after, before = (replace(FRONTRUNNER, weighs_before=first) for first in (False, True))
+    kept = after.elementwise_bytes(rows, 2) - before.elementwise_bytes(rows, 2)
+    assert kept == pytest.approx(2 * 2 * 4096), "of two experts, in 16 bits"
+
+
+def test_rotations_that_no_fused_kernel_takes_are_eager() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 8, "devices": 8}
+    stretched = of_experts(rotary_scaling=RotaryScaling(factor=32, kind="yarn", original_positions=4096))
+    plain, yarn = work(recipe(**shape), problem=of_experts()), work(recipe(**shape), problem=stretched)
+    any_kind, plainly = (replace(FRONTRUNNER, rotary="fused", rotates_plainly=only) for only in (False, True))
+    assert plainly.elementwise_bytes(plain, 0) == any_kind.elementwise_bytes(yarn, 0)
+    for of, more in ((0, 16), (1, 26)):
+        found = plainly.elementwise_bytes(yarn, of) - plainly.elementwise_bytes(plain, of)
+        assert found == pytest.approx(more * (4096 + 1024))
+    slow = [Machine.of(A100, "bf16", replace(code, host_layer_s=0.05)) for code in (any_kind, plainly)]
+    times = [step_time(machine, yarn).compute[0] for machine in slow]
+    assert times[1] - times[0] == pytest.approx(8 * 32 * 0.05 * (26 / 44 + 16 / 88), rel=0.01)
+
+
+def test_the_host_starts_each_experts_bias() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 8, "devices": 8}
+    small = {"hidden": 256, "heads": 8, "kv_heads": 8, "ffn_hidden": 256, "biases": "all"}
+    machine = Machine.of(A100, "bf16", replace(FRONTRUNNER, expert_biases="singly"))
+    times = [
+        step_time(machine, work(recipe(**shape, expert_parallel=ranks), problem=of_experts(**small))).compute[0]
+        for ranks in (1, 2)
+    ]
+    own = 8 * 32 * (2 / 44 + 9 / 88) * machine.software.host_layer_s
+    collectives = 8 * 32 * 2 * 3 * machine.software.host_collective_s
+    assert times[0] - times[1] + collectives == pytest.approx((8 - 4) * own, rel=0.01)
 
 
 def test_the_host_starts_more_for_layers_with_experts() -> None:
@@ -395,11 +477,27 @@ def test_advice_has_layouts_that_share_experts() -> None:
     assert "expert parallel" not in {layout.name for layout in layouts(PROBLEM, 64)}
 
 
+def test_bounds_of_experts_are_wider_and_more_so_where_a_router_deals() -> None:
+    shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 8, "devices": 8}
+    problems = [of_experts(experts=0, experts_per_token=0), of_experts(), of_experts(routing="learned")]
+    stated = replace(A100, efficiencies={"rank_imbalance": 1.2})
+    problems.append(replace(problems[-1], cluster=stated))
+    dense, dealt, routed, measured = (
+        log_bounds(one.cluster, "bf16", FRONTRUNNER, work(recipe(**shape), problem=one), np.array([False]))[0][0]
+        for one in problems
+    )
+    assert dense < dealt < routed
+    assert dealt**2 - (1.96 * 0.15) ** 2 == pytest.approx(dense**2, rel=0.1)
+    assert routed**2 - (1.96 * 0.25) ** 2 == pytest.approx(dealt**2, rel=0.05)
+    assert measured == pytest.approx(dealt, rel=0.05)
+
+
 def test_estimates_of_experts_are_marked() -> None:
     chosen = recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, expert_parallel=8)
     found = plan([chosen], of_experts())
     assert "mixtures of experts" in found.estimates[0].unjudged
     assert any("mixtures of experts" in remark for remark in found.trust.remarks)
-    dealt = plan([chosen], of_experts(routing="uniform"))
-    evenly = [any("equally many tokens" in remark for remark in one.trust.remarks) for one in (found, dealt)]
-    assert evenly == [True, False], "dealt in turn, they do"
+    routed = plan([chosen], of_experts(routing="learned"))
+    unevenly = [any("unequally many tokens" in remark for remark in one.trust.remarks) for one in (found, routed)]
+    assert unevenly == [False, True]
+    assert routed.estimates[0].step_time_s > found.estimates[0].step_time_s

@@ -40,7 +40,7 @@ def test_each_count_has_the_recipe_that_a_plan_of_it_ranks_first() -> None:
 def test_a_network_is_as_unknown_as_measured_recipes_did_not_feel_it() -> None:
     """Gradients of 16 replicas, a micro-batch each, wait for the network; tensor parallelism in a node does not."""
     cluster = replace(A100, device="of-my-own", nodes=64)
-    large, small = (replace(PROBLEM, cluster=replace(cluster, nodes=nodes)) for nodes in (64, 8))
+    large, more, small = (replace(PROBLEM, cluster=replace(cluster, nodes=nodes)) for nodes in (64, 12, 8))
 
     def on(nodes: int, **changes: int) -> Recipe:
         return recipe(devices=8 * nodes, tensor_parallel=8, micro_batch_seqs=1, accumulation=1, **changes)
@@ -55,7 +55,8 @@ def test_a_network_is_as_unknown_as_measured_recipes_did_not_feel_it() -> None:
     assert known < 0.3 * unknown
     assert slower(small, (replace(small, cluster=replace(small.cluster, nodes=1)), [on(1)] * 10)) == unknown
     assert slower(small, (replace(small, cluster=replace(small.cluster, memory_gb_per_s=1000)), many)) == unknown
-    assert 2 * known < slower(large, (small, many)) < slower(large)
+    assert 2 * known < slower(more, (small, many)) < slower(more)
+    assert slower(large, (small, many)) == pytest.approx(slower(large))
 
 
 def test_efficiency_and_node_hours_are_those_of_the_step_times() -> None:

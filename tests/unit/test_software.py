@@ -195,9 +195,9 @@ def test_a_plan_prints_the_code_that_it_assumes(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_compiled_recipe_is_off_by_what_compiling_gains() -> None:
-    """A model whose kernels are torch's operations gains 40 %: that much, or none, are within the bounds."""
+    """A model whose kernels are torch's operations gains 40 %: twice that, or none, are just within the bounds."""
     plain, compiled = (work(recipe(compile=on), fused_attention=True, rotary=True) for on in (False, True))
     machine = Machine.of(A100, "bf16", coded(SoftwareSettings(code="accelerate")))
     gain = np.log(step_time(machine, plain).total / step_time(machine, compiled).total)
     before, below = (log_bounds(A100, "bf16", machine.software, one, np.array([False]))[0] for one in (plain, compiled))
-    assert before < 1.96 * gain < below
+    assert before < gain < below < 1.3 * gain

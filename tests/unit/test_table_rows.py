@@ -266,6 +266,7 @@ def test_a_row_that_names_deepspeed_is_of_its_pipeline(tmp_path: Path, named: di
         ({"training_code": "megatron-lm", "note": "framework=ds-zero1"}, "megatron-lm"),
         ({"training_code": "our own"}, "unknown"),
         ({"framework": "Megatron-Bridge (main)"}, "nemo"),
+        ({"framework": "Megatron-Bridge (main)", "note": "card item pretrain_performance"}, "nemo-benchmark"),
         ({"framework": "NeMo AutoModel (PyTorch FSDP2)", "source": "mosaicml/llm-foundry"}, "nemo-automodel"),
         ({"framework": "Megatron-LM", "training_code": "torchtitan"}, "torchtitan"),
         ({"note": "4 nodes; framework=OneFlow; recompute inferred"}, "unknown"),
@@ -309,6 +310,14 @@ def test_a_peak_may_stand_in_either_column(tmp_path: Path) -> None:
     assert peaks == [20 * 2**30, 20 * 2**30]
 
 
+def test_a_peak_of_a_pipeline_s_logging_rank_is_not_the_fullest_s(tmp_path: Path) -> None:
+    note = {"note": "largest max-allocated of the logging rank over the run", "peak_mem_gb": 20}
+    rows = (row(**note, pp=2, tp=1, vpp=1), row(**note))
+    outcomes = [one.outcome for problem in read(tmp_path, *rows).problems for one in problem.rows]
+    peaks = [outcome.peak_memory_bytes_max_rank for outcome in outcomes if isinstance(outcome, Measurement)]
+    assert set(peaks) == {None, 20 * 2**30}
+
+
 def test_heads_are_as_wide_as_those_of_a_preset_of_the_same_shape(tmp_path: Path) -> None:
     of_preset = {"hidden": 2048, "heads": 32, "kv_heads": 4, "expert_ffn_hidden": 768, "experts": 128, "top_k": 8}
     of_preset |= {"vocab": 151936, "ffn_hidden": 6144, "model": "m"}
@@ -316,6 +325,31 @@ def test_heads_are_as_wide_as_those_of_a_preset_of_the_same_shape(tmp_path: Path
     ((_, sample),) = tables.read(write_table(tmp_path / "rows.csv", *rows)).parts
     assert sample.work.q_hidden.tolist() == [32 * 128, 2048]
     assert sample.work.kv_hidden.tolist() == [4 * 128, 4 * 64]
+
+
+def test_a_row_has_the_kernels_of_a_preset_of_the_same_shape(tmp_path: Path) -> None:
+    gpt_oss = {"hidden": 2880, "heads": 64, "kv_heads": 8, "expert_ffn_hidden": 2880, "experts": 32, "top_k": 4}
+    gpt_oss |= {"vocab": 201088, "ffn_hidden": 2880, "model": "gpt-oss-20b"}
+    rows = (row(**gpt_oss), row(**gpt_oss | {"kv_heads": 4}))
+    ((_, sample),) = tables.read(write_table(tmp_path / "rows.csv", *rows)).parts
+    assert sample.work.clamped_gate.tolist() == sample.work.expert_biases.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("routing", "framework", "deals"),
+    [
+        ("forced balance", "", "uniform"),
+        ("token drop", "", "uniform"),
+        ("natural", "Megatron-Bridge", "learned"),
+        ("", "Megatron-Bridge", "uniform"),
+        ("", "Megatron-LM", "learned"),
+    ],
+)
+def test_how_a_row_s_tokens_are_routed(tmp_path: Path, routing: str, framework: str, deals: str) -> None:
+    (problem,) = read(tmp_path, row(**MIXTURE, routing=routing, framework=framework)).problems
+    assert problem.problem.model.routing == deals
+    ((_, sample),) = tables.read(tmp_path / "rows.csv").parts
+    assert (sample.work.expert_deviation > 0).all() == (deals == "learned")
 
 
 def times(label: int, **by_size: float) -> list[dict[str, Any]]:

@@ -7,8 +7,6 @@ of keys and values, rotary frequencies, norms and their epsilon, biases, activat
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +15,11 @@ import torch
 import transformers
 from torch import Tensor
 
+from frontrunner.evaluators.checkpoint.weights import shapes_of, weights
 from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.spaces.hugging_face import ARCHITECTURES, model_of_config
+from frontrunner.spaces.hugging_face import ARCHITECTURES, config_of_model, model_of_config
 from frontrunner.spaces.model import Model, RotaryScaling
 from frontrunner.spaces.presets import model_preset, preset_names
 
@@ -164,268 +163,55 @@ def ours(model: Model) -> Gpt:
     return found.eval()
 
 
-def theirs(model: Model) -> Any:  # noqa: C901, PLR0911 - a list of architectures
-    """The model of `transformers` of the same form."""
-    common: dict[str, Any] = {"vocab_size": model.vocabulary, "tie_word_embeddings": model.tied_embeddings}
-    if model.positions == "learned":
-        config: Any = transformers.GPT2Config(
-            n_positions=model.max_positions,
-            n_embd=model.hidden,
-            n_layer=model.layers,
-            n_head=model.heads,
-            n_inner=model.ffn_hidden,
-            activation_function={"gelu": "gelu", "gelu_tanh": "gelu_new"}[model.activation],
-            layer_norm_epsilon=model.norm_epsilon,
-            **common,
-        )
-        return transformers.GPT2LMHeadModel(config).eval()
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rotary_theta}
-    if model.norm == "layernorm":  # GPT-NeoX, and the Frontier study's
-        config = transformers.GPTNeoXConfig(
-            hidden_size=model.hidden,
-            num_hidden_layers=model.layers,
-            num_attention_heads=model.heads,
-            intermediate_size=model.ffn_hidden,
-            hidden_act="gelu_new",
-            layer_norm_eps=model.norm_epsilon,
-            max_position_embeddings=model.max_positions,
-            rope_parameters=rope | {"partial_rotary_factor": (model.rotary_width or model.head_dim) / model.head_dim},
-            use_parallel_residual=model.parallel_residual,
-            **common,
-        )
-        return transformers.GPTNeoXForCausalLM(config).eval()
-    if (scaling := model.rotary_scaling) is not None:
-        rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
-        if scaling.kind == "llama3":
-            rope |= {"low_freq_factor": scaling.low_frequency_factor, "high_freq_factor": scaling.high_frequency_factor}
-        if scaling.kind == "yarn":
-            rope |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
-        if scaling.kind != "linear":
-            rope |= {"original_max_position_embeddings": scaling.original_positions}
-    common |= {
-        "hidden_size": model.hidden,
-        "intermediate_size": model.ffn_hidden,
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "rms_norm_eps": model.norm_epsilon,
-        "max_position_embeddings": model.max_positions,
-        "rope_parameters": rope,
-    }
-    if model.post_norms:
-        return gemma(model, common)
-    if model.experts:
-        return (of_deepseek if model.key_value_rank else of_experts)(model, common)
-    if model.attention_window is not None:
-        config = transformers.MistralConfig(sliding_window=model.attention_window, **common)
-        return transformers.MistralForCausalLM(config).eval()
-    if model.biases == "qkv":
-        return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**common)).eval()
-    if model.qk_norm:
-        return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(head_dim=model.head_dim, **common)).eval()
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(head_dim=model.head_dim, **common)).eval()
+def theirs(model: Model) -> Any:
+    """The model of `transformers` that an export's configuration is of."""
+    config = transformers.AutoConfig.for_model(**config_of_model(model, positions=SEQUENCE_LENGTH))
+    return built(config)
 
 
-def gemma(model: Model, common: dict[str, Any]) -> Any:
-    """Gemma 2 or 3; of the kernels that transformers has, only the eager one caps scores."""
-    scalar = int(model.query_scalar or model.head_dim)
-    common |= {"query_pre_attn_scalar": scalar, "sliding_window": model.attention_window}
-    common |= {"attn_logit_softcapping": model.attention_softcap, "final_logit_softcapping": model.logits_softcap}
-    common |= {"head_dim": model.head_dim, "attn_implementation": "eager"}
-    if not model.qk_norm:
-        return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**common)).eval()
-    in_windows = {"rope_type": "default", "rope_theta": model.window_rotary_theta}
-    common["rope_parameters"] = {"full_attention": common["rope_parameters"], "sliding_attention": in_windows}
-    return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**common)).eval()
+def built(config: Any) -> Any:
+    if config.model_type in ("gemma2", "gemma3_text", "gpt_oss"):  # of whose kernels only this one caps scores
+        config._attn_implementation = "eager"
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
-def of_deepseek(model: Model, common: dict[str, Any]) -> Any:
-    rope = {"rope_theta": model.rotary_theta}
-    if (scaling := model.rotary_scaling) is not None:
-        every = (scaling.score_factor**0.5 - 1) / (0.1 * math.log(scaling.factor))
-        of_yarn = {"rope_type": "yarn", "mscale": every, "mscale_all_dim": every, "factor": scaling.factor}
-        common["rope_parameters"] = rope | of_yarn | {"original_max_position_embeddings": scaling.original_positions}
-    common |= {
-        "num_experts_per_tok": model.experts_per_token,
-        "n_routed_experts": model.experts,
-        "n_shared_experts": model.shared_experts,
-        "moe_intermediate_size": model.ffn_hidden,
-        "intermediate_size": model.dense_ffn_hidden,
-        "first_k_dense_replace": model.dense_layers,
-        "routed_scaling_factor": model.routed_scale,
-        "n_group": model.router_groups,
-        "topk_group": model.router_groups_kept,
-        "norm_topk_prob": model.renormalized_experts,
-        "kv_lora_rank": model.key_value_rank,
-        "q_lora_rank": model.query_rank,
-        "qk_nope_head_dim": model.head_dim - model.rotary_width,
-        "qk_rope_head_dim": model.rotary_width,
-        "v_head_dim": model.value_dim,
-    }
-    if model.router == "sigmoid":
-        return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**common)).eval()
-    method = "greedy" if model.router_groups == 1 else "group_limited_greedy"
-    config = transformers.DeepseekV2Config(topk_method=method, **common)
-    return transformers.DeepseekV2ForCausalLM(config).eval()
+def published(mine: Gpt, model: Model, kind: str) -> dict[str, Tensor]:
+    """The weights of an export; each of ours is needed, and no other."""
+    own = {f"model.{name}": parameter.detach() for name, parameter in mine.named_parameters()}
+    own |= {f"balance.{name}": one.balance.bias for name, one in mine.mixtures.items() if one.balance is not None}
+    assert {name: tensor.shape for name, tensor in own.items()} == shapes_of(model, sequence_length=SEQUENCE_LENGTH)
+    made = weights(kind, model)
+    assert {source for weight in made for source in weight.sources} == set(own)
+    return {weight.name: weight.make(*(own[source] for source in weight.sources)).contiguous() for weight in made}
 
 
-def of_experts(model: Model, common: dict[str, Any]) -> Any:
-    common |= {"num_experts_per_tok": model.experts_per_token, "num_local_experts": model.experts}
-    if model.attention_sinks:
-        common |= {"head_dim": model.head_dim, "sliding_window": model.attention_window}
-        config = transformers.GptOssConfig(attn_implementation="eager", **common)
-        return transformers.GptOssForCausalLM(config).eval()
-    if not model.qk_norm:
-        return transformers.MixtralForCausalLM(transformers.MixtralConfig(sliding_window=None, **common)).eval()
-    common |= {"norm_topk_prob": model.renormalized_experts, "head_dim": model.head_dim}
-    config = transformers.Qwen3MoeConfig(moe_intermediate_size=model.ffn_hidden, **common)
-    return transformers.Qwen3MoeForCausalLM(config).eval()
-
-
-def gpt2_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tensor]:
-    """Ours by the names of GPT-2, whose matrices are transposed, with query, key and value joined."""
-    found = {
-        "transformer.wte.weight": taken("embedding.tokens.weight"),
-        "transformer.wpe.weight": taken("embedding.positions.weight"),
-    }
-    for kind in ("weight", "bias"):
-        found[f"transformer.ln_f.{kind}"] = taken(f"norm.{kind}")
-        for layer in range(model.layers):
-            here, there = f"blocks.{layer}", f"transformer.h.{layer}"
-            joined = torch.cat([taken(f"{here}.attention.{part}.{kind}") for part in ("query", "key", "value")])
-            matrices = {
-                "attn.c_attn": joined,
-                "attn.c_proj": taken(f"{here}.attention.output.{kind}"),
-                "mlp.c_fc": taken(f"{here}.feed_forward.up.{kind}"),
-                "mlp.c_proj": taken(f"{here}.feed_forward.down.{kind}"),
-            }
-            found |= {f"{there}.{name}.{kind}": value.t() for name, value in matrices.items()}
-            found[f"{there}.ln_1.{kind}"] = taken(f"{here}.attention_norm.{kind}")
-            found[f"{there}.ln_2.{kind}"] = taken(f"{here}.feed_forward_norm.{kind}")
-    return found
-
-
-def neox_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tensor]:
-    """Ours by the names of GPT-NeoX, with query, key and value of each head beside one another."""
-    found = {"gpt_neox.embed_in.weight": taken("embedding.tokens.weight")}
-    names = {
-        "input_layernorm": "attention_norm",
-        "post_attention_layernorm": "feed_forward_norm",
-        "attention.dense": "attention.output",
-        "mlp.dense_h_to_4h": "feed_forward.up",
-        "mlp.dense_4h_to_h": "feed_forward.down",
-    }
-    for kind in ("weight", "bias"):
-        found[f"gpt_neox.final_layer_norm.{kind}"] = taken(f"norm.{kind}")
-        for layer in range(model.layers):
-            here, there = f"blocks.{layer}", f"gpt_neox.layers.{layer}"
-            parts = [taken(f"{here}.attention.{part}.{kind}") for part in ("query", "key", "value")]
-            by_head = torch.stack([part.unflatten(0, (model.heads, model.head_dim)) for part in parts], dim=1)
-            found[f"{there}.attention.query_key_value.{kind}"] = by_head.flatten(0, 2)
-            found |= {f"{there}.{name}.{kind}": taken(f"{here}.{own}.{kind}") for name, own in names.items()}
-    return found
-
-
-def expert_weights(taken: Callable[[str], Tensor], here: str, model: Model) -> Iterator[tuple[str, Tensor]]:
-    """The experts of a layer; gpt-oss has gate and up by turns, and matrices transposed."""
-    for form in ("weight", "bias") if model.biases == "all" else ("weight",):
-        each = {part: taken(f"{here}.feed_forward.experts.{part}.{form}") for part in ("gate", "up", "down")}
-        if form == "weight":  # of all experts one way
-            each = {part: weight.unflatten(0, (model.experts, -1)) for part, weight in each.items()}
-            each = {part: weight if part == "down" else weight.mT for part, weight in each.items()}
-        if model.attention_sinks:
-            ending = "" if form == "weight" else "_bias"
-            joined = torch.stack([each["gate"], each["up"]], dim=2).flatten(1, 2)
-            yield f"gate_up_proj{ending}", joined.transpose(1, -1)
-            yield f"down_proj{ending}", each["down"].transpose(1, -1)
-        else:
-            yield "gate_up_proj", torch.cat([each["gate"], each["up"]], dim=1)
-            yield "down_proj", each["down"]
-
-
-def llama_weights(taken: Callable[[str], Tensor], model: Model) -> dict[str, Tensor]:  # noqa: C901 - a list of names
-    """Ours by the names of Llama, Qwen, DeepSeek, Gemma and gpt-oss."""
-    found = {"model.embed_tokens.weight": taken("embedding.tokens.weight"), "model.norm.weight": taken("norm.weight")}
-    for layer in range(model.layers):
-        here, there, kind = f"blocks.{layer}", f"model.layers.{layer}", model.kind_of(layer)
-        names = {
-            "input_layernorm.weight": "attention_norm.weight",
-            "post_attention_layernorm.weight": "feed_forward_norm.weight",
-            "self_attn.o_proj.weight": "attention.output.weight",
-        }
-        if model.post_norms:
-            names |= {
-                "post_attention_layernorm.weight": "attention_output_norm.weight",
-                "pre_feedforward_layernorm.weight": "feed_forward_norm.weight",
-                "post_feedforward_layernorm.weight": "feed_forward_output_norm.weight",
-            }
-        gated, of_shared = ("gate", "up", "down"), ("gate", "up", "down") if kind.shared_experts else ()
-        names |= {f"mlp.shared_experts.{part}_proj.weight": f"feed_forward.shared.{part}.weight" for part in of_shared}
-        if model.attention_sinks:
-            names |= {f"mlp.router.{form}": f"feed_forward.router.{form}" for form in ("weight", "bias")}
-            names |= {"self_attn.o_proj.bias": "attention.output.bias", "self_attn.sinks": "attention.sinks.weight"}
-        elif kind.experts:
-            names["mlp.gate.weight"] = "feed_forward.router.weight"
-        else:
-            names |= {f"mlp.{part}_proj.weight": f"feed_forward.{part}.weight" for part in gated}
-        for part in ("query", "key", "value") if kind.key_value_rank is None else ():
-            names[f"self_attn.{part[0]}_proj.weight"] = f"attention.{part}.weight"
-            if model.biases != "none":
-                names[f"self_attn.{part[0]}_proj.bias"] = f"attention.{part}.bias"
-            if model.qk_norm and part != "value":
-                names[f"self_attn.{part[0]}_norm.weight"] = f"attention.{part}_norm.weight"
-        found |= {f"{there}.{name}": taken(f"{here}.{own}") for name, own in names.items()}
-        if kind.key_value_rank:
-            found |= {f"{there}.self_attn.{name}.weight": value for name, value in latent_weights(taken, here, model)}
-        if kind.experts:
-            found |= {f"{there}.mlp.experts.{name}": value for name, value in expert_weights(taken, here, model)}
-        if kind.balancing == "bias":
-            found[f"{there}.mlp.gate.e_score_correction_bias"] = taken(f"{here}.bias")
-    if model.post_norms:  # Gemma keeps a norm's weight without the 1 that is added to it
-        found |= {name: weight - 1 for name, weight in found.items() if "norm." in name}
-    return found
-
-
-def latent_weights(taken: Callable[[str], Tensor], here: str, model: Model) -> Iterator[tuple[str, Tensor]]:
-    """Latent attention's, by the names of DeepSeek, whose rotated pairs are neighbors where ours are halves."""
-
-    def paired(rows: Tensor) -> Tensor:
-        plain, first, second = rows.split([rows.shape[0] - model.rotary_width, *[model.rotary_width // 2] * 2])
-        return torch.cat([plain, torch.stack([first, second], dim=1).flatten(0, 1)])
-
-    names = {"kv_a_layernorm": "key_value_norm", "kv_b_proj": "key_value"}
-    names |= {"q_a_proj": "query_down", "q_a_layernorm": "query_norm"} if model.query_rank else {}
-    yield from ((there, taken(f"{here}.attention.{own}.weight")) for there, own in names.items())
-    yield "kv_a_proj_with_mqa", paired(taken(f"{here}.attention.key_value_down.weight"))
-    heads = taken(f"{here}.attention.query.weight").unflatten(0, (model.heads, -1))
-    yield "q_b_proj" if model.query_rank else "q_proj", torch.cat([paired(head) for head in heads])
+def loaded(reference: Any, named: dict[str, Tensor]) -> Any:
+    """The reference with these weights, read as those of a published checkpoint, of which none is left or missing."""
+    config = reference.config
+    kernel = {"attn_implementation": config._attn_implementation}
+    found, info = type(reference).from_pretrained(
+        None, config=config, state_dict=named, output_loading_info=True, **kernel
+    )
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    return found.eval()
 
 
 def logits(model: Model, reference: Any) -> tuple[Tensor, Tensor]:
-    """Ours and theirs of the same weights; each of ours is theirs exactly once, and no weight of theirs is left."""
-    mine = ours(model)
-    weights = {name: parameter.detach() for name, parameter in mine.named_parameters()}
-    weights |= {f"{name}.bias": one.balance.bias for name, one in mine.mixtures.items() if one.balance is not None}
-    rotary = neox_weights if model.norm == "layernorm" else llama_weights
-    renamed = (gpt2_weights if model.positions == "learned" else rotary)(weights.pop, model)
-    renamed["lm_head.weight"] = renamed_embedding(renamed) if model.tied_embeddings else weights.pop("head.weight")
-    assert not weights
-    if reference.config.model_type == "phi3":
+    """Ours and theirs of the same weights."""
+    mine, kind = ours(model), reference.config.model_type
+    named = published(mine, model, {"phi3": "llama"}.get(kind, kind))
+    if kind == "phi3":
         joined = {"self_attn.qkv_proj": "self_attn.{}_proj qkv", "mlp.gate_up_proj": "mlp.{}_proj gate up"}
         for layer in range(model.layers):
             for name, parts in joined.items():
                 form, *of = parts.split()
                 of = list(of[0]) if len(of) == 1 else of
-                taken = [renamed.pop(f"model.layers.{layer}.{form.format(part)}.weight") for part in of]
-                renamed[f"model.layers.{layer}.{name}.weight"] = torch.cat(taken)
-    reference.load_state_dict(renamed)
+                taken = [named.pop(f"model.layers.{layer}.{form.format(part)}.weight") for part in of]
+                named[f"model.layers.{layer}.{name}.weight"] = torch.cat(taken)
+    reference = loaded(reference, named)
     tokens = torch.randint(0, VOCABULARY, (1, SEQUENCE_LENGTH), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         return mine(tokens), reference(tokens).logits
-
-
-def renamed_embedding(weights: dict[str, Tensor]) -> Tensor:
-    return next(weight for name, weight in weights.items() if name.endswith(("wte.weight", "embed_tokens.weight")))
 
 
 def apart(first: Tensor, second: Tensor) -> float:
@@ -441,10 +227,7 @@ def test_presets_compute_what_the_published_models_do(name: str) -> None:
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_configurations_are_read_as_transformers_builds_them(kind: str) -> None:
     config = {"model_type": kind.split(maxsplit=1)[0], **PUBLISHED[kind]}
-    built = transformers.AutoConfig.for_model(**config)
-    if kind in ("gemma2", "gpt_oss"):  # whose capped scores and sinks have no other kernel
-        built._attn_implementation = "eager"
-    reference = transformers.AutoModelForCausalLM.from_config(built).eval()
+    reference = built(transformers.AutoConfig.for_model(**config))
     model = read_plain(Model, {"vocabulary_multiple": 1, **filled(model_of_config(config))}, "model")
     assert model.parameters == sum(parameter.numel() for parameter in reference.parameters())
     assert apart(*logits(model, reference)) < RELATIVE
@@ -495,9 +278,8 @@ def test_parameters_are_those_of_the_trainer_s_modules(name: str) -> None:
 def test_the_balancing_loss_is_that_of_transformers_mixtral() -> None:
     """Of one layer and one sequence: the value, and what it adds to the gradients of all weights."""
     model = replace(reduced("mixtral-8x7b"), layers=1, balancing="loss", balancing_weight=0.5)
-    reference, mine = theirs(model), ours(model)
-    names = llama_weights({name: weight.detach() for name, weight in mine.named_parameters()}.pop, model)
-    reference.load_state_dict(names | {"lm_head.weight": mine.head.weight})
+    mine = ours(model)
+    reference = loaded(theirs(model), published(mine, model, "mixtral"))
     tokens = torch.randint(0, VOCABULARY, (1, SEQUENCE_LENGTH), generator=torch.Generator().manual_seed(2))
 
     found = reference(tokens, output_router_logits=True)

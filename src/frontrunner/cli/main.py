@@ -24,6 +24,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "profile": ("diagnostics:profile", "Profile a recipe's training step."),
         "dryrun": ("plan:dryrun", "Trace a recipe's memory and FLOPs without a device."),
         "serve": ("run:serve", "Serve the store to browsers and other machines."),
+        "mcp": ("run:mcp", "Offer the store and the estimates to agents as tools."),
         "space": ("run:space", "Count legal and illegal recipes in a space, with reasons."),
     },
     "Estimate": {
@@ -37,6 +38,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Maintain and exchange": {
         "import": ("maintain:import_", "Import a table of measured runs, to learn from."),
         "export": ("maintain:export", "Export a recipe as another tool's configuration."),
+        "checkpoint": ("training:checkpoint", "Export a replay's checkpoint as a published model."),
         "import-config": ("maintain:import_config", "Read another tool's configuration as a recipe."),
         "store": ("maintain:store", "Check, back up, upgrade, copy and prune stores."),
         "rename": ("maintain:rename", "Give a campaign another name."),

@@ -10,7 +10,7 @@ import click
 
 from frontrunner.cli.options import FILE, backend_options, campaign_argument, json_option, print_json, prints, show
 from frontrunner.results.frames import write_frame
-from frontrunner.results.records import CampaignList
+from frontrunner.results.records import OBJECTIVE, CampaignList
 from frontrunner.results.status import FailureList
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal
 from frontrunner.text import as_plain
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 @click.command()
 @campaign_argument
 @click.option("--top", type=click.IntRange(1, 1_000_000), default=10, show_default=True, help="How many recipes.")
-@click.option("--by", default="tokens", show_default=True, help="Order: tokens, tflops, memory or step-time.")
+@click.option(
+    "--by", help="Order: tokens, tokens-per-device, tflops, memory or step-time [default: what the campaign seeks]."
+)
 @click.option("--max-memory-gb", type=float, help="Exclude recipes whose peak memory per rank exceeds this many GB.")
 @backend_options
 @json_option
 def best(
-    campaign: str | None, top: int, by: str, max_memory_gb: float | None, backend: Backend, *, as_json: bool
+    campaign: str | None, top: int, by: str | None, max_memory_gb: float | None, backend: Backend, *, as_json: bool
 ) -> None:
     """Print the best recipes of CAMPAIGN (default: the newest)."""
     ranking = backend.best(campaign, top=top, by=by, max_memory_gb=max_memory_gb)
@@ -38,7 +40,8 @@ def best(
         return
     scale = backend.predictions(campaign)
     if ranking:
-        views.print_ranking(ranking, title=f"best by {by}")
+        sought = by or backend.status(campaign).campaign.problem_summary.get(OBJECTIVE, "tokens")
+        views.print_ranking(ranking, title=f"best by {sought}")
         if baseline := backend.baseline(campaign):
             click.echo(baseline.in_words())
     elif scale is None or not scale.predicted:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,6 +30,9 @@ from frontrunner.text import percent, seconds, thousands
 from frontrunner.views import results as views
 from frontrunner.views.around import print_around
 from frontrunner.views.live import make_listener
+
+if TYPE_CHECKING:
+    from frontrunner.cli.options import Backend
 
 TOP = 10
 
@@ -323,3 +326,19 @@ def serve(store: str | None, token_file: Path | None, max_campaigns: int, **give
                 err=True,
             )
         run(app, settings, listener)
+
+
+@click.command()
+@click.option("--allow-launch", is_flag=True, help="Offer tools that launch, resume and end campaigns, too.")
+@opt.backend_options
+def mcp(backend: Backend, *, allow_launch: bool) -> None:
+    """Serve tools for agents over stdin and stdout (the Model Context Protocol), until the client closes them.
+
+    They plan, advise, explain and export, and read the store or the service; without --allow-launch none starts or
+    changes anything. docs/agents.md has the client's settings.
+    """
+    if find_spec("mcp") is None:
+        raise InvalidInput("this needs a package that is not installed", hint="run: pip install 'frontrunner[mcp]'")
+    from frontrunner.mcp_tools import tools_server
+
+    tools_server(backend, allow_launch=allow_launch).run()

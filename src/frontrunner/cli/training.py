@@ -1,16 +1,20 @@
-"""Commands before and after a replay: prepare."""
+"""Commands before and after a replay: prepare, checkpoint."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from frontrunner.cli import options as opt
 from frontrunner.evaluators.text.prepare import Prepared, PrepareSettings
 from frontrunner.evaluators.text.prepare import prepare as prepare_files
+from frontrunner.spaces.errors import require_one_of
 from frontrunner.text import counted
+
+if TYPE_CHECKING:
+    from frontrunner.evaluators.checkpoint.export import Exported
 
 
 @click.command()
@@ -61,3 +65,46 @@ def _print_prepared(found: Prepared) -> None:
     )
     click.echo(f"tokenizer: {found.tokenizer}")
     click.echo(f'in the campaign file: [model] vocabulary = {about.vocabulary} or more, [data] path = "{found.path}"')
+
+
+@click.group(cls=opt.SuggestingGroup)
+def checkpoint() -> None:
+    """Export checkpoints of replays."""
+
+
+@checkpoint.command("export", short_help="Write a checkpoint as a model that transformers loads.")
+@click.argument("folder", type=opt.FILE)
+@click.option("--to", "form", required=True, metavar="FORM", help="What to write: safetensors.")
+@click.option("--out", type=opt.FILE, required=True, metavar="FOLDER", help="The folder to write.")
+@click.option("--step", type=int, help="The checkpoint's step [default: the newest].")
+@click.option("--dtype", default="fp32", show_default=True, help="fp32, as the trainer keeps weights; bf16 or fp16.")
+@click.option(
+    "--max-file-gb", type=click.FloatRange(0, min_open=True), default=5.0, show_default=True, help="Split beyond this."
+)
+@click.option("--tokenizer", type=opt.FILE, metavar="FILE", help="A tokenizer.json [default: that of the data].")
+@opt.json_option
+def export_checkpoint(folder: Path, form: str, out: Path, step: int | None, *, as_json: bool, **given: Any) -> None:
+    """Write a checkpoint of the replay in FOLDER as weights, config.json and tokenizer that `transformers` loads.
+
+    Of any parallel layout of the torch engine. A model of which transformers has no architecture is refused by name.
+    """
+    from frontrunner.evaluators.checkpoint.export import FORMATS, export
+    from frontrunner.evaluators.checkpoint.reading import open_checkpoint
+
+    require_one_of("checkpoint export", "to", form, FORMATS)
+    most_bytes = int(given.pop("max_file_gb") * 1e9)
+
+    def on_file(number: int, count: int) -> None:
+        click.echo(f"file {number} of {count}", err=True)
+
+    found = export(open_checkpoint(folder, step), out, most_file_bytes=most_bytes, on_file=on_file, **given)
+    opt.show(found, _print_exported, as_json=as_json)
+
+
+def _print_exported(found: Exported) -> None:
+    click.echo(
+        f"{found.folder}: {found.architecture}, {found.parameters:,} weights of step {found.step} in "
+        f"{counted(found.files, 'file')}, {found.size_bytes / 1e6:,.1f} MB"
+    )
+    if not found.tokenizer:
+        click.echo("without a tokenizer: the data had none; --tokenizer FILE adds one")

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 Schema = dict[str, Any]
 THIS_MACHINE = "this-machine"
+FURTHER_TOKENS = "num_nextn_predict_layers"
 _COUNT = {"type": "integer", "minimum": 1}
 _BATCH_SCHEMA = {
     "description": "Sequences per optimizer step, or [minimum, maximum].",
@@ -80,9 +81,14 @@ def _published_model(name: object, base: Path) -> Table:
     path = base / name
     text = read_text(path, "configuration of a model", "take config.json from the model's folder")
     try:
-        return model_of_config(json_table(text).values)
+        config = json_table(text).values
+        found = model_of_config(config)
     except errors.InvalidInput as error:
         raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
+    if further := config.get(FURTHER_TOKENS):
+        what = "these layers, which predict further tokens, are neither trained nor counted"
+        logger.warning("note: %s: %s = %s: %s", path, FURTHER_TOKENS, errors.shown(further), what)
+    return found
 
 
 def _model_schema(schema: Schema) -> None:

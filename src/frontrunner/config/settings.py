@@ -38,7 +38,8 @@ def shown_store(url: str) -> str:
 def located(text: str) -> str:
     """Make the commands in a text ones to paste: with the running command's campaign file, --store or --server.
 
-    A command ends at one of "`,;#()". It begins with what starts this program (`started_by`).
+    A command ends at one of "`,;#()". One that does not stand in backticks, as part of a sentence, begins with what
+    started this program.
     """
     context = click.get_current_context(silent=True)
     if context is None:
@@ -61,7 +62,7 @@ def located(text: str) -> str:
 
 
 def _runnable(text: str) -> str:
-    return re.sub(r"(?<![\w./-])frontrunner (?=[a-z])", lambda _: f"{started_by()} ", text)
+    return re.sub(r"(?<![\w./`-])frontrunner (?=[a-z])", lambda _: f"{started_by()} ", text)
 
 
 def started_by() -> str:

@@ -1,8 +1,9 @@
 """Child process of the service: report on one line what it starts, then run it.
 
-    python -P -m frontrunner.server.child launch | resume CAMPAIGN | replay
+    python -P -m frontrunner.server.child launch [FILE] | resume CAMPAIGN | replay
 
-The request's body is on stdin. The report, or an error, is the only line on stdout; the rest is a log on stderr.
+The request's body, of a launch without a file its sections, is on stdin. The report, or an error, is the only line on
+stdout; the rest is a log on stderr.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from frontrunner import api
-from frontrunner.config.campaign import parse_campaign
 from frontrunner.evaluators.probe.files import write_json
 from frontrunner.results.records import timestamp, utc_now
 from frontrunner.results.states import CampaignState
@@ -75,9 +75,9 @@ def main(arguments: list[str]) -> int:
                 run(planned)
             return 0
         with stopped_by_signals() as on_driver:
-            if arguments == ["launch"]:
-                file = parse_campaign(body, default_name="campaign", base=Path.cwd())
-                api.launch(file, listener=listener, on_driver=on_driver)
+            if arguments[0] == "launch":
+                campaign = Path(arguments[1]) if arguments[1:] else body
+                api.launch(campaign, listener=listener, on_driver=on_driver)
             else:
                 api.resume(arguments[1], listener=listener, on_driver=on_driver)
     except FrontrunnerError as error:

@@ -113,11 +113,13 @@ class Drivers:
         self._starting = threading.Lock()
         """Held until a new driver holds its campaign, so that the next request finds it."""
 
-    def launch(self, body: dict[str, object]) -> dict[str, Any]:
-        """Start the driver of a new campaign; return its `campaign` and `pid`."""
+    def launch(self, campaign: Mapping[str, object] | Path) -> dict[str, Any]:
+        """Start the driver of a new campaign, a file or its sections; return its `campaign` and `pid`."""
         with self._starting:
             self._require_room()
-            return self._starter.start(["launch"], body)
+            if isinstance(campaign, Path):
+                return self._starter.start(["launch", str(campaign.absolute())])
+            return self._starter.start(["launch"], campaign)
 
     def resume(self, campaign: str) -> dict[str, Any]:
         """Start a driver that continues a campaign; raise `Conflict` where another one drives it."""

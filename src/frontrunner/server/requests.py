@@ -344,7 +344,7 @@ QUESTIONS = (
         "recipes",
         "/campaigns/{name}/best",
         list[RankedRecipe],
-        {"top": Annotated[int, Field(ge=1, le=MOST_RANKED)], "by": RankBy, "max_memory_gb": MaxMemory},
+        {"top": Annotated[int, Field(ge=1, le=MOST_RANKED)], "by": RankBy | None, "max_memory_gb": MaxMemory},
         as_none={"top": MOST_RANKED},
         make=Ranking,
     ),

@@ -59,7 +59,8 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
     )
     for reason, many in plan.not_modelled.items():
         out.say(f"note: {many:,} recipes are left out: the formulas do not cover {reason}", style="dim")
-    tables = {"estimated, fastest first, tight ones last": plan.estimates}
+    first = "fastest first" if plan.rate == "tokens" else f"most {plan.rate.replace('_', ' ')} first"
+    tables = {f"estimated, {first}, tight ones last": plan.estimates}
     if len(plan.front) > 1:
         tables["Pareto front of speed and memory"] = plan.front[: len(plan.estimates)]
     for title, estimates in tables.items():
@@ -81,7 +82,7 @@ def print_trust(trust: Trust) -> None:
     """Print how far to trust the figures."""
     out = console()
     is_blind = trust.expected_error is None
-    out.say(f"{trust.in_words()}; {located('`frontrunner launch`')} measures", style="bold red" if is_blind else "dim")
+    out.say(f"{trust.in_words()}; `frontrunner launch` measures", style="bold red" if is_blind else "dim")
     if trust.assumed:
         out.say(f"not given, assumed: {trust.assumed_in_words()}", style="dim")
     for code in trust.software:
@@ -125,6 +126,7 @@ SCALING: tuple[Column[ScalingRow], ...] = (
         _timed("node_hours_per_billion_tokens"),
         lambda value: f"{value:#.3g}" if 0.01 <= value < 100 else thousands(value),
     ),
+    Column("price", "price / 1e9 tok", _timed("price_per_billion_tokens"), thousands, drop=3),
     *(_BEST[column.key] for column in TRAINING),
     replace(_BEST["limit"], drop=9),
 )
@@ -139,8 +141,10 @@ def print_scaling(found: Scaling) -> None:
     }
     for title, rows in tables.items():
         out.print()
-        out.print(column_table(title, SCALING, rows, width=out.width))
+        out.print(column_table(title, SCALING, rows, width=out.width, bold=lambda row: row.is_best))
         for row in rows:
+            if row.is_best and len(rows) > 1:
+                out.say(f"most {found.rate.replace('_', ' ')}: {counted(row.nodes, 'node')}")
             if row.reason is not None:
                 out.say(f"{counted(row.nodes, 'node')}: {row.reason}")
     out.say("\nefficiency: tokens/s per device relative to the smallest node count that has a recipe", style="dim")
@@ -203,7 +207,7 @@ def print_breakdown(found: Breakdown) -> None:  # noqa: C901 - one line after th
         out.say(f"note: {mark.text}", style="dim")
     print_trust(found.trust)
     if why_untraceable(estimate.recipe, found.problem) is None and found.problem.software.code is None:
-        out.say(located("`frontrunner dryrun` traces the memory of the real step"), style="dim")
+        out.say("`frontrunner dryrun` traces the memory of the real step", style="dim")
 
 
 def _bar(amount: float, longest: float, style: str) -> ProgressBar:

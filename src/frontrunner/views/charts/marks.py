@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from frontrunner.results.pages import Ended, probed, ranked_at
 from frontrunner.results.prior_results import REUSED, trials_noted
 from frontrunner.results.ranking import RankedRecipe, pareto
-from frontrunner.results.records import IMPORTED, Campaign, Event
+from frontrunner.results.records import IMPORTED, OBJECTIVE, Campaign, Event
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import FailedTrial, failures, status
 from frontrunner.results.store import Store
@@ -232,7 +232,13 @@ def collect(store: Store, campaign: Campaign, survey: Survey, around: Recipe | N
     """Read what the charts need; `survey` is the one of the campaign's space and problem, `around` a sweep's center."""
     attempts, front = probed(store, campaign), pareto(store, campaign)
     standing = {ended.recipe_id: ended for ended in attempts if ended.standing is not None}
-    ids = sorted(standing, key=lambda name: (-(standing[name].standing or 0.0), name))  # the order of the ranking
+    sought = str(campaign.problem_summary.get(OBJECTIVE, "tokens"))
+
+    def rate(ended: Ended) -> float:
+        per = 1.0 if sought == "tokens" else survey.problem.divisor(sought, ended.recipe.devices)
+        return (ended.standing or 0.0) / per
+
+    ids = sorted(standing, key=lambda name: (-rate(standing[name]), name))  # the order of the ranking
     even = set(evenly(ids))
     drawn = {*ids[:MOST_LINES], *even, *(row.recipe_id for row in front)}
     return Collected(

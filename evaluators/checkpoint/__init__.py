@@ -1,0 +1,1 @@
+"""Checkpoints of replays: read by one process, written as published models are, and looked at."""
