@@ -96,6 +96,9 @@ def prepare_recipe(
     if differences and not anyway:
         hint = f"--anyway will {doing} it here all the same; throughput will not be that of its campaign"
         raise InvalidInput(f"recipe {recipe_id} was measured on other hardware: {'; '.join(differences)}", hint=hint)
+    if recipe.custom_arguments():
+        given = f"recipe {recipe_id} was measured with {' '.join(recipe.custom_arguments())}"
+        raise InvalidInput(f"{given}: the built-in trainer takes no arguments", hint=f"{doing} it by its own trainer")
     _refuse_missing((recipe.engine,), (recipe.fp8,))
     if source is None:
         prepare_disk(measured, (recipe.offload,))

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +38,12 @@ from frontrunner.spaces.errors import (
     bad_value,
     require_above_zero,
     require_at_least,
+    require_extra,
     require_one_of,
 )
 from frontrunner.spaces.recipe import Recipe
 
-METRICS = ("csv", "tensorboard")
+METRICS = ("csv", "tensorboard", "wandb")
 COLLECTIVE_TIMEOUT_S = 1800.0
 """A full run waits longer than a probe: writing a checkpoint may take minutes."""
 POLL_S = 0.2
@@ -194,8 +194,8 @@ def plan(
 ) -> ReplayPlan:
     """Plan a replay on the data of `setup`, and write their token file; raises as `prepare_recipe` does."""
     settings, cluster = settings.following(Schedule()), setup.problem.cluster
-    if settings.metrics == "tensorboard" and find_spec("tensorboard") is None and not settings.launched:
-        raise InvalidInput("metrics for TensorBoard need it installed", hint="run: pip install tensorboard")
+    if settings.metrics != "csv" and not settings.launched:
+        require_extra(settings.metrics, settings.metrics, f'metrics = "{settings.metrics}"')
     doing: Doing = "launch" if settings.launched else "replay"
     source = None
     if not settings.launched:

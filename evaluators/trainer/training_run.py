@@ -5,12 +5,14 @@ file `stop` there is not empty, it stores a checkpoint and ends, with status `st
 """
 
 import csv
+import hashlib
 import math
+import os
 import shutil
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -51,6 +53,9 @@ class CsvMetrics:
         with self._path.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, COLUMNS).writerow(row)
 
+    def close(self) -> None:
+        """End the run's metrics."""
+
 
 class TensorBoardMetrics:
     """Event files; each column is a scalar of its own. See CsvMetrics."""
@@ -66,8 +71,41 @@ class TensorBoardMetrics:
                 self._writer.add_scalar(name, value, row["step"])
         self._writer.flush()
 
+    def close(self) -> None:
+        """See CsvMetrics."""
+        self._writer.close()
 
-METRICS: dict[str, type[CsvMetrics] | type[TensorBoardMetrics]] = {"csv": CsvMetrics, "tensorboard": TensorBoardMetrics}
+
+class WandbMetrics:
+    """A run of Weights & Biases, named after the folder, in the project of $WANDB_PROJECT. See CsvMetrics.
+
+    The library's own variables say where to: WANDB_MODE=offline keeps it in the folder. Continued it is the same run,
+    in which steps that are trained again, with the same values, stand twice.
+    """
+
+    def __init__(self, folder: Path, *, resumed_step: int) -> None:  # noqa: ARG002 - as the others
+        module: Any = import_module("wandb")
+        self._run = module.init(
+            project=os.environ.get("WANDB_PROJECT", "frontrunner"),
+            id=hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16],
+            name=folder.resolve().name,
+            dir=str(folder),
+            resume="allow",
+            settings=module.Settings(console="off", silent=True),
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, row: dict[str, float | None]) -> None:
+        """See CsvMetrics."""
+        self._run.log({name: value for name, value in row.items() if value is not None})
+
+    def close(self) -> None:
+        """See CsvMetrics."""
+        self._run.finish()
+
+
+Metrics = CsvMetrics | TensorBoardMetrics | WandbMetrics
+METRICS: dict[str, type[Metrics]] = {"csv": CsvMetrics, "tensorboard": TensorBoardMetrics, "wandb": WandbMetrics}
 
 
 class Checkpoints:
@@ -87,10 +125,12 @@ class Checkpoints:
 
     def save(self, step: int) -> None:
         """Store weights and optimizer states as they are after `step`; drop checkpoints beyond those to keep."""
+        began = time.monotonic()
         save(self._context.stepper.state(), checkpoint_id=self.path_of(step))
         if self._context.rank == 0:
             for old in complete_steps(self._folder)[: -self._keep]:
                 shutil.rmtree(self.path_of(old))
+        self._context.log.write("checkpoint", step=step, time_s=time.monotonic() - began)
 
     def load_latest(self) -> int:
         """Restore the newest complete checkpoint, and return its step; 0 where there is none."""
@@ -100,6 +140,7 @@ class Checkpoints:
         dist.broadcast(newest, src=0)
         if step := int(newest.item()):
             self._context.stepper.restore(partial(load, checkpoint_id=self.path_of(step)))
+            self._context.log.write("resumed", step=step)
         return step
 
 
@@ -117,12 +158,14 @@ class StopRequests:
         self._rank, self._device = context.rank, context.stepper.device
         self.next_step = resumed_step + 1
 
-    def come_after(self, step: int, step_time_s: float) -> bool:
-        """Return whether training ends after `step`, which is `next_step`; every rank must make this call."""
+    def come_after(self, step: int, step_times_s: Sequence[float]) -> bool:
+        """Return whether training ends after `step`; every rank must make this call after each step."""
+        if step != self.next_step:
+            return False
         table = [0, 1]
         if self._rank == 0:
             asked = self._path.exists() and self._path.stat().st_size > 0
-            table = [int(asked), max(1, int(LOOK_S / max(step_time_s, 1e-6)))]
+            table = [int(asked), max(1, int(LOOK_S / max(statistics.median(step_times_s), 1e-6)))]
         agreed = torch.tensor(table, device=self._device)
         dist.broadcast(agreed, src=0)
         must_stop, steps = agreed.tolist()
@@ -164,8 +207,6 @@ def run_training(context: RunContext, train: Train) -> None:
     """Train to `train.steps`, a stop or a loss that is not finite, and write `result.json` on rank 0."""
     checkpoints = Checkpoints(context, keep=train.keep_checkpoints)
     resumed_step = final_step = checkpoints.load_latest()
-    if resumed_step:
-        context.log.write("resumed", step=resumed_step)
     stops = StopRequests(context, resumed_step=resumed_step)
     metrics = METRICS[train.metrics](context.folder, resumed_step=resumed_step) if context.rank == 0 else None
     status, final_loss, overflowed = "trained", None, 0
@@ -198,17 +239,16 @@ def run_training(context: RunContext, train: Train) -> None:
         if not outcome.is_finite:
             status = "not-finite"
             break
-        must_stop = final_step == stops.next_step and stops.come_after(final_step, statistics.median(times))
+        must_stop = stops.come_after(final_step, times)
         if must_stop or is_due(train.checkpoint_every_steps):
-            began = time.monotonic()
             checkpoints.save(final_step)
-            context.log.write("checkpoint", step=final_step, time_s=time.monotonic() - began)
-        if must_stop and final_step < train.steps:
-            status = "stopped"
+        if must_stop:
             break
+    if metrics is not None:
+        metrics.close()
     checkpoint = checkpoints.path_of(final_step)
     context.write_result(
-        status,
+        "stopped" if status == "trained" and final_step < train.steps else status,
         resumed_step=resumed_step,
         final_step=final_step,
         final_loss=final_loss,
