@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -112,6 +113,12 @@ def require_above_zero(key: str, value: float | None, expected: str, *, most: fl
     if value is None or 0 < value <= min(most, sys.float_info.max):
         return
     raise bad_value(key, value, f"at most {most:,.0f}: is it in another unit?" if value > most else expected)
+
+
+def require_extra(module: str, extra: str, what: str) -> None:
+    """Raise `InvalidInput` with pip's command unless the module of an optional extra is installed."""
+    if find_spec(module) is None:
+        raise InvalidInput(f"{what} needs {module} installed", hint=f"run: pip install 'frontrunner[{extra}]'")
 
 
 def require_one_of(owner: str, key: str, value: str, known: Iterable[str]) -> None:
