@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -162,7 +163,7 @@ class LogReader:
 
     def __init__(self, folder: Path, patterns: tuple[Pattern, ...], nodes: int = 1) -> None:
         self._lines = [LineReader(folder / of_node(LOG, node)) for node in range(nodes)]
-        self._patterns = patterns
+        self._patterns = [(pattern, marks_a_step(pattern)) for pattern in patterns]
         self._by_number: list[dict[int, LoggedStep]] = [{} for _ in range(nodes)]
         self._stated: dict[tuple[str, float], Statement] = {}
         self.peak_memory_bytes = 0
@@ -191,9 +192,12 @@ class LogReader:
         for line in lines:
             arrival, _, raw = line[:MAX_LINE_BYTES].partition(b" ")
             text = COLORS.sub("", raw.decode("utf-8", errors="replace"))
-            for pattern in self._patterns:
-                if match := pattern.search(text[:MAX_SEARCHED_CHARACTERS]):
-                    self._add(steps, figures_of(match), text, float(arrival), marks=marks_a_step(pattern))
+            for pattern, marks in self._patterns:
+                found = pattern.finditer(
+                    text[:MAX_SEARCHED_CHARACTERS]
+                )  # of memory, say: lines of two ranks may lack a newline
+                for match in itertools.islice(found, 1) if marks else found:
+                    self._add(steps, figures_of(match), text, float(arrival), marks=marks)
         return bool(lines)
 
     def _add(

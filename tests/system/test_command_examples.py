@@ -9,7 +9,12 @@ import pytest
 from support.campaigns import frontrunner
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-NEEDS = {"command-deepspeed": "deepspeed", "command-accelerate": "accelerate"}
+NEEDS = {
+    "command-deepspeed": "deepspeed",
+    "command-accelerate": "accelerate",
+    "command-trainer": "transformers",
+    "command-torchtitan": "torchtitan",
+}
 
 
 @pytest.mark.system
@@ -20,7 +25,7 @@ def test_an_example_measures_another_trainer_s_recipes(tmp_path: Path, name: str
     few = re.sub(r"(?m)^probes = \d+", "probes = 2", text)
     assert few != text
     campaign = tmp_path / f"{name}.toml"
-    campaign.write_text(few.replace('"command_', f'"{EXAMPLES}/command_'))
+    campaign.write_text(re.sub(r'"(command_\w+\.py)"', rf'"{EXAMPLES}/\1"', few))
     done = frontrunner("launch", str(campaign), "--json", cwd=tmp_path, timeout_s=200)
     assert done.returncode == 0, done.stderr
     ranked = json.loads(done.stdout)["best"]

@@ -82,9 +82,15 @@ def test_every_choice_of_a_recipe_has_its_field(tmp_path: Path) -> None:
     assert values["global_batch"] == str(recipe.global_batch_seqs)
     assert values["nodes"] == "1"
     assert values["steps"] == "3"
-    for name in Recipe.__dataclass_fields__:
+    for name in Recipe.__dataclass_fields__.keys() - {"custom"}:  # which {custom_arguments} gives
         assert name in values
     assert filled_text("{run_folder}/{data_parallel}", values) == f"{tmp_path}/2"
+
+
+def test_torchtitan_s_subcommand_ends_its_arguments(tmp_path: Path) -> None:
+    """What follows a subcommand belongs to it, and torchtitan rejects steps there."""
+    settings = CommandSettings(trainer="torchtitan", arguments=("run", "{trainer_arguments}"))
+    assert command(settings, request(tmp_path)).arguments[-1].startswith("activation-checkpoint:")
 
 
 @pytest.mark.parametrize("trainer", sorted(TOOLS))

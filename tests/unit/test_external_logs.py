@@ -239,3 +239,113 @@ def test_steps_are_of_the_node_that_logs_most_completed_by_the_others(tmp_path: 
     assert not reader.advance()
     found = [(step.number, step.time_s, step.loss) for step in reader.steps]
     assert found == [(1, 0.5, 5.0), (2, 0.25, 4.0), (3, None, None)]
+
+
+def test_a_line_with_two_ranks_peaks_gives_the_larger(tmp_path: Path) -> None:
+    memory = "[Rank {}] (after 1 iterations) memory (MB) | allocated: 1.0 | max allocated: {}"
+    reader = read(tmp_path, memory.format(2, 30.0) + memory.format(6, 40.0) + "\n", "megatron-lm")
+    assert reader.peak_memory_bytes == 40 * MIB
+
+
+VERSIONS = {
+    "Megatron-LM of 2022, a line per ten steps, before the first loss scale holds": (
+        # https://github.com/NVIDIA/nccl/issues/743
+        "megatron-lm",
+        " iteration       10/ 1000000 | consumed samples:           40 | elapsed time per iteration (ms): 356.2 | "
+        "learning rate: 0.000E+00 | global batch size:     4 | loss scale: 8388608.0 | number of skipped "
+        "iterations:  10 "
+        "| number of nan iterations:   0 |\n",
+        (10, 0.3562, None, 10),
+        0,
+    ),
+    "Megatron-LM of 2023": (
+        # https://github.com/epfLLM/Megatron-LLM/issues/11
+        "megatron-lm",
+        " iteration      122/  250000 | consumed samples:       124928 | elapsed time per iteration (ms): 86545.2 | "
+        "learning rate: 9.150E-06 | global batch size:  1024 | lm loss: 2.504220E+00 | loss scale: 1.0 | grad "
+        "norm: 0.231 "
+        "| number of skipped iterations:   0 | number of nan iterations:   0 |\n",
+        (122, 86.5452, 2.50422, 0),
+        0,
+    ),
+    "Megatron-LM of 2025, two ranks in one line": (
+        # core 0.10 on eight RTX 4090, as a cloud's documentation of August 2025 quotes it
+        "megatron-lm",
+        "[Rank 2] (after 1 iterations) memory (MB) | allocated: 9334.3779296875 | max allocated: 12680.6357421875 | "
+        "reserved: 13236.0 | max reserved: 13236.0[Rank 6] (after 1 iterations) memory (MB) | allocated: "
+        "10850.67578125 | "
+        "max allocated: 10850.70751953125 | reserved: 11000.0 | max reserved: 11000.0\n"
+        " [2025-08-01 07:19:37] iteration        1/    5000 | consumed samples:          128 | "
+        "elapsed time per iteration (ms): 19138.8 | throughput per GPU (TFLOP/s/GPU): 80.2 | learning rate: "
+        "6.976744E-08 "
+        "| global batch size:   128 | lm loss: 1.043863E+01 | loss scale: 1.0 | grad norm: 26.203 | "
+        "number of skipped iterations:   0 | number of nan iterations:   0 |\n",
+        (1, 19.1388, 10.43863, 0),
+        int(12680.6357421875 * MIB),
+    ),
+    "Megatron-DeepSpeed of 2023, without a loss": (
+        # https://github.com/bigscience-workshop/Megatron-DeepSpeed/issues/396
+        "megatron-deepspeed",
+        " iteration     5426/  250000 | consumed samples:        43408 | consumed tokens:     88899584 | "
+        "elapsed time per iteration (ms): 4247.9 | learning rate: 2.999E-04 | global batch size:     8 | loss "
+        "scale: 1.0 "
+        "| grad norm: nan | actual seqlen:  2048 | number of skipped iterations:   0 | number of nan iterations:   0 | "
+        "samples per second: 1.883 | TFLOPs: 78.36 |\n",
+        (5426, 4.2479, None, 0),
+        0,
+    ),
+    "DeepSpeed 0.6, which states a mean rate alone": (
+        # https://github.com/deepspeedai/DeepSpeed/issues/1825
+        "deepspeed",
+        "[2022-03-11 02:06:58,985] [INFO] [logging.py:69:log_dist] [Rank 0] step=40, skipped=2, lr=[5e-05], "
+        "mom=[[0.9, 0.999]]\n[2022-03-11 02:06:58,985] [INFO] [timer.py:189:stop] 0/40, "
+        "SamplesPerSec=83.48609168106144, MemAllocated=0.26GB, MaxMemAllocated=9.02GB\n",
+        (40, None, None, 0),
+        int(9.02 * GIB),
+    ),
+    "NeMo of August 2024, without times": (
+        # https://github.com/NVIDIA-NeMo/Speech/pull/10128
+        "nemo",
+        "Training epoch 0, iteration 3/9 | lr: 0.0006 | consumed_samples: 128 | global_batch_size: 32 | "
+        "global_step: 3 | "
+        "reduced_train_loss: 8.595\n",
+        (3, None, 8.595, 0),
+        0,
+    ),
+    "torchtitan of March 2025": (
+        # https://github.com/pytorch/torchtitan/pull/950
+        "torchtitan",
+        "[rank0]:[titan] 2025-03-12 11:10:21,511 - root - INFO - step: 22  loss:  6.2250  memory:  1.41GiB(1.79%)  "
+        "tps: 193,831  tflops: 18.36  mfu: 1.86%\n",
+        (22, None, 6.225, 0),
+        int(1.41 * GIB),
+    ),
+    "nanotron of January 2024": (
+        # https://github.com/huggingface/nanotron/pull/23
+        "nanotron",
+        "01/17/2024 14:02:16 [INFO|DP=0|PP=0|TP=0|ip-26-0-160-225]: iteration: 992 / 1000 | consumed_tokens: 635K | "
+        "elapsed_time_per_iteration_ms: 268 | tokens_per_sec: 2.39K | tokens_per_sec_per_gpu: 298 | "
+        "global_batch_size: 20 "
+        "| lm_loss: 9.69 | lr: 1e-05 | model_tflops_per_gpu: 0.00755 | hardware_tflops_per_gpu: 0.00761 | "
+        "grad_norm: 1.1\n",
+        (992, 0.268, 9.69, 0),
+        0,
+    ),
+    "transformers 5.23, in a terminal without colors": (
+        # the log of examples/command_trainer.py
+        "accelerate",
+        "\r 20%|##        | 6/30 [00:00<00:01, 20.97it/s]\n{'loss': '5.964', 'grad_norm': '0.6373', "
+        "'learning_rate': '4e-05', 'epoch': '5.6e-05'}\n",
+        (6, None, 5.964, 0),
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_logs_of_other_versions_are_read(tmp_path: Path, name: str) -> None:
+    trainer, text, expected, peak = VERSIONS[name]
+    reader = read(tmp_path, text, trainer)
+    (step,) = reader.steps
+    assert (step.number, step.time_s, step.loss, step.skipped_steps) == pytest.approx(expected)
+    assert reader.peak_memory_bytes == peak
