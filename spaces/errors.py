@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -78,10 +79,11 @@ def bad_value(key: str, value: object, expected: str, *, hint: str | None = None
     return InvalidInput(f"{given}: expected {expected}", hint=hint)
 
 
-_FP8 = 'FP8 is a choice of recipes: problem.precision = "bf16" with space.fp8 = ["rowwise"]'
+_FP8 = 'FP8 is a choice of recipes: problem.precision = "bf16" with space.fp8 = ["{}"]'
 UNSUPPORTED = {
     "chimera": "torch's pipelines hold a stage on one rank, Chimera on two; `dualpipev` has as short a bubble",
-    **dict.fromkeys(("fp8", "mxfp8", "float8"), _FP8),
+    **dict.fromkeys(("fp8", "float8"), _FP8.format("rowwise")),
+    "mxfp8": _FP8.format("mxfp8"),
     **dict.fromkeys(("num_experts", "num_local_experts", "moe"), "a mixture's experts are counted by model.experts"),
     **dict.fromkeys(("top_k", "num_experts_per_tok"), "a token's experts are counted by model.experts_per_token"),
 }
@@ -111,6 +113,12 @@ def require_above_zero(key: str, value: float | None, expected: str, *, most: fl
     if value is None or 0 < value <= min(most, sys.float_info.max):
         return
     raise bad_value(key, value, f"at most {most:,.0f}: is it in another unit?" if value > most else expected)
+
+
+def require_extra(module: str, extra: str, what: str) -> None:
+    """Raise `InvalidInput` with pip's command unless the module of an optional extra is installed."""
+    if find_spec(module) is None:
+        raise InvalidInput(f"{what} needs {module} installed", hint=f"run: pip install 'frontrunner[{extra}]'")
 
 
 def require_one_of(owner: str, key: str, value: str, known: Iterable[str]) -> None:

@@ -10,7 +10,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from frontrunner.evaluators.checkpoint.reading import Checkpoint
 from frontrunner.evaluators.checkpoint.weights import Weight, shapes_of, source_shapes, weights
 from frontrunner.evaluators.text.token_file import described
 from frontrunner.spaces.document import write_bytes
-from frontrunner.spaces.errors import InvalidInput, bad_value, holds, require_one_of, writing
+from frontrunner.spaces.errors import InvalidInput, bad_value, holds, require_extra, require_one_of, writing
 from frontrunner.spaces.hugging_face import config_of_model
 
 FORMATS = ("safetensors",)
@@ -53,8 +52,7 @@ def export(
     on_file: OnFile | None = None,
 ) -> Exported:
     """Write the folder `out`, which must not be there; raise `InvalidInput` for a model of no architecture."""
-    if find_spec("safetensors") is None:
-        raise InvalidInput("exporting needs safetensors installed", hint="run: pip install 'frontrunner[safetensors]'")
+    require_extra("safetensors", "safetensors", "exporting")
     require_one_of("checkpoint export", "dtype", dtype, DTYPES)
     if holds(out.exists):
         raise InvalidInput(f"{out} is there already", hint="name another folder by --out, or remove it first")

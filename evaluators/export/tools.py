@@ -87,6 +87,9 @@ def batch_script(
     """Return a script for sbatch or qsub, which runs the commands of `setup` first."""
     if (reason := why_no_launch(problem, recipe)) is not None:
         raise InvalidInput(f"{scheduler} cannot start this recipe: {reason}")
+    if own := recipe.custom_arguments():
+        what = f"{scheduler} scripts train by the built-in trainer, which does not take {' '.join(own)}"
+        raise InvalidInput(what, hint="export it to the trainer's own arguments: --to megatron-lm")
     (nodes, per_node), has_gpus = launch_of(problem, recipe), problem.cluster.backend != "cpu"
     figures = {"nodes": nodes, "per_node": per_node, "recipe_id": recipe_id(problem, recipe)}
     figures["kind"] = "ngpus" if has_gpus else "ncpus"

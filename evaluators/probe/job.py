@@ -17,7 +17,7 @@ from frontrunner.evaluators.trainer.data import BYTE_VOCABULARY, builtin_text, w
 from frontrunner.results.provenance import TrainingData
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import Recipe, plain_recipe
 
 JOB_VERSION = 2
 DEADLINE_SHARE = 0.8
@@ -29,6 +29,7 @@ MOMENTUM = 0.9
 OPTIMIZER_STATES = {"adamw": 2, "sgd": 1}
 """Tensors that an optimizer keeps for each parameter: two moments, or the momentum."""
 
+_OF_BYTES = ("builtin-", "text-")
 HEAD_BYTES = 2**20
 """Of data that may be terabytes, the beginning and the size are compared."""
 MIN_SEQUENCES = 40
@@ -58,7 +59,7 @@ def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corp
         "sequence_length": setup.problem.sequence_length,
         "precision": setup.problem.precision,
         # A list, as JSON gives it back: a replay that goes on compares its job with the one in its folder.
-        "recipe": asdict(recipe) | {"layers_per_stage": list(recipe.layers_per_stage)},
+        "recipe": plain_recipe(recipe),
         "optimizer": {
             "name": setup.probe.optimizer,
             "learning_rate": setup.probe.learning_rate,
@@ -142,15 +143,20 @@ def corpus(data: DataSettings, work_folder: Path, problem: Problem) -> Corpus:
     if (tokens := _token_file(data, problem)) is not None:
         return tokens
     text = builtin_text() if data.path is None else Path(data.path).read_bytes()
-    name = f"builtin-{platform.python_version()}"
+    name = f"{_OF_BYTES[0]}{platform.python_version()}"
     if isinstance(text, bytes):
-        name = f"text-{hashlib.sha256(text).hexdigest()[:12]}"
+        name = f"{_OF_BYTES[1]}{hashlib.sha256(text).hexdigest()[:12]}"
     path = work_folder / f"{name}.bin"
     if not path.exists():
         for unfinished in work_folder.glob(f".{path.name}.*"):  # of a driver that was killed
             unfinished.unlink(missing_ok=True)
         write_token_file(text, path)
     return Corpus(path, "uint16")
+
+
+def holds_bytes(token_file: Path) -> bool:
+    """Return whether `corpus` has made this file of text, one token per byte."""
+    return token_file.name.startswith(_OF_BYTES)
 
 
 def check_data(data: DataSettings, problem: Problem) -> None:

@@ -72,6 +72,9 @@ def prepare_recipe_here(
         needs = f"recipe {recipe_id} needs {recipe.devices} devices on nodes of {measured.devices_per_node}"
         why_not = f"{needs}: `{doing}` does not run on several nodes yet"
         raise InvalidInput(why_not, hint=f"{doing} a recipe of one node")
+    if recipe.custom_arguments():
+        given = f"recipe {recipe_id} was measured with {' '.join(recipe.custom_arguments())}"
+        raise InvalidInput(f"{given}: the built-in trainer takes no arguments", hint=f"{doing} it by its own trainer")
     _refuse_missing((recipe.engine,), (recipe.fp8,))
     prepare_disk(measured, (recipe.offload,))
     return differences

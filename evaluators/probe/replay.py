@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,12 @@ from frontrunner.spaces.errors import (
     bad_value,
     require_above_zero,
     require_at_least,
+    require_extra,
     require_one_of,
 )
 from frontrunner.spaces.recipe import Recipe
 
-METRICS = ("csv", "tensorboard")
+METRICS = ("csv", "tensorboard", "wandb")
 COLLECTIVE_TIMEOUT_S = 1800.0
 """A full run waits longer than a probe: writing a checkpoint may take minutes."""
 POLL_S = 0.2
@@ -161,8 +161,8 @@ def plan(
 ) -> ReplayPlan:
     """Plan a replay on the data of `setup`, and write their token file; raises as `prepare_recipe_here` does."""
     settings, cluster = settings.following(Schedule()), setup.problem.cluster
-    if settings.metrics == "tensorboard" and find_spec("tensorboard") is None and not settings.launched:
-        raise InvalidInput("metrics for TensorBoard need it installed", hint="run: pip install tensorboard")
+    if settings.metrics != "csv" and not settings.launched:
+        require_extra(settings.metrics, settings.metrics, f'metrics = "{settings.metrics}"')
     doing: Doing = "launch" if settings.launched else "replay"
     differences = prepare_recipe_here(recipe_id, recipe, cluster, doing=doing, anyway=anyway)
     setup.work_folder.mkdir(parents=True, exist_ok=True)

@@ -7,11 +7,10 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
-from frontrunner.spaces.errors import InvalidInput, NotFound, holds, shown
+from frontrunner.spaces.errors import InvalidInput, NotFound, holds, require_extra, shown
 
 PIECE_CHARACTERS = 2**20
 """Longer documents are tokenized in pieces of about this many characters, cut at ends of lines."""
@@ -33,8 +32,8 @@ def check_files(paths: tuple[Path, ...]) -> int:
         if not holds(path.is_file):
             why = "it is a folder; name its files" if holds(path.is_dir) else "there is no such file"
             raise NotFound(f"no text at {path}: {why}")
-        if path.suffix == ".parquet" and find_spec("pyarrow") is None:
-            raise InvalidInput(f"{path} needs pyarrow to be read", hint="run: pip install 'frontrunner[parquet]'")
+        if path.suffix == ".parquet":
+            require_extra("pyarrow", "parquet", f"reading {path}")
         if path.suffix == ".json":
             raise InvalidInput(
                 f"{path}: expected a text, .parquet, or .jsonl file with an object on each line",

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -31,7 +30,7 @@ from frontrunner.evaluators.text.token_file import (
     tokenizer_path,
 )
 from frontrunner.spaces.document import write_bytes
-from frontrunner.spaces.errors import InvalidInput, bad_value, holds, require_at_least, shown, writing
+from frontrunner.spaces.errors import InvalidInput, bad_value, holds, require_at_least, require_extra, shown, writing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -95,8 +94,7 @@ def prepare(paths: tuple[Path, ...], settings: PrepareSettings, on_read: OnRead 
 
     Raises `InvalidInput` or `NotFound` naming file and line, with nothing left at `settings.out`.
     """
-    if find_spec("tokenizers") is None:
-        raise InvalidInput("tokenizing needs tokenizers installed", hint="run: pip install 'frontrunner[data]'")
+    require_extra("tokenizers", "data", "tokenizing")
     if settings.threads is not None:  # read by the library's pool of threads at its first use
         os.environ["RAYON_NUM_THREADS"] = str(settings.threads)
     size_bytes, out = check_files(paths), settings.out

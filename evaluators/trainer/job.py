@@ -99,7 +99,7 @@ class Train:
     evaluation_batches: int
     checkpoint_every_steps: int
     keep_checkpoints: int
-    metrics: Literal["csv", "tensorboard"]
+    metrics: Literal["csv", "tensorboard", "wandb"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +132,8 @@ class Job:
         if version != VERSION:
             raise ValueError(f"job.version is {version}, this trainer reads version {VERSION}")
         job = typing.cast("Self", read_plain(cls, table, "job"))
+        if flags := [one.name for one in job.recipe.custom if one.flag is not None]:
+            raise ValueError(f"custom knob {flags[0]} is an argument of another trainer: this one takes none")
         if getattr(job, job.mode) is None:
             raise ValueError(f"job.mode is {job.mode!r}, so job.{job.mode} must not be null")
         return job

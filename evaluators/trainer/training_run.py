@@ -4,7 +4,9 @@ Started again on the same run folder, it continues from the newest complete chec
 """
 
 import csv
+import hashlib
 import math
+import os
 import shutil
 import time
 from collections import deque
@@ -47,6 +49,9 @@ class CsvMetrics:
         with self._path.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, COLUMNS).writerow(row)
 
+    def close(self) -> None:
+        """End the run's metrics."""
+
 
 class TensorBoardMetrics:
     """Event files; each column is a scalar of its own. See CsvMetrics."""
@@ -62,8 +67,41 @@ class TensorBoardMetrics:
                 self._writer.add_scalar(name, value, row["step"])
         self._writer.flush()
 
+    def close(self) -> None:
+        """See CsvMetrics."""
+        self._writer.close()
 
-METRICS: dict[str, type[CsvMetrics] | type[TensorBoardMetrics]] = {"csv": CsvMetrics, "tensorboard": TensorBoardMetrics}
+
+class WandbMetrics:
+    """A run of Weights & Biases, named after the folder, in the project of $WANDB_PROJECT. See CsvMetrics.
+
+    The library's own variables say where to: WANDB_MODE=offline keeps it in the folder. Continued it is the same run,
+    in which steps that are trained again, with the same values, stand twice.
+    """
+
+    def __init__(self, folder: Path, *, resumed_step: int) -> None:  # noqa: ARG002 - as the others
+        module: Any = import_module("wandb")
+        self._run = module.init(
+            project=os.environ.get("WANDB_PROJECT", "frontrunner"),
+            id=hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16],
+            name=folder.resolve().name,
+            dir=str(folder),
+            resume="allow",
+            settings=module.Settings(console="off", silent=True),
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, row: dict[str, float | None]) -> None:
+        """See CsvMetrics."""
+        self._run.log({name: value for name, value in row.items() if value is not None})
+
+    def close(self) -> None:
+        """See CsvMetrics."""
+        self._run.finish()
+
+
+Metrics = CsvMetrics | TensorBoardMetrics | WandbMetrics
+METRICS: dict[str, type[Metrics]] = {"csv": CsvMetrics, "tensorboard": TensorBoardMetrics, "wandb": WandbMetrics}
 
 
 class Checkpoints:
@@ -175,6 +213,8 @@ def run_training(context: RunContext, train: Train) -> None:
         if is_due(train.checkpoint_every_steps):
             checkpoints.save(final_step)
             context.log.write("checkpoint", step=final_step)
+    if metrics is not None:
+        metrics.close()
     checkpoint = checkpoints.path_of(final_step)
     context.write_result(
         status,

@@ -118,7 +118,7 @@ class Guided:
         Speeds are of the rate that is sought: tokens/s, unless the objective is another of `pareto.RATES`.
         """
         self._candidates = Candidates(survey, seed)
-        self._problem, self._seed = survey.problem, seed
+        self._problem, self._seed, self._custom = survey.problem, seed, survey.custom
         self._nodes = np.fromiter((nodes_used(r, survey.problem) for r in survey.recipes), dtype=np.float64)
         self._allowances = Allowances(objectives, self._nodes)
         self._closeness = np.exp(CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes)))
@@ -126,7 +126,9 @@ class Guided:
         self._pending: dict[int, None] = {}
         self._remembered: dict[str, list[int]] = {}
         self._elsewhere: list[tuple[Problem, list[Recipe]]] = []
-        table = CandidateTable.of(survey.recipes, prior or prior_of(survey.recipes, survey.problem))
+        table = CandidateTable.of(
+            survey.recipes, prior or prior_of(survey.recipes, survey.problem), custom=survey.custom
+        )
         divisors = [survey.problem.divisor(objectives[0], recipe.devices) for recipe in survey.recipes]
         self._know(replace(table, log_speed=table.log_speed - np.log(np.array(divisors, dtype=np.float64))))
 
@@ -136,7 +138,11 @@ class Guided:
         self._feasible = FeasibilityModel(table)
 
     def remember(self, evidence: Sequence[Evidence]) -> None:
-        """Learn outcomes of earlier campaigns; called once, before any ask or tell."""
+        """Learn outcomes of earlier campaigns; called once, before any ask or tell.
+
+        Recipes with knobs that the space does not have, or gives in another way, tell nothing of its recipes.
+        """
+        evidence = [piece for piece in evidence if self._has_all_knobs_of(piece.recipe)]
         problems: list[Problem] = []  # in the order of first occurrence; they are not hashable
         for piece in evidence:
             if piece.problem not in problems:
@@ -147,7 +153,7 @@ class Guided:
             known = [piece for piece in evidence if piece.problem == problem]
             learned += zip(itertools.count(len(table)), known, strict=False)
             number = 0 if problem == self._problem else next(numbers)
-            table = table.with_rows([piece.recipe for piece in known], problem, number)
+            table = table.with_rows([piece.recipe for piece in known], problem, number, self._custom)
             ran = [piece.recipe for piece in known if isinstance(piece.outcome, Measurement)]
             self._elsewhere.append((problem, ran))
         self._know(table)
@@ -156,6 +162,10 @@ class Guided:
             memory = piece.problem.cluster.memory_bytes_per_device
             self._remembered.setdefault(recipe_id(piece.problem, piece.recipe), []).append(row)
             self._seen.learn(row, piece.outcome, table, spread=spread, memory_bytes=memory)
+
+    def _has_all_knobs_of(self, recipe: Recipe) -> bool:
+        known = {(name, knob.flag, knob.env) for name, knob in self._custom.items()}
+        return all((one.name, one.flag, one.env) in known for one in recipe.custom)
 
     def ask(self, count: int) -> list[Recipe]:
         """Return up to `count` legal recipes; pending ones are taken to run as fast as expected meanwhile."""

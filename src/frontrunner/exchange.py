@@ -298,7 +298,8 @@ def _campaign(table: TableProblem, found: Reading, given: str | None) -> Importe
         name = campaign_name_from(f"{name}-{problem.model.name}-{apart}")
     values = {one.name: {one.of(recipe) for recipe in recipes} for one in DIMENSIONS.values()}
     values["schedule"].discard("none")
-    space = Space(**{key: tuple(sorted(found)) for key, found in values.items() if found})
+    listed: dict[str, Any] = {key: tuple(sorted(found)) for key, found in values.items() if found}
+    space = Space(**listed)
     spec = CampaignSpec(name=name, problem=problem, space=space, evaluator=IMPORTED)
     return ImportedCampaign(
         name=name,

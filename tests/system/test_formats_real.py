@@ -12,7 +12,7 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -274,6 +274,19 @@ def test_megatron_bridge_reads_its_yaml_and_its_overrides_as_the_recipe(
         assert read.get_data_parallel_size(recipe.devices) == recipe.data_parallel
 
 
+def titan_words(read: Any) -> Iterator[str]:
+    """What torchtitan's parser holds of parallelism, training, compiling and recompute, as arguments again."""
+    for section in ("parallelism", "training", "compile"):
+        for one in fields(part := getattr(read, section)):
+            value, name = getattr(part, one.name), f"--{section}.{one.name}"
+            if isinstance(value, bool):
+                yield name if value else f"--{section}.no-{one.name}"
+            elif isinstance(value, str | int | float):
+                yield f"{name} {shlex.quote(str(value))}"
+    recompute = type(read.activation_checkpoint).__qualname__.lower()
+    yield f"activation-checkpoint:{next((word for word in ('full', 'selective') if word in recompute), 'none')}"
+
+
 @pytest.mark.system
 @pytest.mark.filterwarnings("ignore")
 @GENERATED
@@ -294,6 +307,9 @@ def test_torchtitan_reads_its_arguments_as_the_recipe(data: tuple[Problem, Recip
     assert (
         read.activation_checkpoint is None or recipe.recompute in type(read.activation_checkpoint).__qualname__.lower()
     )
+    again = Given(text=" ".join(titan_words(read)), stated={"engine": "torch", "devices": recipe.devices})
+    script = TOOLS["torchtitan"].render(of, recipe, ())
+    assert TOOLS["torchtitan"].read(of, again) == TOOLS["torchtitan"].read(of, replace(again, text=script, tables=[]))
 
 
 @pytest.mark.system
@@ -340,6 +356,12 @@ def test_nanotron_reads_its_configuration_as_the_recipe(
     path = tmp_path_factory.mktemp("nanotron") / "nanotron.yaml"
     path.write_text(TOOLS["nanotron"].render(of, recipe, ()))
     read = get_config_from_file(str(path), model_config_class=None)
+    read.save_as_yaml(str(path.with_name("again.yaml")))
+    script, again = (
+        Given(text=one.read_text(), stated={"engine": "torch", "devices": recipe.devices})
+        for one in (path, path.with_name("again.yaml"))
+    )
+    assert TOOLS["nanotron"].read(of, again) == TOOLS["nanotron"].read(of, script)
     mesh, model = read.parallelism, read.model.model_config
     assert isinstance(model, Qwen2Config if of.model.experts else LlamaConfig)
     assert (mesh.dp, mesh.pp, mesh.tp) == (recipe.data_parallel, recipe.pipeline_parallel, recipe.tensor_parallel)

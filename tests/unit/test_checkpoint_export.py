@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from frontrunner.evaluators.checkpoint.export import export
+from frontrunner.evaluators.checkpoint.generate import GenerateSettings, generate
 from frontrunner.evaluators.checkpoint.reading import open_checkpoint
 from frontrunner.evaluators.text import prepare as text
 from frontrunner.evaluators.trainer.model import Gpt, initialize
@@ -169,6 +170,35 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path, m
     assert "step-00000005 cannot be read" in refusal()
     (folder / "job.json").write_text("{}")
     assert "is not a job of this version" in refusal()
-    monkeypatch.setattr("frontrunner.evaluators.checkpoint.export.find_spec", lambda name: None)
+    monkeypatch.setattr("frontrunner.spaces.errors.find_spec", lambda name: None)
     prepare(training_job(small_job(folder, model=model)))
     assert "pip install 'frontrunner[safetensors]'" in refusal()
+
+
+def test_generated_text_is_the_model_s_and_of_the_seed(tmp_path: Path) -> None:
+    folder = tmp_path / "replay"
+    model = small_model(vocabulary=257, kv_heads=2)
+    mine = replayed(folder, model)
+    job = json.loads((folder / "job.json").read_text())
+    (folder / "tokens.bin").rename(folder / "text-0.bin")
+    job["data"]["path"] = "text-0.bin"
+    (folder / "job.json").write_text(json.dumps(job))
+    checkpoint = open_checkpoint(folder)
+
+    [found] = generate(checkpoint, GenerateSettings(prompt="ab", samples=1, tokens=40, temperature=0))
+    row = list(b"ab")
+    with torch.no_grad():
+        for _ in range(40):
+            row.append(int(mine(torch.tensor([row[-SEQUENCE_LENGTH:]]))[0, -1, :257].argmax()))
+    wanted = row[: row.index(256)] if 256 in row else row
+    assert found == "ab" + bytes(wanted[2:]).decode(errors="replace")
+    drawn = [generate(checkpoint, GenerateSettings(tokens=20, seed=seed)) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(set(drawn[0])) == 3
+    (folder / "text-0.bin").rename(folder / "tokens.bin")
+    job["data"]["path"] = "tokens.bin"
+    (folder / "job.json").write_text(json.dumps(job))
+    with pytest.raises(FrontrunnerError, match=r"the tokenizer of .*tokens.bin is not known"):
+        generate(open_checkpoint(folder), GenerateSettings())
+    with pytest.raises(FrontrunnerError, match=r"--device = \"cuda:99\": expected a device of this machine"):
+        generate(checkpoint, GenerateSettings(prompt="a", device="cuda:99"))

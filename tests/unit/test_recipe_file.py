@@ -229,7 +229,7 @@ def test_a_replay_is_refused_for_a_missing_extra_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "r.json").write_text(to_text(made()))
-    monkeypatch.setattr("frontrunner.evaluators.probe.replay.find_spec", lambda _: None)
-    with pytest.raises(InvalidInput, match="TensorBoard need it installed") as refused:
+    monkeypatch.setattr("frontrunner.spaces.errors.find_spec", lambda _: None)
+    with pytest.raises(InvalidInput, match="needs tensorboard installed") as refused:
         plan_replay(str(tmp_path / "r.json"), ReplaySettings(steps=2, metrics="tensorboard", data="built-in"))
-    assert refused.value.hint == "run: pip install tensorboard"
+    assert refused.value.hint == "run: pip install 'frontrunner[tensorboard]'"

@@ -28,7 +28,7 @@ from frontrunner.evaluators.trainer.model import Gpt, Mixer, RotaryTable, initia
 from frontrunner.evaluators.trainer.optimizer import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
 from frontrunner.evaluators.trainer.run import ProgressLog, RunContext, StepOutcome, limit_memory
 from frontrunner.evaluators.trainer.torch_engine import multiply_in_8_bits
-from frontrunner.evaluators.trainer.training_run import COLUMNS, CsvMetrics, learning_rate_at, steps_run
+from frontrunner.evaluators.trainer.training_run import COLUMNS, CsvMetrics, WandbMetrics, learning_rate_at, steps_run
 from frontrunner.spaces.stages import rank_of_stage
 from support.trainer_runs import EXPERTS, look, small_job, small_model, small_recipe
 
@@ -382,3 +382,26 @@ def test_only_the_blocks_products_are_in_8_bits(scaling: str, experts: int) -> N
     parts = [f"attention.{name}" for name in ("query", "key", "value", "output")]
     parts += [] if experts else [f"feed_forward.{name}" for name in ("gate", "up", "down")]
     assert converted == {f"blocks.{layer}.{part}" for layer in range(4) for part in parts}
+
+
+@pytest.mark.system
+def test_metrics_for_weights_and_biases_are_kept_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    metrics = WandbMetrics(tmp_path, resumed_step=0)
+    for step in (1, 2):
+        metrics.write(dict.fromkeys(COLUMNS) | {"step": step, "loss": step / 10})
+    metrics.close()
+
+    [path] = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    content, rows, place = path.read_bytes(), [], 7  # a log as LevelDB's: checksum, length and kind of each record
+    while place < len(content):
+        length = int.from_bytes(content[place + 4 : place + 6], "little")
+        record = Record.FromString(content[place + 7 : place + 7 + length])
+        place += 7 + length
+        if record.HasField("history"):
+            items = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
+            rows.append((items["step"], items["loss"], "gradient_norm" in items))
+    assert rows == [("1", "0.1", False), ("2", "0.2", False)]

@@ -39,6 +39,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "import": ("maintain:import_", "Import a table of measured runs, to learn from."),
         "export": ("maintain:export", "Export a recipe as another tool's configuration."),
         "checkpoint": ("training:checkpoint", "Export a replay's checkpoint as a published model."),
+        "generate": ("training:generate", "Sample text from a replay's checkpoint."),
         "import-config": ("maintain:import_config", "Read another tool's configuration as a recipe."),
         "store": ("maintain:store", "Check, back up, upgrade, copy and prune stores."),
         "rename": ("maintain:rename", "Give a campaign another name."),

@@ -181,7 +181,7 @@ PRINTED_STEPS = 20
 @click.option(
     "--checkpoint-every", "checkpoint_every_steps", type=STEPS, metavar="STEPS", help="[default: a tenth of the run]"
 )
-@click.option("--metrics", default="csv", show_default=True, help="csv or tensorboard, in the replay's folder.")
+@click.option("--metrics", default="csv", show_default=True, help="csv, tensorboard or wandb, in the replay's folder.")
 @click.option("--folder", type=opt.FILE, help="Where it keeps its files [default: by recipe].")
 @opt.anyway_option
 @click.option(

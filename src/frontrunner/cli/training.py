@@ -1,4 +1,4 @@
-"""Commands before and after a replay: prepare, checkpoint."""
+"""Commands before and after a replay: prepare, checkpoint, generate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from frontrunner.cli import options as opt
 from frontrunner.evaluators.text.prepare import Prepared, PrepareSettings
 from frontrunner.evaluators.text.prepare import prepare as prepare_files
 from frontrunner.spaces.errors import require_one_of
-from frontrunner.text import counted
+from frontrunner.text import counted, plain
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.checkpoint.export import Exported
@@ -108,3 +108,32 @@ def _print_exported(found: Exported) -> None:
     )
     if not found.tokenizer:
         click.echo("without a tokenizer: the data had none; --tokenizer FILE adds one")
+
+
+@click.command()
+@click.argument("folder", type=opt.FILE)
+@click.option("--prompt", default="", help="What each sample begins with [default: the start of a document].")
+@click.option("--samples", type=int, default=3, show_default=True, help="How many.")
+@click.option("--tokens", type=int, default=100, show_default=True, help="Of each, at most.")
+@click.option("--temperature", type=float, default=0.8, show_default=True, help="0 takes the most probable token.")
+@click.option("--top-k", type=int, default=50, show_default=True, help="Draws from this many tokens.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Draws the tokens.")
+@click.option("--step", type=int, help="The checkpoint's step [default: the newest].")
+@click.option("--device", default="cpu", show_default=True, help="cpu, or a device of torch, as cuda:0.")
+@click.option("--tokenizer", type=opt.FILE, metavar="FILE", help="A tokenizer.json [default: that of the data].")
+@opt.json_option
+def generate(folder: Path, step: int | None, *, as_json: bool, **settings: Any) -> None:
+    """Sample text from a checkpoint of the replay in FOLDER, to look at: in one process, for small models."""
+    from frontrunner.evaluators.checkpoint.generate import GenerateSettings
+    from frontrunner.evaluators.checkpoint.generate import generate as sample
+    from frontrunner.evaluators.checkpoint.reading import open_checkpoint
+
+    chosen = GenerateSettings(**settings)  # the options are named after its fields
+    checkpoint = open_checkpoint(folder, step)
+    found = sample(checkpoint, chosen)
+    if as_json:
+        opt.print_json({"step": checkpoint.step, "samples": found})
+        return
+    for number, text in enumerate(found, start=1):
+        click.echo(f"--- sample {number} of {len(found)}, step {checkpoint.step}")
+        click.echo(plain(text))

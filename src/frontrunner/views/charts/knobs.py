@@ -20,7 +20,7 @@ from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, n
 from frontrunner.evaluators.analytic.variations import measured_scaling, variations, varied_dimensions
 from frontrunner.results.outcome import FailureKind
 from frontrunner.results.ranking import RankedRecipe
-from frontrunner.spaces.recipe import DIMENSIONS, Recipe
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.text import counted, gib, percent, thousands
 from frontrunner.views.charts import marks as vl
 from frontrunner.views.charts.marks import Chart, Collected, Json, Knob, Missing, knobs, shown, table
@@ -164,7 +164,7 @@ def sensitivity(collected: Collected) -> Chart | Missing:
     center = collected.center
     if isinstance(center, Missing):
         return center
-    curves = {DIMENSIONS[knob].label: list(curve(knob, collected, center.recipe)) for knob in ordered}
+    curves = {collected.survey.dimension(knob).label: list(curve(knob, collected, center.recipe)) for knob in ordered}
     drawn = {
         label: points
         for label, points in curves.items()
@@ -225,6 +225,7 @@ def curve(knob: str, collected: Collected, center: Recipe) -> Iterator[Json]:
     An estimate is the model's ratio to its own estimate of the center, times the measured speed of that: the ratio
     cancels an error of the model that all recipes share.
     """
+    label = collected.survey.dimension(knob).label
     for place, row in enumerate(variations(center, knob, collected.survey, collected.tried).variations):
         found = row.found
         source, speed, note = "unknown to the model", row.expected_tokens_per_s, ""
@@ -236,7 +237,7 @@ def curve(knob: str, collected: Collected, center: Recipe) -> Iterator[Json]:
             source, speed, note = "failed", None, found.outcome
         elif found.estimate is not None:
             source, note = "estimated" if found.estimate.fits else "estimated not to fit", found.estimate.fit
-        point = {"knob": DIMENSIONS[knob].label, "value": shown(row.value), "place": place, "tokens_per_s": speed}
+        point = {"knob": label, "value": shown(row.value), "place": place, "tokens_per_s": speed}
         yield point | {
             "drawn": speed or 0,
             "source": source,

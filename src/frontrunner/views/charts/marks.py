@@ -16,7 +16,7 @@ from frontrunner.results.states import TrialState
 from frontrunner.results.status import FailedTrial, failures, status
 from frontrunner.results.store import Store
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
+from frontrunner.spaces.recipe import Choice, Dimension, Recipe
 from frontrunner.spaces.space import Survey
 from frontrunner.text import thousands
 
@@ -261,21 +261,26 @@ def collect(store: Store, campaign: Campaign, survey: Survey, around: Recipe | N
 class Knob:
     """A dimension with the values that recipes have on it, in the order of the space; numbers ascend."""
 
-    name: str
+    dimension: Dimension
     values: tuple[Choice, ...]
+
+    @property
+    def name(self) -> str:
+        """The dimension's name."""
+        return self.dimension.name
 
     @property
     def label(self) -> str:
         """The name on an axis."""
-        return DIMENSIONS[self.name].label
+        return self.dimension.label
 
     def place(self, recipe: Recipe) -> int:
         """Return the index of the recipe's value among `values`."""
-        return self.values.index(DIMENSIONS[self.name].of(recipe))
+        return self.values.index(self.dimension.of(recipe))
 
     def word(self, recipe: Recipe) -> str:
         """Return the recipe's value as text."""
-        return shown(DIMENSIONS[self.name].of(recipe))
+        return shown(self.dimension.of(recipe))
 
 
 def shown(value: Choice) -> str:
@@ -287,15 +292,16 @@ def knobs(survey: Survey, recipes: Sequence[Recipe]) -> tuple[Knob, ...]:
     """Return the dimensions with a choice in which these recipes differ."""
     found = []
 
-    def order(listed: Sequence[Choice], value: Choice) -> tuple[int, str]:
+    def order(listed: Sequence[Choice], value: Choice) -> tuple[float, str]:
         """Sort numbers and flags by size, words as the space lists them, after unlisted ones."""
         if isinstance(value, str):
             return (listed.index(value), "") if value in listed else (-1, value)
-        return int(value), ""
+        return float(value), ""
 
     for name, listed in survey.dimensions.items():
-        present = {DIMENSIONS[name].of(recipe) for recipe in recipes}
+        dimension = survey.dimension(name)
+        present = {dimension.of(recipe) for recipe in recipes}
         # Recipes without a pipeline have the schedule `none`, whatever the space lists.
         if len(listed) > 1 and len(present) > 1:
-            found.append(Knob(name=name, values=tuple(sorted(present, key=partial(order, list(listed))))))
+            found.append(Knob(dimension=dimension, values=tuple(sorted(present, key=partial(order, list(listed))))))
     return tuple(found)
