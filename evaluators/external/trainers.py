@@ -123,6 +123,8 @@ PROBE_STEPS: dict[str, tuple[str, ...]] = {
 """Arguments of probes alone: what a replay saves and evaluates is for the campaign's own arguments to say."""
 
 
+NEVER_RAN = ("megatron-lm", "megatron-deepspeed", "nemo", "nanotron")
+"""Trainers that need a GPU and that no probe of the project has run: their patterns are tried on published logs."""
 ENVIRONMENT: dict[str, dict[str, str]] = {"accelerate": {"TQDM_MININTERVAL": "0"}}
 """Variables of a trainer's command: without this one tqdm shows steps of less than 0.1 s in groups."""
 
