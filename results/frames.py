@@ -50,6 +50,8 @@ COLUMN_TYPES: dict[str, str] = {
     "finished_at": "datetime64[us, UTC]",
 }
 """The table's columns and their pandas types; cells that an outcome has no value for are missing."""
+CUSTOM = "custom_"
+"""Begins the columns of the user's own knobs, which come last; a recipe at a knob's default has none."""
 
 
 def frame(store: Store, campaign: Campaign | str | None) -> pd.DataFrame:
@@ -59,7 +61,14 @@ def frame(store: Store, campaign: Campaign | str | None) -> pd.DataFrame:
     with store.read(campaign) as (connection, found):
         attempts = finished_attempts(connection, AttemptRow.campaign_id == found.id)
     rows = [_cells(found, one) for one in sorted(attempts, key=lambda one: one.attempt.id)]
-    return pd.DataFrame(rows, columns=list(COLUMN_TYPES)).astype(COLUMN_TYPES)
+    own = sorted({name for row in rows for name in row if name.startswith(CUSTOM)})
+    return _typed(pd.DataFrame(rows, columns=[*COLUMN_TYPES, *own]))
+
+
+def _typed(table: pd.DataFrame) -> pd.DataFrame:
+    own = table.columns[len(COLUMN_TYPES) :]
+    table[own] = table[own].convert_dtypes()
+    return table.astype(COLUMN_TYPES)
 
 
 def row_count(store: Store, campaign: Campaign | str | None) -> int:
@@ -85,12 +94,13 @@ def from_columns(columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
     """Return the table that `plain_columns` took apart; raises `ValueError` for columns of another table."""
     import pandas as pd
 
-    if list(columns) != list(COLUMN_TYPES):
+    known, own = list(columns)[: len(COLUMN_TYPES)], list(columns)[len(COLUMN_TYPES) :]
+    if known != list(COLUMN_TYPES) or not all(name.startswith(CUSTOM) for name in own):
         raise ValueError(f"columns {', '.join(columns)[:200]}")
     table = pd.DataFrame({name: list(values) for name, values in columns.items()})
     for name in ("started_at", "finished_at"):
         table[name] = pd.to_datetime(table[name], utc=True, format="ISO8601")
-    return table.astype(COLUMN_TYPES)
+    return _typed(table)
 
 
 def write_frame(table: pd.DataFrame, path: Path) -> None:
@@ -122,6 +132,7 @@ def _cells(campaign: Campaign, one: Probed) -> dict[str, Any]:
         "recipe_id": one.trial.recipe_id,
         **{name: getattr(recipe, name) for name in COLUMN_TYPES if hasattr(Recipe, name) or name in DIMENSIONS},
         **named,
+        **{f"{CUSTOM}{own.name}": own.value for own in recipe.custom},
         "state": one.attempt.state.value,
         "node_seconds": outcome.node_seconds,
         "run_folder": one.attempt.run_folder,

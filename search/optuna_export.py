@@ -73,7 +73,7 @@ def mirror_campaign(store: Store, campaign: Campaign, spec: CampaignSpec, storag
         study = _study(campaign, scores, storage_url)
         known = {found.user_attrs.get(TRIAL) for found in study.get_trials(deepcopy=False)}
         new = [found for found in ended if found.trial.number not in known]
-        study.add_trials([_frozen(found, spec.problem, choices, scores) for found in new])
+        study.add_trials([_frozen(found, spec, choices, scores) for found in new])
         study.set_user_attr("figures", campaign.figures)
         about = top and {
             "recipe_id": top.recipe_id,
@@ -128,7 +128,7 @@ def _choices(spec: CampaignSpec, histories: Sequence[TrialHistory]) -> dict[str,
 
 
 def _frozen(
-    found: TrialHistory, problem: Problem, choices: dict[str, tuple[Any, ...]], scores: Sequence[Score]
+    found: TrialHistory, spec: CampaignSpec, choices: dict[str, tuple[Any, ...]], scores: Sequence[Score]
 ) -> FrozenTrial:
     """Convert a trial that has ended. Numbers are choices too: most are powers of two, which no range of Optuna is."""
     from optuna.distributions import CategoricalDistribution
@@ -137,12 +137,14 @@ def _frozen(
 
     last = next((attempt for attempt in found.attempts if isinstance(attempt.outcome, Measurement)), found.attempts[-1])
     recipe, outcome = found.trial.recipe, last.outcome
-    params = {name: value for name, values in choices.items() if (value := DIMENSIONS[name].of(recipe)) in values}
+    params = {
+        name: value for name, values in choices.items() if (value := spec.space.dimension(name).of(recipe)) in values
+    }
     about: dict[str, Any] = {TRIAL: found.trial.number, "recipe_id": found.trial.recipe_id}
     about |= {"recipe": recipe.describe(), "attempts": len(found.attempts), "run_folder": last.attempt.run_folder}
     values = []  # of a failure, or without a peak that is an objective
     if isinstance(outcome, Measurement):
-        scored = [score(recipe, outcome, problem) for *_, score in scores]
+        scored = [score(recipe, outcome, spec.problem) for *_, score in scores]
         values = [] if None in scored else [score for score in scored if score is not None]
         about |= {name: getattr(outcome, name) for name in RATES}
     elif isinstance(outcome, Failure):

@@ -24,6 +24,7 @@ from frontrunner.evaluators.registry import (
 from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.records import IMPORTED
 from frontrunner.search.strategy import STRATEGIES, TOKENS_ALONE, check_objectives
+from frontrunner.spaces.custom import AT_IMPORT
 from frontrunner.spaces.errors import InvalidInput, bad_value, require_above_zero, require_at_least, require_one_of
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
@@ -194,6 +195,7 @@ class CampaignSpec:
         if self.evaluator == "command" and not self.command.arguments:
             raise bad_value("command.arguments", None, 'a list of arguments, for evaluator = "command"')
         self._check_baseline()
+        self._check_custom()
         is_here = nodes == 1 and not dispatch.has_nodes
         if parallel > 1 and backend != "cpu" and self.evaluator == "probe" and is_here:
             raise bad_value("search.parallel_probes", parallel, f"1: probes would share the {backend} devices")
@@ -223,6 +225,19 @@ class CampaignSpec:
             raise bad_value("budget.cost", cost, "cluster.price_per_node_hour beside it")
         hours = min(cost / price, self.budget.node_hours or math.inf)
         object.__setattr__(self, "budget", replace(self.budget, node_hours=hours))
+
+    def _check_custom(self) -> None:
+        """Knobs of the user's own are given in a way that the evaluator's trainer can be given them."""
+        for name, knob in self.space.custom.items():
+            owner = f"space.custom.{name}"
+            if self.evaluator == "probe" and knob.flag is not None:
+                hint = 'evaluator = "command" runs a trainer that takes arguments'
+                raise bad_value(f"{owner}.flag", knob.flag, "env: the built-in trainer takes no arguments", hint=hint)
+            if self.evaluator == "probe" and AT_IMPORT.fullmatch(knob.env or ""):
+                expected = "a variable that is read later: ranks are forked from a process that has imported torch"
+                raise bad_value(f"{owner}.env", knob.env, expected)
+            if knob.env in self.command.environment:
+                raise bad_value(f"{owner}.env", knob.env, "a variable that command.environment does not set")
 
     def _check_baseline(self) -> None:
         """Probes are prepared for the engines and offloads of the space, and a table holds no other recipe."""

@@ -14,6 +14,7 @@ from frontrunner.spaces.pareto import OBJECTIVES, RATES
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
+from frontrunner.spaces.variants import AROUND
 
 if TYPE_CHECKING:
     from frontrunner.results.predictions import Predicted
@@ -73,8 +74,8 @@ class Forecaster(Strategy, Protocol):
         """Predict the `count` recipes of the highest expected tokens/s; none before the first outcome."""
 
 
-LOOK_AT_ALL = ("guided", "exhaustive")
-"""The strategies that `search.prune_infeasible` leaves alone: one learns what fits, one promises every recipe."""
+LOOK_AT_ALL = ("guided", "exhaustive", *AROUND)
+"""The strategies that `search.prune_infeasible` leaves alone: one learns what fits, the others promise every recipe."""
 
 STRATEGIES: dict[str, str] = {
     "guided": "frontrunner.search.guided.strategy:Guided",

@@ -39,8 +39,14 @@ def _off_default(value: Any) -> dict[str, Any]:
     for f in fields(value):
         item = getattr(value, f.name)
         if f.default is MISSING or item != f.default:
-            kept[STORED_NAMES.get(f.name, f.name)] = _off_default(item) if is_dataclass(item) else item
+            kept[STORED_NAMES.get(f.name, f.name)] = _plain(item)
     return kept
+
+
+def _plain(item: Any) -> Any:
+    if isinstance(item, tuple):
+        return [_plain(one) for one in item]
+    return _off_default(item) if is_dataclass(item) else item
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -77,6 +83,11 @@ def read_plain(kind: Any, value: Any, name: str) -> Any:
     Ranks of a probe use it, which do not load pydantic. Raises ValueError naming the key.
     """
     arms, origin = typing.get_args(kind), typing.get_origin(kind)
+    if origin is types.UnionType and type(None) not in arms:
+        if type(value) not in arms:
+            known = " or ".join(arm.__name__ for arm in arms)
+            raise ValueError(f"{name} is {value!r}, expected {known}")
+        return value
     if origin is types.UnionType:
         return None if value is None else read_plain(arms[0], value, name)
     if origin is tuple and isinstance(value, list | tuple):

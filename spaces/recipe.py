@@ -15,11 +15,12 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from frontrunner.notebook import Displayed
+from frontrunner.spaces.custom import Choice as Choice  # noqa: PLC0414 - the type of a dimension's values
+from frontrunner.spaces.custom import Custom, CustomKnob
 from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
 from frontrunner.spaces.sharding import UNSHARDED, Sharding
 
-Choice = int | str | bool
-Kind = Literal["count", "flag", "choice", "sharding", "layers"]
+Kind = Literal["count", "flag", "choice", "sharding", "layers", "custom"]
 Group = Literal["degrees", "pipeline", "batch", "sharding", "option", "lever"]
 
 ENGINES = ("torch", "deepspeed")
@@ -91,6 +92,8 @@ class Dimension:
             return recipe.sharding_name
         if self.kind == "layers":
             return "balanced" if recipe.layers_per_stage else "even"
+        if self.kind == "custom":
+            return next((one.value for one in recipe.custom if one.name == self.name), self.neutral)
         value: Choice = getattr(recipe, self.field)
         return value
 
@@ -157,7 +160,8 @@ class Recipe(ReadsEarlierNames, Displayed):
     """How one model is cut over the devices and how one optimizer step is run; the fields say what each is.
 
     `layers_per_stage` holds the layers of each stage along the model; empty is as even as possible, the first
-    stages taking the remainder. Spaces enumerate and judge the first eight fields in this order.
+    stages taking the remainder. `custom` are knobs of the user's own, sorted by name, that are not at their default.
+    Spaces enumerate and judge the first eight fields in this order.
     """
 
     tensor_parallel: int = _count(
@@ -286,6 +290,7 @@ class Recipe(ReadsEarlierNames, Displayed):
         "`problem.tolerance = \"quantized\"`",
         group="option", label="FP8", word="fp8-{value}",
     )  # fmt: skip
+    custom: tuple[Custom, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if min(_counts_of(self)) < 1:
@@ -296,6 +301,10 @@ class Recipe(ReadsEarlierNames, Displayed):
         if self.layers_per_stage and (len(self.layers_per_stage) != self.stages or min(self.layers_per_stage) < 1):
             expected = f"nothing, or at least one layer for each of {self.stages} stages"
             raise bad_value("recipe.layers_per_stage", list(self.layers_per_stage), expected)
+        if self.custom:
+            names = [one.name for one in self.custom]
+            if sorted(set(names)) != names:
+                raise bad_value("recipe.custom", names, "each knob once, sorted by name")
         if self.devices % self._devices_per_replica:
             degrees = f"{self.tensor_parallel} x {self.pipeline_parallel} x {self.context_parallel}"
             expected = f"a multiple of tensor_parallel x pipeline_parallel x context_parallel = {degrees}"
@@ -374,10 +383,19 @@ class Recipe(ReadsEarlierNames, Displayed):
         runs = [(count, len(list(group))) for count, group in itertools.groupby(self.layers_per_stage)]
         return "+".join(str(count) if length == 1 else f"{count}x{length}" for count, length in runs) or "even"
 
+    def custom_environment(self) -> dict[str, str]:
+        """Return the environment variables of the user's own knobs."""
+        return {name: value for one in self.custom for name, value in one.as_variable().items()}
+
+    def custom_arguments(self) -> tuple[str, ...]:
+        """Return the arguments of the user's own knobs."""
+        return tuple(argument for one in self.custom for argument in one.as_arguments())
+
     def words(self, *groups: Group) -> tuple[str, ...]:
-        """Return the choices of these groups that are not neutral, in words."""
+        """Return the choices of these groups that are not neutral, in words; the user's own knobs are levers."""
         found = (one.words(self) for one in DIMENSIONS.values() if one.group in groups)
-        return tuple(word for word in found if word)
+        own = (one.words() for one in self.custom if "lever" in groups)
+        return (*(word for word in found if word), *own)
 
     def arithmetic(self, precision: str) -> str:
         """Return what most FLOPs are done in, for a problem of this precision: `fp8` where the recipe chooses it."""
@@ -402,6 +420,8 @@ class Recipe(ReadsEarlierNames, Displayed):
 def _declared() -> dict[str, Dimension]:
     found: dict[str, Dimension] = {}
     for one in fields(Recipe):
+        if "dimension" not in one.metadata:
+            continue
         stated: Dimension = one.metadata["dimension"]
         name, is_required = stated.name or one.name, one.default is MISSING
         neutral: Any = None if is_required else one.default
@@ -429,6 +449,22 @@ def current_names(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key if (now := EARLIER_NAMES.get(key, key)) in table else now: value for key, value in table.items()}
 
 
+def plain_recipe(recipe: Recipe) -> dict[str, Any]:
+    """Return every field of a recipe as JSON holds it; `custom` only where there is any, as earlier versions wrote."""
+    table = asdict(recipe) | {"layers_per_stage": list(recipe.layers_per_stage)}
+    own = [{key: value for key, value in one.items() if value is not None} for one in table.pop("custom")]
+    return table | ({"custom": own} if own else {})
+
+
 def stored_recipe(recipe: Recipe) -> dict[str, Any]:
     """Return every field of a recipe under the keys of stores, recipe files and ids."""
-    return {STORED_NAMES.get(name, name): value for name, value in asdict(recipe).items()}
+    return {STORED_NAMES.get(name, name): value for name, value in plain_recipe(recipe).items()}
+
+
+def custom_dimension(name: str, knob: CustomKnob) -> Dimension:
+    """Return a knob of the user's own as a dimension; a recipe that says nothing of it has its default."""
+    how = f"the argument {knob.flag}" if knob.env is None else f"the variable {knob.env}"
+    neutral = "unset" if knob.default is None else knob.default
+    return Dimension(
+        name=name, kind="custom", group="lever", description=how, neutral=neutral, default=knob.values, label=name
+    )

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown
 from frontrunner.spaces.legality import Reason, why_illegal_in_frame, why_no_frame
+from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, RECOMPUTES, Choice, Degrees, ReadsEarlierNames, Recipe
+from frontrunner.spaces.recipe import (
+    DIMENSIONS,
+    RANK_ORDERS,
+    RECOMPUTES,
+    Choice,
+    Degrees,
+    Dimension,
+    ReadsEarlierNames,
+    Recipe,
+    custom_dimension,
+)
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.stages import balanced_layers, even_layers
 
@@ -38,8 +52,10 @@ _PLAIN = tuple(  # read here once, since a survey makes a million recipes
 )
 
 
-def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason:
-    """Return the recipe of a choice for each dimension, or the reason why there is none.
+def recipe_at(
+    choice: Mapping[str, Choice], problem: Problem, custom: Mapping[str, CustomKnob] = MappingProxyType({})
+) -> Recipe | Reason:
+    """Return the recipe of a choice for each dimension, the user's own included, or the reason why there is none.
 
     Choices that make no difference take their neutral value: no schedule without a pipeline, no sequence
     parallelism without tensor parallelism, one copy of the model has nothing to shard.
@@ -63,6 +79,9 @@ def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason
     }
     values["rank_order"] = _order_that_matters(values["rank_order"], {"tp": tp, "dp": dp * cp, "pp": pp})
     values |= zip(DEGREES, degrees, strict=True)
+    if custom:
+        own = (one for name in sorted(custom) for one in custom[name].at(name, choice[name]))
+        values["custom"] = tuple(own)
     sharding = Sharding.named(str(choice["sharding"]), dp * cp)
     recipe = Recipe(accumulation=at.accumulation, sharding=sharding, **values)
     layers = problem.model.layers
@@ -93,13 +112,23 @@ _Choices: Any = make_dataclass(
 
 @dataclass(frozen=True, kw_only=True)
 class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
-    """The choices for each of `DIMENSIONS`, as fields of its name.
+    """The choices for each of `DIMENSIONS`, as fields of its name, and knobs of the user's own.
 
     An empty `accumulation` follows from the fixed global batch; an empty `devices` is all of the cluster's.
     `exhaustive` tries values in the order in which they were given.
     """
 
+    custom: Mapping[str, CustomKnob] = field(default_factory=dict)
+
     def __post_init__(self) -> None:
+        for name, knob in self.custom.items():
+            if name in DIMENSIONS or hasattr(Recipe, name) or name in {one.name for one in fields(Model)}:
+                expected = "another name: a recipe or a model has something of its own that is called so"
+                raise bad_value("space.custom", name, expected)
+            knob.check(name)
+        ways = Counter(knob.flag or knob.env for knob in self.custom.values())
+        if doubled := next((way for way, count in ways.items() if count > 1), None):
+            raise bad_value("space.custom", doubled, "a flag or variable of its own for each knob")
         for one in DIMENSIONS.values():
             key, values = f"space.{one.name}", getattr(self, one.name)
             if not values and one.default:
@@ -109,24 +138,28 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
             for value in values:
                 one.check("space", value)
 
-    def with_choices(self, **choices: tuple[Choice, ...]) -> Space:
+    def with_choices(self, **choices: Any) -> Space:
         """Return this space with other choices for these dimensions."""
         return replace(self, **choices)
 
     def dimensions(self, cluster: Cluster) -> dict[str, tuple[Choice, ...]]:
         """Return the dimensions of a point with their values; `accumulation` only where it is free."""
-        found: dict[str, tuple[Choice, ...]] = {f.name: getattr(self, f.name) for f in fields(self)}
+        found: dict[str, tuple[Choice, ...]] = {name: getattr(self, name) for name in DIMENSIONS}
         found["devices"] = found["devices"] or (cluster.devices,)
         if not found["accumulation"]:
             del found["accumulation"]
-        return found
+        return found | {name: knob.values for name, knob in self.custom.items()}
+
+    def dimension(self, name: str) -> Dimension:
+        """Return one of the dimensions, a recipe's or the user's own."""
+        return DIMENSIONS[name] if name in DIMENSIONS else custom_dimension(name, self.custom[name])
 
     def survey(self, problem: Problem) -> Survey:
         """Look at every point: keep the legal recipes, count the others by reason."""
         if not self.accumulation and not problem.global_batch.is_fixed:
             expected = f"values to choose from, since problem.global_batch is the range {problem.global_batch}"
             raise bad_value("space.accumulation", None, expected)
-        survey = Survey(problem=problem, dimensions=self.dimensions(problem.cluster))
+        survey = Survey(problem=problem, dimensions=self.dimensions(problem.cluster), custom=self.custom)
         if (points := math.prod(map(len, survey.dimensions.values()))) > MAX_POINTS:
             sizes = ", ".join(f"{name} {len(values)}" for name, values in survey.dimensions.items() if len(values) > 1)
             message = f"space has {shown(points)} points: expected at most {MAX_POINTS}"
@@ -153,7 +186,7 @@ def usual_space(problem: Problem) -> Space:
     cluster, batch = problem.cluster, problem.global_batch
     ways, devices, several = divisors(cluster.devices_per_node), cluster.devices, cluster.nodes > 1
     hybrid = (f"hybrid-{cluster.devices_per_node}",) if several and cluster.devices_per_node > 1 else ()
-    found: dict[str, tuple[Choice, ...]] = {
+    found: dict[str, Any] = {
         "tensor_parallel": ways,
         "pipeline_parallel": tuple(ranks for ranks in divisors(devices) if ranks <= problem.model.layers),
         "context_parallel": ways if problem.sequence_length >= LONG_SEQUENCE else (1,),
@@ -183,6 +216,7 @@ class Survey:
     repeats: int = 0
     refusals: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
+    custom: Mapping[str, CustomKnob] = field(default_factory=dict)
     _seen: set[Recipe] = field(default_factory=set, repr=False)
     _frames: dict[Recipe, Mapping[str, int]] = field(default_factory=dict, repr=False)
 
@@ -239,7 +273,15 @@ class Survey:
             self.legal[point] = found
 
     def _recipe_at(self, point: Point) -> Recipe | Reason:
-        return recipe_at(dict(zip(self.dimensions, point, strict=True)), self.problem)
+        return self.recipe_at(dict(zip(self.dimensions, point, strict=True)))
+
+    def recipe_at(self, choice: Mapping[str, Choice]) -> Recipe | Reason:
+        """Return the recipe of a choice for each dimension, or the reason why there is none."""
+        return recipe_at(choice, self.problem, self.custom)
+
+    def dimension(self, name: str) -> Dimension:
+        """Return one of `dimensions`, a recipe's or the user's own."""
+        return DIMENSIONS[name] if name in DIMENSIONS else custom_dimension(name, self.custom[name])
 
     def _refuse(self, reason: Reason, points: int = 1) -> None:
         self.refusals[reason.code] = self.refusals.get(reason.code, 0) + points

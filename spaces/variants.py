@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
+from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import Reason, why_illegal
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
-from frontrunner.spaces.space import DEGREES, Space, Survey, recipe_at
-
-Dimensions = Mapping[str, tuple[Choice, ...]]
+from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe, custom_dimension
+from frontrunner.spaces.space import DEGREES, Space, Survey
 
 
-def choices_of(recipe: Recipe, dimensions: Dimensions) -> dict[str, Choice]:
+def choices_of(recipe: Recipe, survey: Survey) -> dict[str, Choice]:
     """Return the recipe's value of each dimension; without a pipeline, the first schedule that is listed."""
-    found = {name: DIMENSIONS[name].of(recipe) for name in dimensions}
+    found = {name: survey.dimension(name).of(recipe) for name in survey.dimensions}
     if found["schedule"] == "none":
-        found["schedule"] = dimensions["schedule"][0]
+        found["schedule"] = survey.dimensions["schedule"][0]
     return found
 
 
-def variant(recipe: Recipe, dimensions: Dimensions, problem: Problem, **changed: Choice) -> Recipe | Reason:
+def variant(recipe: Recipe, survey: Survey, **changed: Choice) -> Recipe | Reason:
     """Return the recipe with other values of these dimensions, or why that is not legal."""
-    found = recipe_at(choices_of(recipe, dimensions) | changed, problem)
-    return found if isinstance(found, Reason) else why_illegal(found, problem) or found
+    found = survey.recipe_at(choices_of(recipe, survey) | changed)
+    return found if isinstance(found, Reason) else why_illegal(found, survey.problem) or found
 
 
-def scaled(recipe: Recipe, dimensions: Dimensions, problem: Problem, devices: int, *, weak: bool) -> Recipe | Reason:
+def scaled(recipe: Recipe, survey: Survey, devices: int, *, weak: bool) -> Recipe | Reason:
     """Return the recipe with more or fewer replicas, so that it uses this many devices, or why that is not legal.
 
     Strong scaling keeps the global batch, weak scaling that of each replica, by the accumulation.
@@ -43,27 +43,27 @@ def scaled(recipe: Recipe, dimensions: Dimensions, problem: Problem, devices: in
             text = f"micro-batch {recipe.micro_batch_seqs} x {devices // replica} replicas does not divide"
             return Reason("global-batch", f"{text} global batch {batch}")
         accumulation = batch // at_once
-    return variant(recipe, dimensions, problem, devices=devices, accumulation=accumulation)
+    return variant(recipe, survey, devices=devices, accumulation=accumulation)
 
 
 def sweep(space: Space, recipe: Recipe, problem: Problem) -> Survey:
     """Survey a recipe, and those of the space that differ from it in one dimension."""
     survey = _around(space, recipe, problem)
     for name, values in survey.dimensions.items():
-        own = DIMENSIONS[name].of(recipe)
-        survey.look_at(choices_of(recipe, survey.dimensions) | {name: value} for value in values if value != own)
+        own = survey.dimension(name).of(recipe)
+        survey.look_at(choices_of(recipe, survey) | {name: value} for value in values if value != own)
     return survey
 
 
 def scale(space: Space, recipe: Recipe, problem: Problem) -> Survey:
     """Survey a recipe on the space's numbers of devices, by strong and by weak scaling."""
     survey = _around(space, recipe, problem)
-    own = choices_of(recipe, survey.dimensions)
+    own = choices_of(recipe, survey)
 
     def points() -> Iterator[Mapping[str, Choice]]:
         for devices in sorted(map(int, survey.dimensions["devices"])):
             for weak in (False, True):
-                found = scaled(recipe, survey.dimensions, problem, devices, weak=weak)
+                found = scaled(recipe, survey, devices, weak=weak)
                 accumulation = recipe.accumulation if isinstance(found, Reason) else found.accumulation
                 yield own | {"devices": devices, "accumulation": accumulation}
 
@@ -75,10 +75,10 @@ def _around(space: Space, recipe: Recipe, problem: Problem) -> Survey:
     """Return a survey of the recipe alone, in the space with the recipe's own values added."""
     dimensions = dict(space.dimensions(problem.cluster))
     for name, values in dimensions.items():
-        own = DIMENSIONS[name].of(recipe)
+        own = space.dimension(name).of(recipe)
         dimensions[name] = values if own in (*values, "none") else (*values, own)
-    survey = Survey(problem=problem, dimensions=dimensions)
-    survey.look_at([choices_of(recipe, dimensions)])
+    survey = Survey(problem=problem, dimensions=dimensions, custom=space.custom)
+    survey.look_at([choices_of(recipe, survey)])
     itself = tuple(survey.legal.values())  # survey.recipes would be kept, and more points follow
     if itself != (recipe,):
         found = itself[0].describe() if itself else next(iter(survey.examples.values()))
@@ -96,4 +96,11 @@ def with_values(space: Space, recipe: Recipe, **values: tuple[Choice, ...]) -> S
     own["accumulation"] = own["accumulation"] if space.accumulation else ()
     if own["schedule"] == ("none",):  # there is no pipeline; one that a sweep makes has the space's first schedule
         own["schedule"] = space.schedule[:1]
-    return replace(space, **{name: tuple(dict.fromkeys((*values.get(name, ()), *own[name]))) for name in own})
+    listed: dict[str, Any] = {name: tuple(dict.fromkeys((*values.get(name, ()), *own[name]))) for name in own}
+    knobs = {one.name: CustomKnob(values=(one.value,), flag=one.flag, env=one.env) for one in recipe.custom}
+    for name, knob in space.custom.items():
+        value = custom_dimension(name, knob).of(recipe)
+        if value in knob.values:  # the recipe may be of another campaign
+            tried = tuple(dict.fromkeys((*values.get(name, ()), value)))
+            knobs[name] = replace(knob, values=tried, default=knob.default if knob.default in tried else None)
+    return replace(space, **listed, custom=knobs)

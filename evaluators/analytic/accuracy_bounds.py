@@ -242,6 +242,7 @@ def unvalidated(recipe: Recipe, problem: Problem) -> tuple[str, ...]:
     """Return the choices of a recipe, and of its problem, whose formulas no measurement of step times has validated."""
     found = ["mixtures of experts"] if problem.model.experts else []
     found += [name for name, key, neutral in _UNVALIDATED if getattr(recipe, key) != neutral]
+    found += [one.name for one in recipe.custom]
     if recipe.schedule not in VALIDATED_SCHEDULES:
         found.append(f"schedule {recipe.schedule}")
     if not {1, recipe.copies}.issuperset(recipe.sharding.degrees):

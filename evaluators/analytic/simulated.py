@@ -41,7 +41,8 @@ def simulate(recipe: Recipe, setup: ProbeSetup) -> Measurement | Failure:
         message = f"simulated: {memory / 2**30:.1f} GiB needed, {limit / 2**30:.1f} GiB per device"
         return Failure(kind=FailureKind.OUT_OF_MEMORY, message=message, log_tail="simulated")
     step = _step_time_s(recipe, problem)
-    digest = hashlib.sha256(f"{setup.seed} {recipe!r}".encode()).digest()
+    own = f" {recipe.custom}" if recipe.custom else ""
+    digest = hashlib.sha256(f"{setup.seed} {recipe!r}{own}".encode()).digest()
     noise = 0.01 * int.from_bytes(digest[:8], "big") / 2**64
     times = tuple(step * (1 + noise * sign) for sign in (-1, 0, 1, 0.5, -0.5)[: setup.probe.measured_steps])
     peaks, spent_s = (memory,) * recipe.devices, sum(times) * problem.cluster.nodes

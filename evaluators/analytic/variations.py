@@ -12,7 +12,7 @@ from frontrunner.results.states import TrialState
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
+from frontrunner.spaces.recipe import Choice, Recipe
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.variants import scaled, variant
 
@@ -98,10 +98,10 @@ def _change(value: float | None, center: float | None) -> float | None:
 
 def variations(center: Recipe, dimension: str, survey: Survey, tried: Tried) -> Sweep:
     """Return a recipe with each value of one dimension; values that change nothing are left out."""
-    values, own = survey.dimensions[dimension], DIMENSIONS[dimension].of(center)
+    values, own = survey.dimensions[dimension], survey.dimension(dimension).of(center)
     variants: dict[Choice, Recipe | Reason] = {}
     for value in values if isinstance(own, str) else sorted(values):
-        one = center if value == own else variant(center, survey.dimensions, survey.problem, **{dimension: value})
+        one = center if value == own else variant(center, survey, **{dimension: value})
         if value == own or one != center:
             variants[value] = one
     first, *found = found_of([center, *variants.values()], survey.problem, tried)
@@ -160,7 +160,7 @@ def measured_scaling(center: Recipe, survey: Survey, tried: Tried) -> MeasuredSc
     counts = sorted(map(int, survey.dimensions["devices"]))
     found = {}
     for weak in (False, True):
-        recipes = [scaled(center, survey.dimensions, survey.problem, count, weak=weak) for count in counts]
+        recipes = [scaled(center, survey, count, weak=weak) for count in counts]
         found[weak] = tuple(_with_efficiency(counts, found_of(recipes, survey.problem, tried), survey.problem))
     return MeasuredScaling(strong=found[False], weak=found[True])
 

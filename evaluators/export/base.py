@@ -36,6 +36,7 @@ class Export:
     arguments: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def launch_of(problem: Problem, recipe: Recipe) -> tuple[int, int]:
@@ -102,7 +103,7 @@ class Tool(ABC):
 
     def why_not(self, problem: Problem, recipe: Recipe) -> Reason | None:
         """Return why the tool cannot express this recipe, or None if it can."""
-        known = {*NEVER_EXPORTED, *self.names, *self.expressed}
+        known = {*NEVER_EXPORTED, *self.names, *self.expressed, "custom"}
         for holds, code, why in self.refusals(problem, recipe):
             if holds:
                 return Reason(code, why)
@@ -130,7 +131,13 @@ class Tool(ABC):
                 f"{self.name} cannot express this recipe: {reason}",
                 hint="export another recipe, or with --to recipe a file that loses nothing",
             )
-        return self.arguments_and_files(problem, recipe)
+        found = self.arguments_and_files(problem, recipe)
+        own, variables = recipe.custom_arguments(), recipe.custom_environment()
+        notes = found.notes
+        if self.file or type(self).render is not Tool.render:  # one configuration file, which cannot hold them
+            notes += (f"note: needs the arguments {shlex.join(own)}",) if own else ()
+            notes += tuple(f"note: needs the environment variable {line}" for line in _assigned(variables))
+        return replace(found, arguments=(*own, *found.arguments), environment=variables, notes=notes)
 
     def render(self, problem: Problem, recipe: Recipe, header: Sequence[str]) -> str:
         """Return one file that the tool accepts, by default a bash script, with the header in its comments."""
@@ -144,7 +151,12 @@ class Tool(ABC):
             nodes, per_node = launch_of(problem, recipe)
             started = ("--nnodes", str(nodes), "--nproc-per-node", str(per_node))
             parts.append(_bash_array("TORCHRUN_ARGS", started))
-        return "\n".join([*parts, _bash_array("RECIPE_ARGS", found.arguments)])
+        exports = [f"export {line}" for line in _assigned(found.environment)]
+        return "\n".join([*parts, *exports, _bash_array("RECIPE_ARGS", found.arguments)])
+
+
+def _assigned(environment: Mapping[str, str]) -> list[str]:
+    return [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
 
 
 def fsdp_degrees(recipe: Recipe) -> tuple[int, int, int]:

@@ -63,8 +63,8 @@ class DeepSpeed(Tool):
 
     def render(self, problem: Problem, recipe: Recipe, header: Sequence[str]) -> str:
         """Return the configuration alone, the header in a key of its own."""
-        self.export(problem, recipe)
-        return json_text({PROVENANCE: list(header)} | configuration(problem, recipe))
+        notes = self.export(problem, recipe).notes
+        return json_text({PROVENANCE: [*header, *notes]} | configuration(problem, recipe))
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a configuration; numbers that it leaves to the script ("auto") have to be stated."""

@@ -18,7 +18,7 @@ T = TypeVar("T", bound="Table")
 MAX_CHARACTERS = 256 * 1024
 MAX_VARIABLE_CHARACTERS = 200
 """Scripts that repeat variables within one another could grow without end."""
-STATED = tuple(f.name for f in fields(Recipe) if f.name != "layers_per_stage")
+STATED = tuple(f.name for f in fields(Recipe) if f.name not in ("layers_per_stage", "custom"))
 """What the user may state for a configuration that leaves it out; sharding by its name."""
 OTHER_PROBLEM = "give the campaign file of this configuration's model, sequence length, precision and batch"
 LARGEST = 2**31 - 1

@@ -5,6 +5,7 @@
     {recompute=full?--recompute}            a whole argument: the text if the field has this value
     {trainer_arguments}                     a whole argument: the list that the ready-made trainer makes
     {node_rank}                             what is known on a node alone, as %{node_rank} until then: see `PLACE`
+    {custom_arguments}                      a whole argument: the flags of the user's own knobs
     {{ and }}                               braces
 
 Each argument becomes one list item, never a shell's line: no variables, no globs, no quotes.
@@ -26,6 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 
 from frontrunner.evaluators.cluster.settings import node_source
 from frontrunner.evaluators.export.deepspeed import BATCH, zero_stage
@@ -44,9 +46,9 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
-RECIPE_FIELDS = tuple(f.name for f in fields(Recipe) if f.name not in ("sharding", "layers_per_stage"))
+RECIPE_FIELDS = tuple(f.name for f in fields(Recipe) if f.name not in ("sharding", "layers_per_stage", "custom"))
 MODEL_FIELDS = tuple(f.name for f in fields(Model) if f.name != "name")
-SPLICED = "trainer_arguments"
+SPLICED, CUSTOM = "trainer_arguments", "custom_arguments"
 PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 CONDITION = re.compile(r"\{([a-z_]+)(?:=([^?{}]*))?\?((?:\{\{|\}\}|[^{}])*)\}")
 OPTIONS = {
@@ -131,7 +133,7 @@ def environment_of(command: Command, request: CommandRequest, settings: CommandS
     """Return what is set for the command, in addition to the variables passed from the driver's environment."""
     values = field_values(request)
     chosen = {name: filled_text(text, values) for name, text in settings.environment.items()}
-    return places(values) | dict(command.environment) | chosen
+    return places(values) | dict(command.environment) | chosen | request.recipe.custom_environment()
 
 
 def places(values: Mapping[str, str]) -> dict[str, str]:
@@ -172,13 +174,18 @@ def field_values(request: CommandRequest) -> dict[str, str]:
     return {n: words[v] if v is None or isinstance(v, bool) else str(v) for n, v in values.items()}
 
 
-def filled(arguments: Sequence[str], values: Mapping[str, str], spliced: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return an argument list with its fields filled in; raise `InvalidInput` for an unknown field."""
+def filled(
+    arguments: Sequence[str], values: Mapping[str, str], spliced: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """Return an argument list with its fields filled in, and lists in place of the arguments that `spliced` names.
+
+    Raises `InvalidInput` for an unknown field.
+    """
     found: list[str] = []
     for text in arguments:
         condition = CONDITION.fullmatch(text)
-        if text == f"{{{SPLICED}}}":
-            found += spliced
+        if text in spliced:
+            found += spliced[text]
         elif condition is None:
             found.append(filled_text(text, values))
         elif condition[1] in (*PLACE, *RANK_PLACE):
@@ -205,8 +212,8 @@ def filled_text(text: str, values: Mapping[str, str]) -> str:
 def _value(name: str, text: str, values: Mapping[str, str]) -> str:
     if name in values:
         return values[name]
-    if name == SPLICED:
-        raise bad_value("command.arguments", text, f"{{{SPLICED}}} as an argument of its own")
+    if name in (SPLICED, CUSTOM):
+        raise bad_value("command.arguments", text, f"{{{name}}} as an argument of its own")
     hint = 'with command.start_per = "rank"' if name in RANK_FIELDS else did_you_mean(name, values)
     raise InvalidInput(f"command: no field is called {{{name}}} in {text!r}", hint=hint)
 

@@ -6,6 +6,7 @@ Sample logs of each trainer, with their sources, are in `tests/unit/test_externa
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from frontrunner.evaluators.export.base import yaml_text
 from frontrunner.evaluators.export.reading import yaml_table
@@ -102,6 +103,8 @@ LOG_PATTERNS: dict[str, tuple[str, ...]] = {
     "accelerate": TRANSFORMERS,
 }
 
+CUSTOM = f"{{{commands.CUSTOM}}}"
+
 _MEGATRON_STEPS = ("--train-iters", "{steps}", "--log-interval", "1")
 STEPS: dict[str, tuple[str, ...]] = {
     "megatron-lm": _MEGATRON_STEPS,
@@ -120,6 +123,8 @@ PROBE_STEPS: dict[str, tuple[str, ...]] = {
 """Arguments of probes alone: what a replay saves and evaluates is for the campaign's own arguments to say."""
 
 
+NEVER_RAN = ("megatron-lm", "megatron-deepspeed", "nemo", "nanotron")
+"""Trainers that need a GPU and that no probe of the project has run: their patterns are tried on published logs."""
 ENVIRONMENT: dict[str, dict[str, str]] = {"accelerate": {"TQDM_MININTERVAL": "0"}}
 """Variables of a trainer's command: without this one tqdm shows steps of less than 0.1 s in groups."""
 
@@ -135,26 +140,29 @@ def configured(settings: CommandSettings) -> MakeCommand:
     if (trainer is not None) != (f"{{{commands.SPLICED}}}" in arguments):
         expected = "the argument {trainer_arguments} where command.trainer is set, and nowhere else"
         raise bad_value("command.arguments", list(arguments), expected)
+    placed = arguments if CUSTOM in arguments else (*arguments, CUSTOM)  # of a command without a ready-made trainer
     known = settings.log or trainer
     patterns = (*settings.log_patterns, *(LOG_PATTERNS[known] if known else ()))
     patterns_of(patterns)
 
     def make(request: CommandRequest) -> Command | Reason:
         fields = commands.field_values(request)
+        own = request.recipe.custom_arguments()
         if trainer is None:
-            return Command(arguments=commands.filled(arguments, fields), log_patterns=patterns)
+            return Command(arguments=commands.filled(placed, fields, {CUSTOM: own}), log_patterns=patterns)
         reason = TOOLS[trainer].why_not(request.problem, request.recipe)
         if reason is not None:
             return reason
-        found = TOOLS[trainer].export(request.problem, request.recipe)
+        found = TOOLS[trainer].export(request.problem, replace(request.recipe, custom=()))
         # Files that the arguments of `frontrunner export` name are in the run folder.
-        own = (str(request.run_folder / one) if one in found.files else one for one in found.arguments)
+        made = (str(request.run_folder / one) if one in found.files else one for one in found.arguments)
         steps = (*STEPS[trainer], *(() if request.is_replay else PROBE_STEPS.get(trainer, ())))
         # First the steps: torchtitan's own arguments end with a subcommand, to which all that follows would belong.
-        spliced = (*(commands.filled_text(text, fields) for text in steps), *own)
+        steps_filled = (commands.filled_text(text, fields) for text in steps)
+        spliced = (*steps_filled, *(() if CUSTOM in arguments else own), *made)
         files = {name: _for_a_probe(trainer, text, request.probe.most_steps) for name, text in found.files.items()}
         return Command(
-            arguments=commands.filled(arguments, fields, spliced),
+            arguments=commands.filled(arguments, fields, {f"{{{commands.SPLICED}}}": spliced, CUSTOM: own}),
             log_patterns=patterns,
             files=files,
             environment=ENVIRONMENT.get(trainer, {}),

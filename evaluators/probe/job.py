@@ -17,7 +17,7 @@ from frontrunner.evaluators.trainer.data import BYTE_VOCABULARY, builtin_text, w
 from frontrunner.results.provenance import TrainingData
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import Recipe, plain_recipe
 
 JOB_VERSION = 2
 DEADLINE_SHARE = 0.8
@@ -59,7 +59,7 @@ def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corp
         "sequence_length": setup.problem.sequence_length,
         "precision": setup.problem.precision,
         # A list, as JSON gives it back: a replay that goes on compares its job with the one in its folder.
-        "recipe": asdict(recipe) | {"layers_per_stage": list(recipe.layers_per_stage)},
+        "recipe": plain_recipe(recipe),
         "optimizer": {
             "name": setup.probe.optimizer,
             "learning_rate": setup.probe.learning_rate,

@@ -56,6 +56,7 @@ def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_ra
         if rank == 0:
             (folder / "result.json").unlink(missing_ok=True)
         check_job(job, world_size=world_size)
+        os.environ.update(job.recipe.custom_environment())  # before any device is initialized
         device = rank_device(job.device, local_rank)
         if job.memory_limit_bytes_per_rank is not None:
             run.limit_memory(device, job.memory_limit_bytes_per_rank)

@@ -23,6 +23,8 @@ from frontrunner.spaces.recipe import Recipe
 
 VERSION = 2
 
+STOP = "stop"
+"""A file in the run folder: once it is not empty, a full training run stores a checkpoint and ends."""
 STEP_RANGE = "frontrunner::step"
 DATA_RANGE = "frontrunner::data"
 WAIT_RANGE = "frontrunner::wait"
@@ -132,6 +134,8 @@ class Job:
         if version != VERSION:
             raise ValueError(f"job.version is {version}, this trainer reads version {VERSION}")
         job = typing.cast("Self", read_plain(cls, table, "job"))
+        if flags := [one.name for one in job.recipe.custom if one.flag is not None]:
+            raise ValueError(f"custom knob {flags[0]} is an argument of another trainer: this one takes none")
         if getattr(job, job.mode) is None:
             raise ValueError(f"job.mode is {job.mode!r}, so job.{job.mode} must not be null")
         return job

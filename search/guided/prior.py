@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,9 @@ from frontrunner.evaluators.analytic.memory import PeakMemory, between_codes, pe
 from frontrunner.evaluators.analytic.priors import LEARNED, slopes
 from frontrunner.evaluators.analytic.software import KNOWN
 from frontrunner.evaluators.analytic.step import step_time
+from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, Recipe, custom_dimension
 
 Rows = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
@@ -49,6 +51,19 @@ def _others(recipe: Recipe) -> list[float]:
     ]
 
 
+def custom_features(recipes: Sequence[Recipe], custom: Mapping[str, CustomKnob]) -> Rows:
+    """Return a column for each knob of numbers or true and false, and for each text but a knob's first."""
+    columns: list[list[float]] = []
+    for name, knob in custom.items():
+        values = [custom_dimension(name, knob).of(recipe) for recipe in recipes]
+        if any(isinstance(value, str) for value in knob.values):
+            columns += [[float(value == one) for value in values] for one in knob.values[1:]]
+            continue
+        places = {value: float(place) for place, value in enumerate(sorted(knob.values))}
+        columns.append([places.get(value, 0.0) for value in values])
+    return np.array(columns, dtype=np.float64).reshape(len(columns), len(recipes)).T
+
+
 MORE = ("micro_batch_seqs",)
 LESS = (
     *SHARDINGS, "recompute", "sequence_parallel", "loss_chunks", "feed_forward_tiles", "optimizer_state",
@@ -70,7 +85,8 @@ def needs_as_much(rows: Rows, failed: Rows) -> npt.NDArray[np.bool_]:
     more = (rows[:, _MORE] >= failed[_MORE]).all(axis=1) & (rows[:, _LESS] <= failed[_LESS]).all(axis=1)
     sequences = rows[:, _BATCH].sum(axis=1) >= failed[_BATCH].sum() - 1e-9
     beside_gradients = (rows[:, _ACCUMULATION] > 0) | (failed[_ACCUMULATION] == 0)
-    found: npt.NDArray[np.bool_] = same & more & sequences & beside_gradients
+    own = (rows[:, len(NAMES) :] == failed[len(NAMES) :]).all(axis=1)  # what another value does to memory is unknown
+    found: npt.NDArray[np.bool_] = same & own & more & sequences & beside_gradients
     return found
 
 
@@ -147,13 +163,26 @@ class CandidateTable(Prior):
     problem: npt.NDArray[np.intp]
 
     @classmethod
-    def of(cls, recipes: Sequence[Recipe], prior: Prior, number: int = 0) -> CandidateTable:
-        """Make the table of recipes of one problem."""
-        return cls(**vars(prior), features=features(recipes), problem=np.full(len(recipes), number, dtype=np.intp))
+    def of(
+        cls,
+        recipes: Sequence[Recipe],
+        prior: Prior,
+        number: int = 0,
+        custom: Mapping[str, CustomKnob] = MappingProxyType({}),
+    ) -> CandidateTable:
+        """Make the table of recipes of one problem, with columns for these knobs of the user's own."""
+        columns = np.hstack([features(recipes), custom_features(recipes, custom)])
+        return cls(**vars(prior), features=columns, problem=np.full(len(recipes), number, dtype=np.intp))
 
-    def with_rows(self, recipes: Sequence[Recipe], problem: Problem, number: int) -> CandidateTable:
+    def with_rows(
+        self,
+        recipes: Sequence[Recipe],
+        problem: Problem,
+        number: int,
+        custom: Mapping[str, CustomKnob] = MappingProxyType({}),
+    ) -> CandidateTable:
         """Append recipes of a problem under its number."""
-        other = vars(CandidateTable.of(recipes, prior_of(recipes, problem), number))
+        other = vars(CandidateTable.of(recipes, prior_of(recipes, problem), number, custom))
         return CandidateTable(**{name: np.concatenate([rows, other[name]]) for name, rows in vars(self).items()})
 
     def __len__(self) -> int:

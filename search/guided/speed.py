@@ -18,7 +18,7 @@ from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.spatial.distance import cdist
 
 from frontrunner.evaluators.analytic.accuracy_bounds import own_error
-from frontrunner.search.guided.prior import CandidateTable, Places, Rows, middle
+from frontrunner.search.guided.prior import NAMES, CandidateTable, Places, Rows, middle
 from frontrunner.spaces.problem import Problem
 
 COMMON = {0.1: 0.97, 2.0: 0.03}
@@ -27,6 +27,8 @@ COMMON = {0.1: 0.97, 2.0: 0.03}
 It is what no constant explains: little, but for a device whose peak is not what its cluster states.
 """
 PER_STEP = 0.06
+PER_CUSTOM = 0.15
+"""Of a knob of the user's own, from one value to the next, which no formula knows; assumed."""
 LOCAL = 0.1
 """Of what neighbors have in common, which are recipes a doubling or less apart."""
 OTHER_PROBLEM = 0.2
@@ -103,7 +105,9 @@ class SpeedModel:
     def __init__(self, table: CandidateTable, amplitudes: Mapping[float, float] = AMPLITUDES) -> None:
         self._log_speed, self._problem = table.log_speed, table.problem
         self._steps = table.features - middle(table.features[table.problem == 0])
-        self._inputs = np.hstack([table.slopes, PER_STEP * self._steps])
+        known = len(NAMES)
+        inputs = (table.slopes, PER_STEP * self._steps[:, :known], PER_CUSTOM * self._steps[:, known:])
+        self._inputs = np.hstack(inputs)
         self._priors = {
             Scales(common, amplitude, noise): math.log(first * second * third)
             for (common, first), (amplitude, second), (noise, third) in itertools.product(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.search.strategy import Told
 from frontrunner.spaces.recipe import Choice, Recipe
-from frontrunner.spaces.space import Survey, recipe_at
+from frontrunner.spaces.space import Survey
 
 
 class Listed:
@@ -74,7 +74,7 @@ class Candidates:
 
     def __init__(self, survey: Survey, seed: int) -> None:
         self.recipes = survey.recipes
-        self._problem = survey.problem
+        self._survey = survey
         self._row = {recipe: row for row, recipe in enumerate(self.recipes)}
         columns = dict(zip(survey.dimensions, zip(*survey.legal, strict=True), strict=False))
         self._constant = {name: column[0] for name, column in columns.items()}
@@ -105,7 +105,7 @@ class Candidates:
     def open_row_at(self, codes: Sequence[int]) -> int | None:
         """Return the open row of a point's recipe, or None where it is illegal or taken."""
         chosen = {d.name: d.values[code] for d, code in zip(self.dimensions, codes, strict=True)}
-        found = recipe_at({**self._constant, **chosen}, self._problem)
+        found = self._survey.recipe_at({**self._constant, **chosen})
         row = self._row.get(found) if isinstance(found, Recipe) else None
         return row if row is not None and self._open[row] else None
 

@@ -224,4 +224,5 @@ def _needs(campaign: str | Path | None, store: str | None) -> Needs:
         scheduler=dispatch.scheduler if dispatch.backend == "parsl" else None,
         compiles=True in space.compile,
         disk_folder=Path(disk) if disk else None,
+        trainer=file.spec.command.trainer if file.spec.evaluator == "command" else None,
     )

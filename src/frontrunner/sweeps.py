@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from frontrunner import api
-from frontrunner.config.campaign import CampaignFile, StoreSettings, keys_of, read_campaign_file
+from frontrunner.config.campaign import CampaignFile, StoreSettings, read_campaign_file
 from frontrunner.config.recipe_file import read
 from frontrunner.evaluators.analytic import variations
 from frontrunner.evaluators.analytic.scaling import check_counts
@@ -97,6 +97,7 @@ def sweep_spec(source: Source, dimensions: Sequence[str] = (), budget: Budget | 
         values[name] = _values(spec, name, listed if equals else None)
     if not dimensions:
         listed_ones = {name: getattr(spec.space, name) for name in DIMENSIONS}
+        listed_ones |= {name: knob.values for name, knob in spec.space.custom.items()}
         values = {name: found for name, found in listed_ones.items() if len(found) > 1}
     if not values:
         raise InvalidInput(f"the space of {spec.name} has no dimension with a choice", hint=f"name one: {NAME}")
@@ -105,8 +106,13 @@ def sweep_spec(source: Source, dimensions: Sequence[str] = (), budget: Budget | 
 
 
 def _values(spec: CampaignSpec, name: str, listed: str | None) -> tuple[Choice, ...]:
-    if name not in keys_of("space"):
-        raise InvalidInput(f"unknown dimension {shown_key(name)}", hint=did_you_mean(name, keys_of("space")))
+    known = {*DIMENSIONS, *spec.space.custom}
+    if name not in known:
+        raise InvalidInput(f"unknown dimension {shown_key(name)}", hint=did_you_mean(name, known))
+    if (knob := spec.space.custom.get(name)) is not None:
+        if listed is not None:
+            raise InvalidInput(f"the values of {name} are those of space.custom", hint=f"name it alone: {name}")
+        return knob.values
     if name == "accumulation" and not spec.space.accumulation:
         raise InvalidInput("accumulation follows from the fixed global batch: it cannot be varied alone")
     if listed is not None:

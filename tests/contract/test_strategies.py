@@ -16,8 +16,10 @@ import pytest
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.search.spec import ACQUISITIONS, SURROGATES, DeepHyperSettings
 from frontrunner.search.strategy import STRATEGIES, Strategy, Told, make_strategy
+from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import why_illegal
+from frontrunner.spaces.space import Space
 from frontrunner.spaces.variants import AROUND
 
 UNSEEDED = ("exhaustive", "guided", *AROUND)
@@ -45,6 +47,21 @@ def test_every_legal_recipe_is_proposed_once_and_then_none(name, small, machine)
     assert 15 <= len(small.recipes) <= 30
     assert len(history) == len(small.recipes)
     assert {told.recipe for told in history} == set(small.recipes)
+
+
+@every_strategy
+def test_knobs_of_the_user_s_own_are_a_dimension_like_others(name, small, machine):
+    custom = {
+        "channels": CustomKnob(values=(2, 4, 8.5), env="NCCL_MIN_NCHANNELS"),
+        "algorithm": CustomKnob(values=("ring", "tree"), flag="--algorithm {value}"),
+        "overlap": CustomKnob(values=(False, True), flag="--overlap", default=False),
+    }
+    space = Space(tensor_parallel=(8, 4), micro_batch_seqs=(1, 2), custom=custom)
+    survey = space.survey(small.problem)
+    assert len(survey.recipes) == 12 * len(space.with_choices(custom={}).survey(small.problem).recipes)
+    history = run(make_strategy(name, survey, seed=1), machine, trials=1000)
+    assert len(history) == len(survey.recipes)
+    assert {told.recipe for told in history} == set(survey.recipes)
 
 
 @every_strategy

@@ -39,6 +39,19 @@ def test_real_probes_from_a_file_to_a_ranking(tmp_path: Path) -> None:
     assert_at_the_same_time(tmp_path)
 
 
+def test_ranks_get_variables_of_the_user_s_own_before_they_meet(tmp_path: Path) -> None:
+    """Gloo reads the interface's name when ranks connect: without it, and with one that exists, they do."""
+    own = {"interface": {"values": ["", "lo", "none0"], "env": "GLOO_SOCKET_IFNAME", "default": ""}}
+    spec = spec_of(tiny(space=FEW | {"tensor_parallel": [1], "custom": own}, search={"strategy": "exhaustive"}))
+    store = str(tmp_path / "s.db")
+    assert api.launch(spec, store=store).measured == 2
+    found = {recipe.recipe.words("lever"): recipe.standing.tokens_per_s for recipe in api.best("tiny", store=store)}
+    assert set(found) == {(), ("interface=lo",)}
+    (failed,) = api.failures("tiny", store=store)
+    assert failed.trial.recipe.words("lever") == ("interface=none0",)
+    assert "No such device" in failed.failure.message
+
+
 def assert_same_training(folder: Path) -> None:
     """Equal mathematics: both recipes had the same first losses (their batches and seeds are the same)."""
     results = sorted(folder.glob("frontrunner-runs/tiny/*/result.json"))

@@ -356,6 +356,12 @@ def test_nanotron_reads_its_configuration_as_the_recipe(
     path = tmp_path_factory.mktemp("nanotron") / "nanotron.yaml"
     path.write_text(TOOLS["nanotron"].render(of, recipe, ()))
     read = get_config_from_file(str(path), model_config_class=None)
+    read.save_as_yaml(str(path.with_name("again.yaml")))
+    script, again = (
+        Given(text=one.read_text(), stated={"engine": "torch", "devices": recipe.devices})
+        for one in (path, path.with_name("again.yaml"))
+    )
+    assert TOOLS["nanotron"].read(of, again) == TOOLS["nanotron"].read(of, script)
     mesh, model = read.parallelism, read.model.model_config
     assert isinstance(model, Qwen2Config if of.model.experts else LlamaConfig)
     assert (mesh.dp, mesh.pp, mesh.tp) == (recipe.data_parallel, recipe.pipeline_parallel, recipe.tensor_parallel)

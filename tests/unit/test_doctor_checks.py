@@ -22,6 +22,7 @@ from frontrunner.evaluators.diagnostics.doctor.machine import (
     check_packages,
     check_tools,
     check_torch,
+    check_trainer,
     check_versions,
     gather_accelerators,
 )
@@ -299,3 +300,11 @@ def test_a_check_that_fails_to_look_says_so_and_the_others_are_made():
     found = run_checks([("s", "broken", broken), ("s", "fine", lambda: [Check("fine", "well")])])
     assert statuses(found) == [("broken", "warning"), ("fine", "ok")]
     assert found[0].found == "could not be checked: OSError: the device is on fire"
+
+
+def test_a_trainer_that_was_never_run_is_a_warning() -> None:
+    (never,) = check_trainer("megatron-lm")
+    assert (never.status, never.found) == (Status.WARNING, "megatron-lm was never run by the project: it needs a GPU")
+    (ran,) = check_trainer("torchtitan")
+    assert (ran.status, ran.remedy) == (Status.OK, None)
+    assert list(check_trainer(None)) == []

@@ -82,7 +82,7 @@ def test_every_choice_of_a_recipe_has_its_field(tmp_path: Path) -> None:
     assert values["global_batch"] == str(recipe.global_batch_seqs)
     assert values["nodes"] == "1"
     assert values["steps"] == "3"
-    for name in Recipe.__dataclass_fields__:
+    for name in Recipe.__dataclass_fields__.keys() - {"custom"}:  # which {custom_arguments} gives
         assert name in values
     assert filled_text("{run_folder}/{data_parallel}", values) == f"{tmp_path}/2"
 

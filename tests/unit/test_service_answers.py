@@ -246,6 +246,18 @@ def test_a_folder_for_offload_does_not_come_from_the_wire(client: TestClient) ->
     assert "cluster.nvme_path" in refused.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("how", [{"flag": "--plugin {value}"}, {"env": "NCCL_NET_PLUGIN"}])
+def test_knobs_that_reach_a_command_or_an_environment_do_not_come_from_the_wire(
+    client: TestClient, how: dict[str, str]
+) -> None:
+    space = BODY["space"] | {"custom": {"own": {"values": ["/tmp/x"]} | how}}
+    for path in ("/campaigns", "/plan"):
+        refused = client.post(f"/api/v1{path}", json=BODY | {"space": space})
+        assert refused.status_code == 422
+        assert "space.custom" in refused.json()["error"]["message"]
+    assert ask(client, "/campaigns")["total"] == 1
+
+
 def test_a_plan_is_the_command_s(client: TestClient) -> None:
     planned = client.post("/api/v1/plan", json=BODY | {"top": 2}).json()
     assert planned["legal"] >= planned["fitting"] >= len(planned["estimates"]) == 2

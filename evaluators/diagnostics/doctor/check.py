@@ -56,6 +56,7 @@ class Needs:
     scheduler: str | None = None
     compiles: bool = False
     disk_folder: Path | None = None
+    trainer: str | None = None
 
 
 Examination = tuple[str, str, Callable[[], Iterable[Check]]]

@@ -20,6 +20,7 @@ from packaging.requirements import Requirement
 from frontrunner.evaluators.cluster.environment import COLLECTIVES, job_environment
 from frontrunner.evaluators.diagnostics.doctor import site
 from frontrunner.evaluators.diagnostics.doctor.check import NOTE, PROBLEM, WARNING, Check, Needs, judge, run_checks
+from frontrunner.evaluators.external.trainers import NEVER_RAN
 from frontrunner.evaluators.probe.this_machine import Torch, cpu_name, detect, processors, torch_facts
 
 GIB = 2**30
@@ -77,6 +78,7 @@ def examine(needs: Needs) -> tuple[Check, ...]:
     return run_checks([
         ("software", "python", lambda: check_versions(sys.version_info[:3], sqlite3.sqlite_version_info)),
         ("software", "packages", lambda: check_packages(gather_packages(), needs.packages)),
+        ("software", "trainer", lambda: check_trainer(needs.trainer)),
         ("software", "compiler", lambda: check_tools(compiler, shutil.which("ninja"), needs)),
         ("devices", "torch", lambda: check_torch(torch, system)),
         ("devices", "devices", lambda: check_devices(torch, system)),
@@ -134,6 +136,15 @@ def check_packages(packages: Sequence[Package], needed: Sequence[str]) -> Iterat
     if missing:
         remedy = "pip install 'frontrunner[NAME]' for what they add"
         yield Check("extras", f"extras not installed: {', '.join(missing)}", NOTE, remedy)
+
+
+def check_trainer(name: str | None) -> Iterator[Check]:
+    """Check whether probes of a campaign's ready-made trainer have ever run."""
+    if name in NEVER_RAN:
+        remedy = "start with --set budget.probes=2, and read command.log of both beside frontrunner show"
+        yield Check("trainer", f"{name} was never run by the project: it needs a GPU", WARNING, remedy)
+    elif name is not None:
+        yield Check("trainer", f"{name} was run by the project, on processors alone")
 
 
 def check_tools(compiler: str | None, ninja: str | None, needs: Needs) -> Iterator[Check]:

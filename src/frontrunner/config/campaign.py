@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 Schema = dict[str, Any]
 THIS_MACHINE = "this-machine"
 FURTHER_TOKENS = "num_nextn_predict_layers"
+CUSTOM = "custom"
 _COUNT = {"type": "integer", "minimum": 1}
 _BATCH_SCHEMA = {
     "description": "Sequences per optimizer step, or [minimum, maximum].",
@@ -204,15 +205,42 @@ def _fill_space(given: Table, _: Path) -> Table:
     """Read a single value as a list of one; print a note for each key of earlier versions."""
     for key in EARLIER_NAMES.keys() & given.keys():
         logger.warning("note: space.%s is now called space.%s", key, EARLIER_NAMES[key])
-    return {key: tuple(value) if isinstance(value, list) else (value,) for key, value in given.items()}
+    found: Table = {key: tuple(value) if isinstance(value, list) else (value,) for key, value in given.items()}
+    if isinstance(own := given.get(CUSTOM), dict):
+        own = {name: _with_values(name, knob) if isinstance(knob, dict) else knob for name, knob in own.items()}
+    return found if own is None else found | {CUSTOM: own}
+
+
+def _with_values(name: str, knob: Table) -> Table:
+    values = knob.get("values")
+    if not isinstance(values, list):
+        return knob
+    if strange := next((value for value in values if not isinstance(value, bool | int | float | str)), None):
+        expected = "numbers, texts, or true and false"
+        raise errors.bad_value(f"space.custom.{errors.shown_key(name)}.values", strange, expected)
+    return knob | {"values": tuple(values)}
+
+
+def _check_custom(space: Space) -> Space:
+    for name, knob in space.custom.items():
+        if knob.env is not None and any(looks_secret(knob.env, str(value)) for value in knob.values):
+            raise errors.bad_value(
+                f"space.custom.{name}.env", knob.env, "no variable that looks like a secret, which would be stored"
+            )
+    return space
 
 
 def _space_schema(schema: Schema) -> None:
+    own = schema["properties"].pop(CUSTOM)
     for name, dimension in schema["properties"].items():
         stated, more = DIMENSIONS[name], {"default": dimension.pop("default")}
         dimension["items"] |= {"enum": list(stated.values)} if stated.values else {}
         more["description"] = stated.description
         schema["properties"][name] = {"anyOf": [dimension, dimension["items"]]} | more
+    about = (
+        "Knobs of your own, by name, that a trainer gets as arguments or environment variables: [below](#spacecustom)."
+    )
+    schema["properties"][CUSTOM] = own | {"description": about}
 
 
 def _fill_search(given: Table, base: Path) -> Table:
@@ -311,7 +339,7 @@ class CampaignConfig(Config):
     cluster: ClusterSection
     problem: ProblemSection
     software: Annotated[SoftwareSettings, AfterValidator(_check_code), SchemaOf(_software_schema)] = SoftwareSettings()
-    space: Annotated[Space, _filled(_fill_space), SchemaOf(_space_schema)] = Space()
+    space: Annotated[Space, _filled(_fill_space), AfterValidator(_check_custom), SchemaOf(_space_schema)] = Space()
     search: Annotated[SearchSettings, _filled(_fill_search), SchemaOf(_search_schema)] = SearchSettings()
     budget: Budget = Budget()
     probe: ProbeSettings = ProbeSettings()
@@ -334,7 +362,10 @@ class CampaignConfig(Config):
         problem = Problem(model=self.model, cluster=self.cluster, software=self.software, **dict(self.problem))
         shared = ("search", "budget", "probe", "data", "dispatch", "table", "command", "evaluator")
         sections = {key: getattr(self, key) for key in shared}
-        sections["space"] = self.space if "space" in self.model_fields_set else usual_space(problem)
+        says_more = "space" in self.model_fields_set and self.space != Space(custom=self.space.custom)
+        only_own = bool(self.space.custom) and not says_more
+        is_stated = "space" in self.model_fields_set and not only_own
+        sections["space"] = self.space if is_stated else replace(usual_space(problem), custom=self.space.custom)
         spec = CampaignSpec(name=self.name or default_name, problem=problem, **sections)
         return CampaignFile(spec=spec, store=self.store, named=self.name is not None)
 

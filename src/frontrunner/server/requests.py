@@ -45,7 +45,7 @@ TAKEN_INSTEAD = {
     "store": "the service has a store of its own",
 }
 SECTIONS = ("model", "cluster", "problem", "software", "space", "search", "budget", "probe")
-FORBIDDEN_KEYS = {"cluster": ("file", "nvme_path"), "search": ("baseline",)}
+FORBIDDEN_KEYS = {"cluster": ("file", "nvme_path"), "search": ("baseline",), "space": ("custom",)}
 ABOUT = {"trainer": "command", "data": "data.", "table": "table."}
 """Kind of a registered name -> first words of messages about its content, which may name a path or command."""
 HIDDEN_LINES = ("worker_init", "scheduler_options", "launcher_options")

@@ -34,7 +34,11 @@ def _outcome(found: Found) -> str:
 
 
 SWEEP: tuple[Column[Variation], ...] = (
-    words("dimension", "dimension", lambda row: DIMENSIONS[row.dimension].label),
+    words(
+        "dimension",
+        "dimension",
+        lambda row: DIMENSIONS[row.dimension].label if row.dimension in DIMENSIONS else row.dimension,
+    ),
     words("value", "value", lambda row: shown(row.value) + (" *" if row.is_own else "")),
     words("recipe_id", "recipe", _found("recipe_id"), drop=3),
     Column("tokens_per_s", "tokens/s", _found("tokens_per_s"), thousands),

@@ -51,6 +51,9 @@ def compare_recipes(sides: Sequence[Explanation], estimates: Sequence[Breakdown]
     choices: list[Row] = [
         (one.name.replace("_", " "), tuple(choice(recipe, one) for recipe in recipes)) for one in DIMENSIONS.values()
     ]
+    own = [{one.name: one.shown() for one in recipe.custom} for recipe in recipes]
+    names = sorted({name for of in own for name in of})
+    choices += [(name, tuple(of.get(name, "default") for of in own)) for name in names]
     choices.append(("data parallel", tuple(str(recipe.data_parallel) for recipe in recipes)))
     differs = [len(set(cells)) > 1 for _, cells in choices]
     times = [{**one.estimate.step_parts_s, "step": one.estimate.step_time_s} for one in estimates]

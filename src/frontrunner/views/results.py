@@ -357,6 +357,8 @@ def print_recipe(recipe: Recipe) -> None:
         if getattr(recipe, one.field) != one.neutral:
             value = recipe.layers_name if one.kind == "layers" else one.of(recipe)
             out.say(f"  {one.field:<20} {value}")
+    for own in recipe.custom:
+        out.say(f"  {own.name:<20} {own.shown()}  ({own.flag or own.env})")
     for field in ("data_parallel", "global_batch_seqs"):
         out.say(f"  {field:<20} {getattr(recipe, field)}")
 

@@ -85,7 +85,10 @@ def one_recipe(request: Request, service: ServiceOf, role: RoleOf, found: Explai
         attempts=attempts,
         attempt_columns=ATTEMPTS,
         notice=ORIGINS.get(lead.campaign.figures, ""),
-        choices=[(one.name.replace("_", " "), choice(recipe, one)) for one in DIMENSIONS.values()],
+        choices=[
+            *((one.name.replace("_", " "), choice(recipe, one)) for one in DIMENSIONS.values()),
+            *((own.name, own.shown()) for own in recipe.custom),
+        ],
         commands=commands(found.recipe_id, lead.campaign.name, replays=bool(_replayable(found)), server=server),
         replay=_replay(service, role, found),
     )

@@ -16,7 +16,7 @@ from frontrunner.results.states import TrialState
 from frontrunner.results.status import FailedTrial, failures, status
 from frontrunner.results.store import Store
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
+from frontrunner.spaces.recipe import Choice, Dimension, Recipe
 from frontrunner.spaces.space import Survey
 from frontrunner.text import thousands
 
@@ -201,6 +201,27 @@ class Collected:
         return self.survey.problem
 
     @property
+    def sought(self) -> str:
+        """What the campaign seeks: one of `pareto.RATES`."""
+        return str(self.campaign.problem_summary.get(OBJECTIVE, "tokens"))
+
+    @property
+    def unit(self) -> str:
+        """The unit of `rate`."""
+        return {"tokens_per_device": "TFLOPS/device", "tokens_per_cost": "tokens per price"}.get(
+            self.sought, "tokens/s"
+        )
+
+    def rate(self, tokens_per_s: float, recipe: Recipe | Ended) -> float:
+        """Return what the campaign seeks at tokens/s of a recipe; per device as TFLOPS of the model's own work."""
+        if self.sought == "tokens":
+            return tokens_per_s
+        one = recipe if isinstance(recipe, Recipe) else recipe.recipe
+        found = tokens_per_s / self.problem.divisor(self.sought, one.devices)
+        flops = self.problem.model.model_flops_per_token(self.problem.sequence_length)
+        return found * flops / 1e12 if self.sought == "tokens_per_device" else found
+
+    @property
     def nothing_ran(self) -> Missing | None:
         """Why there is no course of the search to draw, if so."""
         if self.campaign.figures == IMPORTED:
@@ -261,21 +282,26 @@ def collect(store: Store, campaign: Campaign, survey: Survey, around: Recipe | N
 class Knob:
     """A dimension with the values that recipes have on it, in the order of the space; numbers ascend."""
 
-    name: str
+    dimension: Dimension
     values: tuple[Choice, ...]
+
+    @property
+    def name(self) -> str:
+        """The dimension's name."""
+        return self.dimension.name
 
     @property
     def label(self) -> str:
         """The name on an axis."""
-        return DIMENSIONS[self.name].label
+        return self.dimension.label
 
     def place(self, recipe: Recipe) -> int:
         """Return the index of the recipe's value among `values`."""
-        return self.values.index(DIMENSIONS[self.name].of(recipe))
+        return self.values.index(self.dimension.of(recipe))
 
     def word(self, recipe: Recipe) -> str:
         """Return the recipe's value as text."""
-        return shown(DIMENSIONS[self.name].of(recipe))
+        return shown(self.dimension.of(recipe))
 
 
 def shown(value: Choice) -> str:
@@ -287,15 +313,16 @@ def knobs(survey: Survey, recipes: Sequence[Recipe]) -> tuple[Knob, ...]:
     """Return the dimensions with a choice in which these recipes differ."""
     found = []
 
-    def order(listed: Sequence[Choice], value: Choice) -> tuple[int, str]:
+    def order(listed: Sequence[Choice], value: Choice) -> tuple[float, str]:
         """Sort numbers and flags by size, words as the space lists them, after unlisted ones."""
         if isinstance(value, str):
             return (listed.index(value), "") if value in listed else (-1, value)
-        return int(value), ""
+        return float(value), ""
 
     for name, listed in survey.dimensions.items():
-        present = {DIMENSIONS[name].of(recipe) for recipe in recipes}
+        dimension = survey.dimension(name)
+        present = {dimension.of(recipe) for recipe in recipes}
         # Recipes without a pipeline have the schedule `none`, whatever the space lists.
         if len(listed) > 1 and len(present) > 1:
-            found.append(Knob(name=name, values=tuple(sorted(present, key=partial(order, list(listed))))))
+            found.append(Knob(dimension=dimension, values=tuple(sorted(present, key=partial(order, list(listed))))))
     return tuple(found)
