@@ -55,7 +55,7 @@ READING = (
 )
 """The public functions that read a store."""
 COMMANDS_WITHOUT_A_SERVICE = {
-    *("launch", "resume", "replay", "profile", "dryrun", "serve"),  # run on this machine
+    *("launch", "resume", "sweep", "scale", "replay", "profile", "dryrun", "serve"),  # run on this machine
     *("calibrate", "doctor", "import", "store", "archive", "unarchive"),  # measure it, or keep its stores
     *("rename", "delete"),
 }
