@@ -56,7 +56,7 @@ def _is_known(outcome: Outcome) -> bool:
 
 def search(case: Case, evidence: list[Evidence], *, seed: int, budget: int) -> Run:
     """Ask, look up and tell until the budget is used up or nothing is left."""
-    strategy = Guided(case.survey, seed, case.prior)
+    strategy = Guided(case.survey, seed)
     strategy.remember(evidence)
     return run_of(strategy, case, budget=budget, stop=0.0)
 
@@ -92,7 +92,7 @@ def transferred(cases: list[Case], rows: int, seeds: int) -> Figures | None:
                 evidence += [known[place] for place in random.permutation(len(known))[:rows]]
             found: list[tuple[float, float]] = []
             for case in by_model[model]:
-                strategy = Guided(case.survey, seed, case.prior)
+                strategy = Guided(case.survey, seed)
                 strategy.remember(evidence)
                 found += [error] if (error := errors_of(strategy, case, set())) is not None else []
             told += [(statistics.fmean(after for after, _ in found), statistics.fmean(cold for _, cold in found))]

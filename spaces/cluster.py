@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
@@ -96,6 +96,11 @@ class Cluster:
     """Price of a node for an hour, in any currency; with `problem.billion_tokens` the whole training has a price."""
     source: str = "the campaign file"
     """Where the figures come from."""
+
+    def is_alike(self, other: Cluster) -> bool:
+        """Return whether the two differ in name and number of nodes only."""
+        same: bool = replace(other, name=self.name, nodes=self.nodes) == self
+        return same
 
     def __post_init__(self) -> None:
         require_at_least("cluster", 1, nodes=self.nodes, devices_per_node=self.devices_per_node)

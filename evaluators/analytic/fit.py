@@ -145,7 +145,31 @@ class Samples:
         return np.concatenate([sample.predicted_s(constants) for sample in self.samples])
 
 
-def samples_of_outcomes(outcomes: Sequence[tuple[Recipe, Outcome]], problem: Problem) -> Samples:
+def are_of_one_machine(one: Problem, other: Problem) -> bool:
+    """Return whether measurements of both tell of the same constants: same cluster, code and precision."""
+    same = (one.software, one.precision) == (other.software, other.precision)
+    return same and one.cluster.is_alike(other.cluster)
+
+
+def samples_of_problems(outcomes: Sequence[tuple[Problem, Recipe, Outcome]]) -> Samples:
+    """Return the measured recipes of several problems, the samples of each by itself."""
+    problems: list[Problem] = []  # in the order of first occurrence; they are not hashable
+    for problem, _, _ in outcomes:
+        if problem not in problems:
+            problems.append(problem)
+    refused: Counter[str] = Counter()
+    found: list[Sample] = []
+    for number, problem in enumerate(problems, start=1):
+        own = [(recipe, outcome) for of, recipe, outcome in outcomes if of == problem]
+        part = samples_of_outcomes(own, problem, f"problem {number}")
+        refused.update(part.refused)
+        found += part.samples
+    return Samples(samples=tuple(found), refused=refused)
+
+
+def samples_of_outcomes(
+    outcomes: Sequence[tuple[Recipe, Outcome]], problem: Problem, name: str = "the campaign's"
+) -> Samples:
     """Return the measured recipes of a campaign, by the median of their steps."""
     refused: Counter[str] = Counter()
     kept: list[tuple[Recipe, float]] = []
@@ -164,7 +188,7 @@ def samples_of_outcomes(outcomes: Sequence[tuple[Recipe, Outcome]], problem: Pro
         software=software,
         work=Workload.of([recipe for recipe, _ in kept], problem, software.pipeline_split),
         step_time_s=np.array([time_s for _, time_s in kept]),
-        problems=("the campaign's",) * len(kept),
+        problems=(name,) * len(kept),
     )
     return Samples(samples=(sample,) if kept else (), refused=refused)
 
@@ -262,6 +286,13 @@ def fit_steps(measured: Samples) -> StepFit:
         median_error_after=float(np.median(after)),
         expected_error=ByPrecision(**by_precision),
     )
+
+
+def fitted_constants(measured: Samples) -> Mapping[str, float]:
+    """Return the most probable constants as `fit_steps` finds them; none for fewer than `FEWEST_ROWS` rows."""
+    if measured.rows < FEWEST_ROWS:
+        return {}
+    return _fit(measured, np.ones(measured.rows, dtype=bool))[0].constants
 
 
 def _fit(measured: Samples, chosen: Flags) -> tuple[MostProbable, dict[str, int]]:

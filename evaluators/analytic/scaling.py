@@ -137,11 +137,7 @@ def network_ends(
     RCCL's all-reduces on Frontier take up to ten times as long beyond 128 devices (arXiv 2504.18658).
     """
     cluster, precision, width = problem.cluster, problem.precision, problem.cluster.devices_per_node
-    here = [
-        (own, known)
-        for own, known in measured
-        if replace(own.cluster, nodes=cluster.nodes, name=cluster.name) == cluster
-    ]
+    here = [(own, known) for own, known in measured if own.cluster.is_alike(cluster)]
     seen = max((recipe.devices / width for _, known in here for recipe in known), default=1.0)
     deviations = prior_deviations(cluster, precision)
     unseen = deviations["network_links"]

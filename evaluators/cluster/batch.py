@@ -53,7 +53,7 @@ export PBS_NODEFILE="$FRONTRUNNER_NODES\""""
 
 _AFTER_INIT = {"pbs": UNIQUE_PBS_NODES, "lsf": LSF_NODES}
 _TITLES = {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF"}
-_SLURM_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
 def launch_command(launcher: str, options: Sequence[str], nodes: Sequence[str], command: Sequence[str]) -> list[str]:
@@ -74,12 +74,31 @@ def run_step(step: str, launcher: str, options: Sequence[str]) -> int:
 
 def seconds_left(scheduler: str, job_id: str) -> float | None:
     """Return what is left of a running job's walltime; None if it has no end, or it is unknown."""
-    if scheduler != "slurm":
+    if scheduler == "slurm":
+        return _seconds(_query("squeue", "--noheader", f"--job={job_id}", "--format=%L").strip())
+    if scheduler != "pbs":
         return None
-    found = _SLURM_TIME.fullmatch(_query("squeue", "--noheader", f"--job={job_id}", "--format=%L").strip())
+    job = _pbs_job(job_id)
+    limit, used = (
+        _seconds(str(dict(job.get(key) or {}).get("walltime"))) for key in ("Resource_List", "resources_used")
+    )
+    return None if limit is None else limit - (used or 0.0)
+
+
+def _seconds(time: str) -> float | None:
+    """Return the seconds of a batch system's `[days-][hours:]minutes:seconds`; None for any other text."""
+    found = _TIME.fullmatch(time)
     if found is None:
         return None
     return float(sum(int(part or 0) * unit for part, unit in zip(found.groups(), (86_400, 3600, 60, 1), strict=True)))
+
+
+def _pbs_job(job_id: str) -> dict[str, Any]:
+    """Return what PBS reports of a job, also of one that has ended; empty if it reports nothing."""
+    with contextlib.suppress(ValueError):
+        jobs: dict[str, dict[str, Any]] = json.loads(_query("qstat", "-x", "-f", "-F", "json", job_id)).get("Jobs", {})
+        return next(iter(jobs.values()), {})
+    return {}
 
 
 def why_ended(scheduler: str, job_id: str) -> str | None:
@@ -92,11 +111,9 @@ def why_ended(scheduler: str, job_id: str) -> str | None:
         if state not in ("PENDING", "RUNNING"):
             words = [state] if reason in ("None", state) else [state, reason]
     elif scheduler == "pbs":
-        with contextlib.suppress(ValueError):
-            jobs = json.loads(_query("qstat", "-x", "-f", "-F", "json", job_id)).get("Jobs", {})
-            job: dict[str, object] = next(iter(jobs.values()), {})
-            words = [f"exit status {job['Exit_status']}"] if "Exit_status" in job else []
-            words += [str(job["comment"])] if job.get("comment") else []
+        job = _pbs_job(job_id)
+        words = [f"exit status {job['Exit_status']}"] if "Exit_status" in job else []
+        words += [str(job["comment"])] if job.get("comment") else []
     elif scheduler == "lsf":
         words = [" ".join(_query("bjobs", "-noheader", "-o", "stat exit_reason", job_id).split())]
     return f"{_TITLES[scheduler]}: {', '.join(words)}" if any(words) else None

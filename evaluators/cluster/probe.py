@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from frontrunner.evaluators.cluster.allocations import HeldAllocation, Placed
+from frontrunner.evaluators.cluster.settings import NodeSource
 from frontrunner.evaluators.cluster.steps import Dispatched, OnNodes, StepNodes
 from frontrunner.evaluators.probe.job import disk_folder, probe_job
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.evaluators.probe.watch import RankedProbes, RankWatch, rank_environment, write_job
+from frontrunner.evaluators.probe.watch import MakeJob, RankedProbes, RankWatch, rank_environment, write_job
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
+from frontrunner.spaces.recipe import Recipe
 
 
 class StepWatch(OnNodes, RankWatch):
@@ -52,15 +54,25 @@ class StepWatch(OnNodes, RankWatch):
             self.begin()
 
 
+def environment_on_nodes(setup: ProbeSetup, recipe: Recipe) -> dict[str, str]:
+    """Return the environment of a recipe's ranks on the nodes of a source."""
+    environment = rank_environment(setup)
+    if nodes_used(recipe, setup.problem) > 1:
+        environment.pop("GLOO_SOCKET_IFNAME", None)  # the loopback connects only this node's ranks
+    return environment
+
+
 class DispatchedProbe(Dispatched[StepWatch], RankedProbes[StepWatch]):
     """The `Evaluator` that trains on the nodes of a source."""
 
+    def __init__(self, setup: ProbeSetup, source: NodeSource, make_job: MakeJob = probe_job) -> None:
+        super().__init__(setup, source)
+        self._make_job = make_job
+
     def _begin(self, order: ProbeOrder, allocation: HeldAllocation) -> StepWatch:
         setup = self._setup
-        write_job(order, probe_job(setup, order.recipe, order.run_folder, self.tokens), setup)
-        environment = rank_environment(setup)
-        if nodes_used(order.recipe, setup.problem) > 1:
-            environment.pop("GLOO_SOCKET_IFNAME", None)  # the loopback connects only this node's ranks
+        write_job(order, self._make_job(setup, order.recipe, order.run_folder, self.tokens), setup)
+        environment = environment_on_nodes(setup, order.recipe)
         scratch = disk_folder(setup, order.recipe, order.run_folder)
         placed = self._dispatcher.start(order, allocation, environment=environment, scratch=scratch)
         return StepWatch(order, setup, placed)

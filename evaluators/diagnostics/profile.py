@@ -13,11 +13,12 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
+from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, NodeSource
 from frontrunner.evaluators.diagnostics.step_breakdown import Breakdown, break_down, events_of, mean
 from frontrunner.evaluators.probe.job import profile_job
-from frontrunner.evaluators.probe.preflight import prepare_recipe_here
+from frontrunner.evaluators.probe.preflight import prepare_recipe, source_for
 from frontrunner.evaluators.probe.watch import TrainingProbe
-from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
+from frontrunner.evaluators.protocol import Evaluator, ProbeOrder, ProbeSetup, Progress
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, require_at_least
 from frontrunner.spaces.recipe import Recipe
@@ -60,6 +61,7 @@ class ProfilePlan:
     samples_host: bool
     measured_step_time_s: float | None
     differences: tuple[str, ...]
+    source: NodeSource | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +117,18 @@ def plan(
     anyway: bool,
 ) -> ProfilePlan:
     """Check a profile against this machine; nothing is written. `anyway` lets the machine differ from the recipe's."""
-    differences = prepare_recipe_here(recipe_id, recipe, setup.problem.cluster, doing="profile", anyway=anyway)
+    source = source_for(recipe_id, recipe, setup, doing="profile")
+    differences = prepare_recipe(recipe_id, recipe, setup.problem.cluster, source, doing="profile", anyway=anyway)
     named, usual = settings.folder, setup.work_folder.parent / "profiles" / recipe_id
     if named is not None and named.exists() and (not named.is_dir() or any(named.iterdir())):
         raise InvalidInput(f"{named} is there already and not an empty folder", hint="choose another --folder")
+    deadline_s = PATIENCE * setup.probe.deadline_s
+    if source is not None and source.held is None:
+        deadline_s = min(deadline_s, setup.dispatch.walltime_s - SPARE_WALLTIME_S)
     probe = replace(
         setup.probe,
         measured_steps=setup.probe.measured_steps or UNTRACED_STEPS,
-        deadline_s=PATIENCE * setup.probe.deadline_s,
+        deadline_s=deadline_s,
         step_deadline_s=PATIENCE * setup.probe.step_deadline_s,
     )
     free = (path for number in count(1) if not (path := usual / str(number)).exists())
@@ -135,6 +141,7 @@ def plan(
         samples_host=find_spec("pyinstrument") is not None,
         measured_step_time_s=measured_step_time_s,
         differences=differences,
+        source=source,
     )
 
 
@@ -171,7 +178,13 @@ def run(chosen: ProfilePlan, on_progress: OnProgress | None = None) -> ProfileRe
 
 def _outcome(chosen: ProfilePlan, on_progress: OnProgress | None) -> Measurement | Failure:
     job = partial(profile_job, steps=chosen.steps, samples_host=chosen.samples_host)
-    probe = TrainingProbe(chosen.setup, make_job=job)
+    probe: Evaluator
+    if chosen.source is None:
+        probe = TrainingProbe(chosen.setup, make_job=job)
+    else:
+        from frontrunner.evaluators.cluster.probe import DispatchedProbe
+
+        probe = DispatchedProbe(chosen.setup, chosen.source, make_job=job)
     try:
         probe.start(ProbeOrder(token=TOKEN, recipe=chosen.recipe, run_folder=chosen.folder))
         while True:

@@ -1,7 +1,8 @@
 """What recipes are exported to: the tools, which they are imported from too, and batch systems.
 
-A batch script trains by frontrunner's own trainer: torchrun on every node of a Slurm or PBS job. It holds the recipe
-file. On the first node it writes the job that the ranks read; the working folder has to be one that all nodes see.
+A batch script trains by frontrunner's own trainer on the nodes of a Slurm or PBS job. It holds the recipe file, and
+replays it from the job's first node; the working folder has to be one that all nodes see. If training ends with the
+job's time, the script submits itself again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from frontrunner.evaluators.export.deepspeed import DeepSpeed
 from frontrunner.evaluators.export.megatron import MegatronBridge, MegatronDeepSpeed, MegatronLM
 from frontrunner.evaluators.export.nanotron import Nanotron
 from frontrunner.evaluators.export.torchtitan import Torchtitan
+from frontrunner.evaluators.probe.replay import ReplayStopped
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.spaces.problem import Problem
@@ -29,12 +31,13 @@ SCHEDULERS = {
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
 #SBATCH --time=01:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
 """,
         "gpus": "#SBATCH --gpus-per-node={per_node}\n",
         "folder": "",
-        "master": 'MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
-        "start": "srun --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1",
-        "job_id": "$SLURM_JOB_ID",
+        "check": "",
+        "again": 'scontrol requeue "$SLURM_JOB_ID" && sleep 300  # Slurm ends this script, and starts it again',
     },
     "pbs": {
         "directives": """\
@@ -45,32 +48,34 @@ SCHEDULERS = {
 """,
         "gpus": "",
         "folder": 'cd "$PBS_O_WORKDIR"\n',  # PBS starts jobs in the home folder, Slurm where they were submitted
-        "master": 'MASTER_ADDR="$(head -n 1 "$PBS_NODEFILE")"',
-        "start": "mpiexec -n {nodes} --ppn 1",
-        "job_id": "$PBS_JOBID",
+        "check": """\
+SCRIPT="${{SCRIPT:-{recipe_id}.pbs.sh}}"  # where this script is, to be submitted again: qsub -v SCRIPT=PATH
+if [ ! -f "$SCRIPT" ]; then echo "no script at SCRIPT=$SCRIPT, which is to be submitted again" >&2; exit 2; fi
+""",
+        "again": 'qsub -v "SCRIPT=$SCRIPT,STEPS=$STEPS,FOLDER=$FOLDER,DATA=${{DATA:-}}" "$SCRIPT"',
     },
 }
 YOURS = (
     "Account, queue, time, STEPS and DATA (a file instead of the recipe's data) are yours to set; "
-    "run it where python -m frontrunner.cli works on all nodes."
+    "run it where python -m frontrunner.cli works on all nodes, with Parsl (frontrunner[hpc]) for several."
 )
 BODY = """\
 {setup}set -euo pipefail
-{folder}STEPS="${{STEPS:-1000}}"
+{folder}{check}STEPS="${{STEPS:-1000}}"
 FOLDER="${{FOLDER:-$PWD/frontrunner-{recipe_id}}}"
 
 mkdir -p "$FOLDER"
 cat > "$FOLDER/recipe.json" <<'{end}'
 {recipe_file}{end}
 
-{master}
-export PYTHONSAFEPATH=1 OMP_NUM_THREADS="${{OMP_NUM_THREADS:-1}}"
+export PYTHONSAFEPATH=1
+status=0
 python -m frontrunner.cli replay "$FOLDER/recipe.json" --steps "$STEPS" ${{DATA:+--data "$DATA"}} \\
-  --folder "$FOLDER/run" --print-command
-{start} python -m torch.distributed.run \\
-  --nnodes {nodes} --nproc-per-node {per_node} \\
-  --rdzv-backend c10d --rdzv-id "{job_id}" --rdzv-endpoint "$MASTER_ADDR:29500" \\
-  -m frontrunner.evaluators.trainer "$FOLDER/run/job.json"
+  --folder "$FOLDER/run" || status=$?
+if [ "$status" = {stopped} ]; then  # before the time was up, with a checkpoint
+  {again}
+fi
+exit "$status"
 """
 
 
@@ -96,5 +101,7 @@ def batch_script(
     words = {name: text.format(**figures) for name, text in SCHEDULERS[scheduler].items()}
     directives = words["directives"] + (words["gpus"] if has_gpus else "")
     commands = "".join(f"{command}\n" for command in setup)
-    body = BODY.format(**figures, **words, setup=commands, end=END_OF_FILE, recipe_file=recipe_file)
+    body = BODY.format(
+        **figures, **words, setup=commands, end=END_OF_FILE, recipe_file=recipe_file, stopped=ReplayStopped.exit_code
+    )
     return f"#!/bin/bash\n{directives}{comments((*header, YOURS))}\n{body}"

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
-import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +13,7 @@ from frontrunner.evaluators.cluster.agent import OrphanedSteps
 from frontrunner.evaluators.external.command import MakeCommand, request_of
 from frontrunner.evaluators.external.logs import LogReader, patterns_of, timed
 from frontrunner.evaluators.probe.measure import nodes_used, tokens_per_step
-from frontrunner.evaluators.probe.replay import ReplayResult, ReplaySettings
+from frontrunner.evaluators.probe.replay import ReplayResult, ReplaySettings, ThroughputWatch, alone
 from frontrunner.evaluators.probe.run_folder import CANCEL, MEETING
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.evaluators.registry import command_probe
@@ -27,10 +23,6 @@ from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.recipe import Recipe
 
 POLL_S = 1.0
-SLOW_SHARE = 0.9
-"""Throughput under this share of the probe's is reported."""
-WATCHED_STEPS = 20
-"""Assumed: the median of so many steps is not moved by a pause of one."""
 LONGEST_S = 365 * 86_400.0
 """No deadline: the walltime of an allocation is one."""
 APPLICABLE = ("steps", "folder")
@@ -85,7 +77,7 @@ def run(chosen: CommandReplay, on_event: OnEvent | None = None) -> ReplayResult:
     setup, folder = chosen.setup, chosen.folder
     order = ProbeOrder(token=chosen.recipe_id, recipe=chosen.recipe, run_folder=folder)
     nodes = nodes_used(chosen.recipe, setup.problem)
-    with _alone(folder):
+    with alone(folder):
         earlier = OrphanedSteps([folder])  # of a driver that was killed
         while not earlier.have_ended():
             time.sleep(POLL_S)
@@ -125,10 +117,9 @@ class _Follower:
             raise InvalidInput(f"recipe {chosen.recipe_id} cannot be replayed: {command.text}")
         self._chosen, self._on_event = chosen, on_event
         self._log = LogReader(chosen.folder, patterns_of(command.log_patterns), nodes)
-        self._times: deque[float] = deque(maxlen=WATCHED_STEPS)
         self._known = 0
-        self._is_slow = False
         self._tokens = tokens_per_step(chosen.recipe, chosen.setup.problem)
+        self._speed = ThroughputWatch(self._tokens, chosen.measured_tokens_per_s)
 
     @property
     def step(self) -> int:
@@ -155,35 +146,13 @@ class _Follower:
                 continue
             loss = {} if step.logged.loss is None else {"loss": step.logged.loss if step.is_finite else None}
             self._report(event="step", step=step.logged.number, time_s=step.time_s, **loss)
-            self._times.append(step.time_s)
-            self._compare(step.logged.number)
+            if (alert := self._speed.add(step.logged.number, step.time_s)) is not None:
+                self._report(**alert)
         self._known = len(steps)
 
     def _report(self, **event: Any) -> None:
         if self._on_event is not None:
             self._on_event(event)
-
-    def _compare(self, step: int) -> None:
-        probe = self._chosen.measured_tokens_per_s
-        if probe is None or len(self._times) < WATCHED_STEPS:
-            return
-        tokens_per_s = self._tokens / statistics.median(self._times)
-        was_slow, self._is_slow = self._is_slow, tokens_per_s < SLOW_SHARE * probe
-        if self._is_slow != was_slow:
-            name = "slower than the probe" if self._is_slow else "as fast as the probe again"
-            self._report(event=name, step=step, tokens_per_s=tokens_per_s, share=tokens_per_s / probe)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:  # held until this process ends, however it does
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            hint = "wait for it, or choose another folder with --folder"
-            raise InvalidInput(f"a replay is running in {folder}", hint=hint) from None
-        yield
 
 
 def _clear(folder: Path) -> None:

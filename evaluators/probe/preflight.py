@@ -13,15 +13,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from frontrunner.evaluators.cluster.settings import DispatchSettings, node_source
+from frontrunner.evaluators.cluster.environment import allocation
+from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource, node_source
 from frontrunner.evaluators.probe import TORCH_DEVICES
 from frontrunner.evaluators.probe.files import tail
+from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.processes import end_child
 from frontrunner.evaluators.probe.this_machine import detect
+from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.trainer.deepspeed_disk import built_folder, is_built, is_installed
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value
@@ -60,23 +64,44 @@ def prepare_here(
         prepare_disk(cluster, offloads)
 
 
-def prepare_recipe_here(
-    recipe_id: str, recipe: Recipe, measured: Cluster, *, doing: Doing, anyway: bool
+def source_for(recipe_id: str, recipe: Recipe, setup: ProbeSetup, *, doing: Doing) -> NodeSource | None:
+    """Return where the nodes of one recipe come from, by the campaign's [dispatch]; None for this machine."""
+    cluster, dispatch = setup.problem.cluster, replace(setup.dispatch, nodes_per_allocation=None, allocations=None)
+    nodes = nodes_used(recipe, setup.problem)
+    held = allocation(os.environ)
+    if dispatch.backend is None and nodes > 1 and (held is None or len(held.nodes) < nodes):
+        here = (
+            "this process is in no job" if held is None else f"{held.scheduler} job {held.job_id} has {len(held.nodes)}"
+        )
+        raise InvalidInput(
+            f"recipe {recipe_id} needs {recipe.devices} devices on nodes of {cluster.devices_per_node}: "
+            f"{here}, and its campaign requested none",
+            hint=f"{doing} it in a job of {nodes} nodes (salloc, qsub -I), or by a batch script: "
+            f"frontrunner export {recipe_id} --to slurm",
+        )
+    return node_source(dispatch, replace(cluster, nodes=nodes))
+
+
+def prepare_recipe(
+    recipe_id: str, recipe: Recipe, measured: Cluster, source: NodeSource | None, *, doing: Doing, anyway: bool
 ) -> tuple[str, ...]:
-    """Return how this machine differs from the one measured, and prepare it; raises `InvalidInput` unless `anyway`."""
-    differences = _differences(measured, recipe, detect(), one_node=doing != "launch")
+    """Return how this machine differs from the one measured, and prepare it; raises `InvalidInput` unless `anyway`.
+
+    Nodes that a batch system has yet to provide are taken to be those of the campaign.
+    """
+    is_here = source is None and doing != "launch"
+    differences: tuple[str, ...] = ()
+    if source is None or source.held is not None:
+        differences = _differences(measured, recipe, detect(), one_node=is_here)
     if differences and not anyway:
         hint = f"--anyway will {doing} it here all the same; throughput will not be that of its campaign"
         raise InvalidInput(f"recipe {recipe_id} was measured on other hardware: {'; '.join(differences)}", hint=hint)
-    if recipe.devices > measured.devices_per_node and doing != "launch":
-        needs = f"recipe {recipe_id} needs {recipe.devices} devices on nodes of {measured.devices_per_node}"
-        why_not = f"{needs}: `{doing}` does not run on several nodes yet"
-        raise InvalidInput(why_not, hint=f"{doing} a recipe of one node")
     if recipe.custom_arguments():
         given = f"recipe {recipe_id} was measured with {' '.join(recipe.custom_arguments())}"
         raise InvalidInput(f"{given}: the built-in trainer takes no arguments", hint=f"{doing} it by its own trainer")
     _refuse_missing((recipe.engine,), (recipe.fp8,))
-    prepare_disk(measured, (recipe.offload,))
+    if source is None:
+        prepare_disk(measured, (recipe.offload,))
     return differences
 
 

@@ -1,4 +1,7 @@
-"""Replay: the full training run of a measured recipe, by the trainer that measured it, under torchrun."""
+"""Replay: the full training run of a measured recipe, by the trainer that measured it.
+
+On this machine its ranks run under torchrun, on other nodes as a probe's do (`cluster/replay.py`).
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,23 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from frontrunner.evaluators.cluster.environment import allocation
+from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, NodeSource
 from frontrunner.evaluators.probe import BUILT_IN_DATA, DataSettings, Schedule
 from frontrunner.evaluators.probe.files import LineReader, read_json, tail, write_json
 from frontrunner.evaluators.probe.job import common_job, corpus, training_data
 from frontrunner.evaluators.probe.measure import tokens_per_step
-from frontrunner.evaluators.probe.preflight import Doing, prepare_recipe_here
+from frontrunner.evaluators.probe.preflight import Doing, prepare_recipe, source_for
 from frontrunner.evaluators.probe.processes import end_child, kill_tagged, start_child
 from frontrunner.evaluators.probe.watch import rank_environment
 from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.trainer.job import STOP
 from frontrunner.results.provenance import collect
 from frontrunner.spaces.errors import (
     FrontrunnerError,
@@ -41,6 +47,15 @@ METRICS = ("csv", "tensorboard", "wandb")
 COLLECTIVE_TIMEOUT_S = 1800.0
 """A full run waits longer than a probe: writing a checkpoint may take minutes."""
 POLL_S = 0.2
+SLOW_SHARE = 0.9
+"""Throughput under this share of the probe's is reported."""
+RECOVERED_SHARE = 0.95
+WATCHED_STEPS = 20
+"""Assumed: the median of so many steps is not moved by a pause of one."""
+STOP_MARGIN_S = 20.0
+"""Assumed: what ranks take to notice a stop and to end, beside the checkpoint."""
+CHECKPOINTS_S = 3.0
+"""Assumed: a checkpoint takes at most this many times the longest before it."""
 STOP_GRACE_S = 20.0
 REPLAY_TAG = "FRONTRUNNER_REPLAY"
 """Finds the ranks of a torchrun that was killed: it gives each rank a session of its own."""
@@ -48,11 +63,20 @@ REPLAY_TAG = "FRONTRUNNER_REPLAY"
 OnStep = Callable[[Mapping[str, Any]], None]
 
 
+class ReplayStopped(FrontrunnerError):
+    """Training ended with a checkpoint before its job did: to be submitted again."""
+
+    exit_code = 75
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:
     """How a replay trains; one that is `launched` is only prepared here, for the user's own launcher.
 
     By default the learning rate and the data are those of the recipe's campaign; `data` is a path, or `built-in`.
+    `restarts`: on nodes of a batch system the ranks are started again after a failure, so often in a row without a new
+    checkpoint; `walltime` is that of the allocations for it, "HH:MM:00". In a batch job the ranks are stopped, with a
+    checkpoint, `stop_margin_s` before its end: by default `STOP_MARGIN_S` and what checkpoints are known to take.
     """
 
     steps: int
@@ -67,14 +91,20 @@ class ReplaySettings:
     metrics: str = "csv"
     folder: Path | None = None
     launched: bool = False
+    restarts: int = 3
+    walltime: str | None = None
+    stop_margin_s: float | None = None
 
     def __post_init__(self) -> None:
         for key in ("steps", "evaluation_batches", "evaluation_every_steps", "keep_checkpoints"):
             require_at_least("replay", 1, **{key: getattr(self, key)})
+        require_at_least("replay", 0, restarts=self.restarts)
         if self.warm_up_steps is not None:
             require_at_least("replay", 0, warm_up_steps=self.warm_up_steps)
         if self.checkpoint_every_steps is not None:
             require_at_least("replay", 1, checkpoint_every_steps=self.checkpoint_every_steps)
+        if self.stop_margin_s is not None:
+            require_above_zero("replay.stop_margin_s", self.stop_margin_s, "seconds above 0")
         if self.learning_rate is not None:
             require_above_zero("replay.learning_rate", self.learning_rate, "a number above 0")
         if self.data is not None and not self.data.strip():
@@ -94,7 +124,7 @@ class ReplaySettings:
 
     def train_table(self) -> dict[str, Any]:
         """Return the job's `train`."""
-        own = ("folder", "learning_rate", "launched", "data")
+        own = ("folder", "learning_rate", "launched", "data", "restarts", "walltime", "stop_margin_s")
         table = asdict(self) | {"checkpoint_every_steps": self.checkpoint_every_steps or max(10, self.steps // 10)}
         return {key: value for key, value in table.items() if key not in own}
 
@@ -112,7 +142,10 @@ class ReplayPlan:
     tokens_per_step: int
     measured_tokens_per_s: float | None
     differences: tuple[str, ...]
-    data: DataSettings
+    setup: ProbeSetup
+    source: NodeSource | None
+    restarts: int
+    stop_margin_s: float | None
 
     @property
     def command(self) -> str:
@@ -159,12 +192,16 @@ def plan(
     settings: ReplaySettings,
     anyway: bool,
 ) -> ReplayPlan:
-    """Plan a replay on the data of `setup`, and write their token file; raises as `prepare_recipe_here` does."""
+    """Plan a replay on the data of `setup`, and write their token file; raises as `prepare_recipe` does."""
     settings, cluster = settings.following(Schedule()), setup.problem.cluster
     if settings.metrics != "csv" and not settings.launched:
         require_extra(settings.metrics, settings.metrics, f'metrics = "{settings.metrics}"')
     doing: Doing = "launch" if settings.launched else "replay"
-    differences = prepare_recipe_here(recipe_id, recipe, cluster, doing=doing, anyway=anyway)
+    source = None
+    if not settings.launched:
+        setup = _with_walltime(setup, settings.walltime)
+        source = source_for(recipe_id, recipe, setup, doing=doing)
+    differences = prepare_recipe(recipe_id, recipe, cluster, source, doing=doing, anyway=anyway)
     setup.work_folder.mkdir(parents=True, exist_ok=True)
     folder = (settings.folder or setup.work_folder.parent / "replays" / recipe_id).resolve()
     tokens = corpus(setup.data, setup.work_folder, setup.problem)
@@ -183,8 +220,22 @@ def plan(
         tokens_per_step=tokens_per_step(recipe, setup.problem),
         measured_tokens_per_s=measured_tokens_per_s,
         differences=differences,
-        data=setup.data,
+        setup=setup,
+        source=source,
+        restarts=settings.restarts,
+        stop_margin_s=settings.stop_margin_s,
     )
+
+
+def _with_walltime(setup: ProbeSetup, walltime: str | None) -> ProbeSetup:
+    if walltime is None:
+        return setup
+    if setup.dispatch.backend != "parsl":
+        raise bad_value("--walltime", walltime, 'no walltime where the campaign\'s dispatch.backend is not "parsl"')
+    dispatch = replace(setup.dispatch, walltime=walltime)
+    if dispatch.walltime_s < SPARE_WALLTIME_S:
+        raise bad_value("--walltime", walltime, f'"HH:MM:00" of at least {SPARE_WALLTIME_S:g} s')
+    return replace(setup, dispatch=dispatch)
 
 
 def torchrun(devices: int, devices_per_node: int, job: Path) -> tuple[str, ...]:
@@ -212,19 +263,26 @@ def prepare(chosen: ReplayPlan) -> None:
 def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
     """Run a replay to its end, from its folder's newest checkpoint; raise `FrontrunnerError` with the log's end."""
     prepare(chosen)
-    with (chosen.folder / ".lock").open("w") as lock:  # held until this process ends, however it does
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            hint = "wait for it, or choose another folder with --folder"
-            raise InvalidInput(f"a replay is running in {chosen.folder}", hint=hint) from None
+    with alone(chosen.folder):
         _remove_leftovers(chosen)
         (chosen.folder / "result.json").unlink(missing_ok=True)
-        provenance = asdict(collect(str(chosen.job["device"]), training_data(chosen.data)))
+        (chosen.folder / STOP).write_bytes(b"")  # it exists: see cluster/agent.py
+        provenance = asdict(collect(str(chosen.job["device"]), training_data(chosen.setup.data)))
         provenance |= {"differences": list(chosen.differences), "recipe_id": chosen.recipe_id}
         write_json(chosen.folder / "provenance.json", provenance)
-        status = _train(chosen, on_step)
+        follower = Follower(chosen, on_step)
+        if chosen.source is None:
+            status = _train(chosen, follower)
+        else:
+            from frontrunner.evaluators.cluster.replay import train_on_nodes
+
+            status = train_on_nodes(chosen, chosen.source, follower)
     result = read_json(chosen.folder / "result.json") or {}
+    if status == 0 and result.get("status") == "stopped":
+        raise ReplayStopped(
+            f"stopped after step {result['final_step']}, with a checkpoint, before the job's time was up",
+            hint="the same command in another job continues",
+        )
     if status != 0 or result.get("status") != "trained":
         hint = f"the whole log: {chosen.log}; the same command continues from the newest checkpoint, if any"
         raise FrontrunnerError(f"the replay ended with status {status}:\n{tail(chosen.log)}", hint=hint)
@@ -242,28 +300,123 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
     )
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a replay's folder until this process ends, however it does; raise `InvalidInput` if another holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            hint = "wait for it, or choose another folder with --folder"
+            raise InvalidInput(f"a replay is running in {folder}", hint=hint) from None
+        yield
+
+
 def _remove_leftovers(chosen: ReplayPlan) -> None:
     kill_tagged(REPLAY_TAG, str(chosen.folder), wait_s=STOP_GRACE_S)
     if chosen.job["disk"] is not None:
         shutil.rmtree(chosen.job["disk"]["folder"], ignore_errors=True)
 
 
-def _train(chosen: ReplayPlan, on_step: OnStep | None) -> int:
-    progress = chosen.folder / "progress.jsonl"
-    events = LineReader(progress, offset=progress.stat().st_size if progress.exists() else 0)
+class ThroughputWatch:
+    """Compares throughput with the probe's, by the median of `WATCHED_STEPS` steps at a time."""
+
+    def __init__(self, tokens_per_step: int, measured_tokens_per_s: float | None) -> None:
+        self._tokens, self._probe = tokens_per_step, measured_tokens_per_s
+        self._times: list[float] = []
+        self._is_slow = False
+
+    def begin(self) -> None:
+        """Forget the steps since the last comparison."""
+        self._times.clear()
+
+    def add(self, step: int, time_s: float) -> dict[str, Any] | None:
+        """Note a step; return the event that throughput has fallen below the probe's, or has recovered, else None."""
+        self._times.append(time_s)
+        if self._probe is None or len(self._times) < WATCHED_STEPS:
+            return None
+        tokens_per_s = self._tokens / statistics.median(self._times)
+        self._times.clear()
+        was_slow, share = self._is_slow, tokens_per_s / self._probe
+        self._is_slow = share < (RECOVERED_SHARE if was_slow else SLOW_SHARE)
+        if self._is_slow == was_slow:
+            return None
+        event = "slower than the probe" if self._is_slow else "as fast as the probe again"
+        return {"event": event, "step": step, "tokens_per_s": round(tokens_per_s, 1), "share": round(share, 3)}
+
+
+class Follower:
+    """Reads what rank 0 writes, passes it on, reports throughput far below the probe's, and ends training in time."""
+
+    def __init__(self, chosen: ReplayPlan, on_step: OnStep | None) -> None:
+        progress = chosen.folder / "progress.jsonl"
+        self._events = LineReader(progress, offset=progress.stat().st_size if progress.exists() else 0)
+        self._chosen, self._on_step = chosen, on_step
+        self._speed = ThroughputWatch(chosen.tokens_per_step, chosen.measured_tokens_per_s)
+        self._checkpoint_s = self._longest_s = 0.0
+        self.has_stopped = False
+
+    def read(self) -> None:
+        """Read what is new."""
+        for line in self._events.new_lines():
+            with suppress(ValueError):  # a line that a kill has cut short is no event
+                event = json.loads(line)
+                self._pass_on(event)
+                if event["event"] == "built":
+                    self._speed.begin()
+                elif event["event"] == "checkpoint":
+                    self._checkpoint_s = max(self._checkpoint_s, event["time_s"])
+                elif event["event"] == "step":
+                    self._longest_s = max(self._longest_s, event["time_s"])
+                    if (alert := self._speed.add(event["step"], event["time_s"])) is not None:
+                        self.note(**alert)
+
+    def note(self, event: str, **values: object) -> None:
+        """Report an event of the run's own, and write it to the log."""
+        with self._chosen.log.open("a", encoding="utf-8") as log:
+            log.write(json.dumps({"event": event, **values}) + "\n")
+        self._pass_on({"event": event, **values})
+
+    def begin(self) -> None:
+        """Forget the stop of an earlier start."""
+        (self._chosen.folder / STOP).write_bytes(b"")
+        self.has_stopped = False
+
+    def stop_before(self, end_s: float | None) -> None:
+        """Have the ranks store a checkpoint and end, once what is left until `end_s` (monotonic) is just enough."""
+        steps_s = 2 * self._longest_s
+        needed_s = self._chosen.stop_margin_s or STOP_MARGIN_S + CHECKPOINTS_S * self._checkpoint_s + steps_s
+        if end_s is not None and not self.has_stopped and time.monotonic() > end_s - needed_s:
+            self.has_stopped = True
+            self.note("stopping", seconds_left=round(end_s - time.monotonic(), 1))
+            (self._chosen.folder / STOP).write_bytes(b"1")
+
+    def _pass_on(self, event: Mapping[str, Any]) -> None:
+        if self._on_step is not None:
+            self._on_step(event)
+
+
+def _end_of_job() -> float | None:
+    """Return when the batch job that this process is in ends, as monotonic time; None outside one."""
+    from frontrunner.evaluators.cluster.batch import seconds_left
+
+    held = allocation(os.environ)
+    left = None if held is None else seconds_left(held.scheduler, held.job_id)
+    return None if left is None else time.monotonic() + left
+
+
+def _train(chosen: ReplayPlan, follower: Follower) -> int:
     with chosen.log.open("ab") as output:
         environment = {**os.environ, **chosen.environment, REPLAY_TAG: str(chosen.folder)}
         process = start_child(chosen.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
-    has_ended = False
+    has_ended, end_s = False, _end_of_job()
     try:
         while not has_ended:
             time.sleep(POLL_S)
             has_ended = process.poll() is not None
-            for line in events.new_lines():
-                with suppress(ValueError):  # a line that a kill has cut short is no event
-                    event = json.loads(line)
-                    if on_step is not None:
-                        on_step(event)
+            follower.read()
+            follower.stop_before(end_s)
     finally:
         end_child(process, grace_s=STOP_GRACE_S)
         _remove_leftovers(chosen)

@@ -23,6 +23,8 @@ from frontrunner.spaces.recipe import Recipe
 
 VERSION = 2
 
+STOP = "stop"
+"""A file in the run folder: once it is not empty, a full training run stores a checkpoint and ends."""
 STEP_RANGE = "frontrunner::step"
 DATA_RANGE = "frontrunner::data"
 WAIT_RANGE = "frontrunner::wait"

@@ -1,6 +1,7 @@
 """Train mode: a full training run with a learning-rate schedule, evaluation, metrics and checkpoints.
 
-Started again on the same run folder, it continues from the newest complete checkpoint, with the same losses.
+Started again on the same run folder, it continues from the newest complete checkpoint, with the same losses. Once the
+file `stop` there is not empty, it stores a checkpoint and ends, with status `stopped`.
 """
 
 import csv
@@ -8,9 +9,10 @@ import hashlib
 import math
 import os
 import shutil
+import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,11 +23,13 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from frontrunner.evaluators.trainer.job import Train
+from frontrunner.evaluators.trainer.job import STOP, Train
 from frontrunner.evaluators.trainer.optimizer import set_learning_rate
 from frontrunner.evaluators.trainer.run import RunContext, StepOutcome, finite_or_none
 
 COLUMNS = ("step", "loss", "learning_rate", "gradient_norm", "step_time_s", "tokens_per_s", "evaluation_loss")
+LOOK_S = 1.0
+"""Between two looks at the file `stop`, as far as steps allow."""
 _REPORTED_STEP_TIMES = 200
 
 
@@ -121,10 +125,12 @@ class Checkpoints:
 
     def save(self, step: int) -> None:
         """Store weights and optimizer states as they are after `step`; drop checkpoints beyond those to keep."""
+        began = time.monotonic()
         save(self._context.stepper.state(), checkpoint_id=self.path_of(step))
         if self._context.rank == 0:
             for old in complete_steps(self._folder)[: -self._keep]:
                 shutil.rmtree(self.path_of(old))
+        self._context.log.write("checkpoint", step=step, time_s=time.monotonic() - began)
 
     def load_latest(self) -> int:
         """Restore the newest complete checkpoint, and return its step; 0 where there is none."""
@@ -134,6 +140,7 @@ class Checkpoints:
         dist.broadcast(newest, src=0)
         if step := int(newest.item()):
             self._context.stepper.restore(partial(load, checkpoint_id=self.path_of(step)))
+            self._context.log.write("resumed", step=step)
         return step
 
 
@@ -141,6 +148,29 @@ def complete_steps(folder: Path) -> list[int]:
     """Return the steps of the complete checkpoints in a folder of checkpoints, in ascending order."""
     # What torch writes last, under another name first.
     return sorted(int(path.parent.name.removeprefix("step-")) for path in folder.glob("step-*/.metadata"))
+
+
+class StopRequests:
+    """Agreement of all ranks on the step after which they stop: rank 0 looks for the request, and when to look next."""
+
+    def __init__(self, context: RunContext, *, resumed_step: int) -> None:
+        self._path = context.folder / STOP
+        self._rank, self._device = context.rank, context.stepper.device
+        self.next_step = resumed_step + 1
+
+    def come_after(self, step: int, step_times_s: Sequence[float]) -> bool:
+        """Return whether training ends after `step`; every rank must make this call after each step."""
+        if step != self.next_step:
+            return False
+        table = [0, 1]
+        if self._rank == 0:
+            asked = self._path.exists() and self._path.stat().st_size > 0
+            table = [int(asked), max(1, int(LOOK_S / max(statistics.median(step_times_s), 1e-6)))]
+        agreed = torch.tensor(table, device=self._device)
+        dist.broadcast(agreed, src=0)
+        must_stop, steps = agreed.tolist()
+        self.next_step = step + int(steps)
+        return bool(must_stop)
 
 
 def learning_rate_at(step: int, *, peak: float, train: Train) -> float:
@@ -174,11 +204,10 @@ def steps_run(
 
 
 def run_training(context: RunContext, train: Train) -> None:
-    """Train to `train.steps`, or until a loss is not finite, and write `result.json` on rank 0."""
+    """Train to `train.steps`, a stop or a loss that is not finite, and write `result.json` on rank 0."""
     checkpoints = Checkpoints(context, keep=train.keep_checkpoints)
     resumed_step = final_step = checkpoints.load_latest()
-    if resumed_step:
-        context.log.write("resumed", step=resumed_step)
+    stops = StopRequests(context, resumed_step=resumed_step)
     metrics = METRICS[train.metrics](context.folder, resumed_step=resumed_step) if context.rank == 0 else None
     status, final_loss, overflowed = "trained", None, 0
     times: deque[float] = deque(maxlen=_REPORTED_STEP_TIMES)
@@ -191,7 +220,7 @@ def run_training(context: RunContext, train: Train) -> None:
     def has_rest(step: int) -> bool:
         """Return whether something is done between this step and the next."""
         due = (train.checkpoint_every_steps, train.evaluation_every_steps if train.evaluation_batches else 0)
-        return step == train.steps or any(every > 0 and step % every == 0 for every in due)
+        return step in (train.steps, stops.next_step) or any(every > 0 and step % every == 0 for every in due)
 
     start = time.monotonic()
     for final_step, outcome, seconds in steps_run(context, range(resumed_step + 1, train.steps + 1), train, has_rest):
@@ -210,14 +239,16 @@ def run_training(context: RunContext, train: Train) -> None:
         if not outcome.is_finite:
             status = "not-finite"
             break
-        if is_due(train.checkpoint_every_steps):
+        must_stop = stops.come_after(final_step, times)
+        if must_stop or is_due(train.checkpoint_every_steps):
             checkpoints.save(final_step)
-            context.log.write("checkpoint", step=final_step)
+        if must_stop:
+            break
     if metrics is not None:
         metrics.close()
     checkpoint = checkpoints.path_of(final_step)
     context.write_result(
-        status,
+        "stopped" if status == "trained" and final_step < train.steps else status,
         resumed_step=resumed_step,
         final_step=final_step,
         final_loss=final_loss,

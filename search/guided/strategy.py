@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.special import stdtrit
 
+from frontrunner.evaluators.analytic.fit import are_of_one_machine, fitted_constants, samples_of_problems
 from frontrunner.evaluators.analytic.scaling import network_ends
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
@@ -119,6 +120,7 @@ class Guided:
         """
         self._candidates = Candidates(survey, seed)
         self._problem, self._seed, self._custom = survey.problem, seed, survey.custom
+        self._has_own_prior = prior is not None
         self._nodes = np.fromiter((nodes_used(r, survey.problem) for r in survey.recipes), dtype=np.float64)
         self._allowances = Allowances(objectives, self._nodes)
         self._closeness = np.exp(CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes)))
@@ -126,11 +128,13 @@ class Guided:
         self._pending: dict[int, None] = {}
         self._remembered: dict[str, list[int]] = {}
         self._elsewhere: list[tuple[Problem, list[Recipe]]] = []
-        table = CandidateTable.of(
-            survey.recipes, prior or prior_of(survey.recipes, survey.problem), custom=survey.custom
-        )
         divisors = [survey.problem.divisor(objectives[0], recipe.devices) for recipe in survey.recipes]
-        self._know(replace(table, log_speed=table.log_speed - np.log(np.array(divisors, dtype=np.float64))))
+        self._log_divisors = np.log(np.array(divisors, dtype=np.float64))
+        self._know(self._own_rows(prior or prior_of(survey.recipes, survey.problem)))
+
+    def _own_rows(self, prior: Prior) -> CandidateTable:
+        table = CandidateTable.of(self._candidates.recipes, prior, custom=self._custom)
+        return replace(table, log_speed=table.log_speed - self._log_divisors)
 
     def _know(self, table: CandidateTable) -> None:
         self._table, self._is_news = table, True
@@ -140,9 +144,20 @@ class Guided:
     def remember(self, evidence: Sequence[Evidence]) -> None:
         """Learn outcomes of earlier campaigns; called once, before any ask or tell.
 
-        Recipes with knobs that the space does not have, or gives in another way, tell nothing of its recipes.
+        Recipes with knobs that the space does not have, or gives in another way, tell nothing of its recipes. Of other
+        problems' outcomes on this cluster by this code the constants take their most probable values, about which all
+        else is learned: the fit of `calibrate --from-store`. Those of the same problem may be told again.
         """
         evidence = [piece for piece in evidence if self._has_all_knobs_of(piece.recipe)]
+        of_others = [
+            (piece.problem, piece.recipe, piece.outcome)
+            for piece in evidence
+            if self._is_of_here(piece.problem)
+            and recipe_id(piece.problem, piece.recipe) != recipe_id(self._problem, piece.recipe)
+        ]
+        constants = fitted_constants(samples_of_problems(of_others))
+        if constants and not self._has_own_prior:
+            self._know(self._own_rows(prior_of(self._candidates.recipes, _with(constants, self._problem))))
         problems: list[Problem] = []  # in the order of first occurrence; they are not hashable
         for piece in evidence:
             if piece.problem not in problems:
@@ -153,7 +168,9 @@ class Guided:
             known = [piece for piece in evidence if piece.problem == problem]
             learned += zip(itertools.count(len(table)), known, strict=False)
             number = 0 if problem == self._problem else next(numbers)
-            table = table.with_rows([piece.recipe for piece in known], problem, number, self._custom)
+            is_fitted = self._is_of_here(problem) and not self._has_own_prior
+            fitted = _with(constants, problem) if is_fitted else problem
+            table = table.with_rows([piece.recipe for piece in known], fitted, number, self._custom)
             ran = [piece.recipe for piece in known if isinstance(piece.outcome, Measurement)]
             self._elsewhere.append((problem, ran))
         self._know(table)
@@ -162,6 +179,9 @@ class Guided:
             memory = piece.problem.cluster.memory_bytes_per_device
             self._remembered.setdefault(recipe_id(piece.problem, piece.recipe), []).append(row)
             self._seen.learn(row, piece.outcome, table, spread=spread, memory_bytes=memory)
+
+    def _is_of_here(self, problem: Problem) -> bool:
+        return are_of_one_machine(problem, self._problem)
 
     def _has_all_knobs_of(self, recipe: Recipe) -> bool:
         known = {(name, knob.flag, knob.env) for name, knob in self._custom.items()}
@@ -338,3 +358,9 @@ class Guided:
         cost = self._nodes[rows] * (START_S + STEPS_OF_A_PROBE * step_time_s)
         worth = (gain + LEAST_WORTH) * chance / cost * self._closeness[rows]
         return int(rows[np.argmax(worth)])
+
+
+def _with(constants: Mapping[str, float], problem: Problem) -> Problem:
+    """Return the problem on its cluster with these constants."""
+    efficiencies = {**problem.cluster.efficiencies, **constants}
+    return replace(problem, cluster=replace(problem.cluster, efficiencies=efficiencies))

@@ -11,7 +11,7 @@ from typing import Any
 
 from frontrunner import __version__
 from frontrunner.config.campaign import named_cluster, read_campaign_file
-from frontrunner.config.recipe_file import FIGURES, Measured, Origin, RecipeFile, Training, read, to_text
+from frontrunner.config.recipe_file import FIGURES, Measured, NodeSettings, Origin, RecipeFile, Training, read, to_text
 from frontrunner.config.settings import shown_store, store_url
 from frontrunner.config.toml_file import read_text
 from frontrunner.evaluators.export.reading import Given, is_harmless
@@ -91,7 +91,7 @@ def exported(store: LocalStore, recipe: str, *, to: str, data: str | None = None
     if to in SCHEDULERS:
         refuse_file_of_others(file, recipe)
         data_of_file(file, recipe, may_be_elsewhere=True)  # the script looks for them before it trains
-        setup = file.training.worker_init
+        setup = file.training.nodes.worker_init
         return batch_script(to, file.problem, file.recipe, provenance(file), to_text(file), setup)
     return tool_named(to).render(file.problem, file.recipe, provenance(file))
 
@@ -164,7 +164,7 @@ def _file(
             schedule=schedule_of(spec),
             seed=spec.search.seed,
             data=data,
-            worker_init=spec.dispatch.worker_init,
+            nodes=NodeSettings(**{one.name: getattr(spec.dispatch, one.name) for one in fields(NodeSettings)}),
         ),
         measured=measured,
         origin=Origin(written_by=f"frontrunner {__version__}", written_at=now, measured_with=versions),

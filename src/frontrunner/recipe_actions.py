@@ -227,6 +227,7 @@ def plan_replay(
             work_folder=run_root(store_url()) / "recipe-files",
             seed=file.training.seed,
             engines=(file.recipe.engine,),
+            dispatch=file.training.nodes.dispatch,
         )
         schedule = file.training.schedule
     else:

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 import frontrunner as api
-from frontrunner.evaluators.probe.replay import REPLAY_TAG, ReplaySettings
+from frontrunner.evaluators.probe.replay import REPLAY_TAG, ReplaySettings, ReplayStopped
+from frontrunner.evaluators.trainer.job import STOP
 from frontrunner.spaces.errors import InvalidInput
 from support.campaigns import (
     environment,
@@ -191,6 +192,24 @@ def test_killed_in_the_middle_it_goes_on_with_the_same_losses(
     assert resumed[0] >= reached, "it went on from the newest checkpoint"
     assert_same_run(folder, uninterrupted[0])
     assert not marked(REPLAY_TAG, str(folder))
+
+
+def test_a_stop_ends_it_with_a_checkpoint_that_it_goes_on_from(
+    measured: tuple[Path, str], uninterrupted: tuple[Path, dict[str, Any]]
+) -> None:
+    home, recipe = measured
+    folder, arguments = home / "stopped", ("replay", recipe, *OPTIONS, "--folder", "stopped")
+    with started(*arguments, cwd=home) as command:
+        wait_for(lambda: steps_written(folder) > 15)
+        (folder / STOP).write_text("1")
+        assert command.wait(timeout=60) == ReplayStopped.exit_code
+    (stopped,) = metrics(folder)[-1:]
+    assert checkpoints(folder)[-1] == int(stopped["step"]) < STEPS
+    assert f"stopped after step {stopped['step']}, with a checkpoint" in (home / "stderr").read_text()
+    again = frontrunner(*arguments, cwd=home)
+    assert again.returncode == 0, again.stderr
+    assert f"resumed  step {stopped['step']}" in again.stderr
+    assert_same_run(folder, uninterrupted[0])
 
 
 def test_an_interrupt_ends_it_with_everything_behind_it(measured: tuple[Path, str]) -> None:

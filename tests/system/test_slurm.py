@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +260,132 @@ def test_a_command_campaign_goes_on_after_its_driver_was_killed(tmp_path: Path, 
     assert sum(isinstance(found, Measurement) for found in outcomes(tmp_path)) == 12
     assert all(RunFolder(path).outcome() == found for path, found in known.items())
     assert not tagged(tmp_path)
+
+
+# Replays of a recipe of two nodes.
+STEPS = 600
+REPLAY = ("--steps", str(STEPS), "--checkpoint-every", "20", "--evaluate-every", "300")
+LARGER: dict[str, dict[str, Any]] = {
+    "model": {"layers": 4, "hidden": 128},
+    "problem": {"sequence_length": 64},
+    "probe": {"measured_steps": 20},
+}
+"""A model whose steps take long enough that Slurm can come in between."""
+
+
+@contextmanager
+def using(cluster: SlurmCluster) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        for key, value in cluster.environment.items():
+            patched.setenv(key, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory, cluster: SlurmCluster) -> tuple[Path, str]:
+    """A folder with a store, and the id of its one measured recipe, of two nodes."""
+    folder = tmp_path_factory.mktemp("measured")
+    with using(cluster):
+        done = frontrunner("launch", campaign(folder, **LARGER), "--json", cwd=folder, timeout_s=200)
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout)["best"][0]["recipe_id"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(measured: tuple[Path, str], cluster: SlurmCluster) -> list[dict[str, str]]:
+    """The metrics of a replay that nothing happened to."""
+    folder, recipe = measured
+    with using(cluster):
+        done = frontrunner("replay", recipe, *REPLAY, "--folder", "whole", cwd=folder, timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "whole" / "result.json").read_text())["final_step"] == STEPS
+    return metrics(folder / "whole")
+
+
+def metrics(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def assert_same_run(folder: Path, other: list[dict[str, str]]) -> None:
+    """Each step once, with the losses of the other run."""
+    mine = metrics(folder)
+    assert [row["step"] for row in mine] == [str(step) for step in range(1, STEPS + 1)]
+    for column in ("loss", "learning_rate", "gradient_norm"):
+        assert [float(row[column]) for row in mine] == pytest.approx([float(row[column]) for row in other], rel=1e-6)
+    assert float(mine[-1]["evaluation_loss"]) == pytest.approx(float(other[-1]["evaluation_loss"]), rel=1e-6)
+
+
+def noted(folder: Path, event: str) -> list[dict[str, Any]]:
+    """The events of a kind in a replay's own log."""
+    lines = (folder / "replay.log").read_text().splitlines() if (folder / "replay.log").exists() else []
+    return [found for line in lines if (found := json.loads(line))["event"] == event]
+
+
+def wait_for_steps(folder: Path, more: int) -> None:
+    """Wait until ranks that were started again have made so many steps."""
+    before = steps_written(folder)
+    wait_for(lambda: steps_written(folder) >= before + more, 120, pause_s=0.1)
+
+
+def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_killed_driver(
+    measured: tuple[Path, str], uninterrupted: list[dict[str, str]], slurm: SlurmCluster
+) -> None:
+    home, recipe = measured
+    folder, arguments = home / "struck", ("replay", recipe, *REPLAY, "--folder", "struck")
+    with started(*arguments, cwd=home) as process:
+        wait_for_steps(folder, 50)
+        slurm.run("scancel", *slurm.running())
+        wait_for(lambda: len(noted(folder, "start")) == 2, 120)
+        wait_for_steps(folder, 50)
+        slurm.set_node(slurm.nodes[1], "down")
+        wait_for(lambda: len(noted(folder, "failed")) == 2, 60)
+        slurm.set_node(slurm.nodes[1], "resume")
+        wait_for(lambda: len(noted(folder, "start")) == 3, 120)
+        wait_for_steps(folder, 50)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    again = frontrunner(*arguments, cwd=home, timeout_s=300)
+    assert again.returncode == 0, again.stderr
+    cancelled, down = (found["why"] for found in noted(folder, "failed"))
+    assert "CANCELLED" in cancelled
+    assert "NODE_FAIL" in down
+    assert [found["from_checkpoint"] > 0 for found in noted(folder, "start")] == [False, True, True, True]
+    assert_same_run(folder, uninterrupted)
+    assert not slurm.jobs(), "the allocation is given back"
+
+
+@pytest.mark.timeout(600)
+def test_a_batch_script_submits_itself_again_until_the_replay_is_done(
+    measured: tuple[Path, str], uninterrupted: list[dict[str, str]], slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    home, recipe = measured
+    exported = frontrunner("export", recipe, "--to", "slurm", cwd=home)
+    assert exported.returncode == 0, exported.stderr
+    margin = '"$([ "${SLURM_RESTART_COUNT:-0}" -lt 2 ] && echo 100 || echo 5)"'  # of two minutes
+    options = " ".join((*REPLAY[2:], "--anyway", "--stop-margin", margin))
+    script = exported.stdout.replace('--steps "$STEPS"', f'--steps "$STEPS" {options}')
+    (tmp_path / "replay.sh").write_text(script.replace("\npython -m", f"\n{sys.executable} -m"))
+    export = f"--export=ALL,STEPS={STEPS},FOLDER={tmp_path}"
+    slurm.run("sbatch", "--time=2", export, f"--chdir={tmp_path}", "--output=out", str(tmp_path / "replay.sh"))
+    folder, said = tmp_path / "run", tmp_path / "out"
+    wait_for(said.exists)
+
+    def is_done() -> bool:
+        for job in slurm.run("squeue", "--noheader", "--states=PENDING", "--format=%i").split():
+            slurm.run("scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm holds a requeued job for 2 minutes
+        return f"trained to step {STEPS}" in said.read_text()
+
+    wait_for(is_done, 380, pause_s=1.0)
+    assert len(noted(folder, "stopping")) >= 2
+    assert not noted(folder, "failed"), "it stopped before its time was up"
+    assert_same_run(folder, uninterrupted)
+
+
+def test_a_profile_of_two_nodes_has_the_traces_of_both(measured: tuple[Path, str], tmp_path: Path) -> None:
+    home, recipe = measured
+    done = frontrunner("profile", recipe, "--folder", str(tmp_path / "p"), "--json", cwd=home, timeout_s=200)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["ranks"]) == 2
+    reports = [StepFolder(tmp_path / "p").report(node) for node in range(2)]
+    assert len({report.host for report in reports if report is not None}) == 2

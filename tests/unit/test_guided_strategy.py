@@ -194,6 +194,34 @@ def test_forecasts_at_a_larger_scale_may_be_far_too_fast_where_nobody_knows_the_
     assert max(lopsided) > 1.5
 
 
+def test_another_model_s_outcomes_on_the_same_cluster_move_the_constants_and_another_code_s_do_not() -> None:
+    """A cluster with slower links and memory than stated: what is told of one model predicts another, unprobed."""
+    other = replace(PROBLEM, model=replace(PROBLEM.model, hidden=4096, ffn_hidden=16384))
+    slower = replace(PROBLEM.cluster, efficiencies={"memory": 0.6, "node_links": 0.45, "network_links": 0.35})
+    recipes, truth = SPACE.survey(other).recipes[::9], {}
+    for problem in (PROBLEM, other):
+        survey = SPACE.survey(problem)
+        speeds = prior_of(survey.recipes, replace(problem, cluster=slower)).log_speed
+        truth[problem.model.hidden] = dict(zip(survey.recipes, speeds.tolist(), strict=True))
+
+    def error(code: str, *, linear: bool = False) -> float:
+        there = replace(other, software=replace(other.software, code=code))
+        known = [
+            Evidence(problem=there, recipe=one, outcome=measured(math.exp(truth[4096][one])), origin="c")
+            for one in recipes
+        ]
+        strategy = Guided(
+            SPACE.survey(PROBLEM), 0, prior_of(SPACE.survey(PROBLEM).recipes, PROBLEM) if linear else None
+        )
+        strategy.remember(known)
+        found = {one.recipe: one.tokens_per_s for one in strategy.forecasts(10**6)}
+        return float(np.mean([abs(math.log(speed) - truth[PROBLEM.model.hidden][one]) for one, speed in found.items()]))
+
+    own = error(PROBLEM.software.code)
+    assert own < 0.8 * error(PROBLEM.software.code, linear=True)
+    assert own < 0.8 * error("megatron-lm")
+
+
 def test_a_remembered_failure_of_the_same_problem_is_not_run_into_again() -> None:
     first = Guided(SURVEY, 0).ask(1)[0]
     strategy = Guided(SURVEY, 0)

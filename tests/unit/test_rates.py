@@ -16,6 +16,7 @@ from frontrunner.search.spec import SearchSettings
 from frontrunner.search.strategy import STRATEGIES, Forecaster, Strategy, Told, make_strategy
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.store import LocalStore
+from frontrunner.views.charts.marks import Chart
 from frontrunner.views.report import reported
 from support import doubles
 from support.campaigns import spec_of, tiny
@@ -59,7 +60,13 @@ def test_a_campaign_ranks_by_what_it_seeks(rate: str, tmp_path: Path) -> None:
     by_tokens = [row.standing.tokens_per_s for row in frontrunner.best(by="tokens", top=None, store=url)]
     assert by_tokens == sorted(by_tokens, reverse=True)
     with LocalStore(url).opened() as store:
-        drawn = reported(store, None).collected.ranking
+        found = reported(store, None)
+    drawn, history = found.collected.ranking, found.chart("history")
+    assert isinstance(history, Chart)
+    unit = {"tokens_per_device": "TFLOPS/device", "tokens_per_cost": "tokens per price"}.get(rate, "tokens/s")
+    best = {"tokens_per_device": rows[0].standing.model_tflops_per_device, "tokens_per_cost": figures[0] * 1000}
+    assert history.table.header[3] == unit
+    assert history.spec["data"]["values"][-1]["best"] == pytest.approx(best.get(rate, figures[0]))
     assert [(row.rank, row.recipe_id) for row in drawn] == [(row.rank, row.recipe_id) for row in rows]
 
 

@@ -13,7 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from frontrunner.config import recipe_file
-from frontrunner.config.recipe_file import Measured, Origin, RecipeFile, Training, content_hash, from_text, to_text
+from frontrunner.config.recipe_file import (
+    Measured,
+    NodeSettings,
+    Origin,
+    RecipeFile,
+    Training,
+    content_hash,
+    from_text,
+    to_text,
+)
 from frontrunner.evaluators.probe import DataSettings, Schedule
 from frontrunner.evaluators.probe.job import training_data
 from frontrunner.evaluators.probe.replay import ReplaySettings
@@ -46,6 +55,7 @@ MEASURED = Measured(
     peak_memory_bytes_max_rank=70 * 2**30,
 )
 DATA = TrainingData(path="/data/tokens.bin", size_bytes=10**12, head_sha256="0" * 64)
+NODES = NodeSettings(worker_init=("module load rocm",), network_interface="hsn0", launcher_options=("--exact",))
 SCHEMA = Path(__file__).parent.parent.parent / "docs" / "recipe.schema.json"
 
 
@@ -55,7 +65,7 @@ def made(recipe: Recipe = PLAIN, measured: Measured | None = MEASURED) -> Recipe
         recipe_id=recipe_id(PROBLEM, recipe),
         problem=PROBLEM,
         recipe=recipe,
-        training=Training(seed=3, data=DATA, worker_init=("module load rocm",)),
+        training=Training(seed=3, data=DATA, nodes=NODES),
         measured=measured,
         origin=origin,
     )
@@ -134,7 +144,7 @@ MALFORMED: dict[str, tuple[Callable[[], str], str]] = {
         "content.recipe is illegal: tensor_parallel 16",
     ),
     "another recipe's id": (edited("content.recipe_id", "0123456789ab"), r"content\.recipe_id = .*the id of this"),
-    "a line that is none": (edited("content.training.worker_init", ["a\nb"]), r"worker_init = .* printable text"),
+    "a line that is none": (edited("content.training.nodes.worker_init", ["a\nb"]), r"worker_init = .* printable text"),
     "a model that cannot be": (edited("content.problem.model.layers", 0), r"model\.layers = 0: expected at least 1"),
 }
 
@@ -197,7 +207,7 @@ def test_a_file_is_replayed_on_its_own_data_or_not_at_all(tmp_path: Path) -> Non
     text.write_bytes(b"some words " * 4096)
     data = training_data(DataSettings(path=str(text)))
     schedule = Schedule(learning_rate=0.5, warm_up_steps=7)
-    file = replace(made(), training=Training(data=data, schedule=schedule, worker_init=("module load rocm",)))
+    file = replace(made(), training=Training(data=data, schedule=schedule, nodes=NODES))
     (tmp_path / "r.json").write_text(to_text(file))
     path, settings = str(tmp_path / "r.json"), ReplaySettings(steps=20, launched=True)
 

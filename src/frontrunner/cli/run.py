@@ -143,10 +143,11 @@ def finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped:
 
 
 def _replays_here(found: LocalStore, campaign: str, winner: RankedRecipe) -> bool:
-    """Return whether `replay`, which runs on one node, takes the recipe."""
+    """Return whether `replay` can run the recipe from here: on this machine, or on nodes that it requests."""
     with found.opened() as store:
-        cluster = stored_spec(store.campaign(campaign)).problem.cluster
-    return winner.figures == "measured" and winner.recipe.devices <= cluster.devices_per_node
+        spec = stored_spec(store.campaign(campaign))
+    is_here = winner.recipe.devices <= spec.problem.cluster.devices_per_node
+    return winner.figures == "measured" and (is_here or spec.dispatch.backend is not None)
 
 
 def _raise_unless_done(conclusion: Conclusion, campaign: str, *, stopped: int, has_result: bool) -> None:
@@ -183,6 +184,21 @@ PRINTED_STEPS = 20
 )
 @click.option("--metrics", default="csv", show_default=True, help="csv, tensorboard or wandb, in the replay's folder.")
 @click.option("--folder", type=opt.FILE, help="Where it keeps its files [default: by recipe].")
+@click.option(
+    "--restarts",
+    type=click.IntRange(0, 1000),
+    default=3,
+    show_default=True,
+    help="On nodes of a batch system: starts after a failure, in a row without a new checkpoint.",
+)
+@click.option(
+    "--stop-margin",
+    "stop_margin_s",
+    type=float,
+    metavar="SECONDS",
+    help="Stop so long before the job's end, with a checkpoint [default: by the checkpoints' own time].",
+)
+@click.option("--walltime", metavar="HH:MM:00", help="Of allocations [default: the campaign's dispatch.walltime].")
 @opt.anyway_option
 @click.option(
     "--print-command",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.config.toml_file import read_text
+from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.reading import json_table
 from frontrunner.evaluators.probe import Schedule
 from frontrunner.results.outcome import RecipeStats
@@ -50,25 +51,38 @@ class Measured(RecipeStats):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeSettings:
+    """Keys of the campaign's [dispatch] that the recipe's nodes need wherever they come from.
+
+    Batch scripts begin with the lines of `worker_init`; a replay runs none of them.
+    """
+
+    worker_init: tuple[str, ...] = ()
+    network_interface: str | None = None
+    launcher: str | None = None
+    launcher_options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        DispatchSettings(**vars(self))  # checks them
+
+    @property
+    def dispatch(self) -> DispatchSettings:
+        """Return the settings of steps within a job, whose script has run `worker_init`."""
+        return DispatchSettings(**vars(self) | {"worker_init": ()})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Training:
     """What training needs besides the problem: optimizer, learning rate, the seed of weights and data, and the data.
 
-    `data` is None where the file does not state them. `worker_init` is the campaign's set-up of a node's environment,
-    lines of shell, which batch scripts begin with.
+    `data` is None where the file does not state them.
     """
 
     optimizer: str = "adamw"
     schedule: Schedule = field(default_factory=Schedule)
     seed: int = 0
     data: TrainingData | None = None
-    worker_init: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for line in self.worker_init:
-            if not (line.strip() and line.isprintable()):
-                raise errors.bad_value(
-                    "content.training.worker_init", line, "lines of printable text, none of them empty"
-                )
+    nodes: NodeSettings = field(default_factory=NodeSettings)
 
 
 @dataclass(frozen=True, kw_only=True)

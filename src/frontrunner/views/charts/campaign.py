@@ -14,7 +14,6 @@ from operator import itemgetter
 
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import POLICIES, Failure
-from frontrunner.results.pages import Ended
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import AttemptOutcome
 from frontrunner.results.states import TrialState
@@ -27,16 +26,16 @@ LONGEST_PAUSE_S = 20.0
 
 
 def history(collected: Collected) -> Chart | Missing:
-    """Draw the tokens/s of every probe and the best so far, over probes and over the time of nodes."""
+    """Draw the tokens/s of every probe, or what the campaign seeks, and the best so far, over probes and node-hours."""
     if nothing := collected.nothing_ran:
         return nothing
     unit, size_s = node_unit(math.fsum(ended.node_seconds for ended in collected.attempts))
-    rows = _history_rows(collected.attempts, size_s)
+    rows, rate = _history_rows(collected, size_s), collected.unit
     final, reading = rows[-1]["best"], "No probe has measured a recipe yet."
     if final is not None:
         found = max((row["probe"] for row in rows if row["best"] != final), default=0)
         reading = (
-            f"The best recipe, {thousands(final)} tokens/s, was found by probe {found + 1} of {len(rows)}, after "
+            f"The best recipe, {thousands(final)} {rate}, was found by probe {found + 1} of {len(rows)}, after "
             f"{thousands(rows[found]['spent'])} of {thousands(rows[-1]['spent'])} {unit}."
         )
     turns = [row for before, row in itertools.pairwise([{"best": None}, *rows]) if row["best"] != before["best"]]
@@ -44,12 +43,12 @@ def history(collected: Collected) -> Chart | Missing:
     rows = [drawn[probe] for probe in sorted(drawn)]
     for row in rows:
         row["choices"] = collected.attempts[row["probe"] - 1].recipe.describe()
-    hints = vl.tooltip("probe", "recipe", "choices", "outcome", numbers={"tokens_per_s": "tokens/s"})
+    hints = vl.tooltip("probe", "recipe", "choices", "outcome", numbers={"tokens_per_s": rate})
     marks = vl.looks("outcome", vl.OUTCOMES, (row["outcome"] for row in rows), "color", "shape")
-    best = {"y": vl.number("best", "tokens/s")}
+    best = {"y": vl.number("best", rate)}
     layers = [
         vl.layer("line", best, where="isValid(datum.best)", interpolate="step-after", color=vl.ORANGE, strokeWidth=2.5),
-        vl.layer("point", {"y": vl.number("drawn", "tokens/s"), "tooltip": hints} | marks, filled=True, size=55),
+        vl.layer("point", {"y": vl.number("drawn", rate), "tooltip": hints} | marks, filled=True, size=55),
     ]
     axes = (vl.number("probe", "probe"), vl.number("spent", f"{unit} spent"))
     return Chart(
@@ -65,23 +64,24 @@ def history(collected: Collected) -> Chart | Missing:
         table=table(
             rows,
             *((key, key) for key in ("probe", "recipe", "outcome")),
-            *(("tokens/s", "tokens_per_s"), ("best so far", "best")),
+            *((rate, "tokens_per_s"), ("best so far", "best")),
             (f"{unit} spent", lambda row: f"{row['spent']:.4g}"),
         ),
     )
 
 
-def _history_rows(attempts: Sequence[Ended], size_s: float) -> list[Json]:
-    """Return one row per attempt; `best` is the pooled tokens/s of the recipe that led after it."""
+def _history_rows(collected: Collected, size_s: float) -> list[Json]:
+    """Return one row per attempt; `best` is the pooled rate of the recipe that led after it."""
     measured: dict[str, list[float]] = defaultdict(list)
     standing: dict[str, float] = {}
     led: list[tuple[float, str]] = []  # a heap of what stood once, the fastest on top
     rows, spent_s = [], 0.0
-    for probe, ended in enumerate(attempts, start=1):
+    for probe, ended in enumerate(collected.attempts, start=1):
+        found = None if ended.tokens_per_s is None else collected.rate(ended.tokens_per_s, ended)
         spent_s += ended.node_seconds
-        if ended.tokens_per_s is not None:
+        if found is not None:
             times = measured[ended.recipe_id]
-            insort(times, ended.tokens_per_s)
+            insort(times, found)
             standing[ended.recipe_id] = (times[(len(times) - 1) // 2] + times[len(times) // 2]) / 2
             heappush(led, (-standing[ended.recipe_id], ended.recipe_id))
         elif ended.kind is None or POLICIES[ended.kind].counts_against_recipe:
@@ -89,7 +89,7 @@ def _history_rows(attempts: Sequence[Ended], size_s: float) -> list[Json]:
         while led and standing.get(led[0][1]) != -led[0][0]:
             heappop(led)
         row = {"probe": probe, "spent": spent_s / size_s, "outcome": ended.outcome, "recipe": ended.recipe_id}
-        rows.append(row | {"tokens_per_s": ended.tokens_per_s, "best": -led[0][0] if led else None})
+        rows.append(row | {"tokens_per_s": found, "best": -led[0][0] if led else None})
     return rows
 
 

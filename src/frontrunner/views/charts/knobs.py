@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -175,20 +176,21 @@ def sensitivity(collected: Collected) -> Chart | Missing:
     fixed = {label: points for label, points in curves.items() if label not in drawn}
     points = [point for found in drawn.values() for point in found]
     look = vl.looks("source", SOURCES, (point["source"] for point in points), "stroke", "shape", "fill")
-    look["tooltip"] = vl.tooltip("knob", "value", "source", "note", numbers={"tokens_per_s": "tokens/s"})
+    look["tooltip"] = vl.tooltip("knob", "value", "source", "note", numbers={"tokens_per_s": collected.unit})
     axis = {"labelAngle": 0, "labelOverlap": True, "grid": False}
-    place = {"x": vl.name("value", sort={"field": "place"}, axis=axis), "y": vl.number("drawn", "tokens/s")}
+    place = {"x": vl.name("value", sort={"field": "place"}, axis=axis), "y": vl.number("drawn", collected.unit)}
     header = {"title": None, "labelFontWeight": "bold", "labelFontSize": 12.5}
     is_known = "isValid(datum.tokens_per_s)"
     line = vl.layer("line", {}, where=is_known, strokeDash=[3, 3], strokeWidth=1.5, color=vl.GRAY)
-    expected = {"y": vl.number("expected", "tokens/s"), "tooltip": vl.tooltip(numbers={"expected": "estimated"})}
+    expected = {"y": vl.number("expected", collected.unit), "tooltip": vl.tooltip(numbers={"expected": "estimated"})}
+    reached = thousands(collected.rate(center.standing.tokens_per_s, center.recipe))
     follows = ""
     if "accumulation" not in dimensions:
         follows = " Accumulation follows from the fixed global batch and the micro-batch."
     return Chart(
         reading=(
             f"One knob at a time around {center.recipe_id} ({center.recipe.describe()}), which reaches "
-            f"{thousands(center.standing.tokens_per_s)} tokens/s. Filled points were measured; hollow ones are the "
+            f"{reached} {collected.unit}. Filled points were measured; hollow ones are the "
             "model's ratio to that recipe, times what it reached, and so are the bars beside what was measured."
             f"{follows}"
         ),
@@ -214,7 +216,7 @@ def sensitivity(collected: Collected) -> Chart | Missing:
         table=table(
             [point for points in (drawn | fixed).values() for point in points],
             *(("knob", "knob"), ("value", "value"), ("rests on", "source")),
-            *(("tokens/s", "tokens_per_s"), ("estimated", "expected"), ("note", "note")),
+            *((collected.unit, "tokens_per_s"), ("estimated", "expected"), ("note", "note")),
         ),
     )
 
@@ -237,12 +239,15 @@ def curve(knob: str, collected: Collected, center: Recipe) -> Iterator[Json]:
             source, speed, note = "failed", None, found.outcome
         elif found.estimate is not None:
             source, note = "estimated" if found.estimate.fits else "estimated not to fit", found.estimate.fit
+        expected = row.expected_tokens_per_s if source == "measured" else None
+        if found.recipe is not None:
+            speed, expected = (one and collected.rate(one, found.recipe) for one in (speed, expected))
         point = {"knob": label, "value": shown(row.value), "place": place, "tokens_per_s": speed}
         yield point | {
             "drawn": speed or 0,
             "source": source,
             "note": note,
-            "expected": row.expected_tokens_per_s if source == "measured" else None,
+            "expected": expected,
         }
 
 
@@ -348,7 +353,7 @@ def importance(collected: Collected) -> Chart | Missing:
     return Chart(
         reading=(
             f"PED-ANOVA ranks knobs by how far the best {percent(best_share, 0)} of {len(ranking)} measured recipes "
-            f"agree on them ({top} first of all); fANOVA by how much of the variance of tokens/s a knob alone "
+            f"agree on them ({top} first of all); fANOVA by how much of the variance of {collected.unit} a knob alone "
             "explains. Where they differ, a knob that moves the average does not decide which recipe is best."
         ),
         spec={
@@ -411,7 +416,7 @@ def shap(collected: Collected) -> Chart | Missing:
             "encoding": {
                 "y": vl.name("knob", axis={"labelFontSize": 12.5}),
                 "yOffset": {"field": "offset", "type": "quantitative", "scale": {"domain": [-1.4, 1.4]}},
-                "x": vl.number("effect", "effect on tokens/s, %"),
+                "x": vl.number("effect", f"effect on {collected.unit}, %"),
                 "color": vl.number("shade", None, scale={"range": [LOW, MIDDLE, HIGH]}, legend=None),
                 "tooltip": vl.tooltip("knob", "value", "recipe", "choices", numbers={"effect": "effect, %"}),
             },
@@ -420,7 +425,7 @@ def shap(collected: Collected) -> Chart | Missing:
             order,
             ("knob", lambda column: varied[column].label),
             ("values, first to last", lambda column: ", ".join(map(shown, varied[column].values))),
-            ("mean effect on tokens/s", lambda column: percent(float(means[column]))),
+            (f"mean effect on {collected.unit}", lambda column: percent(float(means[column]))),
         ),
     )
 
@@ -430,7 +435,11 @@ def _even(collected: Collected) -> list[RankedRecipe]:
 
 
 def _weighed(collected: Collected) -> Sequence[RankedRecipe]:
-    return vl.evenly(_even(collected), MOST_WEIGHED)
+    """Return the rows that are weighed, with what the campaign seeks in place of tokens/s."""
+    rows = vl.evenly(_even(collected), MOST_WEIGHED)
+    rates = [collected.rate(row.standing.tokens_per_s, row.recipe) for row in rows]
+    pairs = zip(rows, rates, strict=True)
+    return [replace(row, standing=replace(row.standing, tokens_per_s=rate)) for row, rate in pairs]
 
 
 def _varied(collected: Collected) -> tuple[Knob, ...] | Missing:

@@ -201,6 +201,27 @@ class Collected:
         return self.survey.problem
 
     @property
+    def sought(self) -> str:
+        """What the campaign seeks: one of `pareto.RATES`."""
+        return str(self.campaign.problem_summary.get(OBJECTIVE, "tokens"))
+
+    @property
+    def unit(self) -> str:
+        """The unit of `rate`."""
+        return {"tokens_per_device": "TFLOPS/device", "tokens_per_cost": "tokens per price"}.get(
+            self.sought, "tokens/s"
+        )
+
+    def rate(self, tokens_per_s: float, recipe: Recipe | Ended) -> float:
+        """Return what the campaign seeks at tokens/s of a recipe; per device as TFLOPS of the model's own work."""
+        if self.sought == "tokens":
+            return tokens_per_s
+        one = recipe if isinstance(recipe, Recipe) else recipe.recipe
+        found = tokens_per_s / self.problem.divisor(self.sought, one.devices)
+        flops = self.problem.model.model_flops_per_token(self.problem.sequence_length)
+        return found * flops / 1e12 if self.sought == "tokens_per_device" else found
+
+    @property
     def nothing_ran(self) -> Missing | None:
         """Why there is no course of the search to draw, if so."""
         if self.campaign.figures == IMPORTED:
