@@ -1,6 +1,6 @@
 """A trainer whose ranks meet by torch's variables and reduce a number per step; the last rank prints a line per step.
 
-It is started once per rank, leaves a process in a session of its own, and never ends by itself.
+It is started once per rank, leaves a process in a session of its own, and ends by itself with `--ends` alone.
 """
 
 import argparse
@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, required=True)
     parser.add_argument("--node-rank", required=True)
     parser.add_argument("--others")
+    parser.add_argument("--ends", action="store_true")
     given = parser.parse_args()
     assert given.node_rank == os.environ["NODE_RANK"], "the same field in an argument"
     dist.init_process_group("gloo")
@@ -34,7 +35,8 @@ def main() -> None:
         time.sleep(0.02 * given.micro_batch)
         if rank == world - 1:
             print(f"step {step}: {time.perf_counter() - began_s:.6f} s loss {total.item() / step:.4f}", flush=True)
-    time.sleep(600)
+    if not given.ends:
+        time.sleep(600)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ ASKED = {
     "lifeline_s": 10,
 }
 TRAINER = Path(__file__).parent.parent / "support" / "joined_trainer.py"
-FLAGS = ["--steps", "{steps}", "--micro-batch", "{micro_batch_seqs}", "--node-rank", "{node_rank}"]
+FLAGS = ["{replay?--ends}", "--steps", "{steps}", "--micro-batch", "{micro_batch_seqs}", "--node-rank", "{node_rank}"]
 JOINED = {
     "arguments": ["{python}", str(TRAINER), *FLAGS],
     "log_patterns": [r"^step (?P<step>\\d+): (?P<step_time_s>[\\d.]+) s loss (?P<loss>\\S+)"],
@@ -212,7 +212,7 @@ def tagged(folder: Path) -> list[psutil.Process]:
 
 
 def test_a_command_s_ranks_run_on_every_node_and_end_with_it(tmp_path: Path, slurm: SlurmCluster) -> None:
-    done = frontrunner("launch", commands(tmp_path), cwd=tmp_path, timeout_s=200)
+    done = frontrunner("launch", commands(tmp_path), "--json", cwd=tmp_path, timeout_s=200)
     assert done.returncode == 0, done.stderr
     (measured,) = outcomes(tmp_path)
     assert not isinstance(measured, Failure), measured
@@ -224,6 +224,13 @@ def test_a_command_s_ranks_run_on_every_node_and_end_with_it(tmp_path: Path, slu
         log = (folder / of_node(LOG, node)).read_text()
         assert f"rank {node} of 2 on node {node} of {names}" in log
     assert not tagged(tmp_path)
+    recipe_id = json.loads(done.stdout)["best"][0]["recipe_id"]
+    replayed = frontrunner("replay", recipe_id, "--steps", "40", "--json", cwd=tmp_path, timeout_s=200)
+    assert replayed.returncode == 0, replayed.stderr
+    found = json.loads(replayed.stdout)
+    assert found["final_step"] == 40
+    assert 0.5 < found["ratio_to_probe"] < 2
+    assert not slurm.jobs()
 
 
 def test_a_command_campaign_goes_on_after_its_driver_was_killed(tmp_path: Path, slurm: SlurmCluster) -> None:
