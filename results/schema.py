@@ -25,7 +25,7 @@ from frontrunner.results.records import timestamp
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import CAMPAIGN_NAME, StoreUnusable, shown
-from frontrunner.spaces.recipe import Recipe, current_names, stored_recipe
+from frontrunner.spaces.recipe import Recipe, current_names, plain_recipe, stored_recipe
 
 SCHEMA_VERSION = 1
 """Incremented by a change that earlier versions of frontrunner cannot work with."""
@@ -72,8 +72,9 @@ def document(kind: type[T], text: str, *, names: Callable[[dict[str, Any]], dict
 
 def _refuse_unknown(table: Mapping[str, Any], found: object) -> None:
     known = vars(found)
+    written = plain_recipe(found).keys() if isinstance(found, Recipe) else known.keys()
     for name, value in table.items():
-        if name not in known and known.keys() <= table.keys():
+        if name not in known and written <= table.keys():
             raise LaterVersion(f"this version does not know {shown(name)}")
         if name not in known:
             raise ValueError(f"{shown(name)} is not known")

@@ -209,12 +209,10 @@ PRINTED_STEPS = 20
 @opt.store_option
 @opt.json_option
 def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **settings: Any) -> None:
-    """Train with RECIPE_ID: learning-rate schedule, evaluation, checkpoints, metrics.
+    """Train with RECIPE_ID, a stored recipe or the path of a recipe file.
 
-    RECIPE_ID is a stored recipe, or the path of a recipe file, which needs no store. One of another trainer is trained
-    by the command of its campaign, to which --steps and --folder apply.
-
-    It trains on the data of the recipe's campaign, and is refused where these are missing or have changed.
+    One of another trainer is trained by the command of its campaign, to which --steps and --folder apply. Others train
+    on the data of the recipe's campaign, and are refused where these are missing or have changed.
 
     Run again after a kill, it continues from the newest checkpoint. At the end its throughput is compared with the
     probe's.
