@@ -221,9 +221,7 @@ def test_a_file_is_replayed_on_its_own_data_or_not_at_all(tmp_path: Path) -> Non
     assert script.index("module load rocm\n") < script.index("set -euo pipefail")
     text.write_bytes(b"same words " * 4096)
     for attempt in (replayed, lambda: exported(LocalStore(None), path, to="slurm")):
-        with pytest.raises(
-            InvalidInput, match=r"is not what the recipe was trained on: it has another content"
-        ):
+        with pytest.raises(InvalidInput, match=r"is not what the recipe was trained on: it has another content"):
             attempt()
     text.write_bytes(b"some words " * 4095)
     with pytest.raises(InvalidInput, match=r"it has 45,045 bytes, not 45,056") as refused:
