@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,13 @@ from typing import TYPE_CHECKING
 
 from frontrunner.config.campaign import named_cluster, parse_cluster, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
-from frontrunner.evaluators.analytic.fit import Samples, StepFit, fit_steps, samples_of_outcomes
+from frontrunner.evaluators.analytic.fit import (
+    Samples,
+    StepFit,
+    are_of_one_machine,
+    fit_steps,
+    samples_of_problems,
+)
 from frontrunner.evaluators.cluster.environment import JobEnvironment, job_environment
 from frontrunner.evaluators.diagnostics.calibration import Calibration, calibration, measure, write_fit, write_measured
 from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs
@@ -22,9 +29,15 @@ from frontrunner.evaluators.probe import TORCH_DEVICES
 from frontrunner.evaluators.probe.this_machine import detect, processors, share_processors
 from frontrunner.evaluators.tables.workloads import read, samples_of_tables
 from frontrunner.results.address import parse_address
+from frontrunner.results.prior_results import campaign_results
+from frontrunner.results.records import Campaign
+from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.search.strategy import Evidence
+from frontrunner.search.warm_start import Earlier, gather
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.spaces.errors import InvalidInput, StoreUnusable, bad_value
 from frontrunner.store import opened
 
 if TYPE_CHECKING:
@@ -93,12 +106,16 @@ def fit_campaign(
     out: str | Path | None = None,
     cluster: str | Cluster | None = None,
 ) -> StepFit:
-    """Fit the analytic model's constants to a campaign's measurements, for `cluster` or the campaign's own."""
+    """Fit the analytic model's constants to a campaign's measurements, for `cluster` or the campaign's own.
+
+    With `campaign` None to those of the newest and of all others on its cluster with its code, precision and software.
+    """
     path = _writable(out) if out is not None else None
     with opened(store) as found:
         record = found.campaign(campaign)
-        outcomes = found.final_outcomes(record.id)
-    spec = stored_spec(record)
+        spec = stored_spec(record)
+        outcomes = [(spec.problem, *pair) for pair in found.final_outcomes(record.id)]
+        others = _on_the_same_machine(found, record, spec) if campaign is None else []
     if spec.evaluator == "simulated":
         raise InvalidInput(f"campaign {record.name} is simulated: it measured nothing that could be fitted to")
     if record.figures == "imported":
@@ -111,8 +128,29 @@ def fit_campaign(
     if (base.devices, base.backend) != (own.devices, own.backend):
         expected = f"{own.devices} {own.backend} devices, on which campaign {record.name} measured"
         raise bad_value("cluster", f"{base.devices} {base.backend} devices", expected)
-    measured = samples_of_outcomes(outcomes, replace(spec.problem, cluster=base))
-    return _fitted(measured, path, base, f"campaign {record.name}")
+    known = [*outcomes, *((one.problem, one.recipe, one.outcome) for one in others)]
+    measured = samples_of_problems(
+        [
+            (replace(problem, cluster=replace(base, nodes=problem.cluster.nodes)), recipe, outcome)
+            for problem, recipe, outcome in known
+        ]
+    )
+    origins = dict.fromkeys([f"campaign {record.name}", *(one.origin for one in others)])
+    return _fitted(measured, path, base, ", ".join(origins))
+
+
+def _on_the_same_machine(store: Store, record: Campaign, spec: CampaignSpec) -> list[Evidence]:
+    """Return what other campaigns measured on the same cluster, with the same code, precision and software."""
+    ran_with = [one.provenance for one in campaign_results(store, record.id) if one.provenance is not None]
+    if not ran_with:
+        return []
+    earlier = []
+    for other in (store.campaign(summary.name) for summary in store.campaigns() if summary.id != record.id):
+        with suppress(StoreUnusable):  # of a version that this one cannot read
+            earlier += [Earlier(campaign=other, spec=stored_spec(other))] if other.figures == "measured" else []
+    wanted = replace(spec, search=replace(spec.search, warm_start=True, reuse=False))
+    evidence = gather(store, wanted, earlier, ran_with[-1]).evidence
+    return [one for one in evidence if are_of_one_machine(one.problem, spec.problem)]
 
 
 def _fitted(measured: Samples, path: Path | None, base: Cluster | None, origin: str) -> StepFit:

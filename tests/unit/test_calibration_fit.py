@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +18,15 @@ from frontrunner.evaluators.analytic.priors import DEVIATIONS
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.tables.workloads import read, samples_of_tables
 from frontrunner.results.outcome import Failure, FailureKind
-from frontrunner.results.store import open_store
+from frontrunner.results.provenance import Provenance
+from frontrunner.results.states import CampaignState
+from frontrunner.results.store import Store, open_store
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.validation import dump_json
 from support.analytic import A100, PROBLEM, recipe
 from support.campaigns import spec_of, tiny
 from support.rankings import measurement
+from support.store_contract import RAN_WITH
 
 COLUMNS = (
     "model", "layers", "hidden", "heads", "seq", "vocab", "hardware", "gpus", "gpus_per_node", "tp", "pp", "dp", "mbs",
@@ -153,21 +157,46 @@ def test_outcomes_that_tell_no_time_are_left_out_and_counted() -> None:
         fit_steps(Samples(samples=(), refused={}))
 
 
-def test_a_campaign_s_measurements_are_fitted_to(tmp_path: Path) -> None:
-    spec = spec_of(tiny())
+def measured_campaign(store: Store, name: str, ran_with: Provenance, **sections: Any) -> int:
+    """Store a campaign whose steps take 20 ms per micro-batch; return its number of recipes."""
+    spec = spec_of(tiny(name=name, **sections))
     recipes = spec.space.survey(spec.problem).recipes
+    campaign = store.create_campaign(
+        name=name, spec_json=dump_json(spec), legal_recipes=len(recipes), problem_summary={"figures": "measured"}
+    )
+    writer = store.drive(store.acquire_lease(campaign.id, host="another-host.example", pid=1, take_over=True))
+    writer.set_state(CampaignState.RUNNING, reason="")
+    writer.record_provenance(ran_with)
+    for place, one in enumerate(recipes):
+        attempt = writer.start_attempt(writer.propose(f"{place:012x}", one), run_folder="/runs")
+        writer.finish_attempt(attempt, measurement((0.02 * one.accumulation,), 1), retry=False)
+    writer.release(CampaignState.FINISHED, reason="done")
+    return len(recipes)
+
+
+def test_a_store_s_campaigns_of_one_machine_are_fitted_to_together(tmp_path: Path) -> None:
+    another_torch = replace(RAN_WITH, versions=RAN_WITH.versions | {"torch": "1.0.0"})
     with open_store(str(tmp_path / "s.db"), create=True) as store:
-        campaign = store.create_campaign(
-            name="tiny", spec_json=dump_json(spec), legal_recipes=len(recipes), problem_summary={}
-        )
-        writer = store.drive(store.acquire_lease(campaign.id, host="another-host.example", pid=1, take_over=True))
-        for place, one in enumerate(recipes):
-            attempt = writer.start_attempt(writer.propose(f"{place:012x}", one), run_folder="/runs")
-            writer.finish_attempt(attempt, measurement((0.02 * one.accumulation,), 1), retry=False)
+        deeper = measured_campaign(store, "deeper", RAN_WITH, model={"layers": 4})
+        measured_campaign(store, "elsewhere", RAN_WITH, cluster={"device": "another", "name": "other"})
+        measured_campaign(store, "half", RAN_WITH, problem={"precision": "bf16"})
+        measured_campaign(store, "before", another_torch, model={"layers": 4})
+        newest = measured_campaign(store, "newest", RAN_WITH)
+    url = str(tmp_path / "s.db")
+    together = frontrunner.fit_campaign(store=url, out=tmp_path / "fitted.toml")
+    assert together.rows == newest + deeper
+    assert together.problems == 2
+    assert "campaign newest, campaign deeper" in (tmp_path / "fitted.toml").read_text()
+    assert frontrunner.fit_campaign("newest", store=url).rows == newest
+
+
+def test_a_campaign_s_measurements_are_fitted_to(tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "s.db"), create=True) as store:
+        count = measured_campaign(store, "tiny", RAN_WITH)
 
     found = frontrunner.fit_campaign(store=str(tmp_path / "s.db"), out=tmp_path / "fitted.toml")
 
-    assert found.rows == len(recipes)
+    assert found.rows == count
     assert found.error_after < found.error_before
     assert read_cluster_file(tmp_path / "fitted.toml").expected_error.fp32 == pytest.approx(found.error_after, rel=1e-4)
     with pytest.raises(InvalidInput, match="expected 2 cpu devices, on which campaign tiny measured"):

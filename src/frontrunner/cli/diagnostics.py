@@ -78,7 +78,7 @@ def doctor(campaign_file: Path | None, store: str | None, *, run: bool, as_json:
 @click.option("--cluster", metavar="NAME", help="Preset or cluster file that the new one starts from.")
 @click.option("--campaign", type=FILE, metavar="FILE", help="Campaign file whose cluster it is.")
 @click.option("--from-table", "tables", multiple=True, type=FILE, metavar="CSV", help="Fit to its rows.")
-@click.option("--from-store", is_flag=True, help="Fit to the measurements of CAMPAIGN (default: the newest).")
+@click.option("--from-store", is_flag=True, help="Fit to CAMPAIGN [default: to all on the newest one's machine].")
 @store_option
 @json_option
 def calibrate(  # noqa: PLR0913 - an option each
