@@ -15,7 +15,7 @@ from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.text.token_file import described, dtype_for
 from frontrunner.evaluators.trainer.data import BYTE_VOCABULARY, builtin_text, write_token_file
 from frontrunner.results.provenance import TrainingData
-from frontrunner.spaces.errors import InvalidInput, bad_value, shown
+from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe, plain_recipe
 
@@ -213,7 +213,7 @@ def require_same_data(stated: TrainingData) -> None:
         ) from None
     if found == stated:
         return
-    named = "the built-in text of this Python" if stated.path is None else shown(stated.path)
+    named = "the built-in text of this Python" if stated.path is None else stated.path
     differs = "another content"
     if found.size_bytes != stated.size_bytes:
         differs = f"{found.size_bytes:,} bytes, not {stated.size_bytes:,}"

@@ -29,6 +29,7 @@ from support.trainer_runs import read_progress, reference_losses, run_job, small
 
 pytestmark = [
     pytest.mark.system,
+    pytest.mark.timeout(1800),  # the first one compiles the operator: 2 minutes alone, many more beside other tests
     pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is an extra"),
 ]
 
