@@ -6,7 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -77,6 +77,22 @@ _WORD = re.compile(r"[\w@%+=:,./&|*\[\]()-]+", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupDispatch:
+    """How nodes of one group are requested: the keys of [dispatch] that differ from those of the others."""
+
+    account: str | None = None
+    queue: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    walltime: str | None = None
+    nodes_per_allocation: int | None = None
+    allocations: int | None = None
+    processors_per_node: int | None = None
+    select_options: str | None = None
+    network_interface: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DispatchSettings:
     """Where probes run, and how nodes are requested. Keys that the backend or scheduler does not use are errors.
 
@@ -125,12 +141,16 @@ class DispatchSettings:
     """Interface that ranks communicate over, as `hsn0`."""
     lifeline_s: float | None = None
     """The nodes of a probe end it when the driver has been silent for this long; at least 10, by default 60."""
+    group: Mapping[str, GroupDispatch] = field(default_factory=dict)
+    """For `parsl`, by the name of a [group](clusters.md#several-node-types): those of `account`, `queue`, `qos`,
+    `constraint`, `walltime`, `nodes_per_allocation`, `allocations`, `processors_per_node`, `select_options` and
+    `network_interface` that its nodes need."""
 
     def __post_init__(self) -> None:
         for key, known in (("backend", BACKENDS), ("launcher", LAUNCHERS)):
             if getattr(self, key) is not None:
                 require_one_of("dispatch", key, getattr(self, key), known)
-        given = {key: value for key, value in vars(self).items() if value not in (None, ()) and key != "backend"}
+        given = {key: value for key, value in vars(self).items() if value not in (None, (), {}) and key != "backend"}
         for key, value in given.items():  # none is ignored
             if self.backend != "parsl" and key not in _STEP_KEYS:
                 raise bad_value(f"dispatch.{key}", value, 'no such key unless dispatch.backend = "parsl"')
@@ -139,6 +159,11 @@ class DispatchSettings:
             _check_value(key, value)
         if self.backend == "parsl":
             self._check_request(given)
+        for name in self.group:
+            try:
+                self.of_group(name)
+            except InvalidInput as error:
+                raise InvalidInput(f"dispatch.group.{name}: {error.message}", hint=error.hint) from None
 
     def _check_request(self, given: Mapping[str, Any]) -> None:
         if self.scheduler is None:
@@ -155,6 +180,12 @@ class DispatchSettings:
         for line in self.scheduler_options:
             if not line.startswith(f"{prefix} "):
                 raise bad_value("dispatch.scheduler_options", line, f"lines that begin with {prefix}")
+
+    def of_group(self, name: str) -> DispatchSettings:
+        """Return the settings for the nodes of one group."""
+        own = self.group.get(name, GroupDispatch())
+        stated = {key: value for key, value in vars(own).items() if value is not None}
+        return replace(self, group={}, **stated)
 
     @property
     def has_nodes(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.special import stdtrit
 
+from frontrunner.evaluators.analytic.estimates import memory_limits
 from frontrunner.evaluators.analytic.fit import are_of_one_machine, fitted_constants, samples_of_problems
 from frontrunner.evaluators.analytic.scaling import network_ends
 from frontrunner.evaluators.probe.measure import nodes_used
@@ -22,6 +23,7 @@ from frontrunner.search.guided.prior import CandidateTable, Places, Prior, Rows,
 from frontrunner.search.guided.speed import FREEDOM, Observation, SpeedModel, amplitudes_of
 from frontrunner.search.strategies.candidates import Candidates
 from frontrunner.search.strategy import TOKENS_ALONE, Evidence, Outlook, Told
+from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.pareto import pareto_front
 from frontrunner.spaces.problem import Problem
@@ -55,7 +57,7 @@ MEDIAN_OVER_MEAN = 1.25
 class Observations:
     """Outcomes by row; `log_speeds`, `spreads` and `log_peaks` are the campaign's own, unless the row failed since."""
 
-    memory_bytes: int
+    memory_bytes: Rows
     log_speeds: dict[int, list[float]] = field(default_factory=dict)
     spreads: dict[int, list[float]] = field(default_factory=dict)
     log_peaks: dict[int, float] = field(default_factory=dict)
@@ -68,16 +70,16 @@ class Observations:
         if isinstance(outcome, Measurement):
             self.log_speeds.setdefault(row, []).append(math.log(outcome.tokens_per_s))
             if peak := outcome.peak_memory_bytes_max_rank:
-                self.log_peaks[row] = max(math.log(peak / self.memory_bytes), self.log_peaks.get(row, -math.inf))
+                self.log_peaks[row] = max(math.log(peak / self.memory_bytes[row]), self.log_peaks.get(row, -math.inf))
             # The standard error of its median step, as a share.
             spread = MEDIAN_OVER_MEAN * outcome.step_time_spread / math.sqrt(len(outcome.step_times_s))
             self.spreads.setdefault(row, []).append(spread)
         elif outcome.policy.counts_against_recipe:
             for known in (self.log_speeds, self.spreads, self.log_peaks):
                 known.pop(row, None)
-        self.learn(row, outcome, table, spread=spread, memory_bytes=self.memory_bytes)
+        self.learn(row, outcome, table, spread=spread, memory_bytes=self.memory_bytes[row])
 
-    def learn(self, row: int, outcome: Outcome, table: CandidateTable, *, spread: float, memory_bytes: int) -> None:
+    def learn(self, row: int, outcome: Outcome, table: CandidateTable, *, spread: float, memory_bytes: float) -> None:
         """Take in an outcome of whatever origin, on a device of `memory_bytes`."""
         if isinstance(outcome, Measurement):
             ratio = math.log(outcome.tokens_per_s) - float(table.log_speed[row])
@@ -119,16 +121,18 @@ class Guided:
         Speeds are of the rate that is sought: tokens/s, unless the objective is another of `pareto.RATES`.
         """
         self._candidates = Candidates(survey, seed)
-        self._problem, self._seed, self._custom = survey.problem, seed, survey.custom
+        self._problem, self._seed, self._custom = survey.problem, seed, dict(survey.custom)
+        if len(groups := survey.dimensions.get("group", ())) > 1:
+            self._custom["group"] = CustomKnob(values=groups)
         self._has_own_prior = prior is not None
         self._nodes = np.fromiter((nodes_used(r, survey.problem) for r in survey.recipes), dtype=np.float64)
         self._allowances = Allowances(objectives, self._nodes)
         self._closeness = np.exp(CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes)))
-        self._seen = Observations(memory_bytes=survey.problem.cluster.memory_bytes_per_device)
+        self._seen = Observations(memory_bytes=memory_limits(survey.recipes, survey.problem))
         self._pending: dict[int, None] = {}
         self._remembered: dict[str, list[int]] = {}
         self._elsewhere: list[tuple[Problem, list[Recipe]]] = []
-        divisors = [survey.problem.divisor(objectives[0], recipe.devices) for recipe in survey.recipes]
+        divisors = [survey.problem.divisor(objectives[0], recipe) for recipe in survey.recipes]
         self._log_divisors = np.log(np.array(divisors, dtype=np.float64))
         self._know(self._own_rows(prior or prior_of(survey.recipes, survey.problem)))
 
@@ -176,12 +180,12 @@ class Guided:
         self._know(table)
         for row, piece in learned:
             spread = OTHER_PROBLEM_SPREAD if table.problem[row] else SAME_PROBLEM_SPREAD
-            memory = piece.problem.cluster.memory_bytes_per_device
+            memory = piece.problem.at(piece.recipe).cluster.memory_bytes_per_device
             self._remembered.setdefault(recipe_id(piece.problem, piece.recipe), []).append(row)
             self._seen.learn(row, piece.outcome, table, spread=spread, memory_bytes=memory)
 
     def _is_of_here(self, problem: Problem) -> bool:
-        return are_of_one_machine(problem, self._problem)
+        return not problem.cluster.group and are_of_one_machine(problem, self._problem)
 
     def _has_all_knobs_of(self, recipe: Recipe) -> bool:
         known = {(name, knob.flag, knob.env) for name, knob in self._custom.items()}

@@ -110,8 +110,7 @@ def _about(kind: str, given: Mapping[str, Any], spec: CampaignSpec) -> str:
         path = Path(spec.data.path or "")
         return f"{path.stat().st_size / 1e6:,.1f} MB" if errors.holds(path.is_file) else "the built-in text"
     cluster, dispatch = spec.problem.cluster, spec.dispatch
-    nodes = f"{cluster.nodes:,} node{'s' if cluster.nodes > 1 else ''} of {cluster.devices_per_node} x {cluster.device}"
-    machine = f"{cluster.name}: {nodes}, " if "cluster" in given else ""
+    machine = f"{cluster.name}: {cluster.describe()}, " if "cluster" in given else ""
     return f"{machine}{dispatch.scheduler or dispatch.backend or 'this machine, or the job it is in'}"
 
 
