@@ -141,6 +141,7 @@ predictions = as_function(LocalStore.predictions)
 report = as_function(LocalStore.report)
 show = as_function(LocalStore.show)
 status = as_function(LocalStore.status)
+step = as_function(LocalStore.step)
 
 
 @dataclass(frozen=True, kw_only=True)
