@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from frontrunner.config.campaign import keys_of, read_campaign_file
+from frontrunner.config.campaign import keys_of, named_data, read_campaign_file
 from frontrunner.config.recipe_file import RecipeFile, read
 from frontrunner.config.settings import run_root, store_url
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
@@ -19,7 +19,7 @@ from frontrunner.evaluators.external import replay as command_replay
 from frontrunner.evaluators.external.replay import CommandReplay
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings, Schedule
 from frontrunner.evaluators.probe import replay as replaying
-from frontrunner.evaluators.probe.job import require_same_data
+from frontrunner.evaluators.probe.job import data_of, require_same_data
 from frontrunner.evaluators.probe.replay import ReplayPlan, ReplayResult, ReplaySettings
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import commands_of
@@ -57,7 +57,7 @@ def find_recipe(
         raise InvalidInput("a recipe by its choices needs the campaign file that they are of")
     elif names_a_file(recipe):
         file = read(Path(recipe))
-        return file.problem, ProbeSettings(optimizer=file.training.optimizer), file.recipe
+        return file.problem, file.training.probe, file.recipe
     else:
         explanation = store.show(recipe)
         spec, found = stored_spec(explanation.appearances[0].campaign), explanation.recipe
@@ -215,14 +215,14 @@ def plan_replay(
 ) -> ReplayPlan:
     """Return what a replay would run, checked against this machine; it is compared with the newest measurement."""
     found: Explanation | RecipeFile
-    named = settings.named_data
+    named = None if settings.data is None else named_data(settings.data)
     if names_a_file(recipe_id):
         found = file = read(Path(recipe_id))
         refuse_file_of_others(file, recipe_id)
         figures, tokens_per_s = (file.measured.figures, file.measured.tokens_per_s) if file.measured else ("", None)
         setup = ProbeSetup(
             problem=file.problem,
-            probe=ProbeSettings(optimizer=file.training.optimizer),
+            probe=file.training.probe,
             data=named or data_of_file(file, recipe_id),
             work_folder=run_root(store_url()) / "recipe-files",
             seed=file.training.seed,
@@ -248,7 +248,7 @@ def plan_replay(
         figures, setup, schedule = campaign.figures, spec.probe_setup(), schedule_of(spec)
         if named is not None:
             setup = replace(setup, data=named)
-        elif (stated := trained_on(found, campaign)) is not None:
+        elif stated := trained_on(found, campaign):
             require_same_data(stated)
     return replaying.plan(
         recipe_id=found.recipe_id,
@@ -311,26 +311,26 @@ def schedule_of(spec: CampaignSpec) -> Schedule:
     return Schedule(learning_rate=spec.probe.learning_rate)
 
 
-def trained_on(explanation: Explanation, campaign: Campaign) -> TrainingData | None:
-    """Return the data of a recipe's newest probe in a campaign; None if it recorded none."""
+def trained_on(explanation: Explanation, campaign: Campaign) -> tuple[TrainingData, ...]:
+    """Return the data of a recipe's newest probe in a campaign; none if it recorded none."""
     for appearance in explanation.appearances:
         if appearance.campaign.id == campaign.id:
             recorded = [one.provenance.data for one in appearance.attempts if one.provenance is not None]
-            return next((data for data in reversed(recorded) if data is not None), None)
-    return None
+            return next((data for data in reversed(recorded) if data), ())
+    return ()
 
 
 def data_of_file(file: RecipeFile, named: str, *, may_be_elsewhere: bool = False) -> DataSettings:
     """Return the data that a recipe file states; raise `InvalidInput` for none, and for others in their place here."""
     stated = file.training.data
-    if stated is None:
+    if not stated:
         raise InvalidInput(
             f"what data recipe {named} was trained on is not recorded",
             hint="name the data to train on: --data FILE, or --data built-in",
         )
-    if not (may_be_elsewhere and stated.path is not None and not Path(stated.path).exists()):
+    if not (may_be_elsewhere and any(one.path is not None and not Path(one.path).exists() for one in stated)):
         require_same_data(stated)
-    return DataSettings(path=stated.path)
+    return data_of(stated)
 
 
 def _refuse_recipe_of_others(explanation: Explanation) -> None:
