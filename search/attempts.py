@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from frontrunner.evaluators.cluster.agent import OrphanedSteps, was_interrupted
@@ -17,6 +17,7 @@ from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOrder, Progress
 from frontrunner.evaluators.registry import make_evaluator
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.predictions import PROPOSED, Expected
 from frontrunner.results.prior_results import CUT, REUSED, trials_noted
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.provenance import collect
@@ -220,9 +221,9 @@ class CampaignSession:
             self._store_outcome(attempt, trial, outcome, is_cut=is_lost and was_interrupted(folder))
             self.notice("harvested" if found else "lost", **_about(trial))
 
-    def start(self, chosen: Trial | Recipe) -> None:
-        """Start one probe: of a waiting trial, a new recipe, or a measured one again."""
-        trial, folder, attempt = self.writer.atomically(lambda: self._begin_attempt(chosen))
+    def start(self, chosen: Trial | Recipe, expected: Expected | None = None) -> None:
+        """Start one probe: of a waiting trial, a new recipe of which this is `expected`, or a measured one again."""
+        trial, folder, attempt = self.writer.atomically(lambda: self._begin_attempt(chosen, expected))
         # With several objectives a slower recipe may be the best in others.
         best = self.view.best if len(self._spec.search.objectives) == 1 else None
         share = 1.0 if best is None else self.view.divisor(trial.recipe) / self.view.divisor(best.recipe)
@@ -238,7 +239,7 @@ class CampaignSession:
         self.evaluator.start(order)
         self.listener.probe_began(self.view, trial.number, trial.recipe)
 
-    def _begin_attempt(self, chosen: Trial | Recipe) -> tuple[Trial, Path, Attempt]:
+    def _begin_attempt(self, chosen: Trial | Recipe, expected: Expected | None) -> tuple[Trial, Path, Attempt]:
         if isinstance(chosen, Trial):
             trial = chosen
         else:
@@ -246,6 +247,8 @@ class CampaignSession:
             if trial.state in (TrialState.MEASURED, TrialState.FAILED):
                 self.notice("repeat", **_about(trial))
                 trial = self.writer.repeat(trial)
+            elif expected is not None:
+                self.writer.event(PROPOSED, trial=trial.number, **asdict(expected))
         folder = _new_folder(self._spec.run_folder, trial)
         return trial, folder, self.writer.start_attempt(trial, run_folder=str(folder))
 

@@ -236,7 +236,7 @@ class Driver:
             if (late := self._why_end(running.values())) is not None:  # strategies may take long to propose
                 return late
             if not self._reuse(new):
-                session.start(new)
+                session.start(new, self._proposals.expected(new))
             session.keep()  # reused results may follow one another for longer than a lease lasts
         return ending
 

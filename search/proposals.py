@@ -14,6 +14,7 @@ from typing import Any
 
 from frontrunner.evaluators.analytic.estimates import surely_too_large
 from frontrunner.results.outcome import Measurement, Outcome
+from frontrunner.results.predictions import Expected
 from frontrunner.results.records import Trial
 from frontrunner.search.spec import SearchSettings
 from frontrunner.search.strategy import (
@@ -116,6 +117,11 @@ class Proposals:
             return None
         self._not_to_repeat.add(recipe)
         return recipe
+
+    def expected(self, recipe: Recipe) -> Expected | None:
+        """Return what the strategy expected of a recipe that it proposed; None where it predicts nothing."""
+        expected: Expected | None = self._call("expected", recipe) if self.remembers else None
+        return expected
 
     def outlook(self) -> Outlook | None:
         """Return the strategy's expected gain from further probes; None where it predicts none."""

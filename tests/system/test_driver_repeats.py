@@ -15,7 +15,7 @@ import pytest
 from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.results.check import check
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
-from frontrunner.results.predictions import OUTLOOK
+from frontrunner.results.predictions import OUTLOOK, expected_of
 from frontrunner.results.ranking import best
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import status
@@ -68,6 +68,20 @@ def test_a_repeat_is_one_more_probe_pooled_in_the_ranking_and_told_again(campaig
     assert [recipe for recipe, _ in campaigns.store.final_outcomes(record.id)] == [
         told.recipe for told in made[0].heard
     ]
+
+
+def test_what_was_expected_of_each_proposal_is_stored_with_it(campaigns: Campaigns) -> None:
+    record, spec = campaigns.create(search={"strategy": "guided"}, budget={"probes": 12})
+    campaigns.driver(record, spec).run()
+    numbers = [trial.number for trial in campaigns.store.trials(record.id)]
+    found = expected_of(campaigns.store, record.id, numbers)
+    assert sorted(found) == numbers
+    first, *later = (found[number] for number in numbers)
+    assert first.expected_improvement is None, "nothing was measured yet"
+    assert all(one.expected_improvement is not None and 0 <= one.chance <= 1 for one in later)
+    assert expected_of(campaigns.store, record.id, [2]) == {2: found[2]}
+    assert expected_of(campaigns.store, record.id, []) == {}
+    assert not [event for event in status(campaigns.store, None).last_events if event.kind == "proposed"]
 
 
 def test_a_rebuilt_strategy_hears_what_the_first_one_heard(campaigns: Campaigns, use: Any) -> None:
