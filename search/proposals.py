@@ -228,5 +228,8 @@ class Asked:
     def new(self) -> None:
         """Return None: nothing is proposed."""
 
+    def expected(self, recipe: Recipe) -> None:
+        """Return None: nothing is predicted."""
+
     def outlook(self) -> None:
-        """Return None: nothing is expected."""
+        """Return None: nothing is predicted."""
