@@ -107,6 +107,17 @@ def recipe_by_id(spec: CampaignSpec, beginning: str) -> Recipe:
     return next(iter(found.values()))
 
 
+def recipe_of(spec: CampaignSpec, recipe: str) -> Recipe:
+    """Return the legal recipe of the campaign's space by its id, or of a recipe file."""
+    if not names_a_file(recipe):
+        return recipe_by_id(spec, recipe)
+    file = read(Path(recipe))
+    if recipe_id(spec.problem, file.recipe) != file.recipe_id:
+        what = f"{recipe} is of another model, device, sequence length or precision than campaign {spec.name}"
+        raise InvalidInput(what, hint="name the campaign of its problem by --campaign NAME")
+    return recipe_by_id(spec, file.recipe_id)
+
+
 def breakdown_of(store: LocalStore, recipe: str | Mapping[str, object], campaign: str | Path | None) -> Breakdown:
     """Break a recipe's estimate down, with its newest measurement in a store; see `LocalStore.explain`."""
     (problem, _, found), measured, unmatched = find_recipe(store, recipe, campaign), None, None
