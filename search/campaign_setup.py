@@ -69,17 +69,25 @@ def create(store: Store, spec: CampaignSpec, legal_recipes: int, more: dict[str,
     )
 
 
-def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any]) -> None:
-    """Replace limits of a stored campaign's budget, and so of the campaign that it confirms; that is an event."""
+def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any], *, add: bool = False) -> None:
+    """Replace or raise (`add`) limits of a stored campaign's budget, and so of the one that it confirms: an event."""
     spec = stored_spec(record)
-    specs = [replace(spec, budget=replace(spec.budget, **limits))]
+    now = spec.budget
+    if add:
+        for key in limits:
+            if getattr(now, key) is None:
+                hint = f"without `add`, {key} becomes a limit"
+                raise InvalidInput(f"campaign {record.name} has no limit of {key} to add to", hint=hint)
+        limits = {key: getattr(now, key) + value for key, value in limits.items()}
+    specs = [replace(spec, budget=replace(now, **limits))]
     if spec.confirms is not None:
         from frontrunner.search.two_stage import small_spec
 
         small = stored_spec(store.campaign(spec.confirms))
         specs.append(replace(small, budget=small_spec(specs[0]).budget))
     for name, changed in zip((record.name, spec.confirms), specs, strict=False):
-        store.respecify(str(name), dump_json(changed), "budget", limits)
+        # A driver takes the change in; that of a pair has shared its budget out when it began.
+        store.respecify(str(name), dump_json(changed), "budget", limits, driven=spec.confirms is None)
 
 
 def problem_summary(spec: CampaignSpec) -> dict[str, object]:

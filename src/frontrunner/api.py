@@ -15,18 +15,21 @@ from typing import Any
 
 from frontrunner.config.campaign import SECTIONS, CampaignFile, StoreSettings, campaign_of, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
+from frontrunner.recipe_actions import names_a_file, recipe_of
 from frontrunner.results import check, database, lease, pruning, schema, transfer
 from frontrunner.results.check import Check
+from frontrunner.results.prior_results import probes_made
 from frontrunner.results.pruning import Deleted, Prunable
 from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.transfer import Archived, Copied, Unarchived
 from frontrunner.search import campaign_setup as setup
+from frontrunner.search.budget import Limit, Spent
 from frontrunner.search.driver import Conclusion, OnDriver, run_campaign
 from frontrunner.search.listener import Listener
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.two_stage import create_pair, run_pair
-from frontrunner.spaces.errors import FrontrunnerError, require_campaign_name
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, bad_value, require_campaign_name
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import load_json
 from frontrunner.store import LocalStore, as_function, opened
@@ -92,6 +95,65 @@ def resume(
         return run_campaign(
             found, record, spec, survey=surveyed, listener=listener, on_driver=on_driver, take_over=take_over
         )
+
+
+def measure(  # noqa: PLR0913 - what, where, and how it is watched
+    recipe: str | None = None,
+    *,
+    confirm: int | None = None,
+    repeats: int = 1,
+    campaign: str | None = None,
+    store: str | None = None,
+    listener: Listener | None = None,
+    on_driver: OnDriver | None = None,
+) -> Conclusion:
+    """Measure a recipe, by its id or file, or the `confirm` best once more in their campaign (None: the newest).
+
+    The budget does not limit it, and the campaign keeps its state.
+    """
+    if (recipe is None) == (confirm is None):
+        raise InvalidInput("expected a RECIPE or --confirm N", hint="--confirm 5 measures the 5 best again")
+    for name, count in (("--confirm", confirm), ("--repeats", repeats)):
+        if count is not None and count < 1:
+            raise bad_value(name, count, "a whole number above 0")
+    local = LocalStore(store)
+    if campaign is None and recipe is not None and not names_a_file(recipe):
+        campaign = local.show(recipe).appearances[0].campaign.name
+    with open_store(store_url(store), create=False) as found:
+        record = found.campaign(campaign)
+        setup.refuse_imported_campaign(record)
+        spec = setup.stored_spec(record)
+        if spec.evaluator == "table":
+            what = f"campaign {record.name} looks recipes up in a table: measuring one again finds the same"
+            raise InvalidInput(what, hint="name a campaign that probes by --campaign NAME")
+        chosen = [recipe_of(spec, recipe)] if recipe is not None else []
+        if confirm is not None:
+            chosen = [ranked.recipe for ranked in local.best(record.name, top=confirm)]
+            if not chosen:
+                raise NothingLegal(f"campaign {record.name} has no measured recipe to confirm")
+        surveyed = spec.survey()
+        setup.prepare(spec, surveyed)
+        hooks: Any = {"survey": surveyed, "listener": listener, "on_driver": on_driver}
+        return run_campaign(found, record, spec, **hooks, asked=chosen * repeats)
+
+
+def change_budget(
+    campaign: str | None = None,
+    limits: Mapping[str, float] | None = None,
+    *,
+    add: bool = False,
+    store: str | None = None,
+) -> tuple[Limit, ...]:
+    """Replace or raise (`add`) limits of a campaign's budget, also while it runs; return all with what was used."""
+    with open_store(store_url(store), create=False, read_only=not limits) as found:
+        record = _last_created(found, campaign)
+        if limits:
+            setup.refuse_imported_campaign(record)
+            setup.change_budget(found, record, limits, add=add)
+            record = found.campaign(record.name)
+        probes = probes_made(found, record)
+        spent = Spent(probes=probes, driver_seconds=record.driver_seconds, node_seconds=record.node_seconds_spent)
+        return spent.limits(setup.stored_spec(record).budget)
 
 
 def _last_created(store: Store, campaign: str | None) -> Campaign:
