@@ -173,7 +173,7 @@ def test_a_step_is_laid_out_as_here_also_with_other_choices(client: RemoteStore,
     assert (other.recipe.pipeline_parallel, other.recipe.micro_batch_seqs, other.recipe.schedule) == (2, 1, "1f1b")
     assert other.recipe.global_batch_seqs == frontrunner.show(first, store=at).recipe.global_batch_seqs
     assert client.step(first, pipeline_parallel=2, schedule="zbv").recipe.virtual_stages == 2
-    with pytest.raises(InvalidInput, match="with pipeline_parallel=3 is not legal: .*does not divide"):
+    with pytest.raises(InvalidInput, match=r"with pipeline_parallel=3 is not legal: .*does not divide"):
         client.step(first, pipeline_parallel=3)
 
 
