@@ -162,7 +162,7 @@ class CampaignSession:
         self.writer.set_state(CampaignState.RUNNING, reason="")
         lease = self._lease
         self.writer.event("launched" if lease.epoch == 1 else "resumed", driver=f"{lease.host}:{lease.pid}")
-        data = training_data(self._spec.data) if self._spec.evaluator == "probe" else None
+        data = training_data(self._spec.data) if self._spec.evaluator == "probe" else ()
         self.writer.record_provenance(collect(self._spec.problem.cluster.device, data))
         self.evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())
 

@@ -185,6 +185,7 @@ rename = as_function(LocalStore.rename)
 report = as_function(LocalStore.report)
 show = as_function(LocalStore.show)
 status = as_function(LocalStore.status)
+step = as_function(LocalStore.step)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from frontrunner.evaluators.analytic.breakdown import Breakdown
+    from frontrunner.evaluators.analytic.timeline import StepTimeline
     from frontrunner.views.charts.marks import Missing
     from frontrunner.views.report import NotDrawn
 
@@ -236,6 +237,31 @@ class LocalStore:
         elif campaign is not None:
             store = LocalStore(store_url(from_file=read_campaign_file(Path(campaign)).store.url))
         return breakdown_of(store, recipe, campaign)
+
+    def step(
+        self,
+        recipe_id: str,
+        *,
+        campaign: str | None = None,
+        schedule: str | None = None,
+        pipeline_parallel: int | None = None,
+        virtual_stages: int | None = None,
+        micro_batch_seqs: int | None = None,
+    ) -> StepTimeline:
+        """Lay out one step of a stored recipe by the formulas: what each pipeline rank does when, and its memory.
+
+        With other values of these dimensions, on as many devices and with the same global batch. Raises `InvalidInput`,
+        with the reason, where that is not legal, or the formulas do not know it.
+        """
+        from frontrunner.recipe_actions import step_of
+
+        changes = {
+            "schedule": schedule,
+            "pipeline_parallel": pipeline_parallel,
+            "virtual_stages": virtual_stages,
+            "micro_batch_seqs": micro_batch_seqs,
+        }
+        return step_of(self.show(recipe_id, campaign=campaign), changes)
 
     def export(self, recipe: str, *, to: str) -> str:
         """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`.

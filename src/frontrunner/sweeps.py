@@ -13,7 +13,6 @@ from frontrunner.config.recipe_file import read
 from frontrunner.evaluators.analytic import variations
 from frontrunner.evaluators.analytic.scaling import check_counts
 from frontrunner.evaluators.analytic.variations import MeasuredScaling, Sweep, Tried
-from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.recipe_actions import names_a_file, recipe_by_id, refuse_file_of_others
 from frontrunner.results.pages import probed
@@ -58,7 +57,7 @@ def source_of(recipe: str, *, campaign: str | Path | None = None, store: str | N
             problem=file.problem,
             space=usual_space(file.problem),
             search=SearchSettings(seed=file.training.seed),
-            probe=ProbeSettings(optimizer=file.training.optimizer),
+            probe=file.training.probe,
         )
         return Source(recipe=file.recipe, spec=spec)
     found = LocalStore(store).show(recipe)

@@ -51,7 +51,7 @@ ACTIONS = {
 """What a service does, or holds beside its store."""
 READING = (
     *("best", "campaigns", "dataframe", "explain", "export", "failures", "front", "pareto"),
-    *("plot", "predictions", "report", "show", "status"),
+    *("plot", "predictions", "report", "show", "status", "step"),
 )
 """The public functions that read a store."""
 CHANGING = ("change_budget", "delete", "rename")
@@ -164,6 +164,18 @@ def test_a_recipe_is_taken_apart_as_here(client: RemoteStore, ids: tuple[Path, l
     with pytest.raises(NotFound) as here:
         LocalStore(at).predictions_of(first)
     assert refused.value.message == here.value.message
+
+
+def test_a_step_is_laid_out_as_here_also_with_other_choices(client: RemoteStore, ids: tuple[Path, list[str]]) -> None:
+    folder, (first, *_) = ids
+    at = str(folder / "store.db")
+    assert client.step(first) == frontrunner.step(first, store=at)
+    other = client.step(first, pipeline_parallel=2, micro_batch_seqs=1)
+    assert (other.recipe.pipeline_parallel, other.recipe.micro_batch_seqs, other.recipe.schedule) == (2, 1, "1f1b")
+    assert other.recipe.global_batch_seqs == frontrunner.show(first, store=at).recipe.global_batch_seqs
+    assert client.step(first, pipeline_parallel=2, schedule="zbv").recipe.virtual_stages == 2
+    with pytest.raises(InvalidInput, match=r"with pipeline_parallel=3 is not legal: .*does not divide"):
+        client.step(first, pipeline_parallel=3)
 
 
 @pytest.mark.system

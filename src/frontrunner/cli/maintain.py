@@ -157,7 +157,11 @@ def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
 @click.argument("name", metavar="RECIPE_ID|CAMPAIGN")
 @click.option("--to", required=True, metavar="TOOL", help="What to write; the tools are listed above.")
 @click.option("--out", type=opt.FILE, metavar="FILE", help="Where to write it [default: stdout].")
-@click.option("--data", metavar="FILE", help="For slurm, pbs and recipe: train on FILE, or on `built-in` text.")
+@click.option(
+    "--data",
+    metavar="FILE",
+    help="For slurm, pbs and recipe: train on FILE, on [data] of FILE.toml, or on `built-in` text.",
+)
 @click.option("--storage", metavar="URL", help="With --to optuna: the study's database, as sqlite:///study.db.")
 @opt.store_option
 @opt.server_option

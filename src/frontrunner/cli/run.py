@@ -228,7 +228,11 @@ PRINTED_STEPS = 20
 @click.command()
 @click.argument("recipe_id")
 @click.option("--steps", type=STEPS, required=True, help="Optimizer steps of the whole run.")
-@click.option("--data", metavar="FILE", help="Train on FILE, or on `built-in` text [default: the campaign's data].")
+@click.option(
+    "--data",
+    metavar="FILE",
+    help="Train on FILE, on [data] of FILE.toml, or on `built-in` text [default: the campaign's data].",
+)
 @click.option("--learning-rate", type=float, help="The highest learning rate [default: the campaign's].")
 @click.option("--warm-up-steps", type=click.IntRange(0, STEPS.max), help="[default: 10]")
 @click.option("--evaluate-every", "evaluation_every_steps", type=STEPS, default=50, show_default=True, metavar="STEPS")

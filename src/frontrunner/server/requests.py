@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 
 from frontrunner.config.campaign import CampaignFile, CampaignName, parse_campaign, section_schema
 from frontrunner.config.toml_file import Table
+from frontrunner.evaluators.analytic.timeline import StepTimeline
 from frontrunner.results.pages import Comparison, TrialPage
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import FILTERS, RankBy, RankedRecipe, Ranking
@@ -371,6 +372,19 @@ class Question:
         )
 
 
+COUNT: Any = Annotated[int | None, Field(ge=1, le=1_000_000)]
+
+
+def _filter_type(name: str) -> Any:
+    if name not in DIMENSIONS:  # data_parallel, which is derived
+        return COUNT
+    dimension = DIMENSIONS[name]
+    words = Literal[*dimension.values] | None if dimension.values else Annotated[str | None, Field(max_length=64)]
+    return {"count": COUNT, "flag": bool | None}.get(dimension.kind, words)
+
+
+STEP_DIMENSIONS = ("schedule", "pipeline_parallel", "virtual_stages", "micro_batch_seqs")
+"""What a recipe's step may be laid out with other values of."""
 QUESTIONS = (
     Question("drivers", "campaigns", "/drivers", list[ActiveDriver]),
     Question("compare", "campaigns", "/compare", Comparison, {"first": SIDE, "second": SIDE, **PAGED}),
@@ -387,22 +401,18 @@ QUESTIONS = (
     ),
     Question("pareto", "recipes", "/campaigns/{name}/pareto", list[RankedRecipe], make=Ranking),
     Question("show", "recipes", "/recipes/{recipe_id}", Explanation, {"campaign": InCampaign}),
+    Question(
+        "step",
+        "recipes",
+        "/recipes/{recipe_id}/step",
+        StepTimeline,
+        {"campaign": InCampaign, **{name: _filter_type(name) for name in STEP_DIMENSIONS}},
+    ),
     Question("export", "recipes", "/recipes/{recipe_id}/export", str, {"to": str}),
     Question("predictions_of", "recipes", "/recipes/{recipe_id}/predictions", list[SmallScale], make=tuple),
     Question("predictions", "reports", "/campaigns/{name}/predictions", SmallScale | None),
     Question("baseline", "reports", "/campaigns/{name}/baseline", Baseline | None),
 )
-COUNT: Any = Annotated[int | None, Field(ge=1, le=1_000_000)]
-
-
-def _filter_type(name: str) -> Any:
-    if name not in DIMENSIONS:  # data_parallel, which is derived
-        return COUNT
-    dimension = DIMENSIONS[name]
-    words = Literal[*dimension.values] | None if dimension.values else Annotated[str | None, Field(max_length=64)]
-    return {"count": COUNT, "flag": bool | None}.get(dimension.kind, words)
-
-
 _FILTERS: dict[str, Any] = {name: (_filter_type(name), None) for name in FILTERS}
 RecipeQuestion: Any = pydantic.create_model(
     "RecipeQuestion",
