@@ -22,7 +22,7 @@ from typing import Any
 
 from frontrunner.evaluators.cluster.environment import allocation
 from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, NodeSource
-from frontrunner.evaluators.probe import BUILT_IN_DATA, DataSettings, Schedule
+from frontrunner.evaluators.probe import BUILT_IN_DATA, Schedule
 from frontrunner.evaluators.probe.files import LineReader, read_json, tail, write_json
 from frontrunner.evaluators.probe.job import common_job, corpus, training_data
 from frontrunner.evaluators.probe.measure import tokens_per_step
@@ -110,13 +110,6 @@ class ReplaySettings:
         if self.data is not None and not self.data.strip():
             raise bad_value("--data", self.data, f"the path of a file, or {BUILT_IN_DATA}")
         require_one_of("replay", "metrics", self.metrics, METRICS)
-
-    @property
-    def named_data(self) -> DataSettings | None:
-        """Return the data that override the campaign's, or None."""
-        if self.data is None:
-            return None
-        return DataSettings(path=None if self.data == BUILT_IN_DATA else str(Path(self.data).absolute()))
 
     def following(self, schedule: Schedule) -> ReplaySettings:
         """Return the settings with the schedule's values where they state none."""
@@ -257,7 +250,8 @@ def prepare(chosen: ReplayPlan) -> None:
     chosen.folder.mkdir(parents=True, exist_ok=True)
     job_path = chosen.folder / "job.json"
     earlier = read_json(job_path) or {}
-    changed = sorted(key for key in earlier if earlier[key] != chosen.job.get(key) and key != "train")
+    keys = earlier.keys() | chosen.job.keys() if earlier else ()
+    changed = sorted(key for key in keys if earlier.get(key) != chosen.job.get(key) and key != "train")
     if changed:
         found = f"{chosen.folder} holds a run that differs in {', '.join(changed)}"
         raise InvalidInput(found, hint="choose another folder with --folder")

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from frontrunner.evaluators.trainer.data import Batch, TokenFile
+from frontrunner.evaluators.trainer.data import Batch, Tokens
 from frontrunner.evaluators.trainer.deepspeed_disk import check_written, disk_settings, load_operators, tensors_on_disk
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout, stage_layers
@@ -96,7 +96,7 @@ def _zero(job: Job, parameters: int) -> dict[str, Any]:
     return settings | recipe.zero_plus_plus
 
 
-def make_stepper(job: Job, layout: Layout, data: TokenFile, device: torch.device) -> "DeepSpeedStepper":
+def make_stepper(job: Job, layout: Layout, data: Tokens, device: torch.device) -> "DeepSpeedStepper":
     """Import deepspeed for the job's device, compiling nothing on a CPU; return this rank's steps."""
     os.environ.setdefault("DS_ACCELERATOR", job.device)
     # What its launcher would have set; deepspeed reads them even where the process group exists already.
@@ -117,7 +117,7 @@ def make_stepper(job: Job, layout: Layout, data: TokenFile, device: torch.device
 class DeepSpeedStepper(Stepper):
     """Steps of a rank's part of the model in a DeepSpeed engine, with the torch engine's data, losses and outcomes."""
 
-    def __init__(self, job: Job, layout: Layout, data: TokenFile, device: torch.device) -> None:
+    def __init__(self, job: Job, layout: Layout, data: Tokens, device: torch.device) -> None:
         import deepspeed
 
         super().__init__(job, layout, data, device)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:  # `__all__` has the names that are public, for type checkers 
 __version__ = "0.1.0"
 _MODULES = {
     "api": (
-        "archive backup_store best campaigns check_store copy_store dataframe delete explain export failures front "
-        "launch pareto plot predictions prunable prune_store rename report resume show status survey unarchive "
-        "upgrade_store"
+        "archive backup_store best campaigns change_budget check_store copy_store dataframe delete explain export "
+        "failures front launch measure pareto plot predictions prunable prune_store rename report resume show status "
+        "step survey unarchive upgrade_store"
     ),
     "exchange": "TableForm import_config import_table mirror",
     "machine": "calibrate call_ranks doctor fit_campaign fit_tables",

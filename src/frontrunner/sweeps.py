@@ -13,7 +13,6 @@ from frontrunner.config.recipe_file import read
 from frontrunner.evaluators.analytic import variations
 from frontrunner.evaluators.analytic.scaling import check_counts
 from frontrunner.evaluators.analytic.variations import MeasuredScaling, Sweep, Tried
-from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.recipe_actions import names_a_file, recipe_by_id, refuse_file_of_others
 from frontrunner.results.pages import probed
@@ -22,7 +21,6 @@ from frontrunner.search.driver import Conclusion, OnDriver
 from frontrunner.search.listener import Listener
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
 from frontrunner.search.strategy import TOKENS_ALONE
-from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import MOST_NAME_CHARACTERS, InvalidInput, campaign_name_from, did_you_mean, shown_key
 from frontrunner.spaces.problem import GlobalBatch
 from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
@@ -59,7 +57,7 @@ def source_of(recipe: str, *, campaign: str | Path | None = None, store: str | N
             problem=file.problem,
             space=usual_space(file.problem),
             search=SearchSettings(seed=file.training.seed),
-            probe=ProbeSettings(optimizer=file.training.optimizer),
+            probe=file.training.probe,
         )
         return Source(recipe=file.recipe, spec=spec)
     found = LocalStore(store).show(recipe)
@@ -74,16 +72,6 @@ def source_of(recipe: str, *, campaign: str | Path | None = None, store: str | N
         space = spec.space.with_choices(devices=(), accumulation=())
         spec = replace(spec, problem=replace(spec.problem, cluster=cluster, global_batch=batch), space=space)
     return Source(recipe=found.recipe, spec=spec)
-
-
-def _recipe_for(spec: CampaignSpec, recipe: str) -> Recipe:
-    if not names_a_file(recipe):
-        return recipe_by_id(spec, recipe)
-    file = read(Path(recipe))
-    if recipe_id(spec.problem, file.recipe) != file.recipe_id:
-        what = f"{recipe} is of another model, device, sequence length or precision than campaign {spec.name}"
-        raise InvalidInput(what, hint="name the campaign file of its problem")
-    return file.recipe
 
 
 def sweep_spec(source: Source, dimensions: Sequence[str] = (), budget: Budget | None = None) -> CampaignSpec:

@@ -95,7 +95,7 @@ def test_values_and_the_way_they_are_given_are_part_of_the_id() -> None:
 def test_a_recipe_keeps_its_knobs_in_stores_and_jobs(value: Any, tmp_path: Path) -> None:
     recipe = tiny_recipe(custom=(Custom(name="a", value=value, env="A"), Custom(name="b", value=value, env="B")))
     stored = recipe_from_json(recipe_to_json(recipe))
-    job = Job.from_json(json.dumps(probe_job(setup_of(tmp_path), recipe, tmp_path, Corpus(Path("x"), "uint16"))))
+    job = Job.from_json(json.dumps(probe_job(setup_of(tmp_path), recipe, tmp_path, (Corpus(Path("x"), "uint16"),))))
     for found in (stored, job.recipe):
         assert found == recipe
         assert [type(one.value) for one in found.custom] == [type(value)] * 2
@@ -150,7 +150,7 @@ def test_a_trainer_is_given_flags_and_variables_where_it_can_take_them(tmp_path:
         spec_of(knobbed(one=ALGORITHM, other=ALGORITHM))
     assert spec_of(tiny(space={"custom": {"algorithm": ALGORITHM}})).space.custom["algorithm"].env == "NCCL_ALGO"
     recipe = tiny_recipe(custom=custom(1, flag="--x {value}"))
-    job = probe_job(setup_of(tmp_path), recipe, tmp_path, Corpus(Path("x"), "uint16"))
+    job = probe_job(setup_of(tmp_path), recipe, tmp_path, (Corpus(Path("x"), "uint16"),))
     with pytest.raises(ValueError, match="custom knob own is an argument of another trainer"):
         Job.from_json(json.dumps(job))
     with pytest.raises(InvalidInput, match="does not take --x 1"):
