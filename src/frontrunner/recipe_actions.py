@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from frontrunner.config.campaign import keys_of, named_data, read_campaign_file
 from frontrunner.config.recipe_file import RecipeFile, read
 from frontrunner.config.settings import run_root, store_url
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
+from frontrunner.evaluators.analytic.timeline import StepTimeline, step_timeline
 from frontrunner.evaluators.diagnostics import dryrun as tracing
 from frontrunner.evaluators.diagnostics import profile as profiling
 from frontrunner.evaluators.diagnostics.profile import ProfilePlan, ProfileReport, ProfileSettings
@@ -30,10 +31,12 @@ from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import identity, recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean, shown, shown_key
+from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe, current_names
-from frontrunner.spaces.space import Space
+from frontrunner.spaces.recipe import LOOPED_SCHEDULES, SCHEDULES, V_SHAPED_SCHEDULES, Choice, Recipe, current_names
+from frontrunner.spaces.space import Space, Survey, divisors
 from frontrunner.spaces.validation import validate
+from frontrunner.spaces.variants import variant, with_values
 from frontrunner.store import LocalStore
 from frontrunner.text import counted
 
@@ -166,6 +169,51 @@ def first_measurement(explanation: Explanation, store: str) -> Measured | None:
                 peak_memory_bytes=standing.peak_memory_bytes_max_rank,
             )
     return None
+
+
+def step_of(explanation: Explanation, changes: Mapping[str, Choice | None]) -> StepTimeline:
+    """Lay out a step of a stored recipe, with other values of some dimensions; see `LocalStore.step`."""
+    problem = stored_spec(explanation.appearances[0].campaign).problem
+    found = step_variant(explanation, changes)
+    if isinstance(found, Reason):
+        named = ", ".join(f"{key}={shown(value)}" for key, value in changes.items() if value is not None)
+        raise InvalidInput(f"recipe {explanation.recipe_id} with {named} is not legal: {found.text}")
+    return step_timeline(found, problem)
+
+
+def step_variant(explanation: Explanation, changes: Mapping[str, Choice | None]) -> Recipe | Reason:
+    """Return a stored recipe with other values of some dimensions, or why that is not legal.
+
+    Without a number of virtual stages another schedule has its own: as many as before, 2, or 1.
+    """
+    recipe, spec = explanation.recipe, stored_spec(explanation.appearances[0].campaign)
+    changed: dict[str, Choice] = {key: value for key, value in changes.items() if value is not None}
+    if not changed:
+        return recipe
+    if "virtual_stages" not in changed and "schedule" in changed:
+        chunks = 2 if changed["schedule"] in V_SHAPED_SCHEDULES else max(recipe.virtual_stages, 2)
+        changed["virtual_stages"] = chunks if changed["schedule"] in LOOPED_SCHEDULES else 1
+    dimensions = with_values(spec.space, recipe).dimensions(spec.problem.cluster)
+    around = Survey(
+        problem=spec.problem, dimensions=dimensions | {"devices": (recipe.devices,)}, custom=spec.space.custom
+    )
+    return variant(recipe, around, **changed)
+
+
+def step_choices(explanation: Explanation) -> dict[str, list[Choice]]:
+    """Return the values of each dimension of `LocalStore.step` that leave a stored recipe legal, one at a time."""
+    recipe = explanation.recipe
+    layers = stored_spec(explanation.appearances[0].campaign).problem.model.layers
+    listed: dict[str, Sequence[Choice]] = {
+        "schedule": SCHEDULES,
+        "pipeline_parallel": [count for count in divisors(recipe.devices) if count <= layers],
+        "virtual_stages": range(1, layers // recipe.pipeline_parallel + 1),
+        "micro_batch_seqs": divisors(recipe.global_batch_seqs),
+    }
+    return {
+        name: [value for value in values if isinstance(step_variant(explanation, {name: value}), Recipe)]
+        for name, values in listed.items()
+    }
 
 
 def plan_dryrun(
