@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.probe.preflight import prepare_here
+from frontrunner.results.prior_results import probes_made
 from frontrunner.results.records import IMPORTED, OBJECTIVE, Campaign
+from frontrunner.search.budget import Limit, Spent
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, free_among
 from frontrunner.spaces.pareto import RATES
@@ -79,6 +81,12 @@ def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any], *, 
                 hint = f"without `add`, {key} becomes a limit"
                 raise InvalidInput(f"campaign {record.name} has no limit of {key} to add to", hint=hint)
         limits = {key: getattr(now, key) + value for key, value in limits.items()}
+    price = spec.problem.cluster.price_per_node_hour
+    if now.cost is not None and price is not None and "cost" in limits:
+        if now.node_hours == now.cost / price:  # which follows from it
+            now = replace(now, node_hours=None)
+    elif now.cost is not None and "node_hours" in limits:
+        raise InvalidInput(f"the budget of campaign {record.name} is in money", hint="change its cost")
     specs = [replace(spec, budget=replace(now, **limits))]
     if spec.confirms is not None:
         from frontrunner.search.two_stage import small_spec
@@ -88,6 +96,13 @@ def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any], *, 
     for name, changed in zip((record.name, spec.confirms), specs, strict=False):
         # A driver takes the change in; that of a pair has shared its budget out when it began.
         store.respecify(str(name), dump_json(changed), "budget", limits, driven=spec.confirms is None)
+
+
+def budget_used(store: Store, record: Campaign) -> tuple[Limit, ...]:
+    """Return the limits of a stored campaign's budget, with what was used of each; running probes are not counted."""
+    probes = probes_made(store, record)
+    spent = Spent(probes=probes, driver_seconds=record.driver_seconds, node_seconds=record.node_seconds_spent)
+    return spent.limits(stored_spec(record).budget)
 
 
 def problem_summary(spec: CampaignSpec) -> dict[str, object]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from frontrunner.evaluators.cluster.agent import OrphanedSteps
 from frontrunner.evaluators.cluster.allocations import Placed
@@ -21,6 +20,7 @@ from frontrunner.evaluators.probe.job import disk_folder
 from frontrunner.evaluators.probe.replay import COLLECTIVE_TIMEOUT_S, Follower, ReplayPlan
 from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
 from frontrunner.evaluators.protocol import NodesUnavailable, ProbeOrder
+from frontrunner.evaluators.trainer.job import complete_steps
 from frontrunner.results.outcome import POLICIES, FailureKind
 from frontrunner.spaces.errors import FrontrunnerError
 
@@ -167,10 +167,4 @@ class _NodeReplay:
         return str(result["status"]) if "status" in result else None
 
     def _checkpoint(self) -> int:
-        return newest_checkpoint(self._chosen.folder)
-
-
-def newest_checkpoint(folder: Path) -> int:
-    """Return the step of a replay's newest complete checkpoint; 0 without one."""
-    found = (path.parent.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*/.metadata"))
-    return max(map(int, found), default=0)
+        return max(complete_steps(self._chosen.folder / "checkpoints"), default=0)

@@ -25,13 +25,15 @@ from frontrunner.results import pages, predictions, ranking, status
 from frontrunner.results.frames import frame
 from frontrunner.results.pages import Comparison, RecipePage, TrialPage, outcomes_after
 from frontrunner.results.predictions import SmallScale
+from frontrunner.results.pruning import Deleted, delete_campaign
 from frontrunner.results.ranking import RankBy, RankedRecipe, Ranking
 from frontrunner.results.records import CampaignList
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import ActiveDriver, Explanation, FailureList, Status
 from frontrunner.results.store import Store, open_store
-from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.search.budget import Limit
+from frontrunner.search.campaign_setup import budget_used, change_budget, refuse_imported_campaign, stored_spec
 from frontrunner.spaces.errors import FrontrunnerError, NotFound, bad_value, did_you_mean, writing
 from frontrunner.spaces.pareto import OBJECTIVES, pareto_front
 from frontrunner.spaces.problem import Problem
@@ -72,6 +74,36 @@ class LocalStore:
         """Open the database for reading."""
         with nullcontext(self._open) if self._open is not None else opened(self.url) as found:
             yield found
+
+    @contextmanager
+    def _opened_to_change(self) -> Iterator[Store]:
+        with nullcontext(self._open) if self._open is not None else open_store(self.url, create=False) as found:
+            yield found
+
+    def rename(self, campaign: str, name: str) -> None:
+        """Give a campaign another name; its run folders keep theirs. Refused while a driver holds it."""
+        with self._opened_to_change() as store:
+            store.rename(campaign, name)
+
+    def delete(self, campaign: str, *, preview: bool = False) -> Deleted:
+        """Delete a campaign with its outcomes and run folders, or only list them; refused while a driver holds it."""
+        with self.opened() if preview else self._opened_to_change() as store:
+            return delete_campaign(store, campaign, preview=preview)
+
+    def change_budget(
+        self, campaign: str | None, limits: Mapping[str, float], *, add: bool = False
+    ) -> tuple[Limit, ...]:
+        """Replace or raise (`add`) limits of a campaign's budget, also while it runs; return all with what was used.
+
+        `limits` are `probes`, `minutes`, `node_hours` and `cost`. Without any nothing is changed.
+        """
+        with self._opened_to_change() if limits else self.opened() as store:
+            record = store.campaign(campaign)
+            if limits:
+                refuse_imported_campaign(record)
+                change_budget(store, record, limits, add=add)
+                record = store.campaign(record.name)
+            return budget_used(store, record)
 
     def campaigns(self) -> CampaignList:
         """Return every campaign, the newest first."""

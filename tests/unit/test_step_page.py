@@ -67,7 +67,7 @@ def test_a_variant_is_sent_with_its_own_groups_and_an_illegal_one_is_refused_wit
     refused = client.get(f"{address}&pipeline_parallel=3")
 
     assert refused.status_code == 422
-    assert "pipeline_parallel=3 is not legal" in refused.json()["error"]["message"]
+    assert "pipeline_parallel=3 is not legal" in refused.json()["detail"]
 
 
 def test_of_a_long_step_the_first_and_last_actions_are_sent(folder: Path, recipe: str) -> None:

@@ -124,15 +124,16 @@ def measure(store: str | None, *, as_json: bool, **asked: Any) -> None:
 @click.command()
 @opt.campaign_argument
 @opt.budget_options("of the budget from now on, those that were spent included")
+@click.option("--cost", type=float, help="Price of node-hours, likewise.")
 @click.option("--add", is_flag=True, help="Add what is given to the limits.")
-@opt.store_option
+@opt.backend_options
 @opt.json_option
-def budget(campaign: str | None, store: str | None, *, add: bool, as_json: bool, **limits: float | None) -> None:
-    """Print what CAMPAIGN (default: the one created last) has spent of its budget, or change its limits.
+def budget(campaign: str | None, backend: Backend, *, add: bool, as_json: bool, **limits: float | None) -> None:
+    """Print what CAMPAIGN has spent of its budget, or change its limits.
 
     A running driver goes by the change within seconds; one that has ended goes on by `frontrunner resume`.
     """
-    found = api.change_budget(campaign, opt.given(limits), add=add, store=store)
+    found = backend.change_budget(campaign, opt.given(limits), add=add)
     opt.show(found, _print_limits, as_json=as_json)
 
 

@@ -25,6 +25,7 @@ from frontrunner.results.ranking import FILTERS, RankBy, RankedRecipe, Ranking
 from frontrunner.results.redaction import REDACTED, redact
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import ActiveDriver, Appearance, Explanation, Status
+from frontrunner.search.budget import Limit
 from frontrunner.server.settings import EVALUATOR_OF, KINDS, Registered
 from frontrunner.spaces.errors import CAMPAIGN_NAME, FALLBACK_NAME, InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.recipe import DIMENSIONS
@@ -152,18 +153,54 @@ class ReplayBody(Body):
         return self.model_dump(by_alias=True)
 
 
-class ErrorText(BaseModel):
-    """What went wrong, by the name of its class, and the next step."""
+class ProblemKind(BaseModel):
+    """What the errors of a kind have in common; `type` never changes."""
 
+    type: str
+    title: str
+    status: int
     kind: str
-    message: str
+
+
+class Problem(ProblemKind):
+    """An error, as the problem details of RFC 9457; `hint` is the next step."""
+
+    detail: str
     hint: str | None
 
 
-class ErrorAnswer(BaseModel):
-    """An error."""
+class Limits(Body):
+    """Limits of a budget."""
 
-    error: ErrorText
+    model_config = ConfigDict(extra="forbid")
+
+    probes: Annotated[int | None, Field(gt=0)] = None
+    minutes: Annotated[float | None, Field(gt=0)] = None
+    node_hours: Annotated[float | None, Field(gt=0)] = None
+    cost: Annotated[float | None, Field(gt=0)] = None
+
+
+class ChangeBody(Body):
+    """A change of a campaign: its `name`, or limits of its `budget`; `add` adds to the limits that it has."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"budget": {"probes": 40}}]})
+
+    name: CampaignName | None = None
+    budget: Limits | None = None
+    add: bool = False
+
+    @model_validator(mode="after")
+    def _is_one_change(self) -> Self:
+        if (self.name is None) == (self.budget is None):
+            raise ValueError("expected either name or budget")
+        return self
+
+
+class ChangeAnswer(BaseModel):
+    """A campaign after a change."""
+
+    campaign: str
+    budget: tuple[Limit, ...]
 
 
 class LaunchAnswer(BaseModel):

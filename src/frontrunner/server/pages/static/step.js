@@ -401,7 +401,7 @@
     if (!answer.ok) {
       const words = document.createElement("p");
       words.className = "wrong";
-      words.textContent = found.error.message;
+      words.textContent = found.detail;
       if (step) find(".step-numbers").append(words);
       else root.replaceChildren(root.querySelector("h2"), words);
       return;
