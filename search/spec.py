@@ -213,8 +213,11 @@ class CampaignSpec:
             raise bad_value("dispatch.walltime", dispatch.walltime, expected)
         if dispatch.has_nodes and EVALUATORS.get(self.evaluator, COMMAND) not in DISPATCHED:
             raise bad_value("dispatch.backend", dispatch.backend, 'local, or evaluator = "probe" or "command"')
+        if not dispatch.shares_files and EVALUATORS.get(self.evaluator, COMMAND) == COMMAND:
+            expected = "true with commands of other trainers, whose arguments name files"
+            raise bad_value("dispatch.shared_files", dispatch.shared_files, expected)
         if not dispatch.has_nodes and nodes > 1 and self.command.start_per == "rank":
-            expected = 'node, or dispatch.backend = "allocation" or "parsl" to start ranks on several nodes'
+            expected = 'node, or dispatch.backend = "allocation", "parsl" or "ray" to start ranks on several nodes'
             raise bad_value("command.start_per", "rank", expected)
 
     def _limit_cost(self) -> None:

@@ -123,7 +123,7 @@ def plan(
     if named is not None and named.exists() and (not named.is_dir() or any(named.iterdir())):
         raise InvalidInput(f"{named} is there already and not an empty folder", hint="choose another --folder")
     deadline_s = PATIENCE * setup.probe.deadline_s
-    if source is not None and source.held is None:
+    if source is not None and setup.dispatch.walltime_s > 0:
         deadline_s = min(deadline_s, setup.dispatch.walltime_s - SPARE_WALLTIME_S)
     probe = replace(
         setup.probe,

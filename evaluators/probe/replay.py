@@ -194,6 +194,10 @@ def plan(
     if not settings.launched:
         setup = _with_walltime(setup, settings.walltime)
         source = source_for(recipe_id, recipe, setup, doing=doing)
+        if not setup.dispatch.shares_files:
+            expected = "true for replays, whose checkpoints all nodes write to one folder"
+            hint = "keep run folders on a volume that the nodes share, or export the recipe to another launcher"
+            raise bad_value("dispatch.shared_files", setup.dispatch.shared_files, expected, hint=hint)
     differences = prepare_recipe(recipe_id, recipe, cluster, source, doing=doing, anyway=anyway)
     setup.work_folder.mkdir(parents=True, exist_ok=True)
     folder = (settings.folder or setup.work_folder.parent / "replays" / recipe_id).resolve()
