@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from frontrunner.evaluators.analytic.timeline import KINDS, Action, RankTimeline, StepTimeline
+from frontrunner.evaluators.diagnostics.profile import newest_measured_step
 from frontrunner.recipe_actions import step_choices, step_of
 from frontrunner.results.status import Explanation
 from frontrunner.search.campaign_setup import stored_spec
@@ -49,11 +50,11 @@ def drawn(explanation: Explanation, changes: dict[str, Choice | None]) -> dict[s
     """Return what step.js draws of a step."""
     found = step_of(explanation, changes)
     spec, recipe = stored_spec(explanation.appearances[0].campaign), found.recipe
-    gap = left_out(found.ranks)
+    gap, own = left_out(found.ranks), recipe == explanation.recipe
     return {
         "recipe": found.recipe_id,
         "describe": found.describe,
-        "is_own": recipe == explanation.recipe,
+        "is_own": own,
         "step_s": found.step_time_s,
         "formula_s": found.formula_step_time_s,
         "bubble": found.bubble_share,
@@ -71,6 +72,7 @@ def drawn(explanation: Explanation, changes: dict[str, Choice | None]) -> dict[s
         "experts": [recipe.expert_parallel, recipe.expert_tensor_parallel],
         "chosen": {name: getattr(recipe, name) for name in STEP_DIMENSIONS},
         "choices": step_choices(recipe, spec),
+        "measured": newest_measured_step(spec.run_root, explanation.recipe_id) if own and spec.run_root else None,
     }
 
 

@@ -152,6 +152,34 @@
     paint.fillText(at(end), width, bottom);
   }
 
+  const PROFILED = { compute: "forward", optimizer: "optimizer", data: "weights", "send/recv": "transfer", idle: "bubble", "host-device copy": "transfer" };
+  const profiled = (part) => colors[PROFILED[part] ?? "replicas"];
+
+  // What a profile measured, on an axis of its own.
+  function drawMeasured() {
+    find(".step-profile").hidden = !step.measured;
+    if (!step.measured) return;
+    const { ranks, step_time_s: whole } = step.measured, canvas = find(".step-measured");
+    const height = Math.max(8, Math.min(26, 480 / ranks.length)), left = gutter(), width = canvas.clientWidth;
+    const paint = pen(canvas, width, ranks.length * height + 20);
+    ranks.forEach((rank, row) => {
+      paint.fillStyle = colors.bubble;
+      paint.fillRect(left, row * height + 1, width - left, height - 2);
+      for (const [part, begin, end] of rank) {
+        paint.fillStyle = profiled(part);
+        paint.fillRect(left + (begin / whole) * (width - left), row * height + 1, Math.max(((end - begin) / whole) * (width - left), 0.4), height - 2);
+      }
+      paint.fillStyle = row === chosenRank ? colors.ink : colors.quiet;
+      if (row % Math.ceil(13 / height) === 0) paint.fillText(left > 40 ? `rank ${row}` : row, 0, row * height + height / 2);
+    });
+    paint.fillStyle = colors.quiet;
+    paint.fillText("0 s", left, ranks.length * height + 12);
+    paint.textAlign = "right";
+    paint.fillText(seconds(whole), width, ranks.length * height + 12);
+    canvas.setAttribute("aria-label", `the profiled step of ${ranks.length} pipeline ranks, ${seconds(whole)}`);
+    listed(find(".step-profile .step-legend"), [...new Set(ranks.flat().map(([part]) => part))].map((part) => [profiled(part), part]));
+  }
+
   function line(paint, x, height) {
     paint.strokeStyle = colors.danger;
     paint.lineWidth = 1.5;
@@ -319,6 +347,7 @@
   function draw() {
     if (!step || !lanes.clientWidth) return;
     drawLanes();
+    drawMeasured();
     drawMemory();
     drawDevices();
     write();
