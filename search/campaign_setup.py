@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.probe.preflight import prepare_here
 from frontrunner.evaluators.registry import COMMAND, DISPATCHED, EVALUATORS
+from frontrunner.results.prior_results import probes_made
 from frontrunner.results.records import GROUPS, IMPORTED, OBJECTIVE, Campaign
+from frontrunner.search.budget import Limit, Spent
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, bad_value, free_among
 from frontrunner.spaces.pareto import RATES
@@ -79,17 +81,38 @@ def create(store: Store, spec: CampaignSpec, legal_recipes: int, more: dict[str,
     )
 
 
-def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any]) -> None:
-    """Replace limits of a stored campaign's budget, and so of the campaign that it confirms; that is an event."""
+def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any], *, add: bool = False) -> None:
+    """Replace or raise (`add`) limits of a stored campaign's budget, and so of the one that it confirms: an event."""
     spec = stored_spec(record)
-    specs = [replace(spec, budget=replace(spec.budget, **limits))]
+    now = spec.budget
+    if add:
+        for key in limits:
+            if getattr(now, key) is None:
+                hint = f"without `add`, {key} becomes a limit"
+                raise InvalidInput(f"campaign {record.name} has no limit of {key} to add to", hint=hint)
+        limits = {key: getattr(now, key) + value for key, value in limits.items()}
+    price = spec.problem.cluster.dearest_node_hour
+    if now.cost is not None and price is not None and "cost" in limits:
+        if now.node_hours == now.cost / price:  # which follows from it
+            now = replace(now, node_hours=None)
+    elif now.cost is not None and "node_hours" in limits:
+        raise InvalidInput(f"the budget of campaign {record.name} is in money", hint="change its cost")
+    specs = [replace(spec, budget=replace(now, **limits))]
     if spec.confirms is not None:
         from frontrunner.search.two_stage import small_spec
 
         small = stored_spec(store.campaign(spec.confirms))
         specs.append(replace(small, budget=small_spec(specs[0]).budget))
     for name, changed in zip((record.name, spec.confirms), specs, strict=False):
-        store.respecify(str(name), dump_json(changed), "budget", limits)
+        # A driver takes the change in; that of a pair has shared its budget out when it began.
+        store.respecify(str(name), dump_json(changed), "budget", limits, driven=spec.confirms is None)
+
+
+def budget_used(store: Store, record: Campaign) -> tuple[Limit, ...]:
+    """Return the limits of a stored campaign's budget, with what was used of each; running probes are not counted."""
+    probes = probes_made(store, record)
+    spent = Spent(probes=probes, driver_seconds=record.driver_seconds, node_seconds=record.node_seconds_spent)
+    return spent.limits(stored_spec(record).budget)
 
 
 def problem_summary(spec: CampaignSpec) -> dict[str, object]:

@@ -72,6 +72,9 @@ class DeepHyperSettings:
         require_at_least(owner, 0, kappa=self.kappa, xi=self.xi)
 
 
+MOST_MEASUREMENTS = 5
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
     """How recipes are chosen."""
@@ -96,6 +99,8 @@ class SearchSettings:
     [strategies that predict](strategies.md#strategies-that-predict)."""
     warm_start: bool = True
     """Whether a strategy that predicts learns from the store's earlier campaigns: see [warm starts](warm-starts.md)."""
+    repeats: int = 1
+    """How often each recipe that can be measured is, at most 5 times."""
     reuse: bool = True
     """Whether a result of the same environment and the last 7 days, without noise, is taken instead of a probe."""
     probe_nodes: int | None = None
@@ -117,6 +122,8 @@ class SearchSettings:
         check_objectives(self.objectives, self.strategy)
         require_at_least("search", 0, seed=self.seed, confirm_probes=self.confirm_probes)
         require_at_least("search", 1, parallel_probes=self.parallel_probes, identical_failures=self.identical_failures)
+        if not 1 <= self.repeats <= MOST_MEASUREMENTS:
+            raise bad_value("search.repeats", self.repeats, f"1 to {MOST_MEASUREMENTS} measurements of each recipe")
         if not 0 <= self.stop_below_improvement < 1:
             expected = "a share of at least 0 and below 1, as 0.003 for 0.3 %"
             raise bad_value("search.stop_below_improvement", self.stop_below_improvement, expected)
@@ -233,8 +240,11 @@ class CampaignSpec:
                 raise bad_value("dispatch.walltime", of.walltime, expected)
         if dispatch.has_nodes and EVALUATORS.get(self.evaluator, COMMAND) not in DISPATCHED:
             raise bad_value("dispatch.backend", dispatch.backend, 'local, or evaluator = "probe" or "command"')
+        if not dispatch.shares_files and EVALUATORS.get(self.evaluator, COMMAND) == COMMAND:
+            expected = "true with commands of other trainers, whose arguments name files"
+            raise bad_value("dispatch.shared_files", dispatch.shared_files, expected)
         if not dispatch.has_nodes and nodes > 1 and self.command.start_per == "rank":
-            expected = 'node, or dispatch.backend = "allocation" or "parsl" to start ranks on several nodes'
+            expected = 'node, or dispatch.backend = "allocation", "parsl" or "ray" to start ranks on several nodes'
             raise bad_value("command.start_per", "rank", expected)
 
     def _limit_cost(self) -> None:

@@ -154,6 +154,20 @@ def memory_of_ranks(machine: Machine, work: Workload) -> tuple[PeakMemory, PeakM
     )
 
 
+def memory_of_each(
+    machine: Machine, work: Workload, layers: Rows, dense: Rows, *, in_flight: Rows, ends: tuple[int, int]
+) -> PeakMemory:
+    """Return the peak of every rank of one recipe's pipeline, which hold so many layers and micro-batches in flight.
+
+    `dense` of the layers have no experts; `ends` are the ranks with the embedding and with the head.
+    """
+    first, last = np.eye(len(layers))[list(ends)]
+    both = np.minimum(first + last, np.where(work.tied_embeddings, 1.0, 2.0))
+    held = replace(work, layers_middle=layers, dense_middle=dense)
+    table = work.vocabulary * work.hidden
+    return _rank(machine, held, "middle", in_flight=in_flight, tables=both * table, has_head=last > 0)
+
+
 def micro_batches_ahead(work: Workload) -> Rows:
     """Return the micro-batches that the first pipeline rank holds at once."""
     m = work.accumulation

@@ -14,8 +14,11 @@ from frontrunner.evaluators.cluster.environment import Allocation, allocation
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value, require_above_zero, require_at_least, require_one_of
 
-BACKENDS = ("local", "allocation", "parsl")
-"""This machine alone; the nodes of the job that the driver runs in; allocations requested from a batch system."""
+BACKENDS = ("local", "allocation", "parsl", "ray")
+"""This machine alone; the nodes of the driver's own job; nodes requested from a batch system, or from Ray."""
+RAY = "ray"
+RAY_AUTO, RAY_LOCAL = "auto", "local"
+"""Addresses: the Ray cluster that this machine is in (or RAY_ADDRESS); one that is started here for the campaign."""
 
 LAUNCHERS: dict[str, str] = {
     # Overlap: the driver may itself run in a step of the job. The agents of a failed step end by themselves.
@@ -57,21 +60,27 @@ SCHEDULERS = {
 }
 UNSUITED_SCHEDULERS = {
     "flux": 'Parsl has no MPI executor over Flux: start within a Flux job, with backend = "allocation"',
-    "kubernetes": "Parsl's MPI executor reads its nodes from a batch system, and pods have none",
+    "kubernetes": "Parsl's MPI executor reads its nodes from a batch system, and pods have none; "
+    'dispatch.backend = "ray" uses pods',
 }
 
 SPARE_WALLTIME_S = 120.0
 """What an allocation lasts beyond a probe's deadline: starting workers and ranks, and what packing leaves over."""
+REACH_S = 5.0
 THIS_MACHINE = "this-machine"
 """Scheduler of an allocation that is this machine alone, without any job."""
 
 _REQUEST_KEYS = {key for system in SCHEDULERS.values() for key in system.request}
 _STEP_KEYS = ("launcher", "launcher_options", "worker_init", "network_interface", "lifeline_s")
-"""All others but the backend itself are for `parsl` alone."""
+_RAY_KEYS = ("address", "shared_files")
+_KEYS_WITH_RAY = (
+    *_RAY_KEYS, "nodes_per_allocation", "allocations", "queue_limit_minutes", "network_interface", "lifeline_s"
+)  # fmt: skip
 _WORDS = ("account", "queue", "qos", "constraint", "select_options", "driver_address", "network_interface")
 _LEAST = {"nodes_per_allocation": 1, "allocations": 1, "processors_per_node": 1, "lifeline_s": 10}
 _WALLTIME = re.compile(r"(\d{1,3}):([0-5]\d):00")
 """Whole minutes: Slurm and LSF count in them."""
+_RAY_ADDRESS = re.compile(r"(?:ray://)?(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})", re.ASCII)
 _WORD = re.compile(r"[\w@%+=:,./&|*\[\]()-]+", re.ASCII)
 """Words that reach a submit script or a command line of a batch system: no blank, quote, `;`, `$` or newline."""
 
@@ -101,9 +110,15 @@ class DispatchSettings:
 
     backend: str | None = None
     """`local`: this machine. `allocation`: the nodes of the job that the driver runs in (`salloc`, `qsub -I`, a
-    batch script). `parsl`: nodes requested from a batch system. By default `local` for one node, and `allocation`
-    for several where the driver runs in one. Commands of other trainers start once on this machine by default, and
-    start ranks on other nodes themselves."""
+    batch script). `parsl`: nodes requested from a batch system. `ray`: nodes of a [Ray cluster](clusters.md#ray). By
+    default `local` for one node, and `allocation` for several where the driver runs in one. Commands of other trainers
+    start once on this machine by default, and start ranks on other nodes themselves."""
+    address: str | None = None
+    """`ray` only: `auto` (the default), the cluster that this machine is in, or that of `RAY_ADDRESS`; `HOST:PORT` of
+    its head, from a machine of the cluster; `ray://HOST:PORT` from elsewhere; `local` starts one on this machine."""
+    shared_files: bool | None = None
+    """`ray` only: whether run folders and data are on a file system that all nodes share, as by default. With `false`
+    files travel through Ray's object store."""
     scheduler: str | None = None
     """`slurm`, `pbs` or `lsf`, for `parsl`."""
     account: str | None = None
@@ -152,10 +167,8 @@ class DispatchSettings:
                 require_one_of("dispatch", key, getattr(self, key), known)
         given = {key: value for key, value in vars(self).items() if value not in (None, (), {}) and key != "backend"}
         for key, value in given.items():  # none is ignored
-            if self.backend != "parsl" and key not in _STEP_KEYS:
-                raise bad_value(f"dispatch.{key}", value, 'no such key unless dispatch.backend = "parsl"')
-            if self.backend == "local":
-                raise bad_value(f"dispatch.{key}", value, 'no such key with dispatch.backend = "local"')
+            if (expected := self._why_unused(key)) is not None:
+                raise bad_value(f"dispatch.{key}", value, expected)
             _check_value(key, value)
         if self.backend == "parsl":
             self._check_request(given)
@@ -164,6 +177,15 @@ class DispatchSettings:
                 self.of_group(name)
             except InvalidInput as error:
                 raise InvalidInput(f"dispatch.group.{name}: {error.message}", hint=error.hint) from None
+
+    def _why_unused(self, key: str) -> str | None:
+        if self.backend == "local" or (self.backend == RAY and key not in _KEYS_WITH_RAY):
+            return f'no such key with dispatch.backend = "{self.backend}"'
+        if key in _RAY_KEYS and self.backend != RAY:
+            return 'no such key unless dispatch.backend = "ray"'
+        if self.backend not in ("parsl", RAY) and key not in _STEP_KEYS:
+            return 'no such key unless dispatch.backend = "parsl"'
+        return None
 
     def _check_request(self, given: Mapping[str, Any]) -> None:
         if self.scheduler is None:
@@ -193,6 +215,11 @@ class DispatchSettings:
         return self.backend not in (None, "local")
 
     @property
+    def shares_files(self) -> bool:
+        """Return whether nodes see the driver's files."""
+        return self.shared_files is not False
+
+    @property
     def walltime_s(self) -> float:
         """`walltime` in seconds; 0 if missing or invalid."""
         found = _WALLTIME.fullmatch(self.walltime or "")
@@ -204,6 +231,8 @@ def _check_value(key: str, value: Any) -> None:
         raise bad_value(f"dispatch.{key}", value, "one word, without blanks, quotes or signs of a shell")
     if isinstance(value, tuple) and not all(line.strip() and line.isprintable() for line in value):
         raise bad_value(f"dispatch.{key}", value, "a list of lines of printable text, none of them empty")
+    if key == "address" and value not in (RAY_AUTO, RAY_LOCAL) and not _RAY_ADDRESS.fullmatch(value):
+        raise bad_value("dispatch.address", value, "auto, local, HOST:PORT or ray://HOST:PORT")
     if key in _LEAST:
         require_at_least("dispatch", _LEAST[key], **{key: value})
     if key == "queue_limit_minutes":
@@ -212,7 +241,10 @@ def _check_value(key: str, value: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSource:
-    """How nodes are obtained: up to `allocations` at a time, of `nodes` each, or as the job `held` by the driver."""
+    """How nodes are obtained: up to `allocations` at a time, of `nodes` each, or as the job `held` by the driver.
+
+    `node_resources` is what Ray reserves on each node.
+    """
 
     scheduler: str
     nodes: int
@@ -221,6 +253,7 @@ class NodeSource:
     settings: DispatchSettings
     held: Allocation | None = None
     seconds_left: float | None = None
+    node_resources: Mapping[str, float] = field(default_factory=dict)
 
 
 def node_source(
@@ -234,14 +267,18 @@ def node_source(
             "cluster.nodes",
             cluster.nodes,
             "1: probes run on the machine that the driver is on",
-            hint='dispatch.backend = "parsl" requests nodes from a batch system; within a job of several (salloc, '
-            "qsub -I) they are found; `frontrunner space` works for any cluster",
+            hint='dispatch.backend = "parsl" requests nodes from a batch system, "ray" from a Ray cluster; within a '
+            "job of several (salloc, qsub -I) they are found; `frontrunner space` works for any cluster",
         )
     backend = backend or ("allocation" if cluster.nodes > 1 else "local")
     if backend == "local":
         if cluster.nodes > 1:
-            raise bad_value("dispatch.backend", "local", f"allocation or parsl for cluster.nodes = {cluster.nodes}")
+            raise bad_value(
+                "dispatch.backend", "local", f"allocation, parsl or ray for cluster.nodes = {cluster.nodes}"
+            )
         return None
+    if backend == RAY:
+        return _of_ray(settings, cluster)
     if find_spec("parsl") is None:
         install = "pip install 'frontrunner[hpc]'"
         raise bad_value("dispatch.backend", backend, "local: Parsl is not installed", hint=install)
@@ -255,6 +292,38 @@ def node_source(
         launcher=settings.launcher or SCHEDULER_LAUNCHERS[scheduler],
         settings=settings,
     )
+
+
+def _of_ray(settings: DispatchSettings, cluster: Cluster) -> NodeSource:
+    if find_spec("ray") is None:
+        install = "pip install 'frontrunner[ray]'"
+        raise bad_value("dispatch.backend", RAY, "local: Ray is not installed", hint=install)
+    nodes, allocations = settings.nodes_per_allocation or cluster.nodes, settings.allocations or 1
+    if settings.address == RAY_LOCAL:
+        for key, value in (("cluster.nodes", nodes), ("dispatch.allocations", allocations)):
+            if value > 1:
+                raise bad_value(key, value, '1 with dispatch.address = "local", a Ray cluster of this machine alone')
+    kind = "CPU" if cluster.backend == "cpu" else "GPU"
+    return NodeSource(
+        scheduler=RAY,
+        nodes=nodes,
+        allocations=allocations,
+        launcher="none",
+        settings=settings,
+        node_resources={kind: float(cluster.devices_per_node)},
+    )
+
+
+def why_unreachable(address: str) -> str | None:
+    """Return why nothing responds at a Ray address; None if something does, or the address names no host."""
+    found = _RAY_ADDRESS.fullmatch(address)
+    if found is None:
+        return None
+    try:
+        socket.create_connection((found["host"].strip("[]"), int(found["port"])), timeout=REACH_S).close()
+    except (OSError, OverflowError) as error:
+        return f"nothing responds there: {error}"
+    return None
 
 
 def _held(settings: DispatchSettings, cluster: Cluster, held: Allocation | None) -> NodeSource:

@@ -16,7 +16,7 @@ from frontrunner.evaluators.analytic.fit import are_of_one_machine, fitted_const
 from frontrunner.evaluators.analytic.scaling import network_ends
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
-from frontrunner.results.predictions import Predicted
+from frontrunner.results.predictions import Expected, Predicted
 from frontrunner.search.guided.acquisition import Allowances, Front, mean_loss
 from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
 from frontrunner.search.guided.prior import CandidateTable, Places, Prior, Rows, prior_of
@@ -129,7 +129,7 @@ class Guided:
         self._allowances = Allowances(objectives, self._nodes)
         self._closeness = np.exp(CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes)))
         self._seen = Observations(memory_bytes=memory_limits(survey.recipes, survey.problem))
-        self._pending: dict[int, None] = {}
+        self._pending: dict[int, Expected] = {}
         self._remembered: dict[str, list[int]] = {}
         self._elsewhere: list[tuple[Problem, list[Recipe]]] = []
         divisors = [survey.problem.divisor(objectives[0], recipe) for recipe in survey.recipes]
@@ -195,9 +195,9 @@ class Guided:
         """Return up to `count` legal recipes; pending ones are taken to run as fast as expected meanwhile."""
         chosen: list[Recipe] = []
         while len(chosen) < count and self._candidates.open_count:
-            row = self._choose()
+            row, expected = self._choose()
             self._candidates.take(row)
-            self._pending[row] = None
+            self._pending[row] = expected
             chosen.append(self._candidates.recipes[row])
         return chosen
 
@@ -212,6 +212,11 @@ class Guided:
             self._seen.forget(self._remembered.pop(recipe_id(self._problem, told.recipe), ()))
         self._seen.add(row, told.outcome, self._table)
         self._is_news = True
+
+    def expected(self, recipe: Recipe) -> Expected | None:
+        """Return what made a proposed recipe the most promising one; None before and after it is pending."""
+        row = self._candidates.row(recipe)
+        return None if row is None else self._pending.get(row)
 
     def outlook(self) -> Outlook | None:
         """Return the expected gain; None before the first measurement, and until each node count sought was tried."""
@@ -347,7 +352,7 @@ class Guided:
         worth = worth + np.log(self._feasible.rough_chance()[rows] + ALMOST_NONE)
         return rows[np.argpartition(-worth, LOOKED_AT)[:LOOKED_AT]]
 
-    def _choose(self) -> int:
+    def _choose(self) -> tuple[int, Expected]:
         self._learn()
         front = self._front()
         rows = self._promising(self._candidates.open_rows(), front)
@@ -361,7 +366,14 @@ class Guided:
         # A probe that fails counts as much: some fail at once and others when their deadline has passed.
         cost = self._nodes[rows] * (START_S + STEPS_OF_A_PROBE * step_time_s)
         worth = (gain + LEAST_WORTH) * chance / cost * self._closeness[rows]
-        return int(rows[np.argmax(worth)])
+        best = int(np.argmax(worth))
+        row = int(rows[best])
+        return row, Expected(
+            tokens_per_s=float(np.exp(mean[best] + self._log_divisors[row])),
+            chance=float(chance[best]),
+            expected_improvement=None if front is None else float(gain[best] * chance[best]),
+            of_front=self._allowances.are_several,
+        )
 
 
 def _with(constants: Mapping[str, float], problem: Problem) -> Problem:

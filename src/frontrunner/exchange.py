@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner import __version__
-from frontrunner.config.campaign import named_cluster, read_campaign_file
+from frontrunner.config.campaign import named_cluster, named_data, read_campaign_file
 from frontrunner.config.recipe_file import FIGURES, Measured, NodeSettings, Origin, RecipeFile, Training, read, to_text
 from frontrunner.config.settings import shown_store, store_url
 from frontrunner.config.toml_file import read_text
 from frontrunner.evaluators.export.reading import Given, is_harmless
 from frontrunner.evaluators.export.tools import SCHEDULERS, TOOLS, batch_script, tool_named
-from frontrunner.evaluators.probe import BUILT_IN_DATA, DataSettings
 from frontrunner.evaluators.probe.job import training_data
 from frontrunner.evaluators.tables.reading import Reading, Repeats, TableForm
 from frontrunner.evaluators.tables.reading import read as read_table
@@ -84,8 +83,7 @@ def exported(store: LocalStore, recipe: str, *, to: str, data: str | None = None
         raise bad_value("--to", to, f"one of {', '.join(TARGETS)}, optuna", hint=did_you_mean(to, (*TARGETS, "optuna")))
     file = read(Path(recipe)) if names_a_file(recipe) else recipe_file(store.show(recipe))
     if data is not None:
-        stated = training_data(DataSettings(path=None if data == BUILT_IN_DATA else str(Path(data).absolute())))
-        file = replace(file, training=replace(file.training, data=stated))
+        file = replace(file, training=replace(file.training, data=training_data(named_data(data))))
     if to == RECIPE_FILE:
         return to_text(file)
     if to in SCHEDULERS:
@@ -129,7 +127,7 @@ def recipe_file(explanation: Explanation) -> RecipeFile:
         measured = Measured(campaign=campaign.name, figures=campaign.figures, trainer=trainer, **figures)
     ran_with = [attempt.provenance.versions for attempt in appearance.attempts if attempt.provenance is not None]
     versions = dict(ran_with[-1]) if ran_with else {}
-    data = trained_on(explanation, campaign) if standing is not None and not spec.trainer else None
+    data = trained_on(explanation, campaign) if standing is not None and not spec.trainer else ()
     return _file(spec, explanation.recipe, explanation.recipe_id, measured, versions, data)
 
 
@@ -149,10 +147,10 @@ def _file(
     identity: str,
     measured: Measured | None,
     versions: Mapping[str, str],
-    data: TrainingData | None,
+    data: tuple[TrainingData, ...],
 ) -> RecipeFile:
     now, dispatch = datetime.now(UTC).isoformat(timespec="seconds"), spec.dispatch.of_group(recipe.group)
-    if data is None and not (spec.trainer or spec.evaluator == IMPORTED):
+    if not data and not (spec.trainer or spec.evaluator == IMPORTED):
         with suppress(InvalidInput):  # no probe has recorded them, and the file may be gone
             data = training_data(spec.data)
     return RecipeFile(
@@ -161,6 +159,7 @@ def _file(
         recipe=recipe,
         training=Training(
             optimizer=spec.probe.optimizer,
+            optimizer_constants=spec.probe.optimizer_constants,
             schedule=schedule_of(spec),
             seed=spec.search.seed,
             data=data,
@@ -198,7 +197,7 @@ def import_config(
         illegal=str(reason) if reason else None,
         ignored=tuple(key for key in left_out if not is_harmless(key)),
         harmless=tuple(filter(is_harmless, left_out)),
-        file=None if reason else _file(spec, recipe, identity, None, {}, None),
+        file=None if reason else _file(spec, recipe, identity, None, {}, ()),
     )
 
 

@@ -221,8 +221,9 @@ def test_service_starts_answers_and_stops(number: signal.Signals, tmp_path: Path
         assert service.process
         port = urlsplit(service.url).port
         with ExitStack() as stack:
-            for _ in range(300):  # that never send a request
-                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(300)]
+            silent[-1].settimeout(30)
+            assert silent[-1].recv(1) == b"", "closed: its address has enough that send no request"
             other = HTTPConnection("127.0.0.1", port, timeout=30, source_address=("127.0.0.2", 0))
             stack.callback(other.close)
             other.request("GET", "/healthz", headers={"connection": "close"})

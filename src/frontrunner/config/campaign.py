@@ -18,7 +18,7 @@ from frontrunner.config.toml_file import Table, read_text, read_toml, set_value
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.reading import json_table
 from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.probe import DataSettings, ProbeSettings
+from frontrunner.evaluators.probe import BUILT_IN_DATA, DataSettings, ProbeSettings
 from frontrunner.evaluators.registry import require_evaluator
 from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.redaction import looks_secret
@@ -294,11 +294,19 @@ def _search_schema(schema: Schema) -> None:
 def _locate(settings: Any, info: ValidationInfo) -> Any:
     if settings.path is None:
         return settings
-    path = _base(info) / settings.path
+    return replace(settings, path=_located(settings.path, f"{info.field_name}.path", info))
+
+
+def _located(named: str, key: str, info: ValidationInfo) -> str:
+    path = _base(info) / named
     if not errors.holds(path.is_file):
-        expected = f"a file, by its path from {_base(info).absolute()}"
-        raise errors.bad_value(f"{info.field_name}.path", settings.path, expected)
-    return replace(settings, path=str(path.resolve()))
+        raise errors.bad_value(key, named, f"a file, by its path from {_base(info).absolute()}")
+    return str(path.resolve())
+
+
+def _locate_files(data: DataSettings, info: ValidationInfo) -> DataSettings:
+    files = (replace(one, path=_located(one.path, "data.files.path", info)) for one in data.files)
+    return replace(data, files=tuple(files))
 
 
 def _locate_command(command: CommandSettings, info: ValidationInfo) -> CommandSettings:
@@ -346,6 +354,9 @@ ClusterSection = Annotated[
 ]
 
 
+DataSection = Annotated[DataSettings, AfterValidator(_locate), AfterValidator(_locate_files)]
+
+
 class ProblemSection(Config):
     """What a recipe must solve, besides the sections [model] and [cluster]."""
 
@@ -376,7 +387,7 @@ class CampaignConfig(Config):
     search: Annotated[SearchSettings, _filled(_fill_search), SchemaOf(_search_schema)] = SearchSettings()
     budget: Budget = Budget()
     probe: ProbeSettings = ProbeSettings()
-    data: Annotated[DataSettings, AfterValidator(_locate)] = DataSettings()
+    data: DataSection = DataSettings()
     dispatch: DispatchSettings = DispatchSettings()
     table: Annotated[TableSettings, AfterValidator(_locate)] = TableSettings()
     command: Annotated[CommandSettings, AfterValidator(_locate_command)] = CommandSettings()
@@ -483,6 +494,24 @@ def read_cluster_file(path: Path) -> Cluster:
         if isinstance(section, dict) and "file" in section:
             raise errors.bad_value("cluster.file", section["file"], "no such key in a cluster file")
         return parse(ClusterFile, table, base=path.parent).cluster
+    except errors.InvalidInput as error:
+        raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
+
+
+class _DataFile(Config):
+    data: DataSection
+
+
+def named_data(name: str) -> DataSettings:
+    """Return data by the path of a file, or of a TOML file with a section [data], or as `built-in`."""
+    if name == BUILT_IN_DATA:
+        return DataSettings()
+    path = Path(name)
+    if path.suffix != ".toml":
+        return DataSettings(path=str(path.absolute()))
+    table = read_toml(path, "data file", "it has a section [data], as a campaign file")
+    try:
+        return parse(_DataFile, {key: value for key, value in table.items() if key == "data"}, base=path.parent).data
     except errors.InvalidInput as error:
         raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
 

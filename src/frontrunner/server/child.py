@@ -21,7 +21,7 @@ from frontrunner.evaluators.probe.files import write_json
 from frontrunner.results.records import timestamp, utc_now
 from frontrunner.results.states import CampaignState
 from frontrunner.search.listener import View
-from frontrunner.server.errors import to_table
+from frontrunner.server.errors import to_problem
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.stop_signals import stopped_by_signals
 from frontrunner.views.live import Lines
@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
                 api.resume(arguments[1], listener=listener, on_driver=on_driver)
     except FrontrunnerError as error:
         sys.stderr.write(f"error: {error.message}\n")
-        listener.report({"error": to_table(error)})
+        listener.report({"error": to_problem(error)})
         return error.exit_code
     return 0
 

@@ -32,7 +32,7 @@ from frontrunner.results.redaction import without_secrets
 from frontrunner.results.status import ActiveDriver, active_drivers
 from frontrunner.results.store import Store
 from frontrunner.server.auth import TOKEN_VARIABLE
-from frontrunner.server.errors import Conflict, TooMany, from_table
+from frontrunner.server.errors import Conflict, TooMany, from_problem
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError, NotFound
 from frontrunner.stop_signals import CANCEL_SIGNAL, PAUSE_SIGNAL
@@ -81,7 +81,7 @@ class Starter:
             raise FrontrunnerError("the child process ended without a report", hint="see the service's logs")
         found: dict[str, Any] = json.loads(report)
         if "error" in found:
-            raise from_table(found["error"])
+            raise from_problem(found["error"])
         return found | {"pid": child.pid}
 
 

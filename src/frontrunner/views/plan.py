@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -21,8 +22,9 @@ from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
 from frontrunner.evaluators.analytic.estimates import Estimate, Plan, ShownPlan
 from frontrunner.evaluators.analytic.memory import MARGIN
 from frontrunner.evaluators.analytic.scaling import Scaling, ScalingRow
+from frontrunner.evaluators.analytic.timeline import step_timeline
 from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
-from frontrunner.spaces.errors import shown
+from frontrunner.spaces.errors import InvalidInput, shown
 from frontrunner.text import count, counted, fit_verdict, gib, percent, plain, seconds, size, thousands, wrapped
 from frontrunner.views.columns import (
     ESTIMATED,
@@ -39,6 +41,7 @@ from frontrunner.views.columns import (
     words,
 )
 from frontrunner.views.terminal import column_table, console, ruled_table
+from frontrunner.views.timeline import print_timeline
 
 INDENT = 3
 SHOWN = 10
@@ -199,6 +202,9 @@ def print_breakdown(found: Breakdown) -> None:  # noqa: C901 - one line after th
     for table in (step, _memory_table(found)):
         out.print()
         out.print(table)
+    if estimate.recipe.pipeline_parallel > 1:
+        with suppress(InvalidInput):  # a step of too many passes
+            print_timeline(step_timeline(estimate.recipe, found.problem))
     out.say(fit_verdict(estimate.fit, estimate.peak_memory_bytes, found.memory_limit_bytes), style="bold")
     out.say(f"peak: {ESTIMATED_PEAK}", style="dim")
     if estimate.host_memory_bytes_per_rank:
