@@ -126,6 +126,7 @@ class Guided:
             self._custom["group"] = CustomKnob(values=groups)
         self._has_own_prior = prior is not None
         self._nodes = np.fromiter((nodes_used(r, survey.problem) for r in survey.recipes), dtype=np.float64)
+        self._groups = np.array([recipe.group for recipe in survey.recipes])
         self._allowances = Allowances(objectives, self._nodes)
         self._closeness = np.exp(CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes)))
         self._seen = Observations(memory_bytes=memory_limits(survey.recipes, survey.problem))
@@ -219,8 +220,8 @@ class Guided:
         return None if row is None else self._pending.get(row)
 
     def outlook(self) -> Outlook | None:
-        """Return the expected gain; None before the first measurement, and until each node count sought was tried."""
-        if not self._seen.log_speeds or self._untried():
+        """Return the expected gain; None before a measurement, and until each node count and group was tried."""
+        if not self._seen.log_speeds or self._untried() or len(self._of_untried_groups()):
             return None
         self._learn()
         speeds, held = self._measured()
@@ -338,8 +339,16 @@ class Guided:
 
     def _untried(self) -> frozenset[float]:
         """Return the node counts sought that no probe has had: scaling with nodes is not left to the formulas alone."""
-        rows = [trial.row for trial in self._seen.trials if trial.row < len(self._nodes)]
-        return self._allowances.untried(self._nodes[[*rows, *self._pending]])
+        return self._allowances.untried(self._nodes[self._tried])
+
+    def _of_untried_groups(self) -> Places:
+        """Return the open rows of groups that no probe has had: how wrong the formulas are differs by device."""
+        rows = self._candidates.open_rows()
+        return rows[~np.isin(self._groups[rows], self._groups[self._tried])]
+
+    @property
+    def _tried(self) -> list[int]:
+        return [*(trial.row for trial in self._seen.trials if trial.row < len(self._nodes)), *self._pending]
 
     def _promising(self, rows: Places, front: Front | None) -> Places:
         if len(rows) <= LOOKED_AT:
@@ -355,7 +364,8 @@ class Guided:
     def _choose(self) -> tuple[int, Expected]:
         self._learn()
         front = self._front()
-        rows = self._promising(self._candidates.open_rows(), front)
+        untried, opened = self._of_untried_groups(), self._candidates.open_rows()
+        rows = self._promising(untried if len(untried) else opened, front)
         mean, deviation = self._speed.predict(rows)
         chance, demands = self._feasible.chance(rows), self._demands(rows)
         if front is None:
