@@ -20,7 +20,7 @@ from frontrunner.results.schema import StandingRow, TrialRow
 from frontrunner.results.store import Store
 from frontrunner.spaces.errors import bad_value, require_one_of
 from frontrunner.spaces.problem import Training
-from frontrunner.spaces.recipe import DIMENSIONS, Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.sharding import Sharding
 
 BYTES_PER_GB = 1e9
@@ -48,8 +48,11 @@ MORE_IS_BETTER = frozenset({RankBy.TOKENS, RankBy.TOKENS_PER_DEVICE, RankBy.TFLO
 PEAK_IS_KNOWN = StandingRow.peak_memory_bytes_max_rank > 0
 """Tables of others' measurements need not state it."""
 
-Filters = Mapping[str, int | str]
-"""Fields of a recipe, `data_parallel` or `sharding`, with the value that each must have."""
+Filters = Mapping[str, int | str | Mapping[str, Choice | None]]
+"""Fields of a recipe, `data_parallel` or `sharding`, with the value that each must have.
+
+`custom` has that of each knob of the user's own, None where recipes have none of it.
+"""
 FILTERS = (
     *(one.name for one in DIMENSIONS.values() if one.kind in ("count", "flag", "choice")),
     "data_parallel",
@@ -231,6 +234,9 @@ def passes(recipe: Recipe, filters: Filters) -> bool:
         if name == "sharding":
             named = Sharding.named(str(value), recipe.copies)
             has_it = recipe.sharding == named and (recipe.copies > 1 or value == "none")
+        elif isinstance(value, Mapping):
+            own = {one.name: one.value for one in recipe.custom}
+            has_it = all(own.get(knob) == wanted for knob, wanted in value.items())
         else:
             has_it = getattr(recipe, DIMENSIONS[name].field if name in DIMENSIONS else name) == value
         if not has_it:
@@ -241,7 +247,7 @@ def passes(recipe: Recipe, filters: Filters) -> bool:
 def check_filters(filters: Filters) -> None:
     """Raise `InvalidInput` for an unknown filter, or sharding."""
     for name, value in filters.items():
-        if name not in FILTERS:
+        if name not in FILTERS and name != "custom":
             raise bad_value("filter", name, f"one of {', '.join(FILTERS)}")
         if name == "sharding":
             Sharding.named(str(value), 2)

@@ -72,6 +72,9 @@ class DeepHyperSettings:
         require_at_least(owner, 0, kappa=self.kappa, xi=self.xi)
 
 
+MOST_MEASUREMENTS = 5
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
     """How recipes are chosen."""
@@ -96,6 +99,8 @@ class SearchSettings:
     [strategies that predict](strategies.md#strategies-that-predict)."""
     warm_start: bool = True
     """Whether a strategy that predicts learns from the store's earlier campaigns: see [warm starts](warm-starts.md)."""
+    repeats: int = 1
+    """How often each recipe that can be measured is, at most 5 times."""
     reuse: bool = True
     """Whether a result of the same environment and the last 7 days, without noise, is taken instead of a probe."""
     probe_nodes: int | None = None
@@ -117,6 +122,8 @@ class SearchSettings:
         check_objectives(self.objectives, self.strategy)
         require_at_least("search", 0, seed=self.seed, confirm_probes=self.confirm_probes)
         require_at_least("search", 1, parallel_probes=self.parallel_probes, identical_failures=self.identical_failures)
+        if not 1 <= self.repeats <= MOST_MEASUREMENTS:
+            raise bad_value("search.repeats", self.repeats, f"1 to {MOST_MEASUREMENTS} measurements of each recipe")
         if not 0 <= self.stop_below_improvement < 1:
             expected = "a share of at least 0 and below 1, as 0.003 for 0.3 %"
             raise bad_value("search.stop_below_improvement", self.stop_below_improvement, expected)

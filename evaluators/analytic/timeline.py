@@ -43,8 +43,8 @@ KINDS: Mapping[str, str] = {
     "bubble": "bubble",
 }
 """What a rank does, by the names of actions."""
-MOST_PASSES = 200_000
-"""Passes of a step that are laid out; more take over a second."""
+MOST_PASSES = 400_000
+"""Passes of a step that are laid out; more take several seconds."""
 AGREES = 0.01
 """Difference between a timeline and the formulas that needs no explanation."""
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # `__all__` has the names that are public, for type checkers 
     from frontrunner.planning import *  # noqa: F403
     from frontrunner.recipe_actions import *  # noqa: F403
     from frontrunner.remote import *  # noqa: F403
+    from frontrunner.sweeps import scale as scale
+    from frontrunner.sweeps import sweep as sweep
 
 __version__ = "0.1.0"
 _MODULES = {
@@ -29,6 +31,7 @@ _MODULES = {
     "planning": "advise plan scaling",
     "recipe_actions": "dryrun plan_dryrun plan_profile plan_replay profile replay",
     "remote": "connect",
+    "sweeps": "scale sweep",
 }
 __all__ = sorted(" ".join(_MODULES.values()).split())  # noqa: PLE0605
 

@@ -32,7 +32,7 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import identity, recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean, shown, shown_key
 from frontrunner.spaces.legality import Reason
-from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, SCHEDULES, V_SHAPED_SCHEDULES, Choice, Recipe, current_names
 from frontrunner.spaces.space import Space, Survey, divisors
 from frontrunner.spaces.validation import validate
@@ -173,37 +173,36 @@ def first_measurement(explanation: Explanation, store: str) -> Measured | None:
 
 def step_of(explanation: Explanation, changes: Mapping[str, Choice | None]) -> StepTimeline:
     """Lay out a step of a stored recipe, with other values of some dimensions; see `LocalStore.step`."""
-    problem = stored_spec(explanation.appearances[0].campaign).problem
-    found = step_variant(explanation, changes)
+    spec = stored_spec(explanation.appearances[0].campaign)
+    found = step_variant(explanation.recipe, spec, changes)
     if isinstance(found, Reason):
         named = ", ".join(f"{key}={shown(value)}" for key, value in changes.items() if value is not None)
         raise InvalidInput(f"recipe {explanation.recipe_id} with {named} is not legal: {found.text}")
-    return step_timeline(found, problem)
+    return step_timeline(found, spec.problem)
 
 
-def step_variant(explanation: Explanation, changes: Mapping[str, Choice | None]) -> Recipe | Reason:
-    """Return a stored recipe with other values of some dimensions, or why that is not legal.
+def step_variant(recipe: Recipe, spec: CampaignSpec, changes: Mapping[str, Choice | None]) -> Recipe | Reason:
+    """Return a recipe with other values of some dimensions, or why that is not legal.
 
-    Without a number of virtual stages another schedule has its own: as many as before, 2, or 1.
+    Devices and global batch stay. Without a number of virtual stages another schedule has its own: as many as before,
+    2, or 1.
     """
-    recipe, spec = explanation.recipe, stored_spec(explanation.appearances[0].campaign)
     changed: dict[str, Choice] = {key: value for key, value in changes.items() if value is not None}
     if not changed:
         return recipe
     if "virtual_stages" not in changed and "schedule" in changed:
         chunks = 2 if changed["schedule"] in V_SHAPED_SCHEDULES else max(recipe.virtual_stages, 2)
         changed["virtual_stages"] = chunks if changed["schedule"] in LOOPED_SCHEDULES else 1
-    dimensions = with_values(spec.space, recipe).dimensions(spec.problem.cluster)
-    around = Survey(
-        problem=spec.problem, dimensions=dimensions | {"devices": (recipe.devices,)}, custom=spec.space.custom
-    )
+    batch = GlobalBatch(minimum=recipe.global_batch_seqs, maximum=recipe.global_batch_seqs)
+    dimensions = with_values(spec.space, recipe).dimensions(spec.problem.cluster) | {"devices": (recipe.devices,)}
+    dimensions.pop("accumulation", None)
+    around = Survey(problem=replace(spec.problem, global_batch=batch), dimensions=dimensions, custom=spec.space.custom)
     return variant(recipe, around, **changed)
 
 
-def step_choices(explanation: Explanation) -> dict[str, list[Choice]]:
-    """Return the values of each dimension of `LocalStore.step` that leave a stored recipe legal, one at a time."""
-    recipe = explanation.recipe
-    layers = stored_spec(explanation.appearances[0].campaign).problem.model.layers
+def step_choices(recipe: Recipe, spec: CampaignSpec) -> dict[str, list[Choice]]:
+    """Return the values of each dimension of `LocalStore.step` that leave a recipe legal, one at a time."""
+    layers = spec.problem.model.layers
     listed: dict[str, Sequence[Choice]] = {
         "schedule": SCHEDULES,
         "pipeline_parallel": [count for count in divisors(recipe.devices) if count <= layers],
@@ -211,7 +210,7 @@ def step_choices(explanation: Explanation) -> dict[str, list[Choice]]:
         "micro_batch_seqs": divisors(recipe.global_batch_seqs),
     }
     return {
-        name: [value for value in values if isinstance(step_variant(explanation, {name: value}), Recipe)]
+        name: [value for value in values if isinstance(step_variant(recipe, spec, {name: value}), Recipe)]
         for name, values in listed.items()
     }
 

@@ -34,9 +34,12 @@ from frontrunner.results.status import ActiveDriver, Explanation, FailureList, S
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.budget import Limit
 from frontrunner.search.campaign_setup import budget_used, change_budget, refuse_imported_campaign, stored_spec
+from frontrunner.spaces.custom import Custom
 from frontrunner.spaces.errors import FrontrunnerError, NotFound, bad_value, did_you_mean, writing
 from frontrunner.spaces.pareto import OBJECTIVES, pareto_front
 from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Choice
+from frontrunner.spaces.space import Space
 from frontrunner.text import as_plain, thousands
 
 if TYPE_CHECKING:
@@ -160,10 +163,16 @@ class LocalStore:
         max_memory_gb: float | None = None,
         page: int = 1,
         page_size: int = 50,
+        custom: Sequence[str] = (),
         **filters: Any,
     ) -> RecipePage:
-        """Return one page of a campaign's measured recipes, best first; `filters` are values of a recipe's fields."""
+        """Return one page of a campaign's measured recipes, best first; `filters` are values of a recipe's fields.
+
+        `custom` are values of knobs of the user's own, each as `name=value`.
+        """
         with self.opened() as store:
+            if custom:
+                filters["custom"] = _own_values(stored_spec(store.campaign(campaign)).space, custom)
             return pages.recipe_page(
                 store,
                 campaign,
@@ -501,3 +510,18 @@ class Baseline:
         speed = thousands(self.own.standing.tokens_per_s)
         best = f"the best is {self.factor:.3g} times as fast" if self.own.rank > 1 else "no recipe was faster"
         return f"baseline {self.own.recipe_id}: rank {self.own.rank}, {speed} tokens/s; {best}"
+
+
+def _own_values(space: Space, words: Sequence[str]) -> dict[str, Choice | None]:
+    """Return the values of knobs that recipes must have: None for a default, which recipes do not hold."""
+    found: dict[str, Choice | None] = {}
+    for word in words:
+        name = word.partition("=")[0]
+        if (knob := space.custom.get(name)) is None:
+            known = ", ".join(f"{own}=VALUE" for own in space.custom)
+            raise bad_value("custom", word, known or "no value: the campaign has no space.custom")
+        values = {Custom(name=name, value=value, flag=knob.flag, env=knob.env).words(): value for value in knob.values}
+        if word not in values:
+            raise bad_value("custom", word, f"one of {', '.join(values)}")
+        found[name] = None if values[word] == knob.default else values[word]
+    return found

@@ -25,7 +25,7 @@ from frontrunner.search.budget import Limit
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.driver import PAUSED_BY_REQUEST, Conclusion
 from frontrunner.spaces.errors import CampaignFailed, InvalidInput, NothingLegal
-from frontrunner.stop_signals import INTERRUPTED, stopped_by_signals
+from frontrunner.stop_signals import INTERRUPTED, noted_signals, stopped_by_signals
 from frontrunner.store import LocalStore
 from frontrunner.text import percent, seconds, thousands
 from frontrunner.views import results as views
@@ -291,7 +291,8 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
     opt.warn(planned.differences)
     click.echo(f"replaying {planned.recipe_id} in {planned.folder}", err=True)
     try:
-        result = replaying.run(planned, _printer(chosen.steps))
+        with noted_signals() as signals:
+            result = replaying.run(planned, _printer(chosen.steps), signals)
     except KeyboardInterrupt:
         click.echo("stopped; the same command continues from the newest checkpoint, if there is one", err=True)
         sys.exit(INTERRUPTED)

@@ -421,6 +421,7 @@ RecipeQuestion: Any = pydantic.create_model(
     max_memory_gb=(MaxMemory, None),
     page=(Page, 1),
     page_size=(PageSize, 50),
+    custom=(Annotated[tuple[Annotated[str, Field(max_length=200)], ...], Field(max_length=16)], ()),
     **_FILTERS,
 )
 

@@ -62,7 +62,7 @@ def environment(package: str, folder: str, **filters: Callable[..., Any]) -> Env
 def report_page(
     collected: Collected, spec: CampaignSpec, charts: Mapping[str, Chart | Missing], *, store: str, server: str
 ) -> str:
-    """Return the whole page; `charts` are those of `FIGURES` by name, `store` or `server` is what commands name."""
+    """Return the whole page; `charts` are of `FIGURES`, by name; `store` or `server` is what commands name."""
     campaign, ranking, script = collected.campaign, collected.ranking, javascript()
     templates = environment("frontrunner", "views", marks=_marks, node_time=node_time)
     values: dict[str, Any] = {
@@ -215,6 +215,7 @@ def report_text(found: Reported, *, store: str = "", server: str = "") -> str:
     """Return a campaign as one self-contained HTML page; raise `InvalidInput` if vl-convert is not installed."""
     require_installed()
     charts = {name: found.chart(name) for name in FIGURES}
+    charts = {name: one for name, one in charts.items() if not isinstance(one, Missing) or one.applies}
     return report_page(found.collected, found.spec, charts, store=store, server=server)
 
 

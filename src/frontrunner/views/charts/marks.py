@@ -123,9 +123,10 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """Why a chart cannot be drawn, as a sentence."""
+    """Why a chart cannot be drawn, as a sentence; reports leave out one that never `applies` to such a campaign."""
 
     reason: str
+    applies: bool = True
 
 
 NOTHING_ENDED = Missing(reason="No probe of this campaign has ended yet.")
