@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import ray
 
-from frontrunner.evaluators.cluster.agent import RANK_AGENT, RankAgent, Step, StepFolder
+from frontrunner.evaluators.cluster.agent import RANK_AGENT, RankAgent, Step, StepFolder, agent_of
 from frontrunner.evaluators.probe.files import write_json
 from frontrunner.evaluators.probe.fork_server import ForkClient
 from frontrunner.evaluators.probe.processes import Orphans
@@ -181,9 +181,7 @@ class RayAgent:
         if step.agent == RANK_AGENT:
             self._run_ranks(step, node, host)
         else:
-            from frontrunner.evaluators.external.agent import CommandAgent
-
-            CommandAgent(step, node, host).run()
+            agent_of(step.agent)(step, node, host).run()
 
     def _run_ranks(self, step: Step, node: int, host: str) -> None:
         key = json.dumps([step.environment, step.engines], sort_keys=True)

@@ -110,6 +110,8 @@ def test_a_replay_goes_on_after_its_node_is_lost(tmp_path: Path, ray: RayCluster
     done = frontrunner("launch", name, "--json", cwd=tmp_path, timeout_s=200)
     assert done.returncode == 0, done.stderr
     recipe = json.loads(done.stdout)["best"][0]["recipe_id"]
+    checked = frontrunner("doctor", name, "--json", cwd=tmp_path)
+    assert [check["status"] for check in json.loads(checked.stdout)["checks"] if check["name"] == "ray"] == ["ok"]
     arguments = ("replay", recipe, "--steps", "600", "--checkpoint-every", "20", "--folder", "run")
     with started(*arguments, cwd=tmp_path) as process:
         wait_for(lambda: list(tmp_path.glob("run/checkpoints/step-*/.metadata")), 120)
