@@ -1,4 +1,4 @@
-"""The step simulator in a real browser: drawn, scrubbed, played, and redrawn for what the sliders say."""
+"""The step simulator and the film of a search in a real browser: drawn, scrubbed, played, redrawn for other choices."""
 
 from __future__ import annotations
 
@@ -67,3 +67,24 @@ def test_a_step_is_drawn_scrubbed_played_and_redrawn_with_other_choices(service:
         api.expect(page.locator(".step-groups li").first).to_contain_text("of 2")
         page.locator(".step-choices button").click()
         api.expect(page.locator(".step-notes")).not_to_contain_text("Not the recipe itself")
+
+
+def test_a_search_is_filmed_over_dimensions_of_choice(service: tuple[Served, str]) -> None:
+    found, recipe = service
+    with window(found, width=360, scheme="dark") as page:
+        page.goto(f"{found.url}/campaigns/first")
+        page.locator("#film summary").click()
+        page.locator('#film[data-drawn="tensor_parallel pipeline_parallel"]').wait_for()
+        assert page.locator("#film").evaluate("one => one.scrollWidth <= one.clientWidth")
+        for canvas in (".film-map", ".film-course"):
+            assert painted(page, canvas) > 3, canvas
+        words = page.locator(".film-words")
+        api.expect(words).to_contain_text("4 of 4")
+        page.locator(".film-scrub input").focus()
+        page.keyboard.press("Home")
+        api.expect(words).to_contain_text("1 of 4")
+        assert recipe in page.locator(".film-words a").get_attribute("href")
+        page.locator("#film select[name=y]").select_option("micro_batch_seqs")
+        page.locator('#film[data-drawn="tensor_parallel micro_batch_seqs"]').wait_for()
+        page.locator("#film button").click()
+        api.expect(words).to_contain_text("4 of 4")

@@ -50,7 +50,7 @@ ACTIONS = {
 }
 """What a service does, or holds beside its store."""
 READING = (
-    *("best", "campaigns", "dataframe", "explain", "export", "failures", "front", "pareto"),
+    *("best", "campaigns", "dataframe", "explain", "export", "failures", "film", "front", "pareto"),
     *("plot", "predictions", "report", "show", "status", "step"),
 )
 """The public functions that read a store."""
