@@ -30,6 +30,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -364,6 +365,14 @@ def node_of(environment: Mapping[str, str], nodes: int) -> int:
     if place.world_size != nodes:
         raise InvalidInput(f"{place.launcher} started {place.world_size} processes for a step of {nodes} nodes")
     return place.rank
+
+
+def agent_of(module: str) -> type[NodeAgent]:
+    """Return the agent that is defined in a step's module."""
+    defined = vars(import_module(module)).values()
+    return next(
+        one for one in defined if isinstance(one, type) and issubclass(one, NodeAgent) and one.__module__ == module
+    )
 
 
 def main(kind: type[NodeAgent]) -> None:

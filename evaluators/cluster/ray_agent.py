@@ -7,6 +7,7 @@ actor works on a copy of the run folder, and `exchange` passes on what changes.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -19,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import ray
 
-from frontrunner.evaluators.cluster.agent import RANK_AGENT, RankAgent, Step, StepFolder
+from frontrunner.evaluators.cluster.agent import RANK_AGENT, RankAgent, Step, StepFolder, agent_of
 from frontrunner.evaluators.probe.files import write_json
 from frontrunner.evaluators.probe.fork_server import ForkClient
 from frontrunner.evaluators.probe.processes import Orphans
@@ -49,10 +51,15 @@ def own_versions() -> dict[str, str]:
     return found
 
 
+def data_files(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the tables of a job's data files; none for a step."""
+    return [job["data"], *job.get("more_data", ())] if "data" in job else []
+
+
 class RunFolderCopy:
     """A run folder on the node's own disk; `changes` are what the driver's folder lacks."""
 
-    def __init__(self, path: Path, original: str, sent: Mapping[str, bytes], data: str | None) -> None:
+    def __init__(self, path: Path, original: str, sent: Mapping[str, bytes], data: Mapping[str, str]) -> None:
         self.path = path
         self._original = original
         self._known: dict[str, tuple[int, int]] = {}
@@ -64,8 +71,8 @@ class RunFolderCopy:
             table["run_folder"] = str(path)
             if "lifeline" in table:
                 table["lifeline"] = str(self.lifeline)
-            if data is not None and "data" in table:
-                table["data"]["path"] = data
+            for file in data_files(table):
+                file["path"] = data[file["path"]]
             write_json(path / name, table)
             self._known[name] = self._state(path / name)
         self.beat(0)
@@ -128,8 +135,6 @@ class RayAgent:
 
     def hello(self, visible: str) -> dict[str, Any]:
         """Return what this node is, once nothing of an earlier agent is left on it."""
-        import ray
-
         orphans = Orphans()
         while not orphans.have_ended():
             time.sleep(POLL_S)
@@ -150,7 +155,7 @@ class RayAgent:
         for found in (Path(path), sent):
             if found.is_file() and found.stat().st_size == size_bytes:
                 return str(found)
-        sent.parent.mkdir(exist_ok=True)
+        sent.parent.mkdir(parents=True, exist_ok=True)
         sent.write_bytes(b"")
         return None
 
@@ -160,10 +165,14 @@ class RayAgent:
             file.write(chunk)
 
     def _sent_data(self, path: str) -> Path:
-        return self._root / "data" / Path(path).name
+        folder = hashlib.sha256(path.encode()).hexdigest()[:16]
+        return self._root / "data" / folder / Path(path).name
 
-    def run(self, folder: str, node: int, host: str, sent: Mapping[str, bytes] | None, data: str | None) -> None:
-        """Run this node's part of a step; `sent` are its files where this node does not see the run folder."""
+    def run(self, folder: str, node: int, host: str, sent: Mapping[str, bytes] | None, data: Mapping[str, str]) -> None:
+        """Run this node's part of a step.
+
+        Where this node does not see the run folder, `sent` are its files, and `data` says where data files are here.
+        """
         path = Path(folder)
         if sent is not None:
             self._copy = RunFolderCopy(self._root / path.name, folder, sent, data)
@@ -172,9 +181,7 @@ class RayAgent:
         if step.agent == RANK_AGENT:
             self._run_ranks(step, node, host)
         else:
-            from frontrunner.evaluators.external.agent import CommandAgent
-
-            CommandAgent(step, node, host).run()
+            agent_of(step.agent)(step, node, host).run()
 
     def _run_ranks(self, step: Step, node: int, host: str) -> None:
         key = json.dumps([step.environment, step.engines], sort_keys=True)
@@ -190,6 +197,7 @@ class RayAgent:
         else:
             server.close()
 
+    @ray.method(concurrency_group=FILES_GROUP)  # type: ignore[arg-type]
     def exchange(self, folder: str, beat: int, *, cancelled: bool, meeting: bytes) -> list[Change]:
         """Pass on the driver's part of a run folder, and return what has changed in this node's."""
         copy = self._copy
@@ -202,6 +210,7 @@ class RayAgent:
             copy.put(MEETING, meeting)
         return copy.changes()
 
+    @ray.method(concurrency_group=FILES_GROUP)
     def close(self) -> None:
         """End the fork servers, and remove this agent's files."""
         for server in self._servers.values():

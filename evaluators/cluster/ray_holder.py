@@ -32,7 +32,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from frontrunner.evaluators.cluster.agent import StepFolder
-from frontrunner.evaluators.cluster.ray_agent import FILES_GROUP, Change, RayAgent, own_versions
+from frontrunner.evaluators.cluster.ray_agent import FILES_GROUP, Change, RayAgent, data_files, own_versions
 from frontrunner.evaluators.cluster.settings import RAY_LOCAL, why_unreachable
 from frontrunner.evaluators.probe.run_folder import MEETING, STEP
 from frontrunner.spaces.document import write_bytes
@@ -135,7 +135,7 @@ class Holder:
         """End the agents, and give the nodes back."""
         agents = [node.agent for node in self._nodes if node.name is not None]
         with contextlib.suppress(RayError):
-            ended = [agent.close.options(concurrency_group=FILES_GROUP).remote() for agent in agents]
+            ended = [agent.close.remote() for agent in agents]
             if ended:
                 ray.wait(ended, num_returns=len(ended), timeout=CLOSE_S)
         if self._group is not None:
@@ -234,14 +234,16 @@ class Holder:
             why = f"{count} nodes are needed, and {len(free)} are left"
             self._report(ended=str(path), lost=why)
             return
-        sent, data = None, list[str | None]([None] * count)
+        sent, data = None, dict[str, list[str]]()
         if not self._order.shares_files:
             sent = {name: (path.parent / name).read_bytes() for name in (STEP, "job.json")}
-            data = self._send_data(json.loads(sent["job.json"])["data"]["path"], free)
+            files = [file["path"] for file in data_files(json.loads(sent["job.json"]))]
+            data = {file: self._send_data(file, free) for file in files}
         for number, node in enumerate(free):
             node.step, node.exchange = step, None
             step.left.add(node.index)
-            node.ran = node.agent.run.remote(str(path.parent), number, node.name, sent, data[number])
+            here = {file: places[number] for file, places in data.items()}
+            node.ran = node.agent.run.remote(str(path.parent), number, node.name, sent, here)
         self._steps.append(step)
 
     def _follow(self, node: Node, step: RunningStep) -> None:
@@ -267,13 +269,12 @@ class Holder:
             node.exchanged_s, step.beats = now, step.beats + 1
             meeting = (folder / MEETING).read_bytes()
             cancelled = StepFolder(folder).is_cancelled
-            exchange = node.agent.exchange.options(concurrency_group=FILES_GROUP)
-            node.exchange = exchange.remote(str(folder), step.beats, cancelled=cancelled, meeting=meeting)
+            node.exchange = node.agent.exchange.remote(str(folder), step.beats, cancelled=cancelled, meeting=meeting)
             if at_last:
                 apply_changes(folder, ray.get(node.exchange))
                 node.exchange = None
 
-    def _send_data(self, path: str, nodes: list[Node]) -> list[str | None]:
+    def _send_data(self, path: str, nodes: list[Node]) -> list[str]:
         """Return where each node has a data file, which is sent to those that lack it."""
         size = Path(path).stat().st_size
         places = ray.get([node.agent.data_here.remote(path, size) for node in nodes])
