@@ -27,7 +27,9 @@ PICTURED = (
     "campaigns-light",
     "campaign-light",
     "figures-light",
+    "film-light",
     "recipe-dark",
+    "step-light",
     "plan-light",
     "compare-light",
     "launch-light",
@@ -75,6 +77,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with served(folder) as found:
         found.start()
         yield found
+
+
+def picture_of(page: api.Page, place: str, name: str) -> None:
+    top, height = page.locator(place).evaluate("one => [one.offsetTop, one.offsetHeight]")
+    picture(page, name, top=top - 12, height=height + 24)
 
 
 def picture(page: api.Page, name: str, *, top: int = 0, height: int = 860) -> None:
@@ -251,10 +258,20 @@ def test_pages_fit_their_window_in_light_and_dark(service: Served, width: int, s
         picture(page, f"campaign-{scheme}", height=charts - 8)
         coordinates = page.evaluate("document.querySelector('.parallel-coordinates').offsetTop")
         picture(page, f"figures-{scheme}", top=charts - 16, height=coordinates - charts + 16)
+        page.locator("#film summary").click()
+        page.locator("#film[data-drawn]").wait_for()
+        assert fits(page)
+        picture_of(page, "#film", f"film-{scheme}")
         page.locator("#ranking tbody a").first.click()
         api.expect(page.get_by_role("heading", name="Where the memory goes")).to_be_visible()
+        page.locator("#step[data-drawn]").wait_for()
         assert fits(page)
         picture(page, f"recipe-{scheme}", height=1360)
+        page.locator("#step input[name=pipeline_parallel]").press("End")
+        api.expect(page.locator(".step-notes")).to_contain_text("Not the recipe itself")
+        page.locator(".step-scrub input").fill("400")
+        assert fits(page)
+        picture_of(page, "#step", f"step-{scheme}")
         page.goto(f"{service.url}/plan?model=frontier-175b&nodes=128&global_batch=1024")
         page.get_by_label("nodes").fill("64")
         page.keyboard.press("Tab")

@@ -272,7 +272,8 @@ def test_real_probes_and_a_replay_by_wire(tmp_path: Path) -> None:
         endless = client.replay(client.best(name)[-1].recipe_id, steps=1_000_000)
         wait_for(lambda: client.watch_replay(endless.recipe_id).step > 0, at_most_s=200)
         client.stop_replay(endless.recipe_id)
-        wait_for(lambda: client.watch_replay(endless.recipe_id).state == "stopped")
+        wait_for(lambda: client.watch_replay(endless.recipe_id).state == "stopped", at_most_s=100)
+        assert client.watch_replay(endless.recipe_id).checkpoint_step > 0
         assert endless.pid is not None
         wait_for(lambda: not psutil.pid_exists(endless.pid or 0) or _is_zombie(endless.pid))
         assert service.process
