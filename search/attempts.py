@@ -141,14 +141,14 @@ class CampaignSession:
             spec.budget,
             driver_seconds=as_left.driver_seconds,
             node_seconds=as_left.node_seconds_spent,
-            nodes=spec.problem.cluster.nodes,
+            nodes=max(own.cluster.nodes for own in spec.problem.by_group.values()),
         )
         self.view = View(
             name=campaign.name,
             strategy=spec.search.strategy,
             legal_recipes=len(survey.recipes),
             figures=campaign.figures,
-            divisor=lambda recipe: spec.problem.divisor(spec.search.objectives[0], recipe.devices),
+            divisor=lambda recipe: spec.problem.divisor(spec.search.objectives[0], recipe),
         )
         self.listener = listener
         self.retries = RetryPolicy(spec.search.identical_failures)

@@ -86,7 +86,7 @@ class Proposals:
 
     def _told(self, recipe: Recipe, outcome: Outcome) -> Told:
         if isinstance(outcome, Measurement):
-            divisor = self._survey.problem.divisor(self._search.objectives[0], recipe.devices)
+            divisor = self._survey.problem.divisor(self._search.objectives[0], recipe)
             outcome = replace(outcome, tokens_per_s=outcome.tokens_per_s / divisor)
         return Told(recipe=recipe, outcome=outcome)
 

@@ -35,9 +35,12 @@ FITS = ("fits", "tight", "does not fit")
 """Verdicts on a peak; tight is what fits and leaves less than `MARGIN` free."""
 
 
-def fit(peak_bytes: Rows | float, memory_bytes: float) -> npt.NDArray[np.intp]:
+def fit(peak_bytes: Rows | float, memory_bytes: Rows | float) -> npt.NDArray[np.intp]:
     """Return the place in `FITS` of each peak on a device with so much memory."""
-    return np.searchsorted(((1 - MARGIN) * memory_bytes, memory_bytes), peak_bytes)
+    held = np.add(
+        np.less_equal(peak_bytes, (1 - MARGIN) * memory_bytes), np.less_equal(peak_bytes, memory_bytes), dtype=np.intp
+    )
+    return len(FITS) - 1 - held
 
 
 def log_deviation(machine: Machine, work: Workload, peak: PeakMemory, kind: MemoryKind | None = None) -> Rows:

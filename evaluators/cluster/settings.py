@@ -6,7 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -86,6 +86,22 @@ _WORD = re.compile(r"[\w@%+=:,./&|*\[\]()-]+", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupDispatch:
+    """How nodes of one group are requested: the keys of [dispatch] that differ from those of the others."""
+
+    account: str | None = None
+    queue: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    walltime: str | None = None
+    nodes_per_allocation: int | None = None
+    allocations: int | None = None
+    processors_per_node: int | None = None
+    select_options: str | None = None
+    network_interface: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DispatchSettings:
     """Where probes run, and how nodes are requested. Keys that the backend or scheduler does not use are errors.
 
@@ -140,18 +156,27 @@ class DispatchSettings:
     """Interface that ranks communicate over, as `hsn0`."""
     lifeline_s: float | None = None
     """The nodes of a probe end it when the driver has been silent for this long; at least 10, by default 60."""
+    group: Mapping[str, GroupDispatch] = field(default_factory=dict)
+    """For `parsl`, by the name of a [group](clusters.md#several-node-types): those of `account`, `queue`, `qos`,
+    `constraint`, `walltime`, `nodes_per_allocation`, `allocations`, `processors_per_node`, `select_options` and
+    `network_interface` that its nodes need."""
 
     def __post_init__(self) -> None:
         for key, known in (("backend", BACKENDS), ("launcher", LAUNCHERS)):
             if getattr(self, key) is not None:
                 require_one_of("dispatch", key, getattr(self, key), known)
-        given = {key: value for key, value in vars(self).items() if value not in (None, ()) and key != "backend"}
+        given = {key: value for key, value in vars(self).items() if value not in (None, (), {}) and key != "backend"}
         for key, value in given.items():  # none is ignored
             if (expected := self._why_unused(key)) is not None:
                 raise bad_value(f"dispatch.{key}", value, expected)
             _check_value(key, value)
         if self.backend == "parsl":
             self._check_request(given)
+        for name in self.group:
+            try:
+                self.of_group(name)
+            except InvalidInput as error:
+                raise InvalidInput(f"dispatch.group.{name}: {error.message}", hint=error.hint) from None
 
     def _why_unused(self, key: str) -> str | None:
         if self.backend == "local" or (self.backend == RAY and key not in _KEYS_WITH_RAY):
@@ -177,6 +202,12 @@ class DispatchSettings:
         for line in self.scheduler_options:
             if not line.startswith(f"{prefix} "):
                 raise bad_value("dispatch.scheduler_options", line, f"lines that begin with {prefix}")
+
+    def of_group(self, name: str) -> DispatchSettings:
+        """Return the settings for the nodes of one group."""
+        own = self.group.get(name, GroupDispatch())
+        stated = {key: value for key, value in vars(own).items() if value is not None}
+        return replace(self, group={}, **stated)
 
     @property
     def has_nodes(self) -> bool:

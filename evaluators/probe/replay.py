@@ -73,7 +73,8 @@ class ReplayStopped(FrontrunnerError):
 class ReplaySettings:
     """How a replay trains; one that is `launched` is only prepared here, for the user's own launcher.
 
-    By default the learning rate and the data are those of the recipe's campaign; `data` is a path, or `built-in`.
+    By default the learning rate and the data are those of the recipe's campaign; `data` is a path (of a .toml
+    file: its section [data]), or `built-in`.
     `restarts`: on nodes of a batch system the ranks are started again after a failure, so often in a row without a new
     checkpoint; `walltime` is that of the allocations for it, "HH:MM:00". In a batch job the ranks are stopped, with a
     checkpoint, `stop_margin_s` before its end: by default `STOP_MARGIN_S` and what checkpoints are known to take.

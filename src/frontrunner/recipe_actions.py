@@ -68,7 +68,7 @@ def find_recipe(
     if spec.evaluator == "table":
         with suppress(InvalidInput):  # the table of a stored campaign may be gone
             problem = spec.survey().problem
-    return problem, spec.probe, found
+    return problem.at(found), spec.probe, found
 
 
 def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
@@ -255,7 +255,7 @@ def plan_profile(
     return profiling.plan(
         recipe_id=explanation.recipe_id,
         recipe=explanation.recipe,
-        setup=stored_spec(appearance.campaign).probe_setup(),
+        setup=stored_spec(appearance.campaign).probe_setup().at(explanation.recipe),
         measured_step_time_s=None if appearance.standing is None else appearance.standing.step_time_s_median,
         settings=settings or ProfileSettings(),
         anyway=anyway,
@@ -304,7 +304,7 @@ def plan_replay(
             )
         campaign, tokens_per_s = min(ranked, key=lambda pair: pair[0].figures == "simulated")  # the newest come first
         spec = stored_spec(campaign)
-        figures, setup, schedule = campaign.figures, spec.probe_setup(), schedule_of(spec)
+        figures, setup, schedule = campaign.figures, spec.probe_setup().at(found.recipe), schedule_of(spec)
         if named is not None:
             setup = replace(setup, data=named)
         elif stated := trained_on(found, campaign):
@@ -340,7 +340,7 @@ def plan_command_replay(recipe_id: str, settings: ReplaySettings, *, store: str 
     return command_replay.plan(
         recipe_id=found.recipe_id,
         recipe=found.recipe,
-        setup=spec.probe_setup(),
+        setup=spec.probe_setup().at(found.recipe),
         make_command=make,
         measured_tokens_per_s=tokens_per_s,
         settings=settings,

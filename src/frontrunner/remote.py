@@ -237,7 +237,7 @@ class RemoteStore(Questions):
         return self._get(Replay, f"/replays/{_path_part(recipe_id)}")
 
     def stop_replay(self, recipe_id: str) -> Replay:
-        """End a replay; its checkpoints stay."""
+        """Have a replay store a checkpoint and end, the second time at once."""
         return self._post(Replay, f"/replays/{_path_part(recipe_id)}/stop")
 
     def _of(self, campaign: str | None, rest: str = "") -> str:

@@ -489,10 +489,11 @@ def front(ranking: Sequence[RankedRecipe], problem: Problem, objectives: Sequenc
 
     With `memory`, recipes whose peak is unknown are left out.
     """
-    limit = problem.cluster.memory_bytes_per_device
     rows = [
         OnFront(
-            ranked=row, nodes=nodes_used(row.recipe, problem), headroom_bytes=None if peak is None else limit - peak
+            ranked=row,
+            nodes=nodes_used(row.recipe, problem),
+            headroom_bytes=None if peak is None else problem.at(row.recipe).cluster.memory_bytes_per_device - peak,
         )
         for row in ranking
         if (peak := row.standing.peak_memory_bytes_max_rank) is not None or "memory" not in objectives

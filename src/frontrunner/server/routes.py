@@ -273,7 +273,7 @@ async def start_replay(service: ServiceOf, body: requests.ReplayBody) -> Respons
 
 @uncached.post("/replays/{recipe_id}/stop", response_model=Replay, tags=["replays"], dependencies=OPERATOR)
 def stop_replay(service: ServiceOf, recipe_id: RecipeId) -> Response:
-    """End a replay; its checkpoints stay."""
+    """Have a replay store a checkpoint and end, the second time at once."""
     return answer(service.replays.stop(recipe_id))
 
 

@@ -342,6 +342,14 @@ def begin_with(advice: Advice) -> str | None:
     return f"{_named(found)}: {rates}{_peak(found, advice)}"
 
 
+def _beginnings(advice: Advice) -> tuple[str, ...]:
+    """Return the recommended recipe, and after it those of other groups; none where nothing fits."""
+    if (begin := begin_with(advice)) is None:
+        return ()
+    others = ((one.problem.cluster.name, begin_with(one)) for one in advice.elsewhere)
+    return (begin, *(f"{name} instead: {its or 'nothing is estimated to fit'}" for name, its in others))
+
+
 def commands(advice: Advice, file: str) -> dict[str, str]:
     """Return the commands to run next, each with its purpose."""
     quoted, found = shlex.quote(file), _estimate(advice)
@@ -410,9 +418,9 @@ def print_advice(advice: Advice, file: str | None = None) -> None:
             out.print(Padding(table, (0, 0, 0, INDENT), expand=False))
     out.print()
     print_trust(advice.trust)
-    if begin := begin_with(advice):
+    if beginnings := _beginnings(advice):
         out.say("\nbegin with", style="bold")
-        say(begin)
+        list(map(say, beginnings))  # each on lines of its own
     if missing := additions(advice):
         say("the file's [space] does not hold it; there, add:")
         for line in missing:

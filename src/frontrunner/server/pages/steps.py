@@ -50,7 +50,7 @@ def drawn(explanation: Explanation, changes: dict[str, Choice | None]) -> dict[s
     """Return what step.js draws of a step."""
     found = step_of(explanation, changes)
     spec, recipe = stored_spec(explanation.appearances[0].campaign), found.recipe
-    gap, own = left_out(found.ranks), recipe == explanation.recipe
+    gap, own, cluster = left_out(found.ranks), recipe == explanation.recipe, spec.problem.at(recipe).cluster
     return {
         "recipe": found.recipe_id,
         "describe": found.describe,
@@ -65,9 +65,9 @@ def drawn(explanation: Explanation, changes: dict[str, Choice | None]) -> dict[s
         "gap": None if gap is None else [_moment(at, found) for at in gap],
         "gap_actions": sum(len(_inside(rank, gap)) for rank in found.ranks),
         "ranks": [_rank(rank, found, gap) for rank in found.ranks],
-        "groups": list(reaches(recipe, spec.problem.cluster)),
+        "groups": list(reaches(recipe, cluster)),
         "devices": recipe.devices,
-        "per_node": spec.problem.cluster.devices_per_node,
+        "per_node": cluster.devices_per_node,
         "stride": recipe.rank_strides["pp"],
         "experts": [recipe.expert_parallel, recipe.expert_tensor_parallel],
         "chosen": {name: getattr(recipe, name) for name in STEP_DIMENSIONS},
