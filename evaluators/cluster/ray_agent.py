@@ -13,6 +13,7 @@ import os
 import shutil
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -31,7 +32,8 @@ from frontrunner.spaces.document import write_bytes
 
 POLL_S = 0.1
 FILES_GROUP = "files"
-"""Concurrency group of the calls that must not wait for a step."""
+LIFE_GROUP = "life"
+"""Concurrency groups: of the calls that must not wait for a step, and of the one that ends with the actor."""
 _PREFIX = "frontrunner-ray-"
 _GROWING = (".log", ".jsonl")
 
@@ -92,14 +94,17 @@ class RunFolderCopy:
             write_bytes(self.path / name, content)
             self._known[name] = self._state(self.path / name)
 
-    def changes(self) -> list[Change]:
-        """Return what has changed since the last call. Nodes' reports come last, and are read first: they may state
-        ends of ranks whose files must be there by then."""
+    def changes(self, *, at_last: bool) -> list[Change]:
+        """Return what has changed since the last call; files that are neither logs nor JSON only once all has ended.
+
+        Nodes' reports come last, and are read first: they may state ends of ranks whose files must be there by then.
+        """
         paths = [path for path in self.path.iterdir() if path.is_file() and not UNFINISHED.fullmatch(path.name)]
         found: list[Change] = []
         for path in sorted(paths, key=lambda path: not path.name.startswith("node-")):
             with contextlib.suppress(FileNotFoundError):
-                found += self._change(path)
+                if at_last or path.suffix in (*_GROWING, ".json"):
+                    found += self._change(path)
         return found[::-1]
 
     def _change(self, path: Path) -> list[Change]:
@@ -148,6 +153,11 @@ class RayAgent:
             "sees_files": Path(visible).exists(),
             "versions": own_versions(),
         }
+
+    @ray.method(concurrency_group=LIFE_GROUP)
+    def live(self) -> None:
+        """Return never: the call fails when Ray has lost this actor."""
+        threading.Event().wait()
 
     def data_here(self, path: str, size_bytes: int) -> str | None:
         """Return where a data file is on this node; None if it has to be sent."""
@@ -198,7 +208,7 @@ class RayAgent:
             server.close()
 
     @ray.method(concurrency_group=FILES_GROUP)  # type: ignore[arg-type]
-    def exchange(self, folder: str, beat: int, *, cancelled: bool, meeting: bytes) -> list[Change]:
+    def exchange(self, folder: str, beat: int, *, cancelled: bool, meeting: bytes, at_last: bool) -> list[Change]:
         """Pass on the driver's part of a run folder, and return what has changed in this node's."""
         copy = self._copy
         if copy is None or copy.path.name != Path(folder).name:
@@ -208,7 +218,7 @@ class RayAgent:
             StepFolder(copy.path).cancel()
         if meeting:
             copy.put(MEETING, meeting)
-        return copy.changes()
+        return copy.changes(at_last=at_last)
 
     @ray.method(concurrency_group=FILES_GROUP)
     def close(self) -> None:

@@ -32,7 +32,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from frontrunner.evaluators.cluster.agent import StepFolder
-from frontrunner.evaluators.cluster.ray_agent import FILES_GROUP, Change, RayAgent, data_files, own_versions
+from frontrunner.evaluators.cluster.ray_agent import FILES_GROUP, LIFE_GROUP, Change, RayAgent, data_files, own_versions
 from frontrunner.evaluators.cluster.settings import RAY_LOCAL, why_unreachable
 from frontrunner.evaluators.probe.run_folder import MEETING, STEP
 from frontrunner.spaces.document import write_bytes
@@ -73,6 +73,7 @@ class Node:
     index: int
     agent: Any = None
     hello: Any = None
+    life: Any = None
     name: str | None = None
     failures: int = 0
     again_s: float = 0.0
@@ -166,13 +167,19 @@ class Holder:
                 self._enlist(node)
         elif node.name is None:
             self._welcome(node)
-        elif node.step is not None:
-            self._follow(node, node.step)
+        else:
+            try:
+                if is_done(node.life):
+                    ray.get(node.life)
+                if node.step is not None and node.index in node.step.left:
+                    self._follow(node, node.step)
+            except (RayError, OSError) as error:
+                self._lose(node, error)
 
     def _enlist(self, node: Node) -> None:
         resources = dict(self._order.resources)
         cpus, gpus = resources.pop("CPU", 0.0), resources.pop("GPU", 0.0)
-        make = ray.remote(concurrency_groups={FILES_GROUP: 1})(RayAgent)  # type: ignore[call-overload]
+        make = ray.remote(concurrency_groups={FILES_GROUP: 1, LIFE_GROUP: 1})(RayAgent)  # type: ignore[call-overload]
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=node.index)
         node.agent = make.options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy=place).remote()
         node.hello = node.agent.hello.remote(self._order.visible)
@@ -189,6 +196,7 @@ class Holder:
                 raise Unfit(f"agents cannot be started on Ray's nodes: {brief(error)}") from error
             node.again_s = time.monotonic() + min(LONGEST_RETRY_S, RETRY_S * 2 ** (node.failures - 1))
             return
+        node.life = node.agent.live.remote()
         node.name, node.failures = node_name(found["host"], found["node_id"]), 0
         ours, theirs = own_versions(), found["versions"]
         for package in ours:
@@ -210,7 +218,7 @@ class Holder:
     def _forget(self, node: Node) -> None:
         with contextlib.suppress(RayError, ValueError):
             ray.kill(node.agent)
-        node.agent = node.hello = node.name = node.ran = node.exchange = None
+        node.agent = node.hello = node.life = node.name = node.ran = node.exchange = None
 
     def _lose(self, node: Node, error: Exception) -> None:
         """Give up a node, and with it the step on it."""
@@ -236,9 +244,13 @@ class Holder:
             return
         sent, data = None, dict[str, list[str]]()
         if not self._order.shares_files:
-            sent = {name: (path.parent / name).read_bytes() for name in (STEP, "job.json")}
-            files = [file["path"] for file in data_files(json.loads(sent["job.json"]))]
-            data = {file: self._send_data(file, free) for file in files}
+            try:
+                sent = {name: (path.parent / name).read_bytes() for name in (STEP, "job.json")}
+                files = [file["path"] for file in data_files(json.loads(sent["job.json"]))]
+                data = {file: self._send_data(file, free) for file in files}
+            except (RayError, OSError) as error:
+                self._report(ended=str(path), lost=f"its files could not be sent: {brief(error)}")
+                return
         for number, node in enumerate(free):
             node.step, node.exchange = step, None
             step.left.add(node.index)
@@ -247,17 +259,12 @@ class Holder:
         self._steps.append(step)
 
     def _follow(self, node: Node, step: RunningStep) -> None:
-        if node.index not in step.left:
-            return
-        try:
-            has_ended = is_done(node.ran)
-            if not self._order.shares_files:
-                self._exchange(node, step, at_last=has_ended)
-            if has_ended:
-                ray.get(node.ran)
-                step.left.discard(node.index)
-        except (RayError, OSError) as error:
-            self._lose(node, error)
+        has_ended = is_done(node.ran)
+        if not self._order.shares_files:
+            self._exchange(node, step, at_last=has_ended)
+        if has_ended:
+            ray.get(node.ran)
+            step.left.discard(node.index)
 
     def _exchange(self, node: Node, step: RunningStep, *, at_last: bool) -> None:
         """Exchange files with a node: every `EXCHANGE_S`, and once its part has ended."""
@@ -267,9 +274,8 @@ class Holder:
             node.exchange = None
         if node.exchange is None and (at_last or now - node.exchanged_s >= EXCHANGE_S):
             node.exchanged_s, step.beats = now, step.beats + 1
-            meeting = (folder / MEETING).read_bytes()
-            cancelled = StepFolder(folder).is_cancelled
-            node.exchange = node.agent.exchange.remote(str(folder), step.beats, cancelled=cancelled, meeting=meeting)
+            ours = {"cancelled": StepFolder(folder).is_cancelled, "meeting": (folder / MEETING).read_bytes()}
+            node.exchange = node.agent.exchange.remote(str(folder), step.beats, **ours, at_last=at_last)
             if at_last:
                 apply_changes(folder, ray.get(node.exchange))
                 node.exchange = None

@@ -70,9 +70,13 @@ def test_an_export_has_the_trained_weights_whatever_the_layout(layout: str, tmp_
     job = training_job(small_job(tmp_path / "replay", model=small_model(**shape), recipe=small_recipe(**choices)))
     prepare(job)
     run_job(job)
-    export(open_checkpoint(tmp_path / "replay"), tmp_path / "model")
+    checkpoint = open_checkpoint(tmp_path / "replay")
+    export(checkpoint, tmp_path / "model")
 
     right = reference(job)
+    found = checkpoint.read(f"model.{name}" for name in right.weights)  # logits are the same with other orders of heads
+    for name, weight in right.weights.items():
+        assert float((found[f"model.{name}"] - weight).abs().max()) < 1e-5, name
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
     mine = Gpt(job.model, sequence_length=SEQUENCE_LENGTH, layers=range(job.model.layers))
     mine.load_state_dict(right.weights)

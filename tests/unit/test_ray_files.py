@@ -49,17 +49,17 @@ def test_a_copy_names_its_own_places(copy: RunFolderCopy) -> None:
     assert (job["run_folder"], step.run_folder) == (str(copy.path), str(copy.path))
     assert [job["data"]["path"], job["more_data"][0]["path"]] == ["/here/a", "/here/b"]
     assert Path(step.lifeline).read_text() == "0"
-    assert copy.changes() == []
+    assert copy.changes(at_last=False) == []
 
 
 def test_what_a_node_writes_comes_back_once_and_names_the_drivers_folder(copy: RunFolderCopy, driver: Path) -> None:
     (copy.path / "rank-0.log").write_text("one\n")
     (copy.path / "result.json").write_text(json.dumps({"run_folder": str(copy.path)}))
     (copy.path / ".result.json.77").write_text("half")
-    apply_changes(driver, copy.changes())
+    apply_changes(driver, copy.changes(at_last=False))
     with (copy.path / "rank-0.log").open("a") as log:
         log.write("two\n")
-    changes = copy.changes()
+    changes = copy.changes(at_last=False)
     assert [(name, offset) for name, offset, _ in changes] == [("rank-0.log", 4)]
     apply_changes(driver, changes)
     assert (driver / "rank-0.log").read_text() == "one\ntwo\n"
@@ -70,13 +70,19 @@ def test_what_a_node_writes_comes_back_once_and_names_the_drivers_folder(copy: R
 def test_a_report_comes_after_the_files_that_it_speaks_of(copy: RunFolderCopy) -> None:
     for name in ("node-0.json", "result.json", "progress.jsonl"):
         (copy.path / name).write_text("{}")
-    assert copy.changes()[-1][0] == "node-0.json"
+    assert copy.changes(at_last=False)[-1][0] == "node-0.json"
+
+
+def test_a_trace_comes_once_it_is_whole(copy: RunFolderCopy) -> None:
+    (copy.path / "rank-0.trace.json.gz").write_bytes(b"half of it")
+    assert copy.changes(at_last=False) == []
+    assert copy.changes(at_last=True) == [("rank-0.trace.json.gz", None, b"half of it")]
 
 
 def test_the_place_to_meet_is_passed_on_and_not_returned(copy: RunFolderCopy) -> None:
     copy.put(MEETING, b'{"port": 1}')
     assert (copy.path / MEETING).read_bytes() == b'{"port": 1}'
-    assert copy.changes() == []
+    assert copy.changes(at_last=False) == []
 
 
 RAY_ERRORS = {
