@@ -152,6 +152,7 @@ class Driver:
             is_over = not running or self._wants_kill or session.budget.must_cut(running.values())
             if ending is not None and is_over:
                 return ending
+            session.settle_nodes()
             for finished in session.evaluator.finished(TICK_S):
                 self._conclude(finished)
             session.keep()

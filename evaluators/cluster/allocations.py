@@ -25,18 +25,24 @@ import queue
 import threading
 import time
 from bisect import insort
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from frontrunner.evaluators.cluster.batch import make_executor, run_step, seconds_left, why_ended
+from frontrunner.evaluators.cluster.batch import (
+    make_executor,
+    node_names,
+    run_step,
+    seconds_left,
+    why_ended,
+)
 from frontrunner.evaluators.cluster.settings import NodeSource
 from frontrunner.evaluators.protocol import NodesUnavailable
 
 if TYPE_CHECKING:
-    from parsl.executors import MPIExecutor
+    from parsl.executors import HighThroughputExecutor
     from parsl.jobs.states import JobStatus
 
 LOGGER = logging.getLogger("parsl.frontrunner")
@@ -54,13 +60,14 @@ MAX_FAILED_STARTS = 3
 class HeldAllocation:
     """An allocation from its request to its end.
 
-    Once known: `job_id` and `queued_s` (the batch system had accepted the request), `ready_s` (the workers had
-    reported), `end_s` (when its time is up), `ended_s` (it was found to have ended), and `why`.
+    Once known: `job_id` and `queued_s` (the batch system had accepted the request), `hosts` and `ready_s` (the workers
+    had reported the nodes' names), `end_s` (when its time is up), `ended_s` (it was found to have ended), and `why`.
     """
 
     def __init__(self, source: NodeSource, name: str, folder: Path) -> None:
         self.name = name
         self.nodes = source.nodes
+        self.hosts: tuple[str, ...] = ()
         self.job_id: str | None = None
         self.queued_s = math.inf
         self.ready_s: float | None = None
@@ -69,6 +76,7 @@ class HeldAllocation:
         self.end_s = None if source.seconds_left is None else time.monotonic() + source.seconds_left
         self._source = source
         self._folder = folder
+        self._names: Future[tuple[str, ...]] | None = None
         self._requests: queue.SimpleQueue[Placed] = queue.SimpleQueue()
         self._is_unwanted = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"frontrunner-{name}", daemon=True)
@@ -88,7 +96,7 @@ class HeldAllocation:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        executor: MPIExecutor | None = None
+        executor: HighThroughputExecutor | None = None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             executor = make_executor(self._source, self.name, self._folder)
@@ -111,25 +119,26 @@ class HeldAllocation:
             except Exception:  # the batch system ends it at its walltime in any case
                 LOGGER.exception("giving back allocation %s", self.name)
 
-    def _serve(self, executor: MPIExecutor) -> None:
+    def _serve(self, executor: HighThroughputExecutor) -> None:
         looked_s = -STATUS_S
         options = list(self._source.settings.launcher_options)
         while not self._is_unwanted.is_set() and self.ended_s is None:
             with contextlib.suppress(queue.Empty):
                 placed = self._requests.get(timeout=POLL_S)
-                resources = {"num_nodes": placed.nodes, "ranks_per_node": 1}
-                step, launcher = str(placed.step), self._source.launcher
-                placed.task = executor.submit(run_step, resources, step, launcher, options)
+                placed.task = executor.submit(run_step, {}, str(placed.step), self._source.launcher, options)
             if time.monotonic() - looked_s >= (STATUS_S if self.ready_s is not None else STATUS_S / 4):
                 looked_s = time.monotonic()
                 self._check(executor)
 
-    def _check(self, executor: MPIExecutor) -> None:
+    def _check(self, executor: HighThroughputExecutor) -> None:
         status = executor.status().get("0")
         workers = [manager for manager in executor.connected_managers() if manager["active"]]
         if status is not None and status.terminal:
             self._note_end(self._why(status))
-        elif workers and self.ready_s is None:
+        elif workers and self._names is None:
+            self._names = executor.submit(node_names, {})
+        elif workers and self.ready_s is None and self._names is not None and self._names.done():
+            self.hosts = self._names.result()
             if self._source.held is None:  # workers may take minutes of the walltime to report
                 asked_s, left = time.monotonic(), seconds_left(self._source.scheduler, self.job_id or "")
                 self.end_s = asked_s + (self._source.settings.walltime_s - STATUS_S if left is None else left)
@@ -163,9 +172,14 @@ class Placed:
 
     step: Path
     allocation: HeldAllocation
-    nodes: int
+    hosts: tuple[str, ...]
     expected_end_s: float
     task: Future[int] | None = None
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes it has."""
+        return len(self.hosts)
 
     @property
     def is_over(self) -> bool:
@@ -188,7 +202,9 @@ class Pool:
         self._allocations: list[HeldAllocation] = []
         self._closing: list[HeldAllocation] = []
         self._steps: list[Placed] = []
-        self._count = self._failed_starts = 0
+        self._aside: Mapping[str, str] = {}
+        self._excluded: tuple[str, ...] = ()
+        self._count = self._failed_starts = self._short_of_nodes = 0
         self._at_a_time = source.allocations
 
     def place(self, waiting: Sequence[Waiting], now_s: float) -> dict[str, HeldAllocation]:
@@ -202,11 +218,33 @@ class Pool:
             self._request_more(left)
         return {token: ready[name] for token, name in placed.items()}
 
-    def start(self, step: Path, allocation: HeldAllocation, *, nodes: int, expected_end_s: float) -> Placed:
-        """Start a step in the allocation that `place` returned."""
-        placed = Placed(step=step, allocation=allocation, nodes=nodes, expected_end_s=expected_end_s)
+    def avoid(self, aside: Mapping[str, str], *, due: Collection[str]) -> None:
+        """Start no probe on these nodes, by name with the reason, from now on; request none of them that is not due."""
+        self._aside, self._excluded = aside, tuple(sorted(aside.keys() - set(due)))
+
+    def hosts(self, allocation: HeldAllocation, nodes: int) -> tuple[str, ...]:
+        """Return that many of an allocation's free nodes, for a probe that `place` has placed there."""
+        return self._free(allocation)[:nodes]
+
+    def free_allocation(self, host: str) -> HeldAllocation | None:
+        """Return the allocation in which nothing runs on a node; None where it is in none, or in use."""
+        ready = (one for one in self._allocations if one.ready_s is not None and one.ended_s is None)
+        return next((one for one in ready if host in one.hosts and host not in self._busy(one)), None)
+
+    def _busy(self, allocation: HeldAllocation) -> set[str]:
+        running = (step for step in self._steps if step.allocation is allocation and not step.is_over)
+        return {host for step in running for host in step.hosts}
+
+    def _free(self, allocation: HeldAllocation) -> tuple[str, ...]:
+        taken = self._busy(allocation) | self._aside.keys()
+        return tuple(host for host in allocation.hosts if host not in taken)
+
+    def start(self, step: Path, allocation: HeldAllocation, *, hosts: tuple[str, ...], expected_end_s: float) -> Placed:
+        """Start a step on nodes that `hosts` returned, in the allocation that `place` returned."""
+        placed = Placed(step=step, allocation=allocation, hosts=hosts, expected_end_s=expected_end_s)
         allocation.start(placed)
         self._steps.append(placed)
+        self._short_of_nodes = 0
         return placed
 
     def withdraw_requests(self) -> None:
@@ -226,12 +264,14 @@ class Pool:
         self._handler.close()
 
     def _room(self, allocation: HeldAllocation) -> Room:
+        """Return the room on the nodes that are not set aside, whose checks take none of it."""
         occupied = [
-            Occupied(step.expected_end_s, step.nodes)
+            Occupied(step.expected_end_s, len(set(step.hosts) - self._aside.keys()))
             for step in self._steps
             if step.allocation is allocation and not step.is_over
         ]
-        return Room(name=allocation.name, nodes=allocation.nodes, end_s=allocation.end_s, occupied=occupied)
+        nodes = len(set(allocation.hosts) - self._aside.keys())
+        return Room(name=allocation.name, nodes=nodes, end_s=allocation.end_s, occupied=occupied)
 
     def _drop_ended(self, now_s: float) -> None:
         """Give back allocations that have ended, or waited for too long."""
@@ -261,7 +301,7 @@ class Pool:
 
     def _limit_to(self, others: Collection[HeldAllocation], why: str) -> None:
         if not others:
-            raise NodesUnavailable(why, hint=f"see {self._folder}")
+            raise NodesUnavailable("; ".join((why, *self._aside.values())), hint=f"see {self._folder}")
         self._at_a_time = len(others)
         LOGGER.warning("%s; going on with %d allocations at a time", why, self._at_a_time)
 
@@ -271,7 +311,13 @@ class Pool:
             room = self._room(allocation)
             if room.occupied or any(room.holds(probe, now_s) for probe in left):
                 continue
-            if self._source.held is not None:
+            reasons = [self._aside[host] for host in allocation.hosts if host in self._aside]
+            if reasons and room.nodes < (least := min(probe.nodes for probe in left)):
+                self._short_of_nodes += 1
+                if self._source.held is not None or self._short_of_nodes >= MAX_FAILED_STARTS:
+                    few = f"{room.nodes} of the {len(allocation.hosts)} nodes are left for probes of {least} or more"
+                    raise NodesUnavailable(f"{few}: {'; '.join(reasons)}", hint=f"see {self._folder}")
+            elif self._source.held is not None:
                 raise NodesUnavailable("too little is left of the job's time for the probes that wait")
             self._give_back(allocation)
 
@@ -281,7 +327,8 @@ class Pool:
             return
         self._count += 1
         name = f"frontrunner-{self._count}"
-        self._allocations.append(HeldAllocation(self._source, name, self._folder / name))
+        source = replace(self._source, excluded=self._excluded)
+        self._allocations.append(HeldAllocation(source, name, self._folder / name))
 
 
 class Waiting(NamedTuple):

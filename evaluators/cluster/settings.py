@@ -66,10 +66,19 @@ THIS_MACHINE = "this-machine"
 """Scheduler of an allocation that is this machine alone, without any job."""
 
 _REQUEST_KEYS = {key for system in SCHEDULERS.values() for key in system.request}
-_STEP_KEYS = ("launcher", "launcher_options", "worker_init", "network_interface", "lifeline_s")
+_STEP_KEYS = (
+    "launcher", "launcher_options", "worker_init", "network_interface", "lifeline_s", "quarantine_after",
+    "quarantine_minutes",
+)  # fmt: skip
 """All others but the backend itself are for `parsl` alone."""
 _WORDS = ("account", "queue", "qos", "constraint", "select_options", "driver_address", "network_interface")
-_LEAST = {"nodes_per_allocation": 1, "allocations": 1, "processors_per_node": 1, "lifeline_s": 10}
+_LEAST = {
+    "nodes_per_allocation": 1,
+    "allocations": 1,
+    "processors_per_node": 1,
+    "lifeline_s": 10,
+    "quarantine_after": 0,
+}
 _WALLTIME = re.compile(r"(\d{1,3}):([0-5]\d):00")
 """Whole minutes: Slurm and LSF count in them."""
 _WORD = re.compile(r"[\w@%+=:,./&|*\[\]()-]+", re.ASCII)
@@ -125,6 +134,12 @@ class DispatchSettings:
     """Interface that ranks communicate over, as `hsn0`."""
     lifeline_s: float | None = None
     """The nodes of a probe end it when the driver has been silent for this long; at least 10, by default 60."""
+    quarantine_after: int | None = None
+    """A node on which this many attempts in a row were lost, hung, crashed or held up, while others did well, is set
+    aside; by default 2, and never with 0."""
+    quarantine_minutes: float | None = None
+    """After this time a node that was set aside is checked, and used again if it is fine; by default 30, and twice as
+    long each further time."""
 
     def __post_init__(self) -> None:
         for key, known in (("backend", BACKENDS), ("launcher", LAUNCHERS)):
@@ -175,13 +190,16 @@ def _check_value(key: str, value: Any) -> None:
         raise bad_value(f"dispatch.{key}", value, "a list of lines of printable text, none of them empty")
     if key in _LEAST:
         require_at_least("dispatch", _LEAST[key], **{key: value})
-    if key == "queue_limit_minutes":
-        require_above_zero("dispatch.queue_limit_minutes", value, "minutes above 0, or no entry")
+    if key in ("queue_limit_minutes", "quarantine_minutes"):
+        require_above_zero(f"dispatch.{key}", value, "minutes above 0, or no entry")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSource:
-    """How nodes are obtained: up to `allocations` at a time, of `nodes` each, or as the job `held` by the driver."""
+    """How nodes are obtained: up to `allocations` at a time, of `nodes` each, or as the job `held` by the driver.
+
+    Nodes by the names in `excluded` are not wanted, which only Slurm can be told.
+    """
 
     scheduler: str
     nodes: int
@@ -189,6 +207,7 @@ class NodeSource:
     launcher: str
     settings: DispatchSettings
     held: Allocation | None = None
+    excluded: tuple[str, ...] = ()
     seconds_left: float | None = None
 
 
