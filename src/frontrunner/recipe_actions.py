@@ -201,7 +201,7 @@ def step_variant(recipe: Recipe, spec: CampaignSpec, changes: Mapping[str, Choic
 
 
 def step_choices(recipe: Recipe, spec: CampaignSpec) -> dict[str, list[Choice]]:
-    """Return the values of each dimension of `LocalStore.step` that leave a recipe legal, one at a time."""
+    """Return the values that each dimension of `LocalStore.step` can take in a legal recipe, the others as they are."""
     layers = spec.problem.model.layers
     listed: dict[str, Sequence[Choice]] = {
         "schedule": SCHEDULES,
@@ -210,7 +210,8 @@ def step_choices(recipe: Recipe, spec: CampaignSpec) -> dict[str, list[Choice]]:
         "micro_batch_seqs": divisors(recipe.global_batch_seqs),
     }
     return {
-        name: [value for value in values if isinstance(step_variant(recipe, spec, {name: value}), Recipe)]
+        # Without a pipeline a schedule changes nothing.
+        name: [value for value in values if getattr(step_variant(recipe, spec, {name: value}), name, None) == value]
         for name, values in listed.items()
     }
 
