@@ -91,7 +91,7 @@ def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any], *, 
                 hint = f"without `add`, {key} becomes a limit"
                 raise InvalidInput(f"campaign {record.name} has no limit of {key} to add to", hint=hint)
         limits = {key: getattr(now, key) + value for key, value in limits.items()}
-    price = spec.problem.cluster.dearest_node_hour
+    price = spec.problem.cluster.dearest_node_hour()
     if now.cost is not None and price is not None and "cost" in limits:
         if now.node_hours == now.cost / price:  # which follows from it
             now = replace(now, node_hours=None)

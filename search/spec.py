@@ -191,7 +191,7 @@ class CampaignSpec:
             raise bad_value("search.probe_nodes", fewer, expected)
         self._check_groups()
         self._limit_cost()
-        if "tokens_per_cost" in search.objectives and self.problem.cluster.dearest_node_hour is None:
+        if "tokens_per_cost" in search.objectives and self.problem.cluster.dearest_node_hour() is None:
             raise bad_value("search.objectives", list(search.objectives), f"{self._price} beside it")
         if self.evaluator != IMPORTED:  # rows of a table, which nothing evaluates
             require_evaluator_name(self.evaluator)
@@ -251,7 +251,7 @@ class CampaignSpec:
         """Make a price of the probes a limit of their node-hours: of several groups, at the dearest one's price."""
         if (cost := self.budget.cost) is None:
             return
-        if (price := self.problem.cluster.dearest_node_hour) is None:
+        if (price := self.problem.cluster.dearest_node_hour()) is None:
             raise bad_value("budget.cost", cost, f"{self._price} beside it")
         hours = min(cost / price, self.budget.node_hours or math.inf)
         object.__setattr__(self, "budget", replace(self.budget, node_hours=hours))

@@ -158,24 +158,22 @@ class Cluster:
         """Nodes * devices_per_node, summed over the groups where there are some."""
         return sum(one.devices for one in self.group) or self.nodes * self.devices_per_node
 
-    @property
     def parts(self) -> tuple[Cluster, ...]:
-        """Its groups; itself where it has none."""
+        """Return its groups; itself where it has none."""
         return self.group or (self,)
 
     def describe(self) -> str:
         """Return nodes and devices: `2 nodes of 8 x H100`, those of each group after its name."""
-        named = {f"{one.name}: " if self.group else "": one for one in self.parts}
+        named = {f"{one.name}: " if self.group else "": one for one in self.parts()}
         each = (
             f"{name}{one.nodes:,} node{'s' if one.nodes > 1 else ''} of {one.devices_per_node} x {one.device}"
             for name, one in named.items()
         )
         return ", ".join(each)
 
-    @property
     def dearest_node_hour(self) -> float | None:
-        """The highest price of a node for an hour; None where one is not stated."""
-        prices = [one.price_per_node_hour for one in self.parts]
+        """Return the highest price of a node for an hour; None where one is not stated."""
+        prices = [one.price_per_node_hour for one in self.parts()]
         return None if None in prices else max(price for price in prices if price is not None)
 
     @property

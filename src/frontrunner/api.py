@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,7 @@ def changed_since_launch(campaign: str | None = None, *, store: str | None = Non
 
 
 def _by_section(spec: CampaignSpec) -> dict[str, object]:
-    problem = dict(vars(spec.problem))
+    problem = {one.name: getattr(spec.problem, one.name) for one in fields(spec.problem)}
     sections = {key: problem.pop(key) for key in ("model", "cluster", "software")}
     return {**vars(spec), **sections, "problem": problem}
 

@@ -107,6 +107,7 @@ def _fill_cluster(given: Table, base: Path) -> Table:
     """Complete a [cluster] by its preset, file or device; a device that ships is named by its key."""
     if given.get("group"):
         return _uneven_cluster(given, base)
+    given = {key: value for key, value in given.items() if key != "group" or value not in ([], ())}
     found = _with_figures(dict(given), base)
     known = presets.known_device(str(found.get("device", "")))
     return found if known is None else found | {"device": known["device"]}

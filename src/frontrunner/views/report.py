@@ -136,7 +136,7 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
     """Return the facts under the best recipe: what was asked, what was done, and what is left to gain."""
     campaign, problem = collected.campaign, collected.problem
     model, cluster = problem.model, problem.cluster
-    machines = "; ".join(_machine(one, problem.precision) for one in cluster.parts)
+    machines = "; ".join(_machine(one, problem.precision) for one in cluster.parts())
     kinds = Counter(ended.outcome for ended in collected.final_failures)
     failed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) or "none failed"
     budget = spec.budget
