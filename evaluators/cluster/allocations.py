@@ -55,7 +55,8 @@ MAX_FAILED_STARTS = 3
 class HeldAllocation(ABC):
     """An allocation from its request to its end.
 
-    Once known: `job_id` and `queued_s` (the batch system had accepted the request), `ready_s` (the workers had
+    Once known: `job_id` and `queued_s` (the batch system had accepted the request), `hosts` (the nodes' names, where
+    the engine states them: those of `cluster/agent.py`'s reports), `ready_s` (the workers had
     reported), `end_s` (when its time is up), `ended_s` (it was found to have ended), and `why`; `waits_for` is
     what a request lacks, if the engine says so.
     """
@@ -63,6 +64,7 @@ class HeldAllocation(ABC):
     def __init__(self, source: NodeSource, name: str, folder: Path) -> None:
         self.name = name
         self.nodes = source.nodes
+        self.hosts: tuple[str, ...] = ()
         self.job_id: str | None = None
         self.queued_s = math.inf
         self.ready_s: float | None = None

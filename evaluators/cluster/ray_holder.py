@@ -251,7 +251,10 @@ class Holder:
     # Steps
 
     def _start(self, path: Path, count: int) -> None:
-        free = [node for node in self._nodes if node.name is not None and node.step is None][:count]
+        free = [node for node in self._nodes if node.name is not None and node.step is None]
+        if hosts := (read_json(path) or {}).get("hosts"):  # a step that names its nodes
+            free = [node for name in hosts for node in free if node.name == name]
+        free = free[:count]
         step = RunningStep(path=path, nodes=free)
         if len(free) < count:
             why = f"{count} nodes are needed, and {len(free)} are left"
