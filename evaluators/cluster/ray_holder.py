@@ -35,6 +35,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from frontrunner.evaluators.cluster.agent import StepFolder
 from frontrunner.evaluators.cluster.ray_agent import FILES_GROUP, LIFE_GROUP, Change, RayAgent, data_files, own_versions
 from frontrunner.evaluators.cluster.settings import RAY_LOCAL, why_unreachable
+from frontrunner.evaluators.probe.files import read_json
 from frontrunner.evaluators.probe.run_folder import MEETING, STEP
 from frontrunner.spaces.document import write_bytes
 
