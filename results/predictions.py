@@ -1,16 +1,16 @@
 """Predictions and outlooks in a campaign's events.
 
 A prediction is a recipe's expected rate, from probes on fewer nodes. An outlook is what a strategy expects of further
-probes. No ranking contains either.
+probes, a proposal what it expected of the recipe that it chose. No ranking contains any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, false, func, or_, select
 
 from frontrunner.results.outcome import RecipeStats
 from frontrunner.results.records import SMALL_CAMPAIGN, Campaign, Event, Figures, Outlook
@@ -25,6 +25,8 @@ PREDICTION = "prediction"
 SMALL_SCALE = "small_scale"
 FIGURES = ("tokens_per_s", "low", "high", "chance")
 OUTLOOK = "outlook"
+PROPOSED = "proposed"
+"""Event of a recipe that was chosen by a forecast; its data names the `trial` and has the fields of `Expected`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,45 @@ class SmallScale:
         """Mean of |predicted / measured - 1| over the confirmed ones; None where there is none."""
         errors = [abs(one.error) for one in self.predicted if one.error is not None]
         return sum(errors) / len(errors) if errors else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What a strategy expected of a recipe when it chose it.
+
+    `expected_improvement` is the mean gain, as an `Outlook`'s, None before the first measurement; `chance` is that to
+    run at all.
+    """
+
+    tokens_per_s: float
+    chance: float
+    expected_improvement: float | None
+    of_front: bool = False
+
+
+def expected_of(store: Store, campaign_id: int, trials: Collection[int] | None) -> dict[int, Expected]:
+    """Return what was expected of a few trials, given by their numbers (None: of all), where a strategy said so."""
+    mine = [EventRow.campaign_id == campaign_id, EventRow.kind == PROPOSED]
+    if trials is not None:
+        named = [EventRow.data_json.endswith(f'"trial":{number}}}') for number in trials]  # the last of its keys
+        mine.append(or_(false(), *named))
+    with store.database.read() as connection:
+        return dict(_expected(event) for event in values(connection, Event, *mine))
+
+
+def _expected(event: Event) -> tuple[int, Expected]:
+    def read() -> tuple[int, Expected]:
+        data: Mapping[str, Any] = event.data
+        gain = data["expected_improvement"]
+        expected = Expected(
+            tokens_per_s=float(data["tokens_per_s"] or 0.0),
+            chance=float(data["chance"] or 0.0),
+            expected_improvement=None if gain is None else float(gain),
+            of_front=bool(data["of_front"]),
+        )
+        return int(data["trial"]), expected
+
+    return interpreted(EventRow, event.id, "data_json", read)
 
 
 def prediction_data(predicted: Predicted) -> dict[str, str | float]:

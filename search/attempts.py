@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from frontrunner.evaluators.cluster.agent import OrphanedSteps, was_interrupted
@@ -19,6 +19,7 @@ from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOr
 from frontrunner.evaluators.registry import make_evaluator
 from frontrunner.results.nodes import CHECKED, SET_ASIDE, node_ledger
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.predictions import PROPOSED, Expected
 from frontrunner.results.prior_results import CUT, REUSED, trials_noted
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.provenance import collect
@@ -26,6 +27,7 @@ from frontrunner.results.records import Attempt, Campaign, Trial, timestamp
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.search.budget import BudgetTracker
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.listener import Listener, RunningProbe, View
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.warm_start import ReusableResult
@@ -118,6 +120,8 @@ class CampaignSession:
     """A campaign that this process drives; `running` are its attempts under way, by token."""
 
     evaluator: Evaluator
+    takes_changes = True
+    """Whether a budget that is changed meanwhile limits it."""
 
     def __init__(
         self,
@@ -139,14 +143,14 @@ class CampaignSession:
             spec.budget,
             driver_seconds=as_left.driver_seconds,
             node_seconds=as_left.node_seconds_spent,
-            nodes=spec.problem.cluster.nodes,
+            nodes=max(own.cluster.nodes for own in spec.problem.by_group.values()),
         )
         self.view = View(
             name=campaign.name,
             strategy=spec.search.strategy,
             legal_recipes=len(survey.recipes),
             figures=campaign.figures,
-            divisor=lambda recipe: spec.problem.divisor(spec.search.objectives[0], recipe.devices),
+            divisor=lambda recipe: spec.problem.divisor(spec.search.objectives[0], recipe),
         )
         self.listener = listener
         self.retries = RetryPolicy(spec.search.identical_failures)
@@ -155,6 +159,7 @@ class CampaignSession:
         with store.read(campaign) as (connection, found):
             self._nodes = node_ledger(connection, found)
         self._avoided: dict[str, str] = {}
+        self._spec_as_read = as_left.spec_json
         self._fenced = fenced_here(former, spec.run_folder)
 
     def begin(self) -> None:
@@ -162,15 +167,19 @@ class CampaignSession:
         self.writer.set_state(CampaignState.RUNNING, reason="")
         lease = self._lease
         self.writer.event("launched" if lease.epoch == 1 else "resumed", driver=f"{lease.host}:{lease.pid}")
-        data = training_data(self._spec.data) if self._spec.evaluator == "probe" else None
+        data = training_data(self._spec.data) if self._spec.evaluator == "probe" else ()
         self.writer.record_provenance(collect(self._spec.problem.cluster.device, data))
         self.evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())
 
     def keep(self) -> None:
-        """Renew the lease and charge the time, if the last time is more than `RENEW_S` ago."""
+        """Renew the lease, charge the time and take in a changed budget, if the last time is over `RENEW_S` ago."""
         if self.budget.uncharged_s > RENEW_S:
             self.writer.renew()
             self.writer.add_driver_seconds(self.budget.charge())
+            stored = self._store.campaign(self._campaign.name)
+            if stored.spec_json != self._spec_as_read and self.takes_changes:
+                self._spec_as_read = stored.spec_json
+                self.budget.change(stored_spec(stored).budget)
 
     def close(self, state: CampaignState, reason: str) -> None:
         """Charge the rest of the time, record overtime, and release the lease."""
@@ -193,9 +202,8 @@ class CampaignSession:
 
     def refresh_limits(self) -> None:
         """Bring the view's limits up to date."""
-        spent = self.budget.spent(self.running.values())
-        self.view.limits = spent.limits(self._spec.budget)
-        self.view.seconds_left = spent.seconds_left(self._spec.budget)
+        self.view.limits = self.budget.limits(self.running.values())
+        self.view.seconds_left = self.budget.seconds_left(self.running.values())
 
     def settle_earlier(self) -> None:
         """Store the outcomes, or the loss, of attempts that earlier drivers left under way."""
@@ -220,9 +228,9 @@ class CampaignSession:
             self._store_outcome(attempt, trial, outcome, is_cut=is_cut, blames_nodes=blames_nodes)
             self.notice("harvested" if found else "lost", **_about(trial))
 
-    def start(self, chosen: Trial | Recipe) -> None:
-        """Start one probe: of a waiting trial, a new recipe, or a measured one again."""
-        trial, folder, attempt = self.writer.atomically(lambda: self._begin_attempt(chosen))
+    def start(self, chosen: Trial | Recipe, expected: Expected | None = None) -> None:
+        """Start one probe: of a waiting trial, a new recipe of which this is `expected`, or a measured one again."""
+        trial, folder, attempt = self.writer.atomically(lambda: self._begin_attempt(chosen, expected))
         # With several objectives a slower recipe may be the best in others.
         best = self.view.best if len(self._spec.search.objectives) == 1 else None
         share = 1.0 if best is None else self.view.divisor(trial.recipe) / self.view.divisor(best.recipe)
@@ -238,14 +246,16 @@ class CampaignSession:
         self.evaluator.start(order)
         self.listener.probe_began(self.view, trial.number, trial.recipe)
 
-    def _begin_attempt(self, chosen: Trial | Recipe) -> tuple[Trial, Path, Attempt]:
+    def _begin_attempt(self, chosen: Trial | Recipe, expected: Expected | None) -> tuple[Trial, Path, Attempt]:
         if isinstance(chosen, Trial):
             trial = chosen
         else:
             trial = self.writer.propose(recipe_id(self._spec.problem, chosen), chosen)
-            if trial.state is TrialState.MEASURED:
+            if trial.state in (TrialState.MEASURED, TrialState.FAILED):
                 self.notice("repeat", **_about(trial))
                 trial = self.writer.repeat(trial)
+            elif expected is not None:
+                self.writer.event(PROPOSED, trial=trial.number, **asdict(expected))
         folder = _new_folder(self._spec.run_folder, trial)
         return trial, folder, self.writer.start_attempt(trial, run_folder=str(folder))
 

@@ -17,7 +17,7 @@ from frontrunner.spaces.space import Survey
 from frontrunner.spaces.variants import AROUND
 
 if TYPE_CHECKING:
-    from frontrunner.results.predictions import Predicted
+    from frontrunner.results.predictions import Expected, Predicted
 
 TOKENS_ALONE = ("tokens",)
 FORECASTERS = ("guided",)
@@ -69,6 +69,9 @@ class Forecaster(Strategy, Protocol):
 
     def worth_repeating(self) -> Recipe | None:
         """Return a measured recipe that is worth measuring again before a new one, or None."""
+
+    def expected(self, recipe: Recipe) -> Expected | None:
+        """Return what it expected of a recipe when it proposed it; None for one that it did not propose."""
 
     def forecasts(self, count: int) -> list[Predicted]:
         """Predict the `count` recipes of the highest expected tokens/s; none before the first outcome."""

@@ -39,6 +39,9 @@ class Forecaster(Listed):
     def worth_repeating(self) -> Recipe | None:
         return self._wish(self)
 
+    def expected(self, recipe: Recipe) -> None:
+        return None
+
     def forecasts(self, count: int) -> list[Any]:
         raise NotImplementedError
 

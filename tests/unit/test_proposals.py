@@ -66,6 +66,9 @@ class Remembers(Misbehaving):
     def worth_repeating(self) -> Recipe | None:
         return None
 
+    def expected(self, recipe: Recipe) -> None:
+        return None
+
     def forecasts(self, count: int) -> list[Any]:
         return []
 
