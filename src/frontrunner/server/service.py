@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from threading import Lock
 from typing import Annotated, Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
@@ -17,6 +18,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
+from frontrunner.results.explore import TrialTable
+from frontrunner.results.records import Campaign
 from frontrunner.results.store import open_store
 from frontrunner.server.auth import ROLE, LoginLinks, Role, make_tokens
 from frontrunner.server.drivers import Drivers, Replays
@@ -24,6 +27,7 @@ from frontrunner.server.errors import STATUS_OF, Forbidden
 from frontrunner.server.requests import API
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, did_you_mean, shown_key
+from frontrunner.spaces.recipe import Choice
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import invalid_input
 from frontrunner.store import LocalStore
@@ -35,7 +39,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 SLOW_THREADS = 2
 REPORT_TTL_S = 10.0
 """How long what was read for a report serves its figures too: a client asks for each of them by itself."""
-MOST_REPORTED = 2
+MOST_REPORTED, MOST_EXPLORED = 2, 8
 TITLES = {403: "Not allowed", 404: "Not found"}
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">
@@ -59,6 +63,8 @@ class Service:
         self.slow_work, self.starts = anyio.CapacityLimiter(SLOW_THREADS), anyio.CapacityLimiter(SLOW_THREADS)
         self.streams = anyio.CapacityLimiter(limits.streams)
         self.cache = Cache(limits.cache_s, limits.cache_bytes)
+        self._explored: LRUCache[tuple[int, str], TrialTable] = LRUCache(MOST_EXPLORED)
+        self._explored_lock = Lock()
         self._surveys: LRUCache[str, Survey] = LRUCache(MOST_REPORTED)
         self._reported: TTLCache[tuple[str, str], Reported] = TTLCache(
             MOST_REPORTED, min(REPORT_TTL_S, 10 * limits.cache_s)
@@ -70,6 +76,14 @@ class Service:
         if found is None:
             found = self._reported[campaign, version] = reported(self.store, campaign, self._surveys)
         return found
+
+    def trials(self, campaign: Campaign, own_knobs: Mapping[str, Choice]) -> TrialTable:
+        """Return the columns of a campaign's trials, which are read once and then kept up to date."""
+        with self._explored_lock:
+            key = (campaign.id, campaign.created_at)
+            if key not in self._explored:
+                self._explored[key] = TrialTable(campaign, own_knobs)
+            return self._explored[key]
 
     async def slowly(self, work: Callable[[], T], *, starts: bool = False) -> T:
         """Run work that takes seconds on a thread of its own: no question, and no start, waits for the others."""
