@@ -45,7 +45,7 @@ FIGURES = (
 """Numbers of a standing, not a number where the recipe has none."""
 RANK, NUMBER = "rank", "number"
 _DEGREES = [one.name for one in fields(Sharding)]
-_PLAIN = [one for one in DIMENSIONS.values() if one.kind in ("count", "flag", "choice")]
+_PLAIN = [one for one in DIMENSIONS.values() if one.kind in ("count", "flag", "choice", "name")]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class TrialState(StrEnum):
     QUEUED = "queued"  # -> running
     RUNNING = "running"  # -> measured | failed | queued (another attempt follows)
     MEASURED = "measured"  # -> queued (it is measured once more; until then its measurements rank)
-    FAILED = "failed"  # final
+    FAILED = "failed"  # -> queued (a person asks for it again)
 
 
 class AttemptState(StrEnum):

@@ -122,9 +122,9 @@ class Store:
             self._refuse_taken(connection, name)
             self._change(connection, found, "renamed", {"earlier": campaign, "name": name}, name=name)
 
-    def respecify(self, campaign: str, spec_json: str, kind: str, data: Mapping[str, object]) -> None:
-        """Give a campaign that no driver holds another specification, and record that as an event."""
-        with self.alone(campaign) as (connection, found):
+    def respecify(self, campaign: str, spec_json: str, kind: str, data: Mapping[str, object], *, driven: bool) -> None:
+        """Give a campaign another specification, also one that is `driven`, and record that as an event."""
+        with self.alone(campaign, driven=driven) as (connection, found):
             self._change(connection, found, kind, data, spec_json=spec_json)
 
     def _change(
@@ -143,12 +143,13 @@ class Store:
             )
 
     @contextmanager
-    def alone(self, name: str) -> Iterator[tuple[Connection, Campaign]]:
-        """Open a transaction that changes a campaign as a whole; raises `AlreadyDriven` while a driver holds it."""
+    def alone(self, name: str, *, driven: bool = False) -> Iterator[tuple[Connection, Campaign]]:
+        """Open a transaction that changes a campaign as a whole; raises `AlreadyDriven` if it may not be `driven`."""
         with self.database.write(whole_store=True) as connection:
             connection.execute(select(CampaignRow.id).where(CampaignRow.name == name).with_for_update())
             found = self._named(connection, name)
-            refuse_driven(self.database, connection, name)
+            if not driven:
+                refuse_driven(self.database, connection, name)
             yield connection, found
 
     @contextmanager

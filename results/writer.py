@@ -198,8 +198,9 @@ class CampaignWriter:
 
     @atomic
     def repeat(self, trial: Trial) -> Trial:
-        """Queue a measured trial for one more measurement; those that it has stay and rank."""
-        self._move_trial(trial.id, TrialState.MEASURED, TrialState.QUEUED)
+        """Queue a trial that has ended for one more measurement; those that it has stay and rank."""
+        ended = TrialState.FAILED if trial.state is TrialState.FAILED else TrialState.MEASURED
+        self._move_trial(trial.id, ended, TrialState.QUEUED)
         return replace(trial, state=TrialState.QUEUED)
 
     @atomic

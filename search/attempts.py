@@ -25,6 +25,7 @@ from frontrunner.results.records import Attempt, Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.search.budget import BudgetTracker
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.listener import Listener, RunningProbe, View
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.warm_start import ReusableResult
@@ -117,6 +118,8 @@ class CampaignSession:
     """A campaign that this process drives; `running` are its attempts under way, by token."""
 
     evaluator: Evaluator
+    takes_changes = True
+    """Whether a budget that is changed meanwhile limits it."""
 
     def __init__(
         self,
@@ -138,19 +141,20 @@ class CampaignSession:
             spec.budget,
             driver_seconds=as_left.driver_seconds,
             node_seconds=as_left.node_seconds_spent,
-            nodes=spec.problem.cluster.nodes,
+            nodes=max(own.cluster.nodes for own in spec.problem.by_group.values()),
         )
         self.view = View(
             name=campaign.name,
             strategy=spec.search.strategy,
             legal_recipes=len(survey.recipes),
             figures=campaign.figures,
-            divisor=lambda recipe: spec.problem.divisor(spec.search.objectives[0], recipe.devices),
+            divisor=lambda recipe: spec.problem.divisor(spec.search.objectives[0], recipe),
         )
         self.listener = listener
         self.retries = RetryPolicy(spec.search.identical_failures)
         self.running: dict[str, RunningAttempt] = {}
         self._store, self._campaign, self._spec = store, campaign, spec
+        self._spec_as_read = as_left.spec_json
         self._fenced = fenced_here(former, spec.run_folder)
 
     def begin(self) -> None:
@@ -158,15 +162,19 @@ class CampaignSession:
         self.writer.set_state(CampaignState.RUNNING, reason="")
         lease = self._lease
         self.writer.event("launched" if lease.epoch == 1 else "resumed", driver=f"{lease.host}:{lease.pid}")
-        data = training_data(self._spec.data) if self._spec.evaluator == "probe" else None
+        data = training_data(self._spec.data) if self._spec.evaluator == "probe" else ()
         self.writer.record_provenance(collect(self._spec.problem.cluster.device, data))
         self.evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())
 
     def keep(self) -> None:
-        """Renew the lease and charge the time, if the last time is more than `RENEW_S` ago."""
+        """Renew the lease, charge the time and take in a changed budget, if the last time is over `RENEW_S` ago."""
         if self.budget.uncharged_s > RENEW_S:
             self.writer.renew()
             self.writer.add_driver_seconds(self.budget.charge())
+            stored = self._store.campaign(self._campaign.name)
+            if stored.spec_json != self._spec_as_read and self.takes_changes:
+                self._spec_as_read = stored.spec_json
+                self.budget.change(stored_spec(stored).budget)
 
     def close(self, state: CampaignState, reason: str) -> None:
         """Charge the rest of the time, record overtime, and release the lease."""
@@ -189,9 +197,8 @@ class CampaignSession:
 
     def refresh_limits(self) -> None:
         """Bring the view's limits up to date."""
-        spent = self.budget.spent(self.running.values())
-        self.view.limits = spent.limits(self._spec.budget)
-        self.view.seconds_left = spent.seconds_left(self._spec.budget)
+        self.view.limits = self.budget.limits(self.running.values())
+        self.view.seconds_left = self.budget.seconds_left(self.running.values())
 
     def settle_earlier(self) -> None:
         """Store the outcomes, or the loss, of attempts that earlier drivers left under way."""
@@ -237,7 +244,7 @@ class CampaignSession:
             trial = chosen
         else:
             trial = self.writer.propose(recipe_id(self._spec.problem, chosen), chosen)
-            if trial.state is TrialState.MEASURED:
+            if trial.state in (TrialState.MEASURED, TrialState.FAILED):
                 self.notice("repeat", **_about(trial))
                 trial = self.writer.repeat(trial)
             elif expected is not None:

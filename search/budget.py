@@ -84,12 +84,21 @@ class BudgetTracker:
     ) -> None:
         """`driver_seconds` and `node_seconds` are those of earlier drivers; a probe takes at most `nodes`."""
         self.probes, self.node_seconds = 0, node_seconds
-        self._budget, self._nodes = budget, nodes
-        limit_s = 60 * budget.minutes if budget.hard and budget.minutes is not None else math.inf
-        self._may_begin = driver_seconds + CUT_S < limit_s
-        self._chargeable_s = limit_s - driver_seconds if self._may_begin else 0.0
+        self._nodes = nodes
         self._earlier_s, self._charged_s = driver_seconds, 0.0
         self._began_s = self._last_charge_s = time.monotonic()
+        self.change(budget)
+
+    def change(self, budget: Budget) -> None:
+        """Go by another budget from now on; what was charged stays charged."""
+        self._budget = budget
+        limit_s = 60 * budget.minutes if budget.hard and budget.minutes is not None else math.inf
+        self._may_begin = self._earlier_s + CUT_S < limit_s
+        self._chargeable_s = max(self._charged_s, limit_s - self._earlier_s) if self._may_begin else self._charged_s
+
+    def limits(self, running: Collection[RunningAttempt] = ()) -> tuple[Limit, ...]:
+        """Return the budget's limits with what is used of each, counting what runs."""
+        return self.spent(running).limits(self._budget)
 
     def _driven_s(self) -> float:
         return min(time.monotonic() - self._began_s, self._chargeable_s)
@@ -118,6 +127,10 @@ class BudgetTracker:
             driver_seconds=self._earlier_s + self._driven_s(),
             node_seconds=self.node_seconds + sum(attempt.node_seconds for attempt in running),
         )
+
+    def seconds_left(self, running: Collection[RunningAttempt]) -> float | None:
+        """Return the driving time until the first limit is reached at the pace so far; None while none is known."""
+        return self.spent(running).seconds_left(self._budget)
 
     def used_up(self, running: Collection[RunningAttempt]) -> Limit | None:
         """Return the limit that is used up, counting what runs; a hard budget must leave room for one more probe."""

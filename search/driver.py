@@ -5,7 +5,7 @@ Its only writer: each outcome is on disk before it is in the store, and in the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
@@ -22,8 +22,8 @@ from frontrunner.results.store import Store
 from frontrunner.search.attempts import CampaignSession, RunningAttempt
 from frontrunner.search.budget import IN_A_ROW, STOPPING, Limit, StopRule
 from frontrunner.search.listener import Ended, Listener
-from frontrunner.search.proposals import Proposals
-from frontrunner.search.spec import CampaignSpec
+from frontrunner.search.proposals import Asked, Proposals
+from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.search.strategy import TOKENS_ALONE, Outlook
 from frontrunner.search.warm_start import PriorResults, prior_results
 from frontrunner.spaces.document import recipe_id
@@ -54,7 +54,7 @@ class Conclusion(Displayed):
 class Driver:
     """Drives one campaign. `run` may be called once; `stop`, `pause` and `kill` may be called from a signal handler."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - of a store, how it is driven and watched
         self,
         *,
         store: Store,
@@ -63,12 +63,19 @@ class Driver:
         listener: Listener | None = None,
         survey: Survey | None = None,
         prior: PriorResults | None = None,
+        asked: Sequence[Recipe] = (),
     ) -> None:
-        """`survey` is the space's, where the caller has it already; `prior` is what earlier campaigns found."""
+        """`survey` is the space's, where the caller has it already; `prior` is what earlier campaigns found.
+
+        With `asked` it measures these recipes, whatever the budget, and leaves the campaign in the state that it had.
+        """
         self._store, self._campaign, self._spec = store, campaign, spec
         self._listener = listener or Listener()
         self._survey = survey or spec.survey()
         self._prior = prior or PriorResults()
+        self._asked = tuple(asked)
+        if asked:
+            self._spec = replace(spec, budget=Budget())
         self._stop_rule = StopRule(spec.search.stop_below_improvement)
         self._wants_stop = self._wants_pause = self._wants_kill = False
         self._announced: tuple[CampaignState, bool] | None = None
@@ -95,8 +102,14 @@ class Driver:
     def run(self, *, take_over: bool = False) -> Conclusion:
         """Drive until the campaign ends, is paused or is stopped; raises `AlreadyDriven`, or `FrontrunnerError`."""
         self._session = session = CampaignSession(
-            self._store, self._campaign, self._spec, self._survey, self._listener, take_over=take_over
+            self._store,
+            self._campaign,
+            self._spec,
+            self._survey,
+            self._listener,
+            take_over=take_over,
         )
+        session.takes_changes = not self._asked
         state, reason = CampaignState.FAILED, "the driver was interrupted"
         try:
             session.begin()
@@ -116,7 +129,7 @@ class Driver:
             measured=session.view.measured,
             last_failure=next(reversed(session.retries.alike), None) if state is CampaignState.PAUSED else None,
             outlook=session.view.outlook,
-            limits=session.budget.spent().limits(self._spec.budget),
+            limits=session.budget.limits(),
             objectives=self._spec.search.objectives,
             trainer=self._spec.trainer,
         )
@@ -172,13 +185,17 @@ class Driver:
         search = self._spec.search
         if self._spec.evaluator == "table":  # its rows say what ran
             search = replace(search, prune_infeasible=False)
-        self._proposals = Proposals(
-            search=search,
-            survey=self._survey,
-            told=told,
-            notice=session.notice,
-            evidence=self._prior.evidence,
-        )
+        self._proposals: Proposals | Asked
+        if self._asked:
+            self._proposals = Asked(self._asked)
+        else:
+            self._proposals = Proposals(
+                search=search,
+                survey=self._survey,
+                told=told,
+                notice=session.notice,
+                evidence=self._prior.evidence,
+            )
         by_recipe = {trial.recipe: trial for trial in trials}
         for recipe, outcome in told:
             session.view.count(_ended(by_recipe[recipe], outcome))
@@ -186,7 +203,8 @@ class Driver:
         lost = Failure(kind=FailureKind.LOST, message="lost each time it was tried")
         for trial in trials:
             if trial.state is TrialState.QUEUED:
-                self._proposals.put_back(trial)
+                if not self._asked:
+                    self._proposals.put_back(trial)
                 continue
             self._proposals.leave_out(trial.recipe)
             if trial.recipe not in known:
@@ -209,7 +227,9 @@ class Driver:
             if (again := self._proposals.again()) is not None:
                 session.start(again)
                 continue
-            if (enough := self._stop_rule.why_stop(session.budget.spent().limits(self._spec.budget))) is not None:
+            if self._asked:
+                return self._as_left
+            if (enough := self._stop_rule.why_stop(session.budget.limits())) is not None:
                 return CampaignState.FINISHED, enough
             if (new := self._proposals.new()) is None:
                 return CampaignState.FINISHED, self._all_tried
@@ -219,6 +239,14 @@ class Driver:
                 session.start(new, self._proposals.expected(new))
             session.keep()  # reused results may follow one another for longer than a lease lasts
         return ending
+
+    @property
+    def _as_left(self) -> Ending:
+        """The state before what was asked for was measured; that of a driver that was killed is `stopped`."""
+        state, reason = self._campaign.state, self._campaign.state_reason
+        if state in (CampaignState.CREATED, CampaignState.RUNNING):
+            return CampaignState.STOPPED, "its driver was killed; since then recipes were measured as asked"
+        return state, reason
 
     def _why_end(self, running: Collection[RunningAttempt]) -> Ending | None:
         """Return the ending for which nothing at all is started in addition to `running`, or None."""
@@ -301,10 +329,16 @@ def run_campaign(  # noqa: PLR0913 - of a store, how it is driven and watched
     listener: Listener | None = None,
     on_driver: OnDriver | None = None,
     take_over: bool = False,
+    asked: Sequence[Recipe] = (),
 ) -> Conclusion:
-    """Drive a stored campaign, with what earlier campaigns of the store found, until it ends or is stopped."""
-    prior = prior_results(store, campaign, spec)
-    driver = Driver(store=store, campaign=campaign, spec=spec, listener=listener, survey=survey, prior=prior)
+    """Drive a stored campaign, with what earlier campaigns of the store found, until it ends or is stopped.
+
+    With `asked` these recipes are measured, and nothing else is.
+    """
+    prior = PriorResults() if asked else prior_results(store, campaign, spec)
+    driver = Driver(
+        store=store, campaign=campaign, spec=spec, listener=listener, survey=survey, prior=prior, asked=asked
+    )
     if on_driver is not None:
         on_driver(driver)
     return driver.run(take_over=take_over)

@@ -16,7 +16,7 @@ from frontrunner.evaluators.analytic.estimates import surely_too_large
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.predictions import Expected
 from frontrunner.results.records import Trial
-from frontrunner.search.spec import SearchSettings
+from frontrunner.search.spec import MOST_MEASUREMENTS, SearchSettings
 from frontrunner.search.strategy import (
     LOOK_AT_ALL,
     TOKENS_ALONE,
@@ -32,7 +32,6 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
 FALLBACK = "random"
-MOST_MEASUREMENTS = 5
 
 Notice = Callable[..., None]
 
@@ -87,7 +86,7 @@ class Proposals:
 
     def _told(self, recipe: Recipe, outcome: Outcome) -> Told:
         if isinstance(outcome, Measurement):
-            divisor = self._survey.problem.divisor(self._search.objectives[0], recipe.devices)
+            divisor = self._survey.problem.divisor(self._search.objectives[0], recipe)
             outcome = replace(outcome, tokens_per_s=outcome.tokens_per_s / divisor)
         return Told(recipe=recipe, outcome=outcome)
 
@@ -107,7 +106,9 @@ class Proposals:
         """Return a trial that waits for another attempt, or a measured recipe that the strategy wants repeated."""
         if self._waiting:
             return self._waiting.popleft()
-        recipe = self._call("worth_repeating") if self.remembers else None
+        recipe = self._measured_too_little()
+        if recipe is None and self.remembers:
+            recipe = self._call("worth_repeating")
         if recipe is None:
             return None
         if not isinstance(recipe, Recipe) or not self._measurements[recipe]:
@@ -117,6 +118,13 @@ class Proposals:
             return None
         self._not_to_repeat.add(recipe)
         return recipe
+
+    def _measured_too_little(self) -> Recipe | None:
+        """Return a recipe with fewer measurements than `search.repeats` asks for, or None."""
+        if self._search.repeats == 1:
+            return None
+        few = (recipe for recipe, count in self._measurements.items() if 0 < count < self._search.repeats)
+        return next((recipe for recipe in few if recipe not in self._not_to_repeat), None)
 
     def expected(self, recipe: Recipe) -> Expected | None:
         """Return what the strategy expected of a recipe that it proposed; None where it predicts nothing."""
@@ -188,3 +196,48 @@ class Proposals:
             return self._survey
         kept = itertools.compress(self._survey.legal.items(), ~too_large)
         return replace(self._survey, legal=dict(kept))
+
+
+class Asked:
+    """The queue of a driver that measures given recipes, each as often as it is listed, and nothing else."""
+
+    remembers, pruned = False, 0
+
+    def __init__(self, recipes: Iterable[Recipe]) -> None:
+        self._recipes = list(recipes)
+        self._waiting: deque[Trial] = deque()
+        self._running: set[Recipe] = set()
+
+    def put_back(self, trial: Trial) -> None:
+        """Queue a trial for another attempt."""
+        self._running.discard(trial.recipe)
+        self._waiting.append(trial)
+
+    def leave_out(self, recipe: Recipe) -> None:
+        """Do nothing: what is asked for is measured whatever became of it before."""
+
+    def tell(self, recipe: Recipe, outcome: Outcome) -> None:
+        """Take in that a probe of the recipe has ended."""
+        del outcome
+        self._running.discard(recipe)
+
+    def again(self) -> Trial | Recipe | None:
+        """Return what is next, but no recipe whose probe still runs."""
+        chosen: Trial | Recipe | None = None
+        if self._waiting:
+            chosen = self._waiting.popleft()
+        elif (free := next((one for one in self._recipes if one not in self._running), None)) is not None:
+            self._recipes.remove(free)
+            chosen = free
+        if chosen is not None:
+            self._running.add(chosen if isinstance(chosen, Recipe) else chosen.recipe)
+        return chosen
+
+    def new(self) -> None:
+        """Return None: nothing is proposed."""
+
+    def expected(self, recipe: Recipe) -> None:
+        """Return None: nothing is predicted."""
+
+    def outlook(self) -> None:
+        """Return None: nothing is predicted."""

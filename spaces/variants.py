@@ -92,7 +92,8 @@ AROUND: Mapping[str, Callable[[Space, Recipe, Problem], Survey]] = {"sweep": swe
 
 def with_values(space: Space, recipe: Recipe, **values: tuple[Choice, ...]) -> Space:
     """Return the space of the recipe's own values, with these values of some dimensions besides."""
-    own: dict[str, tuple[Choice, ...]] = {name: (one.of(recipe),) for name, one in DIMENSIONS.items()}
+    given = {name: one.of(recipe) for name, one in DIMENSIONS.items()}
+    own: dict[str, tuple[Choice, ...]] = {name: (value,) if value != "" else () for name, value in given.items()}
     own["accumulation"] = own["accumulation"] if space.accumulation else ()
     if own["schedule"] == ("none",):  # there is no pipeline; one that a sweep makes has the space's first schedule
         own["schedule"] = space.schedule[:1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -130,16 +131,17 @@ class EstimateTable(Sequence[Estimate]):
 
     def of(self, rows: Sequence[int]) -> tuple[Estimate, ...]:
         """Return the estimates of these rows, with their intervals: 33 times the work of their step times alone."""
-        recipes, known = [self.recipes[row] for row in rows], has_times(self.problem)
+        recipes = [self.recipes[row] for row in rows]
+        known = [has_times(self.problem.at(recipe)) for recipe in recipes]
         ends, off = np.zeros((2, len(recipes))), np.zeros(len(recipes))
         others = ({*unvalidated(recipe, self.problem)} - BOUNDED for recipe in recipes)
         unjudged = np.fromiter(map(bool, others), dtype=np.bool_)
-        for places, machine, work in blocks(recipes, self.problem):
-            of = (self.problem.cluster, self.problem.precision, machine.software, work)
+        for places, problem, machine, work in blocks(recipes, self.problem):
+            of = (problem.cluster, problem.precision, machine.software, work)
             ends[:, places] = log_bounds(*of, unjudged[places])
             off[places] = log_deviation(machine, work, peak_memory(machine, work))
-        each = zip(rows, *ends.tolist(), np.exp(NORMAL_95 * off).tolist(), strict=True)
-        return tuple(self._one(row, (below, above) if known else None, size) for row, below, above, size in each)
+        each = zip(rows, known, *ends.tolist(), np.exp(NORMAL_95 * off).tolist(), strict=True)
+        return tuple(self._one(row, (below, above) if timed else None, size) for row, timed, below, above, size in each)
 
     def _one(self, row: int, log_ends: tuple[float, float] | None, size_factor: float) -> Estimate:
         recipe, time_s, peak = self.recipes[row], float(self.step_time_s[row]), float(self.peak_memory_bytes[row])
@@ -165,7 +167,7 @@ class EstimateTable(Sequence[Estimate]):
             expected_error=None if log_ends is None else mean_error(*log_ends),
             step_time_bounds_s=None if log_ends is None else scaled(time_s, log_ends),
             peak_memory_bounds_bytes=(int(peak / size_factor), int(peak * size_factor)),
-            training=self.problem.training(recipe.devices, None if log_ends is None else rate["tokens_per_s"]),
+            training=self.problem.training(recipe, None if log_ends is None else rate["tokens_per_s"]),
         )
 
     @cached_property
@@ -187,12 +189,12 @@ class EstimateTable(Sequence[Estimate]):
     @cached_property
     def fit(self) -> npt.NDArray[np.intp]:
         """The place of each recipe in `FITS`."""
-        return fit(self.peak_memory_bytes, self.problem.cluster.memory_bytes_per_device)
+        return fit(self.peak_memory_bytes, memory_limits(self.recipes, self.problem))
 
     @cached_property
     def order(self) -> npt.NDArray[np.intp]:
         """The rows that fit, best first, the tight ones, likewise, and the others, smallest first."""
-        divisors = (self.problem.divisor(self.rate, recipe.devices) for recipe in self.recipes)
+        divisors = (self.problem.divisor(self.rate, recipe) for recipe in self.recipes)
         rates = self.tokens_per_s / np.fromiter(divisors, dtype=np.float64)
         worth = np.where(self.fit < 2, -rates, self.peak_memory_bytes)
         return np.lexsort((worth, self.fit))
@@ -248,8 +250,8 @@ class Plan(Displayed):
 
     @property
     def memory_limit_bytes(self) -> int:
-        """A device's memory."""
-        return self.table.problem.cluster.memory_bytes_per_device
+        """A device's memory; of several groups the most."""
+        return max(one.cluster.memory_bytes_per_device for one in self.table.problem.by_group.values())
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
@@ -305,7 +307,7 @@ def estimate_many(recipes: Sequence[Recipe], problem: Problem) -> EstimateTable:
     times = {field.name: np.zeros(len(recipes)) for field in fields(StepTime)}
     sizes = {field.name: np.zeros(len(recipes)) for field in fields(PeakMemory)}
     on_host = np.zeros(len(recipes))
-    for places, machine, work in blocks(recipes, problem):
+    for places, _, machine, work in blocks(recipes, problem):
         for columns, parts in ((times, step_time(machine, work)), (sizes, peak_memory(machine, work))):
             for name, column in columns.items():
                 column[places] = getattr(parts, name)
@@ -323,22 +325,35 @@ def surely_too_large(recipes: Sequence[Recipe], problem: Problem) -> npt.NDArray
     """Return which recipes need more memory than a device has, by `SURE` standard deviations of the logarithm."""
     found = np.zeros(len(recipes), dtype=np.bool_)
     known = np.array([place for place, one in enumerate(recipes) if not_modelled(one) is None], dtype=np.intp)
-    for places, machine, work in blocks([recipes[place] for place in known.tolist()], problem):
+    for places, own, machine, work in blocks([recipes[place] for place in known.tolist()], problem):
         peak = peak_memory(machine, work)
-        above = np.log(peak.total / problem.cluster.memory_bytes_per_device)
+        above = np.log(peak.total / own.cluster.memory_bytes_per_device)
         found[known[places]] = above > SURE * log_deviation(machine, work, peak)
     return found
 
 
-def blocks(recipes: Sequence[Recipe], problem: Problem) -> Iterator[tuple[npt.NDArray[np.intp], Machine, Workload]]:
-    """Yield places in `recipes` with their machine and workload, one engine and at most `ROWS_AT_ONCE` at a time."""
-    for engine in ENGINES:
-        machine = Machine.of(problem.cluster, problem.precision, coded(problem.software, engine))
-        own = np.array([place for place, recipe in enumerate(recipes) if recipe.engine == engine], dtype=np.intp)
-        for start in range(0, len(own), ROWS_AT_ONCE):
-            places = own[start : start + ROWS_AT_ONCE]
+def memory_limits(recipes: Sequence[Recipe], problem: Problem) -> Rows:
+    """Return the memory of one of each recipe's devices in bytes."""
+    limits = np.zeros(len(recipes))
+    for own, places in problem.split(recipes):
+        limits[places] = own.cluster.memory_bytes_per_device
+    return limits
+
+
+def blocks(
+    recipes: Sequence[Recipe], problem: Problem
+) -> Iterator[tuple[npt.NDArray[np.intp], Problem, Machine, Workload]]:
+    """Yield places in `recipes` with the problem on their nodes, machine and workload.
+
+    Each block is of one group and one engine, and has at most `ROWS_AT_ONCE` rows.
+    """
+    for (own, of_group), engine in itertools.product(problem.split(recipes), ENGINES):
+        machine = Machine.of(own.cluster, own.precision, coded(own.software, engine))
+        rows = np.array([place for place in of_group if recipes[place].engine == engine], dtype=np.intp)
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            places = rows[start : start + ROWS_AT_ONCE]
             chosen = [recipes[place] for place in places]
-            yield places, machine, Workload.of(chosen, problem, machine.software.pipeline_split)
+            yield places, own, machine, Workload.of(chosen, own, machine.software.pipeline_split)
 
 
 def why_none(survey: Survey, found: Plan) -> str | None:

@@ -55,7 +55,8 @@ def custom_features(recipes: Sequence[Recipe], custom: Mapping[str, CustomKnob])
     """Return a column for each knob of numbers or true and false, and for each text but a knob's first."""
     columns: list[list[float]] = []
     for name, knob in custom.items():
-        values = [custom_dimension(name, knob).of(recipe) for recipe in recipes]
+        dimension = DIMENSIONS.get(name) or custom_dimension(name, knob)
+        values = [dimension.of(recipe) for recipe in recipes]
         if any(isinstance(value, str) for value in knob.values):
             columns += [[float(value == one) for value in values] for one in knob.values[1:]]
             continue
@@ -114,6 +115,16 @@ class Prior:
 
 def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     """Judge legal recipes by the formulas."""
+    split = problem.split(recipes)
+    parts = [(_of_one_group([recipes[place] for place in places], own), places) for own, places in split]
+    if len(parts) == 1:
+        return parts[0][0]
+    order = np.argsort(np.concatenate([places for _, places in parts]))
+    columns = {one.name: np.concatenate([getattr(part, one.name) for part, _ in parts])[order] for one in fields(Prior)}
+    return Prior(**columns)
+
+
+def _of_one_group(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     rows = len(recipes)
     step_time_s, felt = np.full(rows, np.nan), np.zeros((rows, len(LEARNED)))
     memory = np.full((rows, len(MEMORY_PARTS) + 1), np.nan)
@@ -121,7 +132,7 @@ def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     deviations = prior_deviations(problem.cluster, problem.precision)
     deviations["exchange_s"] = deviations["network_latency_s"]
     places = np.array([row for row in range(rows) if not_modelled(recipes[row]) is None], dtype=np.intp)
-    for rows_of, machine, work in blocks([recipes[place] for place in places.tolist()], problem):
+    for rows_of, _, machine, work in blocks([recipes[place] for place in places.tolist()], problem):
         block, peak = places[rows_of], peak_memory(machine, work)
         step_time_s[block] = step_time(machine, work).total
         felt[block] = slopes(problem.cluster, problem.precision, machine.software, work, deviations, LEARNED)

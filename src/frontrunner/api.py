@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from frontrunner.config.campaign import SECTIONS, CampaignFile, StoreSettings, campaign_of, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
+from frontrunner.recipe_actions import names_a_file, recipe_of
 from frontrunner.results import check, database, lease, pruning, schema, transfer
 from frontrunner.results.check import Check
-from frontrunner.results.pruning import Deleted, Prunable
+from frontrunner.results.pruning import Prunable
 from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.transfer import Archived, Copied, Unarchived
@@ -26,7 +27,7 @@ from frontrunner.search.driver import Conclusion, OnDriver, run_campaign
 from frontrunner.search.listener import Listener
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.two_stage import create_pair, run_pair
-from frontrunner.spaces.errors import FrontrunnerError, require_campaign_name
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, bad_value, require_campaign_name
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import load_json
 from frontrunner.store import LocalStore, as_function, opened
@@ -94,6 +95,46 @@ def resume(
         )
 
 
+def measure(  # noqa: PLR0913 - what, where, and how it is watched
+    recipe: str | None = None,
+    *,
+    confirm: int | None = None,
+    repeats: int = 1,
+    campaign: str | None = None,
+    store: str | None = None,
+    listener: Listener | None = None,
+    on_driver: OnDriver | None = None,
+) -> Conclusion:
+    """Measure a recipe, by its id or file, or the `confirm` best once more in their campaign (None: the newest).
+
+    The budget does not limit it, and the campaign keeps its state.
+    """
+    if (recipe is None) == (confirm is None):
+        raise InvalidInput("expected a RECIPE or --confirm N", hint="--confirm 5 measures the 5 best again")
+    for name, count in (("--confirm", confirm), ("--repeats", repeats)):
+        if count is not None and count < 1:
+            raise bad_value(name, count, "a whole number above 0")
+    local = LocalStore(store)
+    if campaign is None and recipe is not None and not names_a_file(recipe):
+        campaign = local.show(recipe).appearances[0].campaign.name
+    with open_store(store_url(store), create=False) as found:
+        record = found.campaign(campaign)
+        setup.refuse_imported_campaign(record)
+        spec = setup.stored_spec(record)
+        if spec.evaluator == "table":
+            what = f"campaign {record.name} looks recipes up in a table: measuring one again finds the same"
+            raise InvalidInput(what, hint="name a campaign that probes by --campaign NAME")
+        chosen = [recipe_of(spec, recipe)] if recipe is not None else []
+        if confirm is not None:
+            chosen = [ranked.recipe for ranked in local.best(record.name, top=confirm)]
+            if not chosen:
+                raise NothingLegal(f"campaign {record.name} has no measured recipe to confirm")
+        surveyed = spec.survey()
+        setup.prepare(spec, surveyed)
+        hooks: Any = {"survey": surveyed, "listener": listener, "on_driver": on_driver}
+        return run_campaign(found, record, spec, **hooks, asked=chosen * repeats)
+
+
 def _last_created(store: Store, campaign: str | None) -> Campaign:
     return store.campaign(campaign or next((one.name for one in store.campaigns()), None))
 
@@ -123,24 +164,29 @@ def changed_since_launch(campaign: str | None = None, *, store: str | None = Non
 
 
 def _by_section(spec: CampaignSpec) -> dict[str, object]:
-    problem = dict(vars(spec.problem))
+    problem = {one.name: getattr(spec.problem, one.name) for one in fields(spec.problem)}
     sections = {key: problem.pop(key) for key in ("model", "cluster", "software")}
     return {**vars(spec), **sections, "problem": problem}
 
 
 best = as_function(LocalStore.best)
 campaigns = as_function(LocalStore.campaigns)
+change_budget = as_function(LocalStore.change_budget)
 dataframe = as_function(LocalStore.dataframe)
+delete = as_function(LocalStore.delete)
 explain = as_function(LocalStore.explain)
 export = as_function(LocalStore.export)
 failures = as_function(LocalStore.failures)
+film = as_function(LocalStore.film)
 front = as_function(LocalStore.front)
 pareto = as_function(LocalStore.pareto)
 plot = as_function(LocalStore.plot)
 predictions = as_function(LocalStore.predictions)
+rename = as_function(LocalStore.rename)
 report = as_function(LocalStore.report)
 show = as_function(LocalStore.show)
 status = as_function(LocalStore.status)
+step = as_function(LocalStore.step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,18 +241,6 @@ def prune_store(campaign: str | None = None, *, store: str | None = None) -> tup
     found = prunable(campaign, store=store)
     pruning.prune(found)
     return found
-
-
-def rename(campaign: str, name: str, *, store: str | None = None) -> None:
-    """Give a campaign another name; its run folders keep theirs. Refused while a driver holds it."""
-    with open_store(store_url(store), create=False) as found:
-        found.rename(campaign, name)
-
-
-def delete(campaign: str, *, store: str | None = None, preview: bool = False) -> Deleted:
-    """Delete a campaign with its outcomes and run folders, or only list them; refused while a driver holds it."""
-    with open_store(store_url(store), create=False, read_only=preview) as found:
-        return pruning.delete_campaign(found, campaign, preview=preview)
 
 
 def archive(campaign: str | None, file: str | Path, *, store: str | None = None) -> Archived:

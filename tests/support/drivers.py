@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,11 @@ class Campaigns:
         )
         return record, spec
 
-    def driver(self, record: Campaign, spec: CampaignSpec, listener: Any = None) -> Driver:
+    def driver(
+        self, record: Campaign, spec: CampaignSpec, listener: Any = None, asked: Sequence[Recipe] = ()
+    ) -> Driver:
         current = self.store.campaign(record.name)
-        return Driver(store=self.store, campaign=current, spec=spec, listener=listener)
+        return Driver(store=self.store, campaign=current, spec=spec, listener=listener, asked=asked)
 
     def stopped_after_a_probe(self, record: Campaign, spec: CampaignSpec) -> None:
         driver = self.driver(record, spec, Recorder(lambda view, ended: driver.stop()))

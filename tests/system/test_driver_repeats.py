@@ -13,13 +13,17 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.protocol import ProbeOrder
+from frontrunner.results.check import check
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import OUTLOOK, expected_of
 from frontrunner.results.ranking import best
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import status
+from frontrunner.search.campaign_setup import change_budget
+from frontrunner.search.listener import Ended, View
 from frontrunner.search.proposals import MOST_MEASUREMENTS
 from frontrunner.search.strategy import STRATEGIES, Outlook
+from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.views.results import print_status
 from support.campaigns import environment, spec_of, tiny
@@ -305,3 +309,62 @@ def test_a_forecaster_that_fails_is_replaced(campaigns: Campaigns, use: Any) -> 
         heard = Recorder()
         conclusion = campaigns.driver(record, spec, heard).run()
         assert (heard.notices, conclusion.measured) == (["strategy-replaced"], LEGAL)
+
+
+def test_what_a_person_asks_for_is_measured_beyond_the_budget_and_leaves_the_campaign_as_it_was(
+    campaigns: Campaigns,
+) -> None:
+    record, spec = campaigns.create(search=EXHAUSTIVE | {"parallel_probes": 3}, budget={"probes": 3})
+    before = campaigns.driver(record, spec).run()
+    campaigns.driver(record, spec, asked=[RECIPES[0], RECIPES[0], RECIPES[5]]).run()
+    after = campaigns.store.campaign(record.name)
+    assert (after.state, after.state_reason) == (before.state, before.reason)
+    ranked = {row.recipe: row.standing.repeats for row in best(campaigns.store, None)}
+    assert ranked == {RECIPES[0]: 3, RECIPES[1]: 1, RECIPES[2]: 1, RECIPES[5]: 1}
+    with campaigns.store.database.read() as connection:
+        assert check(connection, store="it").is_sound
+
+
+def test_a_failed_recipe_that_is_asked_for_ranks_once_it_is_measured(campaigns: Campaigns, scripted: Any) -> None:
+    fails_first = lambda _, number: failure(FailureKind.OUT_OF_MEMORY) if number == 1 else None  # noqa: E731
+    used = scripted(fails_first)
+    record, spec = campaigns.create(evaluator="scripted", search=EXHAUSTIVE, budget={"probes": 1})
+    campaigns.driver(record, spec).run()
+    tried = dict(used.attempts)
+    assert campaigns.states(record) == {TrialState.FAILED: 1}
+    scripted(lambda recipe, number: fails_first(recipe, number + tried.get(recipe, 0)))
+    campaigns.driver(record, spec, asked=[RECIPES[0]]).run()
+    assert campaigns.states(record) == {TrialState.MEASURED: 1}
+    assert [row.recipe for row in best(campaigns.store, None)] == [RECIPES[0]]
+
+
+def test_what_was_cut_off_waits_until_the_campaign_goes_on(campaigns: Campaigns, scripted: Any) -> None:
+    scripted(lambda *_: None, seconds=3600.0)
+    record, spec = campaigns.create(evaluator="scripted", search=EXHAUSTIVE)
+    heard: Any = Recorder()
+    driver = campaigns.driver(record, spec, heard)
+    heard.probe_began = lambda *_: driver.kill()
+    driver.run()
+    assert campaigns.states(record) == {TrialState.QUEUED: 1}
+    scripted(lambda *_: None)
+    campaigns.driver(record, spec, asked=[RECIPES[3]]).run()
+    assert campaigns.states(record) == {TrialState.QUEUED: 1, TrialState.MEASURED: 1}
+    assert campaigns.store.campaign(record.name).state is CampaignState.STOPPED
+
+
+def test_a_budget_that_is_changed_while_a_driver_runs_is_taken_in(
+    campaigns: Campaigns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontrunner.search.attempts.RENEW_S", 0.0)
+    record, spec = campaigns.create(search=EXHAUSTIVE, budget={"probes": 3})
+    add_two = iter([{"probes": 2}])
+
+    def on_ended(view: View, ended: Ended) -> None:
+        del view, ended
+        for limits in add_two:
+            change_budget(campaigns.store, record, limits, add=True)
+
+    conclusion = campaigns.driver(record, spec, Recorder(on_ended)).run()
+    assert conclusion.reason == "the budget is used up: 5 of 5 probes"
+    with pytest.raises(InvalidInput, match="no limit of minutes"):
+        change_budget(campaigns.store, record, {"minutes": 2}, add=True)

@@ -18,6 +18,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "prepare": ("training:prepare", "Tokenize text files for training."),
         "launch": ("run:launch", "Run a campaign file, and print its ranking."),
         "resume": ("run:resume", "Continue a campaign where it stopped."),
+        "measure": ("run:measure", "Measure a recipe, or the best ones, once more."),
+        "budget": ("run:budget", "Print or change what a campaign may spend."),
         "sweep": ("around:sweep", "Measure a recipe with each value of a dimension in turn."),
         "scale": ("around:scale", "Measure a recipe's strong and weak scaling over nodes."),
         "replay": ("run:replay", "Train with a measured recipe: the full run."),
@@ -58,6 +60,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "dataframe": ("query:dataframe", "Write all attempts as a table file (.csv or .parquet)."),
         "report": ("query:report", "Write a campaign as one HTML page."),
         "plot": ("query:plot", "Write the report's figures as PNG or SVG."),
+        "film": ("query:film", "Write how the search filled a map of two dimensions (.gif or .mp4)."),
     },
 }
 """Commands by section of the help page: name -> (module:function under `frontrunner.cli`, one line)."""

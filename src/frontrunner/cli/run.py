@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,11 @@ from frontrunner.evaluators.probe.replay import ReplayResult, ReplaySettings
 from frontrunner.recipe_actions import plan_command_replay, plan_replay
 from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.states import CampaignState
+from frontrunner.search.budget import Limit
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.driver import PAUSED_BY_REQUEST, Conclusion
 from frontrunner.spaces.errors import CampaignFailed, InvalidInput, NothingLegal
-from frontrunner.stop_signals import INTERRUPTED, stopped_by_signals
+from frontrunner.stop_signals import INTERRUPTED, noted_signals, stopped_by_signals
 from frontrunner.store import LocalStore
 from frontrunner.text import percent, seconds, thousands
 from frontrunner.views import results as views
@@ -92,6 +93,58 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
 
 
 @click.command()
+@click.argument("recipe", required=False)
+@click.option("--confirm", type=int, metavar="N", help="Measure the N best recipes of the ranking again.")
+@click.option("--repeats", type=int, default=1, show_default=True, help="Measurements of each.")
+@click.option(
+    "--campaign", metavar="NAME", help="The campaign [default: the recipe's newest; with --confirm the newest]."
+)
+@opt.store_option
+@opt.json_option
+def measure(store: str | None, *, as_json: bool, **asked: Any) -> None:
+    """Measure RECIPE again, or for the first time, or the best ones, and rank them with all their measurements.
+
+    RECIPE is an id of a campaign's space, or the path of a recipe file. What it takes is charged to the campaign's
+    budget, which does not limit it.
+    """
+    with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
+        conclusion = api.measure(**asked, store=store, listener=listener, on_driver=on_driver)
+    campaign = listener.campaign
+    ranking = LocalStore(store).best(campaign, top=TOP) if conclusion.measured else Ranking()
+    if as_json:
+        opt.print_json({"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking})
+    elif ranking:
+        views.print_ranking(ranking, title=f"{campaign}: {conclusion.measured} recipes measured")
+    if conclusion.state is CampaignState.PAUSED and conclusion.last_failure is not None:
+        raise CampaignFailed(f"{conclusion.reason}\n{conclusion.last_failure.message}")
+    if on_driver.exit_code:
+        sys.exit(on_driver.exit_code)
+
+
+@click.command()
+@opt.campaign_argument
+@opt.budget_options("of the budget from now on, those that were spent included")
+@click.option("--cost", type=float, help="Price of node-hours, likewise.")
+@click.option("--add", is_flag=True, help="Add what is given to the limits.")
+@opt.backend_options
+@opt.json_option
+def budget(campaign: str | None, backend: Backend, *, add: bool, as_json: bool, **limits: float | None) -> None:
+    """Print what CAMPAIGN has spent of its budget, or change its limits.
+
+    A running driver goes by the change within seconds; one that has ended goes on by `frontrunner resume`.
+    """
+    found = backend.change_budget(campaign, opt.given(limits), add=add)
+    opt.show(found, _print_limits, as_json=as_json)
+
+
+def _print_limits(found: Sequence[Limit]) -> None:
+    for limit in found:
+        click.echo(str(limit))
+    if not found:
+        click.echo("no limit")
+
+
+@click.command()
 @opt.file_argument
 @opt.json_option
 def space(file: Path, *, as_json: bool) -> None:
@@ -146,7 +199,7 @@ def _replays_here(found: LocalStore, campaign: str, winner: RankedRecipe) -> boo
     """Return whether `replay` can run the recipe from here: on this machine, or on nodes that it requests."""
     with found.opened() as store:
         spec = stored_spec(store.campaign(campaign))
-    is_here = winner.recipe.devices <= spec.problem.cluster.devices_per_node
+    is_here = winner.recipe.devices <= spec.problem.at(winner.recipe).cluster.devices_per_node
     return winner.figures == "measured" and (is_here or spec.dispatch.backend is not None)
 
 
@@ -175,7 +228,11 @@ PRINTED_STEPS = 20
 @click.command()
 @click.argument("recipe_id")
 @click.option("--steps", type=STEPS, required=True, help="Optimizer steps of the whole run.")
-@click.option("--data", metavar="FILE", help="Train on FILE, or on `built-in` text [default: the campaign's data].")
+@click.option(
+    "--data",
+    metavar="FILE",
+    help="Train on FILE, on [data] of FILE.toml, or on `built-in` text [default: the campaign's data].",
+)
 @click.option("--learning-rate", type=float, help="The highest learning rate [default: the campaign's].")
 @click.option("--warm-up-steps", type=click.IntRange(0, STEPS.max), help="[default: 10]")
 @click.option("--evaluate-every", "evaluation_every_steps", type=STEPS, default=50, show_default=True, metavar="STEPS")
@@ -234,7 +291,8 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
     opt.warn(planned.differences)
     click.echo(f"replaying {planned.recipe_id} in {planned.folder}", err=True)
     try:
-        result = replaying.run(planned, _printer(chosen.steps))
+        with noted_signals() as signals:
+            result = replaying.run(planned, _printer(chosen.steps), signals)
     except KeyboardInterrupt:
         click.echo("stopped; the same command continues from the newest checkpoint, if there is one", err=True)
         sys.exit(INTERRUPTED)

@@ -50,7 +50,8 @@ class Lines(Watcher):
     def probe_ended(self, view: View, ended: Ended) -> None:
         """Report one outcome, and how far the campaign is."""
         budget = ", ".join(str(limit) for limit in view.limits)
-        _write(f"[{ended.number}] {ended.recipe.describe()}: {outcome_line(ended)}  ({budget})")
+        line = f"[{ended.number}] {ended.recipe.describe()}: {outcome_line(ended)}"
+        _write(f"{line}  ({budget})" if budget else line)
 
     def noticed(self, view: View, kind: str, data: EventData) -> None:
         """Report anything else, with its data."""
