@@ -310,6 +310,13 @@ def probed(store: Store, campaign: Campaign | str | None) -> list[Ended]:
             raise
 
 
+def numbered(store: Store, campaign_id: int) -> dict[str, int]:
+    """Return the number of each of a campaign's trials, by its recipe's id."""
+    query = select(TrialRow.recipe_id, TrialRow.number).where(TrialRow.campaign_id == campaign_id)
+    with store.database.read() as connection:
+        return {str(name): int(number) for name, number in connection.execute(query)}
+
+
 def ranked_at(store: Store, campaign: Campaign, places: Mapping[str, int]) -> list[RankedRecipe]:
     """Return some recipes of the ranking, given as recipe id -> rank, the first included."""
     with store.read(campaign) as (connection, found):

@@ -12,6 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import distributions, version
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 from frontrunner.results.redaction import redact
 
@@ -31,9 +34,10 @@ GIT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """Data that was trained on: their path, None for the built-in text, their size, and the SHA-256 of the first MiB.
+    """A file that was trained on: its path, None for the built-in text, its size, and the SHA-256 of the first MiB.
 
-    Of a token file that `frontrunner prepare` wrote also the tokenizer, a file beside it, and the held-out part.
+    Of a token file that `frontrunner prepare` wrote also the tokenizer, a file beside it, and the held-out part. Of
+    several files each has its weight.
     """
 
     path: str | None
@@ -42,13 +46,24 @@ class TrainingData:
     tokenizer: str | None = None
     tokenizer_sha256: str | None = None
     held_out_tokens: int | None = None
+    weight: float = 1.0
+
+
+def _as_files(given: Any) -> Any:
+    if isinstance(given, list):
+        return tuple(given)
+    return () if given is None else (given,)
+
+
+DataFiles = Annotated[tuple[TrainingData, ...], BeforeValidator(_as_files)]
+"""The files that were trained on; empty where they are not recorded. Earlier versions wrote the one file, or null."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
     """Environment of one run of a driver: where it was started, with what versions and (redacted) command line.
 
-    `data` is None where nothing was trained, and in stores of earlier versions.
+    `data` is empty where nothing was trained, and in stores of earlier versions.
     """
 
     versions: Mapping[str, str]
@@ -58,10 +73,10 @@ class Provenance:
     git_revision: str | None
     git_dirty: bool | None
     command_line: tuple[str, ...]
-    data: TrainingData | None = None
+    data: DataFiles = ()
 
 
-def collect(device: str, data: TrainingData | None = None) -> Provenance:
+def collect(device: str, data: tuple[TrainingData, ...] = ()) -> Provenance:
     """Return the provenance of this process; `device` names what its probes run on. Imports none of the packages."""
     revision, dirty = git_state(Path.cwd())
     installed = {name: version(name) for name in (*PACKAGES, *LIBRARIES) if any(distributions(name=name))}

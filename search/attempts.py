@@ -143,14 +143,14 @@ class CampaignSession:
             spec.budget,
             driver_seconds=as_left.driver_seconds,
             node_seconds=as_left.node_seconds_spent,
-            nodes=spec.problem.cluster.nodes,
+            nodes=max(own.cluster.nodes for own in spec.problem.by_group.values()),
         )
         self.view = View(
             name=campaign.name,
             strategy=spec.search.strategy,
             legal_recipes=len(survey.recipes),
             figures=campaign.figures,
-            divisor=lambda recipe: spec.problem.divisor(spec.search.objectives[0], recipe.devices),
+            divisor=lambda recipe: spec.problem.divisor(spec.search.objectives[0], recipe),
         )
         self.listener = listener
         self.retries = RetryPolicy(spec.search.identical_failures)
@@ -165,7 +165,7 @@ class CampaignSession:
         self.writer.set_state(CampaignState.RUNNING, reason="")
         lease = self._lease
         self.writer.event("launched" if lease.epoch == 1 else "resumed", driver=f"{lease.host}:{lease.pid}")
-        data = training_data(self._spec.data) if self._spec.evaluator == "probe" else None
+        data = training_data(self._spec.data) if self._spec.evaluator == "probe" else ()
         self.writer.record_provenance(collect(self._spec.problem.cluster.device, data))
         self.evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())
 

@@ -33,6 +33,16 @@ class Column(NamedTuple):
         codes = np.array([places.setdefault(value, len(places)) for value in values], dtype=np.int32)
         return cls(tuple(places), smallest(codes, len(places)))
 
+    @classmethod
+    def joined(cls, parts: Sequence[Column]) -> Column:
+        """Return the rows of all parts."""
+        places: dict[Any, int] = {}
+        codes: list[Codes] = [np.empty(0, dtype=np.uint8)]
+        for values, own in parts:
+            new = np.array([places.setdefault(value, len(places)) for value in values], dtype=np.int32)
+            codes.append(smallest(new, len(places))[own] if len(own) else codes[0])
+        return cls(tuple(places), np.concatenate(codes))
+
 
 def smallest(codes: Codes, values: int) -> Codes:
     """Return the codes of so many values in as few bytes as they need."""
@@ -85,16 +95,8 @@ class RecipeColumns(Sequence[Recipe]):
 
     @classmethod
     def joined(cls, parts: Sequence[RecipeColumns]) -> RecipeColumns:
-        """Return the recipes of all parts, which have the same values of each column."""
-        if not parts:
-            return cls.of(())
-        columns = {
-            name: Column(
-                first.values,
-                np.concatenate([smallest(part.columns[name].codes, len(first.values)) for part in parts]),
-            )
-            for name, first in parts[0].columns.items()
-        }
+        """Return the recipes of all parts."""
+        columns = {name: Column.joined([part.columns[name] for part in parts]) for name in FIELDS}
         return cls(columns, sum(map(len, parts)))
 
     def __len__(self) -> int:

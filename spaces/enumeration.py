@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,8 +45,31 @@ class _Counts:
         return {code: text for code, (_, text) in self.first.items()}
 
 
-def survey_of(problem: Problem, dimensions: Dimensions, custom: Mapping[str, CustomKnob]) -> Survey:
-    """Look at every point."""
+def survey_of(
+    problem: Problem, dimensions: Dimensions, parts: Sequence[Dimensions], custom: Mapping[str, CustomKnob]
+) -> Survey:
+    """Look at every point of the `parts` of a space with these dimensions, one for each group of nodes."""
+    surveys = [_survey_of(problem, part, custom) for part in parts]
+    if len(surveys) == 1:
+        return replace(surveys[0], dimensions=dimensions)
+    refusals, examples = Counter[str](), dict[str, str]()
+    for survey in surveys:
+        refusals.update(survey.refusals)
+        examples = {**survey.examples, **examples}
+    columns = {name: Column.joined([survey.places.column(name) for survey in surveys]) for name in dimensions}
+    return Survey(
+        problem=problem,
+        dimensions=dimensions,
+        recipes=RecipeColumns.joined([survey.recipes for survey in surveys]),
+        places=Places(dimensions, columns=columns),
+        repeats=sum(survey.repeats for survey in surveys),
+        refusals=dict(refusals),
+        examples=examples,
+        custom=custom,
+    )
+
+
+def _survey_of(problem: Problem, dimensions: Dimensions, custom: Mapping[str, CustomKnob]) -> Survey:
     framing = sum(name in FRAME for name in dimensions)
     values, counts = tuple(dimensions.values()), _Counts()
     rest = {name: dimensions[name] for name in list(dimensions)[framing:]}
@@ -258,7 +282,7 @@ class _Walk:
 
 
 def _first(rule: Rules, problem: Problem, recipe: Recipe) -> Reason | None:
-    return next(itertools.starmap(Reason, rule(recipe, problem)), None)
+    return next(itertools.starmap(Reason, rule(recipe, problem.at(recipe))), None)
 
 
 def _distinct(recipes: RecipeColumns, frames: Rows) -> tuple[Rows, Rows]:

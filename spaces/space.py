@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -41,7 +42,9 @@ Point = tuple[Choice, ...]
 DEGREES = tuple(one.name for one in DIMENSIONS.values() if one.group == "degrees" and one.name != "devices")
 """The dimensions whose product is the devices of one replica."""
 FRAME = tuple(
-    one.name for one in DIMENSIONS.values() if one.group in ("degrees", "batch", "pipeline") and one.kind != "layers"
+    one.name
+    for one in DIMENSIONS.values()
+    if one.group in ("machine", "degrees", "batch", "pipeline") and one.kind != "layers"
 )
 """The first dimensions, which `legality.why_no_frame` judges."""
 MAX_POINTS = 20_000_000
@@ -83,6 +86,8 @@ def recipe_at(
     }
     values["rank_order"] = order_that_matters(values["rank_order"], at)
     values |= zip(DEGREES, degrees, strict=True)
+    if "group" in choice:
+        values["group"] = choice["group"]
     if custom:
         own = (one for name in sorted(custom) for one in custom[name].at(name, choice[name]))
         values["custom"] = tuple(own)
@@ -124,7 +129,8 @@ _Choices: Any = make_dataclass(
 class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
     """The choices for each of `DIMENSIONS`, as fields of its name, and knobs of the user's own.
 
-    An empty `accumulation` follows from the fixed global batch; an empty `devices` is all of the cluster's.
+    An empty `accumulation` follows from the fixed global batch; an empty `devices` is all of the cluster's, or of each
+    group's, and an empty `group` is each of the cluster's.
     `exhaustive` tries values in the order in which they were given.
     """
 
@@ -155,10 +161,31 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
     def dimensions(self, cluster: Cluster) -> dict[str, tuple[Choice, ...]]:
         """Return the dimensions of a point with their values; `accumulation` only where it is free."""
         found: dict[str, tuple[Choice, ...]] = {name: getattr(self, name) for name in DIMENSIONS}
-        found["devices"] = found["devices"] or (cluster.devices,)
-        if not found["accumulation"]:
-            del found["accumulation"]
+        groups = self.groups(cluster)
+        found["group"] = tuple(one.name for one in groups)
+        found["devices"] = found["devices"] or tuple(dict.fromkeys(one.devices for one in groups or (cluster,)))
+        for name in ("group", "accumulation"):
+            if not found[name]:
+                del found[name]
         return found | {name: knob.values for name, knob in self.custom.items()}
+
+    def groups(self, cluster: Cluster) -> tuple[Cluster, ...]:
+        """Return the cluster's groups that recipes may use, none where it has none; refuse unknown names."""
+        known = {one.name: one for one in cluster.group}
+        if unknown := next((name for name in self.group if name not in known), None):
+            expected = f"one of {', '.join(known)}" if known else "no entry: the cluster has no groups"
+            raise bad_value("space.group", unknown, expected)
+        return tuple(known[name] for name in self.group or known)
+
+    def in_one_group(self, problem: Problem) -> tuple[Space, Problem]:
+        """Return the space and the problem on the only group that recipes may use; refuse several by their names."""
+        if not (groups := self.groups(problem.cluster)):
+            return self, problem
+        if len(groups) > 1:
+            names = [one.name for one in groups]
+            expected = f"one of them, as {shown(names[0])}: numbers of nodes are compared within one group"
+            raise bad_value("space.group", names, expected)
+        return self.with_choices(group=()), problem.by_group[groups[0].name]
 
     def dimension(self, name: str) -> Dimension:
         """Return one of the dimensions, a recipe's or the user's own."""
@@ -170,13 +197,15 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
             expected = f"values to choose from, since problem.global_batch is the range {problem.global_batch}"
             raise bad_value("space.accumulation", None, expected)
         dimensions = self.dimensions(problem.cluster)
-        if (points := math.prod(map(len, dimensions.values()))) > MAX_POINTS:
+        groups = self.groups(problem.cluster)
+        parts = [self.with_choices(group=(one.name,)).dimensions(problem.cluster) for one in groups] or [dimensions]
+        if (points := sum(math.prod(map(len, part.values())) for part in parts)) > MAX_POINTS:
             sizes = ", ".join(f"{name} {len(values)}" for name, values in dimensions.items() if len(values) > 1)
             message = f"space has {shown(points)} points: expected at most {MAX_POINTS}"
             raise InvalidInput(message, hint=f"narrow a dimension: {sizes}")
         from frontrunner.spaces.enumeration import survey_of
 
-        return survey_of(problem, dimensions, self.custom)
+        return survey_of(problem, dimensions, parts, self.custom)
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -188,8 +217,14 @@ def divisors(number: int) -> tuple[int, ...]:
 def usual_space(problem: Problem) -> Space:
     """Return what model and cluster leave room for, of the choices that change no result beyond rounding.
 
-    Those that need more of an installation, such as compilation or offloading, are left to a stated space.
+    Those that need more of an installation, such as compilation or offloading, are left to a stated space. For several
+    groups it is what any of them leaves room for.
     """
+    if problem.cluster.group:
+        spaces = [usual_space(one) for one in problem.by_group.values()]
+        every = ((name, [getattr(one, name) for one in spaces]) for name in DIMENSIONS)
+        joined: Any = {name: tuple(dict.fromkeys(itertools.chain(*values))) for name, values in every}
+        return Space(**joined)
     cluster, batch = problem.cluster, problem.global_batch
     ways, devices, several = divisors(cluster.devices_per_node), cluster.devices, cluster.nodes > 1
     hybrid = (f"hybrid-{cluster.devices_per_node}",) if several and cluster.devices_per_node > 1 else ()
@@ -225,6 +260,16 @@ class Survey:
     refusals: Mapping[str, int] = field(default_factory=dict)
     examples: Mapping[str, str] = field(default_factory=dict)
     custom: Mapping[str, CustomKnob] = field(default_factory=dict)
+
+    @classmethod
+    def of_nothing(
+        cls, problem: Problem, dimensions: Mapping[str, tuple[Choice, ...]], custom: Mapping[str, CustomKnob]
+    ) -> Survey:
+        """Return a survey of no point yet."""
+        from frontrunner.spaces.columns import Places, RecipeColumns
+
+        places = Places.of(dimensions, ())
+        return cls(problem=problem, dimensions=dimensions, recipes=RecipeColumns.of(()), places=places, custom=custom)
 
     @property
     def points(self) -> int:

@@ -82,20 +82,13 @@ def scale(space: Space, recipe: Recipe, problem: Problem) -> Survey:
 
 def _around(space: Space, recipe: Recipe, problem: Problem) -> Survey:
     """Return a survey of the recipe alone, in the space with the recipe's own values added."""
-    from frontrunner.spaces.columns import Places, RecipeColumns
     from frontrunner.spaces.enumeration import look_at
 
     dimensions = dict(space.dimensions(problem.cluster))
     for name, values in dimensions.items():
         own = space.dimension(name).of(recipe)
         dimensions[name] = values if own in (*values, "none") else (*values, own)
-    empty = Survey(
-        problem=problem,
-        dimensions=dimensions,
-        recipes=RecipeColumns.of(()),
-        places=Places.of(dimensions, ()),
-        custom=space.custom,
-    )
+    empty = Survey.of_nothing(problem, dimensions, space.custom)
     survey = look_at(empty, [choices_of(recipe, empty)])
     if survey.recipes != (recipe,):
         found = survey.recipes[0].describe() if survey.recipes else next(iter(survey.examples.values()))
@@ -109,7 +102,8 @@ AROUND: Mapping[str, Callable[[Space, Recipe, Problem], Survey]] = {"sweep": swe
 
 def with_values(space: Space, recipe: Recipe, **values: tuple[Choice, ...]) -> Space:
     """Return the space of the recipe's own values, with these values of some dimensions besides."""
-    own: dict[str, tuple[Choice, ...]] = {name: (one.of(recipe),) for name, one in DIMENSIONS.items()}
+    given = {name: one.of(recipe) for name, one in DIMENSIONS.items()}
+    own: dict[str, tuple[Choice, ...]] = {name: (value,) if value != "" else () for name, value in given.items()}
     own["accumulation"] = own["accumulation"] if space.accumulation else ()
     if own["schedule"] == ("none",):  # there is no pipeline; one that a sweep makes has the space's first schedule
         own["schedule"] = space.schedule[:1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -131,15 +132,16 @@ class EstimateTable(Sequence[Estimate]):
 
     def of(self, rows: Sequence[int]) -> tuple[Estimate, ...]:
         """Return the estimates of these rows, with parts and intervals: 33 times the work of their times alone."""
-        recipes, known = [self.recipes[row] for row in rows], has_times(self.problem)
+        recipes = [self.recipes[row] for row in rows]
+        known = [has_times(self.problem.at(recipe)) for recipe in recipes]
         ends, off = np.zeros((2, len(recipes))), np.zeros(len(recipes))
         times = {field.name: np.zeros(len(recipes)) for field in fields(StepTime)}
         sizes = {field.name: np.zeros(len(recipes)) for field in fields(PeakMemory)}
         on_host = np.zeros(len(recipes))
         others = ({*unvalidated(recipe, self.problem)} - BOUNDED for recipe in recipes)
         unjudged = np.fromiter(map(bool, others), dtype=np.bool_)
-        for places, machine, work in blocks(recipes, self.problem):
-            of = (self.problem.cluster, self.problem.precision, machine.software, work)
+        for places, problem, machine, work in blocks(recipes, self.problem):
+            of = (problem.cluster, problem.precision, machine.software, work)
             ends[:, places] = log_bounds(*of, unjudged[places])
             peak = peak_memory(machine, work)
             off[places] = log_deviation(machine, work, peak)
@@ -155,7 +157,7 @@ class EstimateTable(Sequence[Estimate]):
                 {name: float(column[at]) for name, column in times.items()},
                 {name: float(column[at]) for name, column in sizes.items()},
                 int(on_host[at]),
-                (float(ends[0, at]), float(ends[1, at])) if known else None,
+                (float(ends[0, at]), float(ends[1, at])) if known[at] else None,
                 float(factors[at]),
             )
             for at, (row, recipe) in enumerate(zip(rows, recipes, strict=True))
@@ -193,7 +195,7 @@ class EstimateTable(Sequence[Estimate]):
             expected_error=None if log_ends is None else mean_error(*log_ends),
             step_time_bounds_s=None if log_ends is None else scaled(time_s, log_ends),
             peak_memory_bounds_bytes=(int(peak / size_factor), int(peak * size_factor)),
-            training=self.problem.training(recipe.devices, None if log_ends is None else rate["tokens_per_s"]),
+            training=self.problem.training(recipe, None if log_ends is None else rate["tokens_per_s"]),
         )
 
     @cached_property
@@ -205,14 +207,13 @@ class EstimateTable(Sequence[Estimate]):
     @cached_property
     def fit(self) -> npt.NDArray[np.intp]:
         """The place of each recipe in `FITS`."""
-        return fit(self.peak_memory_bytes, self.problem.cluster.memory_bytes_per_device)
+        return fit(self.peak_memory_bytes, memory_limits(self.recipes, self.problem))
 
     @cached_property
     def order(self) -> npt.NDArray[np.intp]:
         """The rows that fit, best first, the tight ones, likewise, and the others, smallest first."""
-        rates = self.tokens_per_s / each(
-            self.recipes, lambda recipe: self.problem.divisor(self.rate, recipe.devices), np.float64
-        )
+        divisors = each(self.recipes, lambda recipe: self.problem.divisor(self.rate, recipe), np.float64)
+        rates = self.tokens_per_s / divisors
         worth = np.where(self.fit < 2, -rates, self.peak_memory_bytes)
         return np.lexsort((worth, self.fit))
 
@@ -262,8 +263,8 @@ class Plan(Displayed):
 
     @property
     def memory_limit_bytes(self) -> int:
-        """A device's memory."""
-        return self.table.problem.cluster.memory_bytes_per_device
+        """A device's memory; of several groups the most."""
+        return max(one.cluster.memory_bytes_per_device for one in self.table.problem.by_group.values())
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
@@ -321,7 +322,7 @@ def not_modelled(recipe: Recipe) -> str | None:
 def estimate_many(recipes: Sequence[Recipe], problem: Problem) -> EstimateTable:
     """Estimate recipes, in order; each must be one that the formulas know (`not_modelled`)."""
     times, sizes = np.zeros(len(recipes)), np.zeros(len(recipes))
-    for places, machine, work in blocks(recipes, problem):
+    for places, _, machine, work in blocks(recipes, problem):
         times[places] = step_time(machine, work).total
         sizes[places] = np.floor(peak_memory(machine, work).total)
     return EstimateTable(recipes=recipes, problem=problem, step_time_s=times, peak_memory_bytes=sizes)
@@ -331,22 +332,33 @@ def surely_too_large(recipes: Sequence[Recipe], problem: Problem) -> npt.NDArray
     """Return which recipes need more memory than a device has, by `SURE` standard deviations of the logarithm."""
     found = np.zeros(len(recipes), dtype=np.bool_)
     known = np.flatnonzero(each(recipes, not_modelled) == None)  # noqa: E711 - of each row
-    for places, machine, work in blocks(chosen(recipes, known), problem):
+    for places, own, machine, work in blocks(chosen(recipes, known), problem):
         peak = peak_memory(machine, work)
-        above = np.log(peak.total / problem.cluster.memory_bytes_per_device)
+        above = np.log(peak.total / own.cluster.memory_bytes_per_device)
         found[known[places]] = above > SURE * log_deviation(machine, work, peak)
     return found
 
 
-def blocks(recipes: Sequence[Recipe], problem: Problem) -> Iterator[tuple[npt.NDArray[np.intp], Machine, Workload]]:
-    """Yield places in `recipes` with their machine and workload, one engine and at most `ROWS_AT_ONCE` at a time."""
+def memory_limits(recipes: Sequence[Recipe], problem: Problem) -> Rows:
+    """Return the memory of one of each recipe's devices in bytes."""
+    return each(recipes, lambda recipe: problem.at(recipe).cluster.memory_bytes_per_device, np.float64)
+
+
+def blocks(
+    recipes: Sequence[Recipe], problem: Problem
+) -> Iterator[tuple[npt.NDArray[np.intp], Problem, Machine, Workload]]:
+    """Yield places in `recipes` with the problem on their nodes, machine and workload.
+
+    Each block is of one group and one engine, and has at most `ROWS_AT_ONCE` rows.
+    """
     engines = each(recipes, attrgetter("engine"))
-    for engine in ENGINES:
-        machine = Machine.of(problem.cluster, problem.precision, coded(problem.software, engine))
-        own = np.flatnonzero(engines == engine)
-        for start in range(0, len(own), ROWS_AT_ONCE):
-            places = own[start : start + ROWS_AT_ONCE]
-            yield places, machine, Workload.of(chosen(recipes, places), problem, machine.software.pipeline_split)
+    for (own, of_group), engine in itertools.product(problem.split(recipes), ENGINES):
+        machine = Machine.of(own.cluster, own.precision, coded(own.software, engine))
+        places_of = np.asarray(of_group, dtype=np.intp)
+        rows = places_of[engines[places_of] == engine]
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            places = rows[start : start + ROWS_AT_ONCE]
+            yield places, own, machine, Workload.of(chosen(recipes, places), own, machine.software.pipeline_split)
 
 
 def why_none(survey: Survey, found: Plan) -> str | None:

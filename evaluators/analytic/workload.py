@@ -19,7 +19,7 @@ from frontrunner.spaces.columns import each
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import RANK_ORDERS, SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDULES, Recipe
-from frontrunner.spaces.stages import even_layers, layers_of_ranks, leading, rank_of_stage
+from frontrunner.spaces.stages import even_layers, layers_of_ranks, layers_of_stages, leading, rank_of_stage
 
 Rows = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -372,6 +372,15 @@ def _held(recipe: Recipe, model: Model, split: Split, head: float) -> tuple[Sequ
         return layers_of_ranks(recipe, model.layers), layers_of_ranks(recipe, model.layers, first=model.dense_layers)
     held = split_layers(split, model.layers, recipe.pipeline_parallel, head)
     return held, leading(held, model.dense_layers)
+
+
+def stage_layers(recipe: Recipe, model: Model, split: Split) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the layers of each stage as the workload counts them by rank, and those of them without experts."""
+    counts: Sequence[int] = layers_of_stages(recipe, model.layers)
+    if recipe.stages == recipe.pipeline_parallel:
+        head = model.padded_vocabulary * model.hidden / model.matmul_parameters_per_layer
+        return _held(recipe, model, split, head)
+    return counts, leading(counts, model.dense_layers)
 
 
 def ends(held: Sequence[int], dense: Sequence[int], last: int = -1) -> tuple[int, ...]:

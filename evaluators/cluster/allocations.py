@@ -24,6 +24,7 @@ import math
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
@@ -32,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from frontrunner.evaluators.cluster.batch import make_executor, run_step, seconds_left, why_ended
-from frontrunner.evaluators.cluster.settings import NodeSource
+from frontrunner.evaluators.cluster.settings import RAY, NodeSource
 from frontrunner.evaluators.protocol import NodesUnavailable
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from parsl.jobs.states import JobStatus
 
 LOGGER = logging.getLogger("parsl.frontrunner")
-"""Goes to the log of Parsl; the terminal gets one sentence."""
+"""Goes to the log of the allocations, as Parsl's own; the terminal gets one sentence."""
 POLL_S = 0.2
 MARGIN_S = 30.0
 """Assumed: what a probe must leave of its allocation's time, to start its ranks and write its outcome."""
@@ -51,7 +52,7 @@ MAX_FAILED_STARTS = 3
 """Allocations in a row that ended before their workers had reported: something is wrong with all of them."""
 
 
-class HeldAllocation:
+class HeldAllocation(ABC):
     """An allocation from its request to its end.
 
     Once known: `job_id` and `queued_s` (the batch system had accepted the request), `ready_s` (the workers had
@@ -86,6 +87,19 @@ class HeldAllocation:
         """Wait until it has been given back, and return whether it was in time."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Get the nodes, serve the requests, and give the nodes back: the work of the allocation's thread."""
+
+    def _note_end(self, why: str) -> None:
+        if self.ended_s is None:  # the first reason counts
+            self.why = why
+            self.ended_s = time.monotonic()
+
+
+class ParslAllocation(HeldAllocation):
+    """An allocation of a batch system, or of the driver's own job, through Parsl."""
 
     def _run(self) -> None:
         executor: MPIExecutor | None = None
@@ -151,15 +165,14 @@ class HeldAllocation:
         errors = (status.stderr_summary or "").strip().splitlines() if self.ready_s is None else []
         return f"{self._title} has ended: {reason}" + (f": {errors[-1]}" if errors else "")
 
-    def _note_end(self, why: str) -> None:
-        if self.ended_s is None:  # the first reason counts
-            self.why = why
-            self.ended_s = time.monotonic()
+
+class NodeLost(Exception):
+    """A node of a step is gone, while its allocation goes on."""
 
 
 @dataclass(kw_only=True)
 class Placed:
-    """A step on nodes of an allocation, and when it is expected to end; `task` is Parsl's, once submitted."""
+    """A step on nodes of an allocation, and when it is expected to end; `task` is the engine's, once submitted."""
 
     step: Path
     allocation: HeldAllocation
@@ -172,6 +185,12 @@ class Placed:
         """Whether its launcher has ended, or its allocation."""
         return self.allocation.ended_s is not None or (self.task is not None and self.task.done())
 
+    @property
+    def node_lost(self) -> str | None:
+        """Why a node of the step is gone, where the step is over for that."""
+        error = self.task.exception() if self.task is not None and self.task.done() else None
+        return str(error) if isinstance(error, NodeLost) else None
+
 
 class Pool:
     """The allocations of one campaign. Used by one thread, and never waits, except in `close`."""
@@ -180,7 +199,7 @@ class Pool:
         self._source = source
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._handler = logging.FileHandler(folder / "parsl.log")
+        self._handler = logging.FileHandler(folder / "allocations.log")
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(threadName)s %(levelname)s %(message)s"))
         logger = logging.getLogger("parsl")
         logger.addHandler(self._handler)
@@ -281,7 +300,15 @@ class Pool:
             return
         self._count += 1
         name = f"frontrunner-{self._count}"
-        self._allocations.append(HeldAllocation(self._source, name, self._folder / name))
+        self._allocations.append(_requested(self._source, name, self._folder / name))
+
+
+def _requested(source: NodeSource, name: str, folder: Path) -> HeldAllocation:
+    if source.scheduler != RAY:
+        return ParslAllocation(source, name, folder)
+    from frontrunner.evaluators.cluster.ray_allocation import RayAllocation
+
+    return RayAllocation(source, name, folder)
 
 
 class Waiting(NamedTuple):

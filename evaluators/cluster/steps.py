@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from frontrunner.evaluators.cluster.agent import RANK_AGENT, Heartbeat, NodeReport, Step, StepFolder
 from frontrunner.evaluators.cluster.allocations import HeldAllocation, Placed, Pool, Waiting
-from frontrunner.evaluators.cluster.settings import NodeSource
+from frontrunner.evaluators.cluster.settings import RAY, NodeSource
 from frontrunner.evaluators.probe.files import tail
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.watch import QueuedProbes, Watch
@@ -40,8 +40,10 @@ class Dispatcher:
 
     def __init__(self, setup: ProbeSetup, source: NodeSource) -> None:
         self._setup = setup
+        self._is_ray = source.scheduler == RAY
         folder = setup.work_folder.resolve() / "dispatch" / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
-        if not _PLAIN_PATH.fullmatch(str(folder)):  # Parsl submits scripts through a shell, by unquoted paths
+        # Parsl submits scripts through a shell, by unquoted paths.
+        if not self._is_ray and not _PLAIN_PATH.fullmatch(str(folder)):
             expected = "a path of letters, digits and _@%+=:,./-, which Parsl hands to a shell as it is"
             raise bad_value("store.run_folder", str(folder), expected)
         self._lifeline = folder / "lifeline"
@@ -89,6 +91,7 @@ class Dispatcher:
             silence_s=settings.lifeline_s or SILENCE_S,
             scratch=None if scratch is None else str(scratch),
             agent=agent,
+            ends_with_driver=self._is_ray,
         ).write()
         expected_end_s = time.monotonic() + self._expected_s
         return self._pool.start(step, allocation, nodes=nodes, expected_end_s=expected_end_s)
@@ -142,7 +145,8 @@ class StepNodes:
     @property
     def were_taken_away(self) -> bool:
         """Return whether the machine was, from a step that was lost."""
-        return self.interrupted is not None or self.placed.allocation.ended_s is not None
+        placed = self.placed
+        return self.interrupted is not None or placed.allocation.ended_s is not None or placed.node_lost is not None
 
     def read(self) -> None:
         """Read what the nodes report."""
@@ -169,12 +173,15 @@ class StepNodes:
             return f"its {placed.nodes} nodes had not all begun within {START_TIMEOUT_S:g} s"
         self._over_s = self._over_s or now
         is_explained = self.interrupted is not None and placed.allocation.ended_s is not None
+        is_explained = is_explained or placed.node_lost is not None
         wait_s = LAST_FILES_S if self.interrupted is None else VERDICT_S
         return self._why_over() if is_explained or now - self._over_s > wait_s else None
 
     def _why_over(self) -> str:
         if self.placed.allocation.ended_s is not None:
             return self.placed.allocation.why
+        if self.placed.node_lost is not None:
+            return self.placed.node_lost
         if self.interrupted is not None:
             return f"node {self.interrupted.host} was told to end ({self.interrupted.interrupted})"
         for report in self.reports.values():

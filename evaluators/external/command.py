@@ -261,7 +261,7 @@ def expressible(survey: Survey, setup: ProbeSetup, make: MakeCommand) -> Survey:
     """
     refused, seen = dict[int, Reason](), dict[object, Recipe]()
     for row, recipe in enumerate(survey.recipes):
-        request = request_of(setup, recipe, ANYWHERE)
+        request = request_of(setup.at(recipe), recipe, ANYWHERE)
         command = make(request)
         if isinstance(command, Reason):
             refused[row] = command
@@ -269,7 +269,7 @@ def expressible(survey: Survey, setup: ProbeSetup, make: MakeCommand) -> Survey:
         variables = environment_of(command, request, setup.command).items() - places(field_values(request)).items()
         starts = nodes_used(recipe, setup.problem) if request.start_per == "node" else recipe.devices
         twin = seen.setdefault(
-            (command.arguments, frozenset(command.files.items()), frozenset(variables), starts), recipe
+            (command.arguments, frozenset(command.files.items()), frozenset(variables), starts, recipe.group), recipe
         )
         if twin != recipe:
             differing = [f.name for f in fields(Recipe) if getattr(twin, f.name) != getattr(recipe, f.name)]
@@ -283,6 +283,7 @@ def expressible(survey: Survey, setup: ProbeSetup, make: MakeCommand) -> Survey:
 
 def check_program(setup: ProbeSetup, make: MakeCommand, recipe: Recipe) -> None:
     """Raise `InvalidInput` if there are no nodes for a recipe's command, or no program or start folder."""
+    setup = setup.at(recipe)
     command = make(request_of(setup, recipe, ANYWHERE))
     if isinstance(command, Reason):
         return

@@ -14,6 +14,30 @@ TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}
 
 
 @dataclass(frozen=True, kw_only=True)
+class OptimizerConstants:
+    """Constants of the optimizers, by default those of GPT-3 (arXiv 2005.14165, appendix B).
+
+    `momentum` is for SGD, which has no weight decay here; the next four are for AdamW. Gradients are clipped at their
+    global 2-norm, with 0 not at all.
+    """
+
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    momentum: float = 0.9
+    gradient_clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        owner = "probe.optimizer_constants"
+        require_at_least(owner, 0, weight_decay=self.weight_decay, gradient_clip_norm=self.gradient_clip_norm)
+        require_above_zero(f"{owner}.epsilon", self.epsilon, "a number above 0")
+        for key in ("beta1", "beta2", "momentum"):
+            if not 0 <= (value := getattr(self, key)) < 1:
+                raise bad_value(f"{owner}.{key}", value, "a number from 0 to below 1")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProbeSettings:
     """How one recipe is measured.
 
@@ -41,6 +65,9 @@ class ProbeSettings:
     """`adamw` or `sgd`."""
     learning_rate: float = 3e-4
     """Constant during a probe."""
+    optimizer_constants: OptimizerConstants = OptimizerConstants()
+    """Of probes and replays: weight decay and epsilon of AdamW, its betas, SGD's momentum, and the global norm at which
+    gradients are clipped (0: not at all). By default those of GPT-3: 0.1, 1e-8, 0.9 and 0.95, 0.9, 1."""
 
     def __post_init__(self) -> None:
         require_at_least("probe", 0, warm_up_steps=self.warm_up_steps)
@@ -78,10 +105,33 @@ class Schedule:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataFile:
+    """One of several files, and its share of the sequences: its weight over the sum of all weights."""
+
+    path: str
+    weight: float
+
+    def __post_init__(self) -> None:
+        require_above_zero("data.files.weight", self.weight, "a number above 0: a share, over the sum of all weights")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """Training text: a `.bin` file of tokens, any other file read as bytes, or None for the built-in text."""
+    """Training text: `.bin` files of tokens, any other files read as bytes, or by default the built-in text."""
 
     path: str | None = None
     """A `.bin` file of token ids, as `frontrunner prepare` writes it (one without a description beside it: uint16;
     uint32 for vocabularies above 65,536), or any other file, read as one token per byte. Relative to the campaign
     file; by default a built-in text."""
+    files: tuple[DataFile, ...] = ()
+    """Instead of `path` several such files, of one tokenizer: `[{ path = "web.bin", weight = 0.7 }, { path =
+    "code.bin", weight = 0.3 }]`. A file's share of the sequences is its weight over the sum of all."""
+
+    def __post_init__(self) -> None:
+        if self.files and self.path is not None:
+            raise bad_value("data.path", self.path, "no path beside data.files")
+
+    @property
+    def named(self) -> tuple[tuple[str | None, float], ...]:
+        """Return path and weight of each file; the path of the built-in text is None."""
+        return tuple((one.path, one.weight) for one in self.files) or ((self.path, 1.0),)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.probe import TORCH_DEVICES, DataSettings, ProbeSettings
+from frontrunner.evaluators.probe import TORCH_DEVICES, DataFile, DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.text.token_file import described, dtype_for
 from frontrunner.evaluators.trainer.data import BYTE_VOCABULARY, builtin_text, write_token_file
@@ -22,10 +24,6 @@ from frontrunner.spaces.recipe import Recipe, plain_recipe
 JOB_VERSION = 2
 DEADLINE_SHARE = 0.8
 """Assumed: the share of a probe's deadline after which an adaptive probe takes no further optional step."""
-WEIGHT_DECAY = 0.1
-BETAS = (0.9, 0.95)
-MOMENTUM = 0.9
-"""Optimizer settings of GPT-3 (arXiv 2005.14165, appendix B); momentum is for SGD."""
 OPTIMIZER_STATES = {"adamw": 2, "sgd": 1}
 """Tensors that an optimizer keeps for each parameter: two moments, or the momentum."""
 
@@ -43,16 +41,23 @@ class Corpus:
     path: Path
     dtype: str
     held_out_tokens: int | None = None
-
-    def job_table(self) -> dict[str, Any]:
-        """Return the job's `data`."""
-        held_out = {} if self.held_out_tokens is None else {"held_out_tokens": self.held_out_tokens}
-        return {"path": str(self.path), "dtype": self.dtype} | held_out
+    weight: float = 1.0
 
 
-def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpus) -> dict[str, Any]:
+def data_tables(tokens: Sequence[Corpus]) -> dict[str, Any]:
+    """Return the job's `data` and, of several files, `more_data`; of one file the job is as in earlier versions."""
+    tables = [
+        {"path": str(one.path), "dtype": one.dtype}
+        | ({} if one.held_out_tokens is None else {"held_out_tokens": one.held_out_tokens})
+        | ({} if len(tokens) == 1 else {"weight": one.weight})
+        for one in tokens
+    ]
+    return {"data": tables[0]} | ({"more_data": tables[1:]} if tables[1:] else {})
+
+
+def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Sequence[Corpus]) -> dict[str, Any]:
     """Return what the jobs of a probe and of a replay have in common."""
-    cluster = setup.problem.cluster
+    cluster, constants = setup.problem.cluster, setup.probe.optimizer_constants
     return {
         "version": JOB_VERSION,
         "model": asdict(setup.problem.model),
@@ -63,13 +68,11 @@ def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corp
         "optimizer": {
             "name": setup.probe.optimizer,
             "learning_rate": setup.probe.learning_rate,
-            "weight_decay": WEIGHT_DECAY if setup.probe.optimizer == "adamw" else 0.0,
-            "beta1": BETAS[0],
-            "beta2": BETAS[1],
-            "momentum": MOMENTUM,
-            "gradient_clip_norm": 1.0,
+            **asdict(constants),
+            "weight_decay": constants.weight_decay if setup.probe.optimizer == "adamw" else 0.0,
+            "gradient_clip_norm": constants.gradient_clip_norm or None,
         },
-        "data": tokens.job_table(),
+        **data_tables(tokens),
         "seed": setup.seed,
         "device": TORCH_DEVICES[cluster.backend],
         "memory_limit_bytes_per_rank": cluster.memory_bytes_per_device if cluster.backend == "cpu" else None,
@@ -79,7 +82,7 @@ def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corp
     }
 
 
-def probe_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpus) -> dict[str, Any]:
+def probe_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Sequence[Corpus]) -> dict[str, Any]:
     """Return the job of a short measuring run."""
     settings = setup.probe
     adaptive = {
@@ -97,7 +100,7 @@ def probe_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpu
 
 
 def profile_job(
-    setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpus, *, steps: int, samples_host: bool
+    setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Sequence[Corpus], *, steps: int, samples_host: bool
 ) -> dict[str, Any]:
     """Return the job of a probe that goes on to trace `steps` steps; without a memory limit, as profilers need some."""
     profile = {"traced_steps": steps, "sampled_steps": steps if samples_host else 0}
@@ -108,7 +111,7 @@ def profile_job(
 def dry_run_job(problem: Problem, probe: ProbeSettings, recipe: Recipe) -> dict[str, Any]:
     """Return the job of a dry run, which reads no data, writes no file and has no memory limit."""
     setup = ProbeSetup(problem=problem, probe=probe, data=DataSettings(), work_folder=Path(), seed=0)
-    job = probe_job(setup, recipe, Path(), Corpus(Path(), "uint32"))
+    job = probe_job(setup, recipe, Path(), (Corpus(Path(), "uint32"),))
     return job | {"memory_limit_bytes_per_rank": None}
 
 
@@ -137,12 +140,16 @@ def disk_table(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> dict[str,
     return {"folder": str(folder), "needed_bytes": held * bytes_per_parameter}
 
 
-def corpus(data: DataSettings, work_folder: Path, problem: Problem) -> Corpus:
-    """Return the token file of a campaign, created in `work_folder` from text; raises as `check_data` does."""
+def corpus(data: DataSettings, work_folder: Path, problem: Problem) -> tuple[Corpus, ...]:
+    """Return the token files of a campaign, created in `work_folder` from text; raises as `check_data` does."""
     check_data(data, problem)
-    if (tokens := _token_file(data, problem)) is not None:
+    return tuple(replace(_corpus(path, work_folder, problem), weight=weight) for path, weight in data.named)
+
+
+def _corpus(named: str | None, work_folder: Path, problem: Problem) -> Corpus:
+    if (tokens := _token_file(named, problem)) is not None:
         return tokens
-    text = builtin_text() if data.path is None else Path(data.path).read_bytes()
+    text = builtin_text() if named is None else Path(named).read_bytes()
     name = f"{_OF_BYTES[0]}{platform.python_version()}"
     if isinstance(text, bytes):
         name = f"{_OF_BYTES[1]}{hashlib.sha256(text).hexdigest()[:12]}"
@@ -161,71 +168,120 @@ def holds_bytes(token_file: Path) -> bool:
 
 def check_data(data: DataSettings, problem: Problem) -> None:
     """Raise what `corpus` raises for unusable data; write nothing."""
-    vocabulary = problem.model.vocabulary
+    tokenizers: dict[str, str] = {}
+    for path, _ in data.named:
+        with _reading(data, path):
+            _check_file(path, problem, _key(data))
+            if path is not None and (tokenizer := _tokenizer(Path(path))) is not None:
+                tokenizers.setdefault(tokenizer, path)
+    if len(tokenizers) > 1:
+        first, other = list(tokenizers.values())[:2]
+        expected = f"tokens of the tokenizer of {first}; of text each byte is a token"
+        raise bad_value(_key(data), other, expected, hint="prepare both with one tokenizer: frontrunner prepare")
+
+
+def _key(data: DataSettings) -> str:
+    return "data.files.path" if data.files else "data.path"
+
+
+@contextmanager
+def _reading(data: DataSettings, path: str | None) -> Iterator[None]:
     try:
-        if (tokens := _token_file(data, problem)) is not None:
-            count = _checked_tokens(tokens, problem)
-        elif vocabulary < BYTE_VOCABULARY:
-            expected = f"at least {BYTE_VOCABULARY}: text is read as one token per byte"
-            raise bad_value("model.vocabulary", vocabulary, expected)
-        else:  # one token per byte, and the end of the document
-            size_bytes = len(builtin_text().encode()) if data.path is None else _size_bytes(Path(data.path))
-            count = size_bytes + 1
+        yield
     except OSError as error:
-        raise bad_value("data.path", data.path, f"a file that can be read: {error.strerror}") from None
+        raise bad_value(_key(data), path, f"a file that can be read: {error.strerror}") from None
+
+
+def _check_file(path: str | None, problem: Problem, key: str) -> None:
+    vocabulary = problem.model.vocabulary
+    if (tokens := _token_file(path, problem)) is not None:
+        count = _checked_tokens(tokens, problem, key)
+    elif vocabulary < BYTE_VOCABULARY:
+        expected = f"at least {BYTE_VOCABULARY}: text is read as one token per byte"
+        raise bad_value("model.vocabulary", vocabulary, expected)
+    else:  # one token per byte, and the end of the document
+        size_bytes = len(builtin_text().encode()) if path is None else _size_bytes(Path(path))
+        count = size_bytes + 1
     fewest = MIN_SEQUENCES * (problem.sequence_length + 1)
     if count < fewest:
         expected = f"at least {fewest:,} tokens, {MIN_SEQUENCES} sequences of {problem.sequence_length}"
-        expected = f"a text of {expected}; the built-in one" if data.path is None else f"{expected}; it"
-        raise bad_value("data.path", data.path, f"{expected} has {count:,}")
+        expected = f"a text of {expected}; the built-in one" if path is None else f"{expected}; it"
+        raise bad_value(key, path, f"{expected} has {count:,}")
 
 
-def training_data(data: DataSettings) -> TrainingData:
+def _tokenizer(path: Path) -> str | None:
+    """Return what two files of the same tokenizer have in common; None where it is not known."""
+    if path.suffix != ".bin":
+        return "bytes"
+    if (found := described(path)) is None:
+        return None
+    return _sha256(path.parent / found.tokenizer)
+
+
+def _sha256(file: Path) -> str | None:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+
+
+def training_data(data: DataSettings) -> tuple[TrainingData, ...]:
     """Return which data these are; raises `InvalidInput` for a file that cannot be read."""
-    prepared: dict[str, Any] = {}
-    if data.path is None:
-        text = builtin_text().encode()
-        head, size_bytes = text[:HEAD_BYTES], len(text)
+    found = []
+    for path, weight in data.named:
+        with _reading(data, path):
+            found.append(replace(_stated(path), weight=weight))
+    return tuple(found)
+
+
+def _stated(named: str | None) -> TrainingData:
+    if named is None:
+        head = text = builtin_text().encode()
+        size_bytes = len(text)
     else:
-        path = Path(data.path)
-        try:
-            with path.open("rb") as file:
-                head, size_bytes = file.read(HEAD_BYTES), path.stat().st_size
-            if path.suffix == ".bin" and (found := described(path)) is not None:
-                tokenizer = path.parent / found.tokenizer
-                prepared = {"tokenizer": found.tokenizer, "held_out_tokens": found.held_out_tokens}
-                if tokenizer.is_file():  # training does not need it
-                    prepared["tokenizer_sha256"] = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
-        except OSError as error:
-            raise bad_value("data.path", data.path, f"a file that can be read: {error.strerror}") from None
-    head_sha256 = hashlib.sha256(head).hexdigest()
-    return TrainingData(path=data.path, size_bytes=size_bytes, head_sha256=head_sha256, **prepared)
+        path = Path(named)
+        with path.open("rb") as file:
+            head, size_bytes = file.read(HEAD_BYTES), path.stat().st_size
+    stated = TrainingData(path=named, size_bytes=size_bytes, head_sha256=hashlib.sha256(head[:HEAD_BYTES]).hexdigest())
+    if named is None or path.suffix != ".bin" or (found := described(path)) is None:
+        return stated
+    return replace(
+        stated,
+        tokenizer=found.tokenizer,
+        tokenizer_sha256=_sha256(path.parent / found.tokenizer),  # training does not need it
+        held_out_tokens=found.held_out_tokens,
+    )
 
 
-def require_same_data(stated: TrainingData) -> None:
+def data_of(stated: Sequence[TrainingData]) -> DataSettings:
+    """Return the settings of data that are stated, with at least one file."""
+    if len(stated) == 1:
+        return DataSettings(path=stated[0].path)
+    return DataSettings(files=tuple(DataFile(path=str(one.path), weight=one.weight) for one in stated))
+
+
+def require_same_data(stated: Sequence[TrainingData]) -> None:
     """Raise `InvalidInput` unless the data are here as they were."""
     remedy = "name the data to train on: --data FILE, or --data built-in"
     try:
-        found = training_data(DataSettings(path=stated.path))
+        all_found = training_data(data_of(stated))
     except InvalidInput as error:
         raise InvalidInput(
             f"the data that the recipe was trained on are not here: {error.message}", hint=remedy
         ) from None
-    if found == stated:
-        return
-    named = "the built-in text of this Python" if stated.path is None else stated.path
-    differs = "another content"
-    if found.size_bytes != stated.size_bytes:
-        differs = f"{found.size_bytes:,} bytes, not {stated.size_bytes:,}"
-    elif found.head_sha256 == stated.head_sha256:
-        differs = "another tokenizer or held-out part"
-    raise InvalidInput(f"{named} is not what the recipe was trained on: it has {differs}", hint=remedy)
+    for one, found in zip(stated, all_found, strict=True):
+        if replace(found, weight=one.weight) == one:
+            continue
+        named = "the built-in text of this Python" if one.path is None else one.path
+        differs = "another content"
+        if found.size_bytes != one.size_bytes:
+            differs = f"{found.size_bytes:,} bytes, not {one.size_bytes:,}"
+        elif found.head_sha256 == one.head_sha256:
+            differs = "another tokenizer or held-out part"
+        raise InvalidInput(f"{named} is not what the recipe was trained on: it has {differs}", hint=remedy)
 
 
-def _token_file(data: DataSettings, problem: Problem) -> Corpus | None:
-    if data.path is None or not data.path.endswith(".bin"):
+def _token_file(named: str | None, problem: Problem) -> Corpus | None:
+    if named is None or not named.endswith(".bin"):
         return None
-    path = Path(data.path)
+    path = Path(named)
     if (prepared := described(path)) is not None:
         return Corpus(path, prepared.dtype, prepared.held_out_tokens)
     return Corpus(path, dtype_for(problem.model.vocabulary))
@@ -236,7 +292,7 @@ def _size_bytes(path: Path) -> int:
         return path.stat().st_size
 
 
-def _checked_tokens(file: Corpus, problem: Problem) -> int:
+def _checked_tokens(file: Corpus, problem: Problem, key: str) -> int:
     vocabulary, prepared = problem.model.vocabulary, described(file.path)
     if prepared is not None:
         if prepared.vocabulary > vocabulary:
@@ -245,14 +301,14 @@ def _checked_tokens(file: Corpus, problem: Problem) -> int:
         least, held_out = problem.sequence_length + 1, prepared.held_out_tokens
         if held_out < least:
             expected = f"at least {least:,} tokens held out for evaluation, a sequence; it has {held_out:,}"
-            raise bad_value("data.path", str(file.path), expected, hint="prepare it again with a larger --validation")
+            raise bad_value(key, str(file.path), expected, hint="prepare it again with a larger --validation")
         return prepared.tokens
     size_bytes, width = _size_bytes(file.path), np.dtype(file.dtype).itemsize
     if size_bytes % width:
         expected = f"tokens of {width} bytes each; the file has {size_bytes:,} bytes"
-        raise bad_value("data.path", str(file.path), expected)
+        raise bad_value(key, str(file.path), expected)
     highest = int(np.memmap(file.path, dtype=file.dtype, mode="r").max()) if size_bytes else 0
     if highest >= vocabulary:
         expected = f"tokens below model.vocabulary = {vocabulary}; it has {highest}"
-        raise bad_value("data.path", str(file.path), expected)
+        raise bad_value(key, str(file.path), expected)
     return size_bytes // width

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -24,7 +24,7 @@ from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOr
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, refuse_unstorable
 from frontrunner.spaces.recipe import Recipe
 
-MakeJob = Callable[[ProbeSetup, Recipe, Path, Corpus], dict[str, Any]]
+MakeJob = Callable[[ProbeSetup, Recipe, Path, Sequence[Corpus]], dict[str, Any]]
 
 STUCK_S = 60.0
 """How long a probe waits for killed ranks of another that do not end; the campaign is paused then."""
@@ -162,7 +162,7 @@ class RankedProbes(QueuedProbes[AnyWatch]):
 
     def __init__(self, setup: ProbeSetup) -> None:
         super().__init__(setup)
-        self.tokens: Corpus = corpus(setup.data, setup.work_folder, setup.problem)
+        self.tokens = corpus(setup.data, setup.work_folder, setup.problem)
 
     def harvest(self, order: ProbeOrder) -> Outcome | None:
         """Return the outcome on disk, or what its ranks had finished measuring when their driver died."""

@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import inspect
 import pydoc_data.topics
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from frontrunner.spaces.document import write_bytes
 
 if TYPE_CHECKING:
     import torch
 
+    from frontrunner.evaluators.trainer.job import Job
+
+    Places = NDArray[np.intp]
+
 END_OF_DOCUMENT = 256
 BYTE_VOCABULARY = 257
 HELD_OUT_FRACTION = 0.05
+GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
+"""Its fraction, times 2 ** 64."""
 
 # Pure-Python modules of the standard library with much prose in them, by name so that the order never changes.
 _MODULES = (
@@ -80,7 +88,29 @@ class Batch:
             yield Batch(inputs=self.inputs[part], targets=self.targets[part])
 
 
-class TokenFile:
+class Tokens(ABC):
+    """Batches of tokens, each a pure function of the seed and its number, whichever part of it a rank reads."""
+
+    def training_batch(self, step: int, *, sequences: slice, global_batch_seqs: int) -> Batch:
+        """Return the part `sequences` of the global batch of `step`: each sequence starts at a seeded random place."""
+        return self._batch(step, sequences, global_batch_seqs, trains=True)
+
+    def evaluation_batch(self, number: int, *, sequences: slice, global_batch_seqs: int) -> Batch:
+        """Return the part `sequences` of a held-out batch; the same `number` is the same batch at every evaluation."""
+        return self._batch(number, sequences, global_batch_seqs, trains=False)
+
+    def _batch(self, number: int, sequences: slice, count: int, *, trains: bool) -> Batch:
+        import torch
+
+        tokens = torch.from_numpy(self.rows(number, np.arange(count)[sequences], count, trains=trains))
+        return Batch(inputs=tokens[:, :-1].contiguous(), targets=tokens[:, 1:].contiguous())
+
+    @abstractmethod
+    def rows(self, number: int, places: Places, count: int, *, trains: bool) -> NDArray[np.int64]:
+        """Return the sequences at `places` of a batch of `count`, each with the token that follows it."""
+
+
+class TokenFile(Tokens):
     """A token file, of which the last `held_out_tokens` are for evaluation; mapped into memory, not read.
 
     By default they are the last 5 %.
@@ -100,20 +130,50 @@ class TokenFile:
                 f"a sequence of {sequence_length} needs {sequence_length + 1} of them, and of the others"
             )
 
-    def training_batch(self, step: int, *, sequences: slice, global_batch_seqs: int) -> Batch:
-        """Return the part `sequences` of the global batch of `step`: each sequence starts at a seeded random place."""
-        return self._batch(step, (0, self._held_out_start), sequences, global_batch_seqs)
-
-    def evaluation_batch(self, number: int, *, sequences: slice, global_batch_seqs: int) -> Batch:
-        """Return the part `sequences` of a held-out batch; the same `number` is the same batch at every evaluation."""
-        return self._batch(number, (self._held_out_start, len(self._tokens)), sequences, global_batch_seqs)
-
-    def _batch(self, number: int, between: tuple[int, int], sequences: slice, count: int) -> Batch:
-        import torch
-
-        first, end = between
+    def rows(self, number: int, places: Places, count: int, *, trains: bool) -> NDArray[np.int64]:
+        """See Tokens."""
+        first, end = (0, self._held_out_start) if trains else (self._held_out_start, len(self._tokens))
         generator = np.random.Generator(np.random.PCG64([self._seed, number, first]))
-        starts = generator.integers(first, end - self._sequence_length, size=count)[sequences]
-        rows = np.stack([self._tokens[start : start + self._sequence_length + 1] for start in starts])
-        tokens = torch.from_numpy(rows.astype(np.int64))
-        return Batch(inputs=tokens[:, :-1].contiguous(), targets=tokens[:, 1:].contiguous())
+        starts = generator.integers(first, end - self._sequence_length, size=count)[places]
+        return np.stack([self._tokens[start : start + self._sequence_length + 1] for start in starts]).astype(np.int64)
+
+
+class TokenMixture(Tokens):
+    """Token files that share the sequences of every batch by their weights.
+
+    Of all sequences from the first step on, the n-th is of the file in whose part of [0, 1) the fraction of n x the
+    golden ratio lies: in any run of consecutive sequences each file has its share to within a few.
+    """
+
+    def __init__(self, files: Sequence[TokenFile], weights: Sequence[float]) -> None:
+        self._files, self._ends = files, np.cumsum(weights)[:-1] / np.sum(weights)
+
+    def rows(self, number: int, places: Places, count: int, *, trains: bool) -> NDArray[np.int64]:
+        """See Tokens."""
+        overall = np.uint64(number * count) + places.astype(np.uint64)
+        fractions = (overall * GOLDEN_RATIO >> np.uint64(11)) * 2.0**-53
+        chosen = np.searchsorted(self._ends, fractions, side="right")
+        drawn = [
+            (chosen == one, self._files[one].rows(number, places[chosen == one], count, trains=trains))
+            for one in np.unique(chosen)
+        ]
+        rows = np.empty((len(places), drawn[0][1].shape[1]), dtype=np.int64)
+        for own, part in drawn:
+            rows[own] = part
+        return rows
+
+
+def tokens_of(job: Job) -> Tokens:
+    """Return the token file of a job, or the mixture of several."""
+    named = (job.data, *job.more_data)
+    files = [
+        TokenFile(
+            Path(job.run_folder) / one.path,
+            dtype=one.dtype,
+            sequence_length=job.sequence_length,
+            seed=job.seed,
+            held_out_tokens=one.held_out_tokens,
+        )
+        for one in named
+    ]
+    return TokenMixture(files, [one.weight for one in named]) if job.more_data else files[0]

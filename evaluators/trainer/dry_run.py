@@ -41,7 +41,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from frontrunner.evaluators.trainer import expert_parallel, model, torch_engine
-from frontrunner.evaluators.trainer.data import Batch, TokenFile
+from frontrunner.evaluators.trainer.data import Batch, Tokens
 from frontrunner.evaluators.trainer.job import Job, check_job
 from frontrunner.evaluators.trainer.layout import make_layout
 from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES, LossScale, local, make_states
@@ -424,7 +424,7 @@ def trace(job: Job, *, rank: int, micro_batches: int) -> dict[str, Any]:
         return Batch(inputs=inputs, targets=targets)
 
     with mode, watch:
-        data = cast("TokenFile", SimpleNamespace(training_batch=fake_batch))
+        data = cast("Tokens", SimpleNamespace(training_batch=fake_batch))
         stepper = make_stepper(traced, layout, data, _CPU)
         stepper.scale = LossScale("fp32", _CPU)  # whether a gradient overflowed stands in no fake tensor
         watch.ledger.label(None, Category.PARAMETERS)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from frontrunner.evaluators.trainer import run
-from frontrunner.evaluators.trainer.data import TokenFile
+from frontrunner.evaluators.trainer.data import tokens_of
 from frontrunner.evaluators.trainer.job import Job, check_job
 from frontrunner.evaluators.trainer.layout import make_layout
 from frontrunner.evaluators.trainer.probe_run import run_probe, run_profile
@@ -94,13 +94,7 @@ def _run(job: Job, rank: int, device: torch.device, start: float, phases: list[s
     log = run.ProgressLog(log_path, append=job.mode == "train")
     make_stepper = import_module(f"frontrunner.evaluators.trainer.{job.recipe.engine}_engine").make_stepper
     layout = make_layout(job.recipe, device_type=job.device)
-    data = TokenFile(
-        job.data_path,
-        dtype=job.data.dtype,
-        sequence_length=job.sequence_length,
-        seed=job.seed,
-        held_out_tokens=job.data.held_out_tokens,
-    )
+    data = tokens_of(job)
     stepper: run.Stepper = make_stepper(job, layout, data, device)
     dist.all_reduce(torch.zeros(1, device=device))  # so that no step's time holds another rank's build
     stepper.telemetry.built()

@@ -44,6 +44,7 @@ class Optimizer:
     beta2: float
     momentum: float
     gradient_clip_norm: float | None
+    epsilon: float = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,7 @@ class Data:
     path: str
     dtype: Literal["uint16", "uint32"]
     held_out_tokens: int | None = None
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +108,7 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One training run, as every rank of it reads it."""
+    """One training run, as every rank of it reads it; of several token files the first is `data`."""
 
     version: int
     mode: Literal["probe", "train"]
@@ -125,6 +127,7 @@ class Job:
     train: Train | None
     profile: Profile | None = None
     disk: Disk | None = None
+    more_data: tuple[Data, ...] = ()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -142,8 +145,14 @@ class Job:
 
     @property
     def data_path(self) -> Path:
-        """The token file's path, resolved against the run folder."""
+        """The first token file's path, resolved against the run folder."""
         return Path(self.run_folder) / self.data.path
+
+
+def complete_steps(folder: Path) -> list[int]:
+    """Return the steps of the complete checkpoints in a folder of checkpoints, in ascending order."""
+    # What torch writes last, under another name first.
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in folder.glob("step-*/.metadata"))
 
 
 def check_job(job: Job, *, world_size: int) -> None:

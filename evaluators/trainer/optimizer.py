@@ -22,7 +22,6 @@ COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.fl
 """In what type each precision computes and passes activations between stages; master weights are fp32 in all."""
 FIRST_FACTOR = 2.0**16
 STEPS_BEFORE_GROWTH = 2000
-ADAM_EPSILON = 1e-8
 PART_ELEMENTS = 2**22
 """How many elements' states `NarrowStateOptimizer` widens at a time: 16 MiB for each state in fp32."""
 
@@ -136,7 +135,8 @@ def build_optimizer(
     if options.name == "sgd":
         return torch.optim.SGD(groups, momentum=options.momentum, **common)
     # One pass over each weight instead of one for each of the update's operations. SGD has none over DTensors.
-    return torch.optim.AdamW(groups, betas=(options.beta1, options.beta2), fused=True, **common)
+    common |= {"betas": (options.beta1, options.beta2), "eps": options.epsilon}
+    return torch.optim.AdamW(groups, fused=True, **common)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
@@ -189,7 +189,7 @@ class NarrowStateOptimizer(torch.optim.Optimizer):
         options = self._options
         common: dict[str, Any] = {"lr": rate, "weight_decay": options.weight_decay, "maximize": False, "fused": True}
         if options.name == "adamw":
-            common |= {"beta1": options.beta1, "beta2": options.beta2, "eps": ADAM_EPSILON, "amsgrad": False}
+            common |= {"beta1": options.beta1, "beta2": options.beta2, "eps": options.epsilon, "amsgrad": False}
             adamw(weights, gradients, wide[0], wide[1], [], steps, **common)
         else:
             common |= {"momentum": options.momentum, "dampening": 0.0, "nesterov": False}

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from frontrunner.evaluators.trainer.data import Batch, TokenFile
+from frontrunner.evaluators.trainer.data import Batch, Tokens
 from frontrunner.evaluators.trainer.job import DATA_RANGE, STEP_RANGE, Job
 from frontrunner.evaluators.trainer.layout import Layout
 from frontrunner.evaluators.trainer.model import attention_kernel, attention_order
@@ -81,7 +81,7 @@ class Stepper(ABC):
     optimizer: torch.optim.Optimizer
     runs_ahead = False
 
-    def __init__(self, job: Job, layout: Layout, data: TokenFile, device: torch.device) -> None:
+    def __init__(self, job: Job, layout: Layout, data: Tokens, device: torch.device) -> None:
         self.telemetry = Telemetry(device)  # before anything is built
         self._kernels = ExitStack()  # for as long as this process trains, also in what torch.compile traces
         self._kernels.enter_context(attention_order(device))
@@ -108,6 +108,12 @@ class Stepper(ABC):
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
         """Return every tensor that training goes on from, by names that mean the same on all ranks."""
+
+    def layout_of_state(self) -> dict[str, Tensor]:
+        """Return what checkpoints hold beside `state`, so that others than training can read that; nothing by default.
+
+        Training does not go on from it."""
+        return {}
 
     @abstractmethod
     def restore(self, load: Callable[[dict[str, Tensor]], None]) -> None:

@@ -20,7 +20,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 from torch.distributed.tensor.parallel import loss_parallel
 
 from frontrunner.evaluators.trainer import optimizer
-from frontrunner.evaluators.trainer.data import Batch, TokenFile
+from frontrunner.evaluators.trainer.data import Batch, Tokens
 from frontrunner.evaluators.trainer.data_parallel import FsdpReplicas, Replicas, spread
 from frontrunner.evaluators.trainer.expert_parallel import ExpertLoads, apply_expert_parallel
 from frontrunner.evaluators.trainer.job import Job
@@ -142,7 +142,7 @@ def _build_part(job: Job, layout: Layout, layers: range, device: torch.device) -
 class TorchStepper(Stepper):
     """Steps of the torch engine; gradients come out multiplied by `scale`."""
 
-    def __init__(self, job: Job, layout: Layout, data: TokenFile, device: torch.device) -> None:
+    def __init__(self, job: Job, layout: Layout, data: Tokens, device: torch.device) -> None:
         super().__init__(job, layout, data, device)
         self.scale = optimizer.LossScale(job.precision, device)
         self.runs_ahead = job.mode == "train" and device.type != "cpu" and not self.scale.is_active
@@ -342,7 +342,7 @@ class WholeStepper(TorchStepper):
 class PipelineStepper(TorchStepper):
     """Some stages of the model: a schedule runs the micro-batches through the ranks of the pipeline."""
 
-    def __init__(self, job: Job, layout: Layout, data: TokenFile, device: torch.device) -> None:
+    def __init__(self, job: Job, layout: Layout, data: Tokens, device: torch.device) -> None:
         super().__init__(job, layout, data, device)
         self._schedule = build_schedule(self._parts, layout, self._scaled_loss, device)
 
@@ -428,7 +428,7 @@ def build_schedule(
     return cast("PipelineScheduleSingle | PipelineScheduleMulti", schedule)
 
 
-def make_stepper(job: Job, layout: Layout, data: TokenFile, device: torch.device) -> TorchStepper:
+def make_stepper(job: Job, layout: Layout, data: Tokens, device: torch.device) -> TorchStepper:
     """Return the steps of this rank."""
     kind = WholeStepper if job.recipe.pipeline_parallel == 1 else PipelineStepper
     return kind(job, layout, data, device)

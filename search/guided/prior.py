@@ -74,7 +74,7 @@ def custom_features(recipes: Sequence[Recipe], custom: Mapping[str, CustomKnob])
     """Return a column for each knob of numbers or true and false, and for each text but a knob's first."""
     columns: list[Rows] = []
     for name, knob in custom.items():
-        dimension = custom_dimension(name, knob)
+        dimension = DIMENSIONS.get(name) or custom_dimension(name, knob)
         if any(isinstance(value, str) for value in knob.values):
             columns += [each(recipes, partial(_has, one=dimension, value=one), np.float64) for one in knob.values[1:]]
             continue
@@ -133,6 +133,16 @@ class Prior:
 
 def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     """Judge legal recipes by the formulas."""
+    split = problem.split(recipes)
+    if len(split) == 1:
+        return _of_one_group(recipes, split[0][0])
+    parts = [(_of_one_group(chosen(recipes, np.asarray(places)), own), places) for own, places in split]
+    order = np.argsort(np.concatenate([places for _, places in parts]))
+    columns = {one.name: np.concatenate([getattr(part, one.name) for part, _ in parts])[order] for one in fields(Prior)}
+    return Prior(**columns)
+
+
+def _of_one_group(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     rows = len(recipes)
     step_time_s, felt = np.full(rows, np.nan), np.zeros((rows, len(LEARNED)))
     memory = np.full((rows, len(MEMORY_PARTS) + 1), np.nan)
@@ -140,7 +150,7 @@ def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     deviations = prior_deviations(problem.cluster, problem.precision)
     deviations["exchange_s"] = deviations["network_latency_s"]
     places = np.flatnonzero(each(recipes, not_modelled) == None)  # noqa: E711 - of each row
-    for rows_of, machine, work in blocks(chosen(recipes, places), problem):
+    for rows_of, _, machine, work in blocks(chosen(recipes, places), problem):
         block, peak = places[rows_of], peak_memory(machine, work)
         step_time_s[block] = step_time(machine, work).total
         felt[block] = slopes(problem.cluster, problem.precision, machine.software, work, deviations, LEARNED)

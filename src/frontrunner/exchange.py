@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner import __version__
-from frontrunner.config.campaign import named_cluster, read_campaign_file
+from frontrunner.config.campaign import named_cluster, named_data, read_campaign_file
 from frontrunner.config.recipe_file import FIGURES, Measured, NodeSettings, Origin, RecipeFile, Training, read, to_text
 from frontrunner.config.settings import shown_store, store_url
 from frontrunner.config.toml_file import read_text
 from frontrunner.evaluators.export.reading import Given, is_harmless
 from frontrunner.evaluators.export.tools import SCHEDULERS, TOOLS, batch_script, tool_named
-from frontrunner.evaluators.probe import BUILT_IN_DATA, DataSettings
 from frontrunner.evaluators.probe.job import training_data
 from frontrunner.evaluators.tables.reading import Reading, Repeats, TableForm
 from frontrunner.evaluators.tables.reading import read as read_table
@@ -84,8 +83,7 @@ def exported(store: LocalStore, recipe: str, *, to: str, data: str | None = None
         raise bad_value("--to", to, f"one of {', '.join(TARGETS)}, optuna", hint=did_you_mean(to, (*TARGETS, "optuna")))
     file = read(Path(recipe)) if names_a_file(recipe) else recipe_file(store.show(recipe))
     if data is not None:
-        stated = training_data(DataSettings(path=None if data == BUILT_IN_DATA else str(Path(data).absolute())))
-        file = replace(file, training=replace(file.training, data=stated))
+        file = replace(file, training=replace(file.training, data=training_data(named_data(data))))
     if to == RECIPE_FILE:
         return to_text(file)
     if to in SCHEDULERS:
@@ -129,7 +127,7 @@ def recipe_file(explanation: Explanation) -> RecipeFile:
         measured = Measured(campaign=campaign.name, figures=campaign.figures, trainer=trainer, **figures)
     ran_with = [attempt.provenance.versions for attempt in appearance.attempts if attempt.provenance is not None]
     versions = dict(ran_with[-1]) if ran_with else {}
-    data = trained_on(explanation, campaign) if standing is not None and not spec.trainer else None
+    data = trained_on(explanation, campaign) if standing is not None and not spec.trainer else ()
     return _file(spec, explanation.recipe, explanation.recipe_id, measured, versions, data)
 
 
@@ -149,22 +147,23 @@ def _file(
     identity: str,
     measured: Measured | None,
     versions: Mapping[str, str],
-    data: TrainingData | None,
+    data: tuple[TrainingData, ...],
 ) -> RecipeFile:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    if data is None and not (spec.trainer or spec.evaluator == IMPORTED):
+    now, dispatch = datetime.now(UTC).isoformat(timespec="seconds"), spec.dispatch.of_group(recipe.group)
+    if not data and not (spec.trainer or spec.evaluator == IMPORTED):
         with suppress(InvalidInput):  # no probe has recorded them, and the file may be gone
             data = training_data(spec.data)
     return RecipeFile(
         recipe_id=identity,
-        problem=spec.problem,
+        problem=spec.problem.at(recipe),
         recipe=recipe,
         training=Training(
             optimizer=spec.probe.optimizer,
+            optimizer_constants=spec.probe.optimizer_constants,
             schedule=schedule_of(spec),
             seed=spec.search.seed,
             data=data,
-            nodes=NodeSettings(**{one.name: getattr(spec.dispatch, one.name) for one in fields(NodeSettings)}),
+            nodes=NodeSettings(**{one.name: getattr(dispatch, one.name) for one in fields(NodeSettings)}),
         ),
         measured=measured,
         origin=Origin(written_by=f"frontrunner {__version__}", written_at=now, measured_with=versions),
@@ -176,6 +175,8 @@ def import_config(
 ) -> ImportedRecipe:
     """Read another tool's configuration as a recipe of the campaign file's problem; `stated` gives more choices."""
     spec = read_campaign_file(Path(campaign)).spec
+    space, problem = spec.space.in_one_group(spec.problem)
+    spec = replace(spec, space=space, problem=problem)
     path = Path(path)
 
     def beside(name: str) -> str | None:
@@ -196,7 +197,7 @@ def import_config(
         illegal=str(reason) if reason else None,
         ignored=tuple(key for key in left_out if not is_harmless(key)),
         harmless=tuple(filter(is_harmless, left_out)),
-        file=None if reason else _file(spec, recipe, identity, None, {}, None),
+        file=None if reason else _file(spec, recipe, identity, None, {}, ()),
     )
 
 
@@ -296,7 +297,7 @@ def _campaign(table: TableProblem, found: Reading, given: str | None) -> Importe
     if len(found.problems) > 1:
         apart = f"{recipes[0].devices}x-s{problem.sequence_length}-b{problem.global_batch}"
         name = campaign_name_from(f"{name}-{problem.model.name}-{apart}")
-    values = {one.name: {one.of(recipe) for recipe in recipes} for one in DIMENSIONS.values()}
+    values = {one.name: {one.of(recipe) for recipe in recipes} for one in DIMENSIONS.values() if one.is_everywhere}
     values["schedule"].discard("none")
     listed: dict[str, Any] = {key: tuple(sorted(found)) for key, found in values.items() if found}
     space = Space(**listed)

@@ -17,6 +17,7 @@ import pytest
 
 from frontrunner.evaluators.cluster.agent import StepFolder
 from frontrunner.evaluators.external.supervisor import LOG, RUN_TAG, of_node, run_tag
+from frontrunner.evaluators.probe.replay import ReplayStopped
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from support.campaigns import command, frontrunner, marked, started, steps_written, tiny, wait_for, write_toml
@@ -328,7 +329,7 @@ def wait_for_steps(folder: Path, more: int) -> None:
     wait_for(lambda: steps_written(folder) >= before + more, 120, pause_s=0.1)
 
 
-def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_killed_driver(
+def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_stopped_and_a_killed_driver(
     measured: tuple[Path, str], uninterrupted: list[dict[str, str]], slurm: SlurmCluster
 ) -> None:
     home, recipe = measured
@@ -342,7 +343,13 @@ def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_killed_driver(
         wait_for(lambda: len(noted(folder, "failed")) == 2, 60)
         slurm.set_node(slurm.nodes[1], "resume")
         wait_for(lambda: len(noted(folder, "start")) == 3, 120)
-        wait_for_steps(folder, 50)
+        wait_for_steps(folder, 20)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=120) == ReplayStopped.exit_code
+    assert not slurm.jobs(), "the allocation is given back"
+    stopped = json.loads((folder / "result.json").read_text())["final_step"]
+    with started(*arguments, cwd=home) as process:
+        wait_for_steps(folder, 20)
         process.send_signal(signal.SIGKILL)
         process.wait()
     again = frontrunner(*arguments, cwd=home, timeout_s=300)
@@ -350,7 +357,10 @@ def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_killed_driver(
     cancelled, down = (found["why"] for found in noted(folder, "failed"))
     assert "CANCELLED" in cancelled
     assert "NODE_FAIL" in down
-    assert [found["from_checkpoint"] > 0 for found in noted(folder, "start")] == [False, True, True, True]
+    first, *others = [found["from_checkpoint"] for found in noted(folder, "start")]
+    assert first == 0 < others[0]
+    assert others[2] == stopped
+    assert len(others) == 4
     assert_same_run(folder, uninterrupted)
     assert not slurm.jobs(), "the allocation is given back"
 

@@ -57,7 +57,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Imagined]:
         found.append(Imagined(source, name, folder))
         return found[-1]
 
-    monkeypatch.setattr(allocations, "HeldAllocation", imagine)
+    monkeypatch.setattr(allocations, "ParslAllocation", imagine)
     return found
 
 

@@ -28,6 +28,7 @@ from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space
+from frontrunner.store import LocalStore
 from frontrunner.views.charts.knobs import sensitivity
 from frontrunner.views.charts.marks import Chart, knobs
 from support import guided
@@ -95,7 +96,7 @@ def test_values_and_the_way_they_are_given_are_part_of_the_id() -> None:
 def test_a_recipe_keeps_its_knobs_in_stores_and_jobs(value: Any, tmp_path: Path) -> None:
     recipe = tiny_recipe(custom=(Custom(name="a", value=value, env="A"), Custom(name="b", value=value, env="B")))
     stored = recipe_from_json(recipe_to_json(recipe))
-    job = Job.from_json(json.dumps(probe_job(setup_of(tmp_path), recipe, tmp_path, Corpus(Path("x"), "uint16"))))
+    job = Job.from_json(json.dumps(probe_job(setup_of(tmp_path), recipe, tmp_path, (Corpus(Path("x"), "uint16"),))))
     for found in (stored, job.recipe):
         assert found == recipe
         assert [type(one.value) for one in found.custom] == [type(value)] * 2
@@ -150,7 +151,7 @@ def test_a_trainer_is_given_flags_and_variables_where_it_can_take_them(tmp_path:
         spec_of(knobbed(one=ALGORITHM, other=ALGORITHM))
     assert spec_of(tiny(space={"custom": {"algorithm": ALGORITHM}})).space.custom["algorithm"].env == "NCCL_ALGO"
     recipe = tiny_recipe(custom=custom(1, flag="--x {value}"))
-    job = probe_job(setup_of(tmp_path), recipe, tmp_path, Corpus(Path("x"), "uint16"))
+    job = probe_job(setup_of(tmp_path), recipe, tmp_path, (Corpus(Path("x"), "uint16"),))
     with pytest.raises(ValueError, match="custom knob own is an argument of another trainer"):
         Job.from_json(json.dumps(job))
     with pytest.raises(InvalidInput, match="does not take --x 1"):
@@ -216,6 +217,30 @@ def test_a_table_has_a_column_for_each_knob_that_recipes_have(tmp_path: Path) ->
     column = table[f"{CUSTOM}own"]
     assert (str(column.dtype), column.isna().tolist(), column.tolist()[1:]) == ("Int64", [True, False, False], [4, 8])
     assert from_columns(plain_columns(table)).equals(table)
+
+
+def test_recipes_are_filtered_by_their_values_and_defaults(tmp_path: Path) -> None:
+    own = {
+        "own": {"values": [1, 2, 4], "env": "X"},
+        "overlap": {"values": [True, False], "flag": "--o", "default": False},
+    }
+    spec = spec_of(tiny(evaluator="simulated", space={"custom": own, "micro_batch_seqs": [1]}))
+    recipes = [r for r in spec.space.survey(spec.problem).recipes if r.devices == r.data_parallel]
+    recorded(tmp_path / "s.db", spec, [(recipe, [measured(100.0, 0.5)]) for recipe in recipes])
+    store = LocalStore(str(tmp_path / "s.db"))
+    for words, wanted in (
+        (["own=2"], {"own": 2}),
+        (["overlap=no"], {"overlap": None}),
+        (["own=4", "overlap=yes"], {"own": 4, "overlap": True}),
+    ):
+        found = {item.recipe for item in store.recipes(custom=words).items}
+        given = {recipe: {one.name: one.value for one in recipe.custom} for recipe in recipes}
+        assert found == {r for r in recipes if all(given[r].get(name) == value for name, value in wanted.items())}
+        assert 0 < len(found) < len(recipes)
+    with pytest.raises(InvalidInput, match=r'custom = "own=3": expected one of own=1, own=2, own=4'):
+        store.recipes(custom=["own=3"])
+    with pytest.raises(InvalidInput, match=r'custom = "other=3": expected own=VALUE, overlap=VALUE'):
+        store.recipes(custom=["other=3"])
 
 
 def test_charts_have_them_as_knobs_like_others(tmp_path: Path) -> None:

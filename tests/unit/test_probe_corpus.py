@@ -9,8 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frontrunner.evaluators.probe import DataSettings
-from frontrunner.evaluators.probe.job import MIN_SEQUENCES, check_data, corpus, require_same_data, training_data
+from frontrunner.evaluators.probe import DataFile, DataSettings
+from frontrunner.evaluators.probe.job import (
+    MIN_SEQUENCES,
+    check_data,
+    corpus,
+    data_of,
+    data_tables,
+    require_same_data,
+    training_data,
+)
 from frontrunner.evaluators.text.prepare import PrepareSettings, prepare
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
@@ -35,7 +43,7 @@ def written(path: Path, tokens: list[int], dtype: str = "<u2") -> DataSettings:
 def test_text_becomes_a_token_a_byte(tmp_path: Path) -> None:
     text = ("grün " * 200).encode()
     (tmp_path / "a.txt").write_bytes(text)
-    found = corpus(DataSettings(path=str(tmp_path / "a.txt")), tmp_path, PROBLEM)
+    (found,) = corpus(DataSettings(path=str(tmp_path / "a.txt")), tmp_path, PROBLEM)
     tokens = np.fromfile(found.path, dtype=found.dtype)
     assert tokens[:-1].astype(np.uint8).tobytes() == text
     assert found.dtype == "uint16"
@@ -45,14 +53,14 @@ def test_other_text_gets_another_file_and_the_same_text_the_same(tmp_path: Path)
     paths = []
     for content in ("a" * 1000, "b" * 1000, "a" * 1000):
         (tmp_path / "t.txt").write_text(content)
-        paths.append(corpus(DataSettings(path=str(tmp_path / "t.txt")), tmp_path, PROBLEM).path)
+        paths.append(corpus(DataSettings(path=str(tmp_path / "t.txt")), tmp_path, PROBLEM)[0].path)
     assert paths[0] == paths[2] != paths[1]
 
 
 def test_the_built_in_text_fits_a_byte_vocabulary(tmp_path: Path) -> None:
     unfinished = tmp_path / f".builtin-{platform.python_version()}.bin.4711"  # of a driver that was killed meanwhile
     unfinished.touch()
-    found = corpus(DataSettings(), tmp_path, replace(PROBLEM, model=replace(MODEL, vocabulary=257)))
+    (found,) = corpus(DataSettings(), tmp_path, replace(PROBLEM, model=replace(MODEL, vocabulary=257)))
     assert not unfinished.exists()
     tokens = np.fromfile(found.path, dtype=found.dtype)
     assert len(tokens) > 1_000_000
@@ -61,13 +69,13 @@ def test_the_built_in_text_fits_a_byte_vocabulary(tmp_path: Path) -> None:
 
 def test_a_token_file_is_taken_as_it_is(tmp_path: Path) -> None:
     data = written(tmp_path / "t.bin", [299] * FEWEST)
-    assert corpus(data, tmp_path / "unused", PROBLEM).path == tmp_path / "t.bin"
+    assert corpus(data, tmp_path / "unused", PROBLEM)[0].path == tmp_path / "t.bin"
 
 
 def test_wide_vocabularies_are_read_as_32_bits(tmp_path: Path) -> None:
     problem = replace(PROBLEM, model=replace(MODEL, vocabulary=128_256))
     data = written(tmp_path / "t.bin", [128_255] * FEWEST, "<u4")
-    assert corpus(data, tmp_path, problem).dtype == "uint32"
+    assert corpus(data, tmp_path, problem)[0].dtype == "uint32"
 
 
 def test_a_token_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
@@ -159,7 +167,7 @@ def test_a_prepared_file_is_read_by_its_description(tmp_path: Path) -> None:
     data = DataSettings(path=str(path))
 
     check_data(data, large)
-    tokens = corpus(data, tmp_path, large)
+    (tokens,) = corpus(data, tmp_path, large)
     assert (tokens.dtype, tokens.held_out_tokens) == ("uint16", about.held_out_tokens)  # not as the model's size has it
     with pytest.raises(InvalidInput, match=rf"model.vocabulary = 200: expected at least {about.vocabulary}, the voc"):
         check_data(data, replace(PROBLEM, model=replace(MODEL, vocabulary=200)))
@@ -179,7 +187,45 @@ def test_prepared_data_are_the_same_with_their_tokenizer_and_held_out_part_alone
     made = prepare((tmp_path / "a.txt",), PrepareSettings(out=path, train_vocabulary=300, validation=0.1))
     stated = training_data(DataSettings(path=str(path)))
     require_same_data(stated)
-    assert (stated.tokenizer, stated.held_out_tokens) == (made.tokenizer.name, made.description.held_out_tokens)
+    assert (stated[0].tokenizer, stated[0].held_out_tokens) == (made.tokenizer.name, made.description.held_out_tokens)
     made.tokenizer.write_bytes(made.tokenizer.read_bytes() + b" ")
-    with pytest.raises(InvalidInput, match=r"a\.bin. is not what .* another tokenizer or held-out part"):
+    with pytest.raises(InvalidInput, match=r"a\.bin is not what .* another tokenizer or held-out part"):
         require_same_data(stated)
+
+
+def of_files(*weighted: tuple[Path, float]) -> DataSettings:
+    return DataSettings(files=tuple(DataFile(path=str(path), weight=weight) for path, weight in weighted))
+
+
+def test_several_files_are_checked_stated_and_trained_on_one_by_one(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.bin", tmp_path / "b.txt"
+    written(first, [1] * FEWEST)
+    second.write_bytes(b"x" * FEWEST)
+    data = of_files((first, 3.0), (second, 1.0))
+    tables = data_tables(corpus(data, tmp_path, PROBLEM))
+    assert tables["data"] == {"path": str(first), "dtype": "uint16", "weight": 3.0}
+    assert [table["weight"] for table in tables["more_data"]] == [1.0]
+
+    stated = training_data(data)
+    assert data_of(stated) == data
+    require_same_data(stated)
+    second.write_bytes(b"y" * FEWEST)
+    with pytest.raises(InvalidInput, match=r"b\.txt is not what the recipe was trained on: it has another content"):
+        require_same_data(stated)
+    second.write_bytes(b"y" * 10)
+    with pytest.raises(InvalidInput, match=r"^data\.files\.path = .*b\.txt\": expected at least 400 tokens"):
+        check_data(data, PROBLEM)
+
+
+def test_files_of_different_tokenizers_do_not_go_together(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a\n" * 500)
+    (tmp_path / "b.txt").write_text("b c\n" * 500)
+    for name in "ab":
+        settings = PrepareSettings(out=tmp_path / f"{name}.bin", train_vocabulary=258, validation=0.1)
+        prepare((tmp_path / f"{name}.txt",), settings)
+    same = PrepareSettings(out=tmp_path / "c.bin", tokenizer=tmp_path / "a.tokenizer.json", validation=0.1)
+    prepare((tmp_path / "b.txt",), same)
+    check_data(of_files((tmp_path / "a.bin", 1.0), (tmp_path / "c.bin", 1.0)), PROBLEM)
+    for other in ("b.bin", "b.txt"):
+        with pytest.raises(InvalidInput, match=rf"{other}\": expected tokens of the tokenizer of .*a\.bin"):
+            check_data(of_files((tmp_path / "a.bin", 1.0), (tmp_path / other, 1.0)), PROBLEM)

@@ -18,7 +18,7 @@ def test_a_job_equals_what_its_file_gives_back(tmp_path: Path) -> None:
     """A replay that goes on compares its job with the file in its folder."""
     setup = setup_of(tmp_path)
     recipe = tiny_recipe(pipeline_parallel=2, schedule="1f1b", micro_batch_seqs=4, layers_per_stage=(1, 1))
-    tokens = Corpus(path=tmp_path / "tokens.bin", dtype="uint16")
+    tokens = (Corpus(path=tmp_path / "tokens.bin", dtype="uint16"),)
     probe = probe_job(setup, recipe, tmp_path, tokens)
     profile = profile_job(setup, recipe, tmp_path, tokens, steps=3, samples_host=True)
     for job in (probe, profile):
@@ -30,7 +30,7 @@ def test_a_job_equals_what_its_file_gives_back(tmp_path: Path) -> None:
 def test_a_probe_is_adaptive_unless_its_steps_are_counted(tmp_path: Path) -> None:
     counted = setup_of(tmp_path, probe={"warm_up_steps": 3, "measured_steps": 4})
     adaptive = replace(counted, probe=ProbeSettings(warm_up_steps=2, max_steps=9, deadline_s=100.0))
-    tokens = Corpus(path=tmp_path / "tokens.bin", dtype="uint16")
+    tokens = (Corpus(path=tmp_path / "tokens.bin", dtype="uint16"),)
     recipe = tiny_recipe()
     best_tokens_per_s = tokens_per_step(recipe, counted.problem) / 0.5
     order = ProbeOrder(token="a", recipe=recipe, run_folder=tmp_path / "a", best_tokens_per_s=best_tokens_per_s)
@@ -53,5 +53,5 @@ def test_a_replay_trains_with_the_router_however_probes_deal_tokens(tmp_path: Pa
     recipe, settings = tiny_recipe(), ReplaySettings(steps=2)
     options = {"recipe": recipe, "settings": settings, "measured_tokens_per_s": None, "anyway": True}
     planned = plan(recipe_id="0123456789ab", setup=setup, **options)
-    probed = probe_job(setup, recipe, tmp_path, Corpus(path=tmp_path / "tokens.bin", dtype="uint16"))
+    probed = probe_job(setup, recipe, tmp_path, (Corpus(path=tmp_path / "tokens.bin", dtype="uint16"),))
     assert (planned.job["model"]["routing"], probed["model"]["routing"]) == ("learned", "uniform")

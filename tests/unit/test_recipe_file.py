@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from frontrunner.config import recipe_file
+from frontrunner.config.campaign import named_data
 from frontrunner.config.recipe_file import (
     Measured,
     NodeSettings,
@@ -23,9 +24,9 @@ from frontrunner.config.recipe_file import (
     from_text,
     to_text,
 )
-from frontrunner.evaluators.probe import DataSettings, Schedule
+from frontrunner.evaluators.probe import DataSettings, OptimizerConstants, Schedule
 from frontrunner.evaluators.probe.job import training_data
-from frontrunner.evaluators.probe.replay import ReplaySettings
+from frontrunner.evaluators.probe.replay import ReplayPlan, ReplaySettings, prepare
 from frontrunner.exchange import exported
 from frontrunner.recipe_actions import plan_replay
 from frontrunner.results.provenance import TrainingData
@@ -65,7 +66,7 @@ def made(recipe: Recipe = PLAIN, measured: Measured | None = MEASURED) -> Recipe
         recipe_id=recipe_id(PROBLEM, recipe),
         problem=PROBLEM,
         recipe=recipe,
-        training=Training(seed=3, data=DATA, nodes=NODES),
+        training=Training(seed=3, data=(DATA,), nodes=NODES),
         measured=measured,
         origin=origin,
     )
@@ -207,7 +208,9 @@ def test_a_file_is_replayed_on_its_own_data_or_not_at_all(tmp_path: Path) -> Non
     text.write_bytes(b"some words " * 4096)
     data = training_data(DataSettings(path=str(text)))
     schedule = Schedule(learning_rate=0.5, warm_up_steps=7)
-    file = replace(made(), training=Training(data=data, schedule=schedule, nodes=NODES))
+    constants = OptimizerConstants(weight_decay=0.25, beta2=0.5, epsilon=1e-6, gradient_clip_norm=0)
+    training = Training(data=data, schedule=schedule, optimizer_constants=constants, nodes=NODES)
+    file = replace(made(), training=training)
     (tmp_path / "r.json").write_text(to_text(file))
     path, settings = str(tmp_path / "r.json"), ReplaySettings(steps=20, launched=True)
 
@@ -216,6 +219,8 @@ def test_a_file_is_replayed_on_its_own_data_or_not_at_all(tmp_path: Path) -> Non
 
     job = replayed()
     assert (job["optimizer"]["learning_rate"], job["train"]["warm_up_steps"]) == (0.5, 7)
+    trained = {key: job["optimizer"][key] for key in ("weight_decay", "beta2", "epsilon", "gradient_clip_norm")}
+    assert trained == {"weight_decay": 0.25, "beta2": 0.5, "epsilon": 1e-6, "gradient_clip_norm": None}
     assert Path(job["data"]["path"]).name.startswith("text-")
     script = exported(LocalStore(None), path, to="pbs")
     assert script.index("module load rocm\n") < script.index("set -euo pipefail")
@@ -231,6 +236,38 @@ def test_a_file_is_replayed_on_its_own_data_or_not_at_all(tmp_path: Path) -> Non
     with pytest.raises(InvalidInput, match=r"are not here: .*No such file"):
         replayed()
     assert str(text) in exported(LocalStore(None), path, to="slurm"), "it may be where the script runs"
+
+
+def test_data_of_one_file_are_read_as_earlier_versions_wrote_them() -> None:
+    stated = {key: value for key, value in asdict(DATA).items() if key != "weight"}
+    assert from_text(edited("content.training.data", stated)()).training.data == (DATA,)
+    assert from_text(edited("content.training.data", None)()).training.data == ()
+
+
+def test_several_files_of_data_are_replayed_by_their_weights(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_bytes(f"{name} few words ".encode() * 4096)
+    mixture = tmp_path / "mixture.toml"
+    mixture.write_text('[data]\nfiles = [{ path = "a.txt", weight = 3 }, { path = "b.txt", weight = 1 }]\n')
+    file = replace(made(), training=Training(data=training_data(named_data(str(mixture)))))
+    again = from_text(to_text(file))
+    assert [(Path(str(one.path)).name, one.weight) for one in again.training.data] == [("a.txt", 3.0), ("b.txt", 1.0)]
+    (tmp_path / "r.json").write_text(to_text(file))
+
+    def planned(data: str | None) -> ReplayPlan:
+        settings = ReplaySettings(steps=2, launched=True, folder=tmp_path / "run", data=data)
+        return plan_replay(str(tmp_path / "r.json"), settings, anyway=True, store=str(tmp_path / "s.db"))
+
+    job = planned(None).job
+    assert [one["weight"] for one in (job["data"], *job["more_data"])] == [3.0, 1.0]
+    assert planned(str(mixture)).job == job
+    prepare(planned(None))
+    mixture.write_text('[data]\nfiles = [{ path = "a.txt", weight = 3 }, { path = "b.txt", weight = 2 }]\n')
+    with pytest.raises(InvalidInput, match="holds a run that differs in more_data"):
+        prepare(planned(str(mixture)))
+    (tmp_path / "b.txt").unlink()
+    with pytest.raises(InvalidInput, match=r"are not here: data\.files\.path = .*No such file"):
+        planned(None)
 
 
 def test_a_replay_is_refused_for_a_missing_extra_before_anything_runs(

@@ -2,6 +2,8 @@
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +21,12 @@ from frontrunner.evaluators.trainer.data import (
     BYTE_VOCABULARY,
     END_OF_DOCUMENT,
     TokenFile,
+    Tokens,
     builtin_text,
+    tokens_of,
     write_token_file,
 )
-from frontrunner.evaluators.trainer.job import Train
+from frontrunner.evaluators.trainer.job import Data, Train
 from frontrunner.evaluators.trainer.layout import stage_layers, stages_of_rank
 from frontrunner.evaluators.trainer.model import Gpt, Mixer, RotaryTable, initialize
 from frontrunner.evaluators.trainer.optimizer import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
@@ -107,6 +111,47 @@ def test_evaluation_never_sees_training_tokens(tokens: TokenFile) -> None:
 
     assert int(trained.targets.max()) < 1900 <= int(held_out.inputs.min())
     assert int(held_out.targets.max()) <= 1999
+
+
+def test_the_batches_of_one_file_are_those_of_earlier_versions(tokens: TokenFile) -> None:
+    digest = sha256()
+    for number in (1, 7):
+        for draw in (tokens.training_batch, tokens.evaluation_batch):
+            digest.update(draw(number, sequences=slice(2, 6), global_batch_seqs=8).inputs.numpy().tobytes())
+
+    assert digest.hexdigest()[:16] == "efbf9fb571eca6a9"
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> Tokens:
+    """Three files with weights 5, 3 and 2, whose tokens are from 0, 3000 and 6000 on."""
+    named = []
+    for place, weight in enumerate((5.0, 3.0, 2.0)):
+        path = tmp_path / f"{place}.bin"
+        np.arange(3000 * place, 3000 * place + 2000, dtype="<u2").tofile(path)
+        named.append(Data(path=str(path), dtype="uint16", weight=weight))
+    job = small_job(tmp_path, sequence_length=SEQUENCE_LENGTH)
+    return tokens_of(replace(job, data=named[0], more_data=tuple(named[1:])))
+
+
+@pytest.mark.parametrize("size", [1, 8, 10, 64])
+def test_files_share_any_run_of_steps_by_their_weights(mixture: Tokens, size: int) -> None:
+    for draw, most in ((mixture.training_batch, 1900), (mixture.evaluation_batch, 2000)):
+        steps = range(3, 3 + 1000 // size)
+        found = torch.cat([draw(step, sequences=slice(0, size), global_batch_seqs=size).inputs[:, 0] for step in steps])
+        counts = torch.bincount(found // 3000, minlength=3)
+        for count, share in zip(counts.tolist(), (0.5, 0.3, 0.2), strict=True):
+            assert count == pytest.approx(share * len(found), abs=5)  # at random, 16 apart in a third of all draws
+        assert int((found % 3000).max()) < most
+
+
+def test_replicas_share_out_a_mixture_s_global_batch(mixture: Tokens) -> None:
+    whole = mixture.training_batch(5, sequences=slice(0, 8), global_batch_seqs=8)
+    for ranks in (2, 4, 8):
+        slices = [slice(i, i + 8 // ranks) for i in range(0, 8, 8 // ranks)]
+        parts = [mixture.training_batch(5, sequences=part, global_batch_seqs=8) for part in slices]
+        assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
+    assert torch.equal(whole.targets, whole.inputs + 1)
 
 
 def test_a_short_file_is_refused(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 from frontrunner.config.toml_file import read_text
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.reading import json_table
-from frontrunner.evaluators.probe import Schedule
+from frontrunner.evaluators.probe import OptimizerConstants, ProbeSettings, Schedule
 from frontrunner.results.outcome import RecipeStats
-from frontrunner.results.provenance import TrainingData
+from frontrunner.results.provenance import DataFiles
 from frontrunner.spaces import errors
 from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.legality import why_illegal
@@ -73,16 +73,26 @@ class NodeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What training needs besides the problem: optimizer, learning rate, the seed of weights and data, and the data.
+    """What training needs besides the problem: optimizer, learning rates, the seed of weights and data, and the data.
 
-    `data` is None where the file does not state them.
+    `data` is empty where the file does not state them.
     """
 
     optimizer: str = "adamw"
+    optimizer_constants: OptimizerConstants = field(default_factory=OptimizerConstants)
     schedule: Schedule = field(default_factory=Schedule)
     seed: int = 0
-    data: TrainingData | None = None
+    data: DataFiles = ()
     nodes: NodeSettings = field(default_factory=NodeSettings)
+
+    @property
+    def probe(self) -> ProbeSettings:
+        """Return the settings of probes that train so."""
+        return ProbeSettings(
+            optimizer=self.optimizer,
+            optimizer_constants=self.optimizer_constants,
+            learning_rate=self.schedule.learning_rate,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +127,7 @@ class RecipeFile:
 def to_text(file: RecipeFile) -> str:
     """Return the file's text; `from_text` reads it back to an equal value, and equal values give equal text."""
     content = asdict(file) | {"recipe": stored_recipe(file.recipe)}
+    del content["problem"]["cluster"]["group"]  # the problem is that on the recipe's nodes
     document = {"format": FORMAT, "version": VERSION, "hash": content_hash(content), "content": content}
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 

@@ -107,11 +107,11 @@ def _about(kind: str, given: Mapping[str, Any], spec: CampaignSpec) -> str:
     if kind == "table":
         return spec.table.problem or "a table of measured configurations"
     if kind == "data":
-        path = Path(spec.data.path or "")
-        return f"{path.stat().st_size / 1e6:,.1f} MB" if errors.holds(path.is_file) else "the built-in text"
+        files = [Path(path) for path, _ in spec.data.named if path is not None]
+        size_mb = sum(path.stat().st_size for path in files) / 1e6
+        return f"{f'{len(files)} files, ' * bool(files[1:])}{size_mb:,.1f} MB" if files else "the built-in text"
     cluster, dispatch = spec.problem.cluster, spec.dispatch
-    nodes = f"{cluster.nodes:,} node{'s' if cluster.nodes > 1 else ''} of {cluster.devices_per_node} x {cluster.device}"
-    machine = f"{cluster.name}: {nodes}, " if "cluster" in given else ""
+    machine = f"{cluster.name}: {cluster.describe()}, " if "cluster" in given else ""
     return f"{machine}{dispatch.scheduler or dispatch.backend or 'this machine, or the job it is in'}"
 
 

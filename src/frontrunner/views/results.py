@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.text import Text
 
@@ -15,7 +15,7 @@ from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.predictions import Predicted, SmallScale, outlook_of
 from frontrunner.results.pruning import Deleted
 from frontrunner.results.ranking import RankedRecipe
-from frontrunner.results.records import IMPORTED, Campaign, CampaignSummary
+from frontrunner.results.records import GROUPS, IMPORTED, Campaign, CampaignSummary
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import Appearance, Explanation, FailedTrial, Status
 from frontrunner.search.budget import Limit, outlook_in_words, unused
@@ -105,7 +105,11 @@ def print_origin(figures: str) -> None:
 
 def problem_line(campaign: Campaign) -> str:
     """Return what a campaign's creator stated of its problem."""
-    return ", ".join(f"{key} {value}" for key, value in campaign.problem_summary.items() if key != "figures")
+    stated = {**campaign.problem_summary}
+    groups: Any = stated.pop(GROUPS, {})
+    named = (f"{name} ({one['nodes']} x {one['devices_per_node']} {one['device']})" for name, one in groups.items())
+    words = [f"{key} {value}" for key, value in stated.items() if key != "figures"]
+    return ", ".join([*words, *([f"groups {', '.join(named)}"] if groups else ())])
 
 
 def print_status(status: Status) -> None:

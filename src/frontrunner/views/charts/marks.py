@@ -123,9 +123,10 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """Why a chart cannot be drawn, as a sentence."""
+    """Why a chart cannot be drawn, as a sentence; reports leave out one that never `applies` to such a campaign."""
 
     reason: str
+    applies: bool = True
 
 
 NOTHING_ENDED = Missing(reason="No probe of this campaign has ended yet.")
@@ -217,7 +218,7 @@ class Collected:
         if self.sought == "tokens":
             return tokens_per_s
         one = recipe if isinstance(recipe, Recipe) else recipe.recipe
-        found = tokens_per_s / self.problem.divisor(self.sought, one.devices)
+        found = tokens_per_s / self.problem.divisor(self.sought, one)
         flops = self.problem.model.model_flops_per_token(self.problem.sequence_length)
         return found * flops / 1e12 if self.sought == "tokens_per_device" else found
 
@@ -256,7 +257,7 @@ def collect(store: Store, campaign: Campaign, survey: Survey, around: Recipe | N
     sought = str(campaign.problem_summary.get(OBJECTIVE, "tokens"))
 
     def rate(ended: Ended) -> float:
-        per = 1.0 if sought == "tokens" else survey.problem.divisor(sought, ended.recipe.devices)
+        per = 1.0 if sought == "tokens" else survey.problem.divisor(sought, ended.recipe)
         return (ended.standing or 0.0) / per
 
     ids = sorted(standing, key=lambda name: (-rate(standing[name]), name))  # the order of the ranking
