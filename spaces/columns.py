@@ -244,6 +244,17 @@ class Places:
         columns = {name: Column.of(point[name] for point in points) for name in dimensions}
         return cls(dimensions, columns=columns)
 
+    def __eq__(self, other: object) -> bool:
+        def points(of: Places) -> list[list[Any]]:
+            columns = (of.column(name) for name in of._dimensions)
+            return [[values[code] for code in codes.tolist()] for values, codes in columns]
+
+        if not isinstance(other, Places) or self._dimensions != other._dimensions:
+            return False
+        return points(self) == points(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
     def column(self, name: str) -> Column:
         """Return the choices of one dimension."""
         if self._numbers is None:
