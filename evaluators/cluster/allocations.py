@@ -55,18 +55,21 @@ MAX_FAILED_STARTS = 3
 class HeldAllocation(ABC):
     """An allocation from its request to its end.
 
-    Once known: `job_id` and `queued_s` (the batch system had accepted the request), `ready_s` (the workers had
-    reported), `end_s` (when its time is up), `ended_s` (it was found to have ended), and `why`.
+    Once known: `job_id` and `queued_s` (the batch system had accepted the request), `hosts` (the nodes' names, where
+    the engine states them: those of `cluster/agent.py`'s reports), `ready_s` (the workers had
+    reported), `end_s` (when its time is up), `ended_s` (it was found to have ended), and `why`; `waits_for` is
+    what a request lacks, if the engine says so.
     """
 
     def __init__(self, source: NodeSource, name: str, folder: Path) -> None:
         self.name = name
         self.nodes = source.nodes
+        self.hosts: tuple[str, ...] = ()
         self.job_id: str | None = None
         self.queued_s = math.inf
         self.ready_s: float | None = None
         self.ended_s: float | None = None
-        self.why = ""
+        self.why = self.waits_for = ""
         self.end_s = None if source.seconds_left is None else time.monotonic() + source.seconds_left
         self._source = source
         self._folder = folder
@@ -270,6 +273,7 @@ class Pool:
                 self._give_back(allocation)
                 setting = f"dispatch.queue_limit_minutes = {limit:g}"
                 why = f"allocation {allocation.job_id} has waited for more than {setting}"
+                why += f": {allocation.waits_for}" if allocation.waits_for else ""
                 self._limit_to([one for one in self._allocations if one.ready_s is not None], why)
         self._closing = [one for one in self._closing if not one.wait(0)]
 

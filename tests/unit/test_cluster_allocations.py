@@ -29,7 +29,7 @@ class Imagined:
         self.ready_s: float | None = None
         self.ended_s: float | None = None
         self.end_s: float | None = None
-        self.why = ""
+        self.why = self.waits_for = ""
         self.is_given_back = False
 
     def start(self, placed: Placed) -> None:
