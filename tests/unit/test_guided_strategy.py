@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.search.guided.prior import Prior, prior_of
 from frontrunner.search.guided.strategy import Guided
@@ -290,3 +291,15 @@ def test_the_seed_orders_what_the_predictions_cannot_tell_apart() -> None:
     firsts = {Guided(SURVEY, seed, alike).ask(1)[0] for seed in range(6)}
     assert len(firsts) > 1
     assert Guided(SURVEY, 3, alike).ask(1) == Guided(SURVEY, 3, alike).ask(1)
+
+
+def test_of_a_large_space_the_best_and_an_even_selection_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the candidates are those of the highest estimates; the rest comes when the candidates are used up."""
+    monkeypatch.setattr("frontrunner.search.guided.strategy.MOST_ROWS", few := 10)
+    strategy = Guided(SURVEY, 0)
+    asked = strategy.ask(len(SURVEY.recipes))
+    assert sorted(map(ROW.get, asked)) == list(range(len(SURVEY.recipes)))
+    assert strategy.ask(1) == []
+    table = estimate_many(SURVEY.recipes, PROBLEM)
+    best = {SURVEY.recipes[row] for row in table.order[: few // 2].tolist()}
+    assert best <= set(asked[:few])
