@@ -118,7 +118,7 @@ class RayAllocation(HeldAllocation):
             is_whole = len(message["nodes"]) == self._source.nodes
             if self.ready_s is None and is_whole:
                 self.ready_s = time.monotonic()
-            self.nodes = len(message["nodes"])
+            self.hosts, self.nodes = tuple(message["nodes"]), len(message["nodes"])
             LOGGER.info("%s has %s", self.name, ", ".join(message["nodes"]) or "no node")
         elif (task := running.pop(message["ended"]).task) is not None:
             if message["lost"] is None:

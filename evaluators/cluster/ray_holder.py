@@ -35,6 +35,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from frontrunner.evaluators.cluster.agent import StepFolder
 from frontrunner.evaluators.cluster.ray_agent import FILES_GROUP, LIFE_GROUP, Change, RayAgent, data_files, own_versions
 from frontrunner.evaluators.cluster.settings import RAY_LOCAL, why_unreachable
+from frontrunner.evaluators.probe.files import read_json
 from frontrunner.evaluators.probe.run_folder import MEETING, STEP
 from frontrunner.spaces.document import write_bytes
 
@@ -251,7 +252,10 @@ class Holder:
     # Steps
 
     def _start(self, path: Path, count: int) -> None:
-        free = [node for node in self._nodes if node.name is not None and node.step is None][:count]
+        free = [node for node in self._nodes if node.name is not None and node.step is None]
+        if hosts := (read_json(path) or {}).get("hosts"):  # a step that names its nodes
+            free = [node for name in hosts for node in free if node.name == name]
+        free = free[:count]
         step = RunningStep(path=path, nodes=free)
         if len(free) < count:
             why = f"{count} nodes are needed, and {len(free)} are left"
