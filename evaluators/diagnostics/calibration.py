@@ -360,7 +360,7 @@ def _usage(out: Path) -> str:
 
 
 def cluster_toml(cluster: Cluster, notes: Mapping[str, str], heading: Sequence[str]) -> str:
-    """Return the file's text. `notes` follow their keys, dotted where they are in a table; None and no groups are left out."""
+    """Return the file's text. `notes` follow their keys, dotted where they are in a table; None and () are left out."""
     plain, tables = [], []
     for name, value in ((f.name, getattr(cluster, f.name)) for f in fields(cluster)):
         table = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
