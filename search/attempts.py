@@ -40,6 +40,8 @@ MAX_ATTEMPTS = 8
 MOST_CUTS = 50
 """Attempts per trial, those included that preemption or walltimes cut: with more it will never be measured there."""
 LOOK_S = 0.25
+LONG_LOOK_S = 0.001
+"""Processor time of a look at everything that runs from which on the next one waits."""
 LEASE_S = 30.0
 RENEW_S = 5.0
 OVERTIME = "overtime"
@@ -161,6 +163,7 @@ class CampaignSession:
         self._avoided: dict[str, str] = {}
         self._spec_as_read = as_left.spec_json
         self._fenced = fenced_here(former, spec.run_folder)
+        self._look_again_s = 0.0
 
     def begin(self) -> None:
         """Record that the campaign runs, by which driver and with what software, and make its evaluator."""
@@ -195,10 +198,15 @@ class CampaignSession:
         self.listener.noticed(self.view, kind, data)
 
     def refresh_view(self) -> None:
-        """Bring what listeners see up to date."""
+        """Bring what listeners see up to date, but spend at most a tenth of the time on it: thousands may run."""
+        if time.monotonic() < self._look_again_s:
+            return
+        began_s = time.thread_time()
         # First the progress: it notes which attempts hold their nodes and are charged.
         self.view.running = tuple(attempt.update(self.evaluator) for attempt in self.running.values())
         self.refresh_limits()
+        if (took_s := time.thread_time() - began_s) > LONG_LOOK_S:
+            self._look_again_s = time.monotonic() + 9 * took_s
 
     def refresh_limits(self) -> None:
         """Bring the view's limits up to date."""

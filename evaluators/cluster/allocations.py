@@ -386,10 +386,12 @@ class Room:
     reserved_from_s: float = math.inf
     left_over: int = 0
 
-    @property
-    def free(self) -> int:
-        """The nodes that nothing runs on; below 0 if occupied nodes went down."""
-        return self.nodes - sum(held.nodes for held in self.occupied)
+    free: int = field(init=False)
+    """The nodes that nothing runs on; below 0 if occupied nodes went down."""
+
+    def __post_init__(self) -> None:
+        self.occupied = sorted(self.occupied)
+        self.free = self.nodes - sum(held.nodes for held in self.occupied)
 
     @property
     def usable_until_s(self) -> float:
@@ -414,6 +416,7 @@ class Room:
         if end_s > self.reserved_from_s:
             self.left_over -= probe.nodes
         insort(self.occupied, Occupied(end_s, probe.nodes))
+        self.free -= probe.nodes
 
     def first_enough(self, probe: Waiting, now_s: float) -> tuple[float, int]:
         """Return when enough nodes are expected to be free, infinity if never or too late, and how many are free then.
@@ -422,7 +425,7 @@ class Room:
         probe waiting longest, instead of moving while others overrun.
         """
         enough_s, free = now_s, self.free
-        for held in sorted(self.occupied):
+        for held in self.occupied:
             if free >= probe.nodes:
                 break
             enough_s, free = held.expected_end_s, free + held.nodes
@@ -436,17 +439,20 @@ class Room:
 
 def place(waiting: Iterable[Waiting], rooms: Sequence[Room], now_s: float) -> dict[str, str]:
     """Return the room for each probe to start now, by token; `waiting` is in the order of arrival."""
-    rooms = [replace(room, occupied=sorted(room.occupied)) for room in rooms]
+    rooms = [replace(room) for room in rooms]
     placed: dict[str, str] = {}
-    reserved = False
+    reserved, most_free = False, max((room.free for room in rooms), default=0)
     for probe in waiting:
-        room = min((room for room in rooms if room.takes(probe, now_s)), key=lambda room: room.order, default=None)
+        able = (room for room in rooms if room.takes(probe, now_s)) if probe.nodes <= most_free else ()
+        room = min(able, key=lambda room: room.order, default=None)
         if room is not None:
             room.occupy(probe, now_s)
             placed[probe.token] = room.name
+            most_free = max(room.free for room in rooms)
             continue
-        holding = [room for room in rooms if room.holds(probe, now_s)]
-        if holding and not reserved:
+        if reserved:
+            continue
+        if holding := [room for room in rooms if room.holds(probe, now_s)]:
             room = min(holding, key=lambda room: (room.first_enough(probe, now_s)[0], room.order))
             # What is left over is counted without those that end later: of several probes that overrun their expected
             # end, none may be relied on to release nodes for others.

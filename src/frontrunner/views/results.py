@@ -67,9 +67,12 @@ def print_survey(survey: Survey) -> None:
         for code, count, example in survey.refused_by_count():
             table.add_row(f"{count:,}", code, Text(example))
         out.print(table)
-    found = [(mark.code, mark.text) for recipe in survey.recipes for mark in marks(recipe, survey.problem)]
-    texts = dict(found)
-    for code, count in Counter(code for code, _ in found).items():
+    marked = Counter(survey.recipes.each(lambda recipe: tuple(marks(recipe, survey.problem))).tolist())
+    texts = {mark.code: mark.text for found in marked for mark in found}
+    counts = Counter(dict.fromkeys(texts, 0))
+    for found, recipes in marked.items():
+        counts.update(dict.fromkeys({mark.code for mark in found}, recipes))
+    for code, count in counts.items():
         out.say(f"note: {count:,} legal recipes are marked {code}: {texts[code]}", style="dim")
 
 
