@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from frontrunner.evaluators.protocol import Evaluator, Finished, NodesUnavailable, ProbeOrder, Progress
+from frontrunner.evaluators.protocol import Evaluator, Finished, NodeCheck, NodesUnavailable, ProbeOrder, Progress
 from frontrunner.results.outcome import Outcome
 
 
@@ -50,6 +50,15 @@ class Grouped(Evaluator):
             return False
         del self._under_way[token]
         return True
+
+    def avoid_nodes(self, aside: Mapping[str, str], *, due: Collection[str]) -> None:
+        """See `Evaluator`."""
+        for one in self._groups.values():
+            one.avoid_nodes(aside, due=due)
+
+    def checked_nodes(self) -> list[NodeCheck]:
+        """Return the checks that have ended on any group."""
+        return [check for one in self._groups.values() for check in one.checked_nodes()]
 
     def harvest(self, order: ProbeOrder) -> Outcome | None:
         """Return the outcome that an order of an earlier driver left, as its group's evaluator reads it."""

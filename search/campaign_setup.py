@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.probe.preflight import prepare_here
 from frontrunner.evaluators.registry import COMMAND, DISPATCHED, EVALUATORS
-from frontrunner.results.prior_results import probes_made
 from frontrunner.results.records import GROUPS, IMPORTED, OBJECTIVE, Campaign
 from frontrunner.search.budget import Limit, Spent
 from frontrunner.search.spec import CampaignSpec
@@ -110,6 +109,8 @@ def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any], *, 
 
 def budget_used(store: Store, record: Campaign) -> tuple[Limit, ...]:
     """Return the limits of a stored campaign's budget, with what was used of each; running probes are not counted."""
+    from frontrunner.results.prior_results import probes_made  # a database's code, which plans do without
+
     probes = probes_made(store, record)
     spent = Spent(probes=probes, driver_seconds=record.driver_seconds, node_seconds=record.node_seconds_spent)
     return spent.limits(stored_spec(record).budget)

@@ -5,7 +5,6 @@ A strategy that raises is replaced by random order, so that the campaign goes on
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -177,9 +176,8 @@ class Proposals:
             strategy = make_strategy(name, survey, self._search.seed, sought, settings)
             if self._evidence and isinstance(strategy, Forecaster):
                 strategy.remember(self._evidence)
-            legal = set(survey.recipes)
             for recipe, outcome in self._heard:
-                if recipe in legal:
+                if recipe in survey.recipes:
                     strategy.tell(self._told(recipe, outcome))
         except FrontrunnerError:
             raise  # a mistake of the user, such as an unknown name
@@ -194,8 +192,7 @@ class Proposals:
         too_large = surely_too_large(self._survey.recipes, self._survey.problem)
         if not too_large.any() or too_large.all():
             return self._survey
-        kept = itertools.compress(self._survey.legal.items(), ~too_large)
-        return replace(self._survey, legal=dict(kept))
+        return self._survey.keep(~too_large)
 
 
 class Asked:

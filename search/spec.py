@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, DispatchSettings
+from frontrunner.evaluators.cluster.settings import RAY, SPARE_WALLTIME_S, DispatchSettings
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
@@ -225,6 +225,9 @@ class CampaignSpec:
             raise bad_value("search.probe_nodes", search.probe_nodes, "no entry with cluster.group")
         if self.evaluator == "table":
             raise bad_value("evaluator", "table", "another with cluster.group: a table is of one node type")
+        if self.dispatch.backend == RAY:
+            expected = "parsl with cluster.group: Ray is asked for devices of any type"
+            raise bad_value("dispatch.backend", RAY, expected)
 
     def _check_dispatch(self) -> None:
         dispatch, nodes, fewer = self.dispatch, self.problem.cluster.nodes, self.search.probe_nodes

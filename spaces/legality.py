@@ -57,7 +57,7 @@ def why_no_frame(recipe: Recipe, problem: Problem) -> Reason | None:
 def why_illegal_in_frame(recipe: Recipe, problem: Problem) -> Reason | None:
     """Return the first of the other reasons."""
     problem = problem.at(recipe)
-    rules = (_shares, _experts, _spread_experts, *ENGINE_RULES[recipe.engine])
+    rules = (*IN_FRAME_RULES, *ENGINE_RULES[recipe.engine])
     return next((Reason(*found) for of_kind in rules for found in of_kind(recipe, problem)), None)
 
 
@@ -422,6 +422,8 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C
         yield "levers-engine", f"only the torch engine has {', '.join(levers)}"
 
 
+IN_FRAME_RULES: tuple[Rules, ...] = (_shares, _experts, _spread_experts)
+"""Of all engines, behind those of the frame and before the engine's own."""
 ENGINE_RULES: dict[str, tuple[Rules, ...]] = {
     "torch": (_torch_replicas, _torch_pipeline, _tied, _torch_layers, _torch_memory, _quantized, _fp8),
     "deepspeed": (_deepspeed_parallel, _tied, _deepspeed_options, _quantized, _fp8),

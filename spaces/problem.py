@@ -151,10 +151,10 @@ class Problem:
             raise bad_value("recipe.group", recipe.group, f"one of {', '.join(self.by_group)}")
         return self.by_group[recipe.group]
 
-    def split(self, recipes: Sequence[Recipe]) -> list[tuple[Problem, list[int]]]:
+    def split(self, recipes: Sequence[Recipe]) -> list[tuple[Problem, Sequence[int]]]:
         """Return the problem on the nodes of each group that recipes have, with the places of its recipes."""
         if not self.cluster.group:
-            return [(self, list(range(len(recipes))))]
+            return [(self, range(len(recipes)))]
         found: dict[str, list[int]] = {}
         for place, recipe in enumerate(recipes):
             found.setdefault(recipe.group, []).append(place)

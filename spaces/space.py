@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass, replace
-from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown
-from frontrunner.spaces.legality import Reason, why_illegal_in_frame, why_no_frame
+from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import (
@@ -31,6 +30,12 @@ from frontrunner.spaces.recipe import (
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.stages import balanced_layers, even_layers
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from frontrunner.spaces.columns import Places, RecipeColumns, Rows
+
 Point = tuple[Choice, ...]
 """One value for each dimension, in order."""
 
@@ -42,7 +47,7 @@ FRAME = tuple(
     if one.group in ("machine", "degrees", "batch", "pipeline") and one.kind != "layers"
 )
 """The first dimensions, which `legality.why_no_frame` judges."""
-MAX_POINTS = 2_000_000
+MAX_POINTS = 20_000_000
 LARGEST_MICRO_BATCH = 8
 LONG_SEQUENCE = 16_384
 """From this length on, ranks of a node may share a sequence; assumed."""
@@ -79,7 +84,7 @@ def recipe_at(
     values: dict[str, Any] = {
         field: kind(choice[name]) if matters(at) else neutral for field, name, kind, matters, neutral in _PLAIN
     }
-    values["rank_order"] = _order_that_matters(values["rank_order"], {"tp": tp, "dp": dp * cp, "pp": pp})
+    values["rank_order"] = order_that_matters(values["rank_order"], at)
     values |= zip(DEGREES, degrees, strict=True)
     if "group" in choice:
         values["group"] = choice["group"]
@@ -88,17 +93,23 @@ def recipe_at(
         values["custom"] = tuple(own)
     sharding = Sharding.named(str(choice["sharding"]), dp * cp)
     recipe = Recipe(accumulation=at.accumulation, sharding=sharding, **values)
-    layers = problem.model.layers
+    layers = own_layers(recipe, problem) if choice["layer_split"] == "balanced" else ()
+    return replace(recipe, layers_per_stage=layers) if layers else recipe
+
+
+def own_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
+    """Return the balanced layers of a recipe's stages; none where they are the even ones."""
+    layers, stages = problem.model.layers, recipe.stages
     # Rules refuse more stages than layers; a balanced split that is the even one is no other recipe.
-    if choice["layer_split"] == "balanced" and pp > 1 and recipe.stages <= layers:
-        balanced = balanced_layers(recipe, problem)
-        if balanced != even_layers(layers, recipe.stages):
-            return replace(recipe, layers_per_stage=balanced)
-    return recipe
+    if recipe.pipeline_parallel == 1 or stages > layers:
+        return ()
+    balanced = balanced_layers(recipe, problem)
+    return () if balanced == even_layers(layers, stages) else balanced
 
 
-def _order_that_matters(order: str, sizes: Mapping[str, int]) -> str:
+def order_that_matters(order: str, recipe: Recipe | Degrees) -> str:
     """Return the first of `RANK_ORDERS` with the same numbering: groups of one rank may stand anywhere."""
+    sizes = {"tp": recipe.tensor_parallel, "dp": recipe.copies, "pp": recipe.pipeline_parallel}
 
     def apart(name: str) -> list[str]:
         return [part for part in name.split("-") if sizes[part] > 1]
@@ -182,21 +193,16 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
         if not self.accumulation and not problem.global_batch.is_fixed:
             expected = f"values to choose from, since problem.global_batch is the range {problem.global_batch}"
             raise bad_value("space.accumulation", None, expected)
-        survey = Survey(problem=problem, dimensions=self.dimensions(problem.cluster), custom=self.custom)
+        dimensions = self.dimensions(problem.cluster)
         groups = self.groups(problem.cluster)
-        parts = [self.with_choices(group=(one.name,)).dimensions(problem.cluster) for one in groups]
-        parts = parts or [dict(survey.dimensions)]
+        parts = [self.with_choices(group=(one.name,)).dimensions(problem.cluster) for one in groups] or [dimensions]
         if (points := sum(math.prod(map(len, part.values())) for part in parts)) > MAX_POINTS:
-            sizes = ", ".join(f"{name} {len(values)}" for name, values in survey.dimensions.items() if len(values) > 1)
+            sizes = ", ".join(f"{name} {len(values)}" for name, values in dimensions.items() if len(values) > 1)
             message = f"space has {shown(points)} points: expected at most {MAX_POINTS}"
             raise InvalidInput(message, hint=f"narrow a dimension: {sizes}")
-        framing = sum(name in FRAME for name in survey.dimensions)
-        for part in parts:
-            values = tuple(part.values())
-            rest = tuple(itertools.product(*values[framing:]))
-            for frame in itertools.product(*values[:framing]):
-                survey.look_at_frame(frame, rest)
-        return survey
+        from frontrunner.spaces.enumeration import survey_of
+
+        return survey_of(problem, dimensions, parts, self.custom)
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -235,78 +241,63 @@ def usual_space(problem: Problem) -> Space:
     return Space(**found)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Survey:
     """A space looked at for one problem, as a rule in full.
 
-    `legal` maps one point to each legal recipe. Of points that give the same recipe the first represents all; the
-    others are counted as `repeats`.
+    `recipes` are the legal ones, each once; `places` has a column for each dimension, the choices that give them. Of
+    points that give the same recipe the first represents all; the others are counted as `repeats`.
     """
 
     problem: Problem
     dimensions: Mapping[str, tuple[Choice, ...]]
-    legal: dict[Point, Recipe] = field(default_factory=dict)
+    recipes: RecipeColumns
+    places: Places
     repeats: int = 0
-    refusals: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, str] = field(default_factory=dict)
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    examples: Mapping[str, str] = field(default_factory=dict)
     custom: Mapping[str, CustomKnob] = field(default_factory=dict)
-    _seen: set[Recipe] = field(default_factory=set, repr=False)
-    _frames: dict[Recipe, Mapping[str, int]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of_nothing(
+        cls, problem: Problem, dimensions: Mapping[str, tuple[Choice, ...]], custom: Mapping[str, CustomKnob]
+    ) -> Survey:
+        """Return a survey of no point yet."""
+        from frontrunner.spaces.columns import Places, RecipeColumns
+
+        places = Places.of(dimensions, ())
+        return cls(problem=problem, dimensions=dimensions, recipes=RecipeColumns.of(()), places=places, custom=custom)
 
     @property
     def points(self) -> int:
         """The combinations of choices that were looked at, legal or not."""
-        return len(self.legal) + self.repeats + sum(self.refusals.values())
+        return len(self.recipes) + self.repeats + sum(self.refusals.values())
 
-    @cached_property
-    def recipes(self) -> tuple[Recipe, ...]:
-        """The legal recipes, each once, in the order of the choices."""
-        return tuple(self.legal.values())
+    @property
+    def legal(self) -> dict[Point, Recipe]:
+        """The point that gives each legal recipe; for surveys of a few thousand."""
+        return {tuple(self.choices(row).values()): recipe for row, recipe in enumerate(self.recipes)}
 
-    def look_at(self, points: Iterable[Mapping[str, Choice]]) -> None:
-        """Look at these points, each a value of every dimension."""
-        for choice in points:
-            point = tuple(choice[name] for name in self.dimensions)
-            found = self._recipe_at(point)
-            reason = why_no_frame(found, self.problem) if isinstance(found, Recipe) else found
-            if reason is None:
-                self._look_at(point)
-            else:
-                self._refuse(reason)
+    def choices(self, row: int) -> dict[str, Choice]:
+        """Return the choice for each dimension that gives the recipe of a row."""
+        return {name: values[codes[row]] for name in self.dimensions for values, codes in [self.places.column(name)]}
 
-    def look_at_frame(self, frame: Point, rest: Sequence[Point]) -> None:
-        """Look at the points `frame` + `rest`: refused with the frame, or counted as an equal earlier frame's were."""
-        first = self._recipe_at(frame + rest[0])
-        if isinstance(first, Recipe):
-            first = why_no_frame(first, self.problem) or first
-        if isinstance(first, Reason):
-            self._refuse(first, points=len(rest))
-            return
-        refused = self._frames.get(first)
-        if refused is None:
-            before = dict(self.refusals)
-            for point in rest:
-                self._look_at(frame + point)
-            self._frames[first] = {code: count - before.get(code, 0) for code, count in self.refusals.items()}
-            return
-        for code, count in refused.items():
-            self.refusals[code] += count
-        self.repeats += len(rest) - sum(refused.values())
+    def keep(self, rows: Rows | npt.NDArray[np.bool_]) -> Survey:
+        """Return the survey with these of the legal recipes alone."""
+        return replace(self, recipes=self.recipes.take(rows), places=self.places.take(rows))
 
-    def _look_at(self, point: Point) -> None:
-        found = self._recipe_at(point)
-        if found in self._seen:
-            self.repeats += 1
-            return
-        reason = why_illegal_in_frame(found, self.problem) if isinstance(found, Recipe) else found
-        if reason is not None:
-            self._refuse(reason)
-        elif isinstance(found, Recipe):
-            self._seen.add(found)
-            self.legal[point] = found
+    def refuse(self, reasons: Mapping[int, Reason]) -> Survey:
+        """Return the survey without the recipes of these rows, which count as refused."""
+        if not reasons:
+            return self
+        refusals, examples = Counter(self.refusals), dict(self.examples)
+        for reason in reasons.values():
+            refusals[reason.code] += 1
+            examples.setdefault(reason.code, reason.text)
+        import numpy as np
 
-    def _recipe_at(self, point: Point) -> Recipe | Reason:
-        return self.recipe_at(dict(zip(self.dimensions, point, strict=True)))
+        kept = np.delete(np.arange(len(self.recipes)), list(reasons))
+        return replace(self.keep(kept), refusals=dict(refusals), examples=examples)
 
     def recipe_at(self, choice: Mapping[str, Choice]) -> Recipe | Reason:
         """Return the recipe of a choice for each dimension, or the reason why there is none."""
@@ -315,10 +306,6 @@ class Survey:
     def dimension(self, name: str) -> Dimension:
         """Return one of `dimensions`, a recipe's or the user's own."""
         return DIMENSIONS[name] if name in DIMENSIONS else custom_dimension(name, self.custom[name])
-
-    def _refuse(self, reason: Reason, points: int = 1) -> None:
-        self.refusals[reason.code] = self.refusals.get(reason.code, 0) + points
-        self.examples.setdefault(reason.code, reason.text)
 
     def refused_by_count(self) -> Iterator[tuple[str, int, str]]:
         """Yield (code, points refused, one example with its numbers), the commonest first."""

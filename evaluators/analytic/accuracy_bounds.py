@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from frontrunner.evaluators.analytic.software import ENGINES, FRONTRUNNER, Softw
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
 from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.columns import each
 from frontrunner.spaces.problem import Problem, SoftwareSettings
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 
@@ -124,10 +126,10 @@ class Trust:
 
 def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float | None]) -> Trust:
     """Return how far to trust estimates of these recipes; `errors` are the `expected_error` of those at hand."""
-    unknown = [choices for recipe in recipes if (choices := unvalidated(recipe, problem))]
+    unknown = [choices for choices in each(recipes, lambda recipe: unvalidated(recipe, problem)).tolist() if choices]
     names = ", ".join(sorted({name for choices in unknown for name in choices}))
-    offloads = any(recipe.offload != "none" or recipe.activation_offload for recipe in recipes)
-    known, engines = [error for error in errors if error is not None], {recipe.engine for recipe in recipes}
+    offloads = bool(each(recipes, lambda recipe: recipe.offload != "none" or recipe.activation_offload, np.bool_).any())
+    known, engines = [error for error in errors if error is not None], set(each(recipes, attrgetter("engine")).tolist())
     count = "1 estimate is" if len(unknown) == 1 else f"{len(unknown):,} estimates are"
     precision, parts = problem.precision, [own for own, _ in problem.split(recipes)] or problem.by_group.values()
     clusters = [own.cluster for own in parts]
@@ -137,7 +139,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
         SHARED_CPU: False in on_cpu,
         MEASURED_TOGETHER: True in on_cpu,
         f"{count} less certain: no measurement has validated {names}": bool(unknown) and has_times(problem),
-        COMPILED: any(recipe.compile for recipe in recipes),
+        COMPILED: bool(each(recipes, attrgetter("compile"), np.bool_).any()),
         UNEVENLY_LOADED: problem.model.experts > 0
         and problem.model.routing == "learned"
         and not all("rank_imbalance" in one.efficiencies for one in clusters),

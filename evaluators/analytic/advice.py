@@ -263,8 +263,9 @@ def _layout(name: str, about: str, space: Space, problem: Problem) -> ParallelLa
     best, choices = None, dict[str, Choice]()
     if len(found.table):
         best = found.table[int(found.table.order[0])]
-        point = next(point for point, recipe in survey.legal.items() if recipe == best.recipe)
-        choices = dict(zip(survey.dimensions, point, strict=False))
+        row = survey.recipes.row(best.recipe)
+        assert row is not None  # noqa: S101 - the table is of these recipes
+        choices = survey.choices(row)
     return ParallelLayout(
         name=name,
         devices=space.devices[0],

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from frontrunner.spaces.columns import each
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import RANK_ORDERS, SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDULES, Recipe
@@ -161,14 +162,16 @@ class Workload:
         }
         for name in _OF_MODEL:
             columns[name] = number(getattr(model, name) or 0)
-        last = (rank_of_stage(recipe, recipe.stages - 1) for recipe in recipes)
         head = model.padded_vocabulary * model.hidden / model.matmul_parameters_per_layer
-        held = [ends(*_held(one, model, split, head), last=rank) for one, rank in zip(recipes, last, strict=True)]
-        counts = np.array(held, dtype=np.float64).reshape(-1, len(LAYERS)).T
+
+        def held(recipe: Recipe) -> tuple[int, ...]:
+            return ends(*_held(recipe, model, split, head), last=rank_of_stage(recipe, recipe.stages - 1))
+
+        counts = np.array(each(recipes, held).tolist(), dtype=np.float64).reshape(-1, len(LAYERS)).T
         columns |= zip(LAYERS, counts, strict=True)
         for name, dtype in ((column.name, _DTYPES[column.type]) for column in fields(cls)):
             if name not in columns:
-                columns[name] = np.fromiter(map(_FROM_RECIPE.get(name, attrgetter(name)), recipes), dtype=dtype)
+                columns[name] = each(recipes, _FROM_RECIPE.get(name, attrgetter(name)), dtype)
         return cls(**columns)
 
     @property

@@ -60,8 +60,8 @@ class Step:
     """The agents' order: `ranks_per_node` ranks per node, the last node what is left of `world_size`.
 
     Ranks end when the driver's heartbeat file `lifeline` has not changed for `silence_s`; `scratch` is a folder on a
-    node's own disk to be removed in the end. `agent` is the module that each node runs. `ends_with_driver`: its nodes
-    are Ray's, which ends what a driver left on them before another driver gets them.
+    node's own disk to be removed in the end. `agent` is the module that each node runs, `hosts` are the nodes' names.
+    `ends_with_driver`: its nodes are Ray's, which ends what a driver left on them before another driver gets them.
     """
 
     token: str
@@ -76,6 +76,7 @@ class Step:
     silence_s: float
     scratch: str | None = None
     agent: str = RANK_AGENT
+    hosts: tuple[str, ...] = ()
     ends_with_driver: bool = False
     version: int = VERSION
 
@@ -91,7 +92,8 @@ class Step:
         table = read_json(path)
         if not isinstance(table, dict) or table.get("version") != VERSION:
             raise ValueError(f"{path} is not a step of version {VERSION}")
-        return cls(**table | {"engines": tuple(table["engines"])})
+        lists = {key: tuple(table.get(key, ())) for key in ("engines", "hosts")}
+        return cls(**table | lists)
 
     def ranks_of(self, node: int) -> range:
         """Return the ranks of one node."""

@@ -12,6 +12,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -35,6 +37,8 @@ FILES_GROUP = "files"
 LIFE_GROUP = "life"
 """Concurrency groups: of the calls that must not wait for a step, and of the one that ends with the actor."""
 _PREFIX = "frontrunner-ray-"
+_SWEEP = "import shutil, sys, time; sys.stdin.read(); time.sleep(2); shutil.rmtree(sys.argv[1], ignore_errors=True)"
+"""Program that removes a folder once its stdin closes, as the actor ends, and ranks have ended with it."""
 _GROWING = (".log", ".jsonl")
 
 MUST_AGREE = ("frontrunner", "ray", "torch")
@@ -135,6 +139,8 @@ class RayAgent:
 
     def __init__(self) -> None:
         self._root = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        sweep = [sys.executable, "-I", "-c", _SWEEP, str(self._root)]
+        self._sweeper = subprocess.Popen(sweep, stdin=subprocess.PIPE, start_new_session=True)
         self._servers: dict[str, ForkClient] = {}
         self._copy: RunFolderCopy | None = None
 

@@ -111,11 +111,14 @@ class RayAllocation(HeldAllocation):
     def _note(self, message: dict[str, Any], running: dict[str, Placed]) -> None:
         if "job" in message:
             self.job_id = message["job"]
+        elif "waits" in message:
+            self.waits_for = message["waits"]
+            LOGGER.warning("%s waits: %s", self.name, self.waits_for)
         elif "nodes" in message:
             is_whole = len(message["nodes"]) == self._source.nodes
             if self.ready_s is None and is_whole:
                 self.ready_s = time.monotonic()
-            self.nodes = len(message["nodes"])
+            self.hosts, self.nodes = tuple(message["nodes"]), len(message["nodes"])
             LOGGER.info("%s has %s", self.name, ", ".join(message["nodes"]) or "no node")
         elif (task := running.pop(message["ended"]).task) is not None:
             if message["lost"] is None:

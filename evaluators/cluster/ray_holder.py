@@ -5,7 +5,7 @@ process of its own because Ray ends one that loses its cluster. Ray ends what it
 the driver that started it. Messages are JSON, on a pipe; `ORDER` is a `HoldOrder`:
 
     in    {"start": step.json, "nodes": n}
-    out   {"job": id}   {"nodes": [names]}   {"ended": step.json, "lost": why or null}   {"failed": why}
+    out   {"job": id}   {"waits": why}   {"nodes": [names]}   {"failed": why}   {"ended": step.json, "lost": why}
 
 `nodes` names those whose agents are ready, whenever that changes. Agents that Ray loses are replaced, on another node
 if Ray has one.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import re
 import sys
@@ -34,12 +35,15 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from frontrunner.evaluators.cluster.agent import StepFolder
 from frontrunner.evaluators.cluster.ray_agent import FILES_GROUP, LIFE_GROUP, Change, RayAgent, data_files, own_versions
 from frontrunner.evaluators.cluster.settings import RAY_LOCAL, why_unreachable
+from frontrunner.evaluators.probe.files import read_json
 from frontrunner.evaluators.probe.run_folder import MEETING, STEP
 from frontrunner.spaces.document import write_bytes
 
 POLL_S = 0.05
 EXCHANGE_S = 0.1
 """Between two exchanges of files with a node that does not see the driver's."""
+SAY_S = 20.0
+"""After this time without nodes the driver gets to know what there is."""
 RETRY_S = 2.0
 LONGEST_RETRY_S = 30.0
 CLOSE_S = 5.0
@@ -121,16 +125,28 @@ class Holder:
 
     def serve(self) -> None:
         """Reserve nodes, and serve until the pipe closes."""
+        say_s = time.monotonic() + SAY_S
         bundles = [dict(self._order.resources) for _ in self._nodes]
         self._group = placement_group(bundles, strategy="STRICT_SPREAD")
         while self._receive():
             for node in self._nodes:
                 self._look(node)
+            if not self._has_begun and time.monotonic() > say_s:
+                say_s = math.inf
+                self._report(waits=self._why_waiting())
             for step in [one for one in self._steps if not one.left]:
                 self._steps.remove(step)
                 for node in step.nodes:
                     node.step = None
                 self._report(ended=str(step.path), lost=step.lost)
+
+    def _why_waiting(self) -> str:
+        ((kind, count),) = self._order.resources.items()
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        fitting = sum(resources.get(kind, 0) >= count for resources in nodes)
+        return (
+            f"{fitting} of Ray's {len(nodes)} nodes have {kind} {count:g}, in use or not; {len(self._nodes)} are needed"
+        )
 
     def close(self) -> None:
         """End the agents, and give the nodes back."""
@@ -236,7 +252,10 @@ class Holder:
     # Steps
 
     def _start(self, path: Path, count: int) -> None:
-        free = [node for node in self._nodes if node.name is not None and node.step is None][:count]
+        free = [node for node in self._nodes if node.name is not None and node.step is None]
+        if hosts := (read_json(path) or {}).get("hosts"):  # a step that names its nodes
+            free = [node for name in hosts for node in free if node.name == name]
+        free = free[:count]
         step = RunningStep(path=path, nodes=free)
         if len(free) < count:
             why = f"{count} nodes are needed, and {len(free)} are left"

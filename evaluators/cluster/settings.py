@@ -71,13 +71,23 @@ THIS_MACHINE = "this-machine"
 """Scheduler of an allocation that is this machine alone, without any job."""
 
 _REQUEST_KEYS = {key for system in SCHEDULERS.values() for key in system.request}
-_STEP_KEYS = ("launcher", "launcher_options", "worker_init", "network_interface", "lifeline_s")
+_QUARANTINE_KEYS = ("quarantine_after", "quarantine_minutes")
+_STEP_KEYS = (
+    "launcher", "launcher_options", "worker_init", "network_interface", "lifeline_s", *_QUARANTINE_KEYS
+)  # fmt: skip
 _RAY_KEYS = ("address", "shared_files")
 _KEYS_WITH_RAY = (
-    *_RAY_KEYS, "nodes_per_allocation", "allocations", "queue_limit_minutes", "network_interface", "lifeline_s"
+    *_RAY_KEYS, *_QUARANTINE_KEYS, "nodes_per_allocation", "allocations", "queue_limit_minutes", "network_interface",
+    "lifeline_s",
 )  # fmt: skip
 _WORDS = ("account", "queue", "qos", "constraint", "select_options", "driver_address", "network_interface")
-_LEAST = {"nodes_per_allocation": 1, "allocations": 1, "processors_per_node": 1, "lifeline_s": 10}
+_LEAST = {
+    "nodes_per_allocation": 1,
+    "allocations": 1,
+    "processors_per_node": 1,
+    "lifeline_s": 10,
+    "quarantine_after": 0,
+}
 _WALLTIME = re.compile(r"(\d{1,3}):([0-5]\d):00")
 """Whole minutes: Slurm and LSF count in them."""
 _RAY_ADDRESS = re.compile(r"(?:ray://)?(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})", re.ASCII)
@@ -156,6 +166,12 @@ class DispatchSettings:
     """Interface that ranks communicate over, as `hsn0`."""
     lifeline_s: float | None = None
     """The nodes of a probe end it when the driver has been silent for this long; at least 10, by default 60."""
+    quarantine_after: int | None = None
+    """A node on which this many attempts in a row were lost, hung, crashed or held up, while others did well, is set
+    aside; by default 2, and never with 0."""
+    quarantine_minutes: float | None = None
+    """After this time a node that was set aside is checked, and used again if it is fine; by default 30, and twice as
+    long each further time."""
     group: Mapping[str, GroupDispatch] = field(default_factory=dict)
     """For `parsl`, by the name of a [group](clusters.md#several-node-types): those of `account`, `queue`, `qos`,
     `constraint`, `walltime`, `nodes_per_allocation`, `allocations`, `processors_per_node`, `select_options` and
@@ -235,8 +251,8 @@ def _check_value(key: str, value: Any) -> None:
         raise bad_value("dispatch.address", value, "auto, local, HOST:PORT or ray://HOST:PORT")
     if key in _LEAST:
         require_at_least("dispatch", _LEAST[key], **{key: value})
-    if key == "queue_limit_minutes":
-        require_above_zero("dispatch.queue_limit_minutes", value, "minutes above 0, or no entry")
+    if key in ("queue_limit_minutes", "quarantine_minutes"):
+        require_above_zero(f"dispatch.{key}", value, "minutes above 0, or no entry")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +260,7 @@ class NodeSource:
     """How nodes are obtained: up to `allocations` at a time, of `nodes` each, or as the job `held` by the driver.
 
     `node_resources` is what Ray reserves on each node.
+    Nodes by the names in `excluded` are not wanted, which only Slurm can be told.
     """
 
     scheduler: str
@@ -252,6 +269,7 @@ class NodeSource:
     launcher: str
     settings: DispatchSettings
     held: Allocation | None = None
+    excluded: tuple[str, ...] = ()
     seconds_left: float | None = None
     node_resources: Mapping[str, float] = field(default_factory=dict)
 

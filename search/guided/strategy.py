@@ -19,10 +19,11 @@ from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import Expected, Predicted
 from frontrunner.search.guided.acquisition import Allowances, Front, mean_loss
 from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
-from frontrunner.search.guided.prior import CandidateTable, Places, Prior, Rows, prior_of
+from frontrunner.search.guided.prior import CandidateTable, Places, Prior, Rows, most_promising, prior_of
 from frontrunner.search.guided.speed import FREEDOM, Observation, SpeedModel, amplitudes_of
-from frontrunner.search.strategies.candidates import Candidates
+from frontrunner.search.strategies.candidates import Candidates, Listed
 from frontrunner.search.strategy import TOKENS_ALONE, Evidence, Outlook, Told
+from frontrunner.spaces.columns import each
 from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.pareto import pareto_front
@@ -30,6 +31,9 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
+MOST_ROWS = 200_000
+"""Recipes that are candidates: of more, half are those of the highest estimates, half an even selection of the others.
+The rest comes when these are used up."""
 LOOKED_AT = 3000
 """Open recipes that are judged in full at each ask: those that a linear correction finds most promising."""
 CLOSE_CALL = 0.005
@@ -120,21 +124,27 @@ class Guided:
 
         Speeds are of the rate that is sought: tokens/s, unless the objective is another of `pareto.RATES`.
         """
+        whole, self._left_out = survey.recipes, Listed(())
+        if prior is None and len(whole) > MOST_ROWS:
+            rows = most_promising(whole, survey.problem, objectives[0], MOST_ROWS)
+            self._left_out = Listed(whole, np.delete(np.arange(len(whole)), rows).tolist())
+            survey = survey.keep(rows)
         self._candidates = Candidates(survey, seed)
         self._problem, self._seed, self._custom = survey.problem, seed, dict(survey.custom)
         if len(groups := survey.dimensions.get("group", ())) > 1:
             self._custom["group"] = CustomKnob(values=groups)
         self._has_own_prior = prior is not None
-        self._nodes = np.fromiter((nodes_used(r, survey.problem) for r in survey.recipes), dtype=np.float64)
-        self._groups = np.array([recipe.group for recipe in survey.recipes])
+        self._nodes = each(survey.recipes, lambda recipe: nodes_used(recipe, survey.problem), np.float64)
+        self._groups = each(survey.recipes, lambda recipe: recipe.group, "U32")
         self._allowances = Allowances(objectives, self._nodes)
         self._closeness = np.exp(CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes)))
         self._seen = Observations(memory_bytes=memory_limits(survey.recipes, survey.problem))
         self._pending: dict[int, Expected] = {}
         self._remembered: dict[str, list[int]] = {}
         self._elsewhere: list[tuple[Problem, list[Recipe]]] = []
-        divisors = [survey.problem.divisor(objectives[0], recipe) for recipe in survey.recipes]
-        self._log_divisors = np.log(np.array(divisors, dtype=np.float64))
+        self._log_divisors = np.log(
+            each(survey.recipes, lambda recipe: survey.problem.divisor(objectives[0], recipe), np.float64)
+        )
         self._know(self._own_rows(prior or prior_of(survey.recipes, survey.problem)))
 
     def _own_rows(self, prior: Prior) -> CandidateTable:
@@ -200,12 +210,13 @@ class Guided:
             self._candidates.take(row)
             self._pending[row] = expected
             chosen.append(self._candidates.recipes[row])
-        return chosen
+        return chosen + self._left_out.ask(count - len(chosen))
 
     def tell(self, told: Told) -> None:
         """Learn of an outcome; what was remembered of the recipe is forgotten, as it may be the same measurement."""
         row = self._candidates.row(told.recipe)
         if row is None:
+            self._left_out.tell(told)
             return
         self._candidates.take(row)
         self._pending.pop(row, None)

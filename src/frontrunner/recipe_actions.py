@@ -84,8 +84,8 @@ def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
         reasons = "; ".join(text for _, _, text in survey.refused_by_count())
         raise NothingLegal(f"no recipe with {named} is legal: {reasons}")
     if len(survey.recipes) > 1:
-        columns = zip(survey.dimensions, zip(*survey.legal, strict=True), strict=True)
-        open_ones = ", ".join(key for key, values in columns if len(set(values)) > 1)
+        taken = {key: set(survey.places.column(key).codes.tolist()) for key in survey.dimensions}
+        open_ones = ", ".join(key for key, codes in taken.items() if len(codes) > 1)
         raise InvalidInput(
             f"{len(survey.recipes):,} recipes of the space have {named}", hint=f"name {open_ones} as well"
         )
@@ -196,7 +196,7 @@ def step_variant(recipe: Recipe, spec: CampaignSpec, changes: Mapping[str, Choic
     batch = GlobalBatch(minimum=recipe.global_batch_seqs, maximum=recipe.global_batch_seqs)
     dimensions = with_values(spec.space, recipe).dimensions(spec.problem.cluster) | {"devices": (recipe.devices,)}
     dimensions.pop("accumulation", None)
-    around = Survey(problem=replace(spec.problem, global_batch=batch), dimensions=dimensions, custom=spec.space.custom)
+    around = Survey.of_nothing(replace(spec.problem, global_batch=batch), dimensions, spec.space.custom)
     return variant(recipe, around, **changed)
 
 

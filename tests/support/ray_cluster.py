@@ -6,6 +6,7 @@ All nodes are this host: what differs is whose processes run where. Ray is impor
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -25,10 +27,14 @@ STORE_BYTES = 80 * 2**20
 
 @dataclass(frozen=True)
 class RayCluster:
-    """A cluster under way, of nodes with one CPU each: `raylets` are their processes by Ray's node id."""
+    """A cluster under way, of nodes with one CPU each: `raylets` are their processes by Ray's node id.
+
+    In `folder` are the temporary files of Ray, and of agents.
+    """
 
     address: str
     raylets: dict[str, int]
+    folder: str = ""
 
     @property
     def head(self) -> str:
@@ -38,6 +44,10 @@ class RayCluster:
     def processes(self) -> list[psutil.Process]:
         """The fork servers and ranks on any of the nodes; commands have other tags."""
         return [process for pid in self.raylets.values() for process in marked("RAY_RAYLET_PID", str(pid))]
+
+    def files(self) -> list[Path]:
+        """The folders of agents."""
+        return list(Path(self.folder).glob("frontrunner-*"))
 
     def kill(self, node_id: str) -> None:
         """End a node as a machine ends that loses its power."""
@@ -51,7 +61,10 @@ class RayCluster:
 def ray_cluster(nodes: int) -> Iterator[RayCluster]:
     """Start a cluster, and end it."""
     command = [sys.executable, "-P", "-m", "support.ray_cluster", str(nodes)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         line = next((line for line in process.stdout if line.startswith("{")), "")
@@ -68,13 +81,15 @@ def main() -> None:
     from ray.cluster_utils import Cluster
 
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short: sockets are in it
+    os.environ["TMPDIR"] = folder
+    Path(folder, "ray").mkdir()  # where Ray writes its address
     options = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "node_ip_address": ADDRESS}
     head = {"include_dashboard": False, "temp_dir": folder}
     cluster = Cluster(initialize_head=True, connect=False, head_node_args=options | head)
     added = [cluster.add_node(wait=False, **options) for _ in range(int(sys.argv[1]) - 1)]
     cluster.wait_for_nodes()
     raylets = {node.node_id: node.all_processes["raylet"][0].process.pid for node in (cluster.head_node, *added)}
-    sys.stdout.write(json.dumps({"address": cluster.address, "raylets": raylets}) + "\n")
+    sys.stdout.write(json.dumps({"address": cluster.address, "raylets": raylets, "folder": folder}) + "\n")
     sys.stdout.flush()
     sys.stdin.read()
     with suppress(Exception):  # nodes that a test has killed

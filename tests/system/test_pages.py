@@ -267,7 +267,8 @@ def test_pages_fit_their_window_in_light_and_dark(service: Served, width: int, s
         page.locator("#step[data-drawn]").wait_for()
         assert fits(page)
         picture(page, f"recipe-{scheme}", height=1360)
-        page.locator("#step input[name=pipeline_parallel]").press("End")
+        slider = page.locator(".step-choices input:enabled").first
+        slider.press("Home" if slider.evaluate("one => one.value === one.max") else "End")
         api.expect(page.locator(".step-notes")).to_contain_text("Not the recipe itself")
         page.locator(".step-scrub input").fill("400")
         assert fits(page)
@@ -327,3 +328,33 @@ def test_plan_page_updates_while_typing_without_jumps(service: Served, width: in
         assert page.evaluate(place) == before
         assert "layers=18" in page.url
         assert fits(page)
+
+
+def test_explorer_keeps_its_state_in_its_address(service: Served) -> None:
+    with driven(service.folder, "explored") as campaign, window(service, width=360) as page:
+        campaign.go_on(40)
+        page.goto(f"{service.url}/campaigns/explored/recipes")
+        explorer = page.locator("#explorer")
+        api.expect(explorer).to_have_attribute("data-drawn", "40")
+        assert fits(page)
+        page.set_viewport_size({"width": 1440, "height": 860})
+        page.locator("#filters-box > summary").click()
+        page.locator("#only-outcome-1").check()
+        api.expect(explorer).to_have_attribute("data-drawn", "30")
+        assert page.url.endswith("/recipes?outcome=measured")
+        assert focused(page) == "only-outcome-1"
+        page.locator("#by-tokens_per_s").click()
+        page.locator("#by-tokens_per_s").click()
+        api.expect(page.locator("th[aria-sort=ascending]")).to_contain_text("tokens/s")
+        slowest = str(page.locator("tr[data-recipe]").first.get_attribute("data-recipe"))
+        page.locator(f"#pin-{slowest}").check()
+        api.expect(page.locator("tbody.pinned tr")).to_have_count(1)
+        held = page.url
+        assert f"pin={slowest}" in held
+        page.go_back()
+        api.expect(page.locator("tbody.pinned")).to_have_count(0)
+        page.goto(held)
+        api.expect(page.locator("tbody.pinned tr")).to_have_count(1)
+        api.expect(explorer).to_have_attribute("data-drawn", "30")
+        page.locator(f"#recipe-{slowest}").click()
+        page.wait_for_url(re.compile(rf"/recipes/{slowest}\?campaign=explored"))

@@ -206,6 +206,10 @@ def test_each_group_requests_nodes_in_its_own_way() -> None:
             r'dispatch\.group = "b": expected one of small, large',
         ),
         (lambda: grouped(dispatch=dispatched(large={"walltime": "2h"})), r"group\.large: dispatch\.walltime"),
+        (
+            lambda: grouped(dispatch={"backend": "ray"}),
+            r'dispatch\.backend = "ray": expected parsl with cluster\.group',
+        ),
         (lambda: frontrunner.scaling(EXAMPLE, [1, 2]), r'space\.group = .*: expected one of them, as "a100"'),
     ],
 )

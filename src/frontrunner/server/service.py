@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import html
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from threading import Lock
 from typing import Annotated, Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
@@ -18,6 +19,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
+from frontrunner.results.explore import TrialTable
+from frontrunner.results.records import Campaign
 from frontrunner.results.store import open_store
 from frontrunner.server.auth import ROLE, LoginLinks, Role, make_tokens
 from frontrunner.server.drivers import Drivers, Replays
@@ -25,6 +28,7 @@ from frontrunner.server.errors import IDEMPOTENCY_KEY, PROBLEM, Forbidden, probl
 from frontrunner.server.requests import API
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, did_you_mean, shown, shown_key
+from frontrunner.spaces.recipe import Choice
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import invalid_input
 from frontrunner.store import LocalStore
@@ -36,7 +40,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 SLOW_THREADS = 2
 REPORT_TTL_S = 10.0
 """How long what was read for a report serves its figures too: a client asks for each of them by itself."""
-MOST_REPORTED = 2
+MOST_REPORTED, MOST_EXPLORED = 2, 8
 MOST_KEY_CHARACTERS = 200
 MOST_REPEATS = 1024
 REPEATS_S = 24 * 3600.0
@@ -64,6 +68,8 @@ class Service:
         self.streams = anyio.CapacityLimiter(limits.streams)
         self.repeats = Repeats()
         self.cache = Cache(limits.cache_s, limits.cache_bytes)
+        self._explored: LRUCache[tuple[int, str], TrialTable] = LRUCache(MOST_EXPLORED)
+        self._explored_lock = Lock()
         self._surveys: LRUCache[str, Survey] = LRUCache(MOST_REPORTED)
         self._reported: TTLCache[tuple[str, str], Reported] = TTLCache(
             MOST_REPORTED, min(REPORT_TTL_S, 10 * limits.cache_s)
@@ -75,6 +81,14 @@ class Service:
         if found is None:
             found = self._reported[campaign, version] = reported(self.store, campaign, self._surveys)
         return found
+
+    def trials(self, campaign: Campaign, own_knobs: Mapping[str, Choice]) -> TrialTable:
+        """Return the columns of a campaign's trials, which are read once and then kept up to date."""
+        with self._explored_lock:
+            key = (campaign.id, campaign.created_at)
+            if key not in self._explored:
+                self._explored[key] = TrialTable(campaign, own_knobs)
+            return self._explored[key]
 
     async def slowly(self, work: Callable[[], T], *, starts: bool = False) -> T:
         """Run work that takes seconds on a thread of its own: no question, and no start, waits for the others."""

@@ -104,6 +104,7 @@ def commands(recipe: str, campaign: str, *, replays: bool, store: str = "", serv
 
 def warnings(collected: Collected) -> Iterator[str]:
     """Yield what a reader should know before trusting the first place."""
+    yield from (f"{str(node).capitalize()}." for node in collected.nodes_aside)
     if not collected.ranking:
         yield "No recipe has been measured, so there is none to recommend."
         return

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from frontrunner.results.nodes import SetAside
 from frontrunner.results.pages import Ended, probed, ranked_at
 from frontrunner.results.prior_results import REUSED, trials_noted
 from frontrunner.results.ranking import RankedRecipe, pareto
@@ -185,6 +186,7 @@ class Collected:
     front: Sequence[RankedRecipe]
     failed: Sequence[FailedTrial]
     outlook: Event | None = None
+    nodes_aside: tuple[SetAside, ...] = ()
     reused: int = 0
     around: Recipe | None = None
 
@@ -252,7 +254,7 @@ def evenly(rows: Sequence[Row], most: int = MOST_DRAWN) -> Sequence[Row]:
 
 def collect(store: Store, campaign: Campaign, survey: Survey, around: Recipe | None = None) -> Collected:
     """Read what the charts need; `survey` is the one of the campaign's space and problem, `around` a sweep's center."""
-    attempts, front = probed(store, campaign), pareto(store, campaign)
+    attempts, front, now = probed(store, campaign), pareto(store, campaign), status(store, campaign)
     standing = {ended.recipe_id: ended for ended in attempts if ended.standing is not None}
     sought = str(campaign.problem_summary.get(OBJECTIVE, "tokens"))
 
@@ -273,7 +275,8 @@ def collect(store: Store, campaign: Campaign, survey: Survey, around: Recipe | N
         even=even,
         front=front,
         failed=failures(store, campaign, limit=MOST_FAILURES),
-        outlook=status(store, campaign).outlook,
+        outlook=now.outlook,
+        nodes_aside=now.nodes_aside,
         reused=len(trials_noted(store, campaign.id, REUSED)),
         around=around,
     )
