@@ -32,8 +32,8 @@ from support.campaigns import (
     write_toml,
 )
 
-LONG = {"measured_steps": 25}
-"""Probes of a second or so: time enough to be caught in one."""
+LONG = {"measured_steps": 60}
+"""Probes of a second or two: time enough to be caught in one."""
 PROBES = 3
 
 
