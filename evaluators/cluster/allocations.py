@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from frontrunner.evaluators.cluster.batch import make_executor, run_step, seconds_left, why_ended
 from frontrunner.evaluators.cluster.settings import NodeSource
-from frontrunner.evaluators.protocol import NodesUnavailable
+from frontrunner.evaluators.protocol import NodesUnavailable, TooLittleTime
 
 if TYPE_CHECKING:
     from parsl.executors import MPIExecutor
@@ -272,7 +272,7 @@ class Pool:
             if room.occupied or any(room.holds(probe, now_s) for probe in left):
                 continue
             if self._source.held is not None:
-                raise NodesUnavailable("too little is left of the job's time for the probes that wait")
+                raise TooLittleTime("too little is left of the job's time for the probes that wait")
             self._give_back(allocation)
 
     def _request_more(self, left: Sequence[Waiting]) -> None:

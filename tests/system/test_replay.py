@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 import frontrunner as api
-from frontrunner.evaluators.probe.replay import REPLAY_TAG, ReplaySettings, ReplayStopped
+from frontrunner.evaluators.probe.replay import REPLAY_TAG, ReplaySettings
 from frontrunner.evaluators.trainer.job import STOP
-from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.errors import InvalidInput, JobEnds
 from support.campaigns import (
     environment,
     frontrunner,
@@ -202,7 +202,7 @@ def test_a_stop_ends_it_with_a_checkpoint_that_it_goes_on_from(
     with started(*arguments, cwd=home) as command:
         wait_for(lambda: steps_written(folder) > 15)
         (folder / STOP).write_text("1")
-        assert command.wait(timeout=60) == ReplayStopped.exit_code
+        assert command.wait(timeout=60) == JobEnds.exit_code
     (stopped,) = metrics(folder)[-1:]
     assert checkpoints(folder)[-1] == int(stopped["step"]) < STEPS
     assert f"stopped after step {stopped['step']}, with a checkpoint" in (home / "stderr").read_text()
