@@ -205,8 +205,7 @@ def test_a_driver_s_job_is_followed_by_others_until_the_campaign_is_over(tmp_pat
     slurm.run("sbatch", "--time=20", f"--chdir={tmp_path}", "--output=out", str(script))
 
     def measured() -> int:
-        for job in slurm.run("squeue", "--noheader", "--states=PENDING", "--format=%i").split():
-            slurm.run("scontrol", "update", f"jobid={job}", "starttime=now", "timelimit=20")  # held for two minutes
+        slurm.shorten_holds()
         return sum(isinstance(found, Measurement) for found in outcomes(tmp_path))
 
     for stops in (1, 2):
@@ -216,6 +215,9 @@ def test_a_driver_s_job_is_followed_by_others_until_the_campaign_is_over(tmp_pat
         minutes = int(slurm.run("squeue", "--noheader", f"--job={job}", "--format=%M").rpartition(":")[0])
         slurm.run("scontrol", "update", f"jobid={job}", f"timelimit={minutes + 2}")  # the driver looks every 30 s
         wait_for(lambda stops=stops: said.read_text().count("stopped: its job ends in") == stops, 200, pause_s=0.5)
+        wait_for(lambda: not slurm.running(), 60)
+        wait_for(slurm.jobs, 60)
+        slurm.run("scontrol", "update", f"jobid={job}", "timelimit=20")
     wanted = measured() + 2
     assert frontrunner("budget", "tiny", "--probes", str(wanted), cwd=tmp_path).returncode == 0
     wait_for(lambda: measured() and "campaign tiny finished" in said.read_text(), 300, pause_s=0.5)
@@ -417,8 +419,7 @@ def test_a_batch_script_submits_itself_again_until_the_replay_is_done(
     wait_for(said.exists)
 
     def is_done() -> bool:
-        for job in slurm.run("squeue", "--noheader", "--states=PENDING", "--format=%i").split():
-            slurm.run("scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm holds a requeued job for 2 minutes
+        slurm.shorten_holds()
         return f"trained to step {STEPS}" in said.read_text()
 
     wait_for(is_done, 380, pause_s=1.0)
