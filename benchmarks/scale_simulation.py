@@ -7,6 +7,9 @@ are in five allocations of one to four hours, each followed by another, which en
 nodes are expected to take 1 to 10 minutes; 3 % crash, 1 % lose a node and 2 % take four times as long as expected.
 
     driver_cpu_ms     CPU of this process for each outcome, less the simulation's own (which holds the packing's)
+    ..._of_tenths     the same for each tenth of the attempts: what grows with them shows
+    memory_mb         the most that this process held; store_mb is the store's file
+    cpu_ms_of_questions   CPU of an answer over the whole campaign, and of one of its figures
     packing_cpu_ms    CPU of placing what waits, for each outcome
     utilisation       node-seconds that probes held, over nodes times the time to the last outcome
     perfect           the most that any packer could reach: the work needs at least its node-seconds over all nodes, and
@@ -19,13 +22,16 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import itertools
 import json
 import pstats
+import resource
 import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
@@ -42,13 +48,14 @@ from frontrunner.spaces.cluster import ByPrecision, Cluster
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.space import Space
+from frontrunner.store import LocalStore
 
 NAME = "simulated-cluster"
 DEVICES_PER_NODE = 8
 LOOK_AHEAD = 3
 """Orders in flight for each that runs on average: those that wait are what a packer chooses from."""
 MEAN_NODES = 8
-TOP = 30
+TOP, TENTHS = 30, 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +75,10 @@ class Found:
     simulated_hours: float
     utilisation: float
     perfect: float
+    driver_cpu_ms_of_tenths: tuple[float, ...] = ()
+    memory_mb: float = 0.0
+    store_mb: float = 0.0
+    cpu_ms_of_questions: dict[str, float] = field(default_factory=dict)
 
     @property
     def of_perfect(self) -> float:
@@ -102,6 +113,8 @@ def campaign(probes: int, nodes: int) -> CampaignSpec:
             pipeline_parallel=(1, 2, 4, 8),
             micro_batch_seqs=(1, 2, 4, 8),
             accumulation=(8, 16, 32, 64, 128),
+            loss_chunks=(1, 2, 4, 8),
+            rank_order=("tp-dp-pp", "tp-pp-dp"),
             sharding=("none", "zero-1", "zero-3"),
             recompute=("none", "selective", "full"),
             sequence_parallel=(False, True),
@@ -139,6 +152,16 @@ def simulated(probes: int, settings: ClusterSettings, store: str) -> Found:
     record, made = register(settings)
     spec = campaign(probes, settings.nodes)
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    ended = 0
+    marks: list[float] = []
+
+    def count() -> None:
+        nonlocal ended
+        if ended % max(1, probes // TENTHS) == 0:
+            marks.append(time.process_time() - record.cpu_s)
+        ended += 1
+
+    record.on_end = count
     conclusion = frontrunner.launch(spec, store=store)
     wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     counted, lost = stored(store, record, probes)
@@ -158,7 +181,33 @@ def simulated(probes: int, settings: ClusterSettings, store: str) -> Found:
         simulated_hours=end_s / 3600,
         utilisation=work_s / end_s,
         perfect=work_s / max(work_s, record.longest_probe_s),
+        driver_cpu_ms_of_tenths=tuple(
+            round(1000 * (after - before) / max(1, probes // TENTHS), 2) for before, after in itertools.pairwise(marks)
+        ),
+        memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
+        store_mb=Path(store).stat().st_size / 1e6,
+        cpu_ms_of_questions={name: asked(question) for name, question in questions(store).items()},
     )
+
+
+def questions(store: str) -> dict[str, Callable[[], object]]:
+    """What a user asks of the campaign, each in a newly opened store."""
+    local = LocalStore(store)
+    return {
+        "best": local.best,
+        "status": local.status,
+        "pareto": local.pareto,
+        "recipes": lambda: local.recipes(page=3),
+        "trials": lambda: local.trials(page=9),
+        "figure": lambda: local.plot(figure="history", out=Path(store).with_name("history.svg")),
+    }
+
+
+def asked(question: Callable[[], object]) -> float:
+    """Return the milliseconds of processor time that an answer takes."""
+    began_s = time.process_time()
+    question()
+    return round(1000 * (time.process_time() - began_s), 1)
 
 
 def stored(store: str, record: Record, probes: int) -> tuple[Counter[TrialState], int]:

@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
 
 import numpy as np
 
@@ -19,9 +18,10 @@ from frontrunner.search.guided.strategy import Guided
 from frontrunner.search.spec import CampaignSpec, DeepHyperSettings
 from frontrunner.search.strategies.candidates import Listed
 from frontrunner.search.strategy import Forecaster, Strategy, Told, make_strategy
+from frontrunner.spaces.columns import Places, RecipeColumns
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
-from frontrunner.spaces.space import Point, Space, Survey
+from frontrunner.spaces.space import Space, Survey
 
 CLOSE, CLOSER = 1.05, 1.01
 CHECKPOINTS = (3, 5, 10, 20, 40)
@@ -90,10 +90,10 @@ def reversed_prior(prior: Prior) -> Prior:
 def survey_of(recipes: Iterable[Recipe], problem: Problem) -> Survey:
     """Return the space of exactly these recipes, which is not checked again: a recipe in no row costs no probe."""
     found, neutral = list(recipes), Space().dimensions(problem.cluster)
-    points = [tuple(_choice(recipe, name, values[0]) for name, values in neutral.items()) for recipe in found]
-    dimensions = {name: tuple(dict.fromkeys(point[place] for point in points)) for place, name in enumerate(neutral)}
-    legal: dict[Point, Recipe] = dict(zip(points, found, strict=True))
-    return Survey(problem=problem, dimensions=dimensions, legal=legal)
+    points = [{name: _choice(recipe, name, values[0]) for name, values in neutral.items()} for recipe in found]
+    dimensions = {name: tuple(dict.fromkeys(point[name] for point in points)) for name in neutral}
+    places = Places.of(dimensions, points)
+    return Survey(problem=problem, dimensions=dimensions, recipes=RecipeColumns.of(found), places=places)
 
 
 def _choice(recipe: Recipe, name: str, neutral: Choice) -> Choice:
@@ -141,7 +141,7 @@ def made(name: str, case: Case, seed: int) -> Strategy:
         return Listed([case.survey.recipes[row] for row in order])
     name, *more = name.split(":")
     too_large = surely_too_large(case.survey.recipes, case.survey.problem) & ("pruned" in more)
-    survey = replace(case.survey, legal=dict(compress(case.survey.legal.items(), ~too_large)))
+    survey = case.survey.keep(~too_large)
     own = dict(one.split("=") for one in more if "=" in one)
     return make_strategy(name, survey, seed, settings=DeepHyperSettings(**own) if own else None)  # type: ignore[arg-type]
 

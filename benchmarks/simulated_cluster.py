@@ -11,7 +11,7 @@ import heapq
 import itertools
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -66,6 +66,7 @@ class Record:
     cut_by_walltime: int = 0
     lost_nodes: int = 0
     allocations: int = 0
+    on_end: Callable[[], None] = lambda: None
 
 
 class SimulatedCluster(Evaluator):
@@ -199,6 +200,7 @@ class SimulatedCluster(Evaluator):
         self.record.node_seconds_held += seconds * running.nodes
         self.record.longest_probe_s = max(self.record.longest_probe_s, seconds)
         self.record.finished.append(running.order.token)
+        self.record.on_end()
         spent = replace(outcome, node_seconds=seconds * running.nodes)
         RunFolder(running.order.run_folder).write_outcome(spent)
         return Finished(token=running.order.token, outcome=spent)

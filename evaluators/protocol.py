@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from frontrunner.evaluators.cluster.settings import DispatchSettings
@@ -44,14 +45,38 @@ class ProbeSetup:
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
     command: CommandSettings = field(default_factory=CommandSettings)
 
+    def at(self, recipe: Recipe) -> ProbeSetup:
+        """Return the setup on the nodes of the recipe's group; itself where the cluster has no groups."""
+        return self.by_group[recipe.group] if self.problem.cluster.group else self
+
+    @property
+    def by_group(self) -> Mapping[str, ProbeSetup]:
+        """The setup on the nodes of each group, with its [dispatch] and a folder of its own."""
+        return {
+            name: replace(self, problem=own, dispatch=self.dispatch.of_group(name), work_folder=self.work_folder / name)
+            for name, own in self.problem.by_group.items()
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """An order's outcome; `is_cut` if the machine was taken away during the probe, as at the end of a walltime."""
+    """An order's outcome; `is_cut` if the machine was taken away during the probe, as at the end of a walltime.
+
+    `blames_nodes` is False where that was a whole allocation, which says nothing of its nodes.
+    """
 
     token: str
     outcome: Outcome
     is_cut: bool = False
+    blames_nodes: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCheck:
+    """A `doctor` check of a node; `found` is what is not fine there, empty where it is to be used again."""
+
+    node: str
+    found: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +124,19 @@ class Evaluator(ABC):
     def withdraw(self, token: str) -> bool:  # noqa: ARG002
         """Take back an order that waits for nodes, as if it had never been given; return False for any other."""
         return False
+
+    def avoid_nodes(self, aside: Mapping[str, str], *, due: Collection[str]) -> None:  # noqa: ARG002
+        """Start no probe on the nodes of these names from now on, until a later call leaves them out; here: no effect.
+
+        `aside` has the reason for each, for the `NodesUnavailable` to raise where the others are too few for a probe
+        that waits. Those that are `due` are checked when they are free (`checked_nodes`), and may be requested.
+        A backend with nodes reserves others: the names are those in `Step.hosts` and in its nodes' reports.
+        """
+        return
+
+    def checked_nodes(self) -> list[NodeCheck]:
+        """Return the checks of nodes that have ended since the last call."""
+        return []
 
     def harvest(self, order: ProbeOrder) -> Outcome | None:
         """Return the outcome that an order of an earlier driver left in its run folder, or None."""

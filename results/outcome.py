@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -100,14 +100,23 @@ class Telemetry:
         found = []
         if retries := sum(self.allocator_retries or ()):
             found.append(f"memory ran short while steps were measured (allocator retries: {retries})")
+        return (*found, *(why for _, why in self._slow_ranks()))
+
+    def _slow_ranks(self) -> Iterator[tuple[int, str]]:
         for rank, reason in enumerate(self.slowed_by or ()):
             if reason:
-                found.append(f"rank {rank}'s device was slowed down ({reason})")
+                yield rank, f"rank {rank}'s device was slowed down ({reason})"
         usual = statistics.median(self.clock_mhz) if self.clock_mhz else 0.0
         for rank, clock in enumerate(self.clock_mhz or ()):
             if clock < SLOW_CLOCK * usual:
-                found.append(f"rank {rank}'s clock was {clock:.0f} MHz, the ranks' median {usual:.0f}")
-        return tuple(found)
+                yield rank, f"rank {rank}'s clock was {clock:.0f} MHz, the ranks' median {usual:.0f}"
+
+    def slow_nodes(self, ranks_per_node: int) -> dict[int, str]:
+        """Return what held the others up, by the number of the node on which it was."""
+        found: dict[int, str] = {}
+        for rank, why in self._slow_ranks():
+            found.setdefault(rank // ranks_per_node, why)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

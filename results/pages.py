@@ -142,7 +142,7 @@ def trial_page(
         total = connection.execute(select(func.count()).select_from(TrialRow).where(*wanted)).scalar_one()
         query = select(TrialRow).where(*wanted).order_by(TrialRow.number.desc() if newest_first else TrialRow.number)
         rows = connection.execute(cut(query, page, page_size)).all()
-        return TrialPage(items=_with_outcomes(connection, rows), total=total)
+        return TrialPage(items=with_outcomes(connection, rows), total=total)
 
 
 def outcomes_after(store: Store, campaign_id: int, after: int, limit: int) -> tuple[TrialOutcome, ...]:
@@ -150,10 +150,11 @@ def outcomes_after(store: Store, campaign_id: int, after: int, limit: int) -> tu
     mine = (TrialRow.campaign_id == campaign_id, TrialRow.outcome_number > after)
     query = select(TrialRow).where(*mine).order_by(TrialRow.outcome_number).limit(limit)
     with store.database.read() as connection:
-        return _with_outcomes(connection, connection.execute(query).all())
+        return with_outcomes(connection, connection.execute(query).all())
 
 
-def _with_outcomes(connection: Connection, rows: Sequence[Any]) -> tuple[TrialOutcome, ...]:
+def with_outcomes(connection: Connection, rows: Sequence[Any]) -> tuple[TrialOutcome, ...]:
+    """Return rows of `TrialRow` with their outcomes, within a transaction."""
     tries = attempts_by_trial(connection, AttemptRow.trial_id.in_([row.id for row in rows]))
     return tuple(
         TrialOutcome(
@@ -308,6 +309,13 @@ def probed(store: Store, campaign: Campaign | str | None) -> list[Ended]:
             finished_attempts(connection, mine)  # names the damaged cell
             rank(connection, found)
             raise
+
+
+def numbered(store: Store, campaign_id: int) -> dict[str, int]:
+    """Return the number of each of a campaign's trials, by its recipe's id."""
+    query = select(TrialRow.recipe_id, TrialRow.number).where(TrialRow.campaign_id == campaign_id)
+    with store.database.read() as connection:
+        return {str(name): int(number) for name, number in connection.execute(query)}
 
 
 def ranked_at(store: Store, campaign: Campaign, places: Mapping[str, int]) -> list[RankedRecipe]:

@@ -89,10 +89,12 @@ class Expected:
     of_front: bool = False
 
 
-def expected_of(store: Store, campaign_id: int, trials: Collection[int]) -> dict[int, Expected]:
-    """Return what was expected of a few trials, given by their numbers, where a strategy said so."""
-    named = [EventRow.data_json.endswith(f'"trial":{number}}}') for number in trials]  # the last of its keys
-    mine = (EventRow.campaign_id == campaign_id, EventRow.kind == PROPOSED, or_(false(), *named))
+def expected_of(store: Store, campaign_id: int, trials: Collection[int] | None) -> dict[int, Expected]:
+    """Return what was expected of a few trials, given by their numbers (None: of all), where a strategy said so."""
+    mine = [EventRow.campaign_id == campaign_id, EventRow.kind == PROPOSED]
+    if trials is not None:
+        named = [EventRow.data_json.endswith(f'"trial":{number}}}') for number in trials]  # the last of its keys
+        mine.append(or_(false(), *named))
     with store.database.read() as connection:
         return dict(_expected(event) for event in values(connection, Event, *mine))
 

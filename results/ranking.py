@@ -14,13 +14,13 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from frontrunner.notebook import Displayed
 from frontrunner.results.outcome import RecipeStats
-from frontrunner.results.records import OBJECTIVE, Campaign, Figures
+from frontrunner.results.records import GROUPS, OBJECTIVE, Campaign, Figures
 from frontrunner.results.rows import cell, recorded_by_trial, value_of
 from frontrunner.results.schema import StandingRow, TrialRow
 from frontrunner.results.store import Store
 from frontrunner.spaces.errors import bad_value, require_one_of
 from frontrunner.spaces.problem import Training
-from frontrunner.spaces.recipe import DIMENSIONS, Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.sharding import Sharding
 
 BYTES_PER_GB = 1e9
@@ -48,10 +48,13 @@ MORE_IS_BETTER = frozenset({RankBy.TOKENS, RankBy.TOKENS_PER_DEVICE, RankBy.TFLO
 PEAK_IS_KNOWN = StandingRow.peak_memory_bytes_max_rank > 0
 """Tables of others' measurements need not state it."""
 
-Filters = Mapping[str, int | str]
-"""Fields of a recipe, `data_parallel` or `sharding`, with the value that each must have."""
+Filters = Mapping[str, int | str | Mapping[str, Choice | None]]
+"""Fields of a recipe, `data_parallel` or `sharding`, with the value that each must have.
+
+`custom` has that of each knob of the user's own, None where recipes have none of it.
+"""
 FILTERS = (
-    *(one.name for one in DIMENSIONS.values() if one.kind in ("count", "flag", "choice")),
+    *(one.name for one in DIMENSIONS.values() if one.kind in ("count", "flag", "choice", "name")),
     "data_parallel",
     "sharding",
 )
@@ -117,10 +120,11 @@ def best_of(
     sought = campaign.problem_summary.get(OBJECTIVE, "tokens")
     if sought != "tokens_per_cost":
         return rank(connection, campaign, *wanted, by=RankBy(str(sought).replace("_", "-")), top=top)
-    width: Any = campaign.problem_summary["devices_per_node"]
 
     def rate(row: RankedRecipe) -> float:
-        return row.standing.tokens_per_s / float(math.ceil(row.recipe.devices / width))
+        nodes, price = nodes_of(campaign, row.recipe)
+        # Of equal nodes the price does not change the order.
+        return row.standing.tokens_per_s / (nodes * price if price and GROUPS in campaign.problem_summary else nodes)
 
     rows = sorted(rank(connection, campaign, *wanted), key=lambda row: (-rate(row), row.recipe_id))[:top]
     return [
@@ -188,8 +192,18 @@ def _training(campaign: Campaign, recipe: Recipe, tokens_per_s: float) -> Traini
     stated: Mapping[str, Any] = campaign.problem_summary
     if "billion_tokens" not in stated:
         return None
-    nodes = math.ceil(recipe.devices / stated["devices_per_node"])
-    return Training.of(stated["billion_tokens"], tokens_per_s, nodes, stated["price_per_node_hour"])
+    nodes, price = nodes_of(campaign, recipe)
+    return Training.of(stated["billion_tokens"], tokens_per_s, nodes, price)
+
+
+def nodes_of(campaign: Campaign, recipe: Recipe) -> tuple[int, float | None]:
+    """Return the whole nodes that a recipe takes, of its group where there are some, and the price of one for an hour.
+
+    The price is None where the campaign states none.
+    """
+    stated: Mapping[str, Any] = campaign.problem_summary
+    own = stated.get(GROUPS, {}).get(recipe.group, stated)
+    return math.ceil(recipe.devices / own["devices_per_node"]), own.get("price_per_node_hour")
 
 
 def pareto(
@@ -231,6 +245,9 @@ def passes(recipe: Recipe, filters: Filters) -> bool:
         if name == "sharding":
             named = Sharding.named(str(value), recipe.copies)
             has_it = recipe.sharding == named and (recipe.copies > 1 or value == "none")
+        elif isinstance(value, Mapping):
+            own = {one.name: one.value for one in recipe.custom}
+            has_it = all(own.get(knob) == wanted for knob, wanted in value.items())
         else:
             has_it = getattr(recipe, DIMENSIONS[name].field if name in DIMENSIONS else name) == value
         if not has_it:
@@ -241,7 +258,7 @@ def passes(recipe: Recipe, filters: Filters) -> bool:
 def check_filters(filters: Filters) -> None:
     """Raise `InvalidInput` for an unknown filter, or sharding."""
     for name, value in filters.items():
-        if name not in FILTERS:
+        if name not in FILTERS and name != "custom":
             raise bad_value("filter", name, f"one of {', '.join(FILTERS)}")
         if name == "sharding":
             Sharding.named(str(value), 2)

@@ -21,6 +21,8 @@ Figures = Literal["measured", "simulated", "imported"]
 
 OBJECTIVE = "objective"
 """Key of a campaign's problem summary: what it seeks, where that is not tokens/s."""
+GROUPS = "groups"
+"""Key of a problem summary: nodes, device, devices per node and price of each of the cluster's groups, by its name."""
 IMPORTED = "imported"
 
 

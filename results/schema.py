@@ -1,4 +1,4 @@
-"""Tables of the store, schema version 1, revision 0005, and what their columns hold.
+"""Tables of the store, schema version 1, revision 0006, and what their columns hold.
 
 Timestamps are ISO 8601 text in UTC with offset, JSON columns are text without NaN, and states are guarded by CHECK
 constraints made from enums. `frontrunner.results.rows` reads the rows, and checks them by these types.
@@ -29,10 +29,10 @@ from frontrunner.spaces.recipe import Recipe, current_names, plain_recipe, store
 
 SCHEMA_VERSION = 1
 """Incremented by a change that earlier versions of frontrunner cannot work with."""
-REVISION = "0005"
+REVISION = "0006"
 """Incremented by every change, which `frontrunner.results.database` then makes."""
 FIRST_REVISION = "0001"
-LATER_TABLES = frozenset({"endings", "holders", "telemetry"})
+LATER_TABLES = frozenset({"endings", "holders", "nodes", "telemetry"})
 """Tables added after the first revision, which a store opened read-only may lack."""
 
 
@@ -131,6 +131,8 @@ TableText = Annotated[str, holds(Annotated[str, AfterValidator(_checked_table)])
 TableOf = Annotated[str, holds(Json[dict[str, Any]])]
 StepTimes = Annotated[str, holds(Json[Annotated[tuple[_AboveZero, ...], Field(min_length=1)]])]
 Sizes = Annotated[str, holds(Json[Annotated[tuple[_Size, ...], Field(min_length=1)]])]
+NodeNames = Annotated[str, holds(Json[Annotated[tuple[str, ...], Field(min_length=1)]])]
+Troubles = Annotated[str, holds(Json[dict[str, str]])]
 Losses = Annotated[str, holds(Json[tuple[Annotated[_Finite | None, _NAN_IF_NULL], ...]])]
 RecipeText = Annotated[str, holds(Annotated[Recipe, PlainValidator(recipe_from_json)])]
 ProvenanceText = Annotated[str, holds(Annotated[Provenance, PlainValidator(partial(document, Provenance))])]
@@ -301,6 +303,16 @@ class TelemetryRow(Base):
 
     attempt_id: Mapped[int] = mapped_column(sa.ForeignKey("attempts.id"), primary_key=True)
     telemetry_json: Mapped[TelemetryText]
+
+
+class NodesRow(Base):
+    """The nodes of one attempt, and what speaks against some; attempts on one machine alone have no such row."""
+
+    __tablename__ = "nodes"
+
+    attempt_id: Mapped[int] = mapped_column(sa.ForeignKey("attempts.id"), primary_key=True)
+    names_json: Mapped[NodeNames]
+    troubles_json: Mapped[Troubles]
 
 
 class FailureRow(Base):

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from frontrunner.notebook import Displayed
 from frontrunner.results.lease import holder_identity, is_held
+from frontrunner.results.nodes import AttemptNodes, SetAside, nodes_of, set_aside
 from frontrunner.results.outcome import Failure, FailureKind, Outcome, RecipeStats
 from frontrunner.results.predictions import OUTLOOK, PREDICTION, PROPOSED, newest_outlooks
 from frontrunner.results.process_identity import boot_id, is_on_this_host
@@ -54,7 +55,8 @@ class Status(Displayed):
 
     `trials` and `failures` count trials by state and failed attempts by kind. `driver_is_live` is False for a
     campaign that was cut off. `outlook` is the newest estimate of what is left to gain
-    (`frontrunner.results.predictions`); `last_events` are the newest others but proposals, oldest first.
+    (`frontrunner.results.predictions`); `last_events` are the newest others but proposals, oldest first; `nodes_aside`
+    are the nodes that no probe gets now.
     """
 
     campaign: Campaign
@@ -64,6 +66,7 @@ class Status(Displayed):
     best: RankedRecipe | None
     outlook: Event | None
     last_events: tuple[Event, ...]
+    nodes_aside: tuple[SetAside, ...] = ()
 
     @property
     def state_in_words(self) -> str:
@@ -117,6 +120,7 @@ def status(store: Store, campaign: Campaign | str | None) -> Status:
             best=next(iter(best_of(connection, found, top=1)), None),
             outlook=next(iter(newest_outlooks(connection, found.id, 1)), None),
             last_events=tuple(reversed(newest)),
+            nodes_aside=set_aside(connection, found),
         )
 
 
@@ -192,11 +196,12 @@ def last_failure(store: Store, campaign: str | None, trial_number: int) -> Failu
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedAttempt:
-    """One attempt, its outcome (None while it runs), and what its driver ran with."""
+    """One attempt, its outcome (None while it runs), what its driver ran with, and the nodes that it had if known."""
 
     attempt: Attempt
     outcome: Outcome | None
     provenance: Provenance | None
+    nodes: AttemptNodes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +299,7 @@ def _appearance(connection: Connection, trial: Trial) -> Appearance:
     if not campaigns:
         raise DamagedCell(TrialRow, trial.id, "campaign_id", f"there is no campaign {trial.campaign_id}")
     mine = AttemptRow.trial_id == trial.id
-    ran_with = provenance_by_attempt(connection, mine)
+    ran_with, on_nodes = provenance_by_attempt(connection, mine), nodes_of(connection, mine)
     ranked = select(func.count()).select_from(StandingRow).where(StandingRow.campaign_id == trial.campaign_id)
     row = connection.execute(select(StandingRow).where(StandingRow.trial_id == trial.id)).first()
     place, near = None, []
@@ -310,7 +315,12 @@ def _appearance(connection: Connection, trial: Trial) -> Appearance:
         campaign=campaigns[0],
         trial=trial,
         attempts=tuple(
-            ExplainedAttempt(attempt=one.attempt, outcome=one.outcome, provenance=ran_with.get(one.attempt.id))
+            ExplainedAttempt(
+                attempt=one.attempt,
+                outcome=one.outcome,
+                provenance=ran_with.get(one.attempt.id),
+                nodes=on_nodes.get(one.attempt.id),
+            )
             for one in read_attempts(connection, mine)
         ),
         standing=standing,

@@ -23,9 +23,11 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 
 from frontrunner.results.database import RECONNECT_S, ConnectionLost, Database
 from frontrunner.results.lease import RELEASED, until
+from frontrunner.results.nodes import AttemptNodes
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, pool
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import IMPORTED, Attempt, Lease, Trial, timestamp
+from frontrunner.results.redaction import without_secrets
 from frontrunner.results.rows import (
     TABLES,
     finished_attempts,
@@ -41,6 +43,7 @@ from frontrunner.results.schema import (
     EndingRow,
     EventRow,
     MeasurementRow,
+    NodesRow,
     ProvenanceRow,
     StandingRow,
     TelemetryRow,
@@ -220,8 +223,12 @@ class CampaignWriter:
         return value_of(Attempt, self._connection.execute(made.returning(AttemptRow)).one())
 
     @atomic
-    def finish_attempt(self, attempt: Attempt, outcome: Outcome, *, retry: bool) -> None:
+    def finish_attempt(
+        self, attempt: Attempt, outcome: Outcome, *, retry: bool, nodes: AttemptNodes | None = None
+    ) -> str:
         """Record the outcome of an attempt and charge its node-seconds to the campaign; a second call changes nothing.
+
+        Return the time of its end.
 
         With `retry` the trial is queued again, else its outcome is final. A failure that does not count against
         the recipe leaves a trial that was measured before as measured. One that does makes it failed: a recipe
@@ -237,16 +244,21 @@ class CampaignWriter:
             .where(AttemptRow.state == AttemptState.RUNNING)
             .values(state=AttemptState.MEASURED if is_measured else failed_as, finished_at=timestamp(self._now))
         )
+        ended_at = timestamp(self._now)
         if finished.rowcount == 0:
-            return
+            return ended_at
         insert_outcome(connection, attempt.id, outcome)
+        if nodes is not None:
+            troubles = {name: storable(without_secrets(why)) for name, why in nodes.troubles.items()}
+            held = {"names_json": canonical_json(nodes.names), "troubles_json": canonical_json(troubles)}
+            connection.execute(insert(NodesRow).values(attempt_id=attempt.id, **held))
         if is_measured:
             rewrite_stats(connection, trial_id)
         spent = CampaignRow.node_seconds_spent + outcome.node_seconds
         if retry:
             self._change_campaign(node_seconds_spent=spent)
             self._move_trial(trial_id, TrialState.RUNNING, TrialState.QUEUED)
-            return
+            return ended_at
         row = self._change_campaign(node_seconds_spent=spent, outcomes=CampaignRow.outcomes + 1)
         state, standing = TrialState.MEASURED, StandingRow.trial_id == trial_id
         if isinstance(outcome, Failure):
@@ -255,6 +267,7 @@ class CampaignWriter:
                 state = TrialState.FAILED
                 connection.execute(delete(StandingRow).where(standing))
         self._move_trial(trial_id, TrialState.RUNNING, state, outcome_number=row.outcomes)
+        return ended_at
 
     @atomic
     def event(self, kind: str, **data: str | int | float | None) -> None:

@@ -10,18 +10,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from frontrunner.evaluators.cluster.agent import OrphanedSteps, was_interrupted
+from frontrunner.evaluators.cluster.nodes import attempt_nodes
 from frontrunner.evaluators.probe.job import training_data
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.processes import Fenced, Orphans
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOrder, Progress
 from frontrunner.evaluators.registry import make_evaluator
+from frontrunner.results.nodes import CHECKED, SET_ASIDE, node_ledger
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import PROPOSED, Expected
 from frontrunner.results.prior_results import CUT, REUSED, trials_noted
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.provenance import collect
-from frontrunner.results.records import Attempt, Campaign, Trial
+from frontrunner.results.records import Attempt, Campaign, Trial, timestamp
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.search.budget import BudgetTracker
@@ -38,6 +40,8 @@ MAX_ATTEMPTS = 8
 MOST_CUTS = 50
 """Attempts per trial, those included that preemption or walltimes cut: with more it will never be measured there."""
 LOOK_S = 0.25
+LONG_LOOK_S = 0.001
+"""Processor time of a look at everything that runs from which on the next one waits."""
 LEASE_S = 30.0
 RENEW_S = 5.0
 OVERTIME = "overtime"
@@ -141,21 +145,25 @@ class CampaignSession:
             spec.budget,
             driver_seconds=as_left.driver_seconds,
             node_seconds=as_left.node_seconds_spent,
-            nodes=spec.problem.cluster.nodes,
+            nodes=max(own.cluster.nodes for own in spec.problem.by_group.values()),
         )
         self.view = View(
             name=campaign.name,
             strategy=spec.search.strategy,
             legal_recipes=len(survey.recipes),
             figures=campaign.figures,
-            divisor=lambda recipe: spec.problem.divisor(spec.search.objectives[0], recipe.devices),
+            divisor=lambda recipe: spec.problem.divisor(spec.search.objectives[0], recipe),
         )
         self.listener = listener
         self.retries = RetryPolicy(spec.search.identical_failures)
         self.running: dict[str, RunningAttempt] = {}
         self._store, self._campaign, self._spec = store, campaign, spec
+        with store.read(campaign) as (connection, found):
+            self._nodes = node_ledger(connection, found)
+        self._avoided: dict[str, str] = {}
         self._spec_as_read = as_left.spec_json
         self._fenced = fenced_here(former, spec.run_folder)
+        self._look_again_s = 0.0
 
     def begin(self) -> None:
         """Record that the campaign runs, by which driver and with what software, and make its evaluator."""
@@ -190,10 +198,15 @@ class CampaignSession:
         self.listener.noticed(self.view, kind, data)
 
     def refresh_view(self) -> None:
-        """Bring what listeners see up to date."""
+        """Bring what listeners see up to date, but spend at most a tenth of the time on it: thousands may run."""
+        if time.monotonic() < self._look_again_s:
+            return
+        began_s = time.thread_time()
         # First the progress: it notes which attempts hold their nodes and are charged.
         self.view.running = tuple(attempt.update(self.evaluator) for attempt in self.running.values())
         self.refresh_limits()
+        if (took_s := time.thread_time() - began_s) > LONG_LOOK_S:
+            self._look_again_s = time.monotonic() + 9 * took_s
 
     def refresh_limits(self) -> None:
         """Bring the view's limits up to date."""
@@ -218,7 +231,9 @@ class CampaignSession:
             spent_s = RunFolder(folder).busy_seconds() * nodes_used(trial.recipe, self._spec.problem)
             outcome = found or _lost("its driver ended before the probe did", spent_s)
             is_lost = isinstance(outcome, Failure) and outcome.kind is FailureKind.LOST
-            self._store_outcome(attempt, trial, outcome, is_cut=is_lost and was_interrupted(folder))
+            is_cut = is_lost and was_interrupted(folder)
+            blames_nodes = found is not None and not is_cut
+            self._store_outcome(attempt, trial, outcome, is_cut=is_cut, blames_nodes=blames_nodes)
             self.notice("harvested" if found else "lost", **_about(trial))
 
     def start(self, chosen: Trial | Recipe, expected: Expected | None = None) -> None:
@@ -269,15 +284,34 @@ class CampaignSession:
     def conclude(self, finished: Finished) -> tuple[Trial, bool]:
         """Store the outcome of a running probe; return its trial, and whether that is tried again."""
         ended = self.running.pop(finished.token)
-        return ended.trial, self._store_outcome(ended.attempt, ended.trial, finished.outcome, is_cut=finished.is_cut)
+        how = {"is_cut": finished.is_cut, "blames_nodes": finished.blames_nodes}
+        return ended.trial, self._store_outcome(ended.attempt, ended.trial, finished.outcome, **how)
 
-    def _store_outcome(self, attempt: Attempt, trial: Trial, outcome: Outcome, *, is_cut: bool) -> bool:
+    def _store_outcome(
+        self, attempt: Attempt, trial: Trial, outcome: Outcome, *, is_cut: bool, blames_nodes: bool = True
+    ) -> bool:
         will_retry = self.retries.deserves_retry(attempt, outcome, is_cut=is_cut)
-        self.writer.finish_attempt(attempt, outcome, retry=will_retry)
+        nodes = attempt_nodes(Path(attempt.run_folder), outcome if blames_nodes else None)
+        ended_at = self.writer.finish_attempt(attempt, outcome, retry=will_retry, nodes=nodes)
+        if nodes is not None:
+            kind = outcome.kind if isinstance(outcome, Failure) else None
+            for one in self._nodes.note(nodes, trial=trial.number, at=ended_at, kind=kind):
+                self.notice(SET_ASIDE, node=one.node, until=one.until, why="; ".join(map(str, one.troubles)))
         if is_cut:
             self.writer.event(CUT, **_about(trial))
         self.budget.node_seconds += outcome.node_seconds
         return will_retry
+
+    def settle_nodes(self) -> None:
+        """Store the checks of nodes that have ended, and have the evaluator avoid those that are set aside now."""
+        for check in self.evaluator.checked_nodes():
+            self.notice(CHECKED, node=check.node, found=check.found)
+            self._nodes.note_check(check.node, at=timestamp(self._store.now()), found=check.found)
+        if self._nodes.aside or self._avoided:
+            now = timestamp(self._store.now())
+            self._avoided = {node: str(one) for node, one in self._nodes.aside.items()}
+            due = [node for node, one in self._nodes.aside.items() if one.until <= now]
+            self.evaluator.avoid_nodes(self._avoided, due=due)
 
     def withdraw_waiting(self) -> list[Finished]:
         """Take back the probes that wait for nodes; that says nothing of their recipes."""

@@ -127,11 +127,12 @@ class BudgetTracker:
         return seconds
 
     def spent(self, running: Collection[RunningAttempt] = ()) -> Spent:
-        """Return what was spent up to now, with the node-seconds of what runs."""
+        """Return what was spent up to now, with the node-seconds of what runs where these are limited."""
+        held_s = 0.0 if self._budget.node_hours is None else sum(attempt.node_seconds for attempt in running)
         return Spent(
             probes=self.probes,
             driver_seconds=self._earlier_s + self._driven_s(),
-            node_seconds=self.node_seconds + sum(attempt.node_seconds for attempt in running),
+            node_seconds=self.node_seconds + held_s,
         )
 
     def seconds_left(self, running: Collection[RunningAttempt]) -> float | None:

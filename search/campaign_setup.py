@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.probe.preflight import prepare_here
-from frontrunner.results.records import IMPORTED, OBJECTIVE, Campaign
+from frontrunner.evaluators.registry import COMMAND, DISPATCHED, EVALUATORS
+from frontrunner.results.records import GROUPS, IMPORTED, OBJECTIVE, Campaign
+from frontrunner.search.budget import Limit, Spent
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, free_among
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, bad_value, free_among
 from frontrunner.spaces.pareto import RATES
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import dump_json, load_json
@@ -17,6 +19,7 @@ from frontrunner.spaces.validation import dump_json, load_json
 if TYPE_CHECKING:
     from frontrunner.results.store import Store
 
+PRICED = ("devices_per_node", "price_per_node_hour")
 FIGURES = {"simulated": "simulated", "imported": "imported", "table": "imported"}
 
 
@@ -37,20 +40,28 @@ def runnable(spec: CampaignSpec) -> Survey:
 def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
     """Raise `InvalidInput` if the campaign's probes cannot run on this machine."""
     recipes = (surveyed or spec.survey()).recipes
+    trains, backend = EVALUATORS.get(spec.evaluator, COMMAND) in DISPATCHED, spec.dispatch.backend
+    if spec.problem.cluster.group and trains and backend != "parsl":
+        expected = '"parsl", which requests nodes of each of the cluster\'s groups by its [dispatch.group.NAME]'
+        raise bad_value("dispatch.backend", backend, expected)
     if spec.evaluator != "probe":
-        spec.check_commands(recipes[0])
+        for _, places in spec.problem.split(recipes):
+            spec.check_commands(recipes[places[0]])
         return
     from frontrunner.evaluators.probe.job import check_data
 
     check_data(spec.data, spec.problem)
-    offloads, fp8 = ({getattr(recipe, name) for recipe in recipes} for name in ("offload", "fp8"))
-    prepare_here(spec.problem, spec.dispatch, engines=spec.space.engine, offloads=tuple(offloads), fp8=tuple(fp8))
+    for own, places in spec.problem.split(recipes):
+        of, dispatch = [recipes[place] for place in places], spec.dispatch.of_group(recipes[places[0]].group)
+        offloads, fp8 = ({getattr(recipe, name) for recipe in of} for name in ("offload", "fp8"))
+        prepare_here(own, dispatch, engines=spec.space.engine, offloads=tuple(offloads), fp8=tuple(fp8))
 
 
 def why_not_here(spec: CampaignSpec) -> str | None:
     """Return why the campaign's probes cannot run on the available machines, or None."""
     held, nodes = spec.dispatch.nodes_per_allocation, spec.problem.cluster.nodes
-    if held is not None and held < nodes:  # enough for search.probe_nodes, which is all that the file had to promise
+    # Enough for search.probe_nodes, which is all that the file had to promise.
+    if held is not None and held < nodes and not spec.problem.cluster.group:
         return f"dispatch.nodes_per_allocation = {held}: expected at least cluster.nodes = {nodes}"
     try:
         prepare(spec)
@@ -79,6 +90,12 @@ def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any], *, 
                 hint = f"without `add`, {key} becomes a limit"
                 raise InvalidInput(f"campaign {record.name} has no limit of {key} to add to", hint=hint)
         limits = {key: getattr(now, key) + value for key, value in limits.items()}
+    price = spec.problem.cluster.dearest_node_hour()
+    if now.cost is not None and price is not None and "cost" in limits:
+        if now.node_hours == now.cost / price:  # which follows from it
+            now = replace(now, node_hours=None)
+    elif now.cost is not None and "node_hours" in limits:
+        raise InvalidInput(f"the budget of campaign {record.name} is in money", hint="change its cost")
     specs = [replace(spec, budget=replace(now, **limits))]
     if spec.confirms is not None:
         from frontrunner.search.two_stage import small_spec
@@ -90,16 +107,29 @@ def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any], *, 
         store.respecify(str(name), dump_json(changed), "budget", limits, driven=spec.confirms is None)
 
 
+def budget_used(store: Store, record: Campaign) -> tuple[Limit, ...]:
+    """Return the limits of a stored campaign's budget, with what was used of each; running probes are not counted."""
+    from frontrunner.results.prior_results import probes_made  # a database's code, which plans do without
+
+    probes = probes_made(store, record)
+    spent = Spent(probes=probes, driver_seconds=record.driver_seconds, node_seconds=record.node_seconds_spent)
+    return spent.limits(stored_spec(record).budget)
+
+
 def problem_summary(spec: CampaignSpec) -> dict[str, object]:
     """Summarize a campaign's problem for lists of campaigns."""
     problem, model, cluster = spec.problem, spec.problem.model, spec.problem.cluster
-    training: dict[str, object] = {}
+    nodes: dict[str, object] = {}
     sought: dict[str, object] = {}
     if (rate := spec.search.objectives[0]) in RATES[1:]:
-        sought = {OBJECTIVE: rate, "devices_per_node": cluster.devices_per_node}
+        sought = {OBJECTIVE: rate}
+        nodes = {"devices_per_node": cluster.devices_per_node}
     if problem.billion_tokens is not None:
-        training = {key: getattr(cluster, key) for key in ("devices_per_node", "price_per_node_hour")}
-        training["billion_tokens"] = problem.billion_tokens
+        sought = {"billion_tokens": problem.billion_tokens} | sought
+        nodes = {key: getattr(cluster, key) for key in PRICED}
+    if cluster.group:
+        stated = ("nodes", "device", *PRICED)
+        nodes = {GROUPS: {one.name: {key: getattr(one, key) for key in stated} for one in cluster.group}}
     return {
         "model": model.name,
         "parameters": model.parameters,
@@ -110,7 +140,7 @@ def problem_summary(spec: CampaignSpec) -> dict[str, object]:
         "global_batch": str(problem.global_batch),
         "precision": problem.precision,
         "figures": FIGURES.get(spec.evaluator, "measured"),
-        **training,
+        **nodes,
         **sought,
     }
 

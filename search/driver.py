@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
-from frontrunner.evaluators.analytic.estimates import plan
+from frontrunner.evaluators.analytic.estimates import estimate_many, not_modelled, plan
 from frontrunner.evaluators.probe.files import is_disk_full, why_disk_full
 from frontrunner.evaluators.protocol import Finished, NodesUnavailable, TooLittleTime
 from frontrunner.notebook import Displayed
@@ -179,6 +179,7 @@ class Driver:
                 return ending
             if running and self._job.must_cut:  # also where all that is left of the campaign runs already
                 return self._end_of_job("its job ends, and cuts off what runs")
+            session.settle_nodes()
             for finished in session.evaluator.finished(TICK_S):
                 self._conclude(finished)
             session.keep()
@@ -312,7 +313,7 @@ class Driver:
         else:
             session.budget.probes += 1
             is_full = isinstance(outcome, Failure) and outcome.kind is FailureKind.OUT_OF_MEMORY
-            if self._has_measured or not (is_full and trial.recipe in self._too_large):
+            if self._has_measured or not (is_full and self._is_too_large(trial.recipe)):
                 session.retries.count(outcome, measured_before=self._has_measured)
             self._has_measured = self._has_measured or isinstance(outcome, Measurement)
             self._learn(trial.recipe, outcome)
@@ -326,11 +327,15 @@ class Driver:
         but = f", but for {pruned:,} that surely do not fit (search.prune_infeasible)" if pruned else ""
         return f"every legal recipe has been tried{but}"
 
+    def _is_too_large(self, recipe: Recipe) -> bool:
+        """Return whether the formulas predict that a recipe does not fit, and that others do."""
+        if not_modelled(recipe) is not None or estimate_many([recipe], self._survey.problem).fitting:
+            return False
+        return self._some_fit
+
     @cached_property
-    def _too_large(self) -> frozenset[Recipe]:
-        """The recipes that the formulas predict not to fit, where they predict that others do."""
-        table = plan(self._survey.recipes, self._survey.problem).table
-        return frozenset(table.recipes[row] for row in table.order[table.fitting or len(table) :])
+    def _some_fit(self) -> bool:
+        return bool(plan(self._survey.recipes, self._survey.problem).table.fitting)
 
     def _learn(self, recipe: Recipe, outcome: Outcome) -> None:
         self._proposals.tell(recipe, outcome)

@@ -37,7 +37,7 @@ RATES = ("step_time_s_median", "tokens_per_s", "model_tflops_per_device", "mfu",
 
 
 def _rate(name: str) -> Callable[[Recipe, Measurement, Problem], float | None]:
-    return lambda recipe, measured, problem: measured.tokens_per_s / problem.divisor(name, recipe.devices)
+    return lambda recipe, measured, problem: measured.tokens_per_s / problem.divisor(name, recipe)
 
 
 Score = tuple[str, Literal["maximize", "minimize"], Callable[[Recipe, Measurement, Problem], float | None]]

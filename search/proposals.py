@@ -5,7 +5,6 @@ A strategy that raises is replaced by random order, so that the campaign goes on
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from frontrunner.evaluators.analytic.estimates import surely_too_large
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.predictions import Expected
 from frontrunner.results.records import Trial
-from frontrunner.search.spec import SearchSettings
+from frontrunner.search.spec import MOST_MEASUREMENTS, SearchSettings
 from frontrunner.search.strategy import (
     LOOK_AT_ALL,
     TOKENS_ALONE,
@@ -32,7 +31,6 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
 FALLBACK = "random"
-MOST_MEASUREMENTS = 5
 
 Notice = Callable[..., None]
 
@@ -87,7 +85,7 @@ class Proposals:
 
     def _told(self, recipe: Recipe, outcome: Outcome) -> Told:
         if isinstance(outcome, Measurement):
-            divisor = self._survey.problem.divisor(self._search.objectives[0], recipe.devices)
+            divisor = self._survey.problem.divisor(self._search.objectives[0], recipe)
             outcome = replace(outcome, tokens_per_s=outcome.tokens_per_s / divisor)
         return Told(recipe=recipe, outcome=outcome)
 
@@ -107,7 +105,9 @@ class Proposals:
         """Return a trial that waits for another attempt, or a measured recipe that the strategy wants repeated."""
         if self._waiting:
             return self._waiting.popleft()
-        recipe = self._call("worth_repeating") if self.remembers else None
+        recipe = self._measured_too_little()
+        if recipe is None and self.remembers:
+            recipe = self._call("worth_repeating")
         if recipe is None:
             return None
         if not isinstance(recipe, Recipe) or not self._measurements[recipe]:
@@ -117,6 +117,13 @@ class Proposals:
             return None
         self._not_to_repeat.add(recipe)
         return recipe
+
+    def _measured_too_little(self) -> Recipe | None:
+        """Return a recipe with fewer measurements than `search.repeats` asks for, or None."""
+        if self._search.repeats == 1:
+            return None
+        few = (recipe for recipe, count in self._measurements.items() if 0 < count < self._search.repeats)
+        return next((recipe for recipe in few if recipe not in self._not_to_repeat), None)
 
     def expected(self, recipe: Recipe) -> Expected | None:
         """Return what the strategy expected of a recipe that it proposed; None where it predicts nothing."""
@@ -169,9 +176,8 @@ class Proposals:
             strategy = make_strategy(name, survey, self._search.seed, sought, settings)
             if self._evidence and isinstance(strategy, Forecaster):
                 strategy.remember(self._evidence)
-            legal = set(survey.recipes)
             for recipe, outcome in self._heard:
-                if recipe in legal:
+                if recipe in survey.recipes:
                     strategy.tell(self._told(recipe, outcome))
         except FrontrunnerError:
             raise  # a mistake of the user, such as an unknown name
@@ -186,8 +192,7 @@ class Proposals:
         too_large = surely_too_large(self._survey.recipes, self._survey.problem)
         if not too_large.any() or too_large.all():
             return self._survey
-        kept = itertools.compress(self._survey.legal.items(), ~too_large)
-        return replace(self._survey, legal=dict(kept))
+        return self._survey.keep(~too_large)
 
 
 class Asked:

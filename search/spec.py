@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, DispatchSettings
+from frontrunner.evaluators.cluster.settings import RAY, SPARE_WALLTIME_S, DispatchSettings
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
@@ -72,6 +72,9 @@ class DeepHyperSettings:
         require_at_least(owner, 0, kappa=self.kappa, xi=self.xi)
 
 
+MOST_MEASUREMENTS = 5
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
     """How recipes are chosen."""
@@ -96,6 +99,8 @@ class SearchSettings:
     [strategies that predict](strategies.md#strategies-that-predict)."""
     warm_start: bool = True
     """Whether a strategy that predicts learns from the store's earlier campaigns: see [warm starts](warm-starts.md)."""
+    repeats: int = 1
+    """How often each recipe that can be measured is, at most 5 times."""
     reuse: bool = True
     """Whether a result of the same environment and the last 7 days, without noise, is taken instead of a probe."""
     probe_nodes: int | None = None
@@ -117,6 +122,8 @@ class SearchSettings:
         check_objectives(self.objectives, self.strategy)
         require_at_least("search", 0, seed=self.seed, confirm_probes=self.confirm_probes)
         require_at_least("search", 1, parallel_probes=self.parallel_probes, identical_failures=self.identical_failures)
+        if not 1 <= self.repeats <= MOST_MEASUREMENTS:
+            raise bad_value("search.repeats", self.repeats, f"1 to {MOST_MEASUREMENTS} measurements of each recipe")
         if not 0 <= self.stop_below_improvement < 1:
             expected = "a share of at least 0 and below 1, as 0.003 for 0.3 %"
             raise bad_value("search.stop_below_improvement", self.stop_below_improvement, expected)
@@ -182,9 +189,10 @@ class CampaignSpec:
         if fewer is not None and fewer >= nodes:
             expected = f"fewer than cluster.nodes = {nodes}, or no entry to probe on all of them"
             raise bad_value("search.probe_nodes", fewer, expected)
+        self._check_groups()
         self._limit_cost()
-        if "tokens_per_cost" in search.objectives and self.problem.cluster.price_per_node_hour is None:
-            raise bad_value("search.objectives", list(search.objectives), "cluster.price_per_node_hour beside it")
+        if "tokens_per_cost" in search.objectives and self.problem.cluster.dearest_node_hour() is None:
+            raise bad_value("search.objectives", list(search.objectives), f"{self._price} beside it")
         if self.evaluator != IMPORTED:  # rows of a table, which nothing evaluates
             require_evaluator_name(self.evaluator)
         if (code := self.problem.software.code or code_of(self.evaluator, self.command)) is not None:
@@ -201,28 +209,53 @@ class CampaignSpec:
             raise bad_value("search.parallel_probes", parallel, f"1: probes would share the {backend} devices")
         self._check_dispatch()
 
+    @property
+    def _price(self) -> str:
+        return "cluster.group.price_per_node_hour" if self.problem.cluster.group else "cluster.price_per_node_hour"
+
+    def _check_groups(self) -> None:
+        """Refuse what cannot work on several node types, and options of groups that the cluster lacks."""
+        cluster, search, known = self.problem.cluster, self.search, self.problem.by_group
+        if unknown := next((name for name in self.dispatch.group if name not in known), None):
+            groups = f"one of {', '.join(known)}" if cluster.group else "no entry: the cluster has no groups"
+            raise bad_value("dispatch.group", unknown, groups)
+        if not cluster.group:
+            return
+        if search.probe_nodes is not None:
+            raise bad_value("search.probe_nodes", search.probe_nodes, "no entry with cluster.group")
+        if self.evaluator == "table":
+            raise bad_value("evaluator", "table", "another with cluster.group: a table is of one node type")
+        if self.dispatch.backend == RAY:
+            expected = "parsl with cluster.group: Ray is asked for devices of any type"
+            raise bad_value("dispatch.backend", RAY, expected)
+
     def _check_dispatch(self) -> None:
         dispatch, nodes, fewer = self.dispatch, self.problem.cluster.nodes, self.search.probe_nodes
-        held = dispatch.nodes_per_allocation
-        key, needed = ("cluster.nodes", nodes) if fewer is None else ("search.probe_nodes", fewer)
-        if held is not None and held < needed:
-            raise bad_value("dispatch.nodes_per_allocation", held, f"at least {key} = {needed}")
         least_s = self.probe.deadline_s + SPARE_WALLTIME_S
-        if dispatch.backend == "parsl" and dispatch.walltime_s < least_s:
-            expected = f"at least probe.deadline_s + {SPARE_WALLTIME_S:g} s = {least_s:g} s"
-            raise bad_value("dispatch.walltime", dispatch.walltime, expected)
+        for name, own in self.problem.by_group.items():
+            of, in_group = dispatch.of_group(name), f" of group {name}" if name else ""
+            held, most = of.nodes_per_allocation, own.cluster.nodes
+            key, needed = (f"cluster.nodes{in_group}", most) if fewer is None else ("search.probe_nodes", fewer)
+            if held is not None and held < needed:
+                raise bad_value("dispatch.nodes_per_allocation", held, f"at least {key} = {needed}")
+            if of.backend == "parsl" and of.walltime_s < least_s:
+                expected = f"at least probe.deadline_s + {SPARE_WALLTIME_S:g} s = {least_s:g} s"
+                raise bad_value("dispatch.walltime", of.walltime, expected)
         if dispatch.has_nodes and EVALUATORS.get(self.evaluator, COMMAND) not in DISPATCHED:
             raise bad_value("dispatch.backend", dispatch.backend, 'local, or evaluator = "probe" or "command"')
+        if not dispatch.shares_files and EVALUATORS.get(self.evaluator, COMMAND) == COMMAND:
+            expected = "true with commands of other trainers, whose arguments name files"
+            raise bad_value("dispatch.shared_files", dispatch.shared_files, expected)
         if not dispatch.has_nodes and nodes > 1 and self.command.start_per == "rank":
-            expected = 'node, or dispatch.backend = "allocation" or "parsl" to start ranks on several nodes'
+            expected = 'node, or dispatch.backend = "allocation", "parsl" or "ray" to start ranks on several nodes'
             raise bad_value("command.start_per", "rank", expected)
 
     def _limit_cost(self) -> None:
-        """Make a price of the probes a limit of their node-hours."""
+        """Make a price of the probes a limit of their node-hours: of several groups, at the dearest one's price."""
         if (cost := self.budget.cost) is None:
             return
-        if (price := self.problem.cluster.price_per_node_hour) is None:
-            raise bad_value("budget.cost", cost, "cluster.price_per_node_hour beside it")
+        if (price := self.problem.cluster.dearest_node_hour()) is None:
+            raise bad_value("budget.cost", cost, f"{self._price} beside it")
         hours = min(cost / price, self.budget.node_hours or math.inf)
         object.__setattr__(self, "budget", replace(self.budget, node_hours=hours))
 

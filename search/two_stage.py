@@ -115,9 +115,10 @@ def _scaled(problem: Problem, nodes: int, layers: int) -> Problem:
 def _fitting(survey: Survey) -> int:
     if not survey.recipes:
         return 0
-    from frontrunner.search.guided.prior import prior_of  # numpy, which a campaign file's checks do without
+    from frontrunner.evaluators.analytic.estimates import plan  # numpy, which a campaign file's checks do without
 
-    return int((prior_of(survey.recipes, survey.problem).log_fill <= 0).sum())
+    found = plan(survey.recipes, survey.problem)
+    return found.table.fitting + sum(found.not_modelled.values())
 
 
 def create_pair(store: Store, spec: CampaignSpec, survey: Survey) -> Campaign:

@@ -24,10 +24,11 @@ def identity(problem: Problem, recipe: Recipe) -> dict[str, Any]:
     Names, measured rates and memory sizes stay out, so that calibrating a cluster keeps the identity of what was
     measured. Fields at their default stay out too, so that a later version may add a field.
     """
+    cluster = problem.at(recipe).cluster
     return {
         "version": DOCUMENT_VERSION,
         "model": {key: value for key, value in _off_default(problem.model).items() if key != "name"},
-        "cluster": {key: getattr(problem.cluster, key) for key in ("device", "backend", "devices_per_node")},
+        "cluster": {key: getattr(cluster, key) for key in ("device", "backend", "devices_per_node")},
         "sequence_length": problem.sequence_length,
         "precision": problem.precision,
         "recipe": _off_default(recipe),

@@ -48,12 +48,16 @@ def why_illegal(recipe: Recipe, problem: Problem) -> Reason | None:
 
 def why_no_frame(recipe: Recipe, problem: Problem) -> Reason | None:
     """Return the first reason in degrees, devices, schedule and batch alone: one for all points that share these."""
-    return next(itertools.starmap(Reason, _frame(recipe, problem)), None)
+    if problem.cluster.group and recipe.group not in problem.by_group:
+        known = ", ".join(problem.by_group)
+        return Reason("group", f"no group {recipe.group!r} in the cluster, whose groups are {known}")
+    return next(itertools.starmap(Reason, _frame(recipe, problem.at(recipe))), None)
 
 
 def why_illegal_in_frame(recipe: Recipe, problem: Problem) -> Reason | None:
     """Return the first of the other reasons."""
-    rules = (_shares, _experts, _spread_experts, *ENGINE_RULES[recipe.engine])
+    problem = problem.at(recipe)
+    rules = (*IN_FRAME_RULES, *ENGINE_RULES[recipe.engine])
     return next((Reason(*found) for of_kind in rules for found in of_kind(recipe, problem)), None)
 
 
@@ -63,7 +67,8 @@ def _frame(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901, PLR0912
     tp, pp, cp = recipe.tensor_parallel, recipe.pipeline_parallel, recipe.context_parallel
     chunks = recipe.virtual_stages
     if recipe.devices > problem.cluster.devices:
-        yield "devices", f"{recipe.devices} devices of {problem.cluster.devices} in the cluster"
+        where = f"group {recipe.group}" if recipe.group else "the cluster"
+        yield "devices", f"{recipe.devices} devices of {problem.cluster.devices} in {where}"
     parts = (
         ("heads", model.heads),
         ("ffn_hidden", model.ffn_hidden),
@@ -417,6 +422,8 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C
         yield "levers-engine", f"only the torch engine has {', '.join(levers)}"
 
 
+IN_FRAME_RULES: tuple[Rules, ...] = (_shares, _experts, _spread_experts)
+"""Of all engines, behind those of the frame and before the engine's own."""
 ENGINE_RULES: dict[str, tuple[Rules, ...]] = {
     "torch": (_torch_replicas, _torch_pipeline, _tied, _torch_layers, _torch_memory, _quantized, _fp8),
     "deepspeed": (_deepspeed_parallel, _tied, _deepspeed_options, _quantized, _fp8),
@@ -425,6 +432,7 @@ ENGINE_RULES: dict[str, tuple[Rules, ...]] = {
 
 def marks(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
     """Yield what a reader should know about a legal recipe: unusual, allowed, and often slow."""
+    problem = problem.at(recipe)
     model, devices, per_node = problem.model, problem.cluster.devices, problem.cluster.devices_per_node
     tp, cp, stages = recipe.tensor_parallel, recipe.context_parallel, recipe.stages
     apart, span = recipe.rank_strides["tp"], recipe.rank_strides["dp"]

@@ -20,8 +20,8 @@ from frontrunner.spaces.custom import Custom, CustomKnob
 from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
 from frontrunner.spaces.sharding import UNSHARDED, Sharding
 
-Kind = Literal["count", "flag", "choice", "sharding", "layers", "custom"]
-Group = Literal["degrees", "pipeline", "batch", "sharding", "option", "lever"]
+Kind = Literal["count", "flag", "choice", "name", "sharding", "layers", "custom"]
+Group = Literal["machine", "degrees", "pipeline", "batch", "sharding", "option", "lever"]
 
 ENGINES = ("torch", "deepspeed")
 SPLIT_BACKWARD_SCHEDULES = ("interleaved-zero-bubble", "zbv", "dualpipev")
@@ -86,6 +86,11 @@ class Dimension:
         """The pandas type of a column of values."""
         return {"count": "int64", "flag": "bool"}.get(self.kind, "string")
 
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether every recipe has a value: a name is one of things that most problems have none of."""
+        return self.kind != "name"
+
     def of(self, recipe: Recipe) -> Choice:
         """Return the recipe's value as a space names it."""
         if self.kind == "sharding":
@@ -111,13 +116,16 @@ class Dimension:
             Sharding.named(str(value), 2)
         elif self.values:
             require_one_of(owner, self.name, str(value), self.values)
+        elif self.kind == "name" and not value:
+            raise bad_value(f"{owner}.{self.name}", value, "names that are not empty")
         elif self.kind == "count" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise bad_value(f"{owner}.{self.name}", value, "whole numbers of at least 1")
 
 
 def _declare(kind: Kind, description: str, neutral: Any, group: Group = "lever", **more: Any) -> Any:
     stated = Dimension(kind=kind, description=description, group=group, **more)
-    return field(default=MISSING if neutral is None else neutral, metadata={"dimension": stated})
+    is_shown = stated.is_everywhere
+    return field(default=MISSING if neutral is None else neutral, repr=is_shown, metadata={"dimension": stated})
 
 
 def _count(description: str, neutral: int | None = 1, **more: Any) -> Any:
@@ -161,9 +169,13 @@ class Recipe(ReadsEarlierNames, Displayed):
 
     `layers_per_stage` holds the layers of each stage along the model; empty is as even as possible, the first
     stages taking the remainder. `custom` are knobs of the user's own, sorted by name, that are not at their default.
-    Spaces enumerate and judge the first eight fields in this order.
+    Spaces enumerate and judge the first nine fields in this order.
     """
 
+    group: str = _declare(
+        "name", "node type, of a cluster that has several (`cluster.group`); by default all of them",
+        "", "machine", word="on {value}", is_one_hot=True,
+    )  # fmt: skip
     tensor_parallel: int = _count(
         "tensor-parallel degree; data parallelism is what is left of the devices", group="degrees", label="TP"
     )
@@ -402,9 +414,10 @@ class Recipe(ReadsEarlierNames, Displayed):
         return precision if self.fp8 == "none" else "fp8"
 
     def layout(self) -> str:
-        """Return the degrees: `tp2 pp2 dp4`, with `cp2` where ranks share sequences."""
+        """Return the degrees: `tp2 pp2 dp4`, with `cp2` where ranks share sequences, and the group of nodes."""
         context = f" cp{self.context_parallel}" if self.context_parallel > 1 else ""
-        return f"tp{self.tensor_parallel} pp{self.pipeline_parallel} dp{self.data_parallel}{context}"
+        degrees = f"tp{self.tensor_parallel} pp{self.pipeline_parallel} dp{self.data_parallel}{context}"
+        return " ".join((degrees, *self.words("machine")))
 
     def options(self) -> tuple[str, ...]:
         """Return what the recipe chooses besides degrees, batch and sharding, in words."""
@@ -425,7 +438,7 @@ def _declared() -> dict[str, Dimension]:
         stated: Dimension = one.metadata["dimension"]
         name, is_required = stated.name or one.name, one.default is MISSING
         neutral: Any = None if is_required else one.default
-        default = stated.default or (() if is_required else (neutral,))
+        default = stated.default or (() if is_required or not stated.is_everywhere else (neutral,))
         label, stored = stated.label or name.replace("_", " "), stated.stored or one.name
         found[name] = replace(
             stated, name=name, field=one.name, neutral=neutral, default=default, label=label, stored=stored
@@ -435,6 +448,13 @@ def _declared() -> dict[str, Dimension]:
 
 DIMENSIONS: Mapping[str, Dimension] = _declared()
 """The dimensions by the name that spaces, files and commands have for them."""
+
+
+def dimensions_of(*recipes: Recipe) -> list[Dimension]:
+    """Return the dimensions that some of these recipes have a value of: all but names of what their problem lacks."""
+    return [one for one in DIMENSIONS.values() if one.is_everywhere or any(getattr(of, one.field) for of in recipes)]
+
+
 COUNTS = tuple(one.field for one in DIMENSIONS.values() if one.kind == "count")
 CHOICES = {one.field: one.values for one in DIMENSIONS.values() if one.kind == "choice"}
 _counts_of, _choices_of = attrgetter(*COUNTS), attrgetter(*CHOICES)  # quick, since a survey makes a million recipes
@@ -450,10 +470,11 @@ def current_names(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_recipe(recipe: Recipe) -> dict[str, Any]:
-    """Return every field of a recipe as JSON holds it; `custom` only where there is any, as earlier versions wrote."""
+    """Return every field of a recipe as JSON holds it; `custom` and names only where there are any."""
     table = asdict(recipe) | {"layers_per_stage": list(recipe.layers_per_stage)}
     own = [{key: value for key, value in one.items() if value is not None} for one in table.pop("custom")]
-    return table | ({"custom": own} if own else {})
+    unnamed = {one.field for one in DIMENSIONS.values() if not one.is_everywhere and not table[one.field]}
+    return {key: value for key, value in table.items() if key not in unnamed} | ({"custom": own} if own else {})
 
 
 def stored_recipe(recipe: Recipe) -> dict[str, Any]:

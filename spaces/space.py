@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass, replace
-from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown
-from frontrunner.spaces.legality import Reason, why_illegal_in_frame, why_no_frame
+from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import (
@@ -31,16 +30,24 @@ from frontrunner.spaces.recipe import (
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.stages import balanced_layers, even_layers
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from frontrunner.spaces.columns import Places, RecipeColumns, Rows
+
 Point = tuple[Choice, ...]
 """One value for each dimension, in order."""
 
 DEGREES = tuple(one.name for one in DIMENSIONS.values() if one.group == "degrees" and one.name != "devices")
 """The dimensions whose product is the devices of one replica."""
 FRAME = tuple(
-    one.name for one in DIMENSIONS.values() if one.group in ("degrees", "batch", "pipeline") and one.kind != "layers"
+    one.name
+    for one in DIMENSIONS.values()
+    if one.group in ("machine", "degrees", "batch", "pipeline") and one.kind != "layers"
 )
 """The first dimensions, which `legality.why_no_frame` judges."""
-MAX_POINTS = 2_000_000
+MAX_POINTS = 20_000_000
 LARGEST_MICRO_BATCH = 8
 LONG_SEQUENCE = 16_384
 """From this length on, ranks of a node may share a sequence; assumed."""
@@ -77,24 +84,32 @@ def recipe_at(
     values: dict[str, Any] = {
         field: kind(choice[name]) if matters(at) else neutral for field, name, kind, matters, neutral in _PLAIN
     }
-    values["rank_order"] = _order_that_matters(values["rank_order"], {"tp": tp, "dp": dp * cp, "pp": pp})
+    values["rank_order"] = order_that_matters(values["rank_order"], at)
     values |= zip(DEGREES, degrees, strict=True)
+    if "group" in choice:
+        values["group"] = choice["group"]
     if custom:
         own = (one for name in sorted(custom) for one in custom[name].at(name, choice[name]))
         values["custom"] = tuple(own)
     sharding = Sharding.named(str(choice["sharding"]), dp * cp)
     recipe = Recipe(accumulation=at.accumulation, sharding=sharding, **values)
-    layers = problem.model.layers
+    layers = own_layers(recipe, problem) if choice["layer_split"] == "balanced" else ()
+    return replace(recipe, layers_per_stage=layers) if layers else recipe
+
+
+def own_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
+    """Return the balanced layers of a recipe's stages; none where they are the even ones."""
+    layers, stages = problem.model.layers, recipe.stages
     # Rules refuse more stages than layers; a balanced split that is the even one is no other recipe.
-    if choice["layer_split"] == "balanced" and pp > 1 and recipe.stages <= layers:
-        balanced = balanced_layers(recipe, problem)
-        if balanced != even_layers(layers, recipe.stages):
-            return replace(recipe, layers_per_stage=balanced)
-    return recipe
+    if recipe.pipeline_parallel == 1 or stages > layers:
+        return ()
+    balanced = balanced_layers(recipe, problem)
+    return () if balanced == even_layers(layers, stages) else balanced
 
 
-def _order_that_matters(order: str, sizes: Mapping[str, int]) -> str:
+def order_that_matters(order: str, recipe: Recipe | Degrees) -> str:
     """Return the first of `RANK_ORDERS` with the same numbering: groups of one rank may stand anywhere."""
+    sizes = {"tp": recipe.tensor_parallel, "dp": recipe.copies, "pp": recipe.pipeline_parallel}
 
     def apart(name: str) -> list[str]:
         return [part for part in name.split("-") if sizes[part] > 1]
@@ -114,7 +129,8 @@ _Choices: Any = make_dataclass(
 class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
     """The choices for each of `DIMENSIONS`, as fields of its name, and knobs of the user's own.
 
-    An empty `accumulation` follows from the fixed global batch; an empty `devices` is all of the cluster's.
+    An empty `accumulation` follows from the fixed global batch; an empty `devices` is all of the cluster's, or of each
+    group's, and an empty `group` is each of the cluster's.
     `exhaustive` tries values in the order in which they were given.
     """
 
@@ -145,10 +161,31 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
     def dimensions(self, cluster: Cluster) -> dict[str, tuple[Choice, ...]]:
         """Return the dimensions of a point with their values; `accumulation` only where it is free."""
         found: dict[str, tuple[Choice, ...]] = {name: getattr(self, name) for name in DIMENSIONS}
-        found["devices"] = found["devices"] or (cluster.devices,)
-        if not found["accumulation"]:
-            del found["accumulation"]
+        groups = self.groups(cluster)
+        found["group"] = tuple(one.name for one in groups)
+        found["devices"] = found["devices"] or tuple(dict.fromkeys(one.devices for one in groups or (cluster,)))
+        for name in ("group", "accumulation"):
+            if not found[name]:
+                del found[name]
         return found | {name: knob.values for name, knob in self.custom.items()}
+
+    def groups(self, cluster: Cluster) -> tuple[Cluster, ...]:
+        """Return the cluster's groups that recipes may use, none where it has none; refuse unknown names."""
+        known = {one.name: one for one in cluster.group}
+        if unknown := next((name for name in self.group if name not in known), None):
+            expected = f"one of {', '.join(known)}" if known else "no entry: the cluster has no groups"
+            raise bad_value("space.group", unknown, expected)
+        return tuple(known[name] for name in self.group or known)
+
+    def in_one_group(self, problem: Problem) -> tuple[Space, Problem]:
+        """Return the space and the problem on the only group that recipes may use; refuse several by their names."""
+        if not (groups := self.groups(problem.cluster)):
+            return self, problem
+        if len(groups) > 1:
+            names = [one.name for one in groups]
+            expected = f"one of them, as {shown(names[0])}: numbers of nodes are compared within one group"
+            raise bad_value("space.group", names, expected)
+        return self.with_choices(group=()), problem.by_group[groups[0].name]
 
     def dimension(self, name: str) -> Dimension:
         """Return one of the dimensions, a recipe's or the user's own."""
@@ -159,17 +196,16 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
         if not self.accumulation and not problem.global_batch.is_fixed:
             expected = f"values to choose from, since problem.global_batch is the range {problem.global_batch}"
             raise bad_value("space.accumulation", None, expected)
-        survey = Survey(problem=problem, dimensions=self.dimensions(problem.cluster), custom=self.custom)
-        if (points := math.prod(map(len, survey.dimensions.values()))) > MAX_POINTS:
-            sizes = ", ".join(f"{name} {len(values)}" for name, values in survey.dimensions.items() if len(values) > 1)
+        dimensions = self.dimensions(problem.cluster)
+        groups = self.groups(problem.cluster)
+        parts = [self.with_choices(group=(one.name,)).dimensions(problem.cluster) for one in groups] or [dimensions]
+        if (points := sum(math.prod(map(len, part.values())) for part in parts)) > MAX_POINTS:
+            sizes = ", ".join(f"{name} {len(values)}" for name, values in dimensions.items() if len(values) > 1)
             message = f"space has {shown(points)} points: expected at most {MAX_POINTS}"
             raise InvalidInput(message, hint=f"narrow a dimension: {sizes}")
-        framing = sum(name in FRAME for name in survey.dimensions)
-        values = tuple(survey.dimensions.values())
-        rest = tuple(itertools.product(*values[framing:]))
-        for frame in itertools.product(*values[:framing]):
-            survey.look_at_frame(frame, rest)
-        return survey
+        from frontrunner.spaces.enumeration import survey_of
+
+        return survey_of(problem, dimensions, parts, self.custom)
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -181,8 +217,14 @@ def divisors(number: int) -> tuple[int, ...]:
 def usual_space(problem: Problem) -> Space:
     """Return what model and cluster leave room for, of the choices that change no result beyond rounding.
 
-    Those that need more of an installation, such as compilation or offloading, are left to a stated space.
+    Those that need more of an installation, such as compilation or offloading, are left to a stated space. For several
+    groups it is what any of them leaves room for.
     """
+    if problem.cluster.group:
+        spaces = [usual_space(one) for one in problem.by_group.values()]
+        every = ((name, [getattr(one, name) for one in spaces]) for name in DIMENSIONS)
+        joined: Any = {name: tuple(dict.fromkeys(itertools.chain(*values))) for name, values in every}
+        return Space(**joined)
     cluster, batch = problem.cluster, problem.global_batch
     ways, devices, several = divisors(cluster.devices_per_node), cluster.devices, cluster.nodes > 1
     hybrid = (f"hybrid-{cluster.devices_per_node}",) if several and cluster.devices_per_node > 1 else ()
@@ -202,78 +244,63 @@ def usual_space(problem: Problem) -> Space:
     return Space(**found)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Survey:
     """A space looked at for one problem, as a rule in full.
 
-    `legal` maps one point to each legal recipe. Of points that give the same recipe the first represents all; the
-    others are counted as `repeats`.
+    `recipes` are the legal ones, each once; `places` has a column for each dimension, the choices that give them. Of
+    points that give the same recipe the first represents all; the others are counted as `repeats`.
     """
 
     problem: Problem
     dimensions: Mapping[str, tuple[Choice, ...]]
-    legal: dict[Point, Recipe] = field(default_factory=dict)
+    recipes: RecipeColumns
+    places: Places
     repeats: int = 0
-    refusals: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, str] = field(default_factory=dict)
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    examples: Mapping[str, str] = field(default_factory=dict)
     custom: Mapping[str, CustomKnob] = field(default_factory=dict)
-    _seen: set[Recipe] = field(default_factory=set, repr=False)
-    _frames: dict[Recipe, Mapping[str, int]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of_nothing(
+        cls, problem: Problem, dimensions: Mapping[str, tuple[Choice, ...]], custom: Mapping[str, CustomKnob]
+    ) -> Survey:
+        """Return a survey of no point yet."""
+        from frontrunner.spaces.columns import Places, RecipeColumns
+
+        places = Places.of(dimensions, ())
+        return cls(problem=problem, dimensions=dimensions, recipes=RecipeColumns.of(()), places=places, custom=custom)
 
     @property
     def points(self) -> int:
         """The combinations of choices that were looked at, legal or not."""
-        return len(self.legal) + self.repeats + sum(self.refusals.values())
+        return len(self.recipes) + self.repeats + sum(self.refusals.values())
 
-    @cached_property
-    def recipes(self) -> tuple[Recipe, ...]:
-        """The legal recipes, each once, in the order of the choices."""
-        return tuple(self.legal.values())
+    @property
+    def legal(self) -> dict[Point, Recipe]:
+        """The point that gives each legal recipe; for surveys of a few thousand."""
+        return {tuple(self.choices(row).values()): recipe for row, recipe in enumerate(self.recipes)}
 
-    def look_at(self, points: Iterable[Mapping[str, Choice]]) -> None:
-        """Look at these points, each a value of every dimension."""
-        for choice in points:
-            point = tuple(choice[name] for name in self.dimensions)
-            found = self._recipe_at(point)
-            reason = why_no_frame(found, self.problem) if isinstance(found, Recipe) else found
-            if reason is None:
-                self._look_at(point)
-            else:
-                self._refuse(reason)
+    def choices(self, row: int) -> dict[str, Choice]:
+        """Return the choice for each dimension that gives the recipe of a row."""
+        return {name: values[codes[row]] for name in self.dimensions for values, codes in [self.places.column(name)]}
 
-    def look_at_frame(self, frame: Point, rest: Sequence[Point]) -> None:
-        """Look at the points `frame` + `rest`: refused with the frame, or counted as an equal earlier frame's were."""
-        first = self._recipe_at(frame + rest[0])
-        if isinstance(first, Recipe):
-            first = why_no_frame(first, self.problem) or first
-        if isinstance(first, Reason):
-            self._refuse(first, points=len(rest))
-            return
-        refused = self._frames.get(first)
-        if refused is None:
-            before = dict(self.refusals)
-            for point in rest:
-                self._look_at(frame + point)
-            self._frames[first] = {code: count - before.get(code, 0) for code, count in self.refusals.items()}
-            return
-        for code, count in refused.items():
-            self.refusals[code] += count
-        self.repeats += len(rest) - sum(refused.values())
+    def keep(self, rows: Rows | npt.NDArray[np.bool_]) -> Survey:
+        """Return the survey with these of the legal recipes alone."""
+        return replace(self, recipes=self.recipes.take(rows), places=self.places.take(rows))
 
-    def _look_at(self, point: Point) -> None:
-        found = self._recipe_at(point)
-        if found in self._seen:
-            self.repeats += 1
-            return
-        reason = why_illegal_in_frame(found, self.problem) if isinstance(found, Recipe) else found
-        if reason is not None:
-            self._refuse(reason)
-        elif isinstance(found, Recipe):
-            self._seen.add(found)
-            self.legal[point] = found
+    def refuse(self, reasons: Mapping[int, Reason]) -> Survey:
+        """Return the survey without the recipes of these rows, which count as refused."""
+        if not reasons:
+            return self
+        refusals, examples = Counter(self.refusals), dict(self.examples)
+        for reason in reasons.values():
+            refusals[reason.code] += 1
+            examples.setdefault(reason.code, reason.text)
+        import numpy as np
 
-    def _recipe_at(self, point: Point) -> Recipe | Reason:
-        return self.recipe_at(dict(zip(self.dimensions, point, strict=True)))
+        kept = np.delete(np.arange(len(self.recipes)), list(reasons))
+        return replace(self.keep(kept), refusals=dict(refusals), examples=examples)
 
     def recipe_at(self, choice: Mapping[str, Choice]) -> Recipe | Reason:
         """Return the recipe of a choice for each dimension, or the reason why there is none."""
@@ -282,10 +309,6 @@ class Survey:
     def dimension(self, name: str) -> Dimension:
         """Return one of `dimensions`, a recipe's or the user's own."""
         return DIMENSIONS[name] if name in DIMENSIONS else custom_dimension(name, self.custom[name])
-
-    def _refuse(self, reason: Reason, points: int = 1) -> None:
-        self.refusals[reason.code] = self.refusals.get(reason.code, 0) + points
-        self.examples.setdefault(reason.code, reason.text)
 
     def refused_by_count(self) -> Iterator[tuple[str, int, str]]:
         """Yield (code, points refused, one example with its numbers), the commonest first."""

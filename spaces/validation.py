@@ -158,16 +158,19 @@ def inlined_schema(tree: type[BaseModel]) -> dict[str, Any]:
     return plain
 
 
-def _plain(node: Any, definitions: dict[str, Any]) -> Any:
+def _plain(node: Any, definitions: dict[str, Any], within: tuple[str, ...] = ()) -> Any:
     if isinstance(node, list):
-        return [_plain(item, definitions) for item in node]
+        return [_plain(item, definitions, within) for item in node]
     if not isinstance(node, dict):
         return node
     if "$ref" in node:
-        node = definitions[node["$ref"].rpartition("/")[2]] | {key: node[key] for key in node if key != "$ref"}
+        name = node["$ref"].rpartition("/")[2]
+        if name in within:  # a table that may hold tables of its own kind
+            return {"type": "object"}
+        node, within = definitions[name] | {key: node[key] for key in node if key != "$ref"}, (*within, name)
     is_title = isinstance(node.get("title"), str)
     left_out = ("$defs", "title") if is_title else ("$defs",)
-    plain = {key: _plain(value, definitions) for key, value in node.items() if key not in left_out}
+    plain = {key: _plain(value, definitions, within) for key, value in node.items() if key not in left_out}
     return plain | ({"additionalProperties": False} if isinstance(node.get("properties"), dict) else {})
 
 

@@ -49,15 +49,25 @@ def scaled(recipe: Recipe, survey: Survey, devices: int, *, weak: bool) -> Recip
 def sweep(space: Space, recipe: Recipe, problem: Problem) -> Survey:
     """Survey a recipe, and those of the space that differ from it in one dimension."""
     survey = _around(space, recipe, problem)
-    for name, values in survey.dimensions.items():
-        own = survey.dimension(name).of(recipe)
-        survey.look_at(choices_of(recipe, survey) | {name: value} for value in values if value != own)
-    return survey
+    from frontrunner.spaces.enumeration import look_at  # numpy, which a campaign file's checks do without
+
+    own = {name: survey.dimension(name).of(recipe) for name in survey.dimensions}
+    return look_at(
+        survey,
+        (
+            choices_of(recipe, survey) | {name: value}
+            for name, values in survey.dimensions.items()
+            for value in values
+            if value != own[name]
+        ),
+    )
 
 
 def scale(space: Space, recipe: Recipe, problem: Problem) -> Survey:
     """Survey a recipe on the space's numbers of devices, by strong and by weak scaling."""
     survey = _around(space, recipe, problem)
+    from frontrunner.spaces.enumeration import look_at
+
     own = choices_of(recipe, survey)
 
     def points() -> Iterator[Mapping[str, Choice]]:
@@ -67,21 +77,21 @@ def scale(space: Space, recipe: Recipe, problem: Problem) -> Survey:
                 accumulation = recipe.accumulation if isinstance(found, Reason) else found.accumulation
                 yield own | {"devices": devices, "accumulation": accumulation}
 
-    survey.look_at(points())
-    return survey
+    return look_at(survey, points())
 
 
 def _around(space: Space, recipe: Recipe, problem: Problem) -> Survey:
     """Return a survey of the recipe alone, in the space with the recipe's own values added."""
+    from frontrunner.spaces.enumeration import look_at
+
     dimensions = dict(space.dimensions(problem.cluster))
     for name, values in dimensions.items():
         own = space.dimension(name).of(recipe)
         dimensions[name] = values if own in (*values, "none") else (*values, own)
-    survey = Survey(problem=problem, dimensions=dimensions, custom=space.custom)
-    survey.look_at([choices_of(recipe, survey)])
-    itself = tuple(survey.legal.values())  # survey.recipes would be kept, and more points follow
-    if itself != (recipe,):
-        found = itself[0].describe() if itself else next(iter(survey.examples.values()))
+    empty = Survey.of_nothing(problem, dimensions, space.custom)
+    survey = look_at(empty, [choices_of(recipe, empty)])
+    if survey.recipes != (recipe,):
+        found = survey.recipes[0].describe() if survey.recipes else next(iter(survey.examples.values()))
         raise InvalidInput(f"{recipe.describe()} is not what its values of a space's dimensions give: {found}")
     return survey
 
@@ -92,7 +102,8 @@ AROUND: Mapping[str, Callable[[Space, Recipe, Problem], Survey]] = {"sweep": swe
 
 def with_values(space: Space, recipe: Recipe, **values: tuple[Choice, ...]) -> Space:
     """Return the space of the recipe's own values, with these values of some dimensions besides."""
-    own: dict[str, tuple[Choice, ...]] = {name: (one.of(recipe),) for name, one in DIMENSIONS.items()}
+    given = {name: one.of(recipe) for name, one in DIMENSIONS.items()}
+    own: dict[str, tuple[Choice, ...]] = {name: (value,) if value != "" else () for name, value in given.items()}
     own["accumulation"] = own["accumulation"] if space.accumulation else ()
     if own["schedule"] == ("none",):  # there is no pipeline; one that a sweep makes has the space's first schedule
         own["schedule"] = space.schedule[:1]

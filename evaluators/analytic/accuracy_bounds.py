@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from frontrunner.evaluators.analytic.software import ENGINES, FRONTRUNNER, Softw
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
 from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.columns import each
 from frontrunner.spaces.problem import Problem, SoftwareSettings
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 
@@ -57,7 +59,9 @@ VALIDATED = (
 )  # fmt: skip
 """The dimensions whose formulas measurements have validated; of schedules and shardings only those of `unvalidated`."""
 VALIDATED_SCHEDULES = ("none", "1f1b", "interleaved-1f1b")
-_UNVALIDATED = tuple((one.name, one.field, one.neutral) for one in DIMENSIONS.values() if one.name not in VALIDATED)
+_UNVALIDATED = tuple(
+    (one.name, one.field, one.neutral) for one in DIMENSIONS.values() if one.name not in VALIDATED and one.is_everywhere
+)
 
 FASTER_THAN_NEEDED = math.exp(NORMAL_95 * math.hypot(DEVIATIONS["matmul"], ROW_ERROR))
 """A step this many times as fast as needed is rejected: beyond 95 % of steps that are all products, known to a tenth.
@@ -122,26 +126,28 @@ class Trust:
 
 def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float | None]) -> Trust:
     """Return how far to trust estimates of these recipes; `errors` are the `expected_error` of those at hand."""
-    unknown = [choices for recipe in recipes if (choices := unvalidated(recipe, problem))]
+    unknown = [choices for choices in each(recipes, lambda recipe: unvalidated(recipe, problem)).tolist() if choices]
     names = ", ".join(sorted({name for choices in unknown for name in choices}))
-    offloads = any(recipe.offload != "none" or recipe.activation_offload for recipe in recipes)
-    known, engines = [error for error in errors if error is not None], {recipe.engine for recipe in recipes}
+    offloads = bool(each(recipes, lambda recipe: recipe.offload != "none" or recipe.activation_offload, np.bool_).any())
+    known, engines = [error for error in errors if error is not None], set(each(recipes, attrgetter("engine")).tolist())
     count = "1 estimate is" if len(unknown) == 1 else f"{len(unknown):,} estimates are"
-    on_cpu, measured = problem.cluster.backend == "cpu", problem.cluster.matmul_flops(problem.precision) is not None
+    precision, parts = problem.precision, [own for own, _ in problem.split(recipes)] or problem.by_group.values()
+    clusters = [own.cluster for own in parts]
+    on_cpu = {one.matmul_flops(precision) is not None for one in clusters if one.backend == "cpu"}
     remarks = {
-        OTHER_HARDWARE: not is_validated(problem.cluster, problem.precision),
-        SHARED_CPU: on_cpu and not measured,
-        MEASURED_TOGETHER: on_cpu and measured,
+        OTHER_HARDWARE: not all(is_validated(one, precision) for one in clusters),
+        SHARED_CPU: False in on_cpu,
+        MEASURED_TOGETHER: True in on_cpu,
         f"{count} less certain: no measurement has validated {names}": bool(unknown) and has_times(problem),
-        COMPILED: any(recipe.compile for recipe in recipes),
+        COMPILED: bool(each(recipes, attrgetter("compile"), np.bool_).any()),
         UNEVENLY_LOADED: problem.model.experts > 0
         and problem.model.routing == "learned"
-        and "rank_imbalance" not in problem.cluster.efficiencies,
+        and not all("rank_imbalance" in one.efficiencies for one in clusters),
         HOST_UNLIMITED: offloads,
-        HOST_ASSUMED: offloads and problem.cluster.links.host_gb_per_s is None,
+        HOST_ASSUMED: offloads and any(one.links.host_gb_per_s is None for one in clusters),
     }
     return Trust(
-        assumed=assumed(problem.cluster, problem.precision),
+        assumed=tuple(dict.fromkeys(key for one in clusters for key in assumed(one, precision))),
         expected_error=statistics.fmean(known) if known else None,
         remarks=tuple(remark for remark, holds in remarks.items() if holds),
         software=tuple(dict.fromkeys(described(problem, engine) for engine in ENGINES if engine in engines)),
@@ -252,7 +258,8 @@ def unvalidated(recipe: Recipe, problem: Problem) -> tuple[str, ...]:
 
 def has_times(problem: Problem) -> bool:
     """Return whether step times are estimates; without the device's peak at most their order means something."""
-    return not any(key.startswith("peak_tflops") for key in assumed(problem.cluster, problem.precision))
+    clusters = [own.cluster for own in problem.by_group.values()]
+    return not any(key.startswith("peak_tflops") for one in clusters for key in assumed(one, problem.precision))
 
 
 def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | None:
@@ -261,7 +268,7 @@ def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | 
     Those are CPUs, fp32, clusters that omit a figure or state constants of their own but their links', and unvalidated
     choices.
     """
-    cluster = problem.cluster
+    cluster = problem.at(recipe).cluster
     has_fitted = not (BOUNDS.keys() - LINKS).isdisjoint(cluster.efficiencies)
     blind = cluster.backend == "cpu" or problem.precision == "fp32" or has_fitted
     if blind or unvalidated(recipe, problem) or assumptions(cluster, problem.precision):

@@ -10,6 +10,7 @@ from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
 from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, plan, why_none
 from frontrunner.evaluators.analytic.step import TRAFFIC
 from frontrunner.notebook import Displayed
+from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import DIMENSIONS, RECOMPUTES, Choice, Recipe
@@ -101,7 +102,8 @@ class Advice(Displayed):
     """The recommendation, with the estimates behind it.
 
     `one_node` is empty on one node; `chosen` is None where nothing fits. `choices` name its recipe within the
-    campaign's space; `lacking` are those that the space does not list.
+    campaign's space; `lacking` are those that the space does not list. `elsewhere` is what is advised on the cluster's
+    other groups, the best first.
     """
 
     problem: Problem
@@ -114,6 +116,7 @@ class Advice(Displayed):
     lacking: Mapping[str, Choice]
     tiling: Tiling | None
     trust: Trust
+    elsewhere: tuple[Advice, ...] = ()
 
     def __repr__(self) -> str:
         estimate = self.chosen and self.chosen.estimate
@@ -125,9 +128,28 @@ class Advice(Displayed):
         return max((layout for layout in self.whole_cluster if layout.fits), key=speed, default=None)
 
 
-def advise(space: Space, problem: Problem) -> Advice:
-    """Estimate every layout on one device, one node and the whole cluster, and choose; `space` names the recipe."""
-    cluster, own = problem.cluster, space.dimensions(problem.cluster)
+def advise(space: Space, problem: Problem, rate: str = "tokens") -> Advice:
+    """Estimate every layout on one device, one node and the whole cluster, and choose; `space` names the recipe.
+
+    Of several groups it is the one whose recipe has the highest `rate`, one of `pareto.RATES`.
+    """
+    own = space.dimensions(problem.cluster)
+    if not (groups := space.groups(problem.cluster)):
+        return _advise(own, problem)
+
+    def worth(found: Advice) -> float:
+        chosen = found.chosen and found.chosen.estimate
+        return chosen.tokens_per_s / problem.divisor(rate, chosen.recipe) if chosen else 0.0
+
+    name = problem.cluster.name
+    clusters = (Cluster.of_groups(f"{name}, group {one.name}", [one]) for one in groups)
+    each = [_advise(own, replace(problem, cluster=one)) for one in clusters]
+    best, *others = sorted(each, key=worth, reverse=True)
+    return replace(best, elsewhere=tuple(others))
+
+
+def _advise(own: Mapping[str, tuple[Choice, ...]], problem: Problem) -> Advice:
+    cluster = problem.cluster
     alone = layouts(problem, 1)
     node = layouts(problem, cluster.devices_per_node) if cluster.nodes > 1 and cluster.devices_per_node > 1 else ()
     everything = layouts(problem, cluster.devices) if cluster.devices > 1 else alone
@@ -241,8 +263,9 @@ def _layout(name: str, about: str, space: Space, problem: Problem) -> ParallelLa
     best, choices = None, dict[str, Choice]()
     if len(found.table):
         best = found.table[int(found.table.order[0])]
-        point = next(point for point, recipe in survey.legal.items() if recipe == best.recipe)
-        choices = dict(zip(survey.dimensions, point, strict=False))
+        row = survey.recipes.row(best.recipe)
+        assert row is not None  # noqa: S101 - the table is of these recipes
+        choices = survey.choices(row)
     return ParallelLayout(
         name=name,
         devices=space.devices[0],
@@ -262,7 +285,8 @@ def _named_by(own: Mapping[str, tuple[Choice, ...]], layout: ParallelLayout, rec
 
 def _one_copy(problem: Problem) -> OneCopy | None:
     """Return one sequence at a time on one device; None where no rule lets a device hold a copy."""
-    whole = Recipe(devices=1, micro_batch_seqs=1, accumulation=problem.global_batch.maximum)
+    group = next((one.name for one in problem.cluster.group), "")
+    whole = Recipe(group=group, devices=1, micro_batch_seqs=1, accumulation=problem.global_batch.maximum)
     recipes = [whole, replace(whole, recompute="full")]
     if any(why_illegal(recipe, problem) for recipe in recipes):
         return None

@@ -116,7 +116,7 @@ def breakdown(
     recipe: Recipe, problem: Problem, measured: Measured | None = None, unmatched: str | None = None
 ) -> Breakdown:
     """Break down a legal recipe, `measured` or `unmatched`; raises `InvalidInput` where the formulas do not know it."""
-    unknown = not_modelled(recipe)
+    problem, unknown = problem.at(recipe), not_modelled(recipe)
     if unknown is not None:
         what = f"recipe {recipe_id(problem, recipe)} cannot be estimated: the formulas do not know {unknown}"
         raise InvalidInput(what, hint="frontrunner launch measures")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from frontrunner.evaluators.analytic.machine import Machine
@@ -162,10 +164,27 @@ def _start_s(machine: Machine, crosses: Flags) -> Rows:
     return started
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReplicaWaits:
+    """Seconds that a rank waits for its replicas: at each micro-batch, after the last, and after the optimizer."""
+
+    each: Rows
+    last: Rows
+    published: Rows
+
+
 def replicas_s(
     machine: Machine, work: Workload, parameters: Rows, forward: Rows, backward: Rows, experts: Rows | None = None
 ) -> Rows:
-    """Return the time per step that a rank of `parameters`, before any sharding, waits for the replicas.
+    """Return the time per step that a rank waits for the replicas; see `replica_waits`."""
+    found = replica_waits(machine, work, parameters, forward, backward, experts)
+    return work.accumulation * found.each + found.last + found.published
+
+
+def replica_waits(
+    machine: Machine, work: Workload, parameters: Rows, forward: Rows, backward: Rows, experts: Rows | None = None
+) -> ReplicaWaits:
+    """Return when and how long a rank of `parameters`, before any sharding, waits for the replicas.
 
     `experts` of these are shared by expert-parallel ranks, and have other replicas. `forward` and `backward` are that
     rank's times per micro-batch. With degrees p, g, o of N copies: parameters are gathered over p for each pass of each
@@ -191,7 +210,7 @@ def replicas_s(
     per_pass = np.where(work.sharding_parameters > 1, forward + backward, backward)
     exposed = np.maximum(each + repeated - overlap * per_pass, LEAST_EXPOSED * (each + repeated))
     last = np.where(work.reduces_each, 0.0, np.maximum(once - overlap * backward, LEAST_EXPOSED * once))
-    return work.accumulation * exposed + last + published
+    return ReplicaWaits(each=exposed, last=last, published=published)
 
 
 def _waits(machine: Machine, work: Workload, parameters: Rows) -> tuple[Rows, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +38,7 @@ from frontrunner.evaluators.analytic.step import StepTime, step_time
 from frontrunner.evaluators.analytic.workload import Rows, Workload
 from frontrunner.evaluators.probe.measure import rates
 from frontrunner.notebook import Displayed
+from frontrunner.spaces.columns import chosen, each
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.pareto import pareto_front
 from frontrunner.spaces.problem import Problem, Training
@@ -109,11 +112,10 @@ class EstimateTable(Sequence[Estimate]):
     `rate` is what `order` compares, one of `pareto.RATES`.
     """
 
-    recipes: tuple[Recipe, ...]
+    recipes: Sequence[Recipe]
     problem: Problem
-    step_parts_s: Mapping[str, Rows]
-    memory_parts_bytes: Mapping[str, Rows]
-    host_memory_bytes_per_rank: Rows
+    step_time_s: Rows
+    peak_memory_bytes: Rows
     rate: str = "tokens"
 
     def __len__(self) -> int:
@@ -129,21 +131,49 @@ class EstimateTable(Sequence[Estimate]):
         return iter(self.of(range(len(self))))
 
     def of(self, rows: Sequence[int]) -> tuple[Estimate, ...]:
-        """Return the estimates of these rows, with their intervals: 33 times the work of their step times alone."""
-        recipes, known = [self.recipes[row] for row in rows], has_times(self.problem)
+        """Return the estimates of these rows, with parts and intervals: 33 times the work of their times alone."""
+        recipes = [self.recipes[row] for row in rows]
+        known = [has_times(self.problem.at(recipe)) for recipe in recipes]
         ends, off = np.zeros((2, len(recipes))), np.zeros(len(recipes))
+        times = {field.name: np.zeros(len(recipes)) for field in fields(StepTime)}
+        sizes = {field.name: np.zeros(len(recipes)) for field in fields(PeakMemory)}
+        on_host = np.zeros(len(recipes))
         others = ({*unvalidated(recipe, self.problem)} - BOUNDED for recipe in recipes)
         unjudged = np.fromiter(map(bool, others), dtype=np.bool_)
-        for places, machine, work in blocks(recipes, self.problem):
-            of = (self.problem.cluster, self.problem.precision, machine.software, work)
+        for places, problem, machine, work in blocks(recipes, self.problem):
+            of = (problem.cluster, problem.precision, machine.software, work)
             ends[:, places] = log_bounds(*of, unjudged[places])
-            off[places] = log_deviation(machine, work, peak_memory(machine, work))
-        each = zip(rows, *ends.tolist(), np.exp(NORMAL_95 * off).tolist(), strict=True)
-        return tuple(self._one(row, (below, above) if known else None, size) for row, below, above, size in each)
+            peak = peak_memory(machine, work)
+            off[places] = log_deviation(machine, work, peak)
+            on_host[places] = host_memory(machine, work, fullest_parameters(machine, work))
+            for columns, parts in ((times, step_time(machine, work)), (sizes, peak)):
+                for name, column in columns.items():
+                    column[places] = getattr(parts, name)
+        factors = np.exp(NORMAL_95 * off)
+        return tuple(
+            self._one(
+                row,
+                recipe,
+                {name: float(column[at]) for name, column in times.items()},
+                {name: float(column[at]) for name, column in sizes.items()},
+                int(on_host[at]),
+                (float(ends[0, at]), float(ends[1, at])) if known[at] else None,
+                float(factors[at]),
+            )
+            for at, (row, recipe) in enumerate(zip(rows, recipes, strict=True))
+        )
 
-    def _one(self, row: int, log_ends: tuple[float, float] | None, size_factor: float) -> Estimate:
-        recipe, time_s, peak = self.recipes[row], float(self.step_time_s[row]), float(self.peak_memory_bytes[row])
-        step_parts = {name: float(column[row]) for name, column in self.step_parts_s.items()}
+    def _one(  # noqa: PLR0913, PLR0917 - what the formulas say of one row
+        self,
+        row: int,
+        recipe: Recipe,
+        step_parts: Mapping[str, float],
+        memory_parts: Mapping[str, float],
+        host_memory_bytes: int,
+        log_ends: tuple[float, float] | None,
+        size_factor: float,
+    ) -> Estimate:
+        time_s, peak = float(self.step_time_s[row]), float(self.peak_memory_bytes[row])
         waits = {name: seconds for name, seconds in step_parts.items() if name != "compute"}
         longest = max(waits, key=lambda name: waits[name])
         limit = longest if waits[longest] >= WORTH_NAMING * time_s else "compute"
@@ -156,44 +186,34 @@ class EstimateTable(Sequence[Estimate]):
             model_tflops_per_device=rate["model_tflops_per_device"] or 0.0,
             mfu=rate["mfu"],
             peak_memory_bytes=int(peak),
-            host_memory_bytes_per_rank=int(self.host_memory_bytes_per_rank[row]),
+            host_memory_bytes_per_rank=host_memory_bytes,
             fit=verdict,
             limit="memory" if verdict == "does not fit" else limit,
             step_parts_s=step_parts,
-            memory_parts_bytes={name: float(column[row]) for name, column in self.memory_parts_bytes.items()},
+            memory_parts_bytes=memory_parts,
             unjudged=unvalidated(recipe, self.problem),
             expected_error=None if log_ends is None else mean_error(*log_ends),
             step_time_bounds_s=None if log_ends is None else scaled(time_s, log_ends),
             peak_memory_bounds_bytes=(int(peak / size_factor), int(peak * size_factor)),
-            training=self.problem.training(recipe.devices, None if log_ends is None else rate["tokens_per_s"]),
+            training=self.problem.training(recipe, None if log_ends is None else rate["tokens_per_s"]),
         )
-
-    @cached_property
-    def step_time_s(self) -> Rows:
-        """The sums of the steps' parts."""
-        return _total(self.step_parts_s)
-
-    @cached_property
-    def peak_memory_bytes(self) -> Rows:
-        """The sums of the memory's parts, in whole bytes."""
-        return np.floor(_total(self.memory_parts_bytes))
 
     @cached_property
     def tokens_per_s(self) -> Rows:
         """global_batch_seqs * sequence_length / step_time_s."""
-        sequences = np.fromiter((recipe.global_batch_seqs for recipe in self.recipes), dtype=np.float64)
+        sequences = each(self.recipes, attrgetter("global_batch_seqs"), np.float64)
         return sequences * self.problem.sequence_length / self.step_time_s
 
     @cached_property
     def fit(self) -> npt.NDArray[np.intp]:
         """The place of each recipe in `FITS`."""
-        return fit(self.peak_memory_bytes, self.problem.cluster.memory_bytes_per_device)
+        return fit(self.peak_memory_bytes, memory_limits(self.recipes, self.problem))
 
     @cached_property
     def order(self) -> npt.NDArray[np.intp]:
         """The rows that fit, best first, the tight ones, likewise, and the others, smallest first."""
-        divisors = (self.problem.divisor(self.rate, recipe.devices) for recipe in self.recipes)
-        rates = self.tokens_per_s / np.fromiter(divisors, dtype=np.float64)
+        divisors = each(self.recipes, lambda recipe: self.problem.divisor(self.rate, recipe), np.float64)
+        rates = self.tokens_per_s / divisors
         worth = np.where(self.fit < 2, -rates, self.peak_memory_bytes)
         return np.lexsort((worth, self.fit))
 
@@ -212,11 +232,6 @@ def scaled(value: float, log_ends: tuple[float, float]) -> tuple[float, float]:
     """Return a value's bounds, from how far they are below and above as logarithms."""
     below, above = log_ends
     return value * math.exp(-below), value * math.exp(above)
-
-
-def _total(parts: Mapping[str, Rows]) -> Rows:
-    found: Rows = np.sum(list(parts.values()), axis=0, dtype=np.float64)
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,8 +263,8 @@ class Plan(Displayed):
 
     @property
     def memory_limit_bytes(self) -> int:
-        """A device's memory."""
-        return self.table.problem.cluster.memory_bytes_per_device
+        """A device's memory; of several groups the most."""
+        return max(one.cluster.memory_bytes_per_device for one in self.table.problem.by_group.values())
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
@@ -264,6 +279,9 @@ class Plan(Displayed):
     def front(self) -> tuple[Estimate, ...]:
         """The fitting recipes that no other beats in both speed and memory, fastest first."""
         rows = self.table.order[: self.table.fitting]
+        leading = rows[np.lexsort((self.table.peak_memory_bytes[rows], -self.table.tokens_per_s[rows]))]
+        sizes = self.table.peak_memory_bytes[leading]
+        rows = leading[sizes <= np.minimum.accumulate(sizes)]  # the others are beaten by a faster one
         points = np.stack([self.table.tokens_per_s[rows], -self.table.peak_memory_bytes[rows]], axis=1).tolist()
         best = sorted(pareto_front(points), key=lambda place: -points[place][0])
         return self.table.of(rows[best].tolist())
@@ -285,8 +303,9 @@ class Plan(Displayed):
 
 def plan(recipes: Sequence[Recipe], problem: Problem, rate: str = "tokens") -> Plan:
     """Estimate legal recipes of one problem; the best have the highest `rate`, one of `pareto.RATES`."""
-    known = [recipe for recipe in recipes if not_modelled(recipe) is None]
-    omitted = Counter(reason for recipe in recipes if (reason := not_modelled(recipe)))
+    reasons = each(recipes, not_modelled)
+    omitted = Counter(reason for reason in reasons.tolist() if reason is not None)
+    known = chosen(recipes, np.flatnonzero(reasons == None)) if omitted else recipes  # noqa: E711 - of each row
     table = replace(estimate_many(known, problem), rate=rate)
     best = table.of(table.order[:AT_HAND].tolist())
     trust = trust_in(known, problem, [one.expected_error for one in best])
@@ -302,43 +321,44 @@ def not_modelled(recipe: Recipe) -> str | None:
 
 def estimate_many(recipes: Sequence[Recipe], problem: Problem) -> EstimateTable:
     """Estimate recipes, in order; each must be one that the formulas know (`not_modelled`)."""
-    times = {field.name: np.zeros(len(recipes)) for field in fields(StepTime)}
-    sizes = {field.name: np.zeros(len(recipes)) for field in fields(PeakMemory)}
-    on_host = np.zeros(len(recipes))
-    for places, machine, work in blocks(recipes, problem):
-        for columns, parts in ((times, step_time(machine, work)), (sizes, peak_memory(machine, work))):
-            for name, column in columns.items():
-                column[places] = getattr(parts, name)
-        on_host[places] = host_memory(machine, work, fullest_parameters(machine, work))
-    return EstimateTable(
-        recipes=tuple(recipes),
-        problem=problem,
-        step_parts_s=times,
-        memory_parts_bytes=sizes,
-        host_memory_bytes_per_rank=on_host,
-    )
+    times, sizes = np.zeros(len(recipes)), np.zeros(len(recipes))
+    for places, _, machine, work in blocks(recipes, problem):
+        times[places] = step_time(machine, work).total
+        sizes[places] = np.floor(peak_memory(machine, work).total)
+    return EstimateTable(recipes=recipes, problem=problem, step_time_s=times, peak_memory_bytes=sizes)
 
 
 def surely_too_large(recipes: Sequence[Recipe], problem: Problem) -> npt.NDArray[np.bool_]:
     """Return which recipes need more memory than a device has, by `SURE` standard deviations of the logarithm."""
     found = np.zeros(len(recipes), dtype=np.bool_)
-    known = np.array([place for place, one in enumerate(recipes) if not_modelled(one) is None], dtype=np.intp)
-    for places, machine, work in blocks([recipes[place] for place in known.tolist()], problem):
+    known = np.flatnonzero(each(recipes, not_modelled) == None)  # noqa: E711 - of each row
+    for places, own, machine, work in blocks(chosen(recipes, known), problem):
         peak = peak_memory(machine, work)
-        above = np.log(peak.total / problem.cluster.memory_bytes_per_device)
+        above = np.log(peak.total / own.cluster.memory_bytes_per_device)
         found[known[places]] = above > SURE * log_deviation(machine, work, peak)
     return found
 
 
-def blocks(recipes: Sequence[Recipe], problem: Problem) -> Iterator[tuple[npt.NDArray[np.intp], Machine, Workload]]:
-    """Yield places in `recipes` with their machine and workload, one engine and at most `ROWS_AT_ONCE` at a time."""
-    for engine in ENGINES:
-        machine = Machine.of(problem.cluster, problem.precision, coded(problem.software, engine))
-        own = np.array([place for place, recipe in enumerate(recipes) if recipe.engine == engine], dtype=np.intp)
-        for start in range(0, len(own), ROWS_AT_ONCE):
-            places = own[start : start + ROWS_AT_ONCE]
-            chosen = [recipes[place] for place in places]
-            yield places, machine, Workload.of(chosen, problem, machine.software.pipeline_split)
+def memory_limits(recipes: Sequence[Recipe], problem: Problem) -> Rows:
+    """Return the memory of one of each recipe's devices in bytes."""
+    return each(recipes, lambda recipe: problem.at(recipe).cluster.memory_bytes_per_device, np.float64)
+
+
+def blocks(
+    recipes: Sequence[Recipe], problem: Problem
+) -> Iterator[tuple[npt.NDArray[np.intp], Problem, Machine, Workload]]:
+    """Yield places in `recipes` with the problem on their nodes, machine and workload.
+
+    Each block is of one group and one engine, and has at most `ROWS_AT_ONCE` rows.
+    """
+    engines = each(recipes, attrgetter("engine"))
+    for (own, of_group), engine in itertools.product(problem.split(recipes), ENGINES):
+        machine = Machine.of(own.cluster, own.precision, coded(own.software, engine))
+        places_of = np.asarray(of_group, dtype=np.intp)
+        rows = places_of[engines[places_of] == engine]
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            places = rows[start : start + ROWS_AT_ONCE]
+            yield places, own, machine, Workload.of(chosen(recipes, places), own, machine.software.pipeline_split)
 
 
 def why_none(survey: Survey, found: Plan) -> str | None:

@@ -124,6 +124,7 @@ class Machine:
     @classmethod
     def of(cls, cluster: Cluster, precision: str, software: Software, efficiencies: Efficiencies = FITTED) -> Machine:
         """Return the machine of a cluster; raises `InvalidInput` for a constant that is unknown or impossible."""
+        assert not cluster.group, "figures are those of one group: Problem.at"  # noqa: S101 - our own mistake
         check_efficiencies(cluster.efficiencies)
         own: dict[str, Any] = dict(cluster.efficiencies)
         software = replace(

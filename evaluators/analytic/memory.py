@@ -35,9 +35,12 @@ FITS = ("fits", "tight", "does not fit")
 """Verdicts on a peak; tight is what fits and leaves less than `MARGIN` free."""
 
 
-def fit(peak_bytes: Rows | float, memory_bytes: float) -> npt.NDArray[np.intp]:
+def fit(peak_bytes: Rows | float, memory_bytes: Rows | float) -> npt.NDArray[np.intp]:
     """Return the place in `FITS` of each peak on a device with so much memory."""
-    return np.searchsorted(((1 - MARGIN) * memory_bytes, memory_bytes), peak_bytes)
+    held = np.add(
+        np.less_equal(peak_bytes, (1 - MARGIN) * memory_bytes), np.less_equal(peak_bytes, memory_bytes), dtype=np.intp
+    )
+    return len(FITS) - 1 - held
 
 
 def log_deviation(machine: Machine, work: Workload, peak: PeakMemory, kind: MemoryKind | None = None) -> Rows:
@@ -149,6 +152,20 @@ def memory_of_ranks(machine: Machine, work: Workload) -> tuple[PeakMemory, PeakM
         _rank(machine, work, "middle", in_flight=after, tables=none, has_head=no_head),
         _rank(machine, work, "last", in_flight=behind, tables=table, has_head=~alone),
     )
+
+
+def memory_of_each(
+    machine: Machine, work: Workload, layers: Rows, dense: Rows, *, in_flight: Rows, ends: tuple[int, int]
+) -> PeakMemory:
+    """Return the peak of every rank of one recipe's pipeline, which hold so many layers and micro-batches in flight.
+
+    `dense` of the layers have no experts; `ends` are the ranks with the embedding and with the head.
+    """
+    first, last = np.eye(len(layers))[list(ends)]
+    both = np.minimum(first + last, np.where(work.tied_embeddings, 1.0, 2.0))
+    held = replace(work, layers_middle=layers, dense_middle=dense)
+    table = work.vocabulary * work.hidden
+    return _rank(machine, held, "middle", in_flight=in_flight, tables=both * table, has_head=last > 0)
 
 
 def micro_batches_ahead(work: Workload) -> Rows:

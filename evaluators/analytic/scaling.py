@@ -111,6 +111,7 @@ def scaling(space: Space, problem: Problem, nodes: Sequence[int], rate: str = "t
 
     `rate`, one of `pareto.RATES`, is what the best number of nodes has the most of.
     """
+    space, problem = space.in_one_group(problem)
     counts = check_counts(nodes, problem.cluster.devices_per_node)
     judge = functools.cache(functools.partial(_row, space.with_choices(devices=()), problem))
     strong = _judged([judge(count, problem.global_batch) for count in counts], problem, rate)
@@ -136,8 +137,18 @@ def network_ends(
     more it is as unknown as before any measurement, since smaller runs show nothing of where a network congests:
     RCCL's all-reduces on Frontier take up to ten times as long beyond 128 devices (arXiv 2504.18658).
     """
+    found = np.zeros((2, len(recipes)))
+    for own, places in problem.split(recipes):
+        found[:, places] = _network_ends([recipes[place] for place in places], own, measured)
+    return found
+
+
+def _network_ends(
+    recipes: Sequence[Recipe], problem: Problem, measured: Sequence[tuple[Problem, Sequence[Recipe]]]
+) -> Rows:
     cluster, precision, width = problem.cluster, problem.precision, problem.cluster.devices_per_node
-    here = [(own, known) for own, known in measured if own.cluster.is_alike(cluster)]
+    each = [(own, [known[place] for place in places]) for of, known in measured for own, places in of.split(known)]
+    here = [(own, known) for own, known in each if own.cluster.is_alike(cluster)]
     seen = max((recipe.devices / width for _, known in here for recipe in known), default=1.0)
     deviations = prior_deviations(cluster, precision)
     unseen = deviations["network_links"]
@@ -145,11 +156,11 @@ def network_ends(
     felt = [
         slopes(cluster, precision, machine.software, work, deviations) / (2 * ROW_ERROR)
         for own, known in here
-        for _, machine, work in blocks(known, own)
+        for _, _, machine, work in blocks(known, own)
     ]
     left = deviations["network_links"] * network_left(np.concatenate([np.empty((0, len(INDEPENDENT))), *felt]))
     found = np.zeros((2, len(recipes)))
-    for places, machine, work in blocks(recipes, problem):
+    for places, _, machine, work in blocks(recipes, problem):
         nodes = work.devices / width
         beyond = np.clip(np.log2(nodes / max(seen, 1.0)), 0.0, 1.0)
         network = left + beyond * (grown(cluster, precision, unseen, nodes) - left)
@@ -183,7 +194,7 @@ def _judged(rows: Sequence[ScalingRow], problem: Problem, rate: str) -> tuple[Sc
     known = [row for row in rows if row.best is not None]
 
     def worth(row: ScalingRow) -> float:
-        return row.best.tokens_per_s / problem.divisor(rate, row.devices) if row.best else 0.0
+        return row.best.tokens_per_s / problem.divisor(rate, row.best.recipe) if row.best else 0.0
 
     best, first = max(known, key=worth, default=None), next((row.tokens_per_s_per_device for row in known), None)
     return tuple(

@@ -102,9 +102,7 @@ def step_time(machine: Machine, work: Workload) -> StepTime:
         + transfer * (work.pipeline_parallel - 1)
     )
     m = work.accumulation
-    waits = transfer * work.virtual_stages * (2.0 if machine.software.sends_in_turn else 1.0)
-    if machine.software.overlaps_interleaved:
-        waits = np.where(work.virtual_stages > 1, communication.LEAST_EXPOSED, 1.0) * waits
+    waits = transfer * work.virtual_stages * exposed_transfers(machine, work)
     parameters = fullest_parameters(machine, work)
     passes = (part["forward"], part["backward"])
     experts, o = (held - dense) * work.expert_share_over(number(1)), work.sharding_optimizer
@@ -121,6 +119,50 @@ def step_time(machine: Machine, work: Workload) -> StepTime:
         host_transfer=communication.host_transfer_s(machine, work, parameters, layers=held, passes=passes),
         optimizer=compute.optimizer_s(machine, work, updated),
     )
+
+
+def exposed_transfers(machine: Machine, work: Workload) -> Rows:
+    """Return the time that a pass waits for the transfer before it over what the transfer takes.
+
+    Twice as much where a rank does not send while it receives.
+    """
+    exposed = number(2.0 if machine.software.sends_in_turn else 1.0)
+    if not machine.software.overlaps_interleaved:
+        return exposed
+    return np.where(work.virtual_stages > 1, communication.LEAST_EXPOSED, 1.0) * exposed
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassTime(Parts):
+    """Seconds of one micro-batch's pass through each stage, by what they are spent on."""
+
+    compute: Rows
+    recompute: Rows
+    tensor_parallel: Rows
+    context_parallel: Rows
+    expert_parallel: Rows
+
+
+def stage_passes(machine: Machine, work: Workload, layers: Rows, dense: Rows) -> dict[str, PassTime]:
+    """Return one recipe's forward passes (F), backward passes for inputs (I) and for weights (W), by stage.
+
+    A stage has so many `layers`, `dense` of them without experts; the first has the embedding, the last the head. Half
+    of the waits are the forward pass's. A backward pass that is not split is I and W together.
+    """
+    kinds = _kinds(machine, work)
+    of = {one.name: kinds.held(layers, dense, attrgetter(one.name)) for one in fields(_Layer)}
+    ends = np.eye(len(layers))[[0, -1]]
+    tables = compute.embedding(machine, work), compute.head(machine, work)
+    forward = of["forward"] + sum(end * one.forward for end, one in zip(ends, tables, strict=True))
+    backward = of["backward"] + sum(end * one.backward for end, one in zip(ends, tables, strict=True))
+    weights = np.where(work.split_backward, compute.WEIGHTS_SHARE, 0.0) * backward
+    none = np.zeros(len(layers))
+    waits = {name: of[its] / 2 for name, its in zip(TRAFFIC[:3], ("traffic", "exchanges", "dispatch"), strict=True)}
+    return {
+        "F": PassTime(compute=forward, recompute=none, **waits),
+        "I": PassTime(compute=backward - weights, recompute=of["recompute"], **waits),
+        "W": PassTime(compute=weights, recompute=none, **dict.fromkeys(waits, none)),
+    }
 
 
 def _kinds(machine: Machine, work: Workload) -> _Kinds:

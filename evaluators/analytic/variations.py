@@ -161,7 +161,9 @@ def measured_scaling(center: Recipe, survey: Survey, tried: Tried) -> MeasuredSc
     found = {}
     for weak in (False, True):
         recipes = [scaled(center, survey, count, weak=weak) for count in counts]
-        found[weak] = tuple(_with_efficiency(counts, found_of(recipes, survey.problem, tried), survey.problem))
+        found[weak] = tuple(
+            _with_efficiency(counts, found_of(recipes, survey.problem, tried), survey.problem.at(center))
+        )
     return MeasuredScaling(strong=found[False], weak=found[True])
 
 

@@ -15,10 +15,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from frontrunner.spaces.columns import each
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import RANK_ORDERS, SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDULES, Recipe
-from frontrunner.spaces.stages import even_layers, layers_of_ranks, leading, rank_of_stage
+from frontrunner.spaces.stages import even_layers, layers_of_ranks, layers_of_stages, leading, rank_of_stage
 
 Rows = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -161,14 +162,16 @@ class Workload:
         }
         for name in _OF_MODEL:
             columns[name] = number(getattr(model, name) or 0)
-        last = (rank_of_stage(recipe, recipe.stages - 1) for recipe in recipes)
         head = model.padded_vocabulary * model.hidden / model.matmul_parameters_per_layer
-        held = [ends(*_held(one, model, split, head), last=rank) for one, rank in zip(recipes, last, strict=True)]
-        counts = np.array(held, dtype=np.float64).reshape(-1, len(LAYERS)).T
+
+        def held(recipe: Recipe) -> tuple[int, ...]:
+            return ends(*_held(recipe, model, split, head), last=rank_of_stage(recipe, recipe.stages - 1))
+
+        counts = np.array(each(recipes, held).tolist(), dtype=np.float64).reshape(-1, len(LAYERS)).T
         columns |= zip(LAYERS, counts, strict=True)
         for name, dtype in ((column.name, _DTYPES[column.type]) for column in fields(cls)):
             if name not in columns:
-                columns[name] = np.fromiter(map(_FROM_RECIPE.get(name, attrgetter(name)), recipes), dtype=dtype)
+                columns[name] = each(recipes, _FROM_RECIPE.get(name, attrgetter(name)), dtype)
         return cls(**columns)
 
     @property
@@ -369,6 +372,15 @@ def _held(recipe: Recipe, model: Model, split: Split, head: float) -> tuple[Sequ
         return layers_of_ranks(recipe, model.layers), layers_of_ranks(recipe, model.layers, first=model.dense_layers)
     held = split_layers(split, model.layers, recipe.pipeline_parallel, head)
     return held, leading(held, model.dense_layers)
+
+
+def stage_layers(recipe: Recipe, model: Model, split: Split) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the layers of each stage as the workload counts them by rank, and those of them without experts."""
+    counts: Sequence[int] = layers_of_stages(recipe, model.layers)
+    if recipe.stages == recipe.pipeline_parallel:
+        head = model.padded_vocabulary * model.hidden / model.matmul_parameters_per_layer
+        return _held(recipe, model, split, head)
+    return counts, leading(counts, model.dense_layers)
 
 
 def ends(held: Sequence[int], dense: Sequence[int], last: int = -1) -> tuple[int, ...]:

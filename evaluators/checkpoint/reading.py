@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +18,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from frontrunner.evaluators.checkpoint.weights import shapes_of
 from frontrunner.evaluators.text.token_file import described
-from frontrunner.evaluators.trainer.job import Job
-from frontrunner.evaluators.trainer.training_run import complete_steps
+from frontrunner.evaluators.trainer.flat_state import LAYOUT, StateLayout, StatePart
+from frontrunner.evaluators.trainer.job import Job, complete_steps
 from frontrunner.spaces.errors import InvalidInput, NotFound, read_bytes
 
 _MOST_JOB_BYTES = 2**20
@@ -54,12 +56,18 @@ class Checkpoint:
     @cached_property
     def shapes(self) -> dict[str, torch.Size]:
         """The shapes of its tensors, by the names that mean the same under every layout."""
+        return {name: tensor.size for name, tensor in self._tensors.items()}
+
+    @property
+    def _tensors(self) -> dict[str, TensorStorageMetadata]:
         entries = self._reader.read_metadata().state_dict_metadata
-        return {name: entry.size for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+        return {name: entry for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return these tensors whole, in fp32; raise `InvalidInput` if the files cannot be read."""
-        found = {name: torch.empty(self.shapes[name]) for name in names}
+        return self._read({name: torch.empty(self.shapes[name]) for name in names})
+
+    def _read(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
         if not found:
             return found
         with warnings.catch_warnings():
@@ -91,6 +99,72 @@ class Checkpoint:
         return None if about is None else data.parent / about.tokenizer
 
 
+class FlatCheckpoint(Checkpoint):
+    """One of the DeepSpeed engine, whose tensors are flat parts of the weights; all weights are in memory at once."""
+
+    @cached_property
+    def _parts(self) -> dict[str, dict[int, list[tuple[str, StatePart]]]]:
+        """The parts of each parameter by tensor-parallel rank, with the names of the tensors that they are in."""
+        layouts = {
+            name: torch.empty(one.size, dtype=torch.uint8)
+            for name, one in self._tensors.items()
+            if name.endswith(LAYOUT)
+        }
+        if not layouts:
+            raise InvalidInput(
+                f"{self.path} was written by a version of the DeepSpeed engine that did not name its weights",
+                hint="continue the replay with a larger --steps: its next checkpoint does",
+            )
+        found: dict[str, dict[int, list[tuple[str, StatePart]]]] = {}
+        for name, text in self._read(layouts).items():
+            layout = StateLayout.from_json(text.numpy().tobytes())
+            for part in layout.parts:
+                tensor = f"{name.removesuffix(LAYOUT)}.{part.number}.weights"
+                by_rank = found.setdefault(f"model.{part.name}", {})
+                by_rank.setdefault(layout.tensor_rank, []).append((tensor, part))
+        return found
+
+    @cached_property
+    def shapes(self) -> dict[str, torch.Size]:
+        """See Checkpoint."""
+        wanted = shapes_of(self.job.model, sequence_length=self.job.sequence_length)
+        found = {}
+        for name, by_rank in self._parts.items():
+            shape = list(by_rank[0][0][1].shape)
+            if (cut := _cut(shape, wanted.get(name))) is not None:
+                shape[cut] *= len(by_rank)
+            found[name] = torch.Size(shape)
+        return found
+
+    @cached_property
+    def _flat(self) -> dict[str, Tensor]:
+        names = {tensor for by_rank in self._parts.values() for parts in by_rank.values() for tensor, _ in parts}
+        return self._read({name: torch.empty(self._tensors[name].size) for name in names})
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """See Checkpoint."""
+        return {name: self._whole(name) for name in names}
+
+    def _whole(self, name: str) -> Tensor:
+        shares = []
+        for _, parts in sorted(self._parts[name].items()):
+            shape = parts[0][1].shape
+            if sum(part.elements for _, part in parts) != math.prod(shape):
+                raise InvalidInput(f"{self.path}: {name} is not whole")
+            share = torch.empty(math.prod(shape))
+            for tensor, part in parts:
+                values = self._flat[tensor].flatten()[part.place : part.place + part.elements]
+                share[part.first : part.first + part.elements] = values
+            shares.append(share.view(shape))
+        cut = _cut(list(shares[0].shape), self.shapes[name])
+        return shares[0] if cut is None else torch.cat(shares, dim=cut)
+
+
+def _cut(share: list[int], whole: Sequence[int] | None) -> int | None:
+    """Return the dimension along which tensor-parallel ranks share a parameter, or None."""
+    return next((place for place, size in enumerate(whole or ()) if share[place : place + 1] != [size]), None)
+
+
 def open_checkpoint(folder: Path, step: int | None = None) -> Checkpoint:
     """Return a replay's newest checkpoint, or that of `step`; raise `NotFound` or `InvalidInput` if there is none."""
     hint = "name the folder that `frontrunner replay` printed, in which job.json lies"
@@ -106,10 +180,6 @@ def open_checkpoint(folder: Path, step: int | None = None) -> Checkpoint:
         known = f"; it has those of steps {', '.join(map(str, steps))}" if steps else ""
         wanted = "complete checkpoint" if step is None else f"complete checkpoint of step {step}"
         raise NotFound(f"{folder} has no {wanted}{known}", hint="a replay writes one at its end, and every tenth of it")
-    if job.recipe.engine == "deepspeed":
-        raise InvalidInput(
-            f"{folder} was trained by the DeepSpeed engine, whose checkpoints hold flattened shards without names",
-            hint="replay a recipe with engine = torch to have a model that can be exported",
-        )
     chosen = steps[-1] if step is None else step
-    return Checkpoint(job, chosen, folder / "checkpoints" / f"step-{chosen:08d}")
+    kind = FlatCheckpoint if job.recipe.engine == "deepspeed" else Checkpoint
+    return kind(job, chosen, folder / "checkpoints" / f"step-{chosen:08d}")

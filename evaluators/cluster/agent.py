@@ -30,13 +30,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from frontrunner.evaluators.cluster.environment import launched_rank
 from frontrunner.evaluators.probe.files import read_json, write_json
-from frontrunner.evaluators.probe.fork_server import ForkClient, RankExited, RanksStarted
+from frontrunner.evaluators.probe.fork_server import ForkClient, RanksStarted, ServerLost
 from frontrunner.evaluators.probe.processes import KILL_GRACE_S, kernel_oom_kills, kill_rank
 from frontrunner.evaluators.probe.run_folder import CANCEL, MEETING, STEP, RunFolder
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
@@ -59,7 +60,8 @@ class Step:
     """The agents' order: `ranks_per_node` ranks per node, the last node what is left of `world_size`.
 
     Ranks end when the driver's heartbeat file `lifeline` has not changed for `silence_s`; `scratch` is a folder on a
-    node's own disk to be removed in the end. `agent` is the module that each node runs.
+    node's own disk to be removed in the end. `agent` is the module that each node runs, `hosts` are the nodes' names.
+    `ends_with_driver`: its nodes are Ray's, which ends what a driver left on them before another driver gets them.
     """
 
     token: str
@@ -74,6 +76,8 @@ class Step:
     silence_s: float
     scratch: str | None = None
     agent: str = RANK_AGENT
+    hosts: tuple[str, ...] = ()
+    ends_with_driver: bool = False
     version: int = VERSION
 
     def write(self) -> Path:
@@ -88,7 +92,8 @@ class Step:
         table = read_json(path)
         if not isinstance(table, dict) or table.get("version") != VERSION:
             raise ValueError(f"{path} is not a step of version {VERSION}")
-        return cls(**table | {"engines": tuple(table["engines"])})
+        lists = {key: tuple(table.get(key, ())) for key in ("engines", "hosts")}
+        return cls(**table | lists)
 
     def ranks_of(self, node: int) -> range:
         """Return the ranks of one node."""
@@ -181,7 +186,8 @@ class OrphanedSteps:
                 continue
             if time.time() - (folder.path / STEP).stat().st_mtime <= step.deadline_s + CLOCK_SKEW_S:
                 folder.cancel()
-                self._steps.append((folder, step))
+                if not step.ends_with_driver:
+                    self._steps.append((folder, step))
 
     def have_ended(self) -> bool:
         """Return whether every node has reported its end, or has had the time after which nothing can run there."""
@@ -248,10 +254,11 @@ class HeartbeatMonitor:
 class NodeAgent(ABC):
     """Runs one node's part of a step to its end, however that comes, and keeps the node's report up to date."""
 
-    def __init__(self, step: Step, node: int) -> None:
+    def __init__(self, step: Step, node: int, host: str | None = None) -> None:
         self._step = step
         self._folder = StepFolder(Path(step.run_folder))
-        self._report = NodeReport(node=node, host=os.environ.get("SLURMD_NODENAME") or socket.gethostname())
+        host = host or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        self._report = NodeReport(node=node, host=host)
         self._heartbeat = HeartbeatMonitor(Path(step.lifeline), silence_s=step.silence_s)
         self._oom_kills_before = kernel_oom_kills()
         self._looked_s = time.monotonic()
@@ -291,32 +298,47 @@ class NodeAgent(ABC):
 
 
 class RankAgent(NodeAgent):
-    """Forks the ranks of one node."""
+    """Forks the ranks of one node, from a warm server where it is given one."""
 
-    def __init__(self, step: Step, node: int) -> None:
-        super().__init__(step, node)
+    def __init__(self, step: Step, node: int, host: str | None = None, *, server: ForkClient | None = None) -> None:
+        super().__init__(step, node, host)
+        self._server = server
         self._ranks = step.ranks_of(node)
         self._pids: dict[int, int] = {}
         self._killed_s: float | None = None
 
     def _work(self) -> None:
-        step, folder = self._step, self._folder
-        server = ForkClient(folder.path / f"node-{self._report.node}.log", step.environment, step.engines)
+        if self._server is not None:
+            self._follow(self._server)
+            return
+        log = self._folder.path / f"node-{self._report.node}.log"
+        server = ForkClient(log, self._step.environment, self._step.engines)
         try:
-            server.start(step.token, job=folder.path / "job.json", world_size=step.world_size, ranks=self._ranks)
-            while not self._has_ended():
-                for report in server.reports(POLL_S):
-                    if isinstance(report, RanksStarted):
-                        self._pids = dict(zip(self._ranks, report.pids, strict=True))
-                        self._update(running=True)
-                    elif isinstance(report, RankExited):
-                        self._update(statuses=self._report.statuses | {report.rank: report.status})
-                    else:
-                        self._update(trouble="the node's fork server ended, and the ranks with it")
-                if self._killed_s is not None or self._should_end():
-                    self._kill_ranks()
+            self._follow(server)
         finally:
             server.close()
+
+    def _follow(self, server: ForkClient) -> None:
+        step, job = self._step, self._folder.path / "job.json"
+        server.start(step.token, job=job, world_size=step.world_size, ranks=self._ranks)
+        while not self._has_ended():
+            for report in server.reports(POLL_S):
+                if isinstance(report, ServerLost):
+                    self._update(trouble="the node's fork server ended, and the ranks with it")
+                elif report.token != step.token:
+                    continue  # of an earlier step
+                elif isinstance(report, RanksStarted):
+                    self._pids = dict(zip(self._ranks, report.pids, strict=True))
+                    self._update(running=True)
+                else:
+                    self._update(statuses=self._report.statuses | {report.rank: report.status})
+            if self._killed_s is not None or self._should_end():
+                self._kill_ranks()
+
+    @property
+    def is_clean(self) -> bool:
+        """Return whether every rank of the node has ended, and its fork server may serve another step."""
+        return self._report.trouble is None and len(self._report.statuses) == len(self._ranks)
 
     def _has_ended(self) -> bool:
         if self._report.trouble is not None or len(self._report.statuses) == len(self._ranks):
@@ -345,6 +367,14 @@ def node_of(environment: Mapping[str, str], nodes: int) -> int:
     if place.world_size != nodes:
         raise InvalidInput(f"{place.launcher} started {place.world_size} processes for a step of {nodes} nodes")
     return place.rank
+
+
+def agent_of(module: str) -> type[NodeAgent]:
+    """Return the agent that is defined in a step's module."""
+    defined = vars(import_module(module)).values()
+    return next(
+        one for one in defined if isinstance(one, type) and issubclass(one, NodeAgent) and one.__module__ == module
+    )
 
 
 def main(kind: type[NodeAgent]) -> None:

@@ -24,23 +24,30 @@ import math
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from bisect import insort
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from frontrunner.evaluators.cluster.batch import make_executor, run_step, seconds_left, why_ended
-from frontrunner.evaluators.cluster.settings import NodeSource
+from frontrunner.evaluators.cluster.batch import (
+    make_executor,
+    node_names,
+    run_step,
+    seconds_left,
+    why_ended,
+)
+from frontrunner.evaluators.cluster.settings import RAY, NodeSource
 from frontrunner.evaluators.protocol import NodesUnavailable, TooLittleTime
 
 if TYPE_CHECKING:
-    from parsl.executors import MPIExecutor
+    from parsl.executors import HighThroughputExecutor
     from parsl.jobs.states import JobStatus
 
 LOGGER = logging.getLogger("parsl.frontrunner")
-"""Goes to the log of Parsl; the terminal gets one sentence."""
+"""Goes to the log of the allocations, as Parsl's own; the terminal gets one sentence."""
 POLL_S = 0.2
 MARGIN_S = 30.0
 """Assumed: what a probe must leave of its allocation's time, to start its ranks and write its outcome."""
@@ -51,24 +58,27 @@ MAX_FAILED_STARTS = 3
 """Allocations in a row that ended before their workers had reported: something is wrong with all of them."""
 
 
-class HeldAllocation:
+class HeldAllocation(ABC):
     """An allocation from its request to its end.
 
-    Once known: `job_id` and `queued_s` (the batch system had accepted the request), `ready_s` (the workers had
-    reported), `end_s` (when its time is up), `ended_s` (it was found to have ended), and `why`.
+    Once known: `job_id` and `queued_s` (the batch system had accepted the request), `hosts` and `ready_s` (the workers
+    had reported the nodes' names), `end_s` (when its time is up), `ended_s` (it was found to have ended), and `why`;
+    `waits_for` is what a request lacks, if the engine says so.
     """
 
     def __init__(self, source: NodeSource, name: str, folder: Path) -> None:
         self.name = name
         self.nodes = source.nodes
+        self.hosts: tuple[str, ...] = ()
         self.job_id: str | None = None
         self.queued_s = math.inf
         self.ready_s: float | None = None
         self.ended_s: float | None = None
-        self.why = ""
+        self.why = self.waits_for = ""
         self.end_s = None if source.seconds_left is None else time.monotonic() + source.seconds_left
         self._source = source
         self._folder = folder
+        self._names: Future[tuple[str, ...]] | None = None
         self._requests: queue.SimpleQueue[Placed] = queue.SimpleQueue()
         self._is_unwanted = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"frontrunner-{name}", daemon=True)
@@ -87,8 +97,21 @@ class HeldAllocation:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    @abstractmethod
     def _run(self) -> None:
-        executor: MPIExecutor | None = None
+        """Get the nodes, serve the requests, and give the nodes back: the work of the allocation's thread."""
+
+    def _note_end(self, why: str) -> None:
+        if self.ended_s is None:  # the first reason counts
+            self.why = why
+            self.ended_s = time.monotonic()
+
+
+class ParslAllocation(HeldAllocation):
+    """An allocation of a batch system, or of the driver's own job, through Parsl."""
+
+    def _run(self) -> None:
+        executor: HighThroughputExecutor | None = None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             executor = make_executor(self._source, self.name, self._folder)
@@ -111,25 +134,26 @@ class HeldAllocation:
             except Exception:  # the batch system ends it at its walltime in any case
                 LOGGER.exception("giving back allocation %s", self.name)
 
-    def _serve(self, executor: MPIExecutor) -> None:
+    def _serve(self, executor: HighThroughputExecutor) -> None:
         looked_s = -STATUS_S
         options = list(self._source.settings.launcher_options)
         while not self._is_unwanted.is_set() and self.ended_s is None:
             with contextlib.suppress(queue.Empty):
                 placed = self._requests.get(timeout=POLL_S)
-                resources = {"num_nodes": placed.nodes, "ranks_per_node": 1}
-                step, launcher = str(placed.step), self._source.launcher
-                placed.task = executor.submit(run_step, resources, step, launcher, options)
+                placed.task = executor.submit(run_step, {}, str(placed.step), self._source.launcher, options)
             if time.monotonic() - looked_s >= (STATUS_S if self.ready_s is not None else STATUS_S / 4):
                 looked_s = time.monotonic()
                 self._check(executor)
 
-    def _check(self, executor: MPIExecutor) -> None:
+    def _check(self, executor: HighThroughputExecutor) -> None:
         status = executor.status().get("0")
         workers = [manager for manager in executor.connected_managers() if manager["active"]]
         if status is not None and status.terminal:
             self._note_end(self._why(status))
-        elif workers and self.ready_s is None:
+        elif workers and self._names is None:
+            self._names = executor.submit(node_names, {})
+        elif workers and self.ready_s is None and self._names is not None and self._names.done():
+            self.hosts = self._names.result()
             if self._source.held is None:  # workers may take minutes of the walltime to report
                 asked_s, left = time.monotonic(), seconds_left(self._source.scheduler, self.job_id or "")
                 self.end_s = asked_s + (self._source.settings.walltime_s - STATUS_S if left is None else left)
@@ -151,26 +175,36 @@ class HeldAllocation:
         errors = (status.stderr_summary or "").strip().splitlines() if self.ready_s is None else []
         return f"{self._title} has ended: {reason}" + (f": {errors[-1]}" if errors else "")
 
-    def _note_end(self, why: str) -> None:
-        if self.ended_s is None:  # the first reason counts
-            self.why = why
-            self.ended_s = time.monotonic()
+
+class NodeLost(Exception):
+    """A node of a step is gone, while its allocation goes on."""
 
 
 @dataclass(kw_only=True)
 class Placed:
-    """A step on nodes of an allocation, and when it is expected to end; `task` is Parsl's, once submitted."""
+    """A step on nodes of an allocation, and when it is expected to end; `task` is the engine's, once submitted."""
 
     step: Path
     allocation: HeldAllocation
-    nodes: int
+    hosts: tuple[str, ...]
     expected_end_s: float
     task: Future[int] | None = None
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes it has."""
+        return len(self.hosts)
 
     @property
     def is_over(self) -> bool:
         """Whether its launcher has ended, or its allocation."""
         return self.allocation.ended_s is not None or (self.task is not None and self.task.done())
+
+    @property
+    def node_lost(self) -> str | None:
+        """Why a node of the step is gone, where the step is over for that."""
+        error = self.task.exception() if self.task is not None and self.task.done() else None
+        return str(error) if isinstance(error, NodeLost) else None
 
 
 class Pool:
@@ -180,7 +214,7 @@ class Pool:
         self._source = source
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._handler = logging.FileHandler(folder / "parsl.log")
+        self._handler = logging.FileHandler(folder / "allocations.log")
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(threadName)s %(levelname)s %(message)s"))
         logger = logging.getLogger("parsl")
         logger.addHandler(self._handler)
@@ -188,7 +222,9 @@ class Pool:
         self._allocations: list[HeldAllocation] = []
         self._closing: list[HeldAllocation] = []
         self._steps: list[Placed] = []
-        self._count = self._failed_starts = 0
+        self._aside: Mapping[str, str] = {}
+        self._excluded: tuple[str, ...] = ()
+        self._count = self._failed_starts = self._short_of_nodes = 0
         self._at_a_time = source.allocations
 
     def place(self, waiting: Sequence[Waiting], now_s: float) -> dict[str, HeldAllocation]:
@@ -202,11 +238,33 @@ class Pool:
             self._request_more(left)
         return {token: ready[name] for token, name in placed.items()}
 
-    def start(self, step: Path, allocation: HeldAllocation, *, nodes: int, expected_end_s: float) -> Placed:
-        """Start a step in the allocation that `place` returned."""
-        placed = Placed(step=step, allocation=allocation, nodes=nodes, expected_end_s=expected_end_s)
+    def avoid(self, aside: Mapping[str, str], *, due: Collection[str]) -> None:
+        """Start no probe on these nodes, by name with the reason, from now on; request none of them that is not due."""
+        self._aside, self._excluded = aside, tuple(sorted(aside.keys() - set(due)))
+
+    def hosts(self, allocation: HeldAllocation, nodes: int) -> tuple[str, ...]:
+        """Return that many of an allocation's free nodes, for a probe that `place` has placed there."""
+        return self._free(allocation)[:nodes]
+
+    def free_allocation(self, host: str) -> HeldAllocation | None:
+        """Return the allocation in which nothing runs on a node; None where it is in none, or in use."""
+        ready = (one for one in self._allocations if one.ready_s is not None and one.ended_s is None)
+        return next((one for one in ready if host in one.hosts and host not in self._busy(one)), None)
+
+    def _busy(self, allocation: HeldAllocation) -> set[str]:
+        running = (step for step in self._steps if step.allocation is allocation and not step.is_over)
+        return {host for step in running for host in step.hosts}
+
+    def _free(self, allocation: HeldAllocation) -> tuple[str, ...]:
+        taken = self._busy(allocation) | self._aside.keys()
+        return tuple(host for host in allocation.hosts if host not in taken)
+
+    def start(self, step: Path, allocation: HeldAllocation, *, hosts: tuple[str, ...], expected_end_s: float) -> Placed:
+        """Start a step on nodes that `hosts` returned, in the allocation that `place` returned."""
+        placed = Placed(step=step, allocation=allocation, hosts=hosts, expected_end_s=expected_end_s)
         allocation.start(placed)
         self._steps.append(placed)
+        self._short_of_nodes = 0
         return placed
 
     def withdraw_requests(self) -> None:
@@ -226,12 +284,14 @@ class Pool:
         self._handler.close()
 
     def _room(self, allocation: HeldAllocation) -> Room:
+        """Return the room on the nodes that are not set aside, whose checks take none of it."""
         occupied = [
-            Occupied(step.expected_end_s, step.nodes)
+            Occupied(step.expected_end_s, len(set(step.hosts) - self._aside.keys()))
             for step in self._steps
             if step.allocation is allocation and not step.is_over
         ]
-        return Room(name=allocation.name, nodes=allocation.nodes, end_s=allocation.end_s, occupied=occupied)
+        nodes = len(set(allocation.hosts) - self._aside.keys())
+        return Room(name=allocation.name, nodes=nodes, end_s=allocation.end_s, occupied=occupied)
 
     def _drop_ended(self, now_s: float) -> None:
         """Give back allocations that have ended, or waited for too long."""
@@ -251,6 +311,7 @@ class Pool:
                 self._give_back(allocation)
                 setting = f"dispatch.queue_limit_minutes = {limit:g}"
                 why = f"allocation {allocation.job_id} has waited for more than {setting}"
+                why += f": {allocation.waits_for}" if allocation.waits_for else ""
                 self._limit_to([one for one in self._allocations if one.ready_s is not None], why)
         self._closing = [one for one in self._closing if not one.wait(0)]
 
@@ -261,7 +322,7 @@ class Pool:
 
     def _limit_to(self, others: Collection[HeldAllocation], why: str) -> None:
         if not others:
-            raise NodesUnavailable(why, hint=f"see {self._folder}")
+            raise NodesUnavailable("; ".join((why, *self._aside.values())), hint=f"see {self._folder}")
         self._at_a_time = len(others)
         LOGGER.warning("%s; going on with %d allocations at a time", why, self._at_a_time)
 
@@ -271,7 +332,13 @@ class Pool:
             room = self._room(allocation)
             if room.occupied or any(room.holds(probe, now_s) for probe in left):
                 continue
-            if self._source.held is not None:
+            reasons = [self._aside[host] for host in allocation.hosts if host in self._aside]
+            if reasons and room.nodes < (least := min(probe.nodes for probe in left)):
+                self._short_of_nodes += 1
+                if self._source.held is not None or self._short_of_nodes >= MAX_FAILED_STARTS:
+                    few = f"{room.nodes} of the {len(allocation.hosts)} nodes are left for probes of {least} or more"
+                    raise NodesUnavailable(f"{few}: {'; '.join(reasons)}", hint=f"see {self._folder}")
+            elif self._source.held is not None:
                 raise TooLittleTime("too little is left of the job's time for the probes that wait")
             self._give_back(allocation)
 
@@ -281,7 +348,16 @@ class Pool:
             return
         self._count += 1
         name = f"frontrunner-{self._count}"
-        self._allocations.append(HeldAllocation(self._source, name, self._folder / name))
+        source = replace(self._source, excluded=self._excluded)
+        self._allocations.append(_requested(source, name, self._folder / name))
+
+
+def _requested(source: NodeSource, name: str, folder: Path) -> HeldAllocation:
+    if source.scheduler != RAY:
+        return ParslAllocation(source, name, folder)
+    from frontrunner.evaluators.cluster.ray_allocation import RayAllocation
+
+    return RayAllocation(source, name, folder)
 
 
 class Waiting(NamedTuple):
@@ -310,10 +386,12 @@ class Room:
     reserved_from_s: float = math.inf
     left_over: int = 0
 
-    @property
-    def free(self) -> int:
-        """The nodes that nothing runs on; below 0 if occupied nodes went down."""
-        return self.nodes - sum(held.nodes for held in self.occupied)
+    free: int = field(init=False)
+    """The nodes that nothing runs on; below 0 if occupied nodes went down."""
+
+    def __post_init__(self) -> None:
+        self.occupied = sorted(self.occupied)
+        self.free = self.nodes - sum(held.nodes for held in self.occupied)
 
     @property
     def usable_until_s(self) -> float:
@@ -338,6 +416,7 @@ class Room:
         if end_s > self.reserved_from_s:
             self.left_over -= probe.nodes
         insort(self.occupied, Occupied(end_s, probe.nodes))
+        self.free -= probe.nodes
 
     def first_enough(self, probe: Waiting, now_s: float) -> tuple[float, int]:
         """Return when enough nodes are expected to be free, infinity if never or too late, and how many are free then.
@@ -346,7 +425,7 @@ class Room:
         probe waiting longest, instead of moving while others overrun.
         """
         enough_s, free = now_s, self.free
-        for held in sorted(self.occupied):
+        for held in self.occupied:
             if free >= probe.nodes:
                 break
             enough_s, free = held.expected_end_s, free + held.nodes
@@ -360,17 +439,20 @@ class Room:
 
 def place(waiting: Iterable[Waiting], rooms: Sequence[Room], now_s: float) -> dict[str, str]:
     """Return the room for each probe to start now, by token; `waiting` is in the order of arrival."""
-    rooms = [replace(room, occupied=sorted(room.occupied)) for room in rooms]
+    rooms = [replace(room) for room in rooms]
     placed: dict[str, str] = {}
-    reserved = False
+    reserved, most_free = False, max((room.free for room in rooms), default=0)
     for probe in waiting:
-        room = min((room for room in rooms if room.takes(probe, now_s)), key=lambda room: room.order, default=None)
+        able = (room for room in rooms if room.takes(probe, now_s)) if probe.nodes <= most_free else ()
+        room = min(able, key=lambda room: room.order, default=None)
         if room is not None:
             room.occupy(probe, now_s)
             placed[probe.token] = room.name
+            most_free = max(room.free for room in rooms)
             continue
-        holding = [room for room in rooms if room.holds(probe, now_s)]
-        if holding and not reserved:
+        if reserved:
+            continue
+        if holding := [room for room in rooms if room.holds(probe, now_s)]:
             room = min(holding, key=lambda room: (room.first_enough(probe, now_s)[0], room.order))
             # What is left over is counted without those that end later: of several probes that overrun their expected
             # end, none may be relied on to release nodes for others.

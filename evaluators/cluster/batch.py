@@ -1,8 +1,10 @@
 """Batch systems: what they report of a job, Parsl's executor for one allocation, and how steps start on its nodes.
 
-The executor is Parsl's MPIExecutor without Parsl's data-flow kernel, which would query the batch system only once a
-minute. `python -P -m frontrunner.evaluators.cluster.batch DRIVER_PID` runs Parsl's interchange, which passes tasks to
-the nodes: on its own it would outlive a driver that is killed, and end with one that is interrupted at a terminal.
+The executor is Parsl's, without Parsl's data-flow kernel, which would query the batch system only once a minute. Its
+workers are on the allocation's first node. Which nodes a step gets is the pool's choice: Parsl's MPI mode takes the
+next ones and passes over none. `python -P -m frontrunner.evaluators.cluster.batch DRIVER_PID` runs Parsl's interchange,
+which passes tasks to the nodes: on its own it would outlive a driver that is killed, and end with one that is
+interrupted at a terminal.
 """
 
 from __future__ import annotations
@@ -29,10 +31,8 @@ from frontrunner.evaluators.probe.processes import die_with_parent, start_child
 from frontrunner.spaces.errors import FrontrunnerError
 
 if TYPE_CHECKING:
-    from parsl.executors import MPIExecutor
+    from parsl.executors import HighThroughputExecutor
 
-NODE_LIST = "PARSL_MPI_NODELIST"
-"""Variable with the nodes that Parsl has reserved for a task, with commas between them."""
 WORKER_POOL = "process_worker_pool.py"
 HEARTBEAT_S = 5
 SILENCE_S = 30
@@ -68,10 +68,17 @@ def launch_command(launcher: str, options: Sequence[str], nodes: Sequence[str], 
 
 def run_step(step: str, launcher: str, options: Sequence[str]) -> int:
     """Run a step's agents, from a Parsl worker on its allocation's first node; return their launcher's exit status."""
-    nodes = os.environ[NODE_LIST].split(",")
-    command = launch_command(launcher, options, nodes, [sys.executable, "-P", "-m", Step.read(Path(step)).agent, step])
+    order = Step.read(Path(step))
+    command = launch_command(launcher, options, order.hosts, [sys.executable, "-P", "-m", order.agent, step])
     with (Path(step).parent / "launcher.log").open("ab") as log:
         return start_child(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log).wait()
+
+
+def node_names() -> tuple[str, ...]:
+    """Return the names of the allocation's nodes, from a Parsl worker on the first of them."""
+    from parsl.executors.high_throughput.mpi_resource_management import get_nodes_in_batchjob, identify_scheduler
+
+    return tuple(dict.fromkeys(get_nodes_in_batchjob(identify_scheduler())))
 
 
 def seconds_left(scheduler: str, job_id: str) -> float | None:
@@ -138,17 +145,17 @@ def _query(*command: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def make_executor(source: NodeSource, name: str, folder: Path) -> MPIExecutor:
+def make_executor(source: NodeSource, name: str, folder: Path) -> HighThroughputExecutor:
     """Return an executor for one allocation, not yet started; its files go into `folder`."""
-    from parsl.executors import MPIExecutor
+    from parsl.executors import HighThroughputExecutor
 
-    executor = MPIExecutor(
+    executor = HighThroughputExecutor(
         label=name,
         provider=make_provider(source, folder),
         launch_cmd=_worker_pool(),
         address=source.settings.driver_address if source.held is None else LOOPBACK,
-        max_workers_per_block=source.nodes,
-        mpi_launcher="srun" if source.launcher == "srun" else "mpiexec",  # for a prefix that we do not use
+        cores_per_worker=1e-9,  # a worker only waits for its launcher
+        max_workers_per_node=source.nodes,
         heartbeat_period=HEARTBEAT_S,
         heartbeat_threshold=SILENCE_S,
         block_error_handler=False,
@@ -174,7 +181,10 @@ def make_provider(source: NodeSource, folder: Path) -> Any:
         after = _AFTER_INIT.get(source.scheduler, "")
         request = {theirs: getattr(settings, ours) for ours, theirs in keys.items()}
         request = {key: value for key, value in request.items() if value is not None}
-        request |= {"walltime": settings.walltime, "scheduler_options": "\n".join(settings.scheduler_options)}
+        options = list(settings.scheduler_options)
+        if source.excluded and source.scheduler == "slurm":
+            options.append(f"#SBATCH --exclude={','.join(source.excluded)}")
+        request |= {"walltime": settings.walltime, "scheduler_options": "\n".join(options)}
     provider = getattr(import_module("parsl.providers"), name)(  # which has no types
         nodes_per_block=source.nodes,
         # Start Parsl's workers once, on the allocation's first node; the steps spread from there.

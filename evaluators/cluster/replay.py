@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from frontrunner.evaluators.cluster.agent import OrphanedSteps
 from frontrunner.evaluators.cluster.allocations import Placed
@@ -18,9 +17,10 @@ from frontrunner.evaluators.cluster.steps import LONGER_SHARE, POLL_S, Dispatche
 from frontrunner.evaluators.probe.classify import Evidence, Verdict, classify
 from frontrunner.evaluators.probe.files import read_json, tail, why_disk_full, write_json
 from frontrunner.evaluators.probe.job import disk_folder
-from frontrunner.evaluators.probe.replay import COLLECTIVE_TIMEOUT_S, Follower, ReplayPlan
+from frontrunner.evaluators.probe.replay import COLLECTIVE_TIMEOUT_S, Follower, ReplayPlan, ReplayStopped
 from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
 from frontrunner.evaluators.protocol import NodesUnavailable, ProbeOrder
+from frontrunner.evaluators.trainer.job import complete_steps
 from frontrunner.results.outcome import POLICIES, FailureKind
 from frontrunner.spaces.errors import FrontrunnerError
 
@@ -71,7 +71,8 @@ class ReplayWatch(StepWatch):
 def train_on_nodes(chosen: ReplayPlan, source: NodeSource, follower: Follower) -> int:
     """Train until `result.json` is final; return 0, or raise `FrontrunnerError` with why it was given up.
 
-    Where the nodes are those of the driver's own job it returns 0 with the status `stopped` before that ends.
+    Where the nodes are those of the driver's own job it returns 0 with the status `stopped` before that ends, and
+    anywhere after a signal.
     """
     return _NodeReplay(chosen, source, follower).train()
 
@@ -103,7 +104,7 @@ class _NodeReplay:
                     raise
                 self._follow(watch)
                 status = self._status() if watch.have_succeeded else None
-                if status in SETTLED:
+                if status in SETTLED or (status == "stopped" and self._follower.signals):
                     return 0
                 failures = 0 if self._checkpoint() > reached else failures + 1
                 if status == "stopped":
@@ -118,11 +119,13 @@ class _NodeReplay:
 
     def _start(self) -> ReplayWatch:
         chosen, setup = self._chosen, self._setup
+        self._stop_on_signal()
         number = self._wait_for_earlier() + 1
         folder = self._starts / f"{number:04d}"
         order = ProbeOrder(token=f"start-{number}", recipe=chosen.recipe, run_folder=folder)
         while order.token not in (placed := self._dispatcher.place([order])):
             time.sleep(POLL_S)
+            self._stop_on_signal()
         folder.mkdir()
         write_json(folder / "job.json", dict(chosen.job))
         self._follower.begin()
@@ -141,7 +144,14 @@ class _NodeReplay:
         left = OrphanedSteps([self._starts / f"{newest:04d}"] if newest else [])
         while not left.have_ended():
             time.sleep(POLL_S)
+            self._stop_on_signal()
         return newest
+
+    def _stop_on_signal(self) -> None:
+        """Raise `ReplayStopped` if a signal came while no ranks are running."""
+        if self._follower.signals:
+            reached = f"at the checkpoint of step {self._checkpoint()}, {self._follower.why_stopped}"
+            raise ReplayStopped(f"stopped {reached}", hint="the same command continues")
 
     def _follow(self, watch: ReplayWatch) -> None:
         while not watch.look():
@@ -167,10 +177,4 @@ class _NodeReplay:
         return str(result["status"]) if "status" in result else None
 
     def _checkpoint(self) -> int:
-        return newest_checkpoint(self._chosen.folder)
-
-
-def newest_checkpoint(folder: Path) -> int:
-    """Return the step of a replay's newest complete checkpoint; 0 without one."""
-    found = (path.parent.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*/.metadata"))
-    return max(map(int, found), default=0)
+        return max(complete_steps(self._chosen.folder / "checkpoints"), default=0)

@@ -6,7 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -14,8 +14,11 @@ from frontrunner.evaluators.cluster.environment import Allocation, allocation
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value, require_above_zero, require_at_least, require_one_of
 
-BACKENDS = ("local", "allocation", "parsl")
-"""This machine alone; the nodes of the job that the driver runs in; allocations requested from a batch system."""
+BACKENDS = ("local", "allocation", "parsl", "ray")
+"""This machine alone; the nodes of the driver's own job; nodes requested from a batch system, or from Ray."""
+RAY = "ray"
+RAY_AUTO, RAY_LOCAL = "auto", "local"
+"""Addresses: the Ray cluster that this machine is in (or RAY_ADDRESS); one that is started here for the campaign."""
 
 LAUNCHERS: dict[str, str] = {
     # Overlap: the driver may itself run in a step of the job. The agents of a failed step end by themselves.
@@ -57,23 +60,55 @@ SCHEDULERS = {
 }
 UNSUITED_SCHEDULERS = {
     "flux": 'Parsl has no MPI executor over Flux: start within a Flux job, with backend = "allocation"',
-    "kubernetes": "Parsl's MPI executor reads its nodes from a batch system, and pods have none",
+    "kubernetes": "Parsl's MPI executor reads its nodes from a batch system, and pods have none; "
+    'dispatch.backend = "ray" uses pods',
 }
 
 SPARE_WALLTIME_S = 120.0
 """What an allocation lasts beyond a probe's deadline: starting workers and ranks, and what packing leaves over."""
+REACH_S = 5.0
 THIS_MACHINE = "this-machine"
 """Scheduler of an allocation that is this machine alone, without any job."""
 
 _REQUEST_KEYS = {key for system in SCHEDULERS.values() for key in system.request}
-_STEP_KEYS = ("launcher", "launcher_options", "worker_init", "network_interface", "lifeline_s")
-"""All others but the backend itself are for `parsl` alone."""
+_QUARANTINE_KEYS = ("quarantine_after", "quarantine_minutes")
+_STEP_KEYS = (
+    "launcher", "launcher_options", "worker_init", "network_interface", "lifeline_s", *_QUARANTINE_KEYS
+)  # fmt: skip
+_RAY_KEYS = ("address", "shared_files")
+_KEYS_WITH_RAY = (
+    *_RAY_KEYS, *_QUARANTINE_KEYS, "nodes_per_allocation", "allocations", "queue_limit_minutes", "network_interface",
+    "lifeline_s",
+)  # fmt: skip
 _WORDS = ("account", "queue", "qos", "constraint", "select_options", "driver_address", "network_interface")
-_LEAST = {"nodes_per_allocation": 1, "allocations": 1, "processors_per_node": 1, "lifeline_s": 10}
+_LEAST = {
+    "nodes_per_allocation": 1,
+    "allocations": 1,
+    "processors_per_node": 1,
+    "lifeline_s": 10,
+    "quarantine_after": 0,
+}
 _WALLTIME = re.compile(r"(\d{1,3}):([0-5]\d):00")
 """Whole minutes: Slurm and LSF count in them."""
+_RAY_ADDRESS = re.compile(r"(?:ray://)?(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})", re.ASCII)
 _WORD = re.compile(r"[\w@%+=:,./&|*\[\]()-]+", re.ASCII)
 """Words that reach a submit script or a command line of a batch system: no blank, quote, `;`, `$` or newline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupDispatch:
+    """How nodes of one group are requested: the keys of [dispatch] that differ from those of the others."""
+
+    account: str | None = None
+    queue: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    walltime: str | None = None
+    nodes_per_allocation: int | None = None
+    allocations: int | None = None
+    processors_per_node: int | None = None
+    select_options: str | None = None
+    network_interface: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +120,15 @@ class DispatchSettings:
 
     backend: str | None = None
     """`local`: this machine. `allocation`: the nodes of the job that the driver runs in (`salloc`, `qsub -I`, a
-    batch script). `parsl`: nodes requested from a batch system. By default `local` for one node, and `allocation`
-    for several where the driver runs in one. Commands of other trainers start once on this machine by default, and
-    start ranks on other nodes themselves."""
+    batch script). `parsl`: nodes requested from a batch system. `ray`: nodes of a [Ray cluster](clusters.md#ray). By
+    default `local` for one node, and `allocation` for several where the driver runs in one. Commands of other trainers
+    start once on this machine by default, and start ranks on other nodes themselves."""
+    address: str | None = None
+    """`ray` only: `auto` (the default), the cluster that this machine is in, or that of `RAY_ADDRESS`; `HOST:PORT` of
+    its head, from a machine of the cluster; `ray://HOST:PORT` from elsewhere; `local` starts one on this machine."""
+    shared_files: bool | None = None
+    """`ray` only: whether run folders and data are on a file system that all nodes share, as by default. With `false`
+    files travel through Ray's object store."""
     scheduler: str | None = None
     """`slurm`, `pbs` or `lsf`, for `parsl`."""
     account: str | None = None
@@ -125,20 +166,42 @@ class DispatchSettings:
     """Interface that ranks communicate over, as `hsn0`."""
     lifeline_s: float | None = None
     """The nodes of a probe end it when the driver has been silent for this long; at least 10, by default 60."""
+    quarantine_after: int | None = None
+    """A node on which this many attempts in a row were lost, hung, crashed or held up, while others did well, is set
+    aside; by default 2, and never with 0."""
+    quarantine_minutes: float | None = None
+    """After this time a node that was set aside is checked, and used again if it is fine; by default 30, and twice as
+    long each further time."""
+    group: Mapping[str, GroupDispatch] = field(default_factory=dict)
+    """For `parsl`, by the name of a [group](clusters.md#several-node-types): those of `account`, `queue`, `qos`,
+    `constraint`, `walltime`, `nodes_per_allocation`, `allocations`, `processors_per_node`, `select_options` and
+    `network_interface` that its nodes need."""
 
     def __post_init__(self) -> None:
         for key, known in (("backend", BACKENDS), ("launcher", LAUNCHERS)):
             if getattr(self, key) is not None:
                 require_one_of("dispatch", key, getattr(self, key), known)
-        given = {key: value for key, value in vars(self).items() if value not in (None, ()) and key != "backend"}
+        given = {key: value for key, value in vars(self).items() if value not in (None, (), {}) and key != "backend"}
         for key, value in given.items():  # none is ignored
-            if self.backend != "parsl" and key not in _STEP_KEYS:
-                raise bad_value(f"dispatch.{key}", value, 'no such key unless dispatch.backend = "parsl"')
-            if self.backend == "local":
-                raise bad_value(f"dispatch.{key}", value, 'no such key with dispatch.backend = "local"')
+            if (expected := self._why_unused(key)) is not None:
+                raise bad_value(f"dispatch.{key}", value, expected)
             _check_value(key, value)
         if self.backend == "parsl":
             self._check_request(given)
+        for name in self.group:
+            try:
+                self.of_group(name)
+            except InvalidInput as error:
+                raise InvalidInput(f"dispatch.group.{name}: {error.message}", hint=error.hint) from None
+
+    def _why_unused(self, key: str) -> str | None:
+        if self.backend == "local" or (self.backend == RAY and key not in _KEYS_WITH_RAY):
+            return f'no such key with dispatch.backend = "{self.backend}"'
+        if key in _RAY_KEYS and self.backend != RAY:
+            return 'no such key unless dispatch.backend = "ray"'
+        if self.backend not in ("parsl", RAY) and key not in _STEP_KEYS:
+            return 'no such key unless dispatch.backend = "parsl"'
+        return None
 
     def _check_request(self, given: Mapping[str, Any]) -> None:
         if self.scheduler is None:
@@ -156,10 +219,21 @@ class DispatchSettings:
             if not line.startswith(f"{prefix} "):
                 raise bad_value("dispatch.scheduler_options", line, f"lines that begin with {prefix}")
 
+    def of_group(self, name: str) -> DispatchSettings:
+        """Return the settings for the nodes of one group."""
+        own = self.group.get(name, GroupDispatch())
+        stated = {key: value for key, value in vars(own).items() if value is not None}
+        return replace(self, group={}, **stated)
+
     @property
     def has_nodes(self) -> bool:
         """Return whether the backend names nodes beside this machine."""
         return self.backend not in (None, "local")
+
+    @property
+    def shares_files(self) -> bool:
+        """Return whether nodes see the driver's files."""
+        return self.shared_files is not False
 
     @property
     def walltime_s(self) -> float:
@@ -173,15 +247,21 @@ def _check_value(key: str, value: Any) -> None:
         raise bad_value(f"dispatch.{key}", value, "one word, without blanks, quotes or signs of a shell")
     if isinstance(value, tuple) and not all(line.strip() and line.isprintable() for line in value):
         raise bad_value(f"dispatch.{key}", value, "a list of lines of printable text, none of them empty")
+    if key == "address" and value not in (RAY_AUTO, RAY_LOCAL) and not _RAY_ADDRESS.fullmatch(value):
+        raise bad_value("dispatch.address", value, "auto, local, HOST:PORT or ray://HOST:PORT")
     if key in _LEAST:
         require_at_least("dispatch", _LEAST[key], **{key: value})
-    if key == "queue_limit_minutes":
-        require_above_zero("dispatch.queue_limit_minutes", value, "minutes above 0, or no entry")
+    if key in ("queue_limit_minutes", "quarantine_minutes"):
+        require_above_zero(f"dispatch.{key}", value, "minutes above 0, or no entry")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSource:
-    """How nodes are obtained: up to `allocations` at a time, of `nodes` each, or as the job `held` by the driver."""
+    """How nodes are obtained: up to `allocations` at a time, of `nodes` each, or as the job `held` by the driver.
+
+    `node_resources` is what Ray reserves on each node.
+    Nodes by the names in `excluded` are not wanted, which only Slurm can be told.
+    """
 
     scheduler: str
     nodes: int
@@ -189,7 +269,9 @@ class NodeSource:
     launcher: str
     settings: DispatchSettings
     held: Allocation | None = None
+    excluded: tuple[str, ...] = ()
     seconds_left: float | None = None
+    node_resources: Mapping[str, float] = field(default_factory=dict)
 
 
 def node_source(
@@ -203,14 +285,18 @@ def node_source(
             "cluster.nodes",
             cluster.nodes,
             "1: probes run on the machine that the driver is on",
-            hint='dispatch.backend = "parsl" requests nodes from a batch system; within a job of several (salloc, '
-            "qsub -I) they are found; `frontrunner space` works for any cluster",
+            hint='dispatch.backend = "parsl" requests nodes from a batch system, "ray" from a Ray cluster; within a '
+            "job of several (salloc, qsub -I) they are found; `frontrunner space` works for any cluster",
         )
     backend = backend or ("allocation" if cluster.nodes > 1 else "local")
     if backend == "local":
         if cluster.nodes > 1:
-            raise bad_value("dispatch.backend", "local", f"allocation or parsl for cluster.nodes = {cluster.nodes}")
+            raise bad_value(
+                "dispatch.backend", "local", f"allocation, parsl or ray for cluster.nodes = {cluster.nodes}"
+            )
         return None
+    if backend == RAY:
+        return _of_ray(settings, cluster)
     if find_spec("parsl") is None:
         install = "pip install 'frontrunner[hpc]'"
         raise bad_value("dispatch.backend", backend, "local: Parsl is not installed", hint=install)
@@ -224,6 +310,38 @@ def node_source(
         launcher=settings.launcher or SCHEDULER_LAUNCHERS[scheduler],
         settings=settings,
     )
+
+
+def _of_ray(settings: DispatchSettings, cluster: Cluster) -> NodeSource:
+    if find_spec("ray") is None:
+        install = "pip install 'frontrunner[ray]'"
+        raise bad_value("dispatch.backend", RAY, "local: Ray is not installed", hint=install)
+    nodes, allocations = settings.nodes_per_allocation or cluster.nodes, settings.allocations or 1
+    if settings.address == RAY_LOCAL:
+        for key, value in (("cluster.nodes", nodes), ("dispatch.allocations", allocations)):
+            if value > 1:
+                raise bad_value(key, value, '1 with dispatch.address = "local", a Ray cluster of this machine alone')
+    kind = "CPU" if cluster.backend == "cpu" else "GPU"
+    return NodeSource(
+        scheduler=RAY,
+        nodes=nodes,
+        allocations=allocations,
+        launcher="none",
+        settings=settings,
+        node_resources={kind: float(cluster.devices_per_node)},
+    )
+
+
+def why_unreachable(address: str) -> str | None:
+    """Return why nothing responds at a Ray address; None if something does, or the address names no host."""
+    found = _RAY_ADDRESS.fullmatch(address)
+    if found is None:
+        return None
+    try:
+        socket.create_connection((found["host"].strip("[]"), int(found["port"])), timeout=REACH_S).close()
+    except (OSError, OverflowError) as error:
+        return f"nothing responds there: {error}"
+    return None
 
 
 def _held(settings: DispatchSettings, cluster: Cluster, held: Allocation | None) -> NodeSource:

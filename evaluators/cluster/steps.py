@@ -6,17 +6,18 @@ import os
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from frontrunner.evaluators.cluster.agent import RANK_AGENT, Heartbeat, NodeReport, Step, StepFolder
 from frontrunner.evaluators.cluster.allocations import HeldAllocation, Placed, Pool, Waiting
-from frontrunner.evaluators.cluster.settings import NodeSource
-from frontrunner.evaluators.probe.files import tail
+from frontrunner.evaluators.cluster.settings import RAY, NodeSource
+from frontrunner.evaluators.probe.files import tail, write_json
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.watch import QueuedProbes, Watch
-from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup
+from frontrunner.evaluators.protocol import Finished, NodeCheck, ProbeOrder, ProbeSetup
 from frontrunner.spaces.errors import bad_value
 
 POLL_S = 0.25
@@ -28,6 +29,9 @@ LAST_FILES_S = 6.0
 """How long a network file system may take to show what a node wrote last."""
 VERDICT_S = 12.0
 """How long the batch system may take to report why it has ended a step."""
+CHECK_S = 240.0
+"""How long the check of a node may take: it imports torch from a busy file system, and its ranks do so again."""
+DOCTOR_AGENT = "frontrunner.evaluators.diagnostics.doctor.node"
 SILENCE_S = 60.0
 """By default: how long a probe's nodes go on without a heartbeat of the driver."""
 LONGER_SHARE = 1.5
@@ -45,14 +49,19 @@ class Dispatcher:
 
     def __init__(self, setup: ProbeSetup, source: NodeSource) -> None:
         self._setup = setup
+        self._is_ray = source.scheduler == RAY
         folder = setup.work_folder.resolve() / "dispatch" / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
-        if not _PLAIN_PATH.fullmatch(str(folder)):  # Parsl submits scripts through a shell, by unquoted paths
+        # Parsl submits scripts through a shell, by unquoted paths.
+        if not self._is_ray and not _PLAIN_PATH.fullmatch(str(folder)):
             expected = "a path of letters, digits and _@%+=:,./-, which Parsl hands to a shell as it is"
             raise bad_value("store.run_folder", str(folder), expected)
         self._lifeline = folder / "lifeline"
         self._heartbeat = Heartbeat(self._lifeline)
         self._pool = Pool(source, folder)
         self._longest_s: float | None = None
+        self._due: set[str] = set()
+        self._checks: dict[str, CheckRun] = {}
+        self._count = 0
 
     def place(self, orders: Iterable[ProbeOrder]) -> dict[str, HeldAllocation]:
         """Return the allocation for each order, by token, that can start now; raise `NodesUnavailable`."""
@@ -75,27 +84,75 @@ class Dispatcher:
     ) -> Placed:
         """Start the step of an order in the allocation that `place` returned."""
         setup, settings = self._setup, self._setup.dispatch
-        nodes = nodes_used(order.recipe, setup.problem)
-        StepFolder(order.run_folder).prepare(nodes)
+        hosts = self._pool.hosts(allocation, nodes_used(order.recipe, setup.problem))
         variables = dict(environment)
         if (interface := settings.network_interface) is not None:
             variables |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-        step = Step(
+        step = self._step(
+            order.run_folder,
+            hosts,
             token=order.token,
-            run_folder=str(order.run_folder.resolve()),
             world_size=order.recipe.devices,
-            nodes=nodes,
-            ranks_per_node=setup.problem.cluster.devices_per_node,
             engines=setup.engines,
             environment=variables,
             deadline_s=setup.probe.deadline_s + START_TIMEOUT_S,
-            lifeline=str(self._lifeline),
-            silence_s=settings.lifeline_s or SILENCE_S,
             scratch=None if scratch is None else str(scratch),
             agent=agent,
-        ).write()
+        )
         expected_end_s = time.monotonic() + self._expected_s
-        return self._pool.start(step, allocation, nodes=nodes, expected_end_s=expected_end_s)
+        return self._pool.start(step, allocation, hosts=hosts, expected_end_s=expected_end_s)
+
+    def _step(self, folder: Path, hosts: tuple[str, ...], **fields: Any) -> Path:
+        """Write a step for these nodes to its run folder, with the files that are waited for; return its path."""
+        StepFolder(folder).prepare(len(hosts))
+        return Step(
+            run_folder=str(folder.resolve()),
+            nodes=len(hosts),
+            hosts=hosts,
+            ranks_per_node=self._setup.problem.cluster.devices_per_node,
+            lifeline=str(self._lifeline),
+            silence_s=self._setup.dispatch.lifeline_s or SILENCE_S,
+            ends_with_driver=self._is_ray,
+            **fields,
+        ).write()
+
+    def avoid(self, aside: Mapping[str, str], *, due: Collection[str]) -> None:
+        """See `Evaluator.avoid_nodes`."""
+        self._due = set(due)
+        self._pool.avoid(aside, due=due)
+
+    def check_nodes(self) -> list[NodeCheck]:
+        """Check the nodes that are due as they get free; return the checks that have ended."""
+        ended = []
+        for node, run in list(self._checks.items()):
+            found = run.found()
+            if found is not None or run.was_cut:
+                del self._checks[node]
+            if found is not None and not run.was_cut:
+                self._due.discard(node)
+                ended.append(NodeCheck(node=node, found=found))
+        for node in sorted(self._due - self._checks.keys()):
+            if (allocation := self._pool.free_allocation(node)) is not None:
+                self._checks[node] = self._check(node, allocation)
+        return ended
+
+    def _check(self, node: str, allocation: HeldAllocation) -> CheckRun:
+        cluster, self._count = self._setup.problem.cluster, self._count + 1
+        folder = self._lifeline.parent / f"check-{self._count}-{node}"
+        folder.mkdir()
+        write_json(folder / "job.json", {"run_folder": str(folder), "backend": cluster.backend})
+        step = self._step(
+            folder,
+            (node,),
+            token=folder.name,
+            world_size=cluster.devices_per_node,
+            engines=(),
+            environment={},
+            deadline_s=CHECK_S,
+            agent=DOCTOR_AGENT,
+        )
+        end_s = time.monotonic() + CHECK_S
+        return CheckRun(folder, self._pool.start(step, allocation, hosts=(node,), expected_end_s=end_s))
 
     def note(self, seconds: float) -> None:
         """Note how long a step has taken."""
@@ -107,11 +164,41 @@ class Dispatcher:
 
     def close(self, cancelled: Iterable[Placed]) -> None:
         """Wait for steps that were cancelled, and give the nodes back."""
+        for run in self._checks.values():
+            run.cancel()
         end_s, left = time.monotonic() + CLOSE_S, list(cancelled)
         while time.monotonic() < end_s and not all(placed.is_over for placed in left):
             time.sleep(POLL_S)
         self._heartbeat.stop()
         self._pool.close()
+
+
+class CheckRun:
+    """A check of one node, from outside."""
+
+    def __init__(self, folder: Path, placed: Placed) -> None:
+        self._nodes = StepNodes(folder, placed)
+        self._began_s = time.monotonic()
+
+    def cancel(self) -> None:
+        """Have the check end."""
+        self._nodes.cancel()
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether the node was taken away meanwhile, so that it has to be checked again."""
+        return self._nodes.were_taken_away
+
+    def found(self) -> str | None:
+        """Return what is not fine on the node, empty where all is; None while the check runs."""
+        self._nodes.read()
+        report = self._nodes.reports.get(0)
+        if report is not None and report.ended:
+            return report.trouble or ""
+        if time.monotonic() - self._began_s > CHECK_S:
+            self.cancel()
+            return f"its check did not end within {CHECK_S:g} s"
+        return self._nodes.why_lost(have_begun=report is not None, have_ended=False)
 
 
 class StepNodes:
@@ -146,7 +233,8 @@ class StepNodes:
     @property
     def were_taken_away(self) -> bool:
         """Return whether the machine was, from a step that was lost."""
-        return self.interrupted is not None or self.placed.allocation.ended_s is not None
+        placed = self.placed
+        return self.interrupted is not None or placed.allocation.ended_s is not None or placed.node_lost is not None
 
     def read(self) -> None:
         """Read what the nodes report."""
@@ -173,12 +261,15 @@ class StepNodes:
             return f"its {placed.nodes} nodes had not all begun within {START_TIMEOUT_S:g} s"
         self._over_s = self._over_s or now
         is_explained = self.interrupted is not None and placed.allocation.ended_s is not None
+        is_explained = is_explained or placed.node_lost is not None
         wait_s = LAST_FILES_S if self.interrupted is None else VERDICT_S
         return self._why_over() if is_explained or now - self._over_s > wait_s else None
 
     def _why_over(self) -> str:
         if self.placed.allocation.ended_s is not None:
             return self.placed.allocation.why
+        if self.placed.node_lost is not None:
+            return self.placed.node_lost
         if self.interrupted is not None:
             return f"node {self.interrupted.host} was told to end ({self.interrupted.interrupted})"
         for report in self.reports.values():
@@ -223,6 +314,7 @@ class Dispatched(QueuedProbes[AnyStep]):
         super().__init__(setup, **more)
         self.measures_here = source.held is not None  # the driver may be on one of its own job's nodes
         self._dispatcher = Dispatcher(setup, source)
+        self._checked: list[NodeCheck] = []
 
     @abstractmethod
     def _begin(self, order: ProbeOrder, allocation: HeldAllocation) -> AnyStep:
@@ -230,14 +322,25 @@ class Dispatched(QueuedProbes[AnyStep]):
 
     def _poll(self, timeout_s: float) -> None:
         time.sleep(timeout_s)
+        self._checked += self._dispatcher.check_nodes()
         placed = self._dispatcher.place([order for order, _ in self._waiting.values()])
         for token, allocation in placed.items():
             self._running[token] = self._begin(self._waiting.pop(token)[0], allocation)
 
+    def avoid_nodes(self, aside: Mapping[str, str], *, due: Collection[str]) -> None:
+        """See `Evaluator`."""
+        self._dispatcher.avoid(aside, due=due)
+
+    def checked_nodes(self) -> list[NodeCheck]:
+        """See `Evaluator`."""
+        checked, self._checked = self._checked, []
+        return checked
+
     def _conclude(self, watch: AnyStep) -> Finished:
         if watch.lost is None:
             self._dispatcher.note(watch.seconds)
-        return super()._conclude(watch)
+        has_ended = watch.nodes.placed.allocation.ended_s is not None
+        return replace(super()._conclude(watch), blames_nodes=not has_ended)
 
     def withdraw(self, token: str) -> bool:
         """Take back an order that waits for nodes; with the last of them withdraw the requests for more nodes."""

@@ -360,12 +360,12 @@ def _usage(out: Path) -> str:
 
 
 def cluster_toml(cluster: Cluster, notes: Mapping[str, str], heading: Sequence[str]) -> str:
-    """Return the file's text. `notes` follow their keys, dotted where they are in a table; None is left out."""
+    """Return the file's text. `notes` follow their keys, dotted where they are in a table; None and () are left out."""
     plain, tables = [], []
     for name, value in ((f.name, getattr(cluster, f.name)) for f in fields(cluster)):
         table = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         if not isinstance(table, Mapping):
-            plain += [] if value is None else [_entry(name, value, notes.get(name))]
+            plain += [] if value is None or value == () else [_entry(name, value, notes.get(name))]
         elif entries := {key: entry for key, entry in table.items() if entry is not None}:
             tables += ["", f"[cluster.{name}]"]
             tables += [_entry(key, entry, notes.get(f"{name}.{key}")) for key, entry in entries.items()]

@@ -6,15 +6,18 @@ import gzip
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, NodeSource
-from frontrunner.evaluators.diagnostics.step_breakdown import Breakdown, break_down, events_of, mean
+from frontrunner.evaluators.diagnostics.step_breakdown import Breakdown, break_down, events_of, last_step, mean
+from frontrunner.evaluators.probe.files import write_json
 from frontrunner.evaluators.probe.job import profile_job
 from frontrunner.evaluators.probe.preflight import prepare_recipe, source_for
 from frontrunner.evaluators.probe.watch import TrainingProbe
@@ -30,6 +33,8 @@ UNTRACED_STEPS = 5
 MOST_STEPS = 50
 """Traced steps: a trace takes megabytes per step and rank."""
 FAST = 1
+MEASURED_STEP = "step.json"
+"""File of a profile with its last step by pipeline rank."""
 POLL_S = 1.0
 TOKEN = "profile"  # noqa: S105 - it names the one order
 
@@ -119,11 +124,11 @@ def plan(
     """Check a profile against this machine; nothing is written. `anyway` lets the machine differ from the recipe's."""
     source = source_for(recipe_id, recipe, setup, doing="profile")
     differences = prepare_recipe(recipe_id, recipe, setup.problem.cluster, source, doing="profile", anyway=anyway)
-    named, usual = settings.folder, setup.work_folder.parent / "profiles" / recipe_id
+    named, usual = settings.folder, _profiles(setup.work_folder.parent, recipe_id)
     if named is not None and named.exists() and (not named.is_dir() or any(named.iterdir())):
         raise InvalidInput(f"{named} is there already and not an empty folder", hint="choose another --folder")
     deadline_s = PATIENCE * setup.probe.deadline_s
-    if source is not None and source.held is None:
+    if source is not None and setup.dispatch.walltime_s > 0:
         deadline_s = min(deadline_s, setup.dispatch.walltime_s - SPARE_WALLTIME_S)
     probe = replace(
         setup.probe,
@@ -161,12 +166,15 @@ def run(chosen: ProfilePlan, on_progress: OnProgress | None = None) -> ProfileRe
         )
     ranks, joined = range(chosen.recipe.devices), folder / "trace.json.gz"
     traces = tuple(folder / f"rank-{rank}.trace.json.gz" for rank in ranks)
+    found = join_traces(traces, joined)
+    first = {chosen.recipe.pipeline_rank(rank): traces[rank] for rank in reversed(ranks)}
+    write_measured_step(first, folder / MEASURED_STEP)
     return ProfileReport(
         recipe_id=chosen.recipe_id,
         recipe=chosen.recipe,
         folder=folder,
         steps=chosen.steps,
-        ranks=join_traces(traces, joined),
+        ranks=found,
         step_time_s_untraced=statistics.median(outcome.step_times_s),
         measured_step_time_s=chosen.measured_step_time_s,
         traces=traces,
@@ -197,6 +205,56 @@ def _outcome(chosen: ProfilePlan, on_progress: OnProgress | None) -> Measurement
         probe.close()
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStep:
+    """The last traced step: of the first device of each pipeline rank, each part as (name, begin, end) in seconds."""
+
+    step_time_s: float
+    ranks: tuple[tuple[tuple[str, float, float], ...], ...]
+
+
+def write_measured_step(traces: Mapping[int, Path], file: Path) -> None:
+    """Write the last step of the traces, by pipeline rank, on one axis of time."""
+    rows: dict[int, list[tuple[str, float, float]]] = {}
+    for place, path in traces.items():
+        trace = _read(path)
+        base_us = int(trace.get("baseTimeNanoseconds", 0)) / 1000
+        rows[place] = [(one.part, one.span[0] + base_us, one.span[1] + base_us) for one in last_step(events_of(trace))]
+    begin = min(start for row in rows.values() for _, start, _ in row)
+    end = max(stop for row in rows.values() for _, _, stop in row)
+    ranks = tuple(
+        tuple((part, (start - begin) / 1e6, (stop - begin) / 1e6) for part, start, stop in rows[place])
+        for place in sorted(rows)
+    )
+    write_json(file, asdict(MeasuredStep(step_time_s=(end - begin) / 1e6, ranks=ranks)))
+
+
+def newest_measured_step(run_root: str | Path, recipe_id: str) -> MeasuredStep | None:
+    """Return the last step of a recipe's newest profile beside campaigns' folders; None where there is none."""
+    files = sorted(
+        _profiles(Path(run_root), recipe_id).glob(f"*/{MEASURED_STEP}"), key=lambda file: file.stat().st_mtime
+    )
+    if not files:
+        return None
+    try:
+        return TypeAdapter(MeasuredStep).validate_json(files[-1].read_bytes())
+    except (OSError, ValueError):  # of another version, or half copied; the formulas' timeline needs it not
+        return None
+
+
+def _profiles(run_root: Path, recipe_id: str) -> Path:
+    return run_root / "profiles" / recipe_id
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            found: dict[str, Any] = json.load(file)
+            return found
+    except (OSError, ValueError) as error:
+        raise FrontrunnerError(f"{path} cannot be read as a trace: {error}") from error
+
+
 def join_traces(traces: Sequence[Path], joined: Path) -> tuple[Breakdown, ...]:
     """Write the spans of the ranks' traces, given in rank order, to one gzipped Chrome trace; break each down."""
     processes: dict[tuple[int, int], int] = {}
@@ -204,11 +262,10 @@ def join_traces(traces: Sequence[Path], joined: Path) -> tuple[Breakdown, ...]:
     breakdowns = []
     base_ns: list[int] = []
     for rank, path in enumerate(traces):
+        trace = _read(path)
         try:
-            with gzip.open(path, "rt", encoding="utf-8") as file:
-                trace = json.load(file)
             breakdowns.append(break_down(events_of(trace)))
-        except (OSError, ValueError, KeyError) as error:
+        except (ValueError, KeyError) as error:
             raise FrontrunnerError(f"{path} cannot be read as a trace: {error}") from error
         base_ns.append(int(trace.get("baseTimeNanoseconds", 0)))
         for event in trace["traceEvents"]:

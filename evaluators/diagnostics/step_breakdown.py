@@ -137,6 +137,8 @@ IN_FLIGHT_ON_CPU = "gloo:"
 WAIT_OPERATOR = "wait_tensor"
 UNSEEN_WAITS = "DistributedDataParallel.forward"
 """A trace with this has waits in C++ that are not recorded."""
+MOST_SEEN = 4000
+"""Parts of a step that a drawing can tell apart."""
 WORDS = {
     # Longer words first: a reduce-scatter is no scatter.
     "reducescatter": Part.REDUCE_SCATTER,
@@ -171,21 +173,40 @@ def break_down(events: Sequence[Event]) -> Breakdown:
     `busy` is what its device computed, `moving` the communication that was in flight, `waiting` the part of it that the
     rank waited for (on an accelerator all of it), and `hosting` what its host did.
     """
+    steps, found, busy, moving = _assigned(events)
+    unit_us = 1e6 * sum(event.is_step for event in events)
+    seconds = {part: total(spans) / unit_us for part, spans in found.items()}
+    computing = intersection(steps, merged(each.span for each in busy))
+    hidden = {part: total(intersection(computing, parts)) / unit_us for part, parts in _by_part(moving).items()}
+    return Breakdown(step_time_s=total(steps) / unit_us, seconds=seconds, hidden=hidden)
+
+
+def last_step(events: Sequence[Event]) -> list[Activity]:
+    """Return the parts of a rank's last step in order, without what is too short to see."""
+    _, found, _, _ = _assigned(events)
+    step = max(event.span for event in events if event.is_step)
+    least = (step[1] - step[0]) / MOST_SEEN
+    seen = (Activity(part, span) for part, spans in found.items() for span in intersection([step], spans))
+    return sorted((one for one in seen if one.span[1] - one.span[0] >= least), key=lambda one: one.span)
+
+
+def _assigned(
+    events: Sequence[Event],
+) -> tuple[list[Span], dict[Part, list[Span]], list[Activity], list[Activity]]:
+    """Return the steps, the time of each part in them, what the device computed and what was in flight."""
     spans = [event.span for event in events if event.is_step]
     if not spans:
         raise ValueError(f"the trace contains no step: no range {STEP_RANGE}")
     on_device = any(event.category in DEVICE_CATEGORIES for event in events)
     busy, moving, waiting, hosting = (_on_device if on_device else _on_host)(events)
-    steps, unit_us = merged(spans), 1e6 * len(spans)
-    left, seconds = steps, dict.fromkeys(Part, 0.0)
+    steps = left = merged(spans)
+    found: dict[Part, list[Span]] = {part: [] for part in Part}
     for layer in (busy, waiting, hosting):
         for part, parts in _by_part(layer).items():
-            seconds[part] += total(intersection(left, parts)) / unit_us
+            found[part] += intersection(left, parts)
             left = difference(left, parts)
-    seconds[Part.IDLE] = total(left) / unit_us
-    computing = intersection(steps, merged(each.span for each in busy))
-    hidden = {part: total(intersection(computing, parts)) / unit_us for part, parts in _by_part(moving).items()}
-    return Breakdown(step_time_s=total(steps) / unit_us, seconds=seconds, hidden=hidden)
+    found[Part.IDLE] = left
+    return steps, found, busy, moving
 
 
 def _by_part(activities: Iterable[Activity]) -> dict[Part, list[Span]]:

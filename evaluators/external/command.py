@@ -21,10 +21,9 @@ import os
 import re
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
@@ -260,20 +259,17 @@ def expressible(survey: Survey, setup: ProbeSetup, make: MakeCommand) -> Survey:
 
     Raises `InvalidInput` if two recipes make the same command: one would be measured under the other's name.
     """
-    refusals, examples = Counter(survey.refusals), dict(survey.examples)
-    legal, seen = {}, dict[object, Recipe]()
-    for point, recipe in survey.legal.items():
-        request = request_of(setup, recipe, ANYWHERE)
+    refused, seen = dict[int, Reason](), dict[object, Recipe]()
+    for row, recipe in enumerate(survey.recipes):
+        request = request_of(setup.at(recipe), recipe, ANYWHERE)
         command = make(request)
         if isinstance(command, Reason):
-            refusals[command.code] += 1
-            examples.setdefault(command.code, command.text)
+            refused[row] = command
             continue
-        legal[point] = recipe
         variables = environment_of(command, request, setup.command).items() - places(field_values(request)).items()
         starts = nodes_used(recipe, setup.problem) if request.start_per == "node" else recipe.devices
         twin = seen.setdefault(
-            (command.arguments, frozenset(command.files.items()), frozenset(variables), starts), recipe
+            (command.arguments, frozenset(command.files.items()), frozenset(variables), starts, recipe.group), recipe
         )
         if twin != recipe:
             differing = [f.name for f in fields(Recipe) if getattr(twin, f.name) != getattr(recipe, f.name)]
@@ -282,11 +278,12 @@ def expressible(survey: Survey, setup: ProbeSetup, make: MakeCommand) -> Survey:
                 f"the command is the same for {both}, which differ in {', '.join(differing)}",
                 hint="name the field in command.arguments or command.environment, or leave one value of it in [space]",
             )
-    return replace(survey, legal=legal, refusals=refusals, examples=examples)
+    return survey.refuse(refused)
 
 
 def check_program(setup: ProbeSetup, make: MakeCommand, recipe: Recipe) -> None:
     """Raise `InvalidInput` if there are no nodes for a recipe's command, or no program or start folder."""
+    setup = setup.at(recipe)
     command = make(request_of(setup, recipe, ANYWHERE))
     if isinstance(command, Reason):
         return

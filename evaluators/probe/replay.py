@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -64,11 +64,16 @@ REPLAY_TAG = "FRONTRUNNER_REPLAY"
 OnStep = Callable[[Mapping[str, Any]], None]
 
 
+class ReplayStopped(JobEnds):
+    """Training ended with a checkpoint before it was done, for its job's end or a signal: to be submitted again."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:
     """How a replay trains; one that is `launched` is only prepared here, for the user's own launcher.
 
-    By default the learning rate and the data are those of the recipe's campaign; `data` is a path, or `built-in`.
+    By default the learning rate and the data are those of the recipe's campaign; `data` is a path (of a .toml
+    file: its section [data]), or `built-in`.
     `restarts`: on nodes of a batch system the ranks are started again after a failure, so often in a row without a new
     checkpoint; `walltime` is that of the allocations for it, "HH:MM:00". In a batch job the ranks are stopped, with a
     checkpoint, `stop_margin_s` before its end: by default `STOP_MARGIN_S` and what checkpoints are known to take.
@@ -189,6 +194,10 @@ def plan(
     if not settings.launched:
         setup = _with_walltime(setup, settings.walltime)
         source = source_for(recipe_id, recipe, setup, doing=doing)
+        if not setup.dispatch.shares_files:
+            expected = "true for replays, whose checkpoints all nodes write to one folder"
+            hint = "keep run folders on a volume that the nodes share, or export the recipe to another launcher"
+            raise bad_value("dispatch.shared_files", setup.dispatch.shared_files, expected, hint=hint)
     differences = prepare_recipe(recipe_id, recipe, cluster, source, doing=doing, anyway=anyway)
     setup.work_folder.mkdir(parents=True, exist_ok=True)
     folder = (settings.folder or setup.work_folder.parent / "replays" / recipe_id).resolve()
@@ -249,8 +258,11 @@ def prepare(chosen: ReplayPlan) -> None:
     write_json(job_path, dict(chosen.job))
 
 
-def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
-    """Run a replay to its end, from its folder's newest checkpoint; raise `FrontrunnerError` with the log's end."""
+def run(chosen: ReplayPlan, on_step: OnStep | None = None, signals: Sequence[str] = ()) -> ReplayResult:
+    """Run a replay to its end, from its folder's newest checkpoint; raise `FrontrunnerError` with the log's end.
+
+    Once `signals` has a name, it is stopped with a checkpoint.
+    """
     prepare(chosen)
     with alone(chosen.folder):
         _remove_leftovers(chosen)
@@ -259,7 +271,7 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
         provenance = asdict(collect(str(chosen.job["device"]), training_data(chosen.setup.data)))
         provenance |= {"differences": list(chosen.differences), "recipe_id": chosen.recipe_id}
         write_json(chosen.folder / "provenance.json", provenance)
-        follower = Follower(chosen, on_step)
+        follower = Follower(chosen, on_step, signals)
         if chosen.source is None:
             status = _train(chosen, follower)
         else:
@@ -268,9 +280,9 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
             status = train_on_nodes(chosen, chosen.source, follower)
     result = read_json(chosen.folder / "result.json") or {}
     if status == 0 and result.get("status") == "stopped":
-        raise JobEnds(
-            f"stopped after step {result['final_step']}, with a checkpoint, before the job's time was up",
-            hint="the same command in another job continues",
+        raise ReplayStopped(
+            f"stopped after step {result['final_step']}, with a checkpoint, {follower.why_stopped}",
+            hint="the same command continues",
         )
     if status != 0 or result.get("status") != "trained":
         hint = f"the whole log: {chosen.log}; the same command continues from the newest checkpoint, if any"
@@ -338,12 +350,13 @@ class ThroughputWatch:
 class Follower:
     """Reads what rank 0 writes, passes it on, reports throughput far below the probe's, and ends training in time."""
 
-    def __init__(self, chosen: ReplayPlan, on_step: OnStep | None) -> None:
+    def __init__(self, chosen: ReplayPlan, on_step: OnStep | None, signals: Sequence[str] = ()) -> None:
         progress = chosen.folder / "progress.jsonl"
         self._events = LineReader(progress, offset=progress.stat().st_size if progress.exists() else 0)
         self._chosen, self._on_step = chosen, on_step
         self._speed = ThroughputWatch(chosen.tokens_per_step, chosen.measured_tokens_per_s)
         self._checkpoint_s = self._longest_s = 0.0
+        self.signals = signals
         self.has_stopped = False
 
     def read(self) -> None:
@@ -372,13 +385,22 @@ class Follower:
         (self._chosen.folder / STOP).write_bytes(b"")
         self.has_stopped = False
 
+    @property
+    def why_stopped(self) -> str:
+        """Why the ranks were stopped."""
+        return f"on {self.signals[0]}" if self.signals else "before the job's time was up"
+
     def stop_before(self, end_s: float | None) -> None:
-        """Have the ranks store a checkpoint and end, once what is left until `end_s` (monotonic) is just enough."""
+        """Have the ranks store a checkpoint and end, on a signal, or when the time until `end_s` is just enough."""
+        if self.has_stopped:
+            return
         steps_s = 2 * self._longest_s
         needed_s = self._chosen.stop_margin_s or STOP_MARGIN_S + CHECKPOINTS_S * self._checkpoint_s + steps_s
-        if end_s is not None and not self.has_stopped and time.monotonic() > end_s - needed_s:
+        is_due = end_s is not None and time.monotonic() > end_s - needed_s
+        if self.signals or is_due:
             self.has_stopped = True
-            self.note("stopping", seconds_left=round(end_s - time.monotonic(), 1))
+            left = {} if end_s is None else {"seconds_left": round(end_s - time.monotonic(), 1)}
+            self.note("stopping", why=self.why_stopped, **left)
             (self._chosen.folder / STOP).write_bytes(b"1")
 
     def _pass_on(self, event: Mapping[str, Any]) -> None:

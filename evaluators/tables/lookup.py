@@ -15,6 +15,7 @@ from frontrunner.evaluators.tables import TableSettings
 from frontrunner.evaluators.tables.rows import TableProblem, read_problems
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
@@ -46,12 +47,8 @@ def rows_only(survey: Survey, settings: TableSettings) -> Survey:
         stated = {key: value for key, value in vars(survey.problem.software).items() if value is not None}
         software = replace(found.problem.software, **stated)
         survey = replace(survey, problem=replace(survey.problem, software=software))
-    legal = {point: recipe for point, recipe in survey.legal.items() if recipe in outcomes}
-    absent = len(survey.legal) - len(legal)
-    if not absent:
-        return survey
-    refusals, examples = survey.refusals | {NOT_IN_TABLE: absent}, survey.examples | {NOT_IN_TABLE: NO_ROW}
-    return replace(survey, legal=legal, refusals=refusals, examples=examples)
+    absent = Reason(NOT_IN_TABLE, NO_ROW)
+    return survey.refuse({row: absent for row, recipe in enumerate(survey.recipes) if recipe not in outcomes})
 
 
 def chosen_problem(settings: TableSettings, problem: Problem) -> TableProblem:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from frontrunner.evaluators.trainer.data import Batch, Tokens
 from frontrunner.evaluators.trainer.deepspeed_disk import check_written, disk_settings, load_operators, tensors_on_disk
+from frontrunner.evaluators.trainer.flat_state import LAYOUT, StateLayout, StatePart
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout, stage_layers
 from frontrunner.evaluators.trainer.model import Gpt, initialize, mean_cross_entropy
@@ -162,10 +163,7 @@ class DeepSpeedStepper(Stepper):
 
     def state(self) -> dict[str, Tensor]:
         """See Stepper. The weights and states that the optimizer updates, as DeepSpeed has laid them out."""
-        place = self.layout.mesh.get_coordinate() or ()
-        if self.recipe.sharding.optimizer == 1:
-            place = (self.layout.pipeline_rank, self.layout.mesh.get_local_rank("tensor"))
-        owner = "-".join(map(str, place))
+        owner = self._owner
         on_disk = tensors_on_disk(self.optimizer)
         state: dict[str, Tensor] = {}
         for number, (weights, values) in enumerate(self._engine.basic_optimizer.state.items()):
@@ -174,6 +172,41 @@ class DeepSpeedStepper(Stepper):
                 if isinstance(value, Tensor):
                     state[f"{owner}.{number}.{key}"] = on_disk.get(id(value), value)
         return state
+
+    @property
+    def _owner(self) -> str:
+        place = self.layout.mesh.get_coordinate() or ()
+        if self.recipe.sharding.optimizer == 1:
+            place = (self.layout.pipeline_rank, self.layout.mesh.get_local_rank("tensor"))
+        return "-".join(map(str, place))
+
+    def layout_of_state(self) -> dict[str, Tensor]:
+        """See Stepper: which parts of the parameters this rank's weights in `state` are, as JSON of a `StateLayout`."""
+        numbers = {id(weights): number for number, weights in enumerate(self._engine.basic_optimizer.state)}
+        parts = []
+        for its_name, parameter in self._engine.module.named_parameters():
+            part = self._part(parameter, numbers)
+            if part is not None:
+                name = its_name.lstrip("0123456789.")  # those of a stage begin with its number
+                parts.append(StatePart(name, tuple(getattr(parameter, "ds_shape", parameter.shape)), *part))
+        layout = StateLayout(tensor_rank=self.layout.mesh.get_local_rank("tensor"), parts=tuple(parts))
+        return {f"{self._owner}{LAYOUT}": torch.frombuffer(bytearray(layout.to_json()), dtype=torch.uint8)}
+
+    def _part(self, parameter: Any, numbers: dict[int, int]) -> tuple[int, int, int, int] | None:
+        """Return the number of a tensor, a place in it, one in the flat parameter, and how many elements they share."""
+        optimizer: Any = self.optimizer
+        if hasattr(parameter, "ds_id"):  # ZeRO-3: each parameter is cut evenly
+            group, place, count = optimizer.grad_position[optimizer.get_param_id(parameter)]
+            first = count * dist.get_rank(group=optimizer.dp_process_group)
+            count = min(count, parameter.ds_numel - first)  # the last shares are filled up
+            number = numbers[id(optimizer.fp32_partitioned_groups_flat[group])]
+            return (number, place, first, count) if count > 0 else None
+        if hasattr(parameter, "_hp_mapping"):  # ZeRO-1 and 2: all parameters in a row are
+            if (mapping := parameter._hp_mapping) is None:
+                return None
+            there, here = mapping.hp_fragment_address, mapping.lp_fragment_address
+            return mapping.param_group_index, there.start, here.start, there.numel
+        return numbers[id(parameter)], 0, 0, parameter.numel()
 
     def restore(self, load: Callable[[dict[str, Tensor]], None]) -> None:
         """See Stepper.

@@ -149,6 +149,12 @@ class Job:
         return Path(self.run_folder) / self.data.path
 
 
+def complete_steps(folder: Path) -> list[int]:
+    """Return the steps of the complete checkpoints in a folder of checkpoints, in ascending order."""
+    # What torch writes last, under another name first.
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in folder.glob("step-*/.metadata"))
+
+
 def check_job(job: Job, *, world_size: int) -> None:
     """Raise ValueError, with the numbers, where the job asks for what its engine or this machine cannot do."""
     recipe, batch = job.recipe, job.recipe.global_batch_seqs

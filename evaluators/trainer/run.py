@@ -109,6 +109,12 @@ class Stepper(ABC):
     def state(self) -> dict[str, Tensor]:
         """Return every tensor that training goes on from, by names that mean the same on all ranks."""
 
+    def layout_of_state(self) -> dict[str, Tensor]:
+        """Return what checkpoints hold beside `state`, so that others than training can read that; nothing by default.
+
+        Training does not go on from it."""
+        return {}
+
     @abstractmethod
     def restore(self, load: Callable[[dict[str, Tensor]], None]) -> None:
         """Go on from stored values, which `load` writes into the tensors that `state` returned."""

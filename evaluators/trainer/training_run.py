@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from frontrunner.evaluators.trainer.job import STOP, Train
+from frontrunner.evaluators.trainer.job import STOP, Train, complete_steps
 from frontrunner.evaluators.trainer.optimizer import set_learning_rate
 from frontrunner.evaluators.trainer.run import RunContext, StepOutcome, finite_or_none
 
@@ -126,7 +126,8 @@ class Checkpoints:
     def save(self, step: int) -> None:
         """Store weights and optimizer states as they are after `step`; drop checkpoints beyond those to keep."""
         began = time.monotonic()
-        save(self._context.stepper.state(), checkpoint_id=self.path_of(step))
+        stepper = self._context.stepper
+        save(stepper.state() | stepper.layout_of_state(), checkpoint_id=self.path_of(step))
         if self._context.rank == 0:
             for old in complete_steps(self._folder)[: -self._keep]:
                 shutil.rmtree(self.path_of(old))
@@ -142,12 +143,6 @@ class Checkpoints:
             self._context.stepper.restore(partial(load, checkpoint_id=self.path_of(step)))
             self._context.log.write("resumed", step=step)
         return step
-
-
-def complete_steps(folder: Path) -> list[int]:
-    """Return the steps of the complete checkpoints in a folder of checkpoints, in ascending order."""
-    # What torch writes last, under another name first.
-    return sorted(int(path.parent.name.removeprefix("step-")) for path in folder.glob("step-*/.metadata"))
 
 
 class StopRequests:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.accuracy_bounds import prior_deviations
-from frontrunner.evaluators.analytic.estimates import blocks, not_modelled
+from frontrunner.evaluators.analytic.estimates import blocks, estimate_many, not_modelled
 from frontrunner.evaluators.analytic.memory import PeakMemory, between_codes, peak_memory
 from frontrunner.evaluators.analytic.priors import LEARNED, slopes
 from frontrunner.evaluators.analytic.software import KNOWN
 from frontrunner.evaluators.analytic.step import step_time
+from frontrunner.spaces.columns import chosen, each
 from frontrunner.spaces.custom import CustomKnob
+from frontrunner.spaces.pareto import RATES
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, Recipe, custom_dimension
+from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, Choice, Dimension, Recipe, custom_dimension
 
 Rows = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
@@ -35,32 +39,47 @@ def features(recipes: Sequence[Recipe]) -> Rows:
     """Return one row per recipe and one column for each of `NAMES`; a doubling of a degree is one step."""
     if not recipes:
         return np.empty((0, len(NAMES)))
-    counts = np.array([[getattr(recipe, name) for name in COUNTS] for recipe in recipes], dtype=np.float64)
-    others = np.array([_others(recipe) for recipe in recipes], dtype=np.float64)
-    return np.hstack([np.log2(counts), others])
+    found = np.empty((len(recipes), len(NAMES)))
+    for place, name in enumerate(COUNTS):
+        found[:, place] = np.log2(each(recipes, attrgetter(name), np.float64))
+    for place, feature in enumerate(_OTHERS, start=len(COUNTS)):
+        found[:, place] = each(recipes, feature, np.float64)
+    return found
 
 
-def _others(recipe: Recipe) -> list[float]:
-    """Return shardings (0 not at all, 1 over all copies, in between by the logarithm), places and one-hot values."""
+def _share(recipe: Recipe, kind: str) -> float:
+    """Return 0 for no sharding, 1 for over all copies, in between by the logarithm."""
     copies = recipe.copies
-    values = ((one, one.of(recipe)) for one in PLACES)
-    return [
-        *(float(np.log(degree) / np.log(copies)) if copies > 1 else 0.0 for degree in recipe.sharding.degrees),
-        *(float(one.values.index(str(value)) if one.values else value) for one, value in values),
-        *(float(one.of(recipe) == value) for one, value in ONE_HOT),
-    ]
+    return float(np.log(getattr(recipe.sharding, kind)) / np.log(copies)) if copies > 1 else 0.0
+
+
+def _place(recipe: Recipe, one: Dimension) -> float:
+    value = one.of(recipe)
+    return float(one.values.index(str(value)) if one.values else value)
+
+
+def _has(recipe: Recipe, one: Dimension, value: Choice) -> float:
+    return float(one.of(recipe) == value)
+
+
+_OTHERS: tuple[Callable[[Recipe], float], ...] = (
+    *(partial(_share, kind=name.removeprefix("sharding_")) for name in SHARDINGS),
+    *(partial(_place, one=one) for one in PLACES),
+    *(partial(_has, one=one, value=value) for one, value in ONE_HOT),
+)
+"""The features behind the counts, each of one recipe."""
 
 
 def custom_features(recipes: Sequence[Recipe], custom: Mapping[str, CustomKnob]) -> Rows:
     """Return a column for each knob of numbers or true and false, and for each text but a knob's first."""
-    columns: list[list[float]] = []
+    columns: list[Rows] = []
     for name, knob in custom.items():
-        values = [custom_dimension(name, knob).of(recipe) for recipe in recipes]
+        dimension = DIMENSIONS.get(name) or custom_dimension(name, knob)
         if any(isinstance(value, str) for value in knob.values):
-            columns += [[float(value == one) for value in values] for one in knob.values[1:]]
+            columns += [each(recipes, partial(_has, one=dimension, value=one), np.float64) for one in knob.values[1:]]
             continue
         places = {value: float(place) for place, value in enumerate(sorted(knob.values))}
-        columns.append([places.get(value, 0.0) for value in values])
+        columns.append(each(recipes, lambda recipe: places.get(dimension.of(recipe), 0.0), np.float64))  # noqa: B023
     return np.array(columns, dtype=np.float64).reshape(len(columns), len(recipes)).T
 
 
@@ -114,14 +133,24 @@ class Prior:
 
 def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     """Judge legal recipes by the formulas."""
+    split = problem.split(recipes)
+    if len(split) == 1:
+        return _of_one_group(recipes, split[0][0])
+    parts = [(_of_one_group(chosen(recipes, np.asarray(places)), own), places) for own, places in split]
+    order = np.argsort(np.concatenate([places for _, places in parts]))
+    columns = {one.name: np.concatenate([getattr(part, one.name) for part, _ in parts])[order] for one in fields(Prior)}
+    return Prior(**columns)
+
+
+def _of_one_group(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     rows = len(recipes)
     step_time_s, felt = np.full(rows, np.nan), np.zeros((rows, len(LEARNED)))
     memory = np.full((rows, len(MEMORY_PARTS) + 1), np.nan)
     of_codes = np.zeros((rows, len(KNOWN)))
     deviations = prior_deviations(problem.cluster, problem.precision)
     deviations["exchange_s"] = deviations["network_latency_s"]
-    places = np.array([row for row in range(rows) if not_modelled(recipes[row]) is None], dtype=np.intp)
-    for rows_of, machine, work in blocks([recipes[place] for place in places.tolist()], problem):
+    places = np.flatnonzero(each(recipes, not_modelled) == None)  # noqa: E711 - of each row
+    for rows_of, _, machine, work in blocks(chosen(recipes, places), problem):
         block, peak = places[rows_of], peak_memory(machine, work)
         step_time_s[block] = step_time(machine, work).total
         felt[block] = slopes(problem.cluster, problem.precision, machine.software, work, deviations, LEARNED)
@@ -133,7 +162,7 @@ def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     if not known.all():
         step_time_s, felt, memory = (_filled(one, known) for one in (step_time_s, felt, memory))
         memory_bytes = memory.sum(axis=1)
-    sequences = np.array([recipe.global_batch_seqs for recipe in recipes], dtype=np.float64)
+    sequences = each(recipes, attrgetter("global_batch_seqs"), np.float64)
     states_all = problem.cluster.backend == "cpu"
     return Prior(
         log_speed=np.log(sequences * problem.sequence_length) - np.log(step_time_s),
@@ -146,6 +175,21 @@ def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
         memory_of_codes=of_codes,
         step_time_s=step_time_s,
     )
+
+
+def most_promising(recipes: Sequence[Recipe], problem: Problem, objective: str, most: int) -> Places:
+    """Return rows in rising order: of the best by the formulas, and as many evenly from the others.
+
+    The formulas may be wrong by more than good recipes differ, so that none of their parts of a space is left out.
+    """
+    known = each(recipes, not_modelled) == None  # noqa: E711 - of each row
+    places = np.flatnonzero(known)
+    rate = objective if objective in RATES else RATES[0]
+    table = replace(estimate_many(chosen(recipes, places), problem), rate=rate)
+    order = np.concatenate([places[table.order], np.flatnonzero(~known)])
+    best, others = np.split(order, [most // 2])
+    even = others[np.linspace(0, len(others) - 1, most - len(best)).astype(np.intp)]
+    return np.unique(np.concatenate([best, even]))
 
 
 def _filled(parts: Rows, known: npt.NDArray[np.bool_]) -> Rows:

@@ -52,7 +52,8 @@ MOST_OBSERVATIONS = 250
 
 def amplitudes_of(problem: Problem) -> Mapping[float, float]:
     """Return how wrong predictions may be on the problem's cluster, with the chance of each."""
-    shares = problem.cluster.backend == "cpu" and own_error(problem.cluster, problem.precision) is None
+    clusters = [own.cluster for own in problem.by_group.values()]
+    shares = any(one.backend == "cpu" and own_error(one, problem.precision) is None for one in clusters)
     return OF_SHARED_PROCESSORS if shares else AMPLITUDES
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.special import stdtrit
 
+from frontrunner.evaluators.analytic.estimates import memory_limits
 from frontrunner.evaluators.analytic.fit import are_of_one_machine, fitted_constants, samples_of_problems
 from frontrunner.evaluators.analytic.scaling import network_ends
 from frontrunner.evaluators.probe.measure import nodes_used
@@ -18,16 +19,21 @@ from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import Expected, Predicted
 from frontrunner.search.guided.acquisition import Allowances, Front, mean_loss
 from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
-from frontrunner.search.guided.prior import CandidateTable, Places, Prior, Rows, prior_of
+from frontrunner.search.guided.prior import CandidateTable, Places, Prior, Rows, most_promising, prior_of
 from frontrunner.search.guided.speed import FREEDOM, Observation, SpeedModel, amplitudes_of
-from frontrunner.search.strategies.candidates import Candidates
+from frontrunner.search.strategies.candidates import Candidates, Listed
 from frontrunner.search.strategy import TOKENS_ALONE, Evidence, Outlook, Told
+from frontrunner.spaces.columns import each
+from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.pareto import pareto_front
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
+MOST_ROWS = 200_000
+"""Recipes that are candidates: of more, half are those of the highest estimates, half an even selection of the others.
+The rest comes when these are used up."""
 LOOKED_AT = 3000
 """Open recipes that are judged in full at each ask: those that a linear correction finds most promising."""
 CLOSE_CALL = 0.005
@@ -55,7 +61,7 @@ MEDIAN_OVER_MEAN = 1.25
 class Observations:
     """Outcomes by row; `log_speeds`, `spreads` and `log_peaks` are the campaign's own, unless the row failed since."""
 
-    memory_bytes: int
+    memory_bytes: Rows
     log_speeds: dict[int, list[float]] = field(default_factory=dict)
     spreads: dict[int, list[float]] = field(default_factory=dict)
     log_peaks: dict[int, float] = field(default_factory=dict)
@@ -68,16 +74,16 @@ class Observations:
         if isinstance(outcome, Measurement):
             self.log_speeds.setdefault(row, []).append(math.log(outcome.tokens_per_s))
             if peak := outcome.peak_memory_bytes_max_rank:
-                self.log_peaks[row] = max(math.log(peak / self.memory_bytes), self.log_peaks.get(row, -math.inf))
+                self.log_peaks[row] = max(math.log(peak / self.memory_bytes[row]), self.log_peaks.get(row, -math.inf))
             # The standard error of its median step, as a share.
             spread = MEDIAN_OVER_MEAN * outcome.step_time_spread / math.sqrt(len(outcome.step_times_s))
             self.spreads.setdefault(row, []).append(spread)
         elif outcome.policy.counts_against_recipe:
             for known in (self.log_speeds, self.spreads, self.log_peaks):
                 known.pop(row, None)
-        self.learn(row, outcome, table, spread=spread, memory_bytes=self.memory_bytes)
+        self.learn(row, outcome, table, spread=spread, memory_bytes=self.memory_bytes[row])
 
-    def learn(self, row: int, outcome: Outcome, table: CandidateTable, *, spread: float, memory_bytes: int) -> None:
+    def learn(self, row: int, outcome: Outcome, table: CandidateTable, *, spread: float, memory_bytes: float) -> None:
         """Take in an outcome of whatever origin, on a device of `memory_bytes`."""
         if isinstance(outcome, Measurement):
             ratio = math.log(outcome.tokens_per_s) - float(table.log_speed[row])
@@ -118,18 +124,27 @@ class Guided:
 
         Speeds are of the rate that is sought: tokens/s, unless the objective is another of `pareto.RATES`.
         """
+        whole, self._left_out = survey.recipes, Listed(())
+        if prior is None and len(whole) > MOST_ROWS:
+            rows = most_promising(whole, survey.problem, objectives[0], MOST_ROWS)
+            self._left_out = Listed(whole, np.delete(np.arange(len(whole)), rows).tolist())
+            survey = survey.keep(rows)
         self._candidates = Candidates(survey, seed)
-        self._problem, self._seed, self._custom = survey.problem, seed, survey.custom
+        self._problem, self._seed, self._custom = survey.problem, seed, dict(survey.custom)
+        if len(groups := survey.dimensions.get("group", ())) > 1:
+            self._custom["group"] = CustomKnob(values=groups)
         self._has_own_prior = prior is not None
-        self._nodes = np.fromiter((nodes_used(r, survey.problem) for r in survey.recipes), dtype=np.float64)
+        self._nodes = each(survey.recipes, lambda recipe: nodes_used(recipe, survey.problem), np.float64)
+        self._groups = each(survey.recipes, lambda recipe: recipe.group, "U32")
         self._allowances = Allowances(objectives, self._nodes)
         self._closeness = np.exp(CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes)))
-        self._seen = Observations(memory_bytes=survey.problem.cluster.memory_bytes_per_device)
+        self._seen = Observations(memory_bytes=memory_limits(survey.recipes, survey.problem))
         self._pending: dict[int, Expected] = {}
         self._remembered: dict[str, list[int]] = {}
         self._elsewhere: list[tuple[Problem, list[Recipe]]] = []
-        divisors = [survey.problem.divisor(objectives[0], recipe.devices) for recipe in survey.recipes]
-        self._log_divisors = np.log(np.array(divisors, dtype=np.float64))
+        self._log_divisors = np.log(
+            each(survey.recipes, lambda recipe: survey.problem.divisor(objectives[0], recipe), np.float64)
+        )
         self._know(self._own_rows(prior or prior_of(survey.recipes, survey.problem)))
 
     def _own_rows(self, prior: Prior) -> CandidateTable:
@@ -176,12 +191,12 @@ class Guided:
         self._know(table)
         for row, piece in learned:
             spread = OTHER_PROBLEM_SPREAD if table.problem[row] else SAME_PROBLEM_SPREAD
-            memory = piece.problem.cluster.memory_bytes_per_device
+            memory = piece.problem.at(piece.recipe).cluster.memory_bytes_per_device
             self._remembered.setdefault(recipe_id(piece.problem, piece.recipe), []).append(row)
             self._seen.learn(row, piece.outcome, table, spread=spread, memory_bytes=memory)
 
     def _is_of_here(self, problem: Problem) -> bool:
-        return are_of_one_machine(problem, self._problem)
+        return not problem.cluster.group and are_of_one_machine(problem, self._problem)
 
     def _has_all_knobs_of(self, recipe: Recipe) -> bool:
         known = {(name, knob.flag, knob.env) for name, knob in self._custom.items()}
@@ -195,12 +210,13 @@ class Guided:
             self._candidates.take(row)
             self._pending[row] = expected
             chosen.append(self._candidates.recipes[row])
-        return chosen
+        return chosen + self._left_out.ask(count - len(chosen))
 
     def tell(self, told: Told) -> None:
         """Learn of an outcome; what was remembered of the recipe is forgotten, as it may be the same measurement."""
         row = self._candidates.row(told.recipe)
         if row is None:
+            self._left_out.tell(told)
             return
         self._candidates.take(row)
         self._pending.pop(row, None)
@@ -215,8 +231,8 @@ class Guided:
         return None if row is None else self._pending.get(row)
 
     def outlook(self) -> Outlook | None:
-        """Return the expected gain; None before the first measurement, and until each node count sought was tried."""
-        if not self._seen.log_speeds or self._untried():
+        """Return the expected gain; None before a measurement, and until each node count and group was tried."""
+        if not self._seen.log_speeds or self._untried() or len(self._of_untried_groups()):
             return None
         self._learn()
         speeds, held = self._measured()
@@ -334,8 +350,16 @@ class Guided:
 
     def _untried(self) -> frozenset[float]:
         """Return the node counts sought that no probe has had: scaling with nodes is not left to the formulas alone."""
-        rows = [trial.row for trial in self._seen.trials if trial.row < len(self._nodes)]
-        return self._allowances.untried(self._nodes[[*rows, *self._pending]])
+        return self._allowances.untried(self._nodes[self._tried])
+
+    def _of_untried_groups(self) -> Places:
+        """Return the open rows of groups that no probe has had: how wrong the formulas are differs by device."""
+        rows = self._candidates.open_rows()
+        return rows[~np.isin(self._groups[rows], self._groups[self._tried])]
+
+    @property
+    def _tried(self) -> list[int]:
+        return [*(trial.row for trial in self._seen.trials if trial.row < len(self._nodes)), *self._pending]
 
     def _promising(self, rows: Places, front: Front | None) -> Places:
         if len(rows) <= LOOKED_AT:
@@ -351,7 +375,8 @@ class Guided:
     def _choose(self) -> tuple[int, Expected]:
         self._learn()
         front = self._front()
-        rows = self._promising(self._candidates.open_rows(), front)
+        untried, opened = self._of_untried_groups(), self._candidates.open_rows()
+        rows = self._promising(untried if len(untried) else opened, front)
         mean, deviation = self._speed.predict(rows)
         chance, demands = self._feasible.chance(rows), self._demands(rows)
         if front is None:

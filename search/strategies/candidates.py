@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -24,9 +25,11 @@ from frontrunner.spaces.space import Survey
 class Listed:
     """Proposes recipes in the order of a list; outcomes only remove what was told."""
 
-    def __init__(self, recipes: Sequence[Recipe]) -> None:
+    def __init__(self, recipes: Sequence[Recipe], rows: Iterable[int] | None = None) -> None:
+        """Propose these recipes in the order of `rows`, by default their own."""
         self._told: set[Recipe] = set()
-        self._left = (recipe for recipe in recipes if recipe not in self._told)
+        ordered = recipes if rows is None else (recipes[row] for row in rows)
+        self._left = (recipe for recipe in ordered if recipe not in self._told)
 
     def ask(self, count: int) -> list[Recipe]:
         """Return up to `count` recipes that were neither proposed nor told."""
@@ -44,9 +47,9 @@ def exhaustive(survey: Survey, _: int) -> Listed:
 
 def shuffled(survey: Survey, seed: int) -> Listed:
     """Propose every legal recipe in an order that only the seed decides: random search without repeats."""
-    recipes = list(survey.recipes)
-    random.Random(seed).shuffle(recipes)  # noqa: S311 - no secret
-    return Listed(recipes)
+    rows = array("q", range(len(survey.recipes)))
+    random.Random(seed).shuffle(rows)  # noqa: S311 - no secret
+    return Listed(survey.recipes, rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,22 +78,25 @@ class Candidates:
     def __init__(self, survey: Survey, seed: int) -> None:
         self.recipes = survey.recipes
         self._survey = survey
-        self._row = {recipe: row for row, recipe in enumerate(self.recipes)}
-        columns = dict(zip(survey.dimensions, zip(*survey.legal, strict=True), strict=False))
-        self._constant = {name: column[0] for name, column in columns.items()}
-        found = (Dimension.of(name, survey.dimensions[name], column) for name, column in columns.items())
-        self.dimensions = tuple(dimension for dimension in found if len(dimension.values) > 1)
-        self.codes = np.empty((len(self.recipes), len(self.dimensions)), dtype=np.int16)
-        for place, dimension in enumerate(self.dimensions):
-            code = {value: number for number, value in enumerate(dimension.values)}
-            self.codes[:, place] = [code[value] for value in columns[dimension.name]]
+        self._constant = survey.choices(0) if len(self.recipes) else {}
+        found: list[tuple[Dimension, NDArray[np.int16]]] = []
+        for name in survey.dimensions:
+            values, codes = survey.places.column(name)
+            taken = np.unique(codes)
+            dimension = Dimension.of(name, survey.dimensions[name], [values[code] for code in taken.tolist()])
+            if len(dimension.values) > 1:
+                own = np.zeros(len(values), dtype=np.int16)
+                own[taken] = [dimension.values.index(values[code]) for code in taken.tolist()]
+                found.append((dimension, own[codes]))
+        self.dimensions = tuple(dimension for dimension, _ in found)
+        self.codes = np.stack([column for _, column in found], axis=1) if found else np.empty((len(self.recipes), 0))
         self._open = np.ones(len(self.recipes), dtype=bool)
         self.open_count = len(self.recipes)
         self._tie_break = np.random.default_rng(seed)
 
     def row(self, recipe: Recipe) -> int | None:
         """Return the recipe's row, or None for a recipe that is not of this survey."""
-        return self._row.get(recipe)
+        return self.recipes.row(recipe)
 
     def parameters(self, row: int) -> dict[str, Choice]:
         """Return a row as Optuna and DeepHyper see it: indices of ordered values, so that a doubling is one step."""
@@ -106,7 +112,7 @@ class Candidates:
         """Return the open row of a point's recipe, or None where it is illegal or taken."""
         chosen = {d.name: d.values[code] for d, code in zip(self.dimensions, codes, strict=True)}
         found = self._survey.recipe_at({**self._constant, **chosen})
-        row = self._row.get(found) if isinstance(found, Recipe) else None
+        row = self.row(found) if isinstance(found, Recipe) else None
         return row if row is not None and self._open[row] else None
 
     def take(self, row: int) -> None:
@@ -125,11 +131,10 @@ class Candidates:
         first and the last value, for words 0 or 1. At least one row must be open.
         """
         rows = self.open_rows()
-        steps = np.abs(self.codes[rows].astype(np.float64) - np.asarray(codes, dtype=np.float64))
+        distances = np.zeros(len(rows))
         for place, dimension in enumerate(self.dimensions):
-            column = steps[:, place]
-            steps[:, place] = column / (len(dimension.values) - 1) if dimension.is_ordered else column > 0
-        distances = steps.sum(axis=1)
+            column = np.abs(self.codes[rows, place] - codes[place])
+            distances += column / (len(dimension.values) - 1) if dimension.is_ordered else column > 0
         return int(self._tie_break.choice(rows[distances <= distances.min() + 1e-9]))
 
 

@@ -16,19 +16,22 @@ if TYPE_CHECKING:  # `__all__` has the names that are public, for type checkers 
     from frontrunner.planning import *  # noqa: F403
     from frontrunner.recipe_actions import *  # noqa: F403
     from frontrunner.remote import *  # noqa: F403
+    from frontrunner.sweeps import scale as scale
+    from frontrunner.sweeps import sweep as sweep
 
 __version__ = "0.1.0"
 _MODULES = {
     "api": (
         "archive backup_store best campaigns change_budget check_store copy_store dataframe delete explain export "
-        "failures front launch measure pareto plot predictions prunable prune_store rename report resume show status "
-        "survey unarchive upgrade_store"
+        "failures film front launch measure pareto plot predictions prunable prune_store rename report resume show "
+        "status step survey unarchive upgrade_store"
     ),
     "exchange": "TableForm import_config import_table mirror",
     "machine": "calibrate call_ranks doctor fit_campaign fit_tables",
     "planning": "advise plan scaling",
     "recipe_actions": "dryrun plan_dryrun plan_profile plan_replay profile replay",
     "remote": "connect",
+    "sweeps": "scale sweep",
 }
 __all__ = sorted(" ".join(_MODULES.values()).split())  # noqa: PLE0605
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,11 @@ from frontrunner.config.settings import run_root, store_url
 from frontrunner.recipe_actions import names_a_file, recipe_of
 from frontrunner.results import check, database, lease, pruning, schema, transfer
 from frontrunner.results.check import Check
-from frontrunner.results.prior_results import probes_made
-from frontrunner.results.pruning import Deleted, Prunable
+from frontrunner.results.pruning import Prunable
 from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.transfer import Archived, Copied, Unarchived
 from frontrunner.search import campaign_setup as setup
-from frontrunner.search.budget import Limit, Spent
 from frontrunner.search.driver import Conclusion, OnDriver, run_campaign
 from frontrunner.search.listener import Listener
 from frontrunner.search.spec import CampaignSpec
@@ -145,25 +143,6 @@ def measure(  # noqa: PLR0913 - what, where, and how it is watched
         return run_campaign(found, record, spec, **hooks, asked=chosen * repeats)
 
 
-def change_budget(
-    campaign: str | None = None,
-    limits: Mapping[str, float] | None = None,
-    *,
-    add: bool = False,
-    store: str | None = None,
-) -> tuple[Limit, ...]:
-    """Replace or raise (`add`) limits of a campaign's budget, also while it runs; return all with what was used."""
-    with open_store(store_url(store), create=False, read_only=not limits) as found:
-        record = _last_created(found, campaign)
-        if limits:
-            setup.refuse_imported_campaign(record)
-            setup.change_budget(found, record, limits, add=add)
-            record = found.campaign(record.name)
-        probes = probes_made(found, record)
-        spent = Spent(probes=probes, driver_seconds=record.driver_seconds, node_seconds=record.node_seconds_spent)
-        return spent.limits(setup.stored_spec(record).budget)
-
-
 def _last_created(store: Store, campaign: str | None) -> Campaign:
     return store.campaign(campaign or next((one.name for one in store.campaigns()), None))
 
@@ -193,24 +172,29 @@ def changed_since_launch(campaign: str | None = None, *, store: str | None = Non
 
 
 def _by_section(spec: CampaignSpec) -> dict[str, object]:
-    problem = dict(vars(spec.problem))
+    problem = {one.name: getattr(spec.problem, one.name) for one in fields(spec.problem)}
     sections = {key: problem.pop(key) for key in ("model", "cluster", "software")}
     return {**vars(spec), **sections, "problem": problem}
 
 
 best = as_function(LocalStore.best)
 campaigns = as_function(LocalStore.campaigns)
+change_budget = as_function(LocalStore.change_budget)
 dataframe = as_function(LocalStore.dataframe)
+delete = as_function(LocalStore.delete)
 explain = as_function(LocalStore.explain)
 export = as_function(LocalStore.export)
 failures = as_function(LocalStore.failures)
+film = as_function(LocalStore.film)
 front = as_function(LocalStore.front)
 pareto = as_function(LocalStore.pareto)
 plot = as_function(LocalStore.plot)
 predictions = as_function(LocalStore.predictions)
+rename = as_function(LocalStore.rename)
 report = as_function(LocalStore.report)
 show = as_function(LocalStore.show)
 status = as_function(LocalStore.status)
+step = as_function(LocalStore.step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,18 +249,6 @@ def prune_store(campaign: str | None = None, *, store: str | None = None) -> tup
     found = prunable(campaign, store=store)
     pruning.prune(found)
     return found
-
-
-def rename(campaign: str, name: str, *, store: str | None = None) -> None:
-    """Give a campaign another name; its run folders keep theirs. Refused while a driver holds it."""
-    with open_store(store_url(store), create=False) as found:
-        found.rename(campaign, name)
-
-
-def delete(campaign: str, *, store: str | None = None, preview: bool = False) -> Deleted:
-    """Delete a campaign with its outcomes and run folders, or only list them; refused while a driver holds it."""
-    with open_store(store_url(store), create=False, read_only=preview) as found:
-        return pruning.delete_campaign(found, campaign, preview=preview)
 
 
 def archive(campaign: str | None, file: str | Path, *, store: str | None = None) -> Archived:

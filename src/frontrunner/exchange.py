@@ -179,13 +179,13 @@ def _file(
     versions: Mapping[str, str],
     data: tuple[TrainingData, ...],
 ) -> RecipeFile:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
+    now, dispatch = datetime.now(UTC).isoformat(timespec="seconds"), spec.dispatch.of_group(recipe.group)
     if not data and not (spec.trainer or spec.evaluator == IMPORTED):
         with suppress(InvalidInput):  # no probe has recorded them, and the file may be gone
             data = training_data(spec.data)
     return RecipeFile(
         recipe_id=identity,
-        problem=spec.problem,
+        problem=spec.problem.at(recipe),
         recipe=recipe,
         training=Training(
             optimizer=spec.probe.optimizer,
@@ -193,7 +193,7 @@ def _file(
             schedule=schedule_of(spec),
             seed=spec.search.seed,
             data=data,
-            nodes=NodeSettings(**{one.name: getattr(spec.dispatch, one.name) for one in fields(NodeSettings)}),
+            nodes=NodeSettings(**{one.name: getattr(dispatch, one.name) for one in fields(NodeSettings)}),
         ),
         measured=measured,
         origin=Origin(written_by=f"frontrunner {__version__}", written_at=now, measured_with=versions),
@@ -205,6 +205,8 @@ def import_config(
 ) -> ImportedRecipe:
     """Read another tool's configuration as a recipe of the campaign file's problem; `stated` gives more choices."""
     spec = read_campaign_file(Path(campaign)).spec
+    space, problem = spec.space.in_one_group(spec.problem)
+    spec = replace(spec, space=space, problem=problem)
     path = Path(path)
 
     def beside(name: str) -> str | None:
@@ -325,7 +327,7 @@ def _campaign(table: TableProblem, found: Reading, given: str | None) -> Importe
     if len(found.problems) > 1:
         apart = f"{recipes[0].devices}x-s{problem.sequence_length}-b{problem.global_batch}"
         name = campaign_name_from(f"{name}-{problem.model.name}-{apart}")
-    values = {one.name: {one.of(recipe) for recipe in recipes} for one in DIMENSIONS.values()}
+    values = {one.name: {one.of(recipe) for recipe in recipes} for one in DIMENSIONS.values() if one.is_everywhere}
     values["schedule"].discard("none")
     listed: dict[str, Any] = {key: tuple(sorted(found)) for key, found in values.items() if found}
     space = Space(**listed)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from frontrunner.evaluators.analytic.fit import (
     samples_of_problems,
 )
 from frontrunner.evaluators.cluster.environment import JobEnvironment, job_environment
+from frontrunner.evaluators.cluster.settings import RAY, node_source
 from frontrunner.evaluators.diagnostics.calibration import Calibration, calibration, measure, write_fit, write_measured
 from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs
 from frontrunner.evaluators.diagnostics.doctor.machine import examine
@@ -47,6 +49,7 @@ SHORTEST_S = 5.0
 LONGEST_S = 3600.0
 MOST_RANKS = 1024
 DEADLINE_S = 60.0
+DISPATCH_PACKAGES = {"parsl": ("parsl",), "allocation": ("parsl",), RAY: ("ray",)}
 
 OnStart = Callable[["Place"], None]
 """Called after all checks, with the ranks that are about to start."""
@@ -258,9 +261,10 @@ def _needs(campaign: str | Path | None, store: str | None) -> Needs:
         nodes=cluster.nodes,
         backend=cluster.backend,
         devices_per_node=cluster.devices_per_node,
-        packages=engines + (("parsl",) if dispatch.backend in ("parsl", "allocation") else ()),
+        packages=engines + DISPATCH_PACKAGES.get(dispatch.backend or "", ()),
         scheduler=dispatch.scheduler if dispatch.backend == "parsl" else None,
         compiles=True in space.compile,
         disk_folder=Path(disk) if disk else None,
         trainer=file.spec.command.trainer if file.spec.evaluator == "command" else None,
+        ray=node_source(dispatch, cluster) if dispatch.backend == RAY and find_spec(RAY) is not None else None,
     )

@@ -42,4 +42,4 @@ def scaling(campaign_file: str | Path | Mapping[str, Any], nodes: Sequence[int])
 def advise(campaign_file: str | Path | Mapping[str, Any]) -> Advice:
     """Recommend a starting configuration for a campaign file's problem, on one device, one node, and the cluster."""
     spec = campaign_of(campaign_file).spec
-    return advice.advise(spec.space, spec.problem)
+    return advice.advise(spec.space, spec.problem, _rate(spec))

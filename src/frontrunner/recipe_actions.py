@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from frontrunner.config.campaign import keys_of, named_data, read_campaign_file
 from frontrunner.config.recipe_file import RecipeFile, read
 from frontrunner.config.settings import run_root, store_url
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
+from frontrunner.evaluators.analytic.timeline import StepTimeline, step_timeline
 from frontrunner.evaluators.diagnostics import dryrun as tracing
 from frontrunner.evaluators.diagnostics import profile as profiling
 from frontrunner.evaluators.diagnostics.profile import ProfilePlan, ProfileReport, ProfileSettings
@@ -30,10 +31,12 @@ from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import identity, recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean, shown, shown_key
-from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe, current_names
-from frontrunner.spaces.space import Space
+from frontrunner.spaces.legality import Reason
+from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.recipe import LOOPED_SCHEDULES, SCHEDULES, V_SHAPED_SCHEDULES, Choice, Recipe, current_names
+from frontrunner.spaces.space import Space, Survey, divisors
 from frontrunner.spaces.validation import validate
+from frontrunner.spaces.variants import variant, with_values
 from frontrunner.store import LocalStore
 from frontrunner.text import counted
 
@@ -65,7 +68,7 @@ def find_recipe(
     if spec.evaluator == "table":
         with suppress(InvalidInput):  # the table of a stored campaign may be gone
             problem = spec.survey().problem
-    return problem, spec.probe, found
+    return problem.at(found), spec.probe, found
 
 
 def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
@@ -81,8 +84,8 @@ def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
         reasons = "; ".join(text for _, _, text in survey.refused_by_count())
         raise NothingLegal(f"no recipe with {named} is legal: {reasons}")
     if len(survey.recipes) > 1:
-        columns = zip(survey.dimensions, zip(*survey.legal, strict=True), strict=True)
-        open_ones = ", ".join(key for key, values in columns if len(set(values)) > 1)
+        taken = {key: set(survey.places.column(key).codes.tolist()) for key in survey.dimensions}
+        open_ones = ", ".join(key for key, codes in taken.items() if len(codes) > 1)
         raise InvalidInput(
             f"{len(survey.recipes):,} recipes of the space have {named}", hint=f"name {open_ones} as well"
         )
@@ -168,6 +171,51 @@ def first_measurement(explanation: Explanation, store: str) -> Measured | None:
     return None
 
 
+def step_of(explanation: Explanation, changes: Mapping[str, Choice | None]) -> StepTimeline:
+    """Lay out a step of a stored recipe, with other values of some dimensions; see `LocalStore.step`."""
+    spec = stored_spec(explanation.appearances[0].campaign)
+    found = step_variant(explanation.recipe, spec, changes)
+    if isinstance(found, Reason):
+        named = ", ".join(f"{key}={shown(value)}" for key, value in changes.items() if value is not None)
+        raise InvalidInput(f"recipe {explanation.recipe_id} with {named} is not legal: {found.text}")
+    return step_timeline(found, spec.problem)
+
+
+def step_variant(recipe: Recipe, spec: CampaignSpec, changes: Mapping[str, Choice | None]) -> Recipe | Reason:
+    """Return a recipe with other values of some dimensions, or why that is not legal.
+
+    Devices and global batch stay. Without a number of virtual stages another schedule has its own: as many as before,
+    2, or 1.
+    """
+    changed: dict[str, Choice] = {key: value for key, value in changes.items() if value is not None}
+    if not changed:
+        return recipe
+    if "virtual_stages" not in changed and "schedule" in changed:
+        chunks = 2 if changed["schedule"] in V_SHAPED_SCHEDULES else max(recipe.virtual_stages, 2)
+        changed["virtual_stages"] = chunks if changed["schedule"] in LOOPED_SCHEDULES else 1
+    batch = GlobalBatch(minimum=recipe.global_batch_seqs, maximum=recipe.global_batch_seqs)
+    dimensions = with_values(spec.space, recipe).dimensions(spec.problem.cluster) | {"devices": (recipe.devices,)}
+    dimensions.pop("accumulation", None)
+    around = Survey.of_nothing(replace(spec.problem, global_batch=batch), dimensions, spec.space.custom)
+    return variant(recipe, around, **changed)
+
+
+def step_choices(recipe: Recipe, spec: CampaignSpec) -> dict[str, list[Choice]]:
+    """Return the values that each dimension of `LocalStore.step` can take in a legal recipe, the others as they are."""
+    layers = spec.problem.model.layers
+    listed: dict[str, Sequence[Choice]] = {
+        "schedule": SCHEDULES,
+        "pipeline_parallel": [count for count in divisors(recipe.devices) if count <= layers],
+        "virtual_stages": range(1, layers // recipe.pipeline_parallel + 1),
+        "micro_batch_seqs": divisors(recipe.global_batch_seqs),
+    }
+    return {
+        # Without a pipeline a schedule changes nothing.
+        name: [value for value in values if getattr(step_variant(recipe, spec, {name: value}), name, None) == value]
+        for name, values in listed.items()
+    }
+
+
 def plan_dryrun(
     recipe: str | Mapping[str, object],
     *,
@@ -207,7 +255,7 @@ def plan_profile(
     return profiling.plan(
         recipe_id=explanation.recipe_id,
         recipe=explanation.recipe,
-        setup=stored_spec(appearance.campaign).probe_setup(),
+        setup=stored_spec(appearance.campaign).probe_setup().at(explanation.recipe),
         measured_step_time_s=None if appearance.standing is None else appearance.standing.step_time_s_median,
         settings=settings or ProfileSettings(),
         anyway=anyway,
@@ -256,7 +304,7 @@ def plan_replay(
             )
         campaign, tokens_per_s = min(ranked, key=lambda pair: pair[0].figures == "simulated")  # the newest come first
         spec = stored_spec(campaign)
-        figures, setup, schedule = campaign.figures, spec.probe_setup(), schedule_of(spec)
+        figures, setup, schedule = campaign.figures, spec.probe_setup().at(found.recipe), schedule_of(spec)
         if named is not None:
             setup = replace(setup, data=named)
         elif stated := trained_on(found, campaign):
@@ -292,7 +340,7 @@ def plan_command_replay(recipe_id: str, settings: ReplaySettings, *, store: str 
     return command_replay.plan(
         recipe_id=found.recipe_id,
         recipe=found.recipe,
-        setup=spec.probe_setup(),
+        setup=spec.probe_setup().at(found.recipe),
         make_command=make,
         measured_tokens_per_s=tokens_per_s,
         settings=settings,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -23,13 +24,15 @@ from frontrunner.evaluators.analytic.estimates import ShownPlan
 from frontrunner.recipe_actions import breakdown_of
 from frontrunner.results.frames import from_columns
 from frontrunner.results.pages import CampaignPage, RecipePage
+from frontrunner.results.pruning import Deleted
 from frontrunner.results.records import CampaignList
 from frontrunner.results.status import FailedTrial, FailureList
 from frontrunner.results.store import MOST_IDLE
+from frontrunner.search.budget import Limit
 from frontrunner.server.auth import TOKEN_VARIABLE, default_token_file, read_tokens
 from frontrunner.server.drivers import Replay
-from frontrunner.server.errors import from_table
-from frontrunner.server.requests import API, QUESTIONS, FrameAnswer, Question
+from frontrunner.server.errors import IDEMPOTENCY_KEY, from_problem
+from frontrunner.server.requests import API, QUESTIONS, ChangeAnswer, FrameAnswer, Question
 from frontrunner.server.settings import is_loopback
 from frontrunner.spaces import errors
 from frontrunner.spaces.document import write_bytes
@@ -93,10 +96,7 @@ def connect(url: str, *, token: str | None = None) -> RemoteStore:
 
 
 class RemoteStore(Questions):
-    """One service, with the questions of `frontrunner.store.LocalStore` and actions.
-
-    Renaming, deleting and pruning campaigns is not offered: that is done where the store is.
-    """
+    """One service, with the questions of `frontrunner.store.LocalStore` and actions."""
 
     def __init__(self, url: str, token: str, *, client: httpx2.Client | None = None) -> None:
         """Name the service at `url`, which is sent the token; `client` sends the requests where one is given."""
@@ -207,6 +207,19 @@ class RemoteStore(Questions):
         """End running probes at once."""
         self._post(dict[str, Any], self._of(campaign, "/cancel"))
 
+    def rename(self, campaign: str, name: str) -> None:
+        self._post(dict[str, Any], self._of(campaign), {"name": name}, method="PATCH")
+
+    def change_budget(
+        self, campaign: str | None, limits: Mapping[str, float], *, add: bool = False
+    ) -> tuple[Limit, ...]:
+        body: dict[str, object] = {"budget": dict(limits), "add": add}
+        return self._post(ChangeAnswer, self._of(campaign), body, method="PATCH").budget
+
+    def delete(self, campaign: str, *, preview: bool = False) -> Deleted:
+        params = {"preview": preview}
+        return self._read(Deleted, self._send("DELETE", self._of(campaign), params=params))
+
     def replay(self, recipe_id: str, *, steps: int, anyway: bool = False, **settings: float) -> Replay:
         """Start a full training run of a recipe on the service's machine, and return when it has begun.
 
@@ -224,7 +237,7 @@ class RemoteStore(Questions):
         return self._get(Replay, f"/replays/{_path_part(recipe_id)}")
 
     def stop_replay(self, recipe_id: str) -> Replay:
-        """End a replay; its checkpoints stay."""
+        """Have a replay store a checkpoint and end, the second time at once."""
         return self._post(Replay, f"/replays/{_path_part(recipe_id)}/stop")
 
     def _of(self, campaign: str | None, rest: str = "") -> str:
@@ -248,10 +261,17 @@ class RemoteStore(Questions):
         given = {key: value for key, value in params.items() if value is not None}
         return self._read(kind, self._send("GET", path, params=given))
 
-    def _post(self, kind: type[T], path: str, body: Mapping[str, object] | None = None) -> T:
+    def _post(self, kind: type[T], path: str, body: Mapping[str, object] | None = None, *, method: str = "POST") -> T:
         text = json.dumps(body or {}, default=lambda _: OF_NO_TYPE)  # TOML has dates, which no campaign has
-        headers = self._headers | {"Content-Type": "application/json"}
-        return self._read(kind, self._send("POST", path, content=text.encode(), headers=headers))
+        once = {IDEMPOTENCY_KEY: uuid.uuid4().hex, "Content-Type": "application/json"}
+        options: Any = {"content": text.encode(), "headers": self._headers | once}
+        try:
+            response = self._send(method, path, **options)
+        except errors.ServiceUnreachable as error:
+            if not isinstance(error.__cause__, httpx2.ReadError | httpx2.RemoteProtocolError):
+                raise
+            response = self._send(method, path, **options)  # whether it was carried out is not known: ask again
+        return self._read(kind, response)
 
     def _send(self, method: str, path: str, **options: Any) -> httpx2.Response:
         with self._reached():
@@ -272,7 +292,7 @@ class RemoteStore(Questions):
 
     def _refused(self, response: httpx2.Response) -> errors.FrontrunnerError:
         try:
-            return from_table(response.json()["error"])
+            return from_problem(response.json())
         except (ValueError, KeyError, TypeError, AttributeError):
             return errors.ServiceUnreachable(
                 f"{self.url} returned status {response.status_code}: not a frontrunner service"

@@ -3,6 +3,8 @@
 SIGINT, SIGTERM, SIGHUP   the first lets running probes finish, the next ends them; the campaign is `stopped`
 SIGUSR1                   lets running probes finish; the campaign is `paused`
 SIGUSR2                   ends running probes at once; the campaign is `stopped`
+
+A replay stops with a checkpoint at the first SIGTERM or SIGHUP; SIGINT, and the next of them, end it at once.
 """
 
 from __future__ import annotations
@@ -62,6 +64,25 @@ class DriverSignals:
             else:
                 driver.stop()
                 has_stopped = True
+
+
+@contextmanager
+def noted_signals() -> Iterator[list[str]]:
+    """Yield the names of the first SIGTERM or SIGHUP, once it comes; the next raises `KeyboardInterrupt`."""
+    received: list[str] = []
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(signal.Signals(number).name)
+
+    numbers = [one for one in STOP_SIGNALS[1:] if signal.getsignal(one) is not signal.SIG_IGN]  # as nohup sets it
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -25,23 +25,30 @@ from frontrunner.results import pages, predictions, ranking, status
 from frontrunner.results.frames import frame
 from frontrunner.results.pages import Comparison, RecipePage, TrialPage, outcomes_after
 from frontrunner.results.predictions import SmallScale
+from frontrunner.results.pruning import Deleted, delete_campaign
 from frontrunner.results.ranking import RankBy, RankedRecipe, Ranking
 from frontrunner.results.records import CampaignList
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import ActiveDriver, Explanation, FailureList, Status
 from frontrunner.results.store import Store, open_store
-from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.search.budget import Limit
+from frontrunner.search.campaign_setup import budget_used, change_budget, refuse_imported_campaign, stored_spec
+from frontrunner.spaces.custom import Custom
 from frontrunner.spaces.errors import FrontrunnerError, NotFound, bad_value, did_you_mean, writing
 from frontrunner.spaces.pareto import OBJECTIVES, pareto_front
 from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Choice
+from frontrunner.spaces.space import Space
 from frontrunner.text import as_plain, thousands
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from frontrunner.evaluators.analytic.breakdown import Breakdown
+    from frontrunner.evaluators.analytic.timeline import StepTimeline
     from frontrunner.views.charts.marks import Missing
+    from frontrunner.views.film import Film
     from frontrunner.views.report import NotDrawn
 
 T = TypeVar("T")
@@ -71,6 +78,36 @@ class LocalStore:
         """Open the database for reading."""
         with nullcontext(self._open) if self._open is not None else opened(self.url) as found:
             yield found
+
+    @contextmanager
+    def _opened_to_change(self) -> Iterator[Store]:
+        with nullcontext(self._open) if self._open is not None else open_store(self.url, create=False) as found:
+            yield found
+
+    def rename(self, campaign: str, name: str) -> None:
+        """Give a campaign another name; its run folders keep theirs. Refused while a driver holds it."""
+        with self._opened_to_change() as store:
+            store.rename(campaign, name)
+
+    def delete(self, campaign: str, *, preview: bool = False) -> Deleted:
+        """Delete a campaign with its outcomes and run folders, or only list them; refused while a driver holds it."""
+        with self.opened() if preview else self._opened_to_change() as store:
+            return delete_campaign(store, campaign, preview=preview)
+
+    def change_budget(
+        self, campaign: str | None, limits: Mapping[str, float], *, add: bool = False
+    ) -> tuple[Limit, ...]:
+        """Replace or raise (`add`) limits of a campaign's budget, also while it runs; return all with what was used.
+
+        `limits` are `probes`, `minutes`, `node_hours` and `cost`. Without any nothing is changed.
+        """
+        with self._opened_to_change() if limits else self.opened() as store:
+            record = store.campaign(campaign)
+            if limits:
+                refuse_imported_campaign(record)
+                change_budget(store, record, limits, add=add)
+                record = store.campaign(record.name)
+            return budget_used(store, record)
 
     def campaigns(self) -> CampaignList:
         """Return every campaign, the newest first."""
@@ -127,10 +164,16 @@ class LocalStore:
         max_memory_gb: float | None = None,
         page: int = 1,
         page_size: int = 50,
+        custom: Sequence[str] = (),
         **filters: Any,
     ) -> RecipePage:
-        """Return one page of a campaign's measured recipes, best first; `filters` are values of a recipe's fields."""
+        """Return one page of a campaign's measured recipes, best first; `filters` are values of a recipe's fields.
+
+        `custom` are values of knobs of the user's own, each as `name=value`.
+        """
         with self.opened() as store:
+            if custom:
+                filters["custom"] = _own_values(stored_spec(store.campaign(campaign)).space, custom)
             return pages.recipe_page(
                 store,
                 campaign,
@@ -205,6 +248,31 @@ class LocalStore:
             store = LocalStore(store_url(from_file=read_campaign_file(Path(campaign)).store.url))
         return breakdown_of(store, recipe, campaign)
 
+    def step(
+        self,
+        recipe_id: str,
+        *,
+        campaign: str | None = None,
+        schedule: str | None = None,
+        pipeline_parallel: int | None = None,
+        virtual_stages: int | None = None,
+        micro_batch_seqs: int | None = None,
+    ) -> StepTimeline:
+        """Lay out one step of a stored recipe by the formulas: what each pipeline rank does when, and its memory.
+
+        With other values of these dimensions, on as many devices and with the same global batch. Raises `InvalidInput`,
+        with the reason, where that is not legal, or the formulas do not know it.
+        """
+        from frontrunner.recipe_actions import step_of
+
+        changes = {
+            "schedule": schedule,
+            "pipeline_parallel": pipeline_parallel,
+            "virtual_stages": virtual_stages,
+            "micro_batch_seqs": micro_batch_seqs,
+        }
+        return step_of(self.show(recipe_id, campaign=campaign), changes)
+
     def export(self, recipe: str, *, to: str) -> str:
         """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`.
 
@@ -239,6 +307,13 @@ class LocalStore:
         if len(alike) != 1 or len(recipe_id) < status.MIN_PREFIX:
             raise NotFound(f"{len(alike) or 'no'} predicted recipe ids begin with {recipe_id!r}")
         return scales
+
+    def film(self, campaign: str | None = None, *, x: str | None = None, y: str | None = None) -> Film:
+        """Return a campaign's outcomes in their order over two dimensions, with what was expected of each recipe."""
+        from frontrunner.views.film import film
+
+        with self.opened() as store:
+            return film(store, campaign, x, y)
 
     def dataframe(self, campaign: str | None = None) -> pd.DataFrame:
         """Return a table with one row per finished attempt."""
@@ -414,10 +489,11 @@ def front(ranking: Sequence[RankedRecipe], problem: Problem, objectives: Sequenc
 
     With `memory`, recipes whose peak is unknown are left out.
     """
-    limit = problem.cluster.memory_bytes_per_device
     rows = [
         OnFront(
-            ranked=row, nodes=nodes_used(row.recipe, problem), headroom_bytes=None if peak is None else limit - peak
+            ranked=row,
+            nodes=nodes_used(row.recipe, problem),
+            headroom_bytes=None if peak is None else problem.at(row.recipe).cluster.memory_bytes_per_device - peak,
         )
         for row in ranking
         if (peak := row.standing.peak_memory_bytes_max_rank) is not None or "memory" not in objectives
@@ -443,3 +519,18 @@ class Baseline:
         speed = thousands(self.own.standing.tokens_per_s)
         best = f"the best is {self.factor:.3g} times as fast" if self.own.rank > 1 else "no recipe was faster"
         return f"baseline {self.own.recipe_id}: rank {self.own.rank}, {speed} tokens/s; {best}"
+
+
+def _own_values(space: Space, words: Sequence[str]) -> dict[str, Choice | None]:
+    """Return the values of knobs that recipes must have: None for a default, which recipes do not hold."""
+    found: dict[str, Choice | None] = {}
+    for word in words:
+        name = word.partition("=")[0]
+        if (knob := space.custom.get(name)) is None:
+            known = ", ".join(f"{own}=VALUE" for own in space.custom)
+            raise bad_value("custom", word, known or "no value: the campaign has no space.custom")
+        values = {Custom(name=name, value=value, flag=knob.flag, env=knob.env).words(): value for value in knob.values}
+        if word not in values:
+            raise bad_value("custom", word, f"one of {', '.join(values)}")
+        found[name] = None if values[word] == knob.default else values[word]
+    return found

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from frontrunner import api
 from frontrunner.config.campaign import CampaignFile, StoreSettings, read_campaign_file
@@ -74,7 +75,9 @@ def source_of(recipe: str, *, campaign: str | Path | None = None, store: str | N
     return Source(recipe=found.recipe, spec=spec)
 
 
-def sweep_spec(source: Source, dimensions: Sequence[str] = (), budget: Budget | None = None) -> CampaignSpec:
+def sweep_spec(
+    source: Source, dimensions: Sequence[str] = (), budget: Budget | None = None, repeats: int = 1
+) -> CampaignSpec:
     """Return the campaign that measures a recipe with each value of these dimensions, one at a time.
 
     A dimension is a name, whose values are the space's, or `name=value,value`; by default all with a choice are varied.
@@ -85,12 +88,13 @@ def sweep_spec(source: Source, dimensions: Sequence[str] = (), budget: Budget | 
         values[name] = _values(spec, name, listed if equals else None)
     if not dimensions:
         listed_ones = {name: getattr(spec.space, name) for name in DIMENSIONS}
+        listed_ones["group"] = tuple(one.name for one in spec.space.groups(spec.problem.cluster))
         listed_ones |= {name: knob.values for name, knob in spec.space.custom.items()}
         values = {name: found for name, found in listed_ones.items() if len(found) > 1}
     if not values:
         raise InvalidInput(f"the space of {spec.name} has no dimension with a choice", hint=f"name one: {NAME}")
     space = with_values(spec.space, source.recipe, **values)
-    return _around(replace(spec, space=space), "sweep", source.recipe, budget)
+    return _around(replace(spec, space=space), "sweep", source.recipe, budget, repeats)
 
 
 def _values(spec: CampaignSpec, name: str, listed: str | None) -> tuple[Choice, ...]:
@@ -109,6 +113,8 @@ def _values(spec: CampaignSpec, name: str, listed: str | None) -> tuple[Choice, 
         found: tuple[Choice, ...] = getattr(validate(Space, {name: typed}, prefix="space"), name)
         return found
     own, usual = getattr(spec.space, name), getattr(usual_space(spec.problem), name)
+    if name == "group":
+        own = tuple(one.name for one in spec.space.groups(spec.problem.cluster))
     found = own if len(own) > 1 else usual if len(usual) > 1 else DIMENSIONS[name].values
     if DIMENSIONS[name].kind == "flag":
         found = (False, True)
@@ -123,11 +129,12 @@ def _typed(word: str, kind: type) -> Choice:
     return int(word) if kind is int and COUNT.fullmatch(word) else word
 
 
-def scale_spec(source: Source, nodes: Sequence[int], budget: Budget | None = None) -> CampaignSpec:
+def scale_spec(source: Source, nodes: Sequence[int], budget: Budget | None = None, repeats: int = 1) -> CampaignSpec:
     """Return the campaign that measures a recipe on these numbers of nodes, and on its own.
 
     Its batch grows with the nodes for weak scaling, and stays for strong scaling.
     """
+    source = _in_its_group(source)
     recipe, problem = source.recipe, source.spec.problem
     width = problem.cluster.devices_per_node
     if recipe.devices % width:
@@ -147,18 +154,63 @@ def scale_spec(source: Source, nodes: Sequence[int], budget: Budget | None = Non
     )
     batch = GlobalBatch(minimum=min(batches), maximum=max(batches))
     spec = replace(source.spec, problem=replace(largest, global_batch=batch), space=space)
-    return _around(spec, "scale", recipe, budget)
+    return _around(spec, "scale", recipe, budget, repeats)
 
 
-def _around(spec: CampaignSpec, strategy: str, recipe: Recipe, budget: Budget | None) -> CampaignSpec:
+def _in_its_group(source: Source) -> Source:
+    """Return the recipe and its campaign on its group's nodes alone, whose numbers can be compared."""
+    recipe, spec = source.recipe, source.spec
+    if not spec.problem.cluster.group:
+        return source
+    own, dispatch = spec.problem.at(recipe), spec.dispatch.of_group(recipe.group)
+    spec = replace(spec, problem=own, dispatch=dispatch, space=spec.space.with_choices(group=()))
+    return replace(source, recipe=replace(recipe, group=""), spec=spec)
+
+
+def _around(spec: CampaignSpec, strategy: str, recipe: Recipe, budget: Budget | None, repeats: int) -> CampaignSpec:
     """Return the campaign with a strategy that measures what is around the recipe; a table has no recipe to measure."""
     if spec.evaluator == "table":
         what = f"campaign {spec.name} looks recipes up in a table: nothing can be measured around one"
         raise InvalidInput(what, hint="name a campaign file to measure it with by --campaign FILE")
-    search = replace(spec.search, strategy=strategy, baseline=recipe, objectives=TOKENS_ALONE, probe_nodes=None)
+    search = replace(
+        spec.search, strategy=strategy, baseline=recipe, objectives=TOKENS_ALONE, probe_nodes=None, repeats=repeats
+    )
     suffix = f"-{strategy}"
     name = f"{spec.name[: MOST_NAME_CHARACTERS - len(suffix)]}{suffix}"
     return replace(spec, name=name, search=search, budget=budget or Budget(), file=None, confirms=None)
+
+
+def sweep(
+    recipe: str,
+    dimensions: Sequence[str] = (),
+    *,
+    campaign: str | Path | None = None,
+    budget: Budget | None = None,
+    repeats: int = 1,
+    store: str | None = None,
+    **launched: Any,
+) -> Conclusion:
+    """Measure a recipe with each value of these dimensions, one at a time, as a campaign.
+
+    See `source_of` and `sweep_spec`; the other arguments are those of `launch`.
+    """
+    source = source_of(recipe, campaign=campaign, store=store)
+    return launch(sweep_spec(source, dimensions, budget, repeats), store=store, **launched)
+
+
+def scale(
+    recipe: str,
+    nodes: Sequence[int],
+    *,
+    campaign: str | Path | None = None,
+    budget: Budget | None = None,
+    repeats: int = 1,
+    store: str | None = None,
+    **launched: Any,
+) -> Conclusion:
+    """Measure a recipe's strong and weak scaling over these numbers of nodes, as a campaign. See `sweep`."""
+    source = source_of(recipe, campaign=campaign, store=store)
+    return launch(scale_spec(source, nodes, budget, repeats), store=store, **launched)
 
 
 def launch(

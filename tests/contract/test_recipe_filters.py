@@ -61,4 +61,4 @@ class TestFilters(StoreContract):
 
 
 def test_a_question_has_a_key_for_each_filter() -> None:
-    assert set(RecipeQuestion.model_fields) == {*FILTERS, "by", "page", "page_size", "max_memory_gb"}
+    assert set(RecipeQuestion.model_fields) == {*FILTERS, "custom", "by", "page", "page_size", "max_memory_gb"}

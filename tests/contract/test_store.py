@@ -8,7 +8,8 @@ from datetime import datetime
 
 import pytest
 
-from frontrunner.results.outcome import FailureKind, Measurement, ProbeEnding, Telemetry
+from frontrunner.results.nodes import CHECKED, AttemptNodes, NodeLedger
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding, Telemetry
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.pruning import delete_campaign
 from frontrunner.results.ranking import best
@@ -20,7 +21,7 @@ from frontrunner.results.states import (
     IllegalTransition,
     TrialState,
 )
-from frontrunner.results.status import explain
+from frontrunner.results.status import explain, status
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.errors import AlreadyDriven, InvalidInput, NotFound
@@ -313,6 +314,33 @@ class TestTrials(StoreContract):
         assert doubts == [("memory ran short while steps were measured (allocator retries: 3)",), ()]
         needs = [row.memory_above_idle_bytes_max_rank for row in best(store, campaign)]
         assert needs == [600, None], "of the rank that needs most, and unknown where the ranks recorded nothing"
+
+    def test_nodes_of_attempts_are_kept_and_those_that_are_set_aside_follow_from_them(
+        self, store: Store, writer: CampaignWriter, campaign: Campaign, clock: SettableClock
+    ) -> None:
+        told = NodeLedger()
+        lost = failure(FailureKind.LOST)
+        for number, (nodes, outcome) in enumerate(
+            [
+                (AttemptNodes(names=("a",)), measurement()),
+                (AttemptNodes(names=("b",), troubles={"b": "its agent vanished"}), lost),
+                (AttemptNodes(names=("b",), troubles={"b": "its agent did not begin"}), lost),
+            ],
+            start=1,
+        ):
+            clock.move(60)
+            attempt = writer.start_attempt(begin(writer, f"{number:012}"), run_folder=str(number))
+            ended_at = writer.finish_attempt(attempt, outcome, retry=False, nodes=nodes)
+            kind = outcome.kind if isinstance(outcome, Failure) else None
+            told.note(nodes, trial=number, at=ended_at, kind=kind)
+        (aside,) = status(store, campaign).nodes_aside
+        assert (aside.node, [one.trial for one in aside.troubles]) == ("b", [2, 3])
+        assert told.aside == {"b": aside}, "as its driver knew"
+        (appearance,) = explain(store, f"{3:012}").appearances
+        assert appearance.attempts[0].nodes == AttemptNodes(names=("b",), troubles={"b": "its agent did not begin"})
+        clock.move(60)
+        writer.event(CHECKED, node="b", found="")
+        assert status(store, campaign).nodes_aside == ()
 
     def test_only_a_measured_trial_is_repeated(self, store: Store, writer: CampaignWriter) -> None:
         trial = begin(writer)

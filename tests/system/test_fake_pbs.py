@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.cluster.agent import StepFolder
+from frontrunner.evaluators.probe.replay import ReplayStopped
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind
 from support.campaigns import frontrunner, started, steps_written, tiny, wait_for, write_toml
@@ -78,3 +82,29 @@ def test_a_job_that_waits_too_long_pauses_the_campaign(tmp_path: Path, pbs: Path
     assert done.returncode == 6
     assert "allocation 1.fake has waited for more than dispatch.queue_limit_minutes = 0.02" in done.stderr
     assert (pbs / "1.exit").exists(), "it is not left in the queue"
+
+
+@pytest.mark.timeout(500)
+def test_a_replay_stops_on_a_signal_and_goes_on_after_a_deleted_job(tmp_path: Path, pbs: Path) -> None:
+    launched = frontrunner("launch", campaign(tmp_path, dispatch={"lifeline_s": 10}), "--json", cwd=tmp_path)
+    assert launched.returncode == 0, launched.stderr
+    recipe, folder = json.loads(launched.stdout)["best"][0]["recipe_id"], tmp_path / "r"
+    arguments = ("replay", recipe, "--steps", "2000", "--checkpoint-every", "100", "--folder", "r")
+    with started(*arguments, cwd=tmp_path) as process:
+        wait_for(lambda: steps_written(folder) > 150, 90)
+        subprocess.run(["qdel", "2.fake"], check=True)
+        wait_for((folder / "starts" / "0002").exists, 120)
+        before = steps_written(folder)
+        wait_for(lambda: steps_written(folder) > before + 20, 90)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == ReplayStopped.exit_code, (tmp_path / "stderr").read_text()
+    assert "exit status 271, ended by qdel" in (folder / "replay.log").read_text()
+    assert json.loads((pbs / "3.exit").read_text()) == 271, "the second is given back"
+    done = frontrunner(*arguments, cwd=tmp_path, timeout_s=200)
+    assert done.returncode == 0, done.stderr
+    stopped = int(
+        re.findall(r"stopped after step (\d+), with a checkpoint, on SIGTERM", (tmp_path / "stderr").read_text())[0]
+    )
+    assert f"resumed  step {stopped}" in done.stderr
+    with (folder / "metrics.csv").open(newline="") as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, 2001))

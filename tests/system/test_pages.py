@@ -13,31 +13,23 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
-from urllib.request import Request, urlopen
+from typing import Any
 
 import pytest
 
-from frontrunner.server.auth import read_tokens
+from support.browsers import IN_A_BROWSER, api, window
 from support.live_campaigns import LiveCampaign, driven
 from support.services import Served, served
 
-api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium")
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on PATH"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # playwright's own, of asyncio
-]
-PATIENCE_MS = 120_000
-api.expect.set_options(timeout=PATIENCE_MS)
+pytestmark = [pytest.mark.system, *IN_A_BROWSER]
 PICTURED = (
     "campaigns-light",
     "campaign-light",
     "figures-light",
+    "film-light",
     "recipe-dark",
+    "step-light",
     "plan-light",
     "compare-light",
     "launch-light",
@@ -87,25 +79,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield found
 
 
-@contextmanager
-def window(service: Served, *, width: int = 1280, scheme: Literal["light", "dark"] = "light") -> Iterator[api.Page]:
-    """A browser's window that has followed a one-time link; its errors fail the test."""
-    errors: list[str] = []
-    headers = {"Authorization": f"Bearer {read_tokens(service.token_file).operator}"}
-    asked = Request(f"{service.url}/api/v1/links", method="POST", headers=headers)
-    with urlopen(asked) as answer:
-        link = json.load(answer)["path"]
-    with api.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = chromium.new_page(viewport={"width": width, "height": 860}, color_scheme=scheme)
-        page.set_default_timeout(PATIENCE_MS)
-        page.goto(service.url + link)
-        page.wait_for_url(f"{service.url}/")
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
-        yield page
-        chromium.close()
-    assert errors == []
+def picture_of(page: api.Page, place: str, name: str) -> None:
+    top, height = page.locator(place).evaluate("one => [one.offsetTop, one.offsetHeight]")
+    picture(page, name, top=top - 12, height=height + 24)
 
 
 def picture(page: api.Page, name: str, *, top: int = 0, height: int = 860) -> None:
@@ -282,10 +258,21 @@ def test_pages_fit_their_window_in_light_and_dark(service: Served, width: int, s
         picture(page, f"campaign-{scheme}", height=charts - 8)
         coordinates = page.evaluate("document.querySelector('.parallel-coordinates').offsetTop")
         picture(page, f"figures-{scheme}", top=charts - 16, height=coordinates - charts + 16)
+        page.locator("#film summary").click()
+        page.locator("#film[data-drawn]").wait_for()
+        assert fits(page)
+        picture_of(page, "#film", f"film-{scheme}")
         page.locator("#ranking tbody a").first.click()
         api.expect(page.get_by_role("heading", name="Where the memory goes")).to_be_visible()
+        page.locator("#step[data-drawn]").wait_for()
         assert fits(page)
         picture(page, f"recipe-{scheme}", height=1360)
+        slider = page.locator(".step-choices input:enabled").first
+        slider.press("Home" if slider.evaluate("one => one.value === one.max") else "End")
+        api.expect(page.locator(".step-notes")).to_contain_text("Not the recipe itself")
+        page.locator(".step-scrub input").fill("400")
+        assert fits(page)
+        picture_of(page, "#step", f"step-{scheme}")
         page.goto(f"{service.url}/plan?model=frontier-175b&nodes=128&global_batch=1024")
         page.get_by_label("nodes").fill("64")
         page.keyboard.press("Tab")
@@ -341,3 +328,33 @@ def test_plan_page_updates_while_typing_without_jumps(service: Served, width: in
         assert page.evaluate(place) == before
         assert "layers=18" in page.url
         assert fits(page)
+
+
+def test_explorer_keeps_its_state_in_its_address(service: Served) -> None:
+    with driven(service.folder, "explored") as campaign, window(service, width=360) as page:
+        campaign.go_on(40)
+        page.goto(f"{service.url}/campaigns/explored/recipes")
+        explorer = page.locator("#explorer")
+        api.expect(explorer).to_have_attribute("data-drawn", "40")
+        assert fits(page)
+        page.set_viewport_size({"width": 1440, "height": 860})
+        page.locator("#filters-box > summary").click()
+        page.locator("#only-outcome-1").check()
+        api.expect(explorer).to_have_attribute("data-drawn", "30")
+        assert page.url.endswith("/recipes?outcome=measured")
+        assert focused(page) == "only-outcome-1"
+        page.locator("#by-tokens_per_s").click()
+        page.locator("#by-tokens_per_s").click()
+        api.expect(page.locator("th[aria-sort=ascending]")).to_contain_text("tokens/s")
+        slowest = str(page.locator("tr[data-recipe]").first.get_attribute("data-recipe"))
+        page.locator(f"#pin-{slowest}").check()
+        api.expect(page.locator("tbody.pinned tr")).to_have_count(1)
+        held = page.url
+        assert f"pin={slowest}" in held
+        page.go_back()
+        api.expect(page.locator("tbody.pinned")).to_have_count(0)
+        page.goto(held)
+        api.expect(page.locator("tbody.pinned tr")).to_have_count(1)
+        api.expect(explorer).to_have_attribute("data-drawn", "30")
+        page.locator(f"#recipe-{slowest}").click()
+        page.wait_for_url(re.compile(rf"/recipes/{slowest}\?campaign=explored"))

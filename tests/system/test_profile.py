@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from frontrunner.evaluators.diagnostics.profile import newest_measured_step
 from support.campaigns import (
     command,
     environment,
@@ -115,6 +117,14 @@ def test_what_a_person_reads(measured: tuple[Path, str]) -> None:
     folder = home / "frontrunner-runs" / "profiles" / recipe / "1"
     assert str(folder / "trace.json.gz") in done.stdout
     assert "Schedule1F1B.step" in (folder / "rank-3.host.txt").read_text()
+    found = newest_measured_step(home / "frontrunner-runs", recipe)
+    assert found is not None
+    assert len(found.ranks) == 2, "one row per pipeline rank"
+    for row in found.ranks:
+        assert {"compute", "send/recv"} <= {part for part, _, _ in row}
+        assert all(0 <= begin < end <= found.step_time_s * (1 + 1e-9) for _, begin, end in row)
+        assert all(one[2] <= other[1] + 1e-9 for one, other in itertools.pairwise(row))
+    assert newest_measured_step(home / "frontrunner-runs", "0" * 12) is None
 
 
 def test_an_interrupt_ends_it_with_everything_behind_it(measured: tuple[Path, str]) -> None:

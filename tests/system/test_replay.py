@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 import frontrunner as api
-from frontrunner.evaluators.probe.replay import REPLAY_TAG, ReplaySettings
+from frontrunner.evaluators.probe.replay import REPLAY_TAG, ReplaySettings, ReplayStopped
 from frontrunner.evaluators.trainer.job import STOP
-from frontrunner.spaces.errors import InvalidInput, JobEnds
+from frontrunner.spaces.errors import InvalidInput
 from support.campaigns import (
     environment,
     frontrunner,
@@ -194,15 +194,19 @@ def test_killed_in_the_middle_it_goes_on_with_the_same_losses(
     assert not marked(REPLAY_TAG, str(folder))
 
 
+@pytest.mark.parametrize("by", ["file", pytest.param("signal", marks=pytest.mark.system)])
 def test_a_stop_ends_it_with_a_checkpoint_that_it_goes_on_from(
-    measured: tuple[Path, str], uninterrupted: tuple[Path, dict[str, Any]]
+    by: str, measured: tuple[Path, str], uninterrupted: tuple[Path, dict[str, Any]]
 ) -> None:
     home, recipe = measured
-    folder, arguments = home / "stopped", ("replay", recipe, *OPTIONS, "--folder", "stopped")
+    folder, arguments = home / f"stopped-{by}", ("replay", recipe, *OPTIONS, "--folder", f"stopped-{by}")
     with started(*arguments, cwd=home) as command:
         wait_for(lambda: steps_written(folder) > 15)
-        (folder / STOP).write_text("1")
-        assert command.wait(timeout=60) == JobEnds.exit_code
+        if by == "file":
+            (folder / STOP).write_text("1")
+        else:
+            command.send_signal(signal.SIGTERM)
+        assert command.wait(timeout=60) == ReplayStopped.exit_code
     (stopped,) = metrics(folder)[-1:]
     assert checkpoints(folder)[-1] == int(stopped["step"]) < STEPS
     assert f"stopped after step {stopped['step']}, with a checkpoint" in (home / "stderr").read_text()

@@ -221,8 +221,9 @@ def test_service_starts_answers_and_stops(number: signal.Signals, tmp_path: Path
         assert service.process
         port = urlsplit(service.url).port
         with ExitStack() as stack:
-            for _ in range(300):  # that never send a request
-                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(300)]
+            silent[-1].settimeout(30)
+            assert silent[-1].recv(1) == b"", "closed: its address has enough that send no request"
             other = HTTPConnection("127.0.0.1", port, timeout=30, source_address=("127.0.0.2", 0))
             stack.callback(other.close)
             other.request("GET", "/healthz", headers={"connection": "close"})
@@ -271,7 +272,8 @@ def test_real_probes_and_a_replay_by_wire(tmp_path: Path) -> None:
         endless = client.replay(client.best(name)[-1].recipe_id, steps=1_000_000)
         wait_for(lambda: client.watch_replay(endless.recipe_id).step > 0, at_most_s=200)
         client.stop_replay(endless.recipe_id)
-        wait_for(lambda: client.watch_replay(endless.recipe_id).state == "stopped")
+        wait_for(lambda: client.watch_replay(endless.recipe_id).state == "stopped", at_most_s=100)
+        assert client.watch_replay(endless.recipe_id).checkpoint_step > 0
         assert endless.pid is not None
         wait_for(lambda: not psutil.pid_exists(endless.pid or 0) or _is_zombie(endless.pid))
         assert service.process

@@ -7,16 +7,18 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from frontrunner.evaluators.cluster.agent import StepFolder
+from frontrunner.evaluators.cluster.agent import RANK_AGENT, Step, StepFolder
 from frontrunner.evaluators.external.supervisor import LOG, RUN_TAG, of_node, run_tag
+from frontrunner.evaluators.probe.replay import ReplayStopped
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from support.campaigns import command, frontrunner, marked, started, steps_written, tiny, wait_for, write_toml
@@ -177,6 +179,66 @@ def test_a_killed_driver_leaves_nothing_and_is_followed_by_another(tmp_path: Pat
     wait_for(lambda: not slurm.jobs(), 90)
     resumed = frontrunner("resume", "tiny", cwd=tmp_path, timeout_s=200)
     assert resumed.returncode == 0, resumed.stderr
+    assert not isinstance(outcomes(tmp_path)[-1], Failure)
+
+
+@contextmanager
+def losing_probes(node: str) -> Iterator[None]:
+    """Kill every agent of a probe that starts on a node; checks of it are let be."""
+    is_over = threading.Event()
+
+    def kill() -> None:
+        while not is_over.wait(0.1):
+            for process in psutil.process_iter():
+                with suppress(psutil.Error):
+                    if RANK_AGENT in process.cmdline()[:4] and process.environ().get("SLURMD_NODENAME") == node:
+                        process.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        killer.join()
+
+
+def test_a_node_that_loses_every_probe_is_set_aside_and_the_campaign_goes_on_with_the_other(
+    tmp_path: Path, slurm: SlurmCluster
+) -> None:
+    space = TWO_NODES | {"devices": [1], "micro_batch_seqs": [1, 2, 4], "recompute": ["none", "full"]}
+    name = campaign(tmp_path, space=space, search={"parallel_probes": 2, "seed": 1}, dispatch={"quarantine_after": 1})
+    bad, good = slurm.nodes
+    with losing_probes(bad):
+        done = frontrunner("launch", name, cwd=tmp_path, timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    assert f"node {bad} is set aside, until a check after" in done.stderr
+    hosts = [Step.read(path / "step.json").hosts for path in run_folders(tmp_path)]
+    lost = [isinstance(outcome, Failure) for outcome in outcomes(tmp_path)]
+    assert lost == [host == (bad,) for host in hosts], "and nothing was lost on the other"
+    assert 1 <= hosts.count((bad,)) < hosts.count((good,))
+    status = json.loads(frontrunner("status", "--json", cwd=tmp_path).stdout)
+    (aside,) = status["nodes_aside"]
+    assert (aside["node"], aside["troubles"][0]["kind"]) == (bad, "lost")
+    assert status["trials"]["measured"] == 6
+    assert f"node {bad} is set aside since" in frontrunner("status", cwd=tmp_path).stdout
+    assert frontrunner("report", "--out", "report.html", cwd=tmp_path).returncode == 0
+    assert f"Node {bad} is set aside since" in (tmp_path / "report.html").read_text()
+
+
+def test_too_few_nodes_pause_the_campaign_and_a_check_lets_the_next_driver_go_on(
+    tmp_path: Path, slurm: SlurmCluster
+) -> None:
+    name = campaign(tmp_path, dispatch={"quarantine_after": 1, "quarantine_minutes": 0.02})
+    bad = slurm.nodes[1]
+    with losing_probes(bad):
+        done = frontrunner("launch", name, cwd=tmp_path, timeout_s=300)
+    assert done.returncode == 6, done.stderr
+    assert "Requested node configuration is not available" in done.stderr, "both nodes without the bad one"
+    assert f"; node {bad} is set aside since" in done.stderr
+    resumed = frontrunner("resume", "tiny", cwd=tmp_path, timeout_s=300)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"node {bad} was checked, is fine, and is used again" in resumed.stderr
     assert not isinstance(outcomes(tmp_path)[-1], Failure)
 
 
@@ -375,7 +437,7 @@ def wait_for_steps(folder: Path, more: int) -> None:
     wait_for(lambda: steps_written(folder) >= before + more, 120, pause_s=0.1)
 
 
-def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_killed_driver(
+def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_stopped_and_a_killed_driver(
     measured: tuple[Path, str], uninterrupted: list[dict[str, str]], slurm: SlurmCluster
 ) -> None:
     home, recipe = measured
@@ -389,7 +451,13 @@ def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_killed_driver(
         wait_for(lambda: len(noted(folder, "failed")) == 2, 60)
         slurm.set_node(slurm.nodes[1], "resume")
         wait_for(lambda: len(noted(folder, "start")) == 3, 120)
-        wait_for_steps(folder, 50)
+        wait_for_steps(folder, 20)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=120) == ReplayStopped.exit_code
+    assert not slurm.jobs(), "the allocation is given back"
+    stopped = json.loads((folder / "result.json").read_text())["final_step"]
+    with started(*arguments, cwd=home) as process:
+        wait_for_steps(folder, 20)
         process.send_signal(signal.SIGKILL)
         process.wait()
     again = frontrunner(*arguments, cwd=home, timeout_s=300)
@@ -397,7 +465,10 @@ def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_killed_driver(
     cancelled, down = (found["why"] for found in noted(folder, "failed"))
     assert "CANCELLED" in cancelled
     assert "NODE_FAIL" in down
-    assert [found["from_checkpoint"] > 0 for found in noted(folder, "start")] == [False, True, True, True]
+    first, *others = [found["from_checkpoint"] for found in noted(folder, "start")]
+    assert first == 0 < others[0]
+    assert others[2] == stopped
+    assert len(others) == 4
     assert_same_run(folder, uninterrupted)
     assert not slurm.jobs(), "the allocation is given back"
 

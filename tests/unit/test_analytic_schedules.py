@@ -9,7 +9,9 @@ import pytest
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.schedules import _ComputationType as Kind
 
+from frontrunner.evaluators.analytic.schedules import order_of
 from frontrunner.evaluators.analytic.step import dual, interleaved, share_left, v_shaped
+from frontrunner.spaces.recipe import Recipe
 
 TIMES = [(10, 13, 9), (10, 23, 9), (10, 11, 11), (10, 13, 5), (7, 19, 9)]
 """Seconds of a chunk's forward pass, its input's gradients and its weights' gradients."""
@@ -17,6 +19,13 @@ TIMES = [(10, 13, 9), (10, 23, 9), (10, 11, 11), (10, 13, 5), (7, 19, 9)]
 
 def simulated_bubble_s(name: str, ranks: int, chunks: int, micro_batches: int, times: tuple[int, int, int]) -> float:
     """Time that the busiest rank waits when each rank works through torch's order as its inputs arrive."""
+    stages = ranks * chunks
+    order = orders(name, ranks, chunks, micro_batches)
+    return _play(order, stages, dict(zip(("F", "I", "W"), times, strict=True)))
+
+
+def orders(name: str, ranks: int, chunks: int, micro_batches: int):
+    """Each rank's list of actions as torch states it."""
     schedule = getattr(schedules, name)
     stages = ranks * chunks
     v_shaped = name in ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
@@ -28,8 +37,8 @@ def simulated_bubble_s(name: str, ranks: int, chunks: int, micro_batches: int, t
         )
         for stage in held
     ]  # fmt: skip
-    order = schedule(fakes, micro_batches, loss_fn=lambda *_: 0).pipeline_order
-    return _play(order, stages, dict(zip(("F", "I", "W"), times, strict=True)))
+    local = fakes[0] if issubclass(schedule, schedules.PipelineScheduleSingle) else fakes
+    return schedule(local, micro_batches, loss_fn=lambda *_: 0).pipeline_order
 
 
 def _play(order, stages, times) -> float:
@@ -114,3 +123,35 @@ def test_the_share_left_is_chosen_by_schedule_and_is_all_of_it_without_a_pipelin
         p, m, columns, is_v_shaped=np.array([False, True, True, False]), is_dual=np.array([False, False, True, False])
     )
     assert left.tolist() == pytest.approx([42 / 96, 39 / 96, 42 / 96, 1.0])
+
+
+WORDS = {Kind.FORWARD: "F", Kind.FULL_BACKWARD: "B", Kind.BACKWARD_INPUT: "I", Kind.BACKWARD_WEIGHT: "W"}
+SCHEDULES = {
+    "gpipe": ("ScheduleGPipe", 1, lambda _p, _m: True),
+    "1f1b": ("Schedule1F1B", 1, lambda _p, _m: True),
+    "looped-bfs": ("ScheduleLoopedBFS", 3, lambda _p, _m: True),
+    "interleaved-1f1b": ("ScheduleInterleaved1F1B", 3, lambda p, m: not m % (m // p)),
+    "interleaved-zero-bubble": ("ScheduleInterleavedZeroBubble", 3, lambda p, m: not m % (m // p)),
+    "zbv": ("ScheduleZBVZeroBubble", 2, lambda _p, _m: True),
+    "dualpipev": ("ScheduleDualPipeV", 2, lambda p, m: m >= 2 * p),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_each_rank_runs_its_passes_in_the_order_of_torch(schedule):
+    name, chunks, takes = SCHEDULES[schedule]
+    cases = [(p, m) for p in (2, 3, 4, 6) for m in (p, p + 1, 2 * p - 1, 2 * p, 5 * p) if takes(p, m)]
+    assert cases
+    for ranks, batches in cases:
+        recipe = Recipe(
+            devices=ranks, pipeline_parallel=ranks, virtual_stages=chunks, schedule=schedule, accumulation=batches,
+            tensor_parallel=1, micro_batch_seqs=1,
+        )  # fmt: skip
+        for rank, actions in orders(name, ranks, chunks, batches).items():
+            parts = [part for action in actions for part in _parts(action) if part.computation_type in WORDS]
+            expected = [(WORDS[one.computation_type], one.stage_index, one.microbatch_index) for one in parts]
+            found = [tuple(one) for one in order_of(recipe)[rank]]
+            if schedule == "1f1b":  # torch's own list numbers the last rank's micro-batches from 1; its step does not
+                assert [one[2] for one in found if one[0] == "F"] == list(range(batches))
+                expected, found = ([one[:2] for one in side] for side in (expected, found))
+            assert found == expected, (ranks, batches, rank)

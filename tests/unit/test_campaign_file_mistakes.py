@@ -199,9 +199,9 @@ CASES: dict[str, tuple[dict[str, str | None], str, str | None]] = {
         None,
     ),
     "space without end": (
-        {f"space.{key}_parallel": str(list(range(1, 2000))) for key in ("tensor", "pipeline")},
-        "points: expected at most 2000000",
-        "narrow a dimension: tensor_parallel 1999, ",
+        {f"space.{key}_parallel": str(list(range(1, 6000))) for key in ("tensor", "pipeline")},
+        "points: expected at most 20000000",
+        "narrow a dimension: tensor_parallel 5999, ",
     ),
     # Data and store
     "data that is not there": ({"data.path": '"nowhere.txt"'}, 'data.path = "nowhere.txt": expected a file', None),

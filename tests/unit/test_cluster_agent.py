@@ -19,7 +19,10 @@ NODES = {"nodes": 2, "devices_per_node": 1}
 SLURM_JOB = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-2]"}
 ASKED = {"backend": "parsl", "scheduler": "slurm", "walltime": "02:00:00"}
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown backend": ({"backend": "ray"}, 'dispatch.backend = "ray": expected one of local, allocation, parsl'),
+    "unknown backend": (
+        {"backend": "dask"},
+        'dispatch.backend = "dask": expected one of local, allocation, parsl, ray',
+    ),
     "no scheduler": ({"backend": "parsl", "walltime": "01:00:00"}, "dispatch.scheduler is missing"),
     "unknown scheduler": (ASKED | {"scheduler": "sge"}, 'dispatch.scheduler = "sge": expected one of slurm, pbs, lsf'),
     "flux": (ASKED | {"scheduler": "flux"}, "start within a Flux job"),
@@ -43,6 +46,15 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "two lines in one": (ASKED | {"worker_init": ["a\nb"]}, "a list of lines"),
     "few nodes": (ASKED | {"nodes_per_allocation": 1}, "at least cluster.nodes = 2"),
     "no nodes": (ASKED | {"nodes_per_allocation": 0}, "dispatch.nodes_per_allocation = 0: expected at least 1"),
+    "an address without a port": (
+        {"backend": "ray", "address": "ray://head"},
+        'dispatch.address = "ray://head": expected auto, local, HOST:PORT or ray://HOST:PORT',
+    ),
+    "an address that Ray does not read": ({"backend": "parsl", "address": "auto"}, "unless dispatch.backend = "),
+    "a launcher under Ray": (
+        {"backend": "ray", "launcher": "srun"},
+        'dispatch.launcher = "srun": expected no such key with dispatch.backend = "ray"',
+    ),
     "unknown launcher": (ASKED | {"launcher": "ssh"}, "one of srun, mpiexec"),
 }
 
@@ -96,6 +108,32 @@ def test_local_probes_do_not_reach_other_nodes() -> None:
 def test_an_allocation_of_one_node_without_a_job_is_this_machine() -> None:
     found = source({"backend": "allocation"}, {}, nodes=1)
     assert (found.nodes, found.launcher, found.scheduler) == (1, "none", "this-machine")
+
+
+RAY_SOURCES = {
+    "CPU": ({"backend": "cpu"}, {"CPU": 4.0}),
+    "GPU": ({"device": "h100", "backend": "cuda", "memory_gib_per_device": 80}, {"GPU": 4.0}),
+}
+
+
+@pytest.mark.parametrize("kind", RAY_SOURCES)
+def test_ray_reserves_a_nodes_devices(kind: str) -> None:
+    cluster, resources = RAY_SOURCES[kind]
+    spec = spec_of(tiny(cluster=NODES | cluster | {"devices_per_node": 4}, dispatch={"backend": "ray"}))
+    found = node_source(spec.dispatch, spec.problem.cluster, {})
+    assert found is not None
+    assert (found.nodes, found.node_resources, found.held) == (2, resources, None)
+
+
+def test_a_local_ray_cluster_has_one_node() -> None:
+    with pytest.raises(InvalidInput, match=r'cluster\.nodes = 2: expected 1 with dispatch\.address = "local"'):
+        source({"backend": "ray", "address": "local"}, {})
+
+
+def test_commands_need_the_files_that_their_arguments_name() -> None:
+    dispatch = {"backend": "ray", "shared_files": False}
+    with pytest.raises(InvalidInput, match=r"dispatch\.shared_files = false: expected true with commands"):
+        spec_of({"evaluator": "command"} | tiny(cluster=NODES, dispatch=dispatch, command={"arguments": ["train"]}))
 
 
 LAUNCHES = {

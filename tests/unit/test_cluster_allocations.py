@@ -25,11 +25,13 @@ class Imagined:
 
     def __init__(self, source: NodeSource, name: str, folder: Path) -> None:
         self.name, self.nodes, self.job_id = name, source.nodes, "7"
+        self.excluded = source.excluded
+        self.hosts = tuple(f"n{number}" for number in range(1, 1 + source.nodes))
         self.queued_s = 0.0
         self.ready_s: float | None = None
         self.ended_s: float | None = None
         self.end_s: float | None = None
-        self.why = ""
+        self.why = self.waits_for = ""
         self.is_given_back = False
 
     def start(self, placed: Placed) -> None:
@@ -57,7 +59,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Imagined]:
         found.append(Imagined(source, name, folder))
         return found[-1]
 
-    monkeypatch.setattr(allocations, "HeldAllocation", imagine)
+    monkeypatch.setattr(allocations, "ParslAllocation", imagine)
     return found
 
 
@@ -150,7 +152,7 @@ def busy_first_and_second_to_come(pool: Pool, asked: list[Imagined]) -> None:
         placed(pool, waiting(2, 2))
     asked[0].begin()
     (allocation,) = pool.place(waiting(2), 5.0).values()
-    pool.start(Path("step"), allocation, nodes=2, expected_end_s=3600.0)
+    pool.start(Path("step"), allocation, hosts=pool.hosts(allocation, 2), expected_end_s=3600.0)
 
 
 def refuse(allocation: Imagined) -> None:
@@ -185,6 +187,35 @@ def test_nodes_that_nothing_waits_for_any_more_are_not_asked_for(pool: Pool, ask
     busy_first_and_second_to_come(pool, asked)
     pool.withdraw_requests()
     assert [one.is_given_back for one in asked] == [False, True]
+
+
+def test_probes_start_on_the_nodes_that_are_not_set_aside(pool: Pool, asked: list[Imagined]) -> None:
+    placed(pool, waiting(1, 1))
+    asked[0].begin()
+    pool.avoid({"n1": "node n1 is set aside"}, due=())
+    (allocation,) = pool.place(waiting(1, 1), 5.0).values()
+    assert pool.hosts(allocation, 1) == ("n2",)
+    pool.start(Path("step"), allocation, hosts=("n2",), expected_end_s=3600.0)
+    assert placed(pool, waiting(1)) == {}
+    assert pool.free_allocation("n1") is allocation, "where it can be checked"
+    assert pool.free_allocation("n2") is None
+    assert asked[1].excluded == ("n1",), "another allocation is requested without it"
+    pool.avoid({"n1": "node n1 is set aside"}, due=("n1",))
+    assert placed(pool, waiting(1)) == {}
+    pool.avoid({}, due=())
+    assert placed(pool, waiting(1)) == {"0": "frontrunner-1"}
+
+
+def test_an_allocation_with_too_few_nodes_left_is_replaced_and_not_for_ever(pool: Pool, asked: list[Imagined]) -> None:
+    placed(pool, waiting(2))
+    pool.avoid({"n1": "node n1 is set aside since 12:00"}, due=())
+    for _ in range(MAX_FAILED_STARTS - 1):
+        asked[-1].begin()
+        assert placed(pool, waiting(2)) == {}
+        assert asked[-2].is_given_back
+    asked[-1].begin()
+    with pytest.raises(NodesUnavailable, match=r"1 of the 2 nodes are left .* 2 or more: node n1 is set aside since"):
+        placed(pool, waiting(2))
 
 
 def test_a_held_job_is_not_replaced(tmp_path: Path, asked: list[Imagined]) -> None:

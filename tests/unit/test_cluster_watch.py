@@ -53,7 +53,9 @@ class Seen:
         self.folder.prepare(2)
         self.held = Held()
         self.future: Future[int] = Future()
-        placed = Placed(step=Path(), allocation=cast("Any", self.held), nodes=2, expected_end_s=0.0, task=self.future)
+        placed = Placed(
+            step=Path(), allocation=cast("Any", self.held), hosts=("n1", "n2"), expected_end_s=0.0, task=self.future
+        )
         self.watch = StepWatch(self.one, setup, placed)
 
     def tell(self, node: int, **values: Any) -> None:

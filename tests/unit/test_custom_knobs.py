@@ -29,6 +29,7 @@ from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space
+from frontrunner.store import LocalStore
 from frontrunner.views.charts.knobs import sensitivity
 from frontrunner.views.charts.marks import Chart, knobs
 from support import guided
@@ -217,6 +218,30 @@ def test_a_table_has_a_column_for_each_knob_that_recipes_have(tmp_path: Path) ->
     column = table[f"{CUSTOM}own"]
     assert (str(column.dtype), column.isna().tolist(), column.tolist()[1:]) == ("Int64", [True, False, False], [4, 8])
     assert from_columns(plain_columns(table)).equals(table)
+
+
+def test_recipes_are_filtered_by_their_values_and_defaults(tmp_path: Path) -> None:
+    own = {
+        "own": {"values": [1, 2, 4], "env": "X"},
+        "overlap": {"values": [True, False], "flag": "--o", "default": False},
+    }
+    spec = spec_of(tiny(evaluator="simulated", space={"custom": own, "micro_batch_seqs": [1]}))
+    recipes = [r for r in spec.space.survey(spec.problem).recipes if r.devices == r.data_parallel]
+    recorded(tmp_path / "s.db", spec, [(recipe, [measured(100.0, 0.5)]) for recipe in recipes])
+    store = LocalStore(str(tmp_path / "s.db"))
+    for words, wanted in (
+        (["own=2"], {"own": 2}),
+        (["overlap=no"], {"overlap": None}),
+        (["own=4", "overlap=yes"], {"own": 4, "overlap": True}),
+    ):
+        found = {item.recipe for item in store.recipes(custom=words).items}
+        given = {recipe: {one.name: one.value for one in recipe.custom} for recipe in recipes}
+        assert found == {r for r in recipes if all(given[r].get(name) == value for name, value in wanted.items())}
+        assert 0 < len(found) < len(recipes)
+    with pytest.raises(InvalidInput, match=r'custom = "own=3": expected one of own=1, own=2, own=4'):
+        store.recipes(custom=["own=3"])
+    with pytest.raises(InvalidInput, match=r'custom = "other=3": expected own=VALUE, overlap=VALUE'):
+        store.recipes(custom=["other=3"])
 
 
 def test_charts_have_them_as_knobs_like_others(tmp_path: Path) -> None:

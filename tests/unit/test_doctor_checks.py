@@ -9,6 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from frontrunner.evaluators.cluster.environment import job_environment
+from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource
 from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs, Status, run_checks
 from frontrunner.evaluators.diagnostics.doctor.machine import (
     Accelerators,
@@ -26,6 +27,7 @@ from frontrunner.evaluators.diagnostics.doctor.machine import (
     check_versions,
     gather_accelerators,
 )
+from frontrunner.evaluators.diagnostics.doctor.ray_cluster import check_ray
 from frontrunner.evaluators.diagnostics.doctor.site import (
     Disk,
     Fabric,
@@ -224,6 +226,29 @@ def test_a_package_that_the_campaign_needs_must_be_installed():
     (found,) = check_packages([parsl], needed=("parsl",))
     assert (found.status, found.remedy) == (Status.PROBLEM, "pip install 'frontrunner[hpc]'")
     assert worst(check_packages([parsl._replace(installed="2026.10.12")], needed=("parsl",))) is Status.OK
+
+
+RAY_SOURCE = NodeSource(
+    scheduler="ray", nodes=2, allocations=1, launcher="none", settings=DispatchSettings(backend="ray"),
+    node_resources={"GPU": 8.0},
+)  # fmt: skip
+OURS = {"frontrunner": "0.1.0", "ray": "2.60.0", "torch": "2.13.0"}
+
+
+def ray_node(gpus: float, versions: dict[str, str] | str = OURS) -> dict[str, object]:
+    return {"resources": {"CPU": 64.0, "GPU": gpus}, "versions": versions}
+
+
+def test_a_ray_cluster_has_enough_nodes_with_the_drivers_versions():
+    fine = {"versions": OURS, "nodes": {"a": ray_node(8), "b": ray_node(8), "head": ray_node(0, "no frontrunner")}}
+    assert statuses(check_ray(RAY_SOURCE, fine)) == [("ray", "ok")]
+    small = {"versions": OURS, "nodes": {"a": ray_node(8), "b": ray_node(4)}}
+    assert statuses(check_ray(RAY_SOURCE, small)) == [("ray", "warning")], "an autoscaler may add the other"
+    others = {"a": ray_node(8, OURS | {"torch": "2.12.0"}), "b": ray_node(8, "No module named 'frontrunner'")}
+    found = list(check_ray(RAY_SOURCE, {"versions": OURS, "nodes": others}))
+    assert statuses(found) == [("ray", "ok"), ("ray node", "problem"), ("ray node", "problem")]
+    assert "torch 2.12.0; the driver" in found[1].found
+    assert statuses(check_ray(RAY_SOURCE, "nothing responds there")) == [("ray", "problem")]
 
 
 def test_versions_of_python_and_sqlite():

@@ -10,12 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.search.guided.prior import Prior, prior_of
 from frontrunner.search.guided.strategy import Guided
 from frontrunner.search.strategy import Evidence, Forecaster, Told
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import Space, Survey
+from frontrunner.spaces.space import Space
 from support.guided import PROBLEM, SPACE, reversed_prior
 
 SURVEY = SPACE.survey(PROBLEM)
@@ -117,8 +118,8 @@ def test_the_outlook_shrinks_as_the_best_is_found_and_covers_the_true_gap() -> N
 
 
 def test_noise_hides_which_is_best_even_where_all_were_measured() -> None:
-    ran = [(point, recipe) for point, recipe in SURVEY.legal.items() if RUNS[ROW[recipe]]]
-    two = replace(SURVEY, legal=dict(ran[:2]))
+    ran = [(row, recipe) for row, recipe in enumerate(SURVEY.recipes) if RUNS[row]]
+    two = SURVEY.keep(np.array([row for row, _ in ran[:2]]))
 
     def bound(spread: float) -> float:
         strategy = Guided(two, 0)
@@ -137,8 +138,8 @@ def test_a_best_that_is_known_badly_is_not_close_to_the_best_of_the_space(*, rep
     """Its own probe says so, or another recipe's repeats; the formulas, which find it best too, may be wrong."""
 
     def gap(noise: float) -> float:
-        legal = {point: recipe for point, recipe in SURVEY.legal.items() if RUNS[ROW[recipe]]}
-        strategy, ran = Guided(replace(SURVEY, legal=legal), 0), list(legal.values())
+        kept = SURVEY.keep(np.array(RUNS, dtype=bool))
+        strategy, ran = Guided(kept, 0), list(kept.recipes)
         top = max(ran, key=lambda recipe: PRIOR.log_speed[ROW[recipe]])
         for recipe in ran:
             speed, spread = math.exp(PRIOR.log_speed[ROW[recipe]]), noise * (recipe == top and not repeated)
@@ -246,7 +247,7 @@ def test_a_remembered_measurement_that_is_told_as_an_answer_counts_once() -> Non
 
 @pytest.mark.parametrize(("spread", "repeats"), [(0.08, True), (0.0, False)])
 def test_the_two_best_are_measured_again_where_noise_hides_their_order(spread: float, *, repeats: bool) -> None:
-    survey = Survey(problem=PROBLEM, dimensions=SURVEY.dimensions, legal=dict(list(SURVEY.legal.items())[:3]))
+    survey = SURVEY.keep(np.arange(3))
     strategy = Guided(survey, 0)
     for recipe, speed in zip(strategy.ask(3), (1000.0, 995.0, 700.0), strict=True):
         strategy.tell(Told(recipe=recipe, outcome=measured(speed, spread)))
@@ -290,3 +291,15 @@ def test_the_seed_orders_what_the_predictions_cannot_tell_apart() -> None:
     firsts = {Guided(SURVEY, seed, alike).ask(1)[0] for seed in range(6)}
     assert len(firsts) > 1
     assert Guided(SURVEY, 3, alike).ask(1) == Guided(SURVEY, 3, alike).ask(1)
+
+
+def test_of_a_large_space_the_best_and_an_even_selection_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the candidates are those of the highest estimates; the rest comes when the candidates are used up."""
+    monkeypatch.setattr("frontrunner.search.guided.strategy.MOST_ROWS", few := 10)
+    strategy = Guided(SURVEY, 0)
+    asked = strategy.ask(len(SURVEY.recipes))
+    assert sorted(map(ROW.get, asked)) == list(range(len(SURVEY.recipes)))
+    assert strategy.ask(1) == []
+    table = estimate_many(SURVEY.recipes, PROBLEM)
+    best = {SURVEY.recipes[row] for row in table.order[: few // 2].tolist()}
+    assert best <= set(asked[:few])

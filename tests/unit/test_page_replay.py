@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 
 from frontrunner.config.settings import run_root
 from frontrunner.evaluators.probe.files import write_json
+from frontrunner.evaluators.probe.replay import ReplayStopped
 from frontrunner.server.app import create_app
 from frontrunner.server.drivers import STARTED, Replay, Replays, recording_end
 from frontrunner.server.requests import ReplayBody
@@ -101,15 +102,17 @@ def test_replay_card_compares_its_newest_steps_with_the_measurement(
     [
         (None, "was interrupted: its process ended without reporting why"),
         (KeyboardInterrupt(), "The last replay was stopped"),
+        (ReplayStopped("stopped after step 3"), "The last replay was stopped"),
         (FrontrunnerError("the replay ended with status 1:\nand a long log"), "failed: the replay ended with status 1"),
         (OSError("no space left"), "failed: OSError: no space left"),
     ],
-    ids=["killed", "stopped", "crashed", "broken"],
+    ids=["killed", "ended", "stopped", "crashed", "broken"],
 )
 def test_replay_card_shows_its_end(folder: Path, client: TestClient, error: BaseException | None, words: str) -> None:
     left(folder, step(1, 0.2), log="Traceback: it was so\n")
     if error is not None:
-        catches = pytest.raises(type(error)) if isinstance(error, Exception) else nullcontext()
+        is_stop = isinstance(error, KeyboardInterrupt | ReplayStopped)
+        catches = nullcontext() if is_stop else pytest.raises(type(error))
         with catches, recording_end(folder / STARTED, GONE):
             raise error
     told = card(client, folder.name)
@@ -136,8 +139,10 @@ def test_replay_form_offers_remaining_steps_and_the_checkpoint(folder: Path, cli
     assert form()["goes_on"] is False
     left(folder, step(40, 0.2), ended="stopped")
     assert (form()["least"], form()["value"], form()["goes_on"]) == (1, 4000, False), "nothing to go on from"
-    for name in ("step-00000020", "step-00000030", ".step-00000040.partial"):
+    for name in ("step-00000020", "step-00000030", "step-00000040"):
         (folder / "checkpoints" / name).mkdir(parents=True)
+        if "40" not in name:  # which was not finished
+            (folder / "checkpoints" / name / ".metadata").touch()
     assert (form()["least"], form()["value"], form()["goes_on"]) == (31, 4000, True)
     assert "continuing from the checkpoint after step 30" in form()["text"]
     (folder / STARTED).unlink()

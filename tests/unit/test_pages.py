@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import os
 import re
 import subprocess
@@ -58,6 +60,8 @@ def every_page(client: TestClient, ids: list[str]) -> dict[str, str]:
         "/",
         "/campaigns/first",
         "/campaigns/first/trials?page=1",
+        "/campaigns/first/recipes",
+        "/campaigns/first/recipes?tensor_parallel=1&sort=-tokens_per_s&columns=why,outcome&tokens_per_s_from=1",
         f"/recipes/{ids[0]}",
         "/compare",
         "/compare?campaign=first&campaign=second",
@@ -226,6 +230,78 @@ def test_refusal_is_a_page_with_a_way_back(client: TestClient, path: str, status
     assert "<header" not in piece, "an open page takes the words alone"
     stranger = client.get(path, headers={"authorization": "Bearer nobody"})
     assert (stranger.status_code, "<header" in stranger.text) == (401, False)
+
+
+def listed(text: str) -> list[str]:
+    """The recipes of the explorer's table, in order."""
+    return re.findall(r'<tr data-recipe="([0-9a-f]+)"', text)
+
+
+def test_explorer_sorts_filters_pins_and_pages_by_its_address(client: TestClient, ids: list[str]) -> None:
+    everything = listed(shown(client, "/campaigns/first/recipes"))
+    assert everything[:3] == ids, "the fastest first"
+    assert len(everything) == 4, "failed ones, too"
+    assert listed(shown(client, "/campaigns/first/recipes?sort=tokens_per_s"))[:3] == ids[::-1]
+    only = listed(shown(client, "/campaigns/first/recipes?outcome=crashed"))
+    assert only == everything[3:]
+    pinned = shown(client, f"/campaigns/first/recipes?outcome=crashed&pin={ids[1]},{ids[0]},cafecafecafe")
+    assert listed(pinned) == [ids[1], ids[0], *only]
+    assert f"/compare?recipe={ids[1]}&amp;recipe={ids[0]}&amp;campaign=first" in pinned
+    assert listed(shown(client, "/campaigns/first/recipes?page=999")) == everything, "there is one page"
+    assert listed(shown(client, "/campaigns/first/recipes?tensor_parallel=77")) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("tensor_paralel=2", "tensor_parallel"),
+        ("sort=speed", "speed"),
+        ("columns=mfu,nothing", "nothing"),
+        ("tokens_per_s_from=fast", "a number of at least 0"),
+        ("page=0", "a number of at least 1"),
+        ("peak_memory_bytes_max_rank_to=nan", "a number of at least 0"),
+    ],
+)
+def test_explorer_refuses_what_its_address_cannot_mean(client: TestClient, query: str, words: str) -> None:
+    for path in ("recipes", "recipes/points", "recipes.csv"):
+        answer = client.get(f"/campaigns/first/{path}?{query}")
+        assert (answer.status_code, words in html.unescape(answer.text)) == (422, True), path
+
+
+def test_explorer_s_points_say_what_is_met_and_drawn(client: TestClient, ids: list[str]) -> None:
+    found = client.get(f"/campaigns/first/recipes/points?tokens_per_s_from=30000&pin={ids[2]}").json()
+    met = dict(zip(found["ids"], found["met"], strict=True))
+    assert [met[one] for one in ids] == [1, 1, 0]
+    assert (found["matching"], found["drawn"], found["pins"]) == (2, 2, [ids[2]])
+    axes = {axis["name"]: axis for axis in found["axes"]}
+    speed = dict(zip(found["ids"], axes["tokens_per_s"]["at"], strict=True))
+    assert speed[ids[0]] > speed[ids[1]] > speed[ids[2]]
+    assert axes["tokens_per_s"]["chosen"] == [30000, None]
+    assert sum(number is None for number in axes["tokens_per_s"]["at"]) == 1
+    assert len(axes["micro_batch_seqs"]["at"]) == len(found["ids"])
+
+
+def test_explorer_s_csv_has_all_that_is_met(client: TestClient, ids: list[str]) -> None:
+    answer = client.get("/campaigns/first/recipes.csv?sort=tokens_per_s")
+    assert answer.headers["content-disposition"] == 'attachment; filename="first.csv"'
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert [row["recipe"] for row in rows[:3]] == ids[::-1]
+    assert (rows[3]["outcome"], rows[3]["tokens_per_s"], rows[3]["rank"]) == ("crashed", "", "")
+    assert float(rows[0]["peak_memory_bytes_max_rank"]) == 300_000_000
+
+
+def test_explorer_of_a_campaign_without_trials_says_so(tmp_path: Path) -> None:
+    page_store(tmp_path)
+    chosen = settings(tmp_path)
+    with open_store(str(tmp_path / "store.db")) as store:
+        store.create_campaign(
+            name="new", spec_json=store.campaign("first").spec_json, legal_recipes=1, problem_summary={}
+        )
+    with TestClient(create_app(chosen), base_url=ORIGIN) as client:
+        client.headers.update(bearer(tokens_of(chosen).reader) | {"accept": "text/html"})
+        assert "No recipe has been tried yet" in shown(client, "/campaigns/new/recipes")
+        assert client.get("/campaigns/new/recipes/points").json()["axes"] == []
+        assert client.get("/campaigns/nope/recipes").status_code == 404
 
 
 def test_compare_reports_mistakes_next_to_what_was_typed(client: TestClient, ids: list[str]) -> None:

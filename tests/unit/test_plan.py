@@ -171,7 +171,7 @@ def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:
     named = {name for change in changes for name in change}
     # The problem's; in the base; runs the same collectives; of a mixture of experts (test_experts).
     same = {"devices", "pipeline_parallel", "replication", "expert_parallel", "expert_tensor_parallel"}
-    own = {"custom"}  # of which no formula knows anything
+    own = {"custom", "group"}  # no formula knows anything of the one, and the other names the machine
     assert named | same | own == set(Recipe.__dataclass_fields__)
     of_zero_3 = {"secondary_partition", "quantized_weights", "quantized_gradients"}
     for change in changes:

@@ -15,6 +15,7 @@ from frontrunner.search.proposals import Proposals
 from frontrunner.search.spec import SearchSettings
 from frontrunner.search.strategy import STRATEGIES, Forecaster, Strategy, Told, make_strategy
 from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.store import LocalStore
 from frontrunner.views.charts.marks import Chart
 from frontrunner.views.report import reported
@@ -39,10 +40,14 @@ RATES = {
 }
 
 
+def on(devices: int) -> Recipe:
+    return next(one for one in SURVEY.recipes if one.devices == devices)
+
+
 def test_a_rate_is_divided_by_devices_or_by_the_price_of_whole_nodes() -> None:
-    assert [PROBLEM.divisor("tokens", count) for count in NODES] == [1, 1, 1]
-    assert [PROBLEM.divisor("tokens_per_device", count) for count in NODES] == [2, 4, 8]
-    assert [PROBLEM.divisor("tokens_per_cost", count) for count in NODES] == pytest.approx([1e-3, 1e-3, 2e-3])
+    assert [PROBLEM.divisor("tokens", on(count)) for count in NODES] == [1, 1, 1]
+    assert [PROBLEM.divisor("tokens_per_device", on(count)) for count in NODES] == [2, 4, 8]
+    assert [PROBLEM.divisor("tokens_per_cost", on(count)) for count in NODES] == pytest.approx([1e-3, 1e-3, 2e-3])
 
 
 @pytest.mark.parametrize("rate", RATES)
@@ -98,7 +103,7 @@ def test_guided_predicts_the_rate() -> None:
     for rate in ("tokens", "tokens_per_device"):
         strategy = make_strategy("guided", SURVEY, 0, (rate,))
         assert isinstance(strategy, Forecaster)
-        strategy.tell(Told(recipe=recipe, outcome=measured(5000.0 / PROBLEM.divisor(rate, 8))))
+        strategy.tell(Told(recipe=recipe, outcome=measured(5000.0 / PROBLEM.divisor(rate, recipe))))
         found = strategy.forecasts(len(SURVEY.recipes))
         forecasts[rate] = {one.recipe: one.tokens_per_s for one in found}
     per_device = {one: value / one.devices for one, value in forecasts["tokens"].items()}
@@ -108,15 +113,15 @@ def test_guided_predicts_the_rate() -> None:
 def test_plans_and_scaling_name_the_best_by_the_rate() -> None:
     found = {rate: plan(SURVEY.recipes, PROBLEM, rate) for rate in RATES}
     for rate, one in found.items():
-        rates = [row.tokens_per_s / PROBLEM.divisor(rate, row.recipe.devices) for row in one.estimates]
+        rates = [row.tokens_per_s / PROBLEM.divisor(rate, row.recipe) for row in one.estimates]
         fitting = rates[: one.table.fitting - one.table.tight]
         assert fitting == sorted(fitting, reverse=True)
     for rate in RATES:
         rows = scaling(spec_of(TABLE).space, PROBLEM, [1, 2, 4], rate).strong
         (best,) = (row for row in rows if row.is_best)
-        worth = [row.best.tokens_per_s / PROBLEM.divisor(rate, row.devices) for row in rows if row.best]
+        worth = [row.best.tokens_per_s / PROBLEM.divisor(rate, row.best.recipe) for row in rows if row.best]
         assert best.best is not None
-        assert best.best.tokens_per_s / PROBLEM.divisor(rate, best.devices) == max(worth)
+        assert best.best.tokens_per_s / PROBLEM.divisor(rate, best.best.recipe) == max(worth)
         assert best.price_per_billion_tokens == pytest.approx(best.node_hours_per_billion_tokens * 3.6)  # type: ignore[operator]
 
 

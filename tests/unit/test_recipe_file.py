@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +236,12 @@ def test_a_file_is_replayed_on_its_own_data_or_not_at_all(tmp_path: Path) -> Non
     with pytest.raises(InvalidInput, match=r"are not here: .*No such file"):
         replayed()
     assert str(text) in exported(LocalStore(None), path, to="slurm"), "it may be where the script runs"
+
+
+def test_data_of_one_file_are_read_as_earlier_versions_wrote_them() -> None:
+    stated = {key: value for key, value in asdict(DATA).items() if key != "weight"}
+    assert from_text(edited("content.training.data", stated)()).training.data == (DATA,)
+    assert from_text(edited("content.training.data", None)()).training.data == ()
 
 
 def test_several_files_of_data_are_replayed_by_their_weights(tmp_path: Path) -> None:

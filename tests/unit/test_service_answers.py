@@ -18,7 +18,7 @@ from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.server.app import metrics
-from frontrunner.server.errors import STATUS_OF, from_table, to_table
+from frontrunner.server.errors import STATUS_OF, TooMany, from_problem, to_problem
 from frontrunner.server.requests import FORBIDDEN_KEYS, SECTIONS
 from frontrunner.server.service import response_of
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NameTaken
@@ -96,13 +96,13 @@ def test_recipes_come_filtered_and_in_pages_with_their_ranks(client: TestClient)
 def test_questions_out_of_bounds_are_refused(client: TestClient, question: str) -> None:
     refused = client.get(f"/api/v1/campaigns/first/recipes?{question}")
     assert refused.status_code == 422
-    assert question.partition("=")[0] in refused.json()["error"]["message"]
+    assert question.partition("=")[0] in refused.json()["detail"]
 
 
 @pytest.mark.parametrize("path", ["campaigns", "campaigns/first", "campaigns/first/best", "registered", "drivers"])
 def test_an_unknown_parameter_is_refused(client: TestClient, path: str) -> None:
     refused = client.get(f"/api/v1/{path}?page_sise=1")
-    assert (refused.status_code, refused.json()["error"]["message"]) == (422, "unknown parameter page_sise")
+    assert (refused.status_code, refused.json()["detail"]) == (422, "unknown parameter page_sise")
 
 
 def test_trials_come_with_what_came_of_them(client: TestClient) -> None:
@@ -199,14 +199,14 @@ def test_a_name_that_is_taken_is_refused_without_telling_where_the_store_is(tmp_
             store.create_campaign(name="taken", spec_json="{}", legal_recipes=1, problem_summary={})
         scope = {"type": "http", "path": "/api/v1/campaigns", "headers": []}
         response = response_of(scope, refused.value, store.url)
-    told = json.loads(response.body)["error"]
+    told = json.loads(response.body)
     assert response.status_code == 409
-    assert told["message"] == "campaign 'taken' exists already"
+    assert told["detail"] == "campaign 'taken' exists already"
 
 
 @pytest.mark.parametrize("kind", STATUS_OF, ids=lambda kind: kind.__name__)
 def test_an_error_crosses_the_wire_as_its_own_class(kind: type[FrontrunnerError]) -> None:
-    assert type(from_table(to_table(kind("why", hint="next")))) is kind
+    assert type(from_problem(to_problem(kind("why", hint="next")))) is kind
 
 
 def test_a_stored_script_stays_text(client: TestClient) -> None:
@@ -235,7 +235,7 @@ FOREIGN: dict[str, Any] = {
 def test_no_path_command_or_address_comes_from_the_wire(client: TestClient, path: str, key: str) -> None:
     refused = client.post(f"/api/v1{path}", json=BODY | {key: FOREIGN[key]})
     assert refused.status_code == 422
-    assert key in refused.json()["error"]["message"]
+    assert key in refused.json()["detail"]
     assert ask(client, "/campaigns")["total"] == 1
 
 
@@ -243,7 +243,7 @@ def test_a_folder_for_offload_does_not_come_from_the_wire(client: TestClient) ->
     cluster = BODY["cluster"] | {"nvme_path": "/etc"}
     refused = client.post("/api/v1/plan", json=BODY | {"cluster": cluster})
     assert refused.status_code == 422
-    assert "cluster.nvme_path" in refused.json()["error"]["message"]
+    assert "cluster.nvme_path" in refused.json()["detail"]
 
 
 @pytest.mark.parametrize("how", [{"flag": "--plugin {value}"}, {"env": "NCCL_NET_PLUGIN"}])
@@ -254,7 +254,7 @@ def test_knobs_that_reach_a_command_or_an_environment_do_not_come_from_the_wire(
     for path in ("/campaigns", "/plan"):
         refused = client.post(f"/api/v1{path}", json=BODY | {"space": space})
         assert refused.status_code == 422
-        assert "space.custom" in refused.json()["error"]["message"]
+        assert "space.custom" in refused.json()["detail"]
     assert ask(client, "/campaigns")["total"] == 1
 
 
@@ -264,7 +264,7 @@ def test_a_plan_is_the_command_s(client: TestClient) -> None:
     wide = BODY | {"space": {"tensor_parallel": list(range(1, 1000)), "micro_batch_seqs": list(range(1, 1000))}}
     refused = client.post("/api/v1/plan", json=wide)
     assert refused.status_code == 422
-    assert "998001 points" in refused.json()["error"]["message"]
+    assert "998001 points" in refused.json()["detail"]
 
 
 def test_no_section_of_the_wire_has_a_key_for_a_path_that_is_not_refused() -> None:
@@ -349,3 +349,44 @@ def test_health_tells_of_a_store_that_is_gone_and_not_where_it_was(
         refused = client.get("/healthz")
     assert (refused.status_code, refused.json()) == (503, {"status": "store not readable"})
     assert str(tmp_path) in caplog.text
+
+
+def test_an_error_is_a_problem_whose_type_the_service_describes(client: TestClient) -> None:
+    refused = client.get("/api/v1/campaigns/none")
+    told = refused.json()
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert (told["status"], told["detail"]) == (404, "there is no campaign 'none'")
+    described = client.get(told["type"]).json()
+    assert described == {key: told[key] for key in ("type", "title", "status", "kind")}
+
+
+def test_a_request_that_is_repeated_with_its_key_starts_nothing_twice(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+
+    def launch(_: object, table: object) -> dict[str, object]:
+        started.append(table)
+        if len(started) == 1:
+            raise TooMany("full")
+        return {"campaign": f"c{len(started)}", "pid": 1}
+
+    monkeypatch.setattr("frontrunner.server.drivers.Drivers.launch", launch)
+
+    def asked(body: dict[str, Any], key: str | None) -> Any:
+        headers = {} if key is None else {"idempotency-key": key}
+        return client.post("/api/v1/campaigns", json=body, headers=headers).json()
+
+    assert asked(BODY, "one")["kind"] == "TooMany"
+    assert [asked(BODY, "one")["campaign"] for _ in range(3)] == ["c2"] * 3
+    assert asked({**BODY, "name": "other"}, "one")["kind"] == "InvalidInput"
+    assert asked(BODY, "two")["campaign"] == "c3"
+    assert [asked(BODY, None)["campaign"] for _ in range(2)] == ["c4", "c5"]
+
+
+@pytest.mark.parametrize("path", ["/api/v1/campaigns", "/", "/api/v1/campaigns/first/best", "/healthz"])
+def test_head_has_the_headers_of_get_and_no_body(client: TestClient, path: str) -> None:
+    asked, got = client.head(path), client.get(path)
+    assert (asked.status_code, asked.content) == (200, b"")
+    assert asked.headers["content-type"] == got.headers["content-type"]
+    assert asked.headers["content-length"] == got.headers["content-length"]

@@ -157,7 +157,8 @@ class TestMessages:
         assert (refused.value.message, refused.value.hint) == (message, hint)
         answer = client.post("/api/v1/plan", json=laptop(**changes))
         assert answer.status_code == 422
-        assert answer.json()["error"] == {"kind": "InvalidInput", "message": message, "hint": hint}
+        told = answer.json()
+        assert (told["kind"], told["detail"], told["hint"]) == ("InvalidInput", message, hint)
 
     def test_the_launch_page_says_the_same(self, client: TestClient) -> None:
         text = (EXAMPLES / "laptop.toml").read_text(encoding="utf-8").replace("[budget]", "[budgets]")
@@ -182,12 +183,19 @@ class TestMessages:
     ) -> None:
         answer = client.post("/api/v1/replays", content=body, headers={"content-type": "application/json"})
         assert answer.status_code == 422
-        assert answer.json()["error"]["message"].startswith(said)
+        assert answer.json()["detail"].startswith(said)
 
     def test_so_are_questions(self, client: TestClient) -> None:
         def said(query: str) -> dict[str, Any]:
-            found: dict[str, Any] = client.get(f"/api/v1/campaigns/x/recipes?{query}").json()["error"]
+            found: dict[str, Any] = client.get(f"/api/v1/campaigns/x/recipes?{query}").json()
             return found
 
         assert said("schedul=gpipe")["hint"] == "did you mean 'schedule'?"
-        assert said("tensor_parallel=x")["message"] == 'tensor_parallel = "x": expected a whole number'
+        assert said("tensor_parallel=x")["detail"] == 'tensor_parallel = "x": expected a whole number'
+
+
+def test_each_operation_is_called_as_its_function(document: dict[str, Any]) -> None:
+    named = [one["operationId"] for methods in document["paths"].values() for one in methods.values()]
+    assert len(set(named)) == len(named)
+    assert {"launch", "best", "pause", "delete", "status"} <= set(named)
+    assert all(name.isidentifier() for name in named)

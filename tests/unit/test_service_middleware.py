@@ -211,7 +211,7 @@ def test_body_that_any_page_can_send_is_not_read(client: TestClient, tokens: Tok
 def test_broken_json_is_one_message(client: TestClient, tokens: Tokens, body: bytes) -> None:
     refused = client.post("/api/v1/plan", headers=bearer(tokens.operator) | JSON, content=body)
     assert refused.status_code in (400, 422)
-    assert refused.json()["error"]["message"]
+    assert refused.json()["detail"]
 
 
 @pytest.mark.parametrize("path", ["/campaigns", "/campaigns/first/stop", "/campaigns/first/resume", "/replays"])
@@ -219,7 +219,7 @@ def test_a_reader_may_look_only(client: TestClient, tokens: Tokens, path: str) -
     body = BODY if path == "/campaigns" else {"recipe_id": "0" * 12, "steps": 1}
     refused = client.post(f"/api/v1{path}", headers=bearer(tokens.reader), json=body)
     assert refused.status_code == 403
-    assert "reader" in refused.json()["error"]["message"]
+    assert "reader" in refused.json()["detail"]
 
 
 def test_a_link_opens_one_browser_once(client: TestClient, tokens: Tokens) -> None:
@@ -256,7 +256,7 @@ def test_too_many_requests_are_told_to_wait(tmp_path: Path) -> None:
         statuses = [client.get("/healthz").status_code for _ in range(4)]
         refused = client.get("/healthz")
     assert statuses == [200, 200, 200, 429]
-    assert refused.json()["error"]["kind"] == "TooMany"
+    assert refused.json()["kind"] == "TooMany"
     assert 90 <= int(refused.headers["retry-after"]) <= 101
 
 
@@ -266,7 +266,7 @@ def test_browsers_see_errors_as_pages_with_text_escaped(client: TestClient, toke
     assert page.headers["content-type"].startswith("text/html")
     assert "<script>" not in page.text
     program = client.get("/api/v1/nowhere", headers=headers)
-    assert program.headers["content-type"] == "application/json"
+    assert program.headers["content-type"] == "application/problem+json"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "tune.example.org"])

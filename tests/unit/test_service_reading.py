@@ -25,9 +25,10 @@ from frontrunner.results.redaction import REDACTED
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.server.errors import Forbidden
 from frontrunner.server.settings import Limits
 from frontrunner.spaces.document import recipe_id
-from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, StoreUnusable
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NotFound, NothingLegal, StoreUnusable
 from frontrunner.spaces.validation import dump_json
 from frontrunner.store import LocalStore
 from support.campaigns import spec_of, tiny, write_toml
@@ -40,8 +41,7 @@ OF_FILES = {"advise", "plan", "scaling", "survey", "import_config"}
 RUN_HERE = {"calibrate", "call_ranks", "doctor", "dryrun", "plan_dryrun", "plan_profile", "profile", "replay"}
 WRITING = {"import_table", "TableForm", "mirror", "fit_campaign", "fit_tables", "plan_replay"}
 KEEPING = {
-    "archive", "backup_store", "check_store", "copy_store", "delete", "prunable", "prune_store", "rename", "unarchive",
-    "upgrade_store",
+    "archive", "backup_store", "check_store", "copy_store", "prunable", "prune_store", "unarchive", "upgrade_store",
 }  # fmt: skip
 """Done by whoever keeps the store, where it lies."""
 ACTIONS = {
@@ -50,14 +50,14 @@ ACTIONS = {
 }
 """What a service does, or holds beside its store."""
 READING = (
-    *("best", "campaigns", "dataframe", "explain", "export", "failures", "front", "pareto"),
-    *("plot", "predictions", "report", "show", "status"),
+    *("best", "campaigns", "dataframe", "explain", "export", "failures", "film", "front", "pareto"),
+    *("plot", "predictions", "report", "show", "status", "step"),
 )
 """The public functions that read a store."""
+CHANGING = ("change_budget", "delete", "rename")
 COMMANDS_WITHOUT_A_SERVICE = {
-    *("launch", "resume", "sweep", "scale", "replay", "profile", "dryrun", "serve"),  # run on this machine
+    *("launch", "resume", "measure", "sweep", "scale", "replay", "profile", "dryrun", "serve"),  # run on this machine
     *("calibrate", "doctor", "import", "store", "archive", "unarchive"),  # measure it, or keep its stores
-    *("rename", "delete"),
 }
 SECRET = "hunter2-is-no-secret"
 
@@ -81,8 +81,9 @@ def public(kind: type) -> set[str]:
 
 def test_public_functions_are_methods_of_a_store_or_need_none() -> None:
     functions = set(frontrunner.__all__)
-    assert functions == {*READING, *OF_FILES, *RUN_HERE, *WRITING, *KEEPING, "launch", "resume", "connect"}
-    assert set(READING) <= public(LocalStore)
+    others = {*OF_FILES, *RUN_HERE, *WRITING, *KEEPING, "launch", "measure", "resume", "scale", "sweep", "connect"}
+    assert functions == {*READING, *CHANGING, *others}
+    assert {*READING, *CHANGING} <= public(LocalStore)
 
 
 def test_local_and_remote_store_have_the_same_questions() -> None:
@@ -127,7 +128,7 @@ def test_what_is_no_campaign_file_is_refused_before_it_is_sent(client: RemoteSto
         client.plan({**tiny(), "model": {**tiny()["model"], "layers": date(2026, 1, 1)}})
 
 
-@pytest.mark.parametrize("name", READING)
+@pytest.mark.parametrize("name", [*READING, *CHANGING])
 def test_public_function_takes_what_the_method_takes_and_a_store(name: str) -> None:
     function, method = (inspect.signature(getattr(owner, name)).parameters for owner in (frontrunner, LocalStore))
     assert [*list(method)[1:], "store"] == list(function)
@@ -163,6 +164,18 @@ def test_a_recipe_is_taken_apart_as_here(client: RemoteStore, ids: tuple[Path, l
     with pytest.raises(NotFound) as here:
         LocalStore(at).predictions_of(first)
     assert refused.value.message == here.value.message
+
+
+def test_a_step_is_laid_out_as_here_also_with_other_choices(client: RemoteStore, ids: tuple[Path, list[str]]) -> None:
+    folder, (first, *_) = ids
+    at = str(folder / "store.db")
+    assert client.step(first) == frontrunner.step(first, store=at)
+    other = client.step(first, pipeline_parallel=2, micro_batch_seqs=1)
+    assert (other.recipe.pipeline_parallel, other.recipe.micro_batch_seqs, other.recipe.schedule) == (2, 1, "1f1b")
+    assert other.recipe.global_batch_seqs == frontrunner.show(first, store=at).recipe.global_batch_seqs
+    assert client.step(first, pipeline_parallel=2, schedule="zbv").recipe.virtual_stages == 2
+    with pytest.raises(InvalidInput, match=r"with pipeline_parallel=3 is not legal: .*does not divide"):
+        client.step(first, pipeline_parallel=3)
 
 
 @pytest.mark.system
@@ -294,3 +307,25 @@ def test_what_commands_and_nodes_are_given_is_not_told(tmp_path: Path) -> None:
     known = stored_spec(shown.appearances[0].campaign)
     assert (known.problem, known.space) == (spec.problem, spec.space), "the rest is told as it is"
     assert known.command.environment == {"API": REDACTED}
+
+
+def test_a_campaign_is_renamed_deleted_and_given_a_larger_budget_by_wire(tmp_path: Path) -> None:
+    chosen = settings(tmp_path)
+    with open_store(str(tmp_path / "store.db"), create=True) as store:
+        spec = dump_json(spec_of(tiny(budget={"probes": 4})))
+        store.create_campaign(name="it", spec_json=spec, legal_recipes=9, problem_summary={})
+    with browser(chosen) as found:
+        team = remote(found, tokens_of(chosen).operator)
+        team.rename("it", "mine")
+        (limit,) = team.change_budget("mine", {"probes": 2}, add=True)
+        assert (limit.name, limit.used, limit.allowed) == ("probes", 0, 6)
+        with pytest.raises(InvalidInput, match="no limit of minutes"):
+            team.change_budget("mine", {"minutes": 2}, add=True)
+        assert team.delete("mine", preview=True).is_preview
+        assert [one.name for one in team.campaigns()] == ["mine"]
+        team.delete("mine")
+        assert not team.campaigns()
+        reader = remote(found, tokens_of(chosen).reader)
+        with pytest.raises(FrontrunnerError) as refused:
+            reader.delete("mine")
+        assert type(refused.value) is Forbidden

@@ -125,13 +125,13 @@ def test_names_that_are_none_and_names_that_do_not_fit_are_refused(
 ) -> None:
     refused = client.post("/api/v1/plan", json=PROBED | changes)
     assert refused.status_code == 422, refused.text
-    assert re.search(message, refused.json()["error"]["message"]), refused.text
+    assert re.search(message, refused.json()["detail"]), refused.text
 
 
 def test_a_launch_names_what_there_is(client: TestClient) -> None:
     refused = client.post("/api/v1/campaigns", json=PROBED | {"trainer": "nanotron"})
     assert refused.status_code == 422
-    assert "expected one of accelerate, keyed" in refused.json()["error"]["message"]
+    assert "expected one of accelerate, keyed" in refused.json()["detail"]
 
 
 def test_where_nothing_is_registered_the_answer_says_who_can() -> None:
@@ -224,7 +224,7 @@ def test_what_a_name_stands_for_is_not_told_where_it_is_gone(
         ):
             refused = service.post("/api/v1/plan", json=PROBED | named)
             assert refused.status_code == 422
-            assert refused.json()["error"]["message"].startswith(said)
+            assert refused.json()["detail"].startswith(said)
             assert str(tmp_path) not in refused.text
     assert f'data = "pile" cannot be used: data.path = "{str(tmp_path)[:40]}' in caplog.text
 

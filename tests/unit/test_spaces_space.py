@@ -6,6 +6,7 @@ import itertools
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -171,6 +172,23 @@ def test_refusals_come_with_the_commonest_first() -> None:
     survey = Space(tensor_parallel=(1, 3, 5, 7), micro_batch_seqs=(1, 16)).survey(PROBLEM)
     counts = [(code, count) for code, count, _ in survey.refused_by_count()]
     assert counts == [("devices-divide", 6), ("global-batch", 1)]
+
+
+def test_a_space_of_millions_of_points_is_columns_of_its_recipes() -> None:
+    numbers = tuple(range(1, 257))
+    space = Space(loss_chunks=numbers, feed_forward_tiles=numbers, recompute=("none", "full"), micro_batch_seqs=(1, 2))
+    problem = replace(PROBLEM, sequence_length=256, global_batch=GlobalBatch(minimum=16, maximum=16))
+    survey = space.survey(problem)
+    assert survey.points == 2**18
+    assert len(survey.recipes) == 2 * 2 * 9 * 9, "256 positions have nine divisors"
+    last = survey.recipes[-1]
+    assert (last.micro_batch_seqs, last.loss_chunks, last.feed_forward_tiles, last.recompute) == (2, 256, 256, "full")
+    assert survey.choices(len(survey.recipes) - 1)["loss_chunks"] == 256
+    assert survey.recipes.row(last) == len(survey.recipes) - 1
+    assert replace(last, loss_chunks=3) not in survey.recipes
+    assert survey.refusals == {"pieces-divide": 2**18 - 324}
+    chunks = survey.recipes.each(lambda recipe: recipe.loss_chunks * recipe.accumulation, np.int64)
+    assert chunks.tolist() == [recipe.loss_chunks * recipe.accumulation for recipe in survey.recipes]
 
 
 def test_a_space_too_large_to_list_is_refused_before_it_is_walked() -> None:

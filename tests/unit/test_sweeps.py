@@ -133,6 +133,18 @@ def test_a_sweep_goes_on_where_its_budget_ended_and_is_drawn_around_its_recipe(
     assert source_of(slowest.recipe_id, store=store).spec.name == "tiny"  # not its own sweep
 
 
+def test_each_recipe_is_measured_as_often_as_asked_also_after_a_resume(store: str) -> None:
+    recipe = frontrunner.best("tiny", store=store)[0].recipe_id
+    some = Budget(probes=2)
+    frontrunner.sweep(recipe, ["micro_batch_seqs"], repeats=3, budget=some, store=store, name="thrice")
+    frontrunner.resume("thrice", store=store, budget={"probes": 99})
+    counts = {row.recipe_id: row.standing.repeats for row in frontrunner.best("thrice", top=None, store=store)}
+    assert len(counts) > 1
+    assert set(counts.values()) == {3}
+    with pytest.raises(InvalidInput, match=r"search.repeats = 6: expected 1 to 5"):
+        frontrunner.sweep(recipe, repeats=6, store=store)
+
+
 def test_scaling_is_a_campaign_with_a_figure(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     first = frontrunner.best("tiny", store=store)[0]
     frontrunner_command(["scale", first.recipe_id, "--nodes", "1,2,4", "--store", store], standalone_mode=False)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
+from frontrunner.evaluators.cluster.settings import NodeSource
+
 
 class Status(Enum):
     """Outcome of a check, from good to bad: a note needs nothing, a warning costs speed or may fail, a problem will."""
@@ -44,7 +46,7 @@ class Needs:
     """What a campaign needs of the machine, or an installation without a campaign.
 
     `store_path` is None for a store on a database server; `scheduler` is the batch system that it requests nodes
-    from, so that this machine need not be one.
+    from, and `ray` what it requests of a Ray cluster, so that this machine need not be one.
     """
 
     store_path: Path | None
@@ -57,6 +59,7 @@ class Needs:
     compiles: bool = False
     disk_folder: Path | None = None
     trainer: str | None = None
+    ray: NodeSource | None = None
 
 
 Examination = tuple[str, str, Callable[[], Iterable[Check]]]

@@ -133,7 +133,8 @@ def check_job(job: JobEnvironment, needs: Needs) -> Iterator[Check]:
     """Check the allocation, the launcher, and whether the devices that the batch system assigned are there."""
     held, place, assigned = job.allocation, job.launched, job.stated_devices_per_node
     if held is None:
-        remedy = f"its probes need {needs.nodes} nodes: submit jobs, or start inside one" if needs.nodes > 1 else None
+        remedy: str | None = f"its probes need {needs.nodes} nodes: submit jobs, or start inside one"
+        remedy = remedy if needs.nodes > 1 and needs.ray is None else None
         yield Check("allocation", "none is held", NOTE, remedy)
     else:
         named = ", ".join(held.nodes[:MAX_NAMED_NODES]) + (", ..." if len(held.nodes) > MAX_NAMED_NODES else "")
@@ -206,7 +207,8 @@ def storage_checks(needs: Needs) -> Iterator[Examination]:
     """Yield the examinations of the folders that are needed."""
 
     def examine(use: str, path: Path) -> Iterator[Check]:
-        return check_disk(use, gather_disk(path), needs.nodes)
+        sends_files = needs.ray is not None and not needs.ray.settings.shares_files
+        return check_disk(use, gather_disk(path), 1 if sends_files else needs.nodes)
 
     folders = {"store": needs.store_path, "run folder": needs.run_folder, "offload": needs.disk_folder}
     for use, path in folders.items():

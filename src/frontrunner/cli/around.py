@@ -28,6 +28,7 @@ def runs_around(make: Callable[..., CampaignSpec]) -> Callable[..., None]:
     )
     @click.option("--name", help="The new campaign's name [default: the recipe's campaign's, -sweep or -scale].")
     @click.option("--preview", is_flag=True, help="Print what would be measured, with estimates; run nothing.")
+    @click.option("--repeats", type=int, default=1, show_default=True, help="Measurements of each recipe.")
     @opt.budget_options("at most")
     @opt.store_option
     @opt.json_option
@@ -67,22 +68,22 @@ def runs_around(make: Callable[..., CampaignSpec]) -> Callable[..., None]:
     help="A dimension to vary, and its values [default: all that the recipe's campaign varies]. Repeatable.",
 )
 @runs_around
-def sweep(source: sweeps.Source, budget: Budget, dimensions: tuple[str, ...]) -> CampaignSpec:
+def sweep(source: sweeps.Source, budget: Budget, repeats: int, dimensions: tuple[str, ...]) -> CampaignSpec:
     """Measure RECIPE with each value of a dimension, while all others stay: what each choice is worth.
 
     RECIPE is a stored recipe, or the path of a recipe file. It runs as a campaign of its own: `status`, `resume` and
     `report` take it as any other. Results of the last 7 days are reused.
     """
-    return sweeps.sweep_spec(source, dimensions, budget)
+    return sweeps.sweep_spec(source, dimensions, budget, repeats)
 
 
 @click.command()
 @click.option("--nodes", metavar="N,N,...", required=True, help="Numbers of nodes; the recipe's own is added.")
 @runs_around
-def scale(source: sweeps.Source, budget: Budget, nodes: str) -> CampaignSpec:
+def scale(source: sweeps.Source, budget: Budget, repeats: int, nodes: str) -> CampaignSpec:
     """Measure RECIPE on several numbers of nodes: strong and weak scaling, with more or fewer replicas.
 
     RECIPE is a stored recipe, or the path of a recipe file. Strong scaling keeps the global batch, weak scaling that
     of each replica. It runs as a campaign of its own: `status`, `resume` and `report` take it as any other.
     """
-    return sweeps.scale_spec(source, opt.counts("--nodes", nodes), budget)
+    return sweeps.scale_spec(source, opt.counts("--nodes", nodes), budget, repeats)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +21,9 @@ from frontrunner.spaces.errors import NothingLegal, StoreUnusable, bad_value, wr
 from frontrunner.store import LocalStore
 from frontrunner.text import plain
 from frontrunner.views.results import print_check, print_deleted, print_import, print_prunable
+
+if TYPE_CHECKING:
+    from frontrunner.cli.options import Backend
 
 
 @click.group(cls=opt.SuggestingGroup)
@@ -105,24 +108,24 @@ def prune(campaign: str | None, store: str | None, *, yes: bool, as_json: bool) 
 @click.command()
 @click.argument("campaign", metavar="OLD")
 @click.argument("name", metavar="NEW")
-@opt.store_option
-def rename(campaign: str, name: str, store: str | None) -> None:
+@opt.backend_options
+def rename(campaign: str, name: str, backend: Backend) -> None:
     """Give the campaign OLD the name NEW; its run folders keep theirs. Refused while a driver holds it."""
-    api.rename(campaign, name, store=store)
+    backend.rename(campaign, name)
     click.echo(f"campaign {campaign} is now {name}")
 
 
 @click.command()
 @click.argument("campaign")
 @click.option("--yes", is_flag=True, help="Delete it instead of only listing what that removes.")
-@opt.store_option
+@opt.backend_options
 @opt.prints(print_deleted)
-def delete(campaign: str, store: str | None, *, yes: bool) -> Deleted:
+def delete(campaign: str, backend: Backend, *, yes: bool) -> Deleted:
     """List what belongs to CAMPAIGN, or delete it: its outcomes and events, and its run folders as in `store prune`.
 
     Refused while a driver holds it. Other campaigns keep what they took over from it.
     """
-    return api.delete(campaign, store=store, preview=not yes)
+    return backend.delete(campaign, preview=not yes)
 
 
 @click.command()

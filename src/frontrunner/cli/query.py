@@ -211,3 +211,27 @@ def plot(campaign: str | None, out: Path, figure: str | None, wanted: str | None
         click.echo(str(path))
     for row in absent:
         click.echo(f"{row.name} is not drawn: {row.reason}", err=True)
+
+
+@click.command()
+@campaign_argument
+@click.option("--out", type=FILE, required=True, help="x.gif, or x.mp4 where ffmpeg is installed.")
+@click.option("--x", metavar="NAME", help="The dimension across [default: tensor_parallel where it varies].")
+@click.option("--y", metavar="NAME", help="The dimension upward [default: pipeline_parallel where it varies].")
+@backend_options
+def film(campaign: str | None, out: Path, x: str | None, y: str | None, backend: Backend) -> None:
+    """Write how the search of CAMPAIGN (default: the newest) filled a map of two dimensions, probe by probe.
+
+    Beside the map stand the outcomes and, where the strategy stored it, what it expected of each when it chose it.
+    """
+    from frontrunner.views.film import check_film_file, write_film
+
+    check_film_file(out)  # before anything is read
+    found = backend.film(campaign, x=x, y=y)
+    pictures = write_film(found, out)
+    left = f", the first of {found.outcomes:,}" if found.outcomes > len(found.shots) else ""
+    click.echo(
+        f"film: {out}, {len(found.shots):,} outcomes{left} in {pictures} pictures, {out.stat().st_size / 1e6:.1f} MB"
+    )
+    if not found.has_beliefs:
+        click.echo("no expectation is drawn: the strategy stored none", err=True)

@@ -26,7 +26,7 @@ from frontrunner.search.budget import Limit
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.driver import PAUSED_BY_REQUEST, Conclusion
 from frontrunner.spaces.errors import CampaignFailed, InvalidInput, JobEnds, NotFound, NothingLegal, StoreUnusable
-from frontrunner.stop_signals import INTERRUPTED, stopped_by_signals
+from frontrunner.stop_signals import INTERRUPTED, noted_signals, stopped_by_signals
 from frontrunner.store import LocalStore
 from frontrunner.text import percent, seconds, thousands
 from frontrunner.views import results as views
@@ -132,15 +132,16 @@ def measure(store: str | None, *, as_json: bool, **asked: Any) -> None:
 @click.command()
 @opt.campaign_argument
 @opt.budget_options("of the budget from now on, those that were spent included")
+@click.option("--cost", type=float, help="Price of node-hours, likewise.")
 @click.option("--add", is_flag=True, help="Add what is given to the limits.")
-@opt.store_option
+@opt.backend_options
 @opt.json_option
-def budget(campaign: str | None, store: str | None, *, add: bool, as_json: bool, **limits: float | None) -> None:
-    """Print what CAMPAIGN (default: the one created last) has spent of its budget, or change its limits.
+def budget(campaign: str | None, backend: Backend, *, add: bool, as_json: bool, **limits: float | None) -> None:
+    """Print what CAMPAIGN has spent of its budget, or change its limits.
 
     A running driver goes by the change within seconds; one that has ended goes on by `frontrunner resume`.
     """
-    found = api.change_budget(campaign, opt.given(limits), add=add, store=store)
+    found = backend.change_budget(campaign, opt.given(limits), add=add)
     opt.show(found, _print_limits, as_json=as_json)
 
 
@@ -206,7 +207,7 @@ def _replays_here(found: LocalStore, campaign: str, winner: RankedRecipe) -> boo
     """Return whether `replay` can run the recipe from here: on this machine, or on nodes that it requests."""
     with found.opened() as store:
         spec = stored_spec(store.campaign(campaign))
-    is_here = winner.recipe.devices <= spec.problem.cluster.devices_per_node
+    is_here = winner.recipe.devices <= spec.problem.at(winner.recipe).cluster.devices_per_node
     return winner.figures == "measured" and (is_here or spec.dispatch.backend is not None)
 
 
@@ -300,7 +301,8 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
     opt.warn(planned.differences)
     click.echo(f"replaying {planned.recipe_id} in {planned.folder}", err=True)
     try:
-        result = replaying.run(planned, _printer(chosen.steps))
+        with noted_signals() as signals:
+            result = replaying.run(planned, _printer(chosen.steps), signals)
     except KeyboardInterrupt:
         click.echo("stopped; the same command continues from the newest checkpoint, if there is one", err=True)
         sys.exit(INTERRUPTED)

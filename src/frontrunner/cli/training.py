@@ -86,7 +86,7 @@ def checkpoint() -> None:
 def export_checkpoint(folder: Path, form: str, out: Path, step: int | None, *, as_json: bool, **given: Any) -> None:
     """Write a checkpoint of the replay in FOLDER as weights, config.json and tokenizer that `transformers` loads.
 
-    Of any parallel layout of the torch engine. A model of which transformers has no architecture is refused by name.
+    Of any parallel layout of both engines. A model of which transformers has no architecture is refused by name.
     """
     from frontrunner.evaluators.checkpoint.export import FORMATS, export
     from frontrunner.evaluators.checkpoint.reading import open_checkpoint

@@ -105,9 +105,37 @@ def _model_schema(schema: Schema) -> None:
 
 def _fill_cluster(given: Table, base: Path) -> Table:
     """Complete a [cluster] by its preset, file or device; a device that ships is named by its key."""
+    if given.get("group"):
+        return _uneven_cluster(given, base)
+    given = {key: value for key, value in given.items() if key != "group" or value not in ([], ())}
     found = _with_figures(dict(given), base)
     known = presets.known_device(str(found.get("device", "")))
     return found if known is None else found | {"device": known["device"]}
+
+
+def _uneven_cluster(given: Table, base: Path) -> Table:
+    """Summarize the groups of a cluster, each filled in by itself over what [cluster] says of all."""
+    groups, shared = given["group"], {key: value for key, value in given.items() if key != "group"}
+    if not isinstance(groups, list) or not all(isinstance(one, dict) and not one.get("group") for one in groups):
+        raise errors.bad_value("cluster.group", groups, 'tables [[cluster.group]], each with name = "..."')
+    name = shared.pop("name", None) or shared.get("preset", "custom")
+    found = [_group(one, shared, base) for one in groups]
+    return asdict(Cluster.of_groups(name, found))
+
+
+def _group(own: Table, shared: Table, base: Path) -> Cluster:
+    """Return one group; what [cluster] says of its device is not said of that of a group which names its own."""
+    name = own.get("name")
+    if not isinstance(name, str):
+        raise errors.bad_value("cluster.group.name", name, 'a name for each group, as "h100"')
+    if not own.keys().isdisjoint(NAMES_A_DEVICE):
+        device = {key for table in presets.catalogue("devices").values() for key in table}
+        left_out = {*NAMES_A_DEVICE, *device, "efficiencies", "expected_error"}
+        shared = {key: value for key, value in shared.items() if key not in left_out}
+    try:
+        return parse(ClusterFile, {"cluster": shared | own}, base=base).cluster
+    except errors.InvalidInput as error:
+        raise errors.InvalidInput(f"group {name}: {error.message}", hint=error.hint) from None
 
 
 def _with_figures(table: Table, base: Path) -> Table:
@@ -148,6 +176,7 @@ def _over_file(table: Table, base: Path) -> Table:
     return merged
 
 
+NAMES_A_DEVICE = ("preset", "file", "device")
 MOST_NAME, CONTROL = 200, re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -190,8 +219,13 @@ def _cluster_schema(schema: Schema) -> None:
     }
     schema["properties"]["device"]["examples"] = list(presets.preset_names("devices"))
     filled = _fill_cluster({"device": presets.preset_names("devices")[0]}, Path())
+    schema["properties"]["group"] = {"type": "array", "items": {"type": "object"}} | {
+        "description": "Node types of an uneven cluster, `[[cluster.group]]`: each with a `name` of its own and the "
+        "keys of `[cluster]` that differ, as `preset` or `device`, `nodes` and `price_per_node_hour`; a recipe runs "
+        "within one group. See [several node types](clusters.md#several-node-types)."
+    }
     own = [key for key in schema.pop("required") if key not in filled or key == "device"]
-    schema["anyOf"] = [{"required": ["preset"]}, {"required": ["file"]}, {"required": own}]
+    schema["anyOf"] = [*({"required": [key]} for key in ("preset", "file", "group")), {"required": own}]
 
 
 def _batch_range(given: Any) -> Any:

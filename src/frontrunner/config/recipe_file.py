@@ -127,6 +127,7 @@ class RecipeFile:
 def to_text(file: RecipeFile) -> str:
     """Return the file's text; `from_text` reads it back to an equal value, and equal values give equal text."""
     content = asdict(file) | {"recipe": stored_recipe(file.recipe)}
+    del content["problem"]["cluster"]["group"]  # the problem is that on the recipe's nodes
     document = {"format": FORMAT, "version": VERSION, "hash": content_hash(content), "content": content}
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 

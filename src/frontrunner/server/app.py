@@ -31,19 +31,22 @@ from frontrunner.results.store import Store
 from frontrunner.server import routes
 from frontrunner.server import service as serving
 from frontrunner.server.auth import SESSION_S
-from frontrunner.server.errors import Forbidden
+from frontrunner.server.errors import PROBLEM, Forbidden, problem
 from frontrunner.server.middleware import middleware
-from frontrunner.server.pages import campaigns, planning, recipes, rendering
-from frontrunner.server.requests import API, ErrorAnswer
+from frontrunner.server.pages import campaigns, explorer, planning, recipes, rendering, steps
+from frontrunner.server.requests import API, Problem
 from frontrunner.server.settings import KINDS, ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError
 
 BACKLOG = 128
 GRACE_S = 3
+MOST_SILENT = 32
+"""Connections of one address that have not sent a request; browsers open six at most."""
+FIRST_REQUEST_S = 10.0
 MOST_CAMPAIGNS = 200
 """The newest ones in the metrics: each is a label, and Prometheus keeps a series for each label that it has seen."""
 DESCRIPTION = """Campaigns over HTTP. Responses have the shape that the commands print with `--json`; errors are
-`{"error": {"kind", "message", "hint"}}`. Send a token as `Authorization: Bearer TOKEN`."""
+problem details (RFC 9457) with a `kind` and the next step as `hint`. Send a token as `Authorization: Bearer TOKEN`."""
 SCHEMES: dict[str, Any] = {
     "token": {
         "type": "http",
@@ -56,9 +59,9 @@ SCHEMES: dict[str, Any] = {
         "description": "Set in a browser that opened a link of `frontrunner serve`.",
     },
 }
-ERROR = {"error": {"kind": "InvalidInput", "message": "unknown section [budgets]", "hint": "did you mean 'budget'?"}}
+ERROR = problem(422, "unknown section [budgets]", kind="InvalidInput", hint="did you mean 'budget'?")
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer, "description": text, "content": {"application/json": {"example": ERROR}}}
+    status: {"model": Problem, "description": text, "content": {PROBLEM: {"example": ERROR}}}
     for status, text in (("4XX", "Refused"), ("5XX", "Not possible now"))
 }
 LOGGED_IN = """<!doctype html>
@@ -84,11 +87,13 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         lifespan=_lifespan,
         middleware=middleware(settings, service.tokens),
         redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.service = service
     for router in (routes.api, routes.uncached):
         app.include_router(router, prefix=API, responses=ERRORS, dependencies=[Depends(serving.known_parameters)])
-    for router in (campaigns.router, recipes.router, planning.router, rendering.router, scraped, outside):
+    pages = (campaigns.router, explorer.router, recipes.router, steps.router, planning.router, rendering.router)
+    for router in (*pages, scraped, outside):
         app.include_router(router, include_in_schema=False)
     _handle_errors(app, service)
     _describe(app, service)
@@ -227,15 +232,22 @@ def listen(settings: ServiceSettings) -> socket.socket:
 
 
 class Connection(H11Protocol):
-    """Connection of a client, closed at once where its address holds half of all: they may never send a request."""
+    """Connection of a client, closed if its address holds too many, or if its first request takes too long to come."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the address's connections."""
+        """Count the address's connections: all, and those that have not sent a request."""
         super().connection_made(transport)
-        client = self.client or ("", 0)
-        held = sum((getattr(other, "client", None) or ("",))[0] == client[0] for other in self.connections)
-        if held > (self.limit_concurrency or 0) // 2:
+        address = (self.client or ("",))[0]
+        mine = [one for one in self.connections if (getattr(one, "client", None) or ("",))[0] == address]
+        silent = sum(getattr(one, "cycle", None) is None for one in mine)
+        if len(mine) > (self.limit_concurrency or 0) // 2 or silent > MOST_SILENT:
             transport.close()
+        else:
+            self.loop.call_later(FIRST_REQUEST_S, self._close_if_silent)
+
+    def _close_if_silent(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.close()
 
 
 def run(app: FastAPI, settings: ServiceSettings, listener: socket.socket) -> None:

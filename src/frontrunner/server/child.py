@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,9 +20,9 @@ from frontrunner.evaluators.probe.files import write_json
 from frontrunner.results.records import timestamp, utc_now
 from frontrunner.results.states import CampaignState
 from frontrunner.search.listener import View
-from frontrunner.server.errors import to_table
+from frontrunner.server.errors import to_problem
 from frontrunner.spaces.errors import FrontrunnerError
-from frontrunner.stop_signals import stopped_by_signals
+from frontrunner.stop_signals import noted_signals, stopped_by_signals
 from frontrunner.views.live import Lines
 
 
@@ -62,7 +61,6 @@ def main(arguments: list[str]) -> int:
     try:
         body = json.load(sys.stdin)
         if arguments == ["replay"]:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the ranks first, as Ctrl-C does
             anyway, root = body.pop("anyway"), Path(body.pop("root"))
             recipe_id = api.show(body.pop("recipe_id")).recipe_id
             settings = ReplaySettings(**body, folder=root / recipe_id)
@@ -70,9 +68,9 @@ def main(arguments: list[str]) -> int:
             planned.folder.mkdir(parents=True, exist_ok=True)
             started = {"pid": os.getpid(), "since": timestamp(utc_now()), "steps": settings.steps}
             write_json(planned.folder / STARTED, started)
-            with recording_end(planned.folder / STARTED, started):
+            with recording_end(planned.folder / STARTED, started), noted_signals() as signals:
                 listener.report({"recipe_id": recipe_id})
-                run(planned)
+                run(planned, signals=signals)
             return 0
         with stopped_by_signals() as on_driver:
             if arguments[0] == "launch":
@@ -82,7 +80,7 @@ def main(arguments: list[str]) -> int:
                 api.resume(arguments[1], listener=listener, on_driver=on_driver)
     except FrontrunnerError as error:
         sys.stderr.write(f"error: {error.message}\n")
-        listener.report({"error": to_table(error)})
+        listener.report({"error": to_problem(error)})
         return error.exit_code
     return 0
 

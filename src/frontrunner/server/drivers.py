@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import select
 import signal
 import statistics
@@ -27,12 +26,14 @@ import psutil
 from frontrunner.config.settings import STORE_VARIABLE, run_root
 from frontrunner.evaluators.probe.files import read_json, write_json
 from frontrunner.evaluators.probe.processes import kill_group
+from frontrunner.evaluators.probe.replay import ReplayStopped
+from frontrunner.evaluators.trainer.job import complete_steps
 from frontrunner.results.records import utc_now
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.status import ActiveDriver, active_drivers
 from frontrunner.results.store import Store
 from frontrunner.server.auth import TOKEN_VARIABLE
-from frontrunner.server.errors import Conflict, TooMany, from_table
+from frontrunner.server.errors import Conflict, TooMany, from_problem
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError, NotFound
 from frontrunner.stop_signals import CANCEL_SIGNAL, PAUSE_SIGNAL
@@ -81,7 +82,7 @@ class Starter:
             raise FrontrunnerError("the child process ended without a report", hint="see the service's logs")
         found: dict[str, Any] = json.loads(report)
         if "error" in found:
-            raise from_table(found["error"])
+            raise from_problem(found["error"])
         return found | {"pid": child.pid}
 
 
@@ -171,7 +172,6 @@ STARTED = "service.json"
 MOST_PROGRESS_BYTES = 65_536
 LAST_EVENTS = 100
 RATED_STEPS = 20
-CHECKPOINT = re.compile(r"step-(\d{8,})")
 
 
 class ReplayState(StrEnum):
@@ -214,7 +214,7 @@ def recording_end(path: Path, started: Mapping[str, object]) -> Iterator[None]:
     """Record in a replay's file that it was stopped, or why it failed."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ReplayStopped):
         write_json(path, {**started, "ended": ReplayState.STOPPED.value})
     except Exception as error:
         why = error.message if isinstance(error, FrontrunnerError) else f"{type(error).__name__}: {error}"
@@ -287,11 +287,10 @@ class Replays:
 
     def checkpoint_step(self, recipe_id: str) -> int:
         """Return the step of a recipe's newest complete checkpoint, perhaps of `frontrunner replay`; 0 without one."""
-        names = (path.name for path in self._root.glob(f"{recipe_id}/checkpoints/step-*"))
-        return max((int(found[1]) for name in names if (found := CHECKPOINT.fullmatch(name))), default=0)
+        return max(complete_steps(self._root / recipe_id / "checkpoints"), default=0)
 
     def stop(self, recipe_id: str) -> Replay:
-        """End a replay's ranks; its checkpoints stay. Raises `Conflict` unless it is running."""
+        """Have a replay store a checkpoint and end, the second time at once. Raises `Conflict` unless it is running."""
         found = self.one(recipe_id)
         process = our_process(found.pid, since=self._started(recipe_id)["since"]) if found.pid else None
         if process is None:

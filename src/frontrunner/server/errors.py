@@ -37,12 +37,45 @@ STATUS_OF: dict[type[FrontrunnerError], int] = {
 }
 
 
-def to_table(error: FrontrunnerError) -> dict[str, Any]:
-    """Return an error as {"kind", "message", "hint"}."""
-    return {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+KINDS = {kind.__name__: kind for kind in STATUS_OF}
+PROBLEM = "application/problem+json"
+IDEMPOTENCY_KEY = "Idempotency-Key"
 
 
-def from_table(table: Mapping[str, Any]) -> FrontrunnerError:
-    """Return the error of {"kind", "message", "hint"}; a `FrontrunnerError` for an unknown kind."""
-    kind = next((kind for kind in STATUS_OF if kind.__name__ == table.get("kind")), FrontrunnerError)
-    return kind(str(table.get("message")), hint=table.get("hint"))
+def type_of(kind: str) -> str:
+    """Return the URI of a kind of error, under which the service describes it; it never changes."""
+    return f"/api/v1/problems/{kind}"
+
+
+def title_of(kind: str) -> str:
+    """Return what the errors of a kind have in common."""
+    known = KINDS.get(kind)
+    return "The request is refused" if known is None else (known.__doc__ or "").split(";")[0].strip().rstrip(".")
+
+
+def problem(status: int, message: str, *, kind: str, hint: str | None) -> dict[str, Any]:
+    """Return an error as the problem details of RFC 9457, with its `kind` and the next step as `hint`."""
+    return {
+        "type": type_of(kind),
+        "title": title_of(kind),
+        "status": status,
+        "detail": message,
+        "kind": kind,
+        "hint": hint,
+    }
+
+
+def status_of(error: FrontrunnerError) -> int:
+    """Return the HTTP status of an error."""
+    return next(STATUS_OF[base] for base in type(error).__mro__ if base in STATUS_OF)
+
+
+def to_problem(error: FrontrunnerError) -> dict[str, Any]:
+    """Return an error as problem details."""
+    return problem(status_of(error), error.message, kind=type(error).__name__, hint=error.hint)
+
+
+def from_problem(found: Mapping[str, Any]) -> FrontrunnerError:
+    """Return the error of problem details; a `FrontrunnerError` for an unknown kind."""
+    kind = KINDS.get(str(found["kind"]), FrontrunnerError)
+    return kind(str(found["detail"]), hint=found.get("hint"))

@@ -49,10 +49,31 @@ def middleware(settings: ServiceSettings, tokens: Tokens) -> list[Middleware]:
         partial(authenticate, tokens),
     )
     return [
+        Middleware(Heads),
         Middleware(SecurityHeaders),
         Middleware(TrustedHostMiddleware, allowed_hosts=sorted(settings.host_names), www_redirect=False),
         Middleware(Checks, checks=checks, most_bytes=limits.body_bytes),
     ]
+
+
+class Heads:
+    """Responds to HEAD as to GET, without the body; not where the response never ends."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Ask as GET, and leave out what follows the headers."""
+        if scope["type"] != "http" or scope["method"] != "HEAD" or scope["path"].endswith("/events"):
+            await self._app(scope, receive, send)
+            return
+
+        async def send_without_body(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_without_body)
 
 
 class SecurityHeaders:

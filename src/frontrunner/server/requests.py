@@ -18,17 +18,20 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 
 from frontrunner.config.campaign import CampaignFile, CampaignName, parse_campaign, section_schema
 from frontrunner.config.toml_file import Table
+from frontrunner.evaluators.analytic.timeline import StepTimeline
 from frontrunner.results.pages import Comparison, TrialPage
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import FILTERS, RankBy, RankedRecipe, Ranking
 from frontrunner.results.redaction import REDACTED, redact
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import ActiveDriver, Appearance, Explanation, Status
+from frontrunner.search.budget import Limit
 from frontrunner.server.settings import EVALUATOR_OF, KINDS, Registered
 from frontrunner.spaces.errors import CAMPAIGN_NAME, FALLBACK_NAME, InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.spaces.validation import invalid_input, refuse_unusable_values
 from frontrunner.store import Baseline, LocalStore
+from frontrunner.views.film import Film
 
 logger = logging.getLogger("frontrunner.server")
 T = TypeVar("T")
@@ -151,18 +154,54 @@ class ReplayBody(Body):
         return self.model_dump(by_alias=True)
 
 
-class ErrorText(BaseModel):
-    """What went wrong, by the name of its class, and the next step."""
+class ProblemKind(BaseModel):
+    """What the errors of a kind have in common; `type` never changes."""
 
+    type: str
+    title: str
+    status: int
     kind: str
-    message: str
+
+
+class Problem(ProblemKind):
+    """An error, as the problem details of RFC 9457; `hint` is the next step."""
+
+    detail: str
     hint: str | None
 
 
-class ErrorAnswer(BaseModel):
-    """An error."""
+class Limits(Body):
+    """Limits of a budget."""
 
-    error: ErrorText
+    model_config = ConfigDict(extra="forbid")
+
+    probes: Annotated[int | None, Field(gt=0)] = None
+    minutes: Annotated[float | None, Field(gt=0)] = None
+    node_hours: Annotated[float | None, Field(gt=0)] = None
+    cost: Annotated[float | None, Field(gt=0)] = None
+
+
+class ChangeBody(Body):
+    """A change of a campaign: its `name`, or limits of its `budget`; `add` adds to the limits that it has."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"budget": {"probes": 40}}]})
+
+    name: CampaignName | None = None
+    budget: Limits | None = None
+    add: bool = False
+
+    @model_validator(mode="after")
+    def _is_one_change(self) -> Self:
+        if (self.name is None) == (self.budget is None):
+            raise ValueError("expected either name or budget")
+        return self
+
+
+class ChangeAnswer(BaseModel):
+    """A campaign after a change."""
+
+    campaign: str
+    budget: tuple[Limit, ...]
 
 
 class LaunchAnswer(BaseModel):
@@ -334,6 +373,20 @@ class Question:
         )
 
 
+COUNT: Any = Annotated[int | None, Field(ge=1, le=1_000_000)]
+
+
+def _filter_type(name: str) -> Any:
+    if name not in DIMENSIONS:  # data_parallel, which is derived
+        return COUNT
+    dimension = DIMENSIONS[name]
+    words = Literal[*dimension.values] | None if dimension.values else Annotated[str | None, Field(max_length=64)]
+    return {"count": COUNT, "flag": bool | None}.get(dimension.kind, words)
+
+
+AXIS: Any = Annotated[str | None, Field(max_length=64, description="A dimension that the campaign varies.")]
+STEP_DIMENSIONS = ("schedule", "pipeline_parallel", "virtual_stages", "micro_batch_seqs")
+"""What a recipe's step may be laid out with other values of."""
 QUESTIONS = (
     Question("drivers", "campaigns", "/drivers", list[ActiveDriver]),
     Question("compare", "campaigns", "/compare", Comparison, {"first": SIDE, "second": SIDE, **PAGED}),
@@ -350,22 +403,19 @@ QUESTIONS = (
     ),
     Question("pareto", "recipes", "/campaigns/{name}/pareto", list[RankedRecipe], make=Ranking),
     Question("show", "recipes", "/recipes/{recipe_id}", Explanation, {"campaign": InCampaign}),
+    Question(
+        "step",
+        "recipes",
+        "/recipes/{recipe_id}/step",
+        StepTimeline,
+        {"campaign": InCampaign, **{name: _filter_type(name) for name in STEP_DIMENSIONS}},
+    ),
     Question("export", "recipes", "/recipes/{recipe_id}/export", str, {"to": str}),
     Question("predictions_of", "recipes", "/recipes/{recipe_id}/predictions", list[SmallScale], make=tuple),
     Question("predictions", "reports", "/campaigns/{name}/predictions", SmallScale | None),
+    Question("film", "reports", "/campaigns/{name}/film", Film, {"x": AXIS, "y": AXIS}),
     Question("baseline", "reports", "/campaigns/{name}/baseline", Baseline | None),
 )
-COUNT: Any = Annotated[int | None, Field(ge=1, le=1_000_000)]
-
-
-def _filter_type(name: str) -> Any:
-    if name not in DIMENSIONS:  # data_parallel, which is derived
-        return COUNT
-    dimension = DIMENSIONS[name]
-    words = Literal[*dimension.values] | None if dimension.values else Annotated[str | None, Field(max_length=64)]
-    return {"count": COUNT, "flag": bool | None}.get(dimension.kind, words)
-
-
 _FILTERS: dict[str, Any] = {name: (_filter_type(name), None) for name in FILTERS}
 RecipeQuestion: Any = pydantic.create_model(
     "RecipeQuestion",
@@ -374,6 +424,7 @@ RecipeQuestion: Any = pydantic.create_model(
     max_memory_gb=(MaxMemory, None),
     page=(Page, 1),
     page_size=(PageSize, 50),
+    custom=(Annotated[tuple[Annotated[str, Field(max_length=200)], ...], Field(max_length=16)], ()),
     **_FILTERS,
 )
 

@@ -16,13 +16,14 @@ from frontrunner.exchange import export_name
 from frontrunner.planning import plan_of
 from frontrunner.results import frames
 from frontrunner.results.pages import CampaignPage, RecipePage, campaign_page
+from frontrunner.results.pruning import Deleted
 from frontrunner.results.status import FailedTrial, failures
 from frontrunner.server import requests
 from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Replay, Word
-from frontrunner.server.errors import TooMany
-from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, answer
-from frontrunner.spaces.errors import CAMPAIGN_NAME, InvalidInput, NothingLegal
+from frontrunner.server.errors import KINDS, TooMany, status_of, title_of, type_of
+from frontrunner.server.service import OPERATOR, STARTS, CachedRoute, OnceRoute, RoleOf, Service, ServiceOf, answer
+from frontrunner.spaces.errors import CAMPAIGN_NAME, InvalidInput, NotFound, NothingLegal, did_you_mean
 from frontrunner.store import LOG_BYTES, POLL_S, Follower, OnFront, parse_cursor
 from frontrunner.text import to_json
 from frontrunner.views.charts import FIGURES
@@ -31,7 +32,7 @@ from frontrunner.views.report import figure as draw_figure
 from frontrunner.views.report import not_drawn, report_text
 
 api = APIRouter(route_class=CachedRoute)
-uncached = APIRouter()
+uncached = APIRouter(route_class=OnceRoute)
 """Routes whose responses change while nothing is written, and those that write nothing."""
 
 QUIET_POLLS = 15
@@ -210,14 +211,30 @@ async def plan(service: ServiceOf, body: requests.PlanBody) -> Response:
     return answer(await service.slowly(planned))
 
 
-@api.post("/campaigns", response_model=requests.LaunchAnswer, status_code=201, tags=["control"], dependencies=OPERATOR)
+@api.post("/campaigns", response_model=requests.LaunchAnswer, status_code=201, tags=["control"], dependencies=STARTS)
 async def launch(service: ServiceOf, body: requests.CampaignBody) -> Response:
     """Start a campaign; the response comes once it is in the store and its driver has begun."""
     table = requests.campaign_table(body, service.settings.registered)
     return answer(await service.slowly(lambda: service.drivers.launch(table), starts=True), status=201)
 
 
-@api.post("/campaigns/{name}/resume", response_model=requests.LaunchAnswer, tags=["control"], dependencies=OPERATOR)
+@api.patch("/campaigns/{name}", response_model=requests.ChangeAnswer, tags=["control"], dependencies=OPERATOR)
+def change(service: ServiceOf, name: CampaignName, body: requests.ChangeBody) -> Response:
+    """Change limits of a campaign's budget, also while it runs, and its name, unless it runs."""
+    limits = {} if body.budget is None else body.budget.model_dump(exclude_none=True)
+    if body.name is not None:
+        service.local.rename(name, body.name)
+    budget = service.local.change_budget(body.name or name, limits, add=body.add)
+    return answer({"campaign": body.name or name, "budget": budget})
+
+
+@api.delete("/campaigns/{name}", response_model=Deleted, tags=["control"], dependencies=OPERATOR)
+def delete(service: ServiceOf, name: CampaignName, preview: bool = False) -> Response:  # noqa: FBT001, FBT002
+    """Delete a campaign with its outcomes and run folders, or (`preview`) return what that would remove."""
+    return answer(service.local.delete(name, preview=preview))
+
+
+@api.post("/campaigns/{name}/resume", response_model=requests.LaunchAnswer, tags=["control"], dependencies=STARTS)
 async def resume(service: ServiceOf, name: CampaignName) -> Response:
     """Continue a campaign where it stopped."""
     return answer(await service.slowly(lambda: service.drivers.resume(name), starts=True))
@@ -248,7 +265,7 @@ def one_replay(service: ServiceOf, recipe_id: RecipeId) -> Response:
     return answer(service.replays.one(recipe_id))
 
 
-@uncached.post("/replays", response_model=Replay, status_code=201, tags=["replays"], dependencies=OPERATOR)
+@uncached.post("/replays", response_model=Replay, status_code=201, tags=["replays"], dependencies=STARTS)
 async def start_replay(service: ServiceOf, body: requests.ReplayBody) -> Response:
     """Start a replay, or continue one from its newest checkpoint."""
     return answer(await service.slowly(lambda: service.replays.start(body.settings()), starts=True), status=201)
@@ -256,8 +273,17 @@ async def start_replay(service: ServiceOf, body: requests.ReplayBody) -> Respons
 
 @uncached.post("/replays/{recipe_id}/stop", response_model=Replay, tags=["replays"], dependencies=OPERATOR)
 def stop_replay(service: ServiceOf, recipe_id: RecipeId) -> Response:
-    """End a replay; its checkpoints stay."""
+    """Have a replay store a checkpoint and end, the second time at once."""
     return answer(service.replays.stop(recipe_id))
+
+
+@uncached.get("/problems/{kind}", response_model=requests.ProblemKind, tags=["operations"])
+def kind_of_problem(kind: Annotated[str, Path(pattern="^[A-Za-z]{1,64}$")]) -> Response:
+    """Return what the errors of a kind have in common: the `type` of each is this address."""
+    if kind not in KINDS:
+        raise NotFound(f"no kind of error is called {kind}", hint=did_you_mean(kind, KINDS))
+    status = status_of(KINDS[kind](""))
+    return answer({"type": type_of(kind), "title": title_of(kind), "status": status, "kind": kind})
 
 
 @uncached.post("/links", response_model=requests.LinkAnswer, status_code=201, tags=["operations"])

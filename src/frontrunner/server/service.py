@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import html
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from threading import Lock
 from typing import Annotated, Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import anyio
 import anyio.to_thread
 from cachetools import LRUCache, TTLCache
-from fastapi import Depends, Request, Response
+from fastapi import Depends, Header, Request, Response
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
+from frontrunner.results.explore import TrialTable
+from frontrunner.results.records import Campaign
 from frontrunner.results.store import open_store
 from frontrunner.server.auth import ROLE, LoginLinks, Role, make_tokens
 from frontrunner.server.drivers import Drivers, Replays
-from frontrunner.server.errors import STATUS_OF, Forbidden
+from frontrunner.server.errors import IDEMPOTENCY_KEY, PROBLEM, Forbidden, problem, status_of
 from frontrunner.server.requests import API
 from frontrunner.server.settings import ServiceSettings
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, did_you_mean, shown_key
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, did_you_mean, shown, shown_key
+from frontrunner.spaces.recipe import Choice
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import invalid_input
 from frontrunner.store import LocalStore
@@ -35,7 +40,10 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 SLOW_THREADS = 2
 REPORT_TTL_S = 10.0
 """How long what was read for a report serves its figures too: a client asks for each of them by itself."""
-MOST_REPORTED = 2
+MOST_REPORTED, MOST_EXPLORED = 2, 8
+MOST_KEY_CHARACTERS = 200
+MOST_REPEATS = 1024
+REPEATS_S = 24 * 3600.0
 TITLES = {403: "Not allowed", 404: "Not found"}
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">
@@ -58,7 +66,10 @@ class Service:
         self.drivers, self.replays = Drivers(self.store, settings), Replays(settings)
         self.slow_work, self.starts = anyio.CapacityLimiter(SLOW_THREADS), anyio.CapacityLimiter(SLOW_THREADS)
         self.streams = anyio.CapacityLimiter(limits.streams)
+        self.repeats = Repeats()
         self.cache = Cache(limits.cache_s, limits.cache_bytes)
+        self._explored: LRUCache[tuple[int, str], TrialTable] = LRUCache(MOST_EXPLORED)
+        self._explored_lock = Lock()
         self._surveys: LRUCache[str, Survey] = LRUCache(MOST_REPORTED)
         self._reported: TTLCache[tuple[str, str], Reported] = TTLCache(
             MOST_REPORTED, min(REPORT_TTL_S, 10 * limits.cache_s)
@@ -70,6 +81,14 @@ class Service:
         if found is None:
             found = self._reported[campaign, version] = reported(self.store, campaign, self._surveys)
         return found
+
+    def trials(self, campaign: Campaign, own_knobs: Mapping[str, Choice]) -> TrialTable:
+        """Return the columns of a campaign's trials, which are read once and then kept up to date."""
+        with self._explored_lock:
+            key = (campaign.id, campaign.created_at)
+            if key not in self._explored:
+                self._explored[key] = TrialTable(campaign, own_knobs)
+            return self._explored[key]
 
     async def slowly(self, work: Callable[[], T], *, starts: bool = False) -> T:
         """Run work that takes seconds on a thread of its own: no question, and no start, waits for the others."""
@@ -99,7 +118,53 @@ class Cache:
         self._kept.clear()
 
 
-class CachedRoute(APIRoute):
+class Repeats:
+    """Responses to requests that start something, by their Idempotency-Key: one that is repeated starts it once.
+
+    They are kept for `REPEATS_S`, and end with the service. Refusals are not kept: what was refused may be tried again.
+    """
+
+    def __init__(self) -> None:
+        self._kept: TTLCache[tuple[object, str], tuple[bytes, Response]] = TTLCache(MOST_REPEATS, REPEATS_S)
+        self._locks: WeakValueDictionary[tuple[object, str], asyncio.Lock] = WeakValueDictionary()
+
+    async def response(self, request: Request, make: Callable[[], Coroutine[Any, Any, Response]]) -> Response:
+        """Return the response to the first request with this key, once there is one."""
+        given = request.headers.get(IDEMPOTENCY_KEY)
+        if given is None:
+            return await make()
+        if not 0 < len(given) <= MOST_KEY_CHARACTERS:
+            raise bad_value(IDEMPOTENCY_KEY, given, f"1 to {MOST_KEY_CHARACTERS} characters")
+        key = (request.scope.get(ROLE), given)
+        asked = hashlib.sha256(f"{request.method} {request.url.path}\n".encode() + await request.body()).digest()
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        async with lock:
+            if key not in self._kept:
+                self._kept[key] = asked, await make()
+            first, kept = self._kept[key]
+            if first != asked:
+                what = f"{IDEMPOTENCY_KEY} {shown(given)} was sent with another request"
+                raise InvalidInput(what, hint="send a new key with each new request")
+            return kept
+
+
+class OnceRoute(APIRoute):
+    """Route whose responses to all but GET are kept by the request's Idempotency-Key."""
+
+    def get_route_handler(self) -> Handler:
+        """Return the route's handler behind what is kept."""
+        handler = super().get_route_handler()
+
+        async def once(request: Request) -> Response:
+            if request.method == "GET":
+                return await handler(request)
+            repeats: Repeats = request.app.state.service.repeats
+            return await repeats.response(request, lambda: handler(request))
+
+        return once
+
+
+class CachedRoute(OnceRoute):
     """Route whose responses to GET are cached by role, host, path and query; other methods empty the cache."""
 
     def get_route_handler(self) -> Handler:
@@ -146,9 +211,20 @@ async def known_parameters(request: Request) -> None:
             raise InvalidInput(f"unknown parameter {shown_key(name)}", hint=did_you_mean(name, known))
 
 
+async def idempotency_key(
+    idempotency_key: Annotated[
+        str | None, Header(max_length=MOST_KEY_CHARACTERS, description="Repeated within a day it starts nothing twice.")
+    ] = None,
+) -> None:
+    """Describe the header, which `OnceRoute` reads."""
+    del idempotency_key
+
+
 ServiceOf = Annotated[Service, Depends(the_service)]
 RoleOf = Annotated[Role, Depends(the_role)]
 OPERATOR = [Depends(operator)]
+STARTS = [*OPERATOR, Depends(idempotency_key)]
+"""Dependencies of requests that start something."""
 
 
 def answer(value: object, *, status: int = 200) -> Response:
@@ -168,8 +244,8 @@ def error_response(
     """Return an error as a response, a page where the Accept header names HTML outside the API."""
     given = Headers(scope=scope)
     if "text/html" not in given.get("accept", "") or str(scope["path"]).startswith("/api/"):
-        content = {"error": {"kind": kind, "message": message, "hint": hint}}
-        return JSONResponse(content, status_code=status, headers=headers)
+        content = problem(status, message, kind=kind, hint=hint)
+        return JSONResponse(content, status_code=status, headers=headers, media_type=PROBLEM)
     if ROLE not in scope or "hx-request" in given:
         page = PAGE.format(status=status, message=html.escape(message), hint=html.escape(hint or ""))
     else:
@@ -182,9 +258,8 @@ def error_response(
 
 def response_of(scope: Scope, error: FrontrunnerError, store: str) -> Response:
     """Return one of our errors as a response that does not reveal where the store is."""
-    kind = type(error)
-    status = next(STATUS_OF[base] for base in kind.__mro__ if base in STATUS_OF)
-    return error_response(scope, status, message_without_store(error, store), kind=kind.__name__, hint=error.hint)
+    message, kind = message_without_store(error, store), type(error).__name__
+    return error_response(scope, status_of(error), message, kind=kind, hint=error.hint)
 
 
 def message_without_store(error: FrontrunnerError, store: str) -> str:

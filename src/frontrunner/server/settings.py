@@ -111,8 +111,7 @@ def _about(kind: str, given: Mapping[str, Any], spec: CampaignSpec) -> str:
         size_mb = sum(path.stat().st_size for path in files) / 1e6
         return f"{f'{len(files)} files, ' * bool(files[1:])}{size_mb:,.1f} MB" if files else "the built-in text"
     cluster, dispatch = spec.problem.cluster, spec.dispatch
-    nodes = f"{cluster.nodes:,} node{'s' if cluster.nodes > 1 else ''} of {cluster.devices_per_node} x {cluster.device}"
-    machine = f"{cluster.name}: {nodes}, " if "cluster" in given else ""
+    machine = f"{cluster.name}: {cluster.describe()}, " if "cluster" in given else ""
     return f"{machine}{dispatch.scheduler or dispatch.backend or 'this machine, or the job it is in'}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.results.status import Appearance, Explanation
-from frontrunner.spaces.recipe import DIMENSIONS, Dimension, Recipe
+from frontrunner.spaces.recipe import Dimension, Recipe, dimensions_of
 from frontrunner.text import seconds
 from frontrunner.views.columns import FIGURES, ORIGINS, PARTS, Column, used
 from frontrunner.views.terminal import console, ruled_table
@@ -48,9 +48,8 @@ def compare_recipes(sides: Sequence[Explanation], estimates: Sequence[Breakdown]
     rates = [one.standing.tokens_per_s if one.standing else None for one in shown]
     same = all(problem == problems[0] for problem in problems)
     recipes = [side.recipe for side in sides]
-    choices: list[Row] = [
-        (one.name.replace("_", " "), tuple(choice(recipe, one) for recipe in recipes)) for one in DIMENSIONS.values()
-    ]
+    stated = dimensions_of(*recipes)
+    choices: list[Row] = [(one.name.replace("_", " "), tuple(choice(of, one) for of in recipes)) for one in stated]
     own = [{one.name: one.shown() for one in recipe.custom} for recipe in recipes]
     names = sorted({name for of in own for name in of})
     choices += [(name, tuple(of.get(name, "default") for of in own)) for name in names]

@@ -12,6 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from frontrunner.results.nodes import CHECKED, SET_ASIDE
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import STOPPING, Limit
@@ -113,6 +114,8 @@ def make_listener(*, quiet: bool) -> Iterator[Watcher]:
 
 
 NOTICES = {
+    CHECKED: "node {node} was checked: {found}",
+    SET_ASIDE: "node {node} is set aside, until a check after {until}: {why}",
     "harvested": "probe {trial} had ended before its driver did, and its outcome was collected: {recipe}",
     "lost": "probe {trial} was cut off with its driver: {recipe}",
     "pruned": "{recipes} of {of} legal recipes surely do not fit and are not probed (search.prune_infeasible)",
@@ -121,6 +124,8 @@ NOTICES = {
 
 
 def _notice(kind: str, data: EventData) -> str:
+    if kind == CHECKED and not data["found"]:
+        return plain(f"node {data['node']} was checked, is fine, and is used again")
     if kind in NOTICES:
         return plain(NOTICES[kind].format_map(data))
     if ended := data.get("probes_ended"):

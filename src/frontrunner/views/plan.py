@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -21,8 +22,9 @@ from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
 from frontrunner.evaluators.analytic.estimates import Estimate, Plan, ShownPlan
 from frontrunner.evaluators.analytic.memory import MARGIN
 from frontrunner.evaluators.analytic.scaling import Scaling, ScalingRow
+from frontrunner.evaluators.analytic.timeline import step_timeline
 from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
-from frontrunner.spaces.errors import shown
+from frontrunner.spaces.errors import InvalidInput, shown
 from frontrunner.text import count, counted, fit_verdict, gib, percent, plain, seconds, size, thousands, wrapped
 from frontrunner.views.columns import (
     ESTIMATED,
@@ -39,6 +41,7 @@ from frontrunner.views.columns import (
     words,
 )
 from frontrunner.views.terminal import column_table, console, ruled_table
+from frontrunner.views.timeline import print_timeline
 
 INDENT = 3
 SHOWN = 10
@@ -199,6 +202,9 @@ def print_breakdown(found: Breakdown) -> None:  # noqa: C901 - one line after th
     for table in (step, _memory_table(found)):
         out.print()
         out.print(table)
+    if estimate.recipe.pipeline_parallel > 1:
+        with suppress(InvalidInput):  # a step of too many passes
+            print_timeline(step_timeline(estimate.recipe, found.problem))
     out.say(fit_verdict(estimate.fit, estimate.peak_memory_bytes, found.memory_limit_bytes), style="bold")
     out.say(f"peak: {ESTIMATED_PEAK}", style="dim")
     if estimate.host_memory_bytes_per_rank:
@@ -336,6 +342,14 @@ def begin_with(advice: Advice) -> str | None:
     return f"{_named(found)}: {rates}{_peak(found, advice)}"
 
 
+def _beginnings(advice: Advice) -> tuple[str, ...]:
+    """Return the recommended recipe, and after it those of other groups; none where nothing fits."""
+    if (begin := begin_with(advice)) is None:
+        return ()
+    others = ((one.problem.cluster.name, begin_with(one)) for one in advice.elsewhere)
+    return (begin, *(f"{name} instead: {its or 'nothing is estimated to fit'}" for name, its in others))
+
+
 def commands(advice: Advice, file: str) -> dict[str, str]:
     """Return the commands to run next, each with its purpose."""
     quoted, found = shlex.quote(file), _estimate(advice)
@@ -404,9 +418,9 @@ def print_advice(advice: Advice, file: str | None = None) -> None:
             out.print(Padding(table, (0, 0, 0, INDENT), expand=False))
     out.print()
     print_trust(advice.trust)
-    if begin := begin_with(advice):
+    if beginnings := _beginnings(advice):
         out.say("\nbegin with", style="bold")
-        say(begin)
+        list(map(say, beginnings))  # each on lines of its own
     if missing := additions(advice):
         say("the file's [space] does not hold it; there, add:")
         for line in missing:

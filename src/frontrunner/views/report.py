@@ -22,6 +22,7 @@ from frontrunner.results.store import Store
 from frontrunner.search.budget import outlook_in_words
 from frontrunner.search.campaign_setup import stored_spec, stored_survey
 from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import write_bytes
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, did_you_mean, require_folder, writing
 from frontrunner.spaces.space import Survey
@@ -62,7 +63,7 @@ def environment(package: str, folder: str, **filters: Callable[..., Any]) -> Env
 def report_page(
     collected: Collected, spec: CampaignSpec, charts: Mapping[str, Chart | Missing], *, store: str, server: str
 ) -> str:
-    """Return the whole page; `charts` are those of `FIGURES` by name, `store` or `server` is what commands name."""
+    """Return the whole page; `charts` are of `FIGURES`, by name; `store` or `server` is what commands name."""
     campaign, ranking, script = collected.campaign, collected.ranking, javascript()
     templates = environment("frontrunner", "views", marks=_marks, node_time=node_time)
     values: dict[str, Any] = {
@@ -77,7 +78,7 @@ def report_page(
         "failures": len(collected.final_failures),
     }
     if ranking:
-        memory_bytes = collected.problem.cluster.memory_bytes_per_device
+        memory_bytes = collected.problem.at(ranking[0].recipe).cluster.memory_bytes_per_device
         values["figures"] = figures_in_words(ranking[0].standing, memory_bytes)
         replays = ranking[0].figures != "imported"
         where = {"store": store, "server": server}
@@ -103,6 +104,7 @@ def commands(recipe: str, campaign: str, *, replays: bool, store: str = "", serv
 
 def warnings(collected: Collected) -> Iterator[str]:
     """Yield what a reader should know before trusting the first place."""
+    yield from (f"{str(node).capitalize()}." for node in collected.nodes_aside)
     if not collected.ranking:
         yield "No recipe has been measured, so there is none to recommend."
         return
@@ -135,7 +137,7 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
     """Return the facts under the best recipe: what was asked, what was done, and what is left to gain."""
     campaign, problem = collected.campaign, collected.problem
     model, cluster = problem.model, problem.cluster
-    peak = cluster.peak_flops(problem.precision)
+    machines = "; ".join(_machine(one, problem.precision) for one in cluster.parts())
     kinds = Counter(ended.outcome for ended in collected.final_failures)
     failed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) or "none failed"
     budget = spec.budget
@@ -151,9 +153,7 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
         "model": f"{model.name}: {count(model.parameters)} parameters, {model.layers} layers of width {model.hidden:,}",
         "problem": f"sequences of {problem.sequence_length:,} tokens, global batch {problem.global_batch}, "
         f"{problem.precision}",
-        "machine": f"{cluster.name}: {counted(cluster.nodes, 'node')} of {cluster.devices_per_node} x "
-        f"{cluster.device}, {cluster.memory_gib_per_device:g} GiB each"
-        + ("" if peak is None else f", peak {thousands(peak / 1e12)} TFLOPS in {problem.precision}"),
+        "machine": f"{cluster.name}: {machines}" if cluster.group else machines,
         "search": f"{campaign.strategy} over {campaign.legal_recipes:,} legal recipes, seed {spec.search.seed}",
         "tried": f"{collected.ranked} recipes measured, {failed}",
         "budget": ", ".join(f"{value:,g} {what}" for what, value in limits.items() if value is not None) or "no limit",
@@ -163,6 +163,13 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
     if collected.outlook is not None:
         facts["left to gain"] = outlook_in_words(outlook_of(collected.outlook)[0])
     return facts
+
+
+def _machine(cluster: Cluster, precision: str) -> str:
+    peak = cluster.peak_flops(precision)
+    return f"{cluster.name}: {cluster.describe()}, {cluster.memory_gib_per_device:g} GiB each" + (
+        "" if peak is None else f", peak {thousands(peak / 1e12)} TFLOPS in {precision}"
+    )
 
 
 def _marks(table: Table) -> list[str]:
@@ -215,6 +222,7 @@ def report_text(found: Reported, *, store: str = "", server: str = "") -> str:
     """Return a campaign as one self-contained HTML page; raise `InvalidInput` if vl-convert is not installed."""
     require_installed()
     charts = {name: found.chart(name) for name in FIGURES}
+    charts = {name: one for name, one in charts.items() if not isinstance(one, Missing) or one.applies}
     return report_page(found.collected, found.spec, charts, store=store, server=server)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.text import Text
 
@@ -15,7 +15,7 @@ from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.predictions import Predicted, SmallScale, outlook_of
 from frontrunner.results.pruning import Deleted
 from frontrunner.results.ranking import RankedRecipe
-from frontrunner.results.records import IMPORTED, Campaign, CampaignSummary
+from frontrunner.results.records import GROUPS, IMPORTED, Campaign, CampaignSummary
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import Appearance, Explanation, FailedTrial, Status
 from frontrunner.search.budget import Limit, outlook_in_words, unused
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 MOST_PROBLEMS, MOST_REASONS, MOST_DISAGREEMENTS = 20, 12, 5
 PROBLEM = "{model}, {devices} x {device}, {sequence_length} tokens, batch {global_batch}, {precision}"
 MOST_FOLDERS = 5
+MOST_NODES = 8
 MOST_CELL = 60
 WIDE = 125
 
@@ -66,9 +67,12 @@ def print_survey(survey: Survey) -> None:
         for code, count, example in survey.refused_by_count():
             table.add_row(f"{count:,}", code, Text(example))
         out.print(table)
-    found = [(mark.code, mark.text) for recipe in survey.recipes for mark in marks(recipe, survey.problem)]
-    texts = dict(found)
-    for code, count in Counter(code for code, _ in found).items():
+    marked = Counter(survey.recipes.each(lambda recipe: tuple(marks(recipe, survey.problem))).tolist())
+    texts = {mark.code: mark.text for found in marked for mark in found}
+    counts = Counter(dict.fromkeys(texts, 0))
+    for found, recipes in marked.items():
+        counts.update(dict.fromkeys({mark.code for mark in found}, recipes))
+    for code, count in counts.items():
         out.say(f"note: {count:,} legal recipes are marked {code}: {texts[code]}", style="dim")
 
 
@@ -102,7 +106,11 @@ def print_origin(figures: str) -> None:
 
 def problem_line(campaign: Campaign) -> str:
     """Return what a campaign's creator stated of its problem."""
-    return ", ".join(f"{key} {value}" for key, value in campaign.problem_summary.items() if key != "figures")
+    stated = {**campaign.problem_summary}
+    groups: Any = stated.pop(GROUPS, {})
+    named = (f"{name} ({one['nodes']} x {one['devices_per_node']} {one['device']})" for name, one in groups.items())
+    words = [f"{key} {value}" for key, value in stated.items() if key != "figures"]
+    return ", ".join([*words, *([f"groups {', '.join(named)}"] if groups else ())])
 
 
 def print_status(status: Status) -> None:
@@ -121,6 +129,8 @@ def print_status(status: Status) -> None:
         out.say(f"failures  {', '.join(kinds)}{more}")
     if lost := status.failures.get(FailureKind.LOST):  # no failure of a recipe
         out.say(f"lost      {counted(lost, 'attempt')}, interrupted or withdrawn")
+    for node in status.nodes_aside:
+        out.say(f"avoided   {node}", style="yellow")
     if status.best is not None:
         speed = thousands(status.best.standing.tokens_per_s)
         out.say(f"best      {status.best.recipe_id}  {speed} tokens/s  {status.best.recipe.describe()}")
@@ -320,7 +330,10 @@ def _print_appearance(out: Terminal, appearance: Appearance) -> None:
             out.say(f"  next {place}: {neighbor.recipe_id}, {against(neighbor, place)}")
     table = ruled_table("attempts", ("attempt", "fold"), ("outcome", "fold"), ("detail", "fold"))
     for row in appearance.attempts:
-        table.add_row(f"{appearance.trial.number}.{row.attempt.number}", str(row.attempt.state), _detail(row.outcome))
+        detail, where = _detail(row.outcome), row.nodes
+        if where is not None:
+            detail.append(f"; on {', '.join(where.names[:MOST_NODES])}" + ", ..." * (len(where.names) > MOST_NODES))
+        table.add_row(f"{appearance.trial.number}.{row.attempt.number}", str(row.attempt.state), detail)
     out.print(table)
     latest = next((row.provenance for row in reversed(appearance.attempts) if row.provenance), None)
     if latest is not None:

@@ -23,7 +23,7 @@ from frontrunner.server.requests import InCampaign, ReplayBody
 from frontrunner.server.routes import RecipeId
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, message_without_store
 from frontrunner.spaces.errors import InvalidInput, NotFound
-from frontrunner.spaces.recipe import DIMENSIONS
+from frontrunner.spaces.recipe import dimensions_of
 from frontrunner.views.charts.cut import cut
 from frontrunner.views.charts.recipe import memory_bars, step_bars, step_times
 from frontrunner.views.columns import ATTEMPTS, ORIGINS
@@ -55,7 +55,7 @@ ExplainedOf = Annotated[Explanation, Depends(_explained)]
 def one_recipe(request: Request, service: ServiceOf, role: RoleOf, found: ExplainedOf) -> Response:
     """One recipe in full."""
     recipe, lead = found.recipe, found.appearances[0]
-    problem, server = stored_spec(lead.campaign).problem, service.settings.seen_by(request)
+    problem, server = stored_spec(lead.campaign).problem.at(recipe), service.settings.seen_by(request)
     try:
         parts, why_no_breakdown = breakdown(recipe, problem, first_measurement(found, "")), ""
     except InvalidInput as error:
@@ -86,7 +86,7 @@ def one_recipe(request: Request, service: ServiceOf, role: RoleOf, found: Explai
         attempt_columns=ATTEMPTS,
         notice=ORIGINS.get(lead.campaign.figures, ""),
         choices=[
-            *((one.name.replace("_", " "), choice(recipe, one)) for one in DIMENSIONS.values()),
+            *((one.name.replace("_", " "), choice(recipe, one)) for one in dimensions_of(recipe)),
             *((own.name, own.shown()) for own in recipe.custom),
         ],
         commands=commands(found.recipe_id, lead.campaign.name, replays=bool(_replayable(found)), server=server),

@@ -36,7 +36,17 @@ HTMX = {
     ],
 }
 FILTERS = (against, count, figures_in_words, gib, minute, node_time, percent, seconds, size, thousands)
-FILES = ("style.css", "pages.js", "htmx-2.0.11.min.js", "icon.svg")
+FILES = (
+    "style.css",
+    "pages.js",
+    "explorer.js",
+    "step.css",
+    "step.js",
+    "film.css",
+    "film.js",
+    "htmx-2.0.11.min.js",
+    "icon.svg",
+)
 CHARTS = "charts.js"
 KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 router = APIRouter()

@@ -63,7 +63,7 @@ def cut(recipe: Recipe, cluster: Cluster, *, layers: int) -> Cut:
         nodes_left_out=nodes - len(shown),
         devices_left_out=cluster.devices_per_node - per_node,
         stages_left_out=sum(rank_of_stage(recipe, stage) not in drawn for stage in range(recipe.stages)),
-        reaches=tuple(_reaches(recipe, cluster)),
+        reaches=tuple(reaches(recipe, cluster)),
     )
 
 
@@ -243,7 +243,12 @@ def _nodes(rows: list[Json], devices: int) -> Json:
     }
 
 
-def _reaches(recipe: Recipe, cluster: Cluster) -> Iterator[Json]:
+def reaches(recipe: Recipe, cluster: Cluster) -> Iterator[Json]:
+    """Yield each kind of group of several ranks: the distance of neighbors, how far it reaches, over which links.
+
+    Groups of experts have no one distance: they are neighbors within a pipeline stage.
+    """
+    distances = {label: distance for label, (_, distance) in _groups(recipe).items()}
     per_node, shared = cluster.devices_per_node, expert_groups(recipe)
     found = {
         label: (ranks, nodes_of_groups(recipe.devices, per_node, ranks=ranks, stride=distance))
@@ -259,7 +264,8 @@ def _reaches(recipe: Recipe, cluster: Cluster) -> Iterator[Json]:
                 where, rate, end = f"over {nodes} nodes", cluster.links.nic_gb_per_s, "network port"
             kind, exchange = (GROUPS | OF_EXPERTS)[label]
             words = where if rate is None else f"{where}, {rate:g} GB/s per {end}"
-            yield {"kind": kind, "ranks": ranks, "words": words, "exchange": exchange}
+            reach = {"label": label, "distance": distances.get(label), "nodes": nodes, "gb_per_s": rate}
+            yield {"kind": kind, "ranks": ranks, "words": words, "exchange": exchange} | reach
 
 
 def nodes_of_groups(devices: int, devices_per_node: int, *, ranks: int, stride: int) -> int:

@@ -262,7 +262,8 @@ def scaling(collected: Collected) -> Chart | Missing:
     """Draw tokens/s per device of one recipe over numbers of nodes, measured and estimated."""
     center = collected.around
     if center is None or len(collected.survey.dimensions["devices"]) < 2:
-        return Missing(reason="No recipe was scaled over nodes here: frontrunner scale RECIPE --nodes N,N does.")
+        why = "No recipe was scaled over nodes here: frontrunner scale RECIPE --nodes N,N does."
+        return Missing(reason=why, applies=False)
     found = measured_scaling(center, collected.survey, collected.tried)
     rows: list[Json] = []
     for mode, counts in vars(found).items():

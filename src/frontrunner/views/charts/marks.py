@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from frontrunner.results.nodes import SetAside
 from frontrunner.results.pages import Ended, probed, ranked_at
 from frontrunner.results.prior_results import REUSED, trials_noted
 from frontrunner.results.ranking import RankedRecipe, pareto
@@ -123,9 +124,10 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """Why a chart cannot be drawn, as a sentence."""
+    """Why a chart cannot be drawn, as a sentence; reports leave out one that never `applies` to such a campaign."""
 
     reason: str
+    applies: bool = True
 
 
 NOTHING_ENDED = Missing(reason="No probe of this campaign has ended yet.")
@@ -184,6 +186,7 @@ class Collected:
     front: Sequence[RankedRecipe]
     failed: Sequence[FailedTrial]
     outlook: Event | None = None
+    nodes_aside: tuple[SetAside, ...] = ()
     reused: int = 0
     around: Recipe | None = None
 
@@ -217,7 +220,7 @@ class Collected:
         if self.sought == "tokens":
             return tokens_per_s
         one = recipe if isinstance(recipe, Recipe) else recipe.recipe
-        found = tokens_per_s / self.problem.divisor(self.sought, one.devices)
+        found = tokens_per_s / self.problem.divisor(self.sought, one)
         flops = self.problem.model.model_flops_per_token(self.problem.sequence_length)
         return found * flops / 1e12 if self.sought == "tokens_per_device" else found
 
@@ -251,12 +254,12 @@ def evenly(rows: Sequence[Row], most: int = MOST_DRAWN) -> Sequence[Row]:
 
 def collect(store: Store, campaign: Campaign, survey: Survey, around: Recipe | None = None) -> Collected:
     """Read what the charts need; `survey` is the one of the campaign's space and problem, `around` a sweep's center."""
-    attempts, front = probed(store, campaign), pareto(store, campaign)
+    attempts, front, now = probed(store, campaign), pareto(store, campaign), status(store, campaign)
     standing = {ended.recipe_id: ended for ended in attempts if ended.standing is not None}
     sought = str(campaign.problem_summary.get(OBJECTIVE, "tokens"))
 
     def rate(ended: Ended) -> float:
-        per = 1.0 if sought == "tokens" else survey.problem.divisor(sought, ended.recipe.devices)
+        per = 1.0 if sought == "tokens" else survey.problem.divisor(sought, ended.recipe)
         return (ended.standing or 0.0) / per
 
     ids = sorted(standing, key=lambda name: (-rate(standing[name]), name))  # the order of the ranking
@@ -272,7 +275,8 @@ def collect(store: Store, campaign: Campaign, survey: Survey, around: Recipe | N
         even=even,
         front=front,
         failed=failures(store, campaign, limit=MOST_FAILURES),
-        outlook=status(store, campaign).outlook,
+        outlook=now.outlook,
+        nodes_aside=now.nodes_aside,
         reused=len(trials_noted(store, campaign.id, REUSED)),
         around=around,
     )

@@ -1,0 +1,234 @@
+"""Film of a search: how its probes filled a map of two dimensions, with what the strategy expected of each.
+
+What was expected is what the strategy stored when it chose a recipe, never computed afterwards. Nothing is stored of
+recipes that it did not choose, so the map shows outcomes only.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from frontrunner.notebook import Displayed
+from frontrunner.results.pages import numbered, probed
+from frontrunner.results.predictions import Expected, expected_of
+from frontrunner.results.store import Store
+from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, bad_value, did_you_mean, writing
+from frontrunner.spaces.recipe import Choice, Recipe
+from frontrunner.text import counted, percent, thousands
+from frontrunner.views.charts.marks import MEASURED, OUTCOMES, shown
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_SHOTS = 5000
+"""Outcomes of a film: its first ones."""
+MOST_FRAMES = 240
+"""Pictures of a file; of a longer film each shows several more outcomes."""
+PREFERRED = ("tensor_parallel", "pipeline_parallel")
+FRAMES_PER_S, LAST_FRAMES, DPI = 4, 8, 100
+SUFFIXES = (".gif", ".mp4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shot:
+    """One outcome: a recipe's place on the map, how it ended, and, of a recipe's first one, what was expected of it.
+
+    `best_tokens_per_s` is the highest measured so far, this one included.
+    """
+
+    recipe_id: str
+    describe: str
+    x: Choice
+    y: Choice
+    outcome: str
+    tokens_per_s: float | None
+    best_tokens_per_s: float | None
+    expected: Expected | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Film(Displayed):
+    """The outcomes of a campaign in their order, over two of its `dimensions`; `outcomes` counts those left out too."""
+
+    campaign: str
+    x: str
+    y: str
+    x_values: tuple[Choice, ...]
+    y_values: tuple[Choice, ...]
+    dimensions: tuple[str, ...]
+    shots: tuple[Shot, ...]
+    outcomes: int
+
+    @property
+    def has_beliefs(self) -> bool:
+        """Whether what was expected is stored of any outcome."""
+        return any(shot.expected is not None for shot in self.shots)
+
+
+def film(store: Store, campaign: str | None, x: str | None = None, y: str | None = None) -> Film:
+    """Return the film of a campaign over two dimensions, by default tensor and pipeline parallelism where they vary."""
+    found = store.campaign(campaign)
+    ended = probed(store, found)
+    first = ended[:MOST_SHOTS]
+    recipes = {one.recipe_id: one.recipe for one in first}
+    spec = stored_spec(found)
+    listed = {
+        name: tuple(dict.fromkeys((*values, *(spec.space.dimension(name).of(recipe) for recipe in recipes.values()))))
+        for name, values in spec.space.dimensions(spec.problem.cluster).items()
+    }
+    varied = tuple(name for name, values in listed.items() if len(values) > 1)
+    x, y = _axes(varied, {"x": x, "y": y})
+    of = {name: spec.space.dimension(name) for name in (x, y)}
+    numbers = numbered(store, found.id)
+    expected = expected_of(store, found.id, None)  # of a recipe's first outcome; a repeat is no news
+    return Film(
+        campaign=found.name,
+        x=x,
+        y=y,
+        x_values=_ordered(listed[x]),
+        y_values=_ordered(listed[y]),
+        dimensions=varied,
+        shots=tuple(_shots(first, recipes, of[x].of, of[y].of, lambda name: expected.pop(numbers.get(name, 0), None))),
+        outcomes=len(ended),
+    )
+
+
+def _axes(varied: Sequence[str], named: Mapping[str, str | None]) -> tuple[str, str]:
+    """Return both dimensions; raise `InvalidInput` for one that the campaign does not vary."""
+    if len(varied) < 2:
+        raise NothingLegal(f"a film needs two dimensions that vary: this campaign varies {', '.join(varied) or 'none'}")
+    for axis, name in named.items():
+        if name is not None and name not in varied:
+            expected = f"a dimension that the campaign varies: {', '.join(varied)}"
+            raise bad_value(axis, name, expected, hint=did_you_mean(name, varied))
+    if named["x"] is not None and named["x"] == named["y"]:
+        raise bad_value("y", named["y"], "another dimension than x")
+    left = [name for name in (*PREFERRED, *varied) if name in varied and name not in named.values()]
+    x = named["x"] or left.pop(0)
+    return x, named["y"] or next(name for name in left if name != x)
+
+
+def _ordered(values: Sequence[Choice]) -> tuple[Choice, ...]:
+    return tuple(values) if any(isinstance(value, str) for value in values) else tuple(sorted(values))
+
+
+def _shots(ended: Any, recipes: Mapping[str, Recipe], x: Any, y: Any, expected: Any) -> Iterator[Shot]:
+    best: float | None = None
+    for one in ended:
+        recipe = recipes[one.recipe_id]
+        if one.tokens_per_s is not None:
+            best = max(one.tokens_per_s, best or 0.0)
+        yield Shot(
+            recipe_id=one.recipe_id,
+            describe=recipe.describe(),
+            x=x(recipe),
+            y=y(recipe),
+            outcome=one.outcome,
+            tokens_per_s=one.tokens_per_s,
+            best_tokens_per_s=best,
+            expected=expected(one.recipe_id),
+        )
+
+
+def check_film_file(file: Path) -> None:
+    """Raise `InvalidInput` for a file that no film can be written to, and for MP4 without ffmpeg."""
+    if file.suffix.lower() not in SUFFIXES:
+        raise bad_value("--out", str(file), "a file whose name ends with .gif or .mp4")
+    if file.suffix.lower() == ".mp4" and shutil.which("ffmpeg") is None:
+        hint = f"install ffmpeg (apt install ffmpeg), or write {file.with_suffix('.gif')}"
+        raise InvalidInput(f"{file} needs ffmpeg, which is not on PATH", hint=hint)
+
+
+def write_film(found: Film, file: Path) -> int:
+    """Write a film as a GIF or, by ffmpeg, as MP4, and return how many pictures it has."""
+    import matplotlib as mpl
+    from matplotlib.animation import FFMpegWriter, FuncAnimation, PillowWriter
+    from matplotlib.figure import Figure
+
+    check_film_file(file)
+    if not found.shots:
+        raise NothingLegal(f"campaign {found.campaign} has no outcome to film")
+    steps = -(-len(found.shots) // MOST_FRAMES)
+    frames = [min(end, len(found.shots)) for end in range(steps, len(found.shots) + steps, steps)]
+    figure = Figure(figsize=(11, 4.8), dpi=DPI, layout="constrained")
+    axes = figure.subplots(1, 2)
+    kind = PillowWriter if file.suffix.lower() == ".gif" else FFMpegWriter
+    # The last picture stays for a while.
+    shown_frames = [*frames, *([frames[-1]] * LAST_FRAMES)]
+    made = FuncAnimation(figure, lambda end: _draw(found, end, *axes), frames=shown_frames, init_func=lambda: None)
+    part = file.with_name(f".{file.stem}.part{file.suffix}")
+    try:
+        with writing(file), mpl.rc_context({"font.size": 9, "animation.embed_limit": 64}):
+            made.save(str(part), writer=kind(fps=FRAMES_PER_S))
+            part.replace(file)
+    except RuntimeError as error:  # ffmpeg's own
+        raise FrontrunnerError(f"{file} could not be written: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return len(frames)
+
+
+def _draw(found: Film, end: int, grid: Axes, course: Axes) -> None:
+    """Draw the film up to an outcome: the map, and each outcome beside what was expected."""
+    from matplotlib.patches import Rectangle
+
+    shots, last = found.shots[:end], found.shots[end - 1]
+    fastest = max((shot.tokens_per_s or 0.0 for shot in found.shots), default=0.0) or 1.0
+    slowest = min((shot.tokens_per_s for shot in found.shots if shot.tokens_per_s), default=0.0)
+    grid.clear()
+    best: dict[tuple[Choice, Choice], float] = {}
+    tried: dict[tuple[Choice, Choice], list[Shot]] = {}
+    for shot in shots:
+        tried.setdefault((shot.x, shot.y), []).append(shot)
+        best[shot.x, shot.y] = max(best.get((shot.x, shot.y), 0.0), shot.tokens_per_s or 0.0)
+    rows = [[best.get((x, y), float("nan")) or float("nan") for x in found.x_values] for y in found.y_values]
+    grid.imshow(
+        rows, origin="lower", aspect="auto", cmap="Blues", vmin=slowest - 0.2 * (fastest - slowest), vmax=fastest
+    )
+    for (x, y), those in tried.items():
+        failures = sum(shot.outcome != MEASURED for shot in those)
+        words = f"{thousands(best[x, y]) if best[x, y] else '-'}\n{counted(len(those), 'probe')}"
+        words += f", {failures} failed" if failures else ""
+        color = "white" if best[x, y] > (slowest + fastest) / 2 else "black"
+        at = found.x_values.index(x), found.y_values.index(y)
+        grid.text(*at, words, ha="center", va="center", color=color, fontsize=7)
+    corner = found.x_values.index(last.x) - 0.48, found.y_values.index(last.y) - 0.48
+    grid.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, edgecolor="#d9534f", linewidth=2))
+    grid.set_xticks(range(len(found.x_values)), [shown(value) for value in found.x_values])
+    grid.set_yticks(range(len(found.y_values)), [shown(value) for value in found.y_values])
+    grid.set(xlabel=found.x, ylabel=found.y, title="best tokens/s so far")
+    _draw_course(found, shots, course, fastest)
+    grid.figure.suptitle(f"{found.campaign}, {end} of {found.outcomes}: {last.describe}, {in_words(last)}", fontsize=10)
+
+
+def _draw_course(found: Film, shots: Sequence[Shot], course: Axes, fastest: float) -> None:
+    course.clear()
+    for outcome, (color, _) in OUTCOMES.items():
+        points = [(number, shot) for number, shot in enumerate(shots, start=1) if shot.outcome == outcome]
+        if points:
+            heights = [shot.tokens_per_s or 0.0 for _, shot in points]
+            marker = "o" if outcome == MEASURED else "x"
+            course.plot([number for number, _ in points], heights, marker, color=color, label=outcome)
+    known = [(number, shot.expected.tokens_per_s) for number, shot in enumerate(shots, start=1) if shot.expected]
+    if known:
+        course.plot(*zip(*known, strict=True), "o", markerfacecolor="none", color="#8a939c", label="expected")
+    so_far = [shot.best_tokens_per_s or float("nan") for shot in shots]
+    course.plot(range(1, len(shots) + 1), so_far, drawstyle="steps-post", color="#59a14f", label="best so far")
+    expected = [shot.expected.tokens_per_s for shot in found.shots if shot.expected]
+    course.set(xlim=(0, len(found.shots) + 1), ylim=(-0.04 * fastest, 1.1 * max(fastest, *expected, 0.0)))
+    course.set(xlabel="outcome", ylabel="tokens/s", title="outcomes" + (" and what was expected" if known else ""))
+    course.legend(loc="lower right", fontsize=7)
+
+
+def in_words(shot: Shot) -> str:
+    """Return how a probe ended, and what was expected of it."""
+    ended = shot.outcome if shot.tokens_per_s is None else f"{thousands(shot.tokens_per_s)} tokens/s"
+    if shot.expected is None:
+        return ended
+    chance = percent(shot.expected.chance, 0)
+    return f"{ended} (expected {thousands(shot.expected.tokens_per_s)}, chance to run {chance})"

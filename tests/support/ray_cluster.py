@@ -1,0 +1,102 @@
+"""A real Ray cluster on one machine, on loopback; as a program, the process that starts it and ends it with its stdin.
+
+All nodes are this host: what differs is whose processes run where. Ray is imported by the program alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from support.campaigns import marked
+
+ADDRESS = "127.0.0.2"
+"""Ray replaces 127.0.0.1 by the host's other address."""
+STORE_BYTES = 80 * 2**20
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """A cluster under way, of nodes with one CPU each: `raylets` are their processes by Ray's node id.
+
+    In `folder` are the temporary files of Ray, and of agents.
+    """
+
+    address: str
+    raylets: dict[str, int]
+    folder: str = ""
+
+    @property
+    def head(self) -> str:
+        """The node that drivers connect through."""
+        return next(iter(self.raylets))
+
+    def processes(self) -> list[psutil.Process]:
+        """The fork servers and ranks on any of the nodes; commands have other tags."""
+        return [process for pid in self.raylets.values() for process in marked("RAY_RAYLET_PID", str(pid))]
+
+    def files(self) -> list[Path]:
+        """The folders of agents."""
+        return list(Path(self.folder).glob("frontrunner-*"))
+
+    def kill(self, node_id: str) -> None:
+        """End a node as a machine ends that loses its power."""
+        raylet = psutil.Process(self.raylets[node_id])
+        for process in [raylet, *raylet.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+@contextmanager
+def ray_cluster(nodes: int) -> Iterator[RayCluster]:
+    """Start a cluster, and end it."""
+    command = [sys.executable, "-P", "-m", "support.ray_cluster", str(nodes)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = next((line for line in process.stdout if line.startswith("{")), "")
+        assert line, "Ray did not start"
+        try:
+            yield RayCluster(**json.loads(line))
+        finally:
+            process.stdin.close()
+            process.stdout.read()
+
+
+def main() -> None:
+    import ray
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short: sockets are in it
+    os.environ["TMPDIR"] = folder
+    Path(folder, "ray").mkdir()  # where Ray writes its address
+    options = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "node_ip_address": ADDRESS}
+    head = {"include_dashboard": False, "temp_dir": folder}
+    cluster = Cluster(initialize_head=True, connect=False, head_node_args=options | head)
+    added = [cluster.add_node(wait=False, **options) for _ in range(int(sys.argv[1]) - 1)]
+    cluster.wait_for_nodes()
+    raylets = {node.node_id: node.all_processes["raylet"][0].process.pid for node in (cluster.head_node, *added)}
+    sys.stdout.write(json.dumps({"address": cluster.address, "raylets": raylets, "folder": folder}) + "\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    with suppress(Exception):  # nodes that a test has killed
+        cluster.shutdown()
+    ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Campaigns and replays on a real Ray cluster of three nodes, through the loss of a node and of the driver."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontrunner.evaluators.cluster.agent import StepFolder
+from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from support.campaigns import frontrunner, started, steps_written, tiny, wait_for, write_toml
+from support.ray_cluster import RayCluster, ray_cluster
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+PROBES = 20
+SPACE = {
+    "tensor_parallel": [1],
+    "pipeline_parallel": [1],
+    "micro_batch_seqs": [1, 2, 4, 8],
+    "recompute": ["none", "selective", "full"],
+    "devices": [1, 2],
+}
+
+
+@pytest.fixture
+def ray() -> Iterator[RayCluster]:
+    with ray_cluster(3) as made:
+        yield made
+        wait_for(lambda: not made.processes() and not made.files(), 60)
+
+
+def campaign(folder: Path, ray: RayCluster, **sections: dict[str, Any]) -> str:
+    base: dict[str, Any] = {
+        "cluster": {"nodes": 2, "devices_per_node": 1},
+        "dispatch": {"backend": "ray", "address": ray.address, "network_interface": "lo"},
+    }
+    for name, section in sections.items():
+        base[name] = {**base.get(name, {}), **section}
+    return write_toml(folder / "tiny.toml", tiny(**base)).name
+
+
+def run_folders(folder: Path) -> list[Path]:
+    return sorted((folder / "frontrunner-runs" / "tiny").glob("0*"))
+
+
+def outcomes(folder: Path) -> dict[str, Any]:
+    return {path.name: RunFolder(path).outcome() for path in run_folders(folder)}
+
+
+def wait_for_stepping(folder: Path, ray: RayCluster, measured: int) -> tuple[Path, str]:
+    """A run folder whose ranks step, once so many probes have been measured, and a node of it beside the head."""
+
+    def found() -> tuple[Path, str] | None:
+        if sum(isinstance(one, Measurement) for one in outcomes(folder).values()) < measured:
+            return None
+        begun = (path for path in run_folders(folder) if RunFolder(path).outcome() is None)
+        running = [path for path in begun if 0 < steps_written(path) < 50]
+        return next(((path, node) for path in running for node in node_ids(path, ray) if node != ray.head), None)
+
+    path, node = wait_for(found, 200)
+    return Path(path), str(node)
+
+
+def node_ids(path: Path, ray: RayCluster) -> list[str]:
+    """The Ray nodes of a run folder's step: the names of nodes of one host end with the beginning of their ids."""
+    reports = [report for report in StepFolder(path).reports() if report is not None]
+    return [node for report in reports for node in ray.raylets if report.host.endswith(f"-{node[:8]}")]
+
+
+def test_a_campaign_loses_nothing_with_a_node_and_its_driver(tmp_path: Path, ray: RayCluster) -> None:
+    name = campaign(
+        tmp_path,
+        ray,
+        space=SPACE,
+        search={"parallel_probes": 2, "strategy": "exhaustive"},
+        budget={"probes": PROBES},
+        probe={"measured_steps": 200},
+        dispatch={"shared_files": False, "nodes_per_allocation": 2},
+    )
+    with started("launch", name, cwd=tmp_path) as process:
+        hit, victim = wait_for_stepping(tmp_path, ray, 4)
+        ray.kill(victim)
+        lost = wait_for(lambda: RunFolder(hit).outcome(), 100)
+        assert isinstance(lost, Failure)
+        assert lost.kind is FailureKind.LOST
+        assert victim[:8] in lost.message
+        cut, _ = wait_for_stepping(tmp_path, ray, 8)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    known = {token: found for token, found in outcomes(tmp_path).items() if found is not None}
+    wait_for(lambda: not ray.processes(), 40)
+    done = frontrunner("resume", "tiny", "--json", cwd=tmp_path, timeout_s=400)
+    assert done.returncode == 0, done.stderr
+    found = outcomes(tmp_path)
+    assert all(found[token] == outcome for token, outcome in known.items())
+    trials = [token.partition(".")[0] for token, one in found.items() if isinstance(one, Measurement)]
+    assert sorted(trials) == [f"{number:05d}" for number in range(1, PROBES + 1)], "each once"
+    assert not isinstance(found[cut.name], Measurement), "its driver died early in it"
+    assert {1, 2} <= {len(node_ids(path, ray)) for path in run_folders(tmp_path)}
+    assert not list(tmp_path.glob("frontrunner-runs/tiny/0*/.*")), "no half file"
+
+
+def test_a_replay_goes_on_after_its_node_is_lost(tmp_path: Path, ray: RayCluster) -> None:
+    space = SPACE | {"devices": [2], "micro_batch_seqs": [2], "recompute": ["none"]}
+    name = campaign(tmp_path, ray, space=space, probe={"measured_steps": 20})
+    done = frontrunner("launch", name, "--json", cwd=tmp_path, timeout_s=200)
+    assert done.returncode == 0, done.stderr
+    recipe = json.loads(done.stdout)["best"][0]["recipe_id"]
+    checked = frontrunner("doctor", name, "--json", cwd=tmp_path)
+    assert [check["status"] for check in json.loads(checked.stdout)["checks"] if check["name"] == "ray"] == ["ok"]
+    arguments = ("replay", recipe, "--steps", "600", "--checkpoint-every", "20", "--folder", "run")
+    with started(*arguments, cwd=tmp_path) as process:
+        wait_for(lambda: list(tmp_path.glob("run/checkpoints/step-*/.metadata")), 120)
+        ray.kill(next(node for node in node_ids(tmp_path / "run" / "starts" / "0001", ray) if node != ray.head))
+        assert process.wait(300) == 0, (tmp_path / "stderr").read_text()
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["status"], result["final_step"]) == ("trained", 600)
+    assert result["resumed_step"] > 0
+
+
+def test_a_cluster_that_is_not_there_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    ray = RayCluster(address="127.0.0.2:9", raylets={})
+    done = frontrunner("launch", campaign(tmp_path, ray), cwd=tmp_path)
+    assert done.returncode == 2
+    assert 'dispatch.address = "127.0.0.2:9"' in done.stderr
+    assert not (tmp_path / "frontrunner.db").exists()

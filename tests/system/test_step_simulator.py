@@ -1,0 +1,90 @@
+"""The step simulator and the film of a search in a real browser: drawn, scrubbed, played, redrawn for other choices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from support.browsers import IN_A_BROWSER, api, window
+from support.page_stores import page_store
+from support.services import Served, served
+
+pytestmark = [pytest.mark.system, *IN_A_BROWSER]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, str]]:
+    folder = tmp_path_factory.mktemp("simulator")
+    recipe = page_store(folder)[0]
+    with served(folder) as found:
+        found.start()
+        yield found, recipe
+
+
+def painted(page: api.Page, canvas: str) -> int:
+    """The number of colors on a canvas."""
+    return page.evaluate(
+        f"""() => {{
+        const canvas = document.querySelector("{canvas}"), context = canvas.getContext("2d");
+        const data = new Uint32Array(context.getImageData(0, 0, canvas.width, canvas.height).data.buffer);
+        return new Set(data).size;
+        }}"""
+    )
+
+
+def test_a_step_is_drawn_scrubbed_played_and_redrawn_with_other_choices(service: tuple[Served, str]) -> None:
+    found, recipe = service
+    with window(found, width=360, scheme="dark") as page:
+        page.goto(f"{found.url}/recipes/{recipe}?campaign=first")
+        step = page.locator("#step[data-drawn]")
+        step.wait_for()
+        assert page.locator("#step").evaluate("one => one.scrollWidth <= one.clientWidth")
+        for canvas in (".step-lanes", ".step-memory", ".step-devices"):
+            assert painted(page, canvas) > 3, canvas
+        readout = page.locator(".step-readout")
+        api.expect(readout).to_contain_text("At 0 s rank 0")
+
+        page.locator("input[name=pipeline_parallel]").focus()
+        page.keyboard.press("ArrowRight")
+        api.expect(page.locator(".step-notes")).to_contain_text("pp2")
+        assert page.locator(".step-rank option").count() == 2
+        bubble = page.locator(".step-numbers b").first
+        few = float(bubble.inner_text().removesuffix(" %"))
+        assert few > 0
+        page.locator("input[name=micro_batch_seqs]").focus()
+        page.keyboard.press("Home")
+        api.expect(page.locator(".step-notes")).to_contain_text("mb1")
+        assert float(bubble.inner_text().removesuffix(" %")) <= few
+
+        page.locator(".step-scrub input").focus()
+        page.keyboard.press("End")
+        api.expect(readout).not_to_contain_text("At 0 s")
+        page.locator(".step-play").click()
+        api.expect(page.locator(".step-play")).to_have_attribute("aria-pressed", "true")
+        page.locator(".step-play").click()
+        page.locator(".step-pick input").fill("1")
+        api.expect(page.locator(".step-groups li").first).to_contain_text("of 2")
+        page.locator(".step-choices button").click()
+        api.expect(page.locator(".step-notes")).not_to_contain_text("Not the recipe itself")
+
+
+def test_a_search_is_filmed_over_dimensions_of_choice(service: tuple[Served, str]) -> None:
+    found, recipe = service
+    with window(found, width=360, scheme="dark") as page:
+        page.goto(f"{found.url}/campaigns/first")
+        page.locator("#film summary").click()
+        page.locator('#film[data-drawn="tensor_parallel pipeline_parallel"]').wait_for()
+        assert page.locator("#film").evaluate("one => one.scrollWidth <= one.clientWidth")
+        for canvas in (".film-map", ".film-course"):
+            assert painted(page, canvas) > 3, canvas
+        words = page.locator(".film-words")
+        api.expect(words).to_contain_text("4 of 4")
+        page.locator(".film-scrub input").focus()
+        page.keyboard.press("Home")
+        api.expect(words).to_contain_text("1 of 4")
+        assert recipe in page.locator(".film-words a").get_attribute("href")
+        page.locator("#film select[name=y]").select_option("micro_batch_seqs")
+        page.locator('#film[data-drawn="tensor_parallel micro_batch_seqs"]').wait_for()
+        page.locator("#film button").click()
+        api.expect(words).to_contain_text("4 of 4")

@@ -1,0 +1,227 @@
+"""Which nodes are set aside: what attempts say of them, when that is enough, and when they are used again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontrunner.evaluators.cluster.agent import NodeReport, Step, StepFolder
+from frontrunner.evaluators.cluster.nodes import attempt_nodes
+from frontrunner.results.nodes import AttemptNodes, NodeLedger
+from frontrunner.results.outcome import Failure, FailureKind, Outcome, Telemetry
+from frontrunner.results.records import timestamp
+from support.store_contract import measurement
+
+LOST, HUNG, CRASHED, MEMORY = (
+    FailureKind.LOST,
+    FailureKind.HUNG,
+    FailureKind.CRASHED,
+    FailureKind.OUT_OF_MEMORY,
+)
+BEGAN = datetime(2026, 11, 24, tzinfo=UTC)
+
+
+class Noted:
+    """A ledger that is told of attempts a minute apart: their nodes, of which a name with ! has trouble."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.ledger = NodeLedger(**settings)
+        self.minutes = 0
+
+    @property
+    def now(self) -> str:
+        return timestamp(BEGAN + timedelta(minutes=self.minutes))
+
+    def __call__(self, nodes: str, kind: FailureKind | None = None, trial: int | None = None) -> list[str]:
+        """Return the nodes that the attempt sets aside."""
+        self.minutes += 1
+        names = tuple(name.rstrip("!") for name in nodes.split())
+        troubles = {name.rstrip("!"): "why" for name in nodes.split() if name.endswith("!")}
+        tried = AttemptNodes(names=names, troubles=troubles)
+        found = self.ledger.note(tried, trial=trial or self.minutes, at=self.now, kind=kind)
+        return [one.node for one in found]
+
+
+def test_a_node_that_lost_two_attempts_in_a_row_is_set_aside_with_its_evidence() -> None:
+    noted = Noted()
+    noted("a")
+    assert noted("b!", LOST) == []
+    assert noted("b!", LOST) == ["b"]
+    aside = noted.ledger.aside["b"]
+    assert [(one.trial, one.kind) for one in aside.troubles] == [(2, "lost"), (3, "lost")]
+    assert "node b is set aside since 2026-11-24 00:03, until a check after 00:33" in str(aside)
+    assert "probe 2 lost at 00:02: why; probe 3 lost at 00:03: why" in str(aside)
+
+
+def test_a_measurement_between_two_losses_clears_a_node() -> None:
+    noted = Noted()
+    noted("a")
+    noted("b!", LOST)
+    noted("b")
+    assert noted("b!", LOST) == []
+
+
+def test_no_node_is_set_aside_before_another_did_well() -> None:
+    noted = Noted()
+    noted("b!", LOST)
+    assert noted("b!", LOST) == [], "it may be all of them"
+    assert noted("b!", LOST) == []
+    assert noted("a") == ["b"]
+
+
+def test_a_node_is_set_aside_at_once_where_its_peers_in_the_same_attempts_had_no_trouble() -> None:
+    noted = Noted()
+    noted("a b!", LOST)
+    assert noted("a b!", LOST) == ["b"]
+
+
+def test_nodes_that_were_lost_together_are_told_apart_by_what_they_measure_later() -> None:
+    noted = Noted()
+    noted("c")
+    noted("a! b!", LOST)
+    noted("a")
+    assert noted("a! b!", LOST) == ["b"]
+
+
+def test_a_failure_of_the_recipe_neither_blames_nor_clears_a_node() -> None:
+    noted = Noted()
+    noted("a")
+    noted("b!", LOST)
+    noted("b", MEMORY)
+    assert noted("b!", LOST) == ["b"]
+
+
+def test_one_recipe_that_hangs_twice_is_no_sign_of_a_bad_node_and_two_are() -> None:
+    noted = Noted()
+    noted("a", trial=1)
+    noted("b!", HUNG, trial=2)
+    assert noted("b!", HUNG, trial=2) == []
+    assert noted("b!", HUNG, trial=3) == ["b"]
+
+
+def test_a_crash_counts_once_its_recipe_was_measured_elsewhere() -> None:
+    noted = Noted(after=1)
+    noted("a", trial=1)
+    assert noted("b!", CRASHED, trial=2) == []
+    assert noted("b!", CRASHED, trial=3) == []
+    assert noted("a", trial=2) == ["b"]
+
+
+def test_a_node_that_holds_its_peers_up_is_set_aside_though_they_were_measured() -> None:
+    noted = Noted()
+    noted("a b!")
+    assert noted("a b!") == ["b"]
+    assert noted.ledger.aside["b"].troubles[0].kind == "straggling"
+
+
+def test_a_threshold_of_0_sets_no_node_aside() -> None:
+    noted = Noted(after=0)
+    noted("a")
+    assert [noted("b!", LOST) for _ in range(4)] == [[]] * 4
+
+
+def test_a_check_decides_whether_a_node_is_used_again_and_the_cool_down_doubles() -> None:
+    noted = Noted(minutes=10.0)
+    noted("a")
+    noted("b!", LOST)
+    noted("b!", LOST)
+    assert noted.ledger.aside["b"].until == timestamp(BEGAN + timedelta(minutes=13))
+    noted.minutes = 20
+    noted.ledger.note_check("b", at=noted.now, found="no devices")
+    aside = noted.ledger.aside["b"]
+    assert (aside.until, aside.found) == (timestamp(BEGAN + timedelta(minutes=30)), "no devices")
+    noted.ledger.note_check("b", at=noted.now, found="")
+    assert noted.ledger.aside == {}
+    assert noted("b!", LOST) == [], "what was before the check no longer counts"
+    assert noted("b!", LOST) == ["b"]
+    assert noted.ledger.aside["b"].until == timestamp(BEGAN + timedelta(minutes=22 + 20))
+
+
+def test_what_a_node_still_ran_when_it_was_set_aside_changes_nothing() -> None:
+    noted = Noted()
+    noted("a")
+    noted("b!", LOST)
+    noted("b!", LOST)
+    since = noted.ledger.aside["b"].since
+    noted("b!", LOST)
+    noted("b")
+    assert noted.ledger.aside["b"].since == since
+
+
+# What the files of a step say
+
+
+def step(folder: Path, **reports: Any) -> None:
+    """A step of two nodes with a rank each."""
+    made = StepFolder(folder)
+    made.prepare(2)
+    Step(
+        token="t", run_folder=str(folder), world_size=2, nodes=2, ranks_per_node=1, engines=(), environment={},
+        deadline_s=60.0, lifeline="", silence_s=60.0, hosts=("n1.site", "n2.site"),
+    ).write()  # fmt: skip
+    for name, values in reports.items():
+        made.write_report(
+            NodeReport(**{"node": int(name[1:]) - 1, "host": name, "running": True, "ended": True} | values)
+        )
+
+
+def failed(kind: FailureKind) -> Failure:
+    return Failure(kind=kind, message="the launcher ended")
+
+
+TERMINATED = {"interrupted": "SIGTERM", "statuses": {0: -15}}
+KILLED, PEER = {"statuses": {1: -9}}, {"statuses": {0: 1}}
+HOT = "rank 1's device was slowed down (temperature)"
+SLOW = Telemetry(slowed_by=("", "temperature"))
+
+
+@pytest.mark.parametrize(
+    ("reports", "outcome", "troubles"),
+    [
+        ({"n1": PEER, "n2": KILLED}, failed(LOST), {"n2.site": "rank 1 ended with signal 9"}),
+        ({"n1": PEER}, failed(LOST), {"n2.site": "its agent did not begin"}),
+        ({"n2": PEER}, failed(LOST), {"n1.site": "its agent did not begin"}),
+        ({"n1": {}, "n2": {"trouble": "no port"}}, failed(LOST), {"n2.site": "no port"}),
+        ({"n1": {}, "n2": {"ended": False}}, failed(LOST), {"n2.site": "its agent vanished"}),
+        ({"n1": {}, "n2": {}}, failed(LOST), dict.fromkeys(("n1.site", "n2.site"), "the launcher ended")),
+        ({"n1": {}, "n2": {"interrupted": "SIGTERM"}}, failed(LOST), {}),
+        (
+            {"n1": TERMINATED, "n2": {"ended": False, "statuses": {1: -9}}},
+            failed(LOST),
+            {"n2.site": "its agent vanished"},
+        ),
+        ({"n1": TERMINATED | {"running": False}}, failed(LOST), {"n2.site": "its agent did not begin"}),
+        ({"n1": TERMINATED, "n2": {"interrupted": "SIGTERM"}}, failed(HUNG), {}),
+        ({"n1": {}, "n2": {}}, failed(HUNG), dict.fromkeys(("n1.site", "n2.site"), "the launcher ended")),
+        (
+            {"n1": {"statuses": {0: -9}, "killed": [0]}, "n2": {"statuses": {1: 1}}},
+            failed(CRASHED),
+            {"n2.site": "rank 1 ended with exit status 1"},
+        ),
+        ({"n1": PEER, "n2": KILLED}, failed(MEMORY), {}),
+        ({"n1": {}, "n2": {}}, replace(measurement(), telemetry=SLOW), {"n2.site": f"{HOT}"}),
+        ({"n1": PEER, "n2": KILLED}, None, {}),
+    ],
+)
+def test_the_files_of_a_step_name_the_node(
+    reports: dict[str, Any], outcome: Outcome | None, troubles: dict[str, str], tmp_path: Path
+) -> None:
+    step(tmp_path, **reports)
+    assert attempt_nodes(tmp_path, outcome) == AttemptNodes(names=("n1.site", "n2.site"), troubles=troubles)
+
+
+def test_a_launcher_names_the_node_whose_agent_ended_before_it_could_report(tmp_path: Path) -> None:
+    step(tmp_path)
+    lines = ("srun: no binding", "srun: error: n2: task 1: Killed", "srun: error: n1: task 0: Terminated")
+    StepFolder(tmp_path).launcher_log.write_text("\n".join(lines))
+    nodes = attempt_nodes(tmp_path, failed(LOST))
+    assert nodes is not None
+    assert nodes.troubles == {"n2.site": lines[1]}
+
+
+def test_a_probe_without_a_step_has_no_nodes(tmp_path: Path) -> None:
+    assert attempt_nodes(tmp_path, failed(LOST)) is None
