@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from frontrunner.cli.main import frontrunner as command_line
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.recipe_file import Origin, RecipeFile, Training, read, to_text
 from frontrunner.evaluators.probe import DataSettings
@@ -124,3 +127,30 @@ def test_the_volume_holds_data_and_checkpoints_and_data_keep_their_paths(tmp_pat
 def test_a_backend_without_a_trainer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r'cluster\.backend = "hpu": expected one of cpu, cuda, rocm, xpu'):
         job_set(tmp_path, backend="hpu")
+
+
+def test_the_example_of_a_ray_cluster_is_of_the_published_api_and_fits_its_campaign() -> None:
+    found = documents((EXAMPLES / "kubernetes" / "rayjob.yaml").read_text())
+    job = found["RayJob"]["spec"]
+    pins = re.findall(r"^ray==(\S+)$", (EXAMPLES.parent / "constraints.txt").read_text(), re.M)
+    assert job["rayClusterSpec"]["rayVersion"] == pins[0]
+    known = {"entrypoint", "backoffLimit", "shutdownAfterJobFinishes", "rayClusterSpec"}
+    assert (found["RayJob"]["apiVersion"], set(job)) == ("ray.io/v1", known)
+    head, (workers,) = job["rayClusterSpec"]["headGroupSpec"], job["rayClusterSpec"]["workerGroupSpecs"]
+    assert set(head) == {"rayStartParams", "template"}
+    assert set(workers) == {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
+    for group in (head, workers):
+        check("IoK8sApiCoreV1PodTemplateSpec", group["template"])
+    check("IoK8sApiCoreV1PersistentVolumeClaim", found["PersistentVolumeClaim"])
+    spec = read_campaign_file(EXAMPLES / "kubernetes" / "campaign.toml").spec
+    cluster, (worker,) = spec.problem.cluster, workers["template"]["spec"]["containers"]
+    assert {workers[key] for key in ("replicas", "minReplicas", "maxReplicas")} == {cluster.nodes}
+    assert worker["resources"]["limits"] == {"nvidia.com/gpu": cluster.devices_per_node}
+    assert spec.survey().recipes
+    mounted = {mount["mountPath"] for mount in head["template"]["spec"]["containers"][0]["volumeMounts"]}
+    python, option, module, *arguments = shlex.split(job["entrypoint"])
+    assert (python, option, module) == ("python", "-m", "frontrunner.cli")
+    assert str(Path(arguments[1]).parent) in mounted
+    command_line.load(arguments[0]).make_context(
+        "launch", [str(EXAMPLES / "kubernetes" / "campaign.toml"), *arguments[2:]]
+    )
