@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute
 
-from frontrunner.notebook import Displayed
+from frontrunner.notebook import Displayed, DisplayedRows
 from frontrunner.results.outcome import RecipeStats
 from frontrunner.results.records import GROUPS, OBJECTIVE, Campaign, Figures
 from frontrunner.results.rows import cell, recorded_by_trial, value_of
@@ -80,7 +80,7 @@ class RankedRecipe(Displayed):
     training: Training | None = None
 
 
-class Ranking(list[RankedRecipe], Displayed):
+class Ranking(list[RankedRecipe], DisplayedRows):
     """Ranked recipes as a list that a notebook shows as a table."""
 
 

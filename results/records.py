@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, cast, get_args
 
-from frontrunner.notebook import Displayed
+from frontrunner.notebook import Displayed, DisplayedRows
 from frontrunner.results.outcome import Outcome
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.spaces.recipe import Recipe
@@ -97,7 +97,7 @@ class CampaignSummary:
         return state_in_words(self.state, is_driven=self.is_driven)
 
 
-class CampaignList(list[CampaignSummary], Displayed):
+class CampaignList(list[CampaignSummary], DisplayedRows):
     """Campaigns as a list that a notebook shows as a table."""
 
 

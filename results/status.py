@@ -10,7 +10,7 @@ from datetime import datetime
 
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
-from frontrunner.notebook import Displayed
+from frontrunner.notebook import Displayed, DisplayedRows
 from frontrunner.results.lease import holder_identity, is_held
 from frontrunner.results.nodes import AttemptNodes, SetAside, nodes_of, set_aside
 from frontrunner.results.outcome import Failure, FailureKind, Outcome, RecipeStats
@@ -102,7 +102,7 @@ class FailedTrial:
     run_folder: str
 
 
-class FailureList(list[FailedTrial], Displayed):
+class FailureList(list[FailedTrial], DisplayedRows):
     """Failed trials as a list that a notebook shows as a table."""
 
 

@@ -327,6 +327,11 @@ class CampaignSpec:
 
             check_program(replace(self, run_root="").probe_setup(), make, recipe)
 
+    def on_group(self, name: str) -> CampaignSpec:
+        """Return the campaign on the nodes of one group alone."""
+        own, dispatch = self.problem.by_group[name], self.dispatch.of_group(name)
+        return replace(self, problem=own, dispatch=dispatch, space=self.space.with_choices(group=()))
+
     def probe_setup(self) -> ProbeSetup:
         """Return what this campaign's probes and replays share."""
         shared = ("problem", "probe", "data", "table", "dispatch", "command")

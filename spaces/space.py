@@ -177,15 +177,12 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
             raise bad_value("space.group", unknown, expected)
         return tuple(known[name] for name in self.group or known)
 
-    def in_one_group(self, problem: Problem) -> tuple[Space, Problem]:
-        """Return the space and the problem on the only group that recipes may use; refuse several by their names."""
-        if not (groups := self.groups(problem.cluster)):
-            return self, problem
-        if len(groups) > 1:
-            names = [one.name for one in groups]
-            expected = f"one of them, as {shown(names[0])}: numbers of nodes are compared within one group"
-            raise bad_value("space.group", names, expected)
-        return self.with_choices(group=()), problem.by_group[groups[0].name]
+    def only_group(self, cluster: Cluster) -> str:
+        """Return the only group that recipes may use, "" where the cluster has none; refuse several by their names."""
+        names = [one.name for one in self.groups(cluster)]
+        if len(names) > 1:
+            raise bad_value("space.group", names, f"one of them, as {shown(names[0])}: this is about one node type")
+        return names[0] if names else ""
 
     def dimension(self, name: str) -> Dimension:
         """Return one of the dimensions, a recipe's or the user's own."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,10 @@ from frontrunner.spaces.pareto import pareto_front
 from frontrunner.spaces.problem import Problem, Training
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
+from frontrunner.text import as_plain
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ROWS_AT_ONCE = 16_384
 """Rows per block: the arrays in between fit a core's cache, which is 1.5 times as fast as half a million at once."""
@@ -285,6 +290,12 @@ class Plan(Displayed):
         points = np.stack([self.table.tokens_per_s[rows], -self.table.peak_memory_bytes[rows]], axis=1).tolist()
         best = sorted(pareto_front(points), key=lambda place: -points[place][0])
         return self.table.of(rows[best].tolist())
+
+    def to_frame(self, top: int = 1000) -> pd.DataFrame:
+        """Return the `top` fastest recipes that fit as a data frame, a row each."""
+        import pandas as pd
+
+        return pd.json_normalize(as_plain(self.fastest(top)))
 
     def shown(self, top: int) -> ShownPlan:
         """Return the plan for programs, with its `top` fastest estimates."""

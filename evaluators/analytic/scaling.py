@@ -18,6 +18,7 @@ from frontrunner.evaluators.analytic.accuracy_bounds import (
 from frontrunner.evaluators.analytic.estimates import Estimate, blocks, plan, why_none
 from frontrunner.evaluators.analytic.priors import INDEPENDENT, log_ends, network_left, slopes
 from frontrunner.evaluators.analytic.workload import Rows
+from frontrunner.notebook import Displayed
 from frontrunner.spaces.cluster import MOST_DEVICES
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import GlobalBatch, Problem
@@ -71,7 +72,7 @@ class Bound:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaling:
+class Scaling(Displayed):
     """Strong scaling keeps the global batch, weak scaling that per node; `bounds` might be taken further.
 
     The best rows have the highest `rate`, one of `pareto.RATES`.
@@ -111,7 +112,7 @@ def scaling(space: Space, problem: Problem, nodes: Sequence[int], rate: str = "t
 
     `rate`, one of `pareto.RATES`, is what the best number of nodes has the most of.
     """
-    space, problem = space.in_one_group(problem)
+    problem, space = problem.by_group[space.only_group(problem.cluster)], space.with_choices(group=())
     counts = check_counts(nodes, problem.cluster.devices_per_node)
     judge = functools.cache(functools.partial(_row, space.with_choices(devices=()), problem))
     strong = _judged([judge(count, problem.global_batch) for count in counts], problem, rate)

@@ -22,7 +22,7 @@ from frontrunner.spaces.sharding import Sharding
 if TYPE_CHECKING:
     from frontrunner.evaluators.export.reading import Given
 
-NEVER_EXPORTED = ("engine", "replication")
+NEVER_EXPORTED = ("engine", "replication", "group")
 END_OF_FILE = "END_OF_FILE"
 
 Refusal = tuple[object, str, str]

@@ -31,6 +31,7 @@ from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLeg
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import load_json
 from frontrunner.store import LocalStore, as_function, opened
+from frontrunner.views.live import notebook_listener
 
 
 def survey(campaign_file: str | Path | Mapping[str, Any]) -> Survey:
@@ -61,6 +62,7 @@ def launch(
     url = store_url(store, from_file=file.store.url)
     path = None if file.path is None else str(file.path)
     spec = replace(spec, run_root=str(run_root(url, from_file=file.store.run_folder)), file=path)
+    listener = listener or notebook_listener()
     with opened(url, create=True) as found:
         if or_resume and any(one.name == spec.name for one in found.campaigns()):
             return _go_on(found, found.campaign(spec.name), listener=listener, on_driver=on_driver)
@@ -85,6 +87,7 @@ def resume(
 
     `budget` replaces limits of its budget: `probes`, `minutes` and `node_hours`.
     """
+    listener = listener or notebook_listener()
     with open_store(store_url(store), create=False) as found:
         record = _last_created(found, campaign)
         return _go_on(found, record, budget, take_over=take_over, listener=listener, on_driver=on_driver)
@@ -122,7 +125,7 @@ def measure(  # noqa: PLR0913 - what, where, and how it is watched
     for name, count in (("--confirm", confirm), ("--repeats", repeats)):
         if count is not None and count < 1:
             raise bad_value(name, count, "a whole number above 0")
-    local = LocalStore(store)
+    local, listener = LocalStore(store), listener or notebook_listener()
     if campaign is None and recipe is not None and not names_a_file(recipe):
         campaign = local.show(recipe).appearances[0].campaign.name
     with open_store(store_url(store), create=False) as found:

@@ -205,8 +205,10 @@ def import_config(
 ) -> ImportedRecipe:
     """Read another tool's configuration as a recipe of the campaign file's problem; `stated` gives more choices."""
     spec = read_campaign_file(Path(campaign)).spec
-    space, problem = spec.space.in_one_group(spec.problem)
-    spec = replace(spec, space=space, problem=problem)
+    if spec.problem.cluster.group:
+        named = {"group": (str(stated["group"]),)} if stated and "group" in stated else {}
+        name = spec.space.with_choices(**named).only_group(spec.problem.cluster)
+        spec, stated = spec.on_group(name), {**(stated or {}), "group": name}
     path = Path(path)
 
     def beside(name: str) -> str | None:

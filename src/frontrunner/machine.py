@@ -31,6 +31,7 @@ from frontrunner.evaluators.probe import TORCH_DEVICES
 from frontrunner.evaluators.probe.this_machine import detect, processors, share_processors
 from frontrunner.evaluators.tables.workloads import read, samples_of_tables
 from frontrunner.results.address import parse_address
+from frontrunner.results.outcome import Outcome
 from frontrunner.results.prior_results import campaign_results
 from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store
@@ -40,6 +41,8 @@ from frontrunner.search.strategy import Evidence
 from frontrunner.search.warm_start import Earlier, gather
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, StoreUnusable, bad_value
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.store import opened
 
 if TYPE_CHECKING:
@@ -118,7 +121,9 @@ def fit_campaign(
         record = found.campaign(campaign)
         spec = stored_spec(record)
         outcomes = [(spec.problem, *pair) for pair in found.final_outcomes(record.id)]
-        others = _on_the_same_machine(found, record, spec) if campaign is None else []
+        others: list[Evidence] = []
+        if campaign is None and not spec.problem.cluster.group:
+            others = _on_the_same_machine(found, record, spec)
     if spec.evaluator == "simulated":
         raise InvalidInput(f"campaign {record.name} is simulated: it measured nothing that could be fitted to")
     if record.figures == "imported":
@@ -126,8 +131,11 @@ def fit_campaign(
             f"campaign {record.name} is imported, from training code that it does not name",
             hint="fit to the table itself: frontrunner calibrate --from-table CSV --out FILE",
         )
+    base = _cluster(cluster)
+    if spec.problem.cluster.group:
+        spec, outcomes = _of_one_group(spec, outcomes, base)
     own = spec.problem.cluster
-    base = _cluster(cluster) or own
+    base = base or own
     if (base.devices, base.backend) != (own.devices, own.backend):
         expected = f"{own.devices} {own.backend} devices, on which campaign {record.name} measured"
         raise bad_value("cluster", f"{base.devices} {base.backend} devices", expected)
@@ -140,6 +148,23 @@ def fit_campaign(
     )
     origins = dict.fromkeys([f"campaign {record.name}", *(one.origin for one in others)])
     return _fitted(measured, path, base, ", ".join(origins))
+
+
+Outcomes = list[tuple[Problem, Recipe, Outcome]]
+
+
+def _of_one_group(spec: CampaignSpec, outcomes: Outcomes, base: Cluster | None) -> tuple[CampaignSpec, Outcomes]:
+    """Return the campaign and its outcomes on the group of the device of `base`, or on the only one with outcomes."""
+    tried = {recipe.group for _, recipe, _ in outcomes}
+    names = [one.name for one in spec.problem.cluster.group if one.name in tried]
+    if base is not None:
+        names = [name for name in names if spec.problem.by_group[name].cluster.device == base.device]
+    if len(names) != 1:
+        stated = base and f"{base.device} of {base.name}"
+        expected = f"a cluster with the device of one of its groups: {spec.problem.cluster.describe()}"
+        raise bad_value("cluster", stated, expected)
+    alone = spec.on_group(names[0])
+    return alone, [(alone.problem, recipe, outcome) for _, recipe, outcome in outcomes if recipe.group == names[0]]
 
 
 def _on_the_same_machine(store: Store, record: Campaign, spec: CampaignSpec) -> list[Evidence]:
@@ -258,9 +283,9 @@ def _needs(campaign: str | Path | None, store: str | None) -> Needs:
     disk = cluster.nvme_path if "nvme" in space.offload else None
     return replace(
         needs,
-        nodes=cluster.nodes,
+        nodes=max(one.nodes for one in cluster.parts()),
         backend=cluster.backend,
-        devices_per_node=cluster.devices_per_node,
+        devices_per_node=min(one.devices_per_node for one in cluster.parts()),
         packages=engines + DISPATCH_PACKAGES.get(dispatch.backend or "", ()),
         scheduler=dispatch.scheduler if dispatch.backend == "parsl" else None,
         compiles=True in space.compile,

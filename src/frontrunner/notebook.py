@@ -1,8 +1,14 @@
-"""Display of values in notebooks."""
+"""Display of values in notebooks and interpreters."""
 
 from __future__ import annotations
 
+import reprlib
+from dataclasses import fields, is_dataclass
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PRINTERS = {
     "Advice": "plan.print_advice",
@@ -18,14 +24,37 @@ PRINTERS = {
     "RankedRecipe": "results.print_ranking",
     "Ranking": "results.print_ranking",
     "Recipe": "results.print_recipe",
+    "Scaling": "plan.print_scaling",
     "Status": "results.print_status",
     "Sweep": "around.print_sweep",
 }
 """The function of `frontrunner.views` that prints a value, by its class."""
 
 
+MOST_CHARACTERS = 400
+_WORDS = reprlib.Repr()
+_WORDS.maxlevel, _WORDS.maxstring, _WORDS.maxother = 2, 60, 120
+_WORDS.maxtuple = _WORDS.maxlist = _WORDS.maxdict = 3
+
+
+def _in_short(value: Any) -> str:
+    name = type(value).__name__
+    if is_dataclass(value):
+        parts = (f"{one.name}={_WORDS.repr(getattr(value, one.name))}" for one in fields(value) if one.repr)
+        text = f"{name}({', '.join(parts)})"
+    else:
+        text = f"<{name} of {len(value)}: {', '.join(map(_WORDS.repr, value[:1]))}{', ...' if len(value) > 1 else ''}>"
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
+
+
 class Displayed:
-    """A value that a notebook displays as the terminal prints it."""
+    """A value that a notebook displays as the terminal prints it, with a short `repr`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Give the class the short `repr`, which a dataclass would replace by one of all that it holds."""
+        super().__init_subclass__(**options)
+        if "__repr__" not in vars(cls):
+            setattr(cls, "__repr__", _in_short)  # noqa: B010 - which mypy takes for a method's replacement
 
     def _repr_html_(self) -> str:
         from frontrunner.views.terminal import recorded  # the views import the modules of all values
@@ -34,3 +63,15 @@ class Displayed:
         with recorded() as html:
             getattr(import_module(f"frontrunner.views.{module}"), function)(self)
             return html()
+
+
+class DisplayedRows(Displayed):
+    """A list of values that is displayed as a table."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the rows as a data frame; a value within a value is a column such as `recipe.tensor_parallel`."""
+        import pandas as pd
+
+        from frontrunner.text import as_plain
+
+        return pd.json_normalize(as_plain(list(self)))  # type: ignore[call-overload]

@@ -20,7 +20,7 @@ from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.settings import DEFAULT_STORE, store_url
 from frontrunner.evaluators.probe.files import write_text
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.notebook import Displayed
+from frontrunner.notebook import DisplayedRows
 from frontrunner.results import pages, predictions, ranking, status
 from frontrunner.results.frames import frame
 from frontrunner.results.pages import Comparison, RecipePage, TrialPage, outcomes_after
@@ -463,7 +463,7 @@ class OnFront:
     headroom_bytes: int | None
 
 
-class Front(tuple[OnFront, ...], Displayed):
+class Front(tuple[OnFront, ...], DisplayedRows):
     """A front as a tuple that a notebook shows as a table."""
 
 

@@ -159,12 +159,9 @@ def scale_spec(source: Source, nodes: Sequence[int], budget: Budget | None = Non
 
 def _in_its_group(source: Source) -> Source:
     """Return the recipe and its campaign on its group's nodes alone, whose numbers can be compared."""
-    recipe, spec = source.recipe, source.spec
-    if not spec.problem.cluster.group:
+    if not source.spec.problem.cluster.group:
         return source
-    own, dispatch = spec.problem.at(recipe), spec.dispatch.of_group(recipe.group)
-    spec = replace(spec, problem=own, dispatch=dispatch, space=spec.space.with_choices(group=()))
-    return replace(source, recipe=replace(recipe, group=""), spec=spec)
+    return replace(source, recipe=replace(source.recipe, group=""), spec=source.spec.on_group(source.recipe.group))
 
 
 def _around(spec: CampaignSpec, strategy: str, recipe: Recipe, budget: Budget | None, repeats: int) -> CampaignSpec:

@@ -16,11 +16,13 @@ from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.recipe_file import from_text
 from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.evaluators.analytic.simulated import simulate
+from frontrunner.evaluators.export.tools import tool_named
 from frontrunner.evaluators.grouped import Grouped
 from frontrunner.evaluators.protocol import Finished, NodesUnavailable, ProbeOrder
-from frontrunner.exchange import exported
+from frontrunner.exchange import exported, import_config
 from frontrunner.results.outcome import Failure, FailureKind
-from frontrunner.search.campaign_setup import prepare
+from frontrunner.results.store import open_store
+from frontrunner.search.campaign_setup import create, prepare
 from frontrunner.search.guided.prior import prior_of
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
@@ -256,3 +258,21 @@ def test_a_group_without_nodes_keeps_no_other_from_going_on(tmp_path: Path) -> N
     with pytest.raises(OSError, match="closing failed"):
         both.close()
     assert all(one.is_closed for one in groups.values())
+
+
+def test_configurations_of_other_tools_are_of_one_group(tmp_path: Path) -> None:
+    recipe = next(one for one in of_group("h100") if one.sharding_name == "zero-1" and one.recompute == "none")
+    path = tmp_path / "train.sh"
+    path.write_text(tool_named("megatron-lm").render(H100, recipe, ()), encoding="utf-8")
+    found = import_config(path, tool="megatron-lm", campaign=EXAMPLE, stated={"group": "h100"})
+    assert (found.recipe, found.recipe_id) == (recipe, recipe_id(SPEC.problem, recipe))
+    with pytest.raises(InvalidInput, match=r'space\.group = .*: expected one of them, as "a100"'):
+        import_config(path, tool="megatron-lm", campaign=EXAMPLE)
+
+
+def test_constants_are_fitted_to_one_group(tmp_path: Path) -> None:
+    url, spec = str(tmp_path / "s.db"), grouped(evaluator="probe")
+    with open_store(url) as store:
+        create(store, spec, len(spec.survey().recipes))
+    with pytest.raises(InvalidInput, match=r"cluster is missing: expected a cluster with the device"):
+        frontrunner.fit_campaign(store=url)

@@ -12,8 +12,10 @@ from frontrunner.results.ranking import Ranking
 from frontrunner.results.states import CampaignState
 from frontrunner.results.status import FailureList
 from frontrunner.search.driver import Conclusion
+from frontrunner.search.listener import View
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
+from frontrunner.views.live import NotebookPanel, notebook_listener
 from support.page_stores import SCRIPT, page_store
 
 
@@ -77,3 +79,33 @@ def test_ranking_is_a_list_and_notebook_reports_its_origin(tmp_path: Path) -> No
     assert "Simulated" not in ranking._repr_html_()
     simulated = Ranking(replace(row, figures="simulated") for row in ranking)
     assert "Simulated" in simulated._repr_html_()
+
+
+def test_values_are_short_in_an_interpreter_and_lists_are_data_frames(tmp_path: Path) -> None:
+    ids = page_store(tmp_path)
+    store = str(tmp_path / "store.db")
+    file = Path(__file__).parents[2] / "examples" / "laptop.toml"
+    plan, ranking = frontrunner.plan(file), frontrunner.best("first", store=store)
+    values = (plan, ranking, ranking[0], frontrunner.status(store=store), frontrunner.show(ids[0], store=store))
+    assert all(len(repr(value)) < 500 for value in (*values, frontrunner.scaling(file, [1])))
+    assert repr(ranking).startswith(f"<Ranking of {len(ranking)}: RankedRecipe(rank=1, ")
+    table = ranking.to_frame()
+    assert table["recipe_id"].tolist() == [row.recipe_id for row in ranking]
+    assert table["recipe.tensor_parallel"].tolist() == [row.recipe.tensor_parallel for row in ranking]
+    assert plan.to_frame(2)["tokens_per_s"].tolist() == [one.tokens_per_s for one in plan.fastest(2)]
+    assert "weak scaling" in frontrunner.scaling(file, [1])._repr_html_()
+
+
+def test_a_notebook_shows_the_panel_of_a_running_campaign() -> None:
+    shown: list[str] = []
+    panel = NotebookPanel(shown.append)
+    view = View(name="<b>mine", strategy="guided", legal_recipes=9)
+    panel.began(view)
+    panel.ticked(view)
+    panel.ticked(view)
+    assert len(shown) == 1, "at most once a second"
+    view.measured = 3
+    panel.ended(view, CampaignState.FINISHED, "")
+    assert "3 measured" in shown[-1]
+    assert "&lt;b&gt;mine" in shown[-1]
+    assert notebook_listener() is None

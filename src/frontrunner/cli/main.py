@@ -60,7 +60,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "dataframe": ("query:dataframe", "Write all attempts as a table file (.csv or .parquet)."),
         "report": ("query:report", "Write a campaign as one HTML page."),
         "plot": ("query:plot", "Write the report's figures as PNG or SVG."),
-        "film": ("query:film", "Write how the search filled a map of two dimensions (.gif or .mp4)."),
+        "film": ("query:film", "Write the search, probe by probe, as a film."),
     },
 }
 """Commands by section of the help page: name -> (module:function under `frontrunner.cli`, one line)."""

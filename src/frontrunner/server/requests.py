@@ -230,10 +230,12 @@ RegisteredAnswer: Any = pydantic.create_model("RegisteredAnswer", **_KIND_FIELDS
 def campaign_table(body: CampaignBody, known: Registered) -> Table:
     """Return a body as the content of a campaign file, with the sections of its registered names."""
     table: Table = {name: dict(section) for name in SECTIONS if (section := getattr(body, name))}
-    for section, keys in FORBIDDEN_KEYS.items():
-        for key in keys:
-            if key in table.get(section, {}):
-                raise bad_value(f"{section}.{key}", table[section][key], "no path in a request to a service")
+    groups = table.get("cluster", {}).get("group")
+    stated = [*table.items(), *(("cluster.group", one) for one in (groups if isinstance(groups, list) else ()))]
+    for section, content in stated:
+        for key in FORBIDDEN_KEYS.get(section.removesuffix(".group"), ()):
+            if isinstance(content, Mapping) and key in content:
+                raise bad_value(f"{section}.{key}", content[key], "no path in a request to a service")
     table |= {"evaluator": _evaluator(body, known)} | ({} if body.name is None else {"name": body.name})
     for kind in ("trainer", "data", "table"):
         if (name := getattr(body, kind)) is not None:

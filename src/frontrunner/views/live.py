@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from rich.console import Console, Group
@@ -19,6 +22,7 @@ from frontrunner.search.budget import STOPPING, Limit
 from frontrunner.search.listener import LAST_OUTCOMES, Ended, Listener, View
 from frontrunner.text import counted, percent, plain, seconds
 from frontrunner.views.columns import briefly
+from frontrunner.views.terminal import PIPED_WIDTH, console, recorded
 
 LABEL_WIDTH = 11
 BAR_WIDTH = 30
@@ -98,6 +102,40 @@ class Panel(Watcher):
         self._live.stop()
         if state is CampaignState.FINISHED:
             self._live.console.print(f"campaign {view.name} {state}: {plain(reason)}", markup=False)
+
+
+class NotebookPanel(Watcher):
+    """The panel in a notebook's cell, redrawn at most once a second."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        """`show` replaces the cell's HTML."""
+        self._show, self._drawn_s = show, -math.inf
+
+    def _draw(self, view: View) -> None:
+        with recorded() as html:
+            console().print(panel(view, width=PIPED_WIDTH))
+            self._show(html())
+        self._drawn_s = time.monotonic()
+
+    def ticked(self, view: View) -> None:
+        """Draw, if the last time is a second ago."""
+        if time.monotonic() - self._drawn_s > 1:
+            self._draw(view)
+
+    def ended(self, view: View, state: CampaignState, reason: str) -> None:
+        """Draw the last panel."""
+        del state, reason
+        self._draw(view)
+
+
+def notebook_listener() -> Watcher | None:
+    """Return a panel in the cell that runs; None where Python does not run in a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    cell: Any = import_module("IPython.display")
+    handle = cell.display(cell.HTML(""), display_id=True)
+    return NotebookPanel(lambda html: handle.update(cell.HTML(html)))
 
 
 @contextmanager
