@@ -4,7 +4,7 @@ BIN := .venv/bin
 CAMPAIGN ?= examples/laptop.toml
 QUICK := unit or contract or smoke
 
-.PHONY: campaign test system every-recipe pictures check links format audit hashes clean
+.PHONY: campaign test system every-recipe pictures docs check links format audit hashes clean
 
 campaign: .venv/.installed
 	$(BIN)/frontrunner launch $(CAMPAIGN)
@@ -28,6 +28,10 @@ pictures: .venv/.installed-dev
 	  $(BIN)/frontrunner launch examples/$$name.toml --store pictured.db || exit; done
 	FRONTRUNNER_PICTURES=$(CURDIR)/docs/pages FRONTRUNNER_PICTURED_STORE=$(CURDIR)/pictured.db \
 	  $(BIN)/pytest -m system -k fit_their_window tests/system/test_pages.py
+
+# The documentation as a site, in build/site; a broken link or anchor between its pages is an error.
+docs: .venv/.installed-dev
+	$(BIN)/zensical build --clean --strict
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .

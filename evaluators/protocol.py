@@ -93,6 +93,10 @@ class NodesUnavailable(FrontrunnerError):
     """There is nothing to run probes on; the campaign may be resumed later."""
 
 
+class TooLittleTime(NodesUnavailable):
+    """What is left of the driver's job is too little for the probes that wait: another job's driver may go on."""
+
+
 class Evaluator(ABC):
     """Turns recipes into outcomes. Used by one thread.
 

@@ -5,13 +5,14 @@ Its only writer: each outcome is on disk before it is in the store, and in the s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 from frontrunner.evaluators.analytic.estimates import estimate_many, not_modelled, plan
 from frontrunner.evaluators.probe.files import is_disk_full, why_disk_full
-from frontrunner.evaluators.protocol import Finished, NodesUnavailable
+from frontrunner.evaluators.protocol import Finished, NodesUnavailable, TooLittleTime
 from frontrunner.notebook import Displayed
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import OUTLOOK, newest_outlooks, outlook_of
@@ -20,7 +21,7 @@ from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.search.attempts import CampaignSession, RunningAttempt
-from frontrunner.search.budget import IN_A_ROW, STOPPING, Limit, StopRule
+from frontrunner.search.budget import IN_A_ROW, STOPPING, JobTime, Limit, StopRule
 from frontrunner.search.listener import Ended, Listener
 from frontrunner.search.proposals import Asked, Proposals
 from frontrunner.search.spec import Budget, CampaignSpec
@@ -39,7 +40,10 @@ Ending = tuple[CampaignState, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion(Displayed):
-    """How a driver left its campaign; `last_failure` is set where failures paused it."""
+    """How a driver left its campaign; `last_failure` is set where failures paused it.
+
+    `job_ends`: it was stopped since the driver's batch job ends, and may go on in another one.
+    """
 
     state: CampaignState
     reason: str
@@ -49,6 +53,7 @@ class Conclusion(Displayed):
     limits: tuple[Limit, ...] = ()
     objectives: tuple[str, ...] = TOKENS_ALONE
     trainer: tuple[str, ...] = ()
+    job_ends: bool = False
 
 
 class Driver:
@@ -79,6 +84,7 @@ class Driver:
         self._stop_rule = StopRule(spec.search.stop_below_improvement)
         self._wants_stop = self._wants_pause = self._wants_kill = False
         self._announced: tuple[CampaignState, bool] | None = None
+        self._job_ends = False
 
     @property
     def campaign_name(self) -> str:
@@ -110,6 +116,8 @@ class Driver:
             take_over=take_over,
         )
         session.takes_changes = not self._asked
+        is_instant = self._campaign.figures != "measured"
+        self._job = JobTime(0.0 if is_instant else self._spec.probe.deadline_s)
         state, reason = CampaignState.FAILED, "the driver was interrupted"
         try:
             session.begin()
@@ -121,6 +129,7 @@ class Driver:
                 raise FrontrunnerError(f"campaign {self.campaign_name} has stopped: {error}", hint=hint) from error
             raise
         finally:
+            self._job.close()
             session.close(state, reason)
         self._listener.ended(session.view, state, reason)
         return Conclusion(
@@ -132,6 +141,7 @@ class Driver:
             limits=session.budget.limits(),
             objectives=self._spec.search.objectives,
             trainer=self._spec.trainer,
+            job_ends=self._job_ends,
         )
 
     def _drive(self) -> Ending:
@@ -139,6 +149,8 @@ class Driver:
             self._session.settle_earlier()
             self._restore()
             return self._probe()
+        except TooLittleTime as error:
+            return self._end_of_job(error.message)
         except NodesUnavailable as error:
             return CampaignState.PAUSED, f"no nodes: {error.message}"
         except OSError as error:
@@ -165,6 +177,8 @@ class Driver:
             is_over = not running or self._wants_kill or session.budget.must_cut(running.values())
             if ending is not None and is_over:
                 return ending
+            if running and self._job.must_cut:  # also where all that is left of the campaign runs already
+                return self._end_of_job("its job ends, and cuts off what runs")
             session.settle_nodes()
             for finished in session.evaluator.finished(TICK_S):
                 self._conclude(finished)
@@ -258,10 +272,18 @@ class Driver:
         if (alike := self._session.retries.why_pause()) is not None:
             return CampaignState.PAUSED, alike
         used_up = self._session.budget.used_up(running)
-        if used_up is None:
-            return None
-        why = "the budget is used up" if used_up.share == 1 else "the hard budget leaves too little for a probe"
-        return CampaignState.FINISHED, f"{why}: {used_up}"
+        if used_up is not None:
+            why = "the budget is used up" if used_up.share == 1 else "the hard budget leaves too little for a probe"
+            return CampaignState.FINISHED, f"{why}: {used_up}"
+        late = self._job.why_end()
+        return None if late is None else self._end_of_job(late)
+
+    def _end_of_job(self, why: str) -> Ending:
+        """Return the ending for which another job's driver goes on; a job too short for any probe pauses instead."""
+        if self._job.has_probed or self._session.running:
+            self._job_ends = True
+            return CampaignState.STOPPED, why
+        return CampaignState.PAUSED, f"{why}; no probe has run in it"
 
     def _withdraw_queued(self) -> None:
         """Withdraw the probes that wait for nodes if the running ones alone leave no room for another."""
@@ -281,6 +303,8 @@ class Driver:
 
     def _conclude(self, finished: Finished) -> None:
         session, view, outcome = self._session, self._session.view, finished.outcome
+        if (held_since_s := session.running[finished.token].held_since_s) is not None:
+            self._job.note(time.monotonic() - held_since_s)
         trial, will_retry = session.conclude(finished)
         ended = _ended(trial, outcome, will_retry=will_retry)
         view.count(ended)

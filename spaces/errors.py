@@ -73,6 +73,12 @@ class NothingLegal(FrontrunnerError):
     exit_code = 7
 
 
+class JobEnds(FrontrunnerError):
+    """What this process drives goes on in another batch job: it has stopped before its own ends."""
+
+    exit_code = 75
+
+
 def bad_value(key: str, value: object, expected: str, *, hint: str | None = None) -> InvalidInput:
     """Return the standard error for a value that cannot be used: its key, the value, and what was expected."""
     given = f"{key} is missing" if value is None else f"{key} = {shown(value)}"

@@ -40,7 +40,7 @@ from frontrunner.evaluators.cluster.batch import (
     why_ended,
 )
 from frontrunner.evaluators.cluster.settings import RAY, NodeSource
-from frontrunner.evaluators.protocol import NodesUnavailable
+from frontrunner.evaluators.protocol import NodesUnavailable, TooLittleTime
 
 if TYPE_CHECKING:
     from parsl.executors import HighThroughputExecutor
@@ -339,7 +339,7 @@ class Pool:
                     few = f"{room.nodes} of the {len(allocation.hosts)} nodes are left for probes of {least} or more"
                     raise NodesUnavailable(f"{few}: {'; '.join(reasons)}", hint=f"see {self._folder}")
             elif self._source.held is not None:
-                raise NodesUnavailable("too little is left of the job's time for the probes that wait")
+                raise TooLittleTime("too little is left of the job's time for the probes that wait")
             self._give_back(allocation)
 
     def _request_more(self, left: Sequence[Waiting]) -> None:

@@ -18,12 +18,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.cluster.agent import Step
+from frontrunner.evaluators.cluster.environment import allocation
 from frontrunner.evaluators.cluster.settings import LAUNCHERS, SCHEDULERS, NodeSource
 from frontrunner.evaluators.probe.processes import die_with_parent, start_child
 from frontrunner.spaces.errors import FrontrunnerError
@@ -92,9 +94,16 @@ def seconds_left(scheduler: str, job_id: str) -> float | None:
     return None if limit is None else limit - (used or 0.0)
 
 
-def _seconds(time: str) -> float | None:
+def end_of_job() -> float | None:
+    """Return when the batch job that this process is in ends, as monotonic time; None outside one, or if unknown."""
+    held = allocation(os.environ)
+    left = None if held is None else seconds_left(held.scheduler, held.job_id)
+    return None if left is None else time.monotonic() + left
+
+
+def _seconds(shown: str) -> float | None:
     """Return the seconds of a batch system's `[days-][hours:]minutes:seconds`; None for any other text."""
-    found = _TIME.fullmatch(time)
+    found = _TIME.fullmatch(shown)
     if found is None:
         return None
     return float(sum(int(part or 0) * unit for part, unit in zip(found.groups(), (86_400, 3600, 60, 1), strict=True)))

@@ -39,6 +39,11 @@ LONGER_SHARE = 1.5
 _PLAIN_PATH = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 
 
+def expected_s(deadline_s: float, longest_s: float | None) -> float:
+    """Return how long the next probe is expected to take, where the longest one took `longest_s`, or none has run."""
+    return deadline_s if longest_s is None else min(deadline_s, LONGER_SHARE * longest_s)
+
+
 class Dispatcher:
     """Starts steps on the nodes of a source as these get free, and gives the nodes back."""
 
@@ -66,8 +71,7 @@ class Dispatcher:
 
     @property
     def _expected_s(self) -> float:
-        deadline_s = self._setup.probe.deadline_s
-        return deadline_s if self._longest_s is None else min(deadline_s, LONGER_SHARE * self._longest_s)
+        return expected_s(self._setup.probe.deadline_s, self._longest_s)
 
     def start(
         self,

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.cluster.environment import allocation
+from frontrunner.evaluators.cluster.batch import end_of_job
 from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, NodeSource
 from frontrunner.evaluators.probe import BUILT_IN_DATA, Schedule
 from frontrunner.evaluators.probe.files import LineReader, read_json, tail, write_json
@@ -35,6 +35,7 @@ from frontrunner.results.provenance import collect
 from frontrunner.spaces.errors import (
     FrontrunnerError,
     InvalidInput,
+    JobEnds,
     bad_value,
     require_above_zero,
     require_at_least,
@@ -63,10 +64,8 @@ REPLAY_TAG = "FRONTRUNNER_REPLAY"
 OnStep = Callable[[Mapping[str, Any]], None]
 
 
-class ReplayStopped(FrontrunnerError):
+class ReplayStopped(JobEnds):
     """Training ended with a checkpoint before it was done, for its job's end or a signal: to be submitted again."""
-
-    exit_code = 75
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,20 +408,11 @@ class Follower:
             self._on_step(event)
 
 
-def _end_of_job() -> float | None:
-    """Return when the batch job that this process is in ends, as monotonic time; None outside one."""
-    from frontrunner.evaluators.cluster.batch import seconds_left
-
-    held = allocation(os.environ)
-    left = None if held is None else seconds_left(held.scheduler, held.job_id)
-    return None if left is None else time.monotonic() + left
-
-
 def _train(chosen: ReplayPlan, follower: Follower) -> int:
     with chosen.log.open("ab") as output:
         environment = {**os.environ, **chosen.environment, REPLAY_TAG: str(chosen.folder)}
         process = start_child(chosen.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
-    has_ended, end_s = False, _end_of_job()
+    has_ended, end_s = False, end_of_job()
     try:
         while not has_ended:
             time.sleep(POLL_S)

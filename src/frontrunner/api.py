@@ -44,10 +44,14 @@ def launch(
     *,
     store: str | None = None,
     name: str | None = None,
+    or_resume: bool = False,
     listener: Listener | None = None,
     on_driver: OnDriver | None = None,
 ) -> Conclusion:
-    """Run a new campaign, a file or its sections, to its end; one that cannot be used leaves nothing behind."""
+    """Run a new campaign, a file or its sections, to its end; one that cannot be used leaves nothing behind.
+
+    `or_resume` goes on with the store's campaign of this name, if it has one.
+    """
     if isinstance(campaign, CampaignSpec):
         file = CampaignFile(spec=campaign, store=StoreSettings(), named=True)
     else:
@@ -60,6 +64,8 @@ def launch(
     spec = replace(spec, run_root=str(run_root(url, from_file=file.store.run_folder)), file=path)
     listener = listener or notebook_listener()
     with opened(url, create=True) as found:
+        if or_resume and any(one.name == spec.name for one in found.campaigns()):
+            return _go_on(found, found.campaign(spec.name), listener=listener, on_driver=on_driver)
         if name is None and not file.named:
             spec = replace(spec, name=setup.free_name(found, spec.name))
         if spec.search.probe_nodes is not None:
@@ -84,18 +90,20 @@ def resume(
     listener = listener or notebook_listener()
     with open_store(store_url(store), create=False) as found:
         record = _last_created(found, campaign)
-        setup.refuse_imported_campaign(record)
-        if budget:
-            setup.change_budget(found, record, budget)
-            record = found.campaign(record.name)
-        spec = setup.stored_spec(record)
-        if spec.confirms is not None:
-            return run_pair(found, record, listener=listener, on_driver=on_driver, take_over=take_over)
-        surveyed = spec.survey()
-        setup.prepare(spec, surveyed)
-        return run_campaign(
-            found, record, spec, survey=surveyed, listener=listener, on_driver=on_driver, take_over=take_over
-        )
+        return _go_on(found, record, budget, take_over=take_over, listener=listener, on_driver=on_driver)
+
+
+def _go_on(found: Store, record: Campaign, budget: Mapping[str, float] | None = None, **hooks: Any) -> Conclusion:
+    setup.refuse_imported_campaign(record)
+    if budget:
+        setup.change_budget(found, record, budget)
+        record = found.campaign(record.name)
+    spec = setup.stored_spec(record)
+    if spec.confirms is not None:
+        return run_pair(found, record, **hooks)
+    surveyed = spec.survey()
+    setup.prepare(spec, surveyed)
+    return run_campaign(found, record, spec, survey=surveyed, **hooks)
 
 
 def measure(  # noqa: PLR0913 - what, where, and how it is watched

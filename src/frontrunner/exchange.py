@@ -14,8 +14,10 @@ from frontrunner.config.campaign import named_cluster, named_data, read_campaign
 from frontrunner.config.recipe_file import FIGURES, Measured, NodeSettings, Origin, RecipeFile, Training, read, to_text
 from frontrunner.config.settings import shown_store, store_url
 from frontrunner.config.toml_file import read_text
+from frontrunner.evaluators.export.batch import SCHEDULERS, batch_script, campaign_script
+from frontrunner.evaluators.export.kubernetes import manifest
 from frontrunner.evaluators.export.reading import Given, is_harmless
-from frontrunner.evaluators.export.tools import SCHEDULERS, TOOLS, batch_script, tool_named
+from frontrunner.evaluators.export.tools import TOOLS, tool_named
 from frontrunner.evaluators.probe.job import training_data
 from frontrunner.evaluators.tables.reading import Reading, Repeats, TableForm
 from frontrunner.evaluators.tables.reading import read as read_table
@@ -48,7 +50,9 @@ from frontrunner.store import LocalStore, opened
 from frontrunner.text import thousands
 
 RECIPE_FILE = "recipe"
-TRAINED_HERE = (*SCHEDULERS, RECIPE_FILE)
+CAMPAIGN_FILE = ".toml"
+KUBERNETES = "kubernetes"
+TRAINED_HERE = (*SCHEDULERS, KUBERNETES, RECIPE_FILE)
 """Exports that frontrunner's own trainer trains with."""
 TARGETS = (*TOOLS, *TRAINED_HERE)
 
@@ -70,28 +74,54 @@ class ImportedRecipe:
 
 def export_name(recipe_id: str, to: str) -> str:
     """Return the file name of an export: ID.json, ID.slurm.sh, ID.nanotron.yaml."""
-    suffix = Path(TOOLS[to].file).suffix if to in TOOLS else ""
+    suffix = Path(TOOLS[to].file).suffix if to in TOOLS else ".yaml" if to == KUBERNETES else ""
     return f"{recipe_id}.json" if to == RECIPE_FILE else f"{recipe_id}.{to}{suffix or '.sh'}"
 
 
 def exported(store: LocalStore, recipe: str, *, to: str, data: str | None = None) -> str:
     """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`, one of `TARGETS`.
 
+    Of a campaign file, one of `SCHEDULERS` returns the batch script that drives it.
+
     `data`, the path of a file or `built-in`, is what exports for our own trainer train on instead of the campaign's.
     """
     if to not in TARGETS:
         raise bad_value("--to", to, f"one of {', '.join(TARGETS)}, optuna", hint=did_you_mean(to, (*TARGETS, "optuna")))
+    if recipe.endswith(CAMPAIGN_FILE):
+        if data is not None:
+            raise bad_value("--data", data, "nothing with a campaign file, which states its own: [data] path")
+        return _campaign_exported(Path(recipe), to)
     file = read(Path(recipe)) if names_a_file(recipe) else recipe_file(store.show(recipe))
     if data is not None:
         file = replace(file, training=replace(file.training, data=training_data(named_data(data))))
     if to == RECIPE_FILE:
         return to_text(file)
-    if to in SCHEDULERS:
+    if to in TRAINED_HERE:
         refuse_file_of_others(file, recipe)
-        data_of_file(file, recipe, may_be_elsewhere=True)  # the script looks for them before it trains
-        setup = file.training.nodes.worker_init
-        return batch_script(to, file.problem, file.recipe, provenance(file), to_text(file), setup)
+        data_of_file(file, recipe, may_be_elsewhere=True)  # what trains looks for them before it does
+        nodes, given = file.training.nodes, (file.problem, file.recipe, provenance(file), to_text(file))
+        if to in SCHEDULERS:
+            return batch_script(to, *given, nodes.worker_init)
+        files = [(one.path, one.size_bytes) for one in file.training.data if one.path is not None]
+        return manifest(*given, setup=nodes.worker_init, network_interface=nodes.network_interface, data=files)
     return tool_named(to).render(file.problem, file.recipe, provenance(file))
+
+
+def _campaign_exported(path: Path, to: str) -> str:
+    spec = read_campaign_file(path).spec
+    if to not in SCHEDULERS:
+        raise bad_value(
+            "--to",
+            to,
+            f"{' or '.join(SCHEDULERS)} for a campaign file, whose driver a batch script runs",
+            hint="examples/kubernetes has a driver on Kubernetes",
+        )
+    problem, now = spec.problem, datetime.now(UTC).isoformat(timespec="seconds")
+    header = (
+        f"frontrunner campaign {spec.name}: {problem.model.name} on {problem.cluster.name}",
+        f"written {now} by frontrunner {__version__}",
+    )
+    return campaign_script(to, spec.name, problem, spec.dispatch, path, header)
 
 
 def provenance(file: RecipeFile) -> tuple[str, ...]:

@@ -45,8 +45,8 @@ MOST_CANDIDATES = 8
 
 
 def names_a_file(recipe: str) -> bool:
-    """Return whether a recipe is given as the path of a recipe file: it ends with .json, or has a slash."""
-    return recipe.endswith(".json") or "/" in recipe
+    """Return whether a recipe is given as the path of a file: it ends with .json or .toml, or has a slash."""
+    return recipe.endswith((".json", ".toml")) or "/" in recipe
 
 
 def find_recipe(

@@ -16,6 +16,7 @@ from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store, open_store
+from frontrunner.search import budget
 from frontrunner.search.attempts import MAX_ATTEMPTS
 from frontrunner.search.listener import Ended, Listener, View
 from frontrunner.search.spec import CampaignSpec
@@ -395,3 +396,65 @@ def test_an_evaluator_that_fails_leaves_a_campaign_that_can_be_resumed(campaigns
     assert "OSError" in stored.state_reason
     scripted(lambda recipe, attempt: None)
     assert campaigns.driver(record, spec).run().measured == LEGAL
+
+
+class BatchJob:
+    """A batch job that the driver is in, as its batch system reports it: `left_s` before its end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, left_s: float) -> None:
+        self.left_s = left_s
+        monkeypatch.setattr(budget, "end_of_job", lambda: time.monotonic() + self.left_s)
+        monkeypatch.setattr(budget, "LOOK_AT_JOB_S", 0.01)
+
+
+def test_a_driver_stops_before_its_job_ends_and_another_job_s_goes_on(
+    campaigns: Campaigns, scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = BatchJob(monkeypatch, left_s=1000.0)
+
+    def end_soon(view: View, ended: Ended) -> None:
+        if view.measured == 3:
+            job.left_s = 44.0  # below what the driver itself needs at the end
+
+    scripted(lambda recipe, attempt: None, seconds=0.05)
+    record, spec = campaigns.create("scripted")
+    conclusion = campaigns.driver(record, spec, Recorder(end_soon)).run()
+    assert (conclusion.state, conclusion.job_ends) == (CampaignState.STOPPED, True)
+    assert "its job ends in 4" in conclusion.reason
+    assert 3 <= conclusion.measured < LEGAL
+    assert set(campaigns.states(record)) == {TrialState.MEASURED}, "what ran has ended"
+    job.left_s = 1000.0
+    again = campaigns.driver(record, spec).run()
+    assert (again.state, again.job_ends, again.measured) == (CampaignState.FINISHED, False, LEGAL)
+
+
+def test_a_job_too_short_for_a_probe_pauses_the_campaign(
+    campaigns: Campaigns, scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    BatchJob(monkeypatch, left_s=100.0)
+    scripted(lambda recipe, attempt: None)
+    record, spec = campaigns.create("scripted")  # whose probes may take 60 s, and 45 s are for the driver's end
+    conclusion = campaigns.driver(record, spec).run()
+    assert (conclusion.state, conclusion.job_ends) == (CampaignState.PAUSED, False)
+    assert conclusion.reason.endswith("a probe needs up to 105 s; no probe has run in it")
+
+
+class OneEnds(Scripted):
+    """Ends its first order, and none of the others."""
+
+    def finished(self, timeout_s: float) -> list[Finished]:
+        time.sleep(min(timeout_s, 0.002))
+        return [] if self.attempts else [self._scripted(self._running[0][1])]
+
+
+def test_what_outlasts_the_job_is_cut_off_and_tried_again(
+    campaigns: Campaigns, scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = BatchJob(monkeypatch, left_s=1000.0)
+    scripted(lambda recipe, attempt: setattr(job, "left_s", 20.0), OneEnds)  # which moves the job's end
+    record, spec = campaigns.create("scripted", search={"parallel_probes": 9})
+    conclusion = campaigns.driver(record, spec).run()
+    assert (conclusion.state, conclusion.job_ends) == (CampaignState.STOPPED, True)
+    states = campaigns.states(record)
+    assert states[TrialState.MEASURED] >= 1
+    assert states[TrialState.QUEUED] == LEGAL - states[TrialState.MEASURED] > 0

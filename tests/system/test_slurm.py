@@ -38,6 +38,8 @@ ASKED = {
     "driver_address": "127.0.0.1",
     "lifeline_s": 10,
 }
+REQUESTED = ("backend", "scheduler", "walltime", "driver_address")
+"""Keys of [dispatch] that a campaign within a held job does not have."""
 TRAINER = Path(__file__).parent.parent / "support" / "joined_trainer.py"
 FLAGS = ["{replay?--ends}", "--steps", "{steps}", "--micro-batch", "{micro_batch_seqs}", "--node-rank", "{node_rank}"]
 JOINED = {
@@ -77,6 +79,15 @@ def campaign(folder: Path, **sections: dict[str, Any]) -> str:
     for name, section in sections.items():
         base[name] = {**base.get(name, {}), **section}
     return write_toml(folder / "tiny.toml", tiny(**base)).name
+
+
+def held_campaign(folder: Path, **sections: dict[str, Any]) -> str:
+    """A campaign that takes the nodes of the job that its driver is in."""
+    name = campaign(folder, **sections)
+    before, section, keys = (folder / name).read_text().partition("[dispatch]\n")
+    kept = [line for line in keys.splitlines() if line.partition(" ")[0] not in REQUESTED]
+    (folder / name).write_text("\n".join([before + section, *kept]))
+    return name
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -232,9 +243,7 @@ def test_too_few_nodes_pause_the_campaign_and_a_check_lets_the_next_driver_go_on
 
 
 def test_a_campaign_within_a_held_job_uses_its_nodes(tmp_path: Path, slurm: SlurmCluster) -> None:
-    name = campaign(tmp_path, dispatch=dict.fromkeys(("backend", "scheduler", "walltime", "driver_address"), ""))
-    text = (tmp_path / name).read_text().splitlines()
-    (tmp_path / name).write_text("\n".join(line for line in text if not line.endswith('= ""')))
+    name = held_campaign(tmp_path)
     launch = subprocess.list2cmdline(command("launch", name))
     slurm.run("sbatch", "-N2", "--exclusive", f"--chdir={tmp_path}", "--output=out", f"--wrap={launch}")
     wait_for(lambda: not slurm.jobs(), 120)
@@ -242,6 +251,44 @@ def test_a_campaign_within_a_held_job_uses_its_nodes(tmp_path: Path, slurm: Slur
     assert not isinstance(measured, Failure), (tmp_path / "out").read_text()
     reports = [StepFolder(run_folders(tmp_path)[0]).report(node) for node in range(2)]
     assert [report.host for report in reports if report is not None] == list(slurm.nodes)
+
+
+@pytest.mark.timeout(1000)
+def test_a_driver_s_job_is_followed_by_others_until_the_campaign_is_over(tmp_path: Path, slurm: SlurmCluster) -> None:
+    """Whatever a job has measured when its time is cut is neither lost nor measured again by the next."""
+    space = TWO_NODES | {"micro_batch_seqs": [1, 2, 4, 8], "recompute": ["none", "full"]}
+    space["sharding"] = ["none", "zero-1", "zero-2", "zero-3"]
+    probe = {"measured_steps": 150, "deadline_s": 100}
+    name = held_campaign(tmp_path, space=space, probe=probe, problem={"global_batch": 16})
+    exported = frontrunner("export", name, "--to", "slurm", cwd=tmp_path)
+    assert exported.returncode == 0, exported.stderr
+    script, said = tmp_path / "drive.sh", tmp_path / "out"
+    script.write_text(exported.stdout.replace("\npython -m", f"\n{sys.executable} -m"))
+    slurm.run("sbatch", "--time=20", f"--chdir={tmp_path}", "--output=out", str(script))
+
+    def measured() -> int:
+        slurm.shorten_holds()
+        return sum(isinstance(found, Measurement) for found in outcomes(tmp_path))
+
+    for stops in (1, 2):
+        before = measured()
+        wait_for(lambda before=before: measured() > before, 200, pause_s=0.5)
+        (job,) = slurm.running()
+        minutes = int(slurm.run("squeue", "--noheader", f"--job={job}", "--format=%M").rpartition(":")[0])
+        slurm.run("scontrol", "update", f"jobid={job}", f"timelimit={minutes + 2}")  # the driver looks every 30 s
+        wait_for(lambda stops=stops: said.read_text().count("stopped: its job ends in") == stops, 200, pause_s=0.5)
+        wait_for(lambda: not slurm.running(), 60)
+        wait_for(slurm.jobs, 60)
+        slurm.run("scontrol", "update", f"jobid={job}", "timelimit=20")
+    wanted = measured() + 2
+    assert frontrunner("budget", "tiny", "--probes", str(wanted), cwd=tmp_path).returncode == 0
+    wait_for(lambda: measured() and "campaign tiny finished" in said.read_text(), 300, pause_s=0.5)
+    wait_for(lambda: not slurm.jobs(), 60)
+    found = json.loads(frontrunner("status", "tiny", "--json", cwd=tmp_path).stdout)
+    assert found["campaign"]["state"] == "finished", said.read_text()
+    ranked = json.loads(frontrunner("best", "tiny", "--json", "--top", "40", cwd=tmp_path).stdout)
+    assert measured() == len(ranked) == wanted < 32, "each recipe once"
+    assert frontrunner("store", "check", cwd=tmp_path).returncode == 0
 
 
 def test_a_refused_request_pauses_the_campaign_with_slurms_words(tmp_path: Path) -> None:
@@ -443,8 +490,7 @@ def test_a_batch_script_submits_itself_again_until_the_replay_is_done(
     wait_for(said.exists)
 
     def is_done() -> bool:
-        for job in slurm.run("squeue", "--noheader", "--states=PENDING", "--format=%i").split():
-            slurm.run("scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm holds a requeued job for 2 minutes
+        slurm.shorten_holds()
         return f"trained to step {STEPS}" in said.read_text()
 
     wait_for(is_done, 380, pause_s=1.0)

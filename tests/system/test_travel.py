@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import signal
+import socket
 import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+import yaml
 
 import frontrunner
 from frontrunner.config.campaign import parse_cluster
@@ -25,7 +31,7 @@ from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.validation import dump_json
-from support.campaigns import spec_of, tiny
+from support.campaigns import spec_of, tiny, wait_for
 from support.rankings import measurement
 
 CAMPAIGN = """
@@ -260,3 +266,61 @@ def test_a_batch_script_is_bash_with_the_recipe_s_counts(campaign: Path, schedul
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     assert nodes in script.splitlines()
     assert 'if [ "$status" = 75 ]; then' in script
+
+
+def test_the_pods_of_a_job_set_train_and_go_on_after_one_was_killed(tmp_path: Path) -> None:
+    """What the pods of a manifest run, as two processes that share a folder, as pods share their volume."""
+    machine = Cluster(name="c", device="d", backend="cpu", nodes=2, devices_per_node=1, memory_gib_per_device=1.0)
+    found = list(yaml.safe_load_all(frontrunner.export(str(recipe_file(machine, tmp_path)), to="kubernetes")))
+    text = {document["kind"]: document for document in found}["ConfigMap"]["data"]["train.sh"]
+    volume = tmp_path / "volume"
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    changes = {
+        "python -m": f"{sys.executable} -m",
+        "/frontrunner/": f"{volume}/",
+        "/recipe/recipe.json": str(tmp_path / "recipe.json"),
+        "--print-command": "--print-command --anyway --checkpoint-every 10",
+        "--master-port 29500": f"--master-port {port}",
+    }
+    for theirs, here in changes.items():
+        assert theirs in text
+        text = text.replace(theirs, here)
+    (tmp_path / "train.sh").write_text(text)
+    variables = {"STEPS": "400", "FIRST_NODE": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+
+    def start(uid: str) -> list[subprocess.Popen[bytes]]:
+        given = {**os.environ, **variables, "JOB_UID": uid}
+        return [
+            subprocess.Popen(
+                ["bash", str(tmp_path / "train.sh")],
+                env={**given, "JOB_COMPLETION_INDEX": str(index)},
+                cwd=tmp_path,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            for index in (1, 0)  # the second waits for what the first prepares
+        ]
+
+    def end(pods: list[subprocess.Popen[bytes]]) -> None:
+        for pod in pods:
+            with suppress(ProcessLookupError):
+                os.killpg(pod.pid, signal.SIGKILL)
+            pod.wait()
+
+    pods = start("first")
+    try:
+        (folder,) = wait_for(lambda: [path.parent for path in volume.glob("*/job.json")], 120)
+        wait_for(lambda: list(folder.glob("checkpoints/*/.metadata")), 120)
+    finally:
+        end(pods)
+    assert not (folder / "result.json").exists()
+    pods = start("second")
+    try:
+        assert [pod.wait(200) for pod in pods] == [0, 0]
+    finally:
+        end(pods)
+    assert json.loads((folder / "result.json").read_text())["resumed_step"] >= 10
+    with (folder / "metrics.csv").open(newline="") as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, 401))

@@ -1,15 +1,20 @@
-"""What batch systems are asked for: the submit scripts that follow from [dispatch], line by line."""
+"""What batch systems are asked for: the submit scripts that follow from [dispatch], and the scripts of exports."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from frontrunner.evaluators.cluster.batch import LSF_NODES, UNIQUE_PBS_NODES, make_provider
 from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource, node_source
-from support.campaigns import spec_of, tiny
+from frontrunner.exchange import exported
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.store import LocalStore
+from support.campaigns import spec_of, tiny, write_toml
 
 ANSWERS = {"sbatch": "Submitted batch job 7", "qsub": "7.pbs", "bsub": "Job <7> is submitted to queue <batch>."}
 
@@ -133,3 +138,67 @@ def test_settings_are_kept_with_the_campaign() -> None:
     source = source_of("slurm", keys)
     assert isinstance(source.settings, DispatchSettings)
     assert (source.launcher, source.settings.walltime_s, source.nodes, source.allocations) == ("srun", 5400.0, 4, 1)
+
+
+# A campaign's own script: its driver ends with a status, and the script is submitted again, or is not.
+AGAIN = {"slurm": "scontrol requeue 12", "pbs": "qsub -v SCRIPT=drive.pbs.sh,STARTS={},MOST=2,STORE= drive.pbs.sh"}
+STARTS = {"slurm": "SLURM_RESTART_COUNT", "pbs": "STARTS"}
+
+
+def drive(folder: Path, scheduler: str, *, status: int, starts: int) -> tuple[list[str], str]:
+    """Run a campaign's script whose driver ends with `status`; return the commands that it runs, and its stderr."""
+    (folder / "drive.pbs.sh").write_text(exported(LocalStore(), str(tiny_file(folder)), to=scheduler))
+    for name in ("python", "scontrol", "qsub", "sleep"):
+        code = status if name == "python" else 0
+        (folder / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {folder}/ran\nexit {code}\n')
+        (folder / name).chmod(0o755)
+    variables = {"PATH": f"{folder}:{os.defpath}", "SLURM_JOB_ID": "12", "PBS_O_WORKDIR": str(folder), "MOST": "2"}
+    variables[STARTS[scheduler]] = str(starts)
+    done = subprocess.run(
+        ["bash", "drive.pbs.sh"], cwd=folder, env=variables, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == status
+    ran = (folder / "ran").read_text().splitlines()
+    assert ran[0] == f"python -m frontrunner.cli launch {folder}/drive.toml --or-resume"
+    return [line for line in ran[1:] if not line.startswith("sleep")], done.stderr
+
+
+def tiny_file(folder: Path, **sections: dict[str, object]) -> Path:
+    return write_toml(folder / "drive.toml", tiny(**sections) | {"name": "drive"})
+
+
+@pytest.mark.parametrize("scheduler", AGAIN)
+def test_a_driver_whose_job_ends_is_submitted_again_so_often_at_most(scheduler: str, tmp_path: Path) -> None:
+    assert drive(tmp_path, scheduler, status=75, starts=1) == ([AGAIN[scheduler].format(2)], "")
+    (tmp_path / "ran").unlink()
+    ran, said = drive(tmp_path, scheduler, status=75, starts=2)
+    assert ran == []
+    assert "not submitted again: this was submission 3, and MOST=2" in said
+
+
+@pytest.mark.parametrize("status", [0, 2, 6, 143])
+def test_a_driver_that_ends_otherwise_is_not_submitted_again(status: int, tmp_path: Path) -> None:
+    assert drive(tmp_path, "slurm", status=status, starts=0) == ([], "")
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+def test_the_job_of_a_driver_that_requests_nodes_is_small(scheduler: str, tmp_path: Path) -> None:
+    asked = {"backend": "parsl", "scheduler": scheduler, "walltime": "01:00:00", "account": "ABC", "queue": "long"}
+    accelerated = {"nodes": 4, "backend": "cuda", "devices_per_node": 8}
+    file = str(tiny_file(tmp_path, cluster=accelerated, dispatch=asked))
+    head = {line for line in exported(LocalStore(), file, to=scheduler).splitlines() if line.startswith(("#S", "#P"))}
+    wanted = {
+        "slurm": {"#SBATCH --nodes=1", "#SBATCH --account=ABC", "#SBATCH --partition=long"},
+        "pbs": {"#PBS -l select=1:ncpus=2", "#PBS -A ABC", "#PBS -q long"},
+    }
+    assert wanted[scheduler] <= head
+    assert not [line for line in head if "gpu" in line or "excl" in line]
+    other = {"slurm": "pbs", "pbs": "slurm"}[scheduler]
+    with pytest.raises(InvalidInput, match=f"expected {other}, which the driver's own job is for"):
+        exported(LocalStore(), file, to=other)
+
+
+def test_the_job_of_a_driver_that_holds_its_nodes_has_all_of_them(tmp_path: Path) -> None:
+    file = tiny_file(tmp_path, cluster={"nodes": 4, "backend": "cuda", "devices_per_node": 8})
+    head = exported(LocalStore(), str(file), to="slurm").splitlines()
+    assert {"#SBATCH --nodes=4", "#SBATCH --gpus-per-node=8", "#SBATCH --exclusive"} <= set(head)

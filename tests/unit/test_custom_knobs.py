@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontrunner.evaluators.export.tools import TOOLS, batch_script
+from frontrunner.evaluators.export.batch import batch_script
+from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.external.command import Command, environment_of, request_of
 from frontrunner.evaluators.external.trainers import configured

@@ -108,6 +108,13 @@ def test_every_page_is_reached_from_the_readme_and_links_lead_somewhere() -> Non
                 assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
+def test_every_page_is_in_the_site_s_navigation() -> None:
+    navigation = (ROOT / "zensical.toml").read_text(encoding="utf-8").partition("nav = [")[2].partition("\n]\n")[0]
+    assert sorted(re.findall(r'"([\w-]+\.md)"', navigation)) == sorted(
+        path.name for path in (ROOT / "docs").glob("*.md")
+    )
+
+
 def test_the_readme_begins_with_the_two_commands() -> None:
     first_block = re.search(r"```console\n(.*?)```", README, re.DOTALL)
     assert first_block

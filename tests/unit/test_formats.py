@@ -17,9 +17,10 @@ import frontrunner
 from frontrunner.cli.main import frontrunner as command
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.cluster.settings import DispatchSettings
+from frontrunner.evaluators.export.batch import SCHEDULERS
 from frontrunner.evaluators.export.megatron import layers_of_layout, layout
 from frontrunner.evaluators.export.reading import Given, is_harmless, split_files
-from frontrunner.evaluators.export.tools import SCHEDULERS, TOOLS
+from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.probe import DataSettings
 from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.document import read_plain, recipe_id

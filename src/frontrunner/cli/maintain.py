@@ -154,13 +154,13 @@ def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
 
 
 @click.command()
-@click.argument("name", metavar="RECIPE_ID|CAMPAIGN")
+@click.argument("name", metavar="RECIPE_ID|FILE|CAMPAIGN")
 @click.option("--to", required=True, metavar="TOOL", help="What to write; the tools are listed above.")
 @click.option("--out", type=opt.FILE, metavar="FILE", help="Where to write it [default: stdout].")
 @click.option(
     "--data",
     metavar="FILE",
-    help="For slurm, pbs and recipe: train on FILE, on [data] of FILE.toml, or on `built-in` text.",
+    help="For slurm, pbs, kubernetes and recipe: train on FILE, on [data] of FILE.toml, or on `built-in` text.",
 )
 @click.option("--storage", metavar="URL", help="With --to optuna: the study's database, as sqlite:///study.db.")
 @opt.store_option
@@ -169,7 +169,11 @@ def export(name: str, to: str, out: Path | None, data: str | None, storage: str 
     """Export RECIPE_ID, or a recipe file, as another tool's configuration.
 
     TOOL is megatron-lm, megatron-deepspeed, deepspeed, nemo, torchtitan, nanotron or accelerate; slurm or pbs for a
-    batch script; recipe for a recipe file, which loses nothing. What a tool cannot express is refused with the reason.
+    batch script, kubernetes for a JobSet's manifest; recipe for a recipe file, which loses nothing. What a tool cannot
+    express is refused with the reason.
+
+    Of a campaign file FILE.toml, slurm or pbs writes a batch script whose driver stops before its job's time is up; it
+    submits itself again until the campaign is over.
 
     With optuna the whole CAMPAIGN becomes a study of --storage; run again, it adds new trials.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.driver import PAUSED_BY_REQUEST, Conclusion
-from frontrunner.spaces.errors import CampaignFailed, InvalidInput, NothingLegal
+from frontrunner.spaces.errors import CampaignFailed, InvalidInput, JobEnds, NotFound, NothingLegal, StoreUnusable
 from frontrunner.stop_signals import INTERRUPTED, noted_signals, stopped_by_signals
 from frontrunner.store import LocalStore
 from frontrunner.text import percent, seconds, thousands
@@ -43,15 +44,17 @@ TOP = 10
 @click.option("--example", metavar="NAME", help="Run a campaign file that ships, such as laptop.")
 @click.option("--name", help="The campaign's name [default: the file's `name`, else the file's own name].")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Another value of a key. Repeatable.")
+@click.option("--or-resume", is_flag=True, help="Continue the campaign of this name, if the store has one.")
 @opt.store_option
 @opt.json_option
-def launch(
+def launch(  # noqa: PLR0913 - the options of the command
     file: Path | None,
     example: str | None,
     name: str | None,
     changes: tuple[str, ...],
     store: str | None,
     *,
+    or_resume: bool,
     as_json: bool,
 ) -> None:
     """Run the campaign in FILE until its budget is used up, and print its ranking.
@@ -64,8 +67,13 @@ def launch(
         raise InvalidInput("expected a campaign FILE or --example NAME", hint="`frontrunner init` writes a file")
     campaign = read_campaign_file(file or example_file(example or ""), opt.key_values("--set", changes))
     url = store_url(store, from_file=campaign.store.url)
+    if or_resume:
+        with suppress(NotFound, StoreUnusable):  # where nothing is there yet
+            change = api.changed_since_launch(name or campaign.spec.name, store=url)
+            opt.warn([located(change)] if change else [])
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
-        conclusion = api.launch(campaign, store=url, name=name, listener=listener, on_driver=on_driver)
+        hooks: Any = {"listener": listener, "on_driver": on_driver}
+        conclusion = api.launch(campaign, store=url, name=name, or_resume=or_resume, **hooks)
     if url != store_url():
         click.get_current_context().meta[f"{AT_HAND}store"] = url
     finish(conclusion, listener.campaign, url, stopped=on_driver.exit_code, as_json=as_json)
@@ -205,6 +213,8 @@ def _replays_here(found: LocalStore, campaign: str, winner: RankedRecipe) -> boo
 
 def _raise_unless_done(conclusion: Conclusion, campaign: str, *, stopped: int, has_result: bool) -> None:
     command = f"frontrunner resume {campaign}"
+    if conclusion.job_ends:
+        raise JobEnds(f"campaign {campaign} stopped: {conclusion.reason}", hint=f"in another job: {command}")
     if conclusion.state is CampaignState.STOPPED or conclusion.reason == PAUSED_BY_REQUEST:
         click.echo(located(f"campaign {campaign} {conclusion.state}; continue with: {command}"), err=True)
         sys.exit(stopped)

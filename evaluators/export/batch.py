@@ -1,0 +1,166 @@
+"""Batch scripts for Slurm and PBS: of a recipe's full training, and of a campaign's driver.
+
+Both run on the nodes of their job, in a working folder that all nodes see, and submit themselves again if the job's
+time ended before they were done (`JobEnds`), so often at most. A recipe's script holds the recipe file, and replays
+it by frontrunner's own trainer; a campaign's launches the campaign file, or resumes the campaign of its name.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from frontrunner.evaluators.cluster.settings import DispatchSettings
+from frontrunner.evaluators.export.base import END_OF_FILE, comments, launch_of, why_no_launch
+from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.errors import InvalidInput, JobEnds, bad_value
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
+
+SCHEDULERS: dict[str, dict[str, Any]] = {
+    "slurm": {
+        "directives": """\
+#SBATCH --job-name=frontrunner-{job}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --time=01:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+""",
+        "whole_nodes": "#SBATCH --exclusive\n",
+        "gpus": "#SBATCH --gpus-per-node={per_node}\n",
+        "request": {"account": "#SBATCH --account={}\n", "queue": "#SBATCH --partition={}\n"},
+        "folder": "",
+        "check": "",
+        "starts": 'STARTS="${{SLURM_RESTART_COUNT:-0}}"\n',
+        "again": 'scontrol requeue "$SLURM_JOB_ID" && sleep 300  # Slurm ends this script, and starts it again',
+    },
+    "pbs": {
+        "directives": """\
+#PBS -N fr-{job}
+#PBS -l select={nodes}:{kind}={per_node}
+#PBS -l walltime=01:00:00
+""",
+        "whole_nodes": "#PBS -l place=scatter:excl\n",
+        "gpus": "",
+        "request": {"account": "#PBS -A {}\n", "queue": "#PBS -q {}\n"},
+        "folder": 'cd "$PBS_O_WORKDIR"\n',  # PBS starts jobs in the home folder, Slurm where they were submitted
+        "check": """\
+SCRIPT="${{SCRIPT:-{job}.pbs.sh}}"  # where this script is, to be submitted again: qsub -v SCRIPT=PATH
+if [ ! -f "$SCRIPT" ]; then echo "no script at SCRIPT=$SCRIPT, which is to be submitted again" >&2; exit 2; fi
+""",
+        "starts": 'STARTS="${{STARTS:-0}}"\n',
+        "again": 'qsub -v "SCRIPT=$SCRIPT,STARTS=$((STARTS + 1)),MOST=$MOST,{variables}" "$SCRIPT"',
+    },
+}
+BODY = """\
+{setup}set -euo pipefail
+{folder}{check}{starts}MOST="${{MOST:-100}}"
+{prepare}
+export PYTHONSAFEPATH=1
+status=0
+{command} || status=$?
+if [ "$status" = {job_ends} ]; then  # before the time was up
+  if [ "$STARTS" -lt "$MOST" ]; then
+    {again}
+  else
+    echo "not submitted again: this was submission $((STARTS + 1)), and MOST=$MOST; by hand, this script goes on" >&2
+  fi
+fi
+exit "$status"
+"""
+REPLAY = {
+    "variables": "STEPS=$STEPS,FOLDER=$FOLDER,DATA=${{DATA:-}}",
+    "prepare": """\
+STEPS="${{STEPS:-1000}}"
+FOLDER="${{FOLDER:-$PWD/frontrunner-{job}}}"
+
+mkdir -p "$FOLDER"
+cat > "$FOLDER/recipe.json" <<'{end}'
+{recipe_file}{end}
+""",
+    "command": """\
+python -m frontrunner.cli replay "$FOLDER/recipe.json" --steps "$STEPS" ${{DATA:+--data "$DATA"}} \\
+  --folder "$FOLDER/run\"""",
+}
+CAMPAIGN = {
+    "variables": "STORE=${{STORE:-}}",
+    "prepare": "FILE={file}\n",
+    "command": 'python -m frontrunner.cli launch "$FILE" --or-resume ${{STORE:+--store "$STORE"}}',
+}
+YOURS = (
+    "Account, queue, time, STEPS and DATA (a file instead of the recipe's data) are yours to set; "
+    "run it where python -m frontrunner.cli works on all nodes, with Parsl (frontrunner[hpc]) for several."
+)
+YOURS_OF_CAMPAIGN = (
+    "Account, queue, time and STORE are yours to set. Each job may run on another node: STORE is a postgresql:// URL,",
+    "or a file that all nodes see, which needs FRONTRUNNER_NETWORK_STORE=1, and that only this script's jobs open.",
+    "The driver starts no probe that may outlast its job. MOST=100 is how often the script submits itself again.",
+)
+
+
+def batch_script(
+    scheduler: str, problem: Problem, recipe: Recipe, header: Sequence[str], recipe_file: str, setup: Sequence[str] = ()
+) -> str:
+    """Return a script for sbatch or qsub that trains with a recipe, after the commands of `setup`."""
+    if (reason := why_no_launch(problem, recipe)) is not None:
+        raise InvalidInput(f"{scheduler} cannot start this recipe: {reason}")
+    if own := recipe.custom_arguments():
+        what = f"{scheduler} scripts train by the built-in trainer, which does not take {' '.join(own)}"
+        raise InvalidInput(what, hint="export it to the trainer's own arguments: --to megatron-lm")
+    (nodes, per_node), has_gpus = launch_of(problem, recipe), problem.cluster.backend != "cpu"
+    figures = {"nodes": nodes, "per_node": per_node, "job": recipe_id(problem, recipe), "recipe_file": recipe_file}
+    return _script(scheduler, REPLAY, figures, (*header, YOURS), setup, has_gpus=has_gpus)
+
+
+def campaign_script(
+    scheduler: str, name: str, problem: Problem, dispatch: DispatchSettings, file: Path, header: Sequence[str]
+) -> str:
+    """Return a script for sbatch or qsub that drives the campaign of a file until it is over."""
+    requests_nodes = dispatch.backend == "parsl"
+    if dispatch.backend not in (None, "local", "allocation", "parsl"):
+        expected = "allocation or parsl, for a driver in a job of a batch system"
+        raise bad_value("dispatch.backend", dispatch.backend, expected, hint="examples/kubernetes has a driver on Ray")
+    if requests_nodes and dispatch.scheduler != scheduler:
+        raise bad_value("dispatch.scheduler", dispatch.scheduler, f"{scheduler}, which the driver's own job is for")
+    cluster, has_gpus = problem.cluster, problem.cluster.backend != "cpu" and not requests_nodes
+    figures = {"nodes": cluster.nodes, "per_node": cluster.devices_per_node}
+    if requests_nodes:  # a driver alone
+        figures = {"nodes": 1, "per_node": 2}
+    given = figures | {"job": name, "file": shlex.quote(str(file.absolute()))}
+    asked = {key: getattr(dispatch, key) for key in ("account", "queue")}
+    return _script(
+        scheduler,
+        CAMPAIGN,
+        given,
+        (*header, *YOURS_OF_CAMPAIGN),
+        dispatch.worker_init,
+        has_gpus=has_gpus,
+        request=None if not requests_nodes else asked,
+    )
+
+
+def _script(  # noqa: PLR0913 - what the two kinds of scripts differ in
+    scheduler: str,
+    kind: Mapping[str, str],
+    figures: Mapping[str, Any],
+    header: Sequence[str],
+    setup: Sequence[str],
+    *,
+    has_gpus: bool,
+    request: Mapping[str, str | None] | None = None,
+) -> str:
+    """Return a script; `request` are words for the head of a job that holds no probes, None for one that does."""
+    known = SCHEDULERS[scheduler]
+    given = {**figures, "kind": "ngpus" if has_gpus else "ncpus", "end": END_OF_FILE}
+    words = {key: text.format(**given) for key, text in kind.items()}
+    words |= {key: text.format(**given, **words) for key, text in known.items() if isinstance(text, str)}
+    directives = words["directives"] + (words["gpus"] if has_gpus else "")
+    directives += words["whole_nodes"] if request is None else ""
+    for key, value in (request or {}).items():
+        directives += known["request"][key].format(value) if value else ""
+    commands = "".join(f"{command}\n" for command in setup)
+    body = BODY.format(**words, setup=commands, job_ends=JobEnds.exit_code)
+    return f"#!/bin/bash\n{directives}{comments(header)}\n{body}"
