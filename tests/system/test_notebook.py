@@ -20,9 +20,10 @@ and that of three objectives, failures, campaigns, the data frame."""
 
 
 def tables(notebook: Any) -> list[str]:
-    """The HTML that its cells show."""
+    """The HTML of its cells' values; the panel of a running campaign is none."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    return [output["data"]["text/html"] for output in outputs if "text/html" in output.get("data", {})]
+    values = [output for output in outputs if output.output_type == "execute_result"]
+    return [output["data"]["text/html"] for output in values if "text/html" in output["data"]]
 
 
 def headings(html: str) -> list[str]:
