@@ -46,11 +46,13 @@ MOST_REPEATS = 1024
 REPEATS_S = 24 * 3600.0
 TITLES = {403: "Not allowed", 404: "Not found"}
 PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">
-<title>{status} - frontrunner</title></head>
-<body><h1>{status}</h1><p>{message}</p><p>{hint}</p><p class="home"><a href="/">All campaigns</a></p></body></html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><title>{status} - frontrunner</title></head>
+<body><main><h1>{status}</h1><p>{message}</p><p>{hint}</p><p><a href="/">All campaigns</a></p></main></body></html>
 """
-"""For senders without a token, who may not load the style sheet either, and for fragments of a page."""
+"""For senders without a token, who may not load the style sheet either."""
+NOTICE = "<p>{message}</p><p>{hint}</p>"
+"""For parts of a page."""
 PLACES = ("body", "query", "path", "header")
 
 
@@ -247,7 +249,8 @@ def error_response(
         content = problem(status, message, kind=kind, hint=hint)
         return JSONResponse(content, status_code=status, headers=headers, media_type=PROBLEM)
     if ROLE not in scope or "hx-request" in given:
-        page = PAGE.format(status=status, message=html.escape(message), hint=html.escape(hint or ""))
+        form = NOTICE if "hx-request" in given else PAGE
+        page = form.format(status=status, message=html.escape(message), hint=html.escape(hint or ""))
     else:
         from frontrunner.server.pages.rendering import render
 
