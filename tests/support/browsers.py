@@ -48,4 +48,4 @@ def window(
         page.on("console", lambda said: errors.append(f"{said.location['url']}: {said.text}") if is_error(said) else None)
         yield page
         chromium.close()
-    assert errors == []
+    assert not errors, errors
