@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,11 @@ from frontrunner.evaluators.probe.preflight import prepare_here
 from frontrunner.evaluators.registry import COMMAND, DISPATCHED, EVALUATORS
 from frontrunner.results.records import GROUPS, IMPORTED, OBJECTIVE, Campaign
 from frontrunner.search.budget import Limit, Spent
-from frontrunner.search.spec import CampaignSpec
+from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, bad_value, free_among
 from frontrunner.spaces.pareto import RATES
 from frontrunner.spaces.space import Survey
-from frontrunner.spaces.validation import dump_json, load_json
+from frontrunner.spaces.validation import dump_json, load_json, validate
 
 if TYPE_CHECKING:
     from frontrunner.results.store import Store
@@ -155,6 +156,18 @@ def stored_spec(record: Campaign) -> CampaignSpec:
 
         why = f"this version cannot read it: {error.message}"
         raise DamagedCell(CampaignRow, record.id, "spec_json", why) from error
+
+
+def stored_budget(record: Campaign) -> Budget:
+    """Return the budget of a stored campaign, whatever else of its specification this version knows."""
+    stated = json.loads(record.spec_json).get("budget", {})
+    try:
+        return validate(Budget, stated, prefix="budget")
+    except InvalidInput as error:
+        from frontrunner.results.rows import DamagedCell
+        from frontrunner.results.schema import CampaignRow
+
+        raise DamagedCell(CampaignRow, record.id, "spec_json", error.message) from error
 
 
 def stored_survey(spec: CampaignSpec) -> Survey:
