@@ -420,7 +420,8 @@ def print_advice(advice: Advice, file: str | None = None) -> None:
     print_trust(advice.trust)
     if beginnings := _beginnings(advice):
         out.say("\nbegin with", style="bold")
-        list(map(say, beginnings))  # each on lines of its own
+        for beginning in beginnings:  # each on lines of its own
+            say(beginning)
     if missing := additions(advice):
         say("the file's [space] does not hold it; there, add:")
         for line in missing:
