@@ -229,9 +229,7 @@ class Store:
         with self.database.read() as connection:
             return values(connection, Attempt, AttemptRow.campaign_id == campaign_id, is_running)
 
-    def events(
-        self, campaign_id: int, after: int = 0, limit: int = 1000, *, kind: str | None = None
-    ) -> list[Event]:
+    def events(self, campaign_id: int, after: int = 0, limit: int = 1000, *, kind: str | None = None) -> list[Event]:
         """Return up to `limit` events, of one kind or of all, with ids above `after`, oldest first."""
         mine = [EventRow.campaign_id == campaign_id, EventRow.id > after]
         with self.database.read() as connection:

@@ -104,11 +104,11 @@ def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any], *, 
 
         small = stored_spec(store.campaign(spec.confirms))
         specs.append(replace(small, budget=small_spec(specs[0]).budget))
-    was = vars(spec.budget)
-    data = {**limits, **{f"{key}{BEFORE}": was[key] for key, value in vars(specs[0].budget).items() if was[key] != value}}
+    after = vars(specs[0].budget)
+    before = {f"{key}{BEFORE}": was for key, was in vars(spec.budget).items() if after[key] != was}
     for name, changed in zip((record.name, spec.confirms), specs, strict=False):
         # A driver takes the change in; that of a pair has shared its budget out when it began.
-        store.respecify(str(name), dump_json(changed), BUDGET, data, driven=spec.confirms is None)
+        store.respecify(str(name), dump_json(changed), BUDGET, {**limits, **before}, driven=spec.confirms is None)
 
 
 def launched_budget(store: Store, record: Campaign) -> Budget:
