@@ -10,7 +10,7 @@ from frontrunner.evaluators.probe.preflight import prepare_here
 from frontrunner.evaluators.registry import COMMAND, DISPATCHED, EVALUATORS
 from frontrunner.results.records import GROUPS, IMPORTED, OBJECTIVE, Campaign
 from frontrunner.search.budget import Limit, Spent
-from frontrunner.search.spec import CampaignSpec
+from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, bad_value, free_among
 from frontrunner.spaces.pareto import RATES
 from frontrunner.spaces.space import Survey
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from frontrunner.results.store import Store
 
 PRICED = ("devices_per_node", "price_per_node_hour")
+BUDGET, BEFORE = "budget", "_before"
+"""Event of a changed budget, and the end of the keys of what its limits were before."""
 FIGURES = {"simulated": "simulated", "imported": "imported", "table": "imported"}
 
 
@@ -87,7 +89,7 @@ def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any], *, 
     if add:
         for key in limits:
             if getattr(now, key) is None:
-                hint = f"without `add`, {key} becomes a limit"
+                hint = "a limit that is set, not added, becomes one"
                 raise InvalidInput(f"campaign {record.name} has no limit of {key} to add to", hint=hint)
         limits = {key: getattr(now, key) + value for key, value in limits.items()}
     price = spec.problem.cluster.dearest_node_hour()
@@ -102,9 +104,20 @@ def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any], *, 
 
         small = stored_spec(store.campaign(spec.confirms))
         specs.append(replace(small, budget=small_spec(specs[0]).budget))
+    after = vars(specs[0].budget)
+    before = {f"{key}{BEFORE}": was for key, was in vars(spec.budget).items() if after[key] != was}
     for name, changed in zip((record.name, spec.confirms), specs, strict=False):
         # A driver takes the change in; that of a pair has shared its budget out when it began.
-        store.respecify(str(name), dump_json(changed), "budget", limits, driven=spec.confirms is None)
+        store.respecify(str(name), dump_json(changed), BUDGET, {**limits, **before}, driven=spec.confirms is None)
+
+
+def launched_budget(store: Store, record: Campaign) -> Budget:
+    """Return the budget that a stored campaign was launched with, before `change_budget`."""
+    budget = stored_spec(record).budget
+    for event in reversed(store.events(record.id, kind=BUDGET)):
+        was = {key.removesuffix(BEFORE): value for key, value in event.data.items() if key.endswith(BEFORE)}
+        budget = replace(budget, **was)  # type: ignore[arg-type]
+    return budget
 
 
 def budget_used(store: Store, record: Campaign) -> tuple[Limit, ...]:
