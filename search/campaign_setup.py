@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from frontrunner.evaluators.cluster.settings import RAY
 from frontrunner.evaluators.probe.preflight import prepare_here
 from frontrunner.evaluators.registry import COMMAND, DISPATCHED, EVALUATORS
 from frontrunner.results.records import GROUPS, IMPORTED, OBJECTIVE, Campaign
@@ -43,8 +44,8 @@ def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
     """Raise `InvalidInput` if the campaign's probes cannot run on this machine."""
     recipes = (surveyed or spec.survey()).recipes
     trains, backend = EVALUATORS.get(spec.evaluator, COMMAND) in DISPATCHED, spec.dispatch.backend
-    if spec.problem.cluster.group and trains and backend != "parsl":
-        expected = '"parsl", which requests nodes of each of the cluster\'s groups by its [dispatch.group.NAME]'
+    if spec.problem.cluster.group and trains and backend not in ("parsl", RAY):
+        expected = '"parsl" or "ray", which get nodes of each of the cluster\'s groups by its [dispatch.group.NAME]'
         raise bad_value("dispatch.backend", backend, expected)
     if spec.evaluator != "probe":
         for _, places in spec.problem.split(recipes):

@@ -291,5 +291,9 @@ def _needs(campaign: str | Path | None, store: str | None) -> Needs:
         compiles=True in space.compile,
         disk_folder=Path(disk) if disk else None,
         trainer=file.spec.command.trainer if file.spec.evaluator == "command" else None,
-        ray=node_source(dispatch, cluster) if dispatch.backend == RAY and find_spec(RAY) is not None else None,
+        ray=tuple(
+            node_source(dispatch.of_group(name), own.cluster)
+            for name, own in file.spec.problem.by_group.items()
+            if dispatch.backend == RAY and find_spec(RAY) is not None
+        ),
     )
