@@ -296,10 +296,11 @@ class Store:
         with self.database.read() as connection:
             return values(connection, Attempt, AttemptRow.campaign_id == campaign_id, is_running)
 
-    def events(self, campaign_id: int, after: int = 0, limit: int = 1000) -> list[Event]:
-        """Return up to `limit` events with ids above `after`, oldest first."""
+    def events(self, campaign_id: int, after: int = 0, limit: int = 1000, *, kind: str | None = None) -> list[Event]:
+        """Return up to `limit` events, of one kind or of all, with ids above `after`, oldest first."""
+        mine = [EventRow.campaign_id == campaign_id, EventRow.id > after]
         with self.database.read() as connection:
-            return values(connection, Event, EventRow.campaign_id == campaign_id, EventRow.id > after, limit=limit)
+            return values(connection, Event, *mine, *([] if kind is None else [EventRow.kind == kind]), limit=limit)
 
     def acquire_lease(
         self, campaign_id: int, *, host: str, pid: int, duration_s: float = 30.0, take_over: bool = False
