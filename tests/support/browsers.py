@@ -28,7 +28,7 @@ api.expect.set_options(timeout=PATIENCE_MS)
 def window(
     service: Served, *, width: int = 1280, scheme: Literal["light", "dark"] = "light", refused: Container[str] = ()
 ) -> Iterator[api.Page]:
-    """A browser's window that has followed a one-time link; its errors fail the test, but not those of `refused` URLs."""
+    """A browser's window that has followed a one-time link; its errors fail the test, except at `refused` URLs."""
     errors: list[str] = []
 
     def is_error(said: api.ConsoleMessage) -> bool:
@@ -45,7 +45,9 @@ def window(
         page.goto(service.url + link)
         page.wait_for_url(f"{service.url}/")
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda said: errors.append(f"{said.location['url']}: {said.text}") if is_error(said) else None)
+        page.on(
+            "console", lambda said: errors.append(f"{said.location['url']}: {said.text}") if is_error(said) else None
+        )
         yield page
         chromium.close()
     assert not errors, errors

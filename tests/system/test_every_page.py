@@ -1,4 +1,4 @@
-"""Every page of the service, as its router lists them, in a real browser: accessible, no wider than a phone, and light."""
+"""Every page that the service's router lists, in a real browser: accessible, no wider than a phone, and light."""
 
 from __future__ import annotations
 

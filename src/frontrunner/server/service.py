@@ -49,7 +49,8 @@ REPEATS_S = 24 * 3600.0
 TITLES = {403: "Not allowed", 404: "Not found"}
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><title>{status} - frontrunner</title><link rel="stylesheet" href="{style}"></head>
+<meta name="color-scheme" content="light dark"><title>{status} - frontrunner</title>
+<link rel="stylesheet" href="{style}"></head>
 <body><main><h1>{status}</h1><p>{message}</p><p>{hint}</p><p><a href="/">All campaigns</a></p></main></body></html>
 """
 """For senders without a token."""
