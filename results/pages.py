@@ -267,8 +267,8 @@ def under_way(store: Store, campaign: Campaign, limit: int) -> tuple[bool, Page[
         if not is_held(store.database, connection, row):
             return False, Page(items=(), total=0)
         # Those that an earlier driver left under way are older: this one has yet to collect them.
-        mine = (AttemptRow.campaign_id == campaign.id, AttemptRow.state == AttemptState.RUNNING)
-        mine += (AttemptRow.started_at >= row.driven_since,)
+        is_its_own = AttemptRow.started_at >= row.driven_since
+        mine = (AttemptRow.campaign_id == campaign.id, AttemptRow.state == AttemptState.RUNNING, is_its_own)
         total = connection.execute(select(func.count()).select_from(AttemptRow).where(*mine)).scalar_one()
         first = connection.execute(select(AttemptRow.id).where(*mine).order_by(AttemptRow.id).limit(limit)).scalars()
         return True, Page(items=tuple(read_attempts(connection, AttemptRow.id.in_(first.all()))), total=total)

@@ -1,4 +1,4 @@
-"""Pages of campaigns: the list, and one campaign as it goes on."""
+"""Pages of a campaign as it goes on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from frontrunner.remote import PLAIN_HTTP_VARIABLE
 from frontrunner.results.address import parse_address
-from frontrunner.results.pages import campaign_page, newest_spans, trial_page
+from frontrunner.results.pages import newest_spans, trial_page
 from frontrunner.results.predictions import outlook_of
 from frontrunner.results.ranking import pareto, rank
 from frontrunner.results.records import IMPORTED
@@ -37,11 +37,10 @@ from frontrunner.text import to_json
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import timeline
 from frontrunner.views.charts.marks import Missing
-from frontrunner.views.columns import CAMPAIGNS, COLUMNS, ORIGINS, TRIALS, used
+from frontrunner.views.columns import COLUMNS, ORIGINS, TRIALS, used
 
 router = APIRouter(route_class=CachedRoute)
 PageOf = Annotated[Page, Query(alias="page")]
-Digest = Annotated[str, Query(max_length=64)]
 Seen = Annotated[str, Query(max_length=400, pattern="~")]
 """What a page shows: the campaign's version, that of its charts, and the digest of each section, with ~ between."""
 SECTIONS = ("numbers", "now", "ranking", "trials", "timeline", "failures", "events")
@@ -51,7 +50,7 @@ CHARTS_AT_ONCE, CHARTS_EVERY_S = 10, 15
 MOST_SPANS = 160
 SHOWN = ("history", "speed-memory", "feasibility", "sensitivity", "parallel-coordinates")
 """The report's charts that a campaign's page draws too; the others take seconds."""
-CAMPAIGNS_A_PAGE, TRIALS_A_PAGE, TOP, MOST_FAILURES, MOST_RUNNING = 50, 25, 10, 40, 3
+TRIALS_A_PAGE, TOP, MOST_FAILURES, MOST_RUNNING = 25, 10, 40, 3
 RANKED = tuple(column for column in COLUMNS if column.key != "layout")
 TRIED = tuple(column for column in TRIALS if column.key != "describe")
 """The columns of tables in which a recipe's link says what these two do."""
@@ -142,29 +141,6 @@ def version(store: Store, name: str) -> str:
 def digest(text: str) -> str:
     """Return a short name for a piece of HTML, by which a browser states which version of it is shown."""
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-
-
-@router.get("/")
-def all_campaigns(service: ServiceOf, role: RoleOf, number: PageOf = 1) -> Response:
-    """The store's campaigns, the newest first; live."""
-    return page("campaigns.html", here="/", may_change=role is Role.OPERATOR, **_list(service, role, number))
-
-
-@router.get("/campaigns")
-def campaigns_live(service: ServiceOf, role: RoleOf, seen: Digest, number: PageOf = 1) -> Response:
-    """The list as it is now; nothing (204) if the page shows that already."""
-    listed = _list(service, role, number)
-    if seen == digest(listed["listed"]):
-        return Response(status_code=204)
-    return HTMLResponse(listed["live"] + listed["listed"])
-
-
-def _list(service: Service, role: Role, number: int) -> dict[str, Markup]:
-    found = campaign_page(service.store, page=number, page_size=CAMPAIGNS_A_PAGE)
-    values = {"columns": CAMPAIGNS, "page": number, "size": CAMPAIGNS_A_PAGE, "may_change": role is Role.OPERATOR}
-    listed = render("campaigns_list.html", found=found, **values)
-    url = f"/campaigns?page={number}&seen={digest(listed)}"
-    return {"listed": listed, "live": render("live.html", url=url, polls_every_s=POLL_S)}
 
 
 @router.get("/campaigns/{name}")
