@@ -237,13 +237,13 @@ class CampaignWriter:
         is_lost = isinstance(outcome, Failure) and outcome.kind is FailureKind.LOST
         failed_as = AttemptState.LOST if is_lost else AttemptState.FAILED
         is_measured = isinstance(outcome, Measurement)
+        ended_at = timestamp(self._now)
         finished = connection.execute(
             update(AttemptRow)
             .where(AttemptRow.id == attempt.id, AttemptRow.campaign_id == self._lease.campaign_id)
             .where(AttemptRow.state == AttemptState.RUNNING)
-            .values(state=AttemptState.MEASURED if is_measured else failed_as, finished_at=timestamp(self._now))
+            .values(state=AttemptState.MEASURED if is_measured else failed_as, finished_at=ended_at)
         )
-        ended_at = timestamp(self._now)
         if finished.rowcount == 0:
             return ended_at
         insert_outcome(connection, attempt.id, outcome)

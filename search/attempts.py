@@ -339,16 +339,20 @@ class CampaignSession:
         waiting = [token for token, attempt in self.running.items() if attempt.held_since_s is None]
         return [Finished(token=one, outcome=lost, is_cut=True) for one in waiting if self.evaluator.withdraw(one)]
 
-    def close_evaluator(self) -> None:
-        """End what runs; store what ended just in time, and queue the trials whose probes that cut off."""
+    def close_evaluator(self) -> list[tuple[Trial, Outcome]]:
+        """End what runs; store and return what ended just in time, and queue the trials whose probes that cut off."""
         self.evaluator.close()
+        in_time = []
         for running in self.running.values():
             found = self.evaluator.harvest(running.order)
             outcome = found or _lost("cut off when its driver ended", running.node_seconds)
             self.writer.finish_attempt(running.attempt, outcome, retry=found is None)
-            if found is None and running.held_since_s is None:
+            if found is not None:
+                in_time.append((running.trial, found))
+            elif running.held_since_s is None:
                 self.writer.event(CUT, **_about(running.trial))
         self.running.clear()
+        return in_time
 
 
 def fenced_here(holder: str | None, folder: Path) -> Fenced | None:

@@ -27,7 +27,7 @@ from frontrunner.results.pages import Comparison, RecipePage, TrialPage, outcome
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.pruning import Deleted, delete_campaign
 from frontrunner.results.ranking import RankBy, RankedRecipe, Ranking
-from frontrunner.results.records import CampaignList
+from frontrunner.results.records import CampaignList, Labels
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import ActiveDriver, Explanation, FailureList, Status
@@ -88,6 +88,23 @@ class LocalStore:
         """Give a campaign another name; its run folders keep theirs. Refused while a driver holds it."""
         with self._opened_to_change() as store:
             store.rename(campaign, name)
+
+    def label(
+        self,
+        campaign: str | None,
+        *,
+        tags: Sequence[str] | None = None,
+        note: str | None = None,
+        hidden: bool | None = None,
+    ) -> Labels:
+        """Replace a campaign's tags or its note, or have lists leave it out (`hidden`); return all of its labels.
+
+        Without any nothing is changed. Also while it runs.
+        """
+        given = {"tags": None if tags is None else tuple(dict.fromkeys(tags)), "note": note, "hidden": hidden}
+        changes = {key: value for key, value in given.items() if value is not None}
+        with self._opened_to_change() if changes else self.opened() as store:
+            return store.label(store.campaign(campaign).name, **changes) if changes else store.labels(campaign)
 
     def delete(self, campaign: str, *, preview: bool = False) -> Deleted:
         """Delete a campaign with its outcomes and run folders, or only list them; refused while a driver holds it."""

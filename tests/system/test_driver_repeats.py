@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -23,8 +24,11 @@ from frontrunner.results.predictions import OUTLOOK, expected_of
 from frontrunner.results.ranking import best
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import status
+from frontrunner.search import driver as driving
+from frontrunner.search import job_time
 from frontrunner.search.attempts import MOST_DISTURBED
 from frontrunner.search.campaign_setup import change_budget
+from frontrunner.search.driver import Conclusion
 from frontrunner.search.listener import Ended, View
 from frontrunner.search.proposals import MOST_MEASUREMENTS
 from frontrunner.search.strategy import STRATEGIES, Outlook
@@ -388,6 +392,38 @@ def test_what_a_person_asks_for_is_measured_beyond_the_budget_and_leaves_the_cam
         assert check(connection, store="it").is_sound
 
 
+def test_what_ends_a_driver_early_is_reported_with_the_measurements_that_it_did_not_make(
+    campaigns: Campaigns, scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(lambda *_: None)
+    record, spec = campaigns.create(evaluator="scripted", search=EXHAUSTIVE, budget={"probes": 3})
+    before = campaigns.driver(record, spec).run()
+
+    def asked(on_ended: Callable[[], object], **more: Any) -> Conclusion:
+        driver = campaigns.driver(record, spec, Recorder(lambda *_: on_ended()), asked=[RECIPES[0], *RECIPES[5:7]])
+        more.get("at_first", lambda _: None)(driver)
+        found = driver.run()
+        now = campaigns.store.campaign(record.name)
+        assert (now.state, now.state_reason) == (before.state, before.reason)
+        assert found.state is before.state
+        return found
+
+    with monkeypatch.context() as patched:
+        fill = lambda: patched.setattr(driving, "why_disk_full", lambda _: "the disk is full")  # noqa: E731
+        full = asked(fill)
+    assert (full.unmade, full.reason, full.last_failure) == (2, "1 of 3 measured as asked; the disk is full", None)
+    with monkeypatch.context() as patched:
+        left_s = [1000.0]
+        patched.setattr(job_time, "end_of_job", lambda: time.monotonic() + left_s[0])
+        patched.setattr(job_time, "LOOK_AT_JOB_S", 0.001)
+        late = asked(lambda: (left_s.insert(0, 40.0), time.sleep(1.0)))
+    assert (late.unmade, late.job_ends) == (2, True)
+    killed = asked(lambda: None, at_first=lambda driver: driver.kill())
+    assert (killed.unmade, killed.reason) == (3, "0 of 3 measured as asked; canceled by request")
+    done = asked(lambda: None)
+    assert (done.unmade, done.reason) == (0, "3 of 3 measured as asked")
+
+
 def test_a_failed_recipe_that_is_asked_for_ranks_once_it_is_measured(campaigns: Campaigns, scripted: Any) -> None:
     fails_first = lambda _, number: failure(FailureKind.OUT_OF_MEMORY) if number == 1 else None  # noqa: E731
     used = scripted(fails_first)
@@ -396,8 +432,8 @@ def test_a_failed_recipe_that_is_asked_for_ranks_once_it_is_measured(campaigns: 
     tried = dict(used.attempts)
     assert campaigns.states(record) == {TrialState.FAILED: 1}
     scripted(lambda recipe, number: fails_first(recipe, number + tried.get(recipe, 0)))
-    campaigns.driver(record, spec, asked=[RECIPES[0]]).run()
-    assert campaigns.states(record) == {TrialState.MEASURED: 1}
+    again = campaigns.driver(record, spec, asked=[RECIPES[0]]).run()
+    assert (again.unmade, campaigns.states(record)) == (0, {TrialState.MEASURED: 1})
     assert [row.recipe for row in best(campaigns.store, None)] == [RECIPES[0]]
 
 

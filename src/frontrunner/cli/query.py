@@ -162,11 +162,18 @@ def failures(campaign: str | None, backend: Backend) -> FailureList:
 
 
 @click.command()
+@click.option("--search", metavar="WORDS", default="", help="Only those with all these words: name, model, tag, note.")
+@click.option("--tag", metavar="TAG", help="Only those with this tag.")
+@click.option("--all", "with_hidden", is_flag=True, help="Hidden ones too.")
 @backend_options
 @prints(views.print_campaigns)
-def campaigns(backend: Backend) -> CampaignList:
-    """Print every campaign of the store, the newest first."""
-    return backend.campaigns()
+def campaigns(search: str, tag: str | None, backend: Backend, *, with_hidden: bool) -> CampaignList:
+    """Print the campaigns of the store, the newest first."""
+    return CampaignList(
+        one
+        for one in backend.campaigns()
+        if one.has(search) and (tag is None or tag in one.labels.tags) and (with_hidden or not one.labels.hidden)
+    )
 
 
 @click.command()

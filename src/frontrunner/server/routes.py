@@ -220,12 +220,13 @@ async def launch(service: ServiceOf, body: requests.CampaignBody) -> Response:
 
 @api.patch("/campaigns/{name}", response_model=requests.ChangeAnswer, tags=["control"], dependencies=OPERATOR)
 def change(service: ServiceOf, name: CampaignName, body: requests.ChangeBody) -> Response:
-    """Change limits of a campaign's budget, also while it runs, and its name, unless it runs."""
+    """Change a campaign's labels or limits of its budget, also while it runs, or its name, unless it runs."""
     limits = {} if body.budget is None else body.budget.model_dump(exclude_none=True)
     if body.name is not None:
         service.local.rename(name, body.name)
     budget = service.local.change_budget(body.name or name, limits, add=body.add)
-    return answer({"campaign": body.name or name, "budget": budget})
+    labels = service.local.label(body.name or name, **body.labels)
+    return answer({"campaign": body.name or name, "budget": budget, "labels": labels})
 
 
 @api.delete("/campaigns/{name}", response_model=Deleted, tags=["control"], dependencies=OPERATOR)

@@ -15,7 +15,7 @@ from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.predictions import Predicted, SmallScale, outlook_of
 from frontrunner.results.pruning import Deleted
 from frontrunner.results.ranking import RankedRecipe
-from frontrunner.results.records import GROUPS, IMPORTED, Campaign, CampaignSummary
+from frontrunner.results.records import GROUPS, IMPORTED, Campaign, CampaignSummary, Labels
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import Appearance, Explanation, FailedTrial, Status
 from frontrunner.search.budget import Limit, outlook_in_words, unused
@@ -37,6 +37,7 @@ from frontrunner.views.columns import (
     Column,
     against,
     expert_balance,
+    used,
 )
 from frontrunner.views.terminal import Terminal, column_table, console, ruled_table
 
@@ -80,9 +81,18 @@ def print_campaigns(summaries: Sequence[CampaignSummary]) -> None:
     """Print the list of campaigns."""
     out = console()
     if summaries:
-        out.print(column_table(None, CAMPAIGNS, summaries, width=out.width))
+        out.print(column_table(None, used(CAMPAIGNS, summaries), summaries, width=out.width))
     else:
         out.say(located("no campaign yet: frontrunner launch FILE"))
+
+
+def print_labels(labels: Labels) -> None:
+    """Print what people say of a campaign."""
+    out = console()
+    out.say(f"tags    {', '.join(labels.tags) or '-'}")
+    out.say(f"note    {labels.note or '-'}")
+    if labels.hidden:
+        out.say("hidden  lists leave it out")
 
 
 def print_campaign(campaign: Campaign, *, state: str = "") -> None:

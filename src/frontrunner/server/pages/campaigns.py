@@ -1,4 +1,4 @@
-"""Pages of campaigns: the list, and one campaign as it goes on."""
+"""Pages of a campaign as it goes on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
-from frontrunner.results.pages import campaign_page, newest_spans, trial_page
+from frontrunner.results.pages import newest_spans, trial_page
 from frontrunner.results.predictions import outlook_of
 from frontrunner.results.prior_results import probes_made
 from frontrunner.results.ranking import pareto, rank
@@ -27,17 +27,16 @@ from frontrunner.server.drivers import Word
 from frontrunner.server.pages.rendering import page, render
 from frontrunner.server.requests import Page
 from frontrunner.server.routes import CampaignName
-from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf
+from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, ServiceOf
 from frontrunner.spaces.errors import bad_value
 from frontrunner.text import to_json
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import timeline
 from frontrunner.views.charts.marks import Missing
-from frontrunner.views.columns import CAMPAIGNS, COLUMNS, ORIGINS, TRIALS, used
+from frontrunner.views.columns import COLUMNS, ORIGINS, TRIALS, used
 
 router = APIRouter(route_class=CachedRoute)
 PageOf = Annotated[Page, Query(alias="page")]
-Digest = Annotated[str, Query(max_length=64)]
 Seen = Annotated[str, Query(max_length=400, pattern="~")]
 """What a page shows: the campaign's version, that of its charts, and the digest of each section, with ~ between."""
 SECTIONS = ("numbers", "ranking", "trials", "timeline", "failures", "events")
@@ -47,7 +46,7 @@ CHARTS_AT_ONCE, CHARTS_EVERY_S = 10, 15
 MOST_SPANS = 160
 SHOWN = ("history", "speed-memory", "feasibility", "sensitivity", "parallel-coordinates")
 """The report's charts that a campaign's page draws too; the others take seconds."""
-CAMPAIGNS_A_PAGE, TRIALS_A_PAGE, TOP, MOST_FAILURES = 50, 25, 10, 40
+TRIALS_A_PAGE, TOP, MOST_FAILURES = 25, 10, 40
 ACCEPTED = {
     "pause": "Pausing: running probes will finish, and no more are started.",
     "stop": "Stopping: running probes will finish, and the campaign ends.",
@@ -120,29 +119,6 @@ def version(store: Store, name: str) -> str:
 def digest(text: str) -> str:
     """Return a short name for a piece of HTML, by which a browser states which version of it is shown."""
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-
-
-@router.get("/")
-def all_campaigns(service: ServiceOf, role: RoleOf, number: PageOf = 1) -> Response:
-    """The store's campaigns, the newest first; live."""
-    return page("campaigns.html", here="/", may_change=role is Role.OPERATOR, **_list(service, role, number))
-
-
-@router.get("/campaigns")
-def campaigns_live(service: ServiceOf, role: RoleOf, seen: Digest, number: PageOf = 1) -> Response:
-    """The list as it is now; nothing (204) if the page shows that already."""
-    listed = _list(service, role, number)
-    if seen == digest(listed["listed"]):
-        return Response(status_code=204)
-    return HTMLResponse(listed["live"] + listed["listed"])
-
-
-def _list(service: Service, role: Role, number: int) -> dict[str, Markup]:
-    found = campaign_page(service.store, page=number, page_size=CAMPAIGNS_A_PAGE)
-    values = {"columns": CAMPAIGNS, "page": number, "size": CAMPAIGNS_A_PAGE, "may_change": role is Role.OPERATOR}
-    listed = render("campaigns_list.html", found=found, **values)
-    url = f"/campaigns?page={number}&seen={digest(listed)}"
-    return {"listed": listed, "live": render("live.html", url=url, polls_every_s=POLL_S)}
 
 
 @router.get("/campaigns/{name}")

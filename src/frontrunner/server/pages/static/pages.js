@@ -4,7 +4,7 @@
 (() => {
   const NUMBERS = new Set(["steps"]);
   const scrolled = new Map();
-  const BOOLEANS = new Set(["anyway"]);
+  const BOOLEANS = new Set(["anyway", "hidden"]);
 
   htmx.defineExtension("json-body", {
     onEvent(name, event) {
