@@ -65,6 +65,9 @@ micro_batch_seqs = [1, 2, 4]
 [search]
 strategy = "random"
 
+[probe]
+foreign_load_limit = 1.0
+
 [budget]
 probes = 4
 """

@@ -145,6 +145,7 @@ def print_status(status: Status) -> None:
     if status.best is not None:
         speed = thousands(status.best.standing.tokens_per_s)
         out.say(f"best      {status.best.recipe_id}  {speed} tokens/s  {status.best.recipe.describe()}")
+        _print_doubts(status.best)
     if status.outlook is not None:
         out.say(f"outlook   {outlook_in_words(outlook_of(status.outlook)[0])}")
     for event in status.last_events:
@@ -288,8 +289,12 @@ def _print_rows(
     if any(ranked(row).standing.is_noisy for row in rows):
         out.say("! step times spread by more than 5 %: the order near such a row may change", style="dim")
     for row in map(ranked, rows):
-        if row.doubts:
-            out.say(f"! {row.recipe_id}: {'; '.join(row.doubts)}", style="dim")
+        _print_doubts(row)
+
+
+def _print_doubts(row: RankedRecipe) -> None:
+    if row.doubts:
+        console().say(f"! {row.recipe_id}: {'; '.join(row.doubts)}", style="dim")
 
 
 def print_outlook(outlook: Outlook | None, limits: Sequence[Limit]) -> None:
