@@ -19,6 +19,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
+from frontrunner.results.courses import Courses
 from frontrunner.results.explore import TrialTable
 from frontrunner.results.records import Campaign
 from frontrunner.results.store import open_store
@@ -68,6 +69,7 @@ class Service:
         self.streams = anyio.CapacityLimiter(limits.streams)
         self.repeats = Repeats()
         self.cache = Cache(limits.cache_s, limits.cache_bytes)
+        self.courses = Courses()
         self._explored: LRUCache[tuple[int, str], TrialTable] = LRUCache(MOST_EXPLORED)
         self._explored_lock = Lock()
         self._surveys: LRUCache[str, Survey] = LRUCache(MOST_REPORTED)
