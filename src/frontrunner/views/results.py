@@ -18,6 +18,7 @@ from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import GROUPS, IMPORTED, Campaign, CampaignSummary, Labels
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import Appearance, Explanation, FailedTrial, Status
+from frontrunner.running_trials import Running, why_chosen
 from frontrunner.search.budget import Limit, outlook_in_words, unused
 from frontrunner.search.driver import Conclusion
 from frontrunner.search.strategy import Outlook
@@ -150,6 +151,21 @@ def print_status(status: Status) -> None:
     for event in status.last_events:
         data = " ".join(f"{key}={value}" for key, value in event.data.items())
         out.say(f"{event.at[:19].replace('T', ' ')}  {event.kind}  {data}", style="dim")
+
+
+def print_running(running: Running) -> None:
+    """Print what runs in a campaign now, and the time that its budget leaves."""
+    out = console()
+    for number, one in enumerate(running.probes):
+        label = "running" if number == 0 else ""
+        does = f"{seconds(round(one.seconds))}, {one.step_in_words}"
+        out.say(f"{label:<10}[{one.trial_number}] {one.recipe.describe()}  {does}")
+        out.say(f"          {why_chosen(one, running.strategy)}", style="dim")
+    if (more := running.total - len(running.probes)) > 0:
+        out.say(f"          and {more:,} more")
+    if running.driver is not None and running.limits:
+        left = running.seconds_left
+        out.say(f"time left {'not known yet' if left is None else f'about {seconds(round(left))} at this pace'}")
 
 
 def print_conclusion(conclusion: Conclusion) -> None:
