@@ -22,12 +22,11 @@ every-recipe: .venv/.installed-dev
 	  tests/system/test_numerics.py tests/system/test_numerics_deepspeed.py
 
 # The pictures of docs/pages: of two campaigns of the examples, which are launched where there is no pictured.db; the second
-# begins with what the first has measured.
+# begins with what the first has measured, and runs once more to be pictured at it.
 pictures: .venv/.installed-dev
 	test -f pictured.db || for name in laptop-accumulation laptop; do \
 	  $(BIN)/frontrunner launch examples/$$name.toml --store pictured.db || exit; done
-	FRONTRUNNER_PICTURES=$(CURDIR)/docs/pages FRONTRUNNER_PICTURED_STORE=$(CURDIR)/pictured.db \
-	  $(BIN)/pytest -m system -k fit_their_window tests/system/test_pages.py
+	PYTHONPATH=tests $(BIN)/python tests/support/pictures.py pictured.db docs/pages examples/laptop.toml
 
 # The documentation as a site, in build/site; a broken link or anchor between its pages is an error.
 docs: .venv/.installed-dev

@@ -1,19 +1,10 @@
-"""The pages in a real browser: launch a campaign, see it progress, open its best recipe, replay it.
-
-With FRONTRUNNER_PICTURES set to a folder the pages are pictured there, as docs/pages shows them: those of the newest
-campaign of FRONTRUNNER_PICTURED_STORE, where that is set, else of the one that the test launches. `make pictures` makes
-those of the documents.
-"""
+"""The pages in a real browser: launch a campaign, see it progress, open its best recipe, replay it."""
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,20 +15,6 @@ from support.live_campaigns import LiveCampaign, driven, write_steps
 from support.services import Served, served
 
 pytestmark = [pytest.mark.system, *IN_A_BROWSER]
-PICTURED = (
-    "campaigns-light",
-    "campaign-light",
-    "figures-light",
-    "film-light",
-    "recipe-dark",
-    "step-light",
-    "plan-light",
-    "compare-light",
-    "launch-light",
-)
-"""The pictures that the documents show."""
-COLORS = 256
-"""Of a picture: they are drawings, which more make no better but three times as large."""
 CAMPAIGN = """
 name = "seen"
 
@@ -76,39 +53,9 @@ probes = 4
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("service")
-    if pictured := os.environ.get("FRONTRUNNER_PICTURED_STORE"):
-        shutil.copy(pictured, folder / "store.db")
     with served(folder) as found:
         found.start()
         yield found
-
-
-def picture_of(page: api.Page, place: str, name: str) -> None:
-    top, height = page.locator(place).evaluate("one => [one.offsetTop, one.offsetHeight]")
-    picture(page, name, top=top - 12, height=height + 24)
-
-
-def picture(page: api.Page, name: str, *, top: int = 0, height: int = 860) -> None:
-    folder = os.environ.get("FRONTRUNNER_PICTURES")
-    if folder and name in PICTURED:
-        from PIL import Image
-
-        width = page.evaluate("document.documentElement.clientWidth")
-        clip = {"x": 0, "y": top, "width": width, "height": height}
-        taken = Image.open(io.BytesIO(page.screenshot(clip=clip, full_page=True)))
-        few = taken.convert("RGB").quantize(COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-        few.save(Path(folder) / f"{name}.png", optimize=True)
-
-
-def pictured_campaign(page: api.Page) -> api.Locator:
-    """The link to the newest campaign of a store made to be pictured, else to the first, which a test launched."""
-    links = page.locator("tbody a")
-    return links.first if os.environ.get("FRONTRUNNER_PICTURED_STORE") else links.last
-
-
-def bottom(page: api.Page, place: str) -> int:
-    """Where this part of the page ends, with a little room."""
-    return int(page.locator(place).first.evaluate("(part) => part.getBoundingClientRect().bottom + scrollY")) + 24
 
 
 def recipe_ids(page: api.Page) -> list[str]:
@@ -293,47 +240,36 @@ def test_figures_stay_apart_and_messages_lie_over_the_page(service: Served) -> N
 def test_pages_fit_their_window_in_light_and_dark(service: Served, width: int, scheme: Any) -> None:
     with window(service, width=width, scheme=scheme) as page:
         assert fits(page)
-        picture(page, f"campaigns-{scheme}", height=420)
-        pictured_campaign(page).click()
+        page.locator("tbody a[href='/campaigns/seen']").click()
         wait_for_figures(page)
         assert fits(page)
-        charts = page.evaluate("document.querySelector('.charts').offsetTop")
-        picture(page, f"campaign-{scheme}", height=charts - 8)
-        coordinates = page.evaluate("document.querySelector('.parallel-coordinates').offsetTop")
-        picture(page, f"figures-{scheme}", top=charts - 16, height=coordinates - charts + 16)
         page.locator("#film summary").click()
         page.locator("#film[data-drawn]").wait_for()
         assert fits(page)
-        picture_of(page, "#film", f"film-{scheme}")
         page.locator("#ranking tbody a").first.click()
         api.expect(page.get_by_role("heading", name="Where the memory goes")).to_be_visible()
         page.locator("#step[data-drawn]").wait_for()
         assert fits(page)
-        picture(page, f"recipe-{scheme}", height=1360)
         slider = page.locator(".step-choices input:enabled").first
         slider.press("Home" if slider.evaluate("one => one.value === one.max") else "End")
         api.expect(page.locator(".step-notes")).to_contain_text("Not the recipe itself")
         page.locator(".step-scrub input").fill("400")
         assert fits(page)
-        picture_of(page, "#step", f"step-{scheme}")
         page.goto(f"{service.url}/plan?model=frontier-175b&nodes=128&global_batch=1024")
         page.get_by_label("nodes").fill("64")
         page.keyboard.press("Tab")
         api.expect(page.locator("tr.here")).to_contain_text("512")
         assert fits(page)
-        picture(page, f"plan-{scheme}", height=bottom(page, "#answer tbody tr:nth-child(10)") - 24)
         page.goto(service.url)
-        pictured_campaign(page).click()
+        page.locator("tbody a[href='/campaigns/seen']").click()
         api.expect(page.locator("#ranking tbody a").nth(1)).to_be_visible()
         first, second, *_ = recipe_ids(page)
         page.goto(f"{service.url}/compare?recipe={first}&recipe={second}")
         api.expect(page.locator("table.pairs")).to_be_visible()
         assert fits(page)
-        picture(page, f"compare-{scheme}", height=bottom(page, "table.pairs"))
         page.goto(f"{service.url}/launch")
         api.expect(page.locator("#checked")).to_contain_text("are legal recipes")
         assert fits(page)
-        picture(page, f"launch-{scheme}", height=bottom(page, "#launch"))
 
 
 def test_pages_are_usable_by_keyboard(service: Served) -> None:
