@@ -71,7 +71,7 @@ def addresses(service: Served, team: RemoteStore, page: api.Page, campaign: str)
     for route in page_routes(create_app(settings(service.folder))):
         path = address(route, examples) + more.get(str(route.path), "")
         answer = page.request.get(service.url + path, headers={"accept": "text/html"})
-        if is_page(answer.headers["content-type"], answer.text()):
+        if answer.ok and is_page(answer.headers["content-type"], answer.text()):
             yield str(route.name), path
 
 
