@@ -10,22 +10,44 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import datetime
+from functools import partial
 from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from frontrunner.results.address import damaged
 from frontrunner.results.database import Database, open_database
 from frontrunner.results.lease import is_held, refuse_driven, refuse_referred, until
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.process_identity import process_id
-from frontrunner.results.records import Attempt, Campaign, CampaignSummary, Clock, Event, Lease, Trial, timestamp
-from frontrunner.results.rows import DamagedCell, cell, finished_attempts, trials_by_state, value_of, values
-from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, HolderRow, StandingRow, TrialRow
+from frontrunner.results.records import (
+    Attempt,
+    Campaign,
+    CampaignSummary,
+    Clock,
+    Event,
+    Labels,
+    Lease,
+    Trial,
+    timestamp,
+)
+from frontrunner.results.rows import (
+    DamagedCell,
+    cell,
+    columns_of,
+    finished_attempts,
+    has_table,
+    interpreted,
+    storable,
+    trials_by_state,
+    value_of,
+    values,
+)
+from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, HolderRow, LabelsRow, StandingRow, TrialRow
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.document import canonical_json
@@ -39,7 +61,8 @@ from frontrunner.spaces.errors import (
 )
 from frontrunner.spaces.recipe import Recipe
 
-SUMMARIZED = {field.name for field in fields(CampaignSummary)} - {"probes", "best_tokens_per_s", "is_driven"}
+COUNTED = {"probes", "best_tokens_per_s", "best_mfu", "labels", "is_driven"}
+SUMMARIZED = {field.name for field in fields(CampaignSummary)} - COUNTED
 BUSY_TIMEOUT_S = 90.0
 MOST_IDLE = 50
 """Campaigns without an outcome that are passed over, at most, to find the newest."""
@@ -61,6 +84,10 @@ def open_store(
     left as it is.
     """
     return Store(open_database(url, create=create, read_only=read_only, clock=clock, busy_timeout_s=busy_timeout_s))
+
+
+def _labels(row: Mapping[str, Any]) -> Labels:
+    return Labels(tags=row["tags_json"], note=row["note"], hidden=row["hidden_at"] is not None)
 
 
 class Store:
@@ -132,6 +159,36 @@ class Store:
         with self.alone(campaign, driven=driven) as (connection, found):
             self._change(connection, found, kind, data, spec_json=spec_json)
 
+    def labels(self, campaign: str | None) -> Labels:
+        """Return what people say of a campaign (None: the newest)."""
+        with self.read(campaign) as (connection, found):
+            return self._labels(connection, LabelsRow.campaign_id == found.id).get(found.id, Labels())
+
+    def label(self, campaign: str, **changes: Any) -> Labels:
+        """Replace fields of a campaign's labels, also while it is driven, and return them all."""
+        with self.alone(campaign, driven=True) as (connection, found):
+            mine = LabelsRow.campaign_id == found.id
+            before = self._labels(connection, mine).get(found.id, Labels())
+            after = replace(before, **changes)
+            hidden_at = connection.execute(select(LabelsRow.hidden_at).where(mine)).scalar()
+            if after.hidden != before.hidden:
+                hidden_at = timestamp(self.database.now(connection)) if after.hidden else None
+            tags = canonical_json([storable(tag) for tag in after.tags])
+            connection.execute(delete(LabelsRow).where(mine))
+            values = {"tags_json": tags, "note": storable(after.note), "hidden_at": hidden_at}
+            connection.execute(insert(LabelsRow).values(campaign_id=found.id, **values))
+            return after
+
+    @staticmethod
+    def _labels(connection: Connection, wanted: ColumnElement[bool]) -> dict[int, Labels]:
+        if not has_table(connection, LabelsRow):  # of an earlier version, opened read-only
+            return {}
+        rows = [columns_of(LabelsRow, row) for row in connection.execute(select(LabelsRow).where(wanted))]
+        return {
+            row["campaign_id"]: interpreted(LabelsRow, row["campaign_id"], "tags_json", partial(_labels, row))
+            for row in rows
+        }
+
     def _change(
         self, connection: Connection, found: Campaign, kind: str, data: Mapping[str, object], **columns: str
     ) -> None:
@@ -194,19 +251,29 @@ class Store:
         mine = CampaignRow.id.in_(ids)
         trials = trials_by_state(connection, ids)
         # A search of the index for each campaign reads one entry; grouping would read them all.
-        fastest = select(func.max(StandingRow.tokens_per_s)).where(StandingRow.campaign_id == CampaignRow.id)
-        query = select(CampaignRow.id, fastest.scalar_subquery().label("best")).where(mine)
-        best = {row.id: row.best for row in connection.execute(query)}
+        ordered = select(StandingRow.trial_id).where(StandingRow.campaign_id == CampaignRow.id)
+        first = ordered.order_by(StandingRow.tokens_per_s.desc()).limit(1).correlate(CampaignRow).scalar_subquery()
+        query = select(CampaignRow.id, StandingRow.tokens_per_s, StandingRow.mfu)
+        query = query.join(StandingRow, StandingRow.trial_id == first).where(mine)
+        best = {row.id: row for row in connection.execute(query)}
+        labels = self._labels(connection, LabelsRow.campaign_id.in_(ids))
         found = {}
         for row in connection.execute(select(CampaignRow).where(mine)).all():
             campaign = value_of(Campaign, row)
             found[row.id] = CampaignSummary(
                 **{name: getattr(campaign, name) for name in SUMMARIZED},
                 probes=trials[row.id],
-                best_tokens_per_s=best[row.id],
+                best_tokens_per_s=best[row.id].tokens_per_s if row.id in best else None,
+                best_mfu=best[row.id].mfu if row.id in best else None,
+                labels=labels.get(row.id, Labels()),
                 is_driven=is_held(self.database, connection, row),
             )
         return [found[campaign_id] for campaign_id in ids]
+
+    def records(self, ids: Sequence[int]) -> dict[int, Campaign]:
+        """Return campaigns by their ids."""
+        with self.database.read() as connection:
+            return {one.id: one for one in values(connection, Campaign, CampaignRow.id.in_(ids))}
 
     def trials(self, campaign_id: int) -> list[Trial]:
         """Return the campaign's trials in the order in which they were proposed."""
@@ -234,10 +301,11 @@ class Store:
         with self.database.read() as connection:
             return values(connection, Attempt, AttemptRow.campaign_id == campaign_id, is_running)
 
-    def events(self, campaign_id: int, after: int = 0, limit: int = 1000) -> list[Event]:
-        """Return up to `limit` events with ids above `after`, oldest first."""
+    def events(self, campaign_id: int, after: int = 0, limit: int = 1000, *, kind: str | None = None) -> list[Event]:
+        """Return up to `limit` events, of one kind or of all, with ids above `after`, oldest first."""
+        mine = [EventRow.campaign_id == campaign_id, EventRow.id > after]
         with self.database.read() as connection:
-            return values(connection, Event, EventRow.campaign_id == campaign_id, EventRow.id > after, limit=limit)
+            return values(connection, Event, *mine, *([] if kind is None else [EventRow.kind == kind]), limit=limit)
 
     def acquire_lease(
         self, campaign_id: int, *, host: str, pid: int, duration_s: float = 30.0, take_over: bool = False

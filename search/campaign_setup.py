@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from frontrunner.evaluators.cluster.settings import RAY
 from frontrunner.evaluators.probe.preflight import prepare_here
 from frontrunner.evaluators.registry import COMMAND, DISPATCHED, EVALUATORS
 from frontrunner.results.records import GROUPS, IMPORTED, OBJECTIVE, Campaign
 from frontrunner.search.budget import Limit, Spent
-from frontrunner.search.spec import CampaignSpec
+from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, bad_value, free_among
 from frontrunner.spaces.pareto import RATES
 from frontrunner.spaces.space import Survey
-from frontrunner.spaces.validation import dump_json, load_json
+from frontrunner.spaces.validation import dump_json, load_json, validate
 
 if TYPE_CHECKING:
     from frontrunner.results.store import Store
 
 PRICED = ("devices_per_node", "price_per_node_hour")
+BUDGET, BEFORE = "budget", "_before"
+"""Event of a changed budget, and the end of the keys of what its limits were before."""
 FIGURES = {"simulated": "simulated", "imported": "imported", "table": "imported"}
 
 
@@ -41,8 +45,8 @@ def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
     """Raise `InvalidInput` if the campaign's probes cannot run on this machine."""
     recipes = (surveyed or spec.survey()).recipes
     trains, backend = EVALUATORS.get(spec.evaluator, COMMAND) in DISPATCHED, spec.dispatch.backend
-    if spec.problem.cluster.group and trains and backend != "parsl":
-        expected = '"parsl", which requests nodes of each of the cluster\'s groups by its [dispatch.group.NAME]'
+    if spec.problem.cluster.group and trains and backend not in ("parsl", RAY):
+        expected = '"parsl" or "ray", which get nodes of each of the cluster\'s groups by its [dispatch.group.NAME]'
         raise bad_value("dispatch.backend", backend, expected)
     if spec.evaluator != "probe":
         for _, places in spec.problem.split(recipes):
@@ -87,7 +91,7 @@ def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any], *, 
     if add:
         for key in limits:
             if getattr(now, key) is None:
-                hint = f"without `add`, {key} becomes a limit"
+                hint = "a limit that is set, not added, becomes one"
                 raise InvalidInput(f"campaign {record.name} has no limit of {key} to add to", hint=hint)
         limits = {key: getattr(now, key) + value for key, value in limits.items()}
     price = spec.problem.cluster.dearest_node_hour()
@@ -102,18 +106,33 @@ def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any], *, 
 
         small = stored_spec(store.campaign(spec.confirms))
         specs.append(replace(small, budget=small_spec(specs[0]).budget))
+    after = vars(specs[0].budget)
+    before = {f"{key}{BEFORE}": was for key, was in vars(spec.budget).items() if after[key] != was}
     for name, changed in zip((record.name, spec.confirms), specs, strict=False):
         # A driver takes the change in; that of a pair has shared its budget out when it began.
-        store.respecify(str(name), dump_json(changed), "budget", limits, driven=spec.confirms is None)
+        store.respecify(str(name), dump_json(changed), BUDGET, {**limits, **before}, driven=spec.confirms is None)
+
+
+def launched_budget(store: Store, record: Campaign) -> Budget:
+    """Return the budget that a stored campaign was launched with, before `change_budget`."""
+    budget = stored_spec(record).budget
+    for event in reversed(store.events(record.id, kind=BUDGET)):
+        was = {key.removesuffix(BEFORE): value for key, value in event.data.items() if key.endswith(BEFORE)}
+        budget = replace(budget, **was)  # type: ignore[arg-type]
+    return budget
 
 
 def budget_used(store: Store, record: Campaign) -> tuple[Limit, ...]:
     """Return the limits of a stored campaign's budget, with what was used of each; running probes are not counted."""
+    return spent_of(store, record).limits(stored_spec(record).budget)
+
+
+def spent_of(store: Store, record: Campaign) -> Spent:
+    """Return what a stored campaign has spent; running probes are not counted."""
     from frontrunner.results.prior_results import probes_made  # a database's code, which plans do without
 
     probes = probes_made(store, record)
-    spent = Spent(probes=probes, driver_seconds=record.driver_seconds, node_seconds=record.node_seconds_spent)
-    return spent.limits(stored_spec(record).budget)
+    return Spent(probes=probes, driver_seconds=record.driver_seconds, node_seconds=record.node_seconds_spent)
 
 
 def problem_summary(spec: CampaignSpec) -> dict[str, object]:
@@ -155,6 +174,18 @@ def stored_spec(record: Campaign) -> CampaignSpec:
 
         why = f"this version cannot read it: {error.message}"
         raise DamagedCell(CampaignRow, record.id, "spec_json", why) from error
+
+
+def stored_budget(record: Campaign) -> Budget:
+    """Return the budget of a stored campaign, whatever else of its specification this version knows."""
+    stated = json.loads(record.spec_json).get("budget", {})
+    try:
+        return validate(Budget, stated, prefix="budget")
+    except InvalidInput as error:
+        from frontrunner.results.rows import DamagedCell
+        from frontrunner.results.schema import CampaignRow
+
+        raise DamagedCell(CampaignRow, record.id, "spec_json", error.message) from error
 
 
 def stored_survey(spec: CampaignSpec) -> Survey:

@@ -21,7 +21,8 @@ from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.search.attempts import CampaignSession, RunningAttempt
-from frontrunner.search.budget import IN_A_ROW, STOPPING, JobTime, Limit, StopRule
+from frontrunner.search.budget import IN_A_ROW, STOPPING, Limit, StopRule
+from frontrunner.search.job_time import JobTime
 from frontrunner.search.listener import Ended, Listener
 from frontrunner.search.proposals import Asked, Proposals
 from frontrunner.search.spec import Budget, CampaignSpec
@@ -42,7 +43,8 @@ Ending = tuple[CampaignState, str]
 class Conclusion(Displayed):
     """How a driver left its campaign; `last_failure` is set where failures paused it.
 
-    `job_ends`: it was stopped since the driver's batch job ends, and may go on in another one.
+    `job_ends`: it was stopped since the driver's batch job ends, and may go on in another one. `unmade`: of the
+    measurements that it was asked for, those that were not made; where a probe failed, `last_failure` is why.
     """
 
     state: CampaignState
@@ -54,6 +56,7 @@ class Conclusion(Displayed):
     objectives: tuple[str, ...] = TOKENS_ALONE
     trainer: tuple[str, ...] = ()
     job_ends: bool = False
+    unmade: int = 0
 
 
 class Driver:
@@ -72,13 +75,15 @@ class Driver:
     ) -> None:
         """`survey` is the space's, where the caller has it already; `prior` is what earlier campaigns found.
 
-        With `asked` it measures these recipes, whatever the budget, and leaves the campaign in the state that it had.
+        With `asked` it measures these recipes, whatever the budget, and leaves the campaign in the state that it had,
+        also where something ends it early.
         """
         self._store, self._campaign, self._spec = store, campaign, spec
         self._listener = listener or Listener()
         self._survey = survey or spec.survey()
         self._prior = prior or PriorResults()
-        self._asked = tuple(asked)
+        self._asked, self._unmade = tuple(asked), len(asked)
+        self._failure_of_asked: Failure | None = None
         if asked:
             self._spec = replace(spec, budget=Budget())
         self._stop_rule = StopRule(spec.search.stop_below_improvement)
@@ -125,23 +130,30 @@ class Driver:
         except Exception as error:
             reason = f"the driver ended on {type(error).__name__}: {error}"[:500]
             if isinstance(error, OSError):  # such as a full disk
-                hint = f"fix the cause, then: frontrunner resume {self.campaign_name}"
+                again = "measure again" if self._asked else f"frontrunner resume {self.campaign_name}"
+                hint = f"fix the cause, then: {again}"
                 raise FrontrunnerError(f"campaign {self.campaign_name} has stopped: {error}", hint=hint) from error
             raise
         finally:
             self._job.close()
-            session.close(state, reason)
+            session.close(*(self._as_left if self._asked else (state, reason)))
+        last_failure = next(reversed(session.retries.alike), None) if state is CampaignState.PAUSED else None
+        if self._asked:
+            made = f"{len(self._asked) - self._unmade} of {len(self._asked)} measured as asked"
+            state, reason = self._as_left[0], f"{made}; {reason}" if reason else made
+            last_failure = self._failure_of_asked
         self._listener.ended(session.view, state, reason)
         return Conclusion(
             state=state,
             reason=reason,
             measured=session.view.measured,
-            last_failure=next(reversed(session.retries.alike), None) if state is CampaignState.PAUSED else None,
+            last_failure=last_failure,
             outlook=session.view.outlook,
             limits=session.budget.limits(),
             objectives=self._spec.search.objectives,
             trainer=self._spec.trainer,
             job_ends=self._job_ends,
+            unmade=self._unmade,
         )
 
     def _drive(self) -> Ending:
@@ -158,7 +170,8 @@ class Driver:
                 raise
             return CampaignState.PAUSED, f"a disk is full: {error}"
         finally:
-            self._session.close_evaluator()
+            for trial, outcome in self._session.close_evaluator():
+                self._count(_ended(trial, outcome))
 
     def _probe(self) -> Ending:
         session = self._session
@@ -188,6 +201,7 @@ class Driver:
 
     def _announce_end(self, running: int) -> None:
         leaves, kills = CampaignState.PAUSED if self._wants_pause else CampaignState.STOPPED, self._wants_kill
+        leaves = self._as_left[0] if self._asked else leaves
         if self._wants_stop and self._announced != (leaves, kills):
             self._announced = leaves, kills
             probes = {"probes_to_finish": 0, "probes_ended": running} if kills else {"probes_to_finish": running}
@@ -243,7 +257,7 @@ class Driver:
                 session.start(again)
                 continue
             if self._asked:
-                return self._as_left
+                return self._as_left[0], ""
             if (enough := self._stop_rule.why_stop(session.budget.limits())) is not None:
                 return CampaignState.FINISHED, enough
             if (new := self._proposals.new()) is None:
@@ -307,11 +321,10 @@ class Driver:
             self._job.note(time.monotonic() - held_since_s)
         trial, will_retry = session.conclude(finished)
         ended = _ended(trial, outcome, will_retry=will_retry)
-        view.count(ended)
+        self._count(ended)
         if will_retry:
             self._proposals.put_back(replace(trial, state=TrialState.QUEUED))
         else:
-            session.budget.probes += 1
             is_full = isinstance(outcome, Failure) and outcome.kind is FailureKind.OUT_OF_MEMORY
             if self._has_measured or not (is_full and self._is_too_large(trial.recipe)):
                 session.retries.count(outcome, measured_before=self._has_measured)
@@ -320,6 +333,16 @@ class Driver:
         view.running = tuple(probe for probe in view.running if probe.number != trial.number)
         session.refresh_limits()
         self._listener.probe_ended(view, ended)
+
+    def _count(self, ended: Ended) -> None:
+        self._session.view.count(ended)
+        if ended.will_retry:
+            return
+        self._session.budget.probes += 1
+        if isinstance(ended.outcome, Failure):
+            self._failure_of_asked = ended.outcome
+        elif self._asked:
+            self._unmade -= 1
 
     @property
     def _all_tried(self) -> str:

@@ -118,7 +118,8 @@ def measure(  # noqa: PLR0913 - what, where, and how it is watched
 ) -> Conclusion:
     """Measure a recipe, by its id or file, or the `confirm` best once more in their campaign (None: the newest).
 
-    The budget does not limit it, and the campaign keeps its state.
+    The budget does not limit it, and the campaign keeps its state. Its `unmade` counts the measurements that were not
+    made.
     """
     if (recipe is None) == (confirm is None):
         raise InvalidInput("expected a RECIPE or --confirm N", hint="--confirm 5 measures the 5 best again")
@@ -161,6 +162,8 @@ def changed_since_launch(campaign: str | None = None, *, store: str | None = Non
             file = read_campaign_file(Path(spec.file))
         except FrontrunnerError as error:
             return f"{error.message}; campaign {record.name} goes on as it is stored"
+        if file.spec.budget == setup.launched_budget(found, record):  # which a command has changed since
+            file = replace(file, spec=replace(file.spec, budget=spec.budget))
         now, then = _by_section(file.spec), _by_section(spec)
         changed = ", ".join(key for key in (*SECTIONS, "evaluator") if key in now and now[key] != then[key])
         name = f" --name {setup.free_name(found, file.spec.name)}" if file.named else ""
@@ -194,7 +197,9 @@ pareto = as_function(LocalStore.pareto)
 plot = as_function(LocalStore.plot)
 predictions = as_function(LocalStore.predictions)
 rename = as_function(LocalStore.rename)
+label = as_function(LocalStore.label)
 report = as_function(LocalStore.report)
+running = as_function(LocalStore.running)
 show = as_function(LocalStore.show)
 status = as_function(LocalStore.status)
 step = as_function(LocalStore.step)

@@ -25,8 +25,8 @@ from frontrunner.recipe_actions import breakdown_of
 from frontrunner.results.frames import from_columns
 from frontrunner.results.pages import CampaignPage, RecipePage
 from frontrunner.results.pruning import Deleted
-from frontrunner.results.records import CampaignList
-from frontrunner.results.status import FailedTrial, FailureList
+from frontrunner.results.records import CampaignList, Labels
+from frontrunner.results.status import FailedTrial, FailureList, Status
 from frontrunner.results.store import MOST_IDLE
 from frontrunner.search.budget import Limit
 from frontrunner.server.auth import TOKEN_VARIABLE, default_token_file, read_tokens
@@ -215,6 +215,22 @@ class RemoteStore(Questions):
     ) -> tuple[Limit, ...]:
         body: dict[str, object] = {"budget": dict(limits), "add": add}
         return self._post(ChangeAnswer, self._of(campaign), body, method="PATCH").budget
+
+    def label(
+        self,
+        campaign: str | None,
+        *,
+        tags: Sequence[str] | None = None,
+        note: str | None = None,
+        hidden: bool | None = None,
+    ) -> Labels:
+        given = {"tags": tags, "note": note, "hidden": hidden}
+        body = {key: value for key, value in given.items() if value is not None}
+        path = self._of(campaign)
+        if body:
+            return self._post(ChangeAnswer, path, body, method="PATCH").labels
+        name = self._get(Status, path).campaign.name
+        return next(one.labels for one in self.campaigns() if one.name == name)
 
     def delete(self, campaign: str, *, preview: bool = False) -> Deleted:
         params = {"preview": preview}

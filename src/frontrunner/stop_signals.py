@@ -44,6 +44,11 @@ class DriverSignals:
                 signal.signal(number, self._on_signal)
 
     @property
+    def were_received(self) -> bool:
+        """Whether any signal asked a driver to stop."""
+        return bool(self._received)
+
+    @property
     def exit_code(self) -> int:
         """Exit code of a command whose driver was stopped: 128 plus the last stop signal, else `INTERRUPTED`."""
         stops = [number for number in self._received if number in STOP_SIGNALS]

@@ -27,7 +27,7 @@ from frontrunner.results.pages import Comparison, RecipePage, TrialPage, outcome
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.pruning import Deleted, delete_campaign
 from frontrunner.results.ranking import RankBy, RankedRecipe, Ranking
-from frontrunner.results.records import CampaignList
+from frontrunner.results.records import CampaignList, Labels
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import ActiveDriver, Explanation, FailureList, Status
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from frontrunner.evaluators.analytic.breakdown import Breakdown
     from frontrunner.evaluators.analytic.timeline import StepTimeline
+    from frontrunner.running_trials import Running
     from frontrunner.views.charts.marks import Missing
     from frontrunner.views.film import Film
     from frontrunner.views.report import NotDrawn
@@ -90,6 +91,23 @@ class LocalStore:
         with self._opened_to_change() as store:
             store.rename(campaign, name)
 
+    def label(
+        self,
+        campaign: str | None,
+        *,
+        tags: Sequence[str] | None = None,
+        note: str | None = None,
+        hidden: bool | None = None,
+    ) -> Labels:
+        """Replace a campaign's tags or its note, or have lists leave it out (`hidden`); return all of its labels.
+
+        Without any nothing is changed. Also while it runs.
+        """
+        given = {"tags": None if tags is None else tuple(dict.fromkeys(tags)), "note": note, "hidden": hidden}
+        changes = {key: value for key, value in given.items() if value is not None}
+        with self._opened_to_change() if changes else self.opened() as store:
+            return store.label(store.campaign(campaign).name, **changes) if changes else store.labels(campaign)
+
     def delete(self, campaign: str, *, preview: bool = False) -> Deleted:
         """Delete a campaign with its outcomes and run folders, or only list them; refused while a driver holds it."""
         with self.opened() if preview else self._opened_to_change() as store:
@@ -124,6 +142,13 @@ class LocalStore:
         """Return the state of a campaign: trials by state, failures by kind, the best recipe, the last events."""
         with self.opened() as store:
             return status.status(store, campaign)
+
+    def running(self, campaign: str | None = None, *, top: int = 3) -> Running:
+        """Return what runs in a campaign now, the first `top` probes in full, its last outcomes and the time left."""
+        from frontrunner import running_trials
+
+        with self.opened() as store:
+            return running_trials.running(store, campaign, top=top)
 
     def failures(self, campaign: str | None = None) -> FailureList:
         """Return a campaign's failed trials with their log tails."""
@@ -202,15 +227,23 @@ class LocalStore:
             return pages.compare(store, first, second, page=page, page_size=page_size)
 
     def log(self, campaign: str | None, trial_number: int, *, most_bytes: int = LOG_BYTES) -> str:
-        """Return the end of the log of a failed trial's last attempt; where it is gone, what the store kept.
+        """Return the end of the log of a trial that runs, or of a failed one's last attempt.
 
-        `most_bytes` 0 means what the store kept: the driver, which knows the trainer's secrets, removed them from that.
+        Where a failed one's is gone, that is what the store kept. `most_bytes` 0 means what the store kept: the driver,
+        which knows the trainer's secrets, removed them from that; of a trial that runs it has nothing yet.
         """
         with self.opened() as store:
             record = store.campaign(campaign)
             failure = status.last_failure(store, record.name, trial_number)
+            folder = None if not most_bytes else status.open_run_folder(store, record.name, trial_number)
+        if folder is not None:
+            from frontrunner.running_trials import log_of
+
+            found = read_end(stored_spec(record).run_folder, log_of(folder), most_bytes=most_bytes)
+            if found is not None:
+                return without_secrets(found)
         if failure is None:
-            raise NotFound(f"trial {trial_number} of campaign {record.name} has no failure to read the log of")
+            raise NotFound(f"trial {trial_number} of campaign {record.name} has no log to read")
         found = None
         if most_bytes and failure.log_path is not None:
             with suppress(FrontrunnerError):  # an imported table has no folder, another version's may not be readable

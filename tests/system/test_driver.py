@@ -16,7 +16,7 @@ from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store, open_store
-from frontrunner.search import budget
+from frontrunner.search import job_time
 from frontrunner.search.attempts import MAX_ATTEMPTS
 from frontrunner.search.listener import Ended, Listener, View
 from frontrunner.search.spec import CampaignSpec
@@ -403,8 +403,8 @@ class BatchJob:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, left_s: float) -> None:
         self.left_s = left_s
-        monkeypatch.setattr(budget, "end_of_job", lambda: time.monotonic() + self.left_s)
-        monkeypatch.setattr(budget, "LOOK_AT_JOB_S", 0.01)
+        monkeypatch.setattr(job_time, "end_of_job", lambda: time.monotonic() + self.left_s)
+        monkeypatch.setattr(job_time, "LOOK_AT_JOB_S", 0.01)
 
 
 def test_a_driver_stops_before_its_job_ends_and_another_job_s_goes_on(

@@ -70,10 +70,8 @@ def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["store", "server"])
 def test_hints_name_the_store_or_the_service_that_was_given(name: str) -> None:
     known = {"store": BY_STORE, "server": BY_SERVER}[name].split("|")
-    for command in known:
-        group, _, part = command.partition(" ")
-        found = store.commands[part] if part else frontrunner.load(group)
-        assert name in {option.name for option in found.params}, command
+    commands = {one: frontrunner.load(one) for one in COMMANDS} | {f"store {n}": c for n, c in store.commands.items()}
+    assert set(known) == {one for one, found in commands.items() if name in {option.name for option in found.params}}
     with click.Context(frontrunner) as context:
         assert located("frontrunner plan FILE") == "frontrunner plan FILE"
         context.meta[f"{AT_HAND}file"] = "my c.toml"
@@ -82,6 +80,7 @@ def test_hints_name_the_store_or_the_service_that_was_given(name: str) -> None:
         option = f" --{name} 'a b'"
         assert located("run: frontrunner best, or wait") == f"run: frontrunner best{option}, or wait"
         assert located("`frontrunner show 01` says why") == f"`frontrunner show 01{option}` says why"
+        assert located("frontrunner import-config x") == "frontrunner import-config x"
         after = option if name == "store" else "  # where the store is"
         assert located("frontrunner resume c --take-over") == f"frontrunner resume c --take-over{after}"
 
@@ -185,11 +184,33 @@ def test_resume_reports_a_changed_file_and_raises_the_budget(folder: Path) -> No
     assert "budget is used up: 2 of 2 probes" in raised.stderr
     with open_store(str(folder / "s.db")) as store:
         events = store.events(store.campaign(None).id)
-    assert [event.data for event in events if event.kind == "budget"] == [{"probes": 2}]
+    assert [event.data for event in events if event.kind == "budget"] == [{"probes": 2, "probes_before": 1}]
     again = f"the file, and the results that still hold: frontrunner launch {folder}/c.toml --store s.db"
     assert warning("_device = 1.0", "_device = 2.0") == what.format("cluster") + again
     refused = run("resume", "--store", "s.db", "--probes", "0", cwd=folder)
     assert "error: budget.probes = 0: expected a number above 0" in refused.stderr
+
+
+def test_a_budget_changed_by_a_command_is_no_change_of_the_file(folder: Path) -> None:
+    assert run("launch", "c.toml", cwd=folder).returncode == 0
+    for _ in range(2):
+        assert run("budget", "--add", "--probes", "1", cwd=folder).returncode == 0
+    assert "warning" not in run("resume", cwd=folder).stderr
+    (folder / "c.toml").write_text(CAMPAIGN.replace("probes = 1", "probes = 4"))
+    assert "to use it: frontrunner resume c --probes 4" in run("resume", cwd=folder).stderr
+
+
+def test_measure_ends_with_the_code_of_what_it_could_not_measure(folder: Path) -> None:
+    assert run("launch", "c.toml", cwd=folder).returncode == 0
+    done = run("measure", "--confirm", "1", "--json", cwd=folder)
+    assert (done.returncode, json.loads(done.stdout)["unmade"]) == (0, 0)
+    (folder / "small.toml").write_text(CAMPAIGN.replace("_device = 1.0", "_device = 0.001"))
+    failed = json.loads(run("launch", "small.toml", "--json", cwd=folder).stdout)
+    assert not failed["best"]
+    (recipe,) = (row["trial"]["recipe_id"] for row in json.loads(run("failures", "small", "--json", cwd=folder).stdout))
+    again = run("measure", recipe, "--campaign", "small", cwd=folder)
+    assert again.returncode == 6
+    assert "error: campaign small: 0 of 1 measured as asked\n" in again.stderr
 
 
 def test_a_space_with_nothing_legal_is_still_described(folder: Path) -> None:

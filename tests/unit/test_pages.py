@@ -114,7 +114,7 @@ def test_live_page_is_sent_changed_sections_only(client: TestClient) -> None:
     assert "hx-trigger" not in answer.headers  # no new outcome: figures stay as they are
     answer = client.get("/campaigns/first/live?seen=earlier~0~x")
     assert answer.headers["hx-trigger"] == "outcomes"
-    assert answer.text.count("<section") == 6
+    assert answer.text.count("<section") == 7
 
 
 @pytest.mark.parametrize("seen", ["", "x", "x" * 500])
@@ -304,6 +304,68 @@ def test_explorer_of_a_campaign_without_trials_says_so(tmp_path: Path) -> None:
         assert client.get("/campaigns/nope/recipes").status_code == 404
 
 
+@pytest.fixture
+def labeled(tmp_path: Path) -> Iterator[TestClient]:
+    """A service over three campaigns, each with labels of its own."""
+    page_store(tmp_path, ("old", "middle", "new"))
+    chosen = settings(tmp_path)
+    with TestClient(create_app(chosen), base_url=ORIGIN, raise_server_exceptions=False) as client:
+        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+        own: dict[str, dict[str, object]] = {
+            "old": {"tags": "paper, two words", "note": SCRIPT},
+            "middle": {"tags": "paper"},
+            "new": {"hidden": True},
+        }
+        for name, labels in own.items():
+            saved = client.patch(f"/campaigns/{name}", json=labels)
+            assert (saved.status_code, saved.headers["hx-redirect"]) == (204, "/")
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("", ["middle", "old"]),
+        ("hidden=yes&sort=name", ["middle", "new", "old"]),
+        ("tag=paper&sort=created_at", ["old", "middle"]),
+        ("search=ALERT+words", ["old"]),
+        ("search=alert+other", []),
+        ("state=finished&model=%3Cscript%3Ealert(1)%3C/script%3E", ["middle", "old"]),
+        ("state=running", []),
+    ],
+)
+def test_list_shows_what_its_address_states(labeled: TestClient, query: str, names: list[str]) -> None:
+    for path in ("/", "/campaigns"):
+        text = shown(labeled, f"{path}?{query}")
+        assert SCRIPT not in text
+        assert re.findall(r'id="campaign-([^"]+)"', text) == names
+        assert bool(names) or "No campaign meets all filters" in text
+
+
+def test_list_says_how_far_a_campaign_is_and_how_its_best_rose(labeled: TestClient) -> None:
+    text = shown(labeled, "/?tag=two+words")
+    assert "4 of 12 probes" in text
+    assert "best so far over 4 outcomes: from " in text
+    assert '<path d="M0.0,' in text
+    assert labeled.get("/?sort=strategy").status_code == 422
+    assert "Did you mean &#39;search&#39;?" in labeled.get("/?serch=x").text
+
+
+def test_campaign_is_labeled_renamed_and_deleted_from_its_page(labeled: TestClient) -> None:
+    page = shown(labeled, "/campaigns/old/edit")
+    assert 'value="paper, two words"' in page
+    assert SCRIPT not in page
+    assert "every outcome and event of old" in page
+    refused = labeled.patch("/campaigns/old", json={"tags": "x" * 41})
+    assert (refused.status_code, "1 to 40 printable characters" in refused.text) == (422, True)
+    assert labeled.post("/campaigns/old/name", json={"name": "middle"}).status_code == 409
+    renamed = labeled.post("/campaigns/old/name", json={"name": "oldest"})
+    assert renamed.headers["hx-redirect"] == "/campaigns/oldest"
+    assert 'value="paper, two words"' in shown(labeled, "/campaigns/oldest/edit")
+    assert labeled.delete("/campaigns/oldest").headers["hx-redirect"] == "/"
+    assert labeled.get("/campaigns/oldest/edit").status_code == 404
+
+
 def test_compare_reports_mistakes_next_to_what_was_typed(client: TestClient, ids: list[str]) -> None:
     text = shown(client, f"/compare?recipe=deadbeef&recipe={ids[0]}")
     assert "No recipe id begins with &#39;deadbeef&#39;" in text
@@ -361,7 +423,7 @@ def test_pages_of_a_campaign_lead_to_its_own_figures(client: TestClient, ids: li
         assert all(link.endswith(f"?campaign={name}") for link in links), links
         text = shown(client, here)
         assert f"Rank 1 of 3 in {name}" in text
-        assert f'<a href="/campaigns/{name}">{name}</a></p>' in text
+        assert f'/ <a href="/campaigns/{name}">{name}</a> /' in text
         assert f"measured in {name}: 105 ms" in text
         assert f'<a href="/recipes/{ids[0]}?campaign={other}">{other}</a> (rank 1 of 3)' in text
         assert f"{ids[1]}?campaign={name}" in text, "the next recipe"

@@ -45,6 +45,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "import-config": ("maintain:import_config", "Read another tool's configuration as a recipe."),
         "store": ("maintain:store", "Check, back up, upgrade, copy and prune stores."),
         "rename": ("maintain:rename", "Give a campaign another name."),
+        "label": ("maintain:label", "Tag a campaign, note something, or hide it."),
         "delete": ("maintain:delete", "Delete a campaign, with its outcomes."),
         "archive": ("maintain:archive", "Write a campaign as one portable file."),
         "unarchive": ("maintain:unarchive", "Add an archived campaign to the store."),

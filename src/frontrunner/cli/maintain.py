@@ -16,11 +16,12 @@ from frontrunner.evaluators.tables.reading import TableForm
 from frontrunner.exchange import Import
 from frontrunner.recipe_actions import names_a_file
 from frontrunner.results.pruning import Deleted
+from frontrunner.results.records import Labels
 from frontrunner.results.transfer import Archived, Copied, Unarchived
-from frontrunner.spaces.errors import NothingLegal, StoreUnusable, bad_value, writing
+from frontrunner.spaces.errors import NothingLegal, StoreUnusable, bad_value, did_you_mean, writing
 from frontrunner.store import LocalStore
 from frontrunner.text import plain
-from frontrunner.views.results import print_check, print_deleted, print_import, print_prunable
+from frontrunner.views.results import print_check, print_deleted, print_import, print_labels, print_prunable
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend
@@ -113,6 +114,35 @@ def rename(campaign: str, name: str, backend: Backend) -> None:
     """Give the campaign OLD the name NEW; its run folders keep theirs. Refused while a driver holds it."""
     backend.rename(campaign, name)
     click.echo(f"campaign {campaign} is now {name}")
+
+
+@click.command()
+@click.argument("campaign")
+@click.option("--tag", "added", multiple=True, metavar="TAG", help="Add a tag; may be repeated.")
+@click.option("--untag", "removed", multiple=True, metavar="TAG", help="Remove a tag; may be repeated.")
+@click.option("--note", metavar="TEXT", help="Replace the note; an empty one removes it.")
+@click.option("--hide/--unhide", "hidden", default=None, help="Leave it out of lists, or list it again.")
+@opt.backend_options
+@opt.prints(print_labels)
+def label(
+    campaign: str,
+    added: tuple[str, ...],
+    removed: tuple[str, ...],
+    note: str | None,
+    hidden: bool | None,  # noqa: FBT001 - click passes it by name
+    backend: Backend,
+) -> Labels:
+    """Print or change the tags and the note of CAMPAIGN, also while it runs, and whether lists leave it out.
+
+    `frontrunner campaigns` and the page of campaigns find campaigns by their tags and notes. One that is hidden keeps
+    everything: it is found with --all.
+    """
+    now = backend.label(campaign)
+    for tag in removed:
+        if tag not in now.tags:
+            raise bad_value("--untag", tag, f"a tag of campaign {campaign}", hint=did_you_mean(tag, now.tags))
+    tags = [tag for tag in (*now.tags, *added) if tag not in removed] if added or removed else None
+    return backend.label(campaign, tags=tags, note=note, hidden=hidden)
 
 
 @click.command()

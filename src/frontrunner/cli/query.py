@@ -144,10 +144,14 @@ def status(campaign: str | None, backend: Backend, *, as_json: bool) -> None:
     """Print the state of CAMPAIGN (default: the newest)."""
     found = backend.status(campaign)
     scale = backend.predictions(found.campaign.name)
+    running = backend.running(found.campaign.name) if found.driver_is_live else None
     if as_json:
-        print_json(as_plain(found) | ({} if scale is None else {"small_scale": as_plain(scale)}))
+        more = {} if running is None else {"running": as_plain(running)}
+        print_json(as_plain(found) | more | ({} if scale is None else {"small_scale": as_plain(scale)}))
         return
     views.print_status(found)
+    if running is not None:
+        views.print_running(running)
     if scale is not None:
         click.echo("\n".join(views.scale_lines(scale)))
 
@@ -162,11 +166,18 @@ def failures(campaign: str | None, backend: Backend) -> FailureList:
 
 
 @click.command()
+@click.option("--search", metavar="WORDS", default="", help="Only those with all these words: name, model, tag, note.")
+@click.option("--tag", metavar="TAG", help="Only those with this tag.")
+@click.option("--all", "with_hidden", is_flag=True, help="Hidden ones too.")
 @backend_options
 @prints(views.print_campaigns)
-def campaigns(backend: Backend) -> CampaignList:
-    """Print every campaign of the store, the newest first."""
-    return backend.campaigns()
+def campaigns(search: str, tag: str | None, backend: Backend, *, with_hidden: bool) -> CampaignList:
+    """Print the campaigns of the store, the newest first."""
+    return CampaignList(
+        one
+        for one in backend.campaigns()
+        if one.has(search) and (tag is None or tag in one.labels.tags) and (with_hidden or not one.labels.hidden)
+    )
 
 
 @click.command()

@@ -20,6 +20,7 @@ from frontrunner.evaluators.external import replay as command_replay
 from frontrunner.evaluators.probe import replay as replaying
 from frontrunner.evaluators.probe.replay import ReplayResult, ReplaySettings
 from frontrunner.recipe_actions import plan_command_replay, plan_replay
+from frontrunner.results.outcome import Failure
 from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
@@ -28,7 +29,7 @@ from frontrunner.search.driver import PAUSED_BY_REQUEST, Conclusion
 from frontrunner.spaces.errors import CampaignFailed, InvalidInput, JobEnds, NotFound, NothingLegal, StoreUnusable
 from frontrunner.stop_signals import INTERRUPTED, noted_signals, stopped_by_signals
 from frontrunner.store import LocalStore
-from frontrunner.text import percent, seconds, thousands
+from frontrunner.text import counted, percent, seconds, thousands
 from frontrunner.views import results as views
 from frontrunner.views.around import print_around
 from frontrunner.views.live import make_listener
@@ -120,13 +121,31 @@ def measure(store: str | None, *, as_json: bool, **asked: Any) -> None:
     campaign = listener.campaign
     ranking = LocalStore(store).best(campaign, top=TOP) if conclusion.measured else Ranking()
     if as_json:
-        opt.print_json({"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking})
+        document = {"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking}
+        opt.print_json(document | {"unmade": conclusion.unmade})
     elif ranking:
-        views.print_ranking(ranking, title=f"{campaign}: {conclusion.measured} recipes measured")
-    if conclusion.state is CampaignState.PAUSED and conclusion.last_failure is not None:
-        raise CampaignFailed(f"{conclusion.reason}\n{conclusion.last_failure.message}")
-    if on_driver.exit_code:
+        views.print_ranking(ranking, title=_title(campaign, conclusion, ranking))
+    if not conclusion.unmade:
+        return
+    what = f"campaign {campaign}: {conclusion.reason}"
+    if on_driver.were_received:
+        click.echo(what, err=True)
         sys.exit(on_driver.exit_code)
+    if conclusion.job_ends:
+        raise JobEnds(what, hint="measure again in another job")
+    raise _failed(what, conclusion.last_failure, "fix the cause, then measure again")
+
+
+def _title(campaign: str, conclusion: Conclusion, ranking: Ranking) -> str:
+    measured = " measured" if ranking[0].figures == "measured" else ""  # the table itself names other sources
+    return f"{campaign}: {counted(conclusion.measured, 'recipe')}{measured}"
+
+
+def _failed(message: str, failure: Failure | None, hint: str) -> CampaignFailed:
+    if failure is not None:
+        message = f"{message}\n{failure.message}\n{failure.log_tail}".rstrip()
+        hint = hint if failure.log_path is None else f"full log: {failure.log_path}; {hint}"
+    return CampaignFailed(message, hint=hint)
 
 
 @click.command()
@@ -190,8 +209,7 @@ def finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped:
         if around is not None:
             print_around(around)
         elif ranking:
-            measured = " measured" if ranking[0].figures == "measured" else ""  # the table itself names other sources
-            views.print_ranking(ranking, title=f"{campaign}: {conclusion.measured} recipes{measured}")
+            views.print_ranking(ranking, title=_title(campaign, conclusion, ranking))
             if front:
                 views.print_front(front, conclusion.objectives)
             views.print_outlook(conclusion.outlook, conclusion.limits)
@@ -219,12 +237,8 @@ def _raise_unless_done(conclusion: Conclusion, campaign: str, *, stopped: int, h
         click.echo(located(f"campaign {campaign} {conclusion.state}; continue with: {command}"), err=True)
         sys.exit(stopped)
     if conclusion.state is CampaignState.PAUSED:
-        message, hint = f"campaign {campaign} paused: {conclusion.reason}", f"fix the cause, then: {command}"
-        failure = conclusion.last_failure
-        if failure is not None:
-            message = f"{message}\n{failure.message}\n{failure.log_tail}".rstrip()
-            hint = hint if failure.log_path is None else f"full log: {failure.log_path}; {hint}"
-        raise CampaignFailed(message, hint=hint)
+        message = f"campaign {campaign} paused: {conclusion.reason}"
+        raise _failed(message, conclusion.last_failure, f"fix the cause, then: {command}")
     if not has_result:
         raise NothingLegal(
             f"campaign {campaign} has no measured recipe: {conclusion.reason}", hint=f"frontrunner failures {campaign}"

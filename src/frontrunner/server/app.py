@@ -33,7 +33,7 @@ from frontrunner.server import service as serving
 from frontrunner.server.auth import SESSION_S
 from frontrunner.server.errors import PROBLEM, Forbidden, problem
 from frontrunner.server.middleware import middleware
-from frontrunner.server.pages import campaigns, explorer, planning, recipes, rendering, steps
+from frontrunner.server.pages import campaigns, explorer, listing, planning, recipes, rendering, steps
 from frontrunner.server.requests import API, Problem
 from frontrunner.server.settings import KINDS, ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError
@@ -92,7 +92,15 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.state.service = service
     for router in (routes.api, routes.uncached):
         app.include_router(router, prefix=API, responses=ERRORS, dependencies=[Depends(serving.known_parameters)])
-    pages = (campaigns.router, explorer.router, recipes.router, steps.router, planning.router, rendering.router)
+    pages = (
+        listing.router,
+        campaigns.router,
+        explorer.router,
+        recipes.router,
+        steps.router,
+        planning.router,
+        rendering.router,
+    )
     for router in (*pages, scraped, outside):
         app.include_router(router, include_in_schema=False)
     _handle_errors(app, service)

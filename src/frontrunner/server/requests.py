@@ -22,9 +22,11 @@ from frontrunner.evaluators.analytic.timeline import StepTimeline
 from frontrunner.results.pages import Comparison, TrialPage
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import FILTERS, RankBy, RankedRecipe, Ranking
+from frontrunner.results.records import Labels
 from frontrunner.results.redaction import REDACTED, redact
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import ActiveDriver, Appearance, Explanation, Status
+from frontrunner.running_trials import Running
 from frontrunner.search.budget import Limit
 from frontrunner.server.settings import EVALUATOR_OF, KINDS, Registered
 from frontrunner.spaces.errors import CAMPAIGN_NAME, FALLBACK_NAME, InvalidInput, bad_value, shown, shown_key
@@ -182,18 +184,29 @@ class Limits(Body):
 
 
 class ChangeBody(Body):
-    """A change of a campaign: its `name`, or limits of its `budget`; `add` adds to the limits that it has."""
+    """A change of a campaign: its `name`, limits of its `budget` (`add` adds to those that it has), or its labels.
+
+    `tags` replace those that it has; a `hidden` campaign is left out of lists.
+    """
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"budget": {"probes": 40}}]})
 
     name: CampaignName | None = None
     budget: Limits | None = None
     add: bool = False
+    tags: Annotated[tuple[Annotated[str, Field(max_length=1000)], ...] | None, Field(max_length=1000)] = None
+    note: Annotated[str | None, Field(max_length=100_000)] = None
+    hidden: bool | None = None
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The labels that are changed."""
+        return self.model_dump(include={"tags", "note", "hidden"}, exclude_none=True)
 
     @model_validator(mode="after")
     def _is_one_change(self) -> Self:
-        if (self.name is None) == (self.budget is None):
-            raise ValueError("expected either name or budget")
+        if (self.name is not None) + (self.budget is not None) + bool(self.labels) != 1:
+            raise ValueError("expected one of name, budget, and labels (tags, note, hidden)")
         return self
 
 
@@ -202,6 +215,7 @@ class ChangeAnswer(BaseModel):
 
     campaign: str
     budget: tuple[Limit, ...]
+    labels: Labels
 
 
 class LaunchAnswer(BaseModel):
@@ -393,6 +407,7 @@ QUESTIONS = (
     Question("drivers", "campaigns", "/drivers", list[ActiveDriver]),
     Question("compare", "campaigns", "/compare", Comparison, {"first": SIDE, "second": SIDE, **PAGED}),
     Question("status", "campaigns", "/campaigns/{name}", Status),
+    Question("running", "campaigns", "/campaigns/{name}/running", Running, {"top": Annotated[int, Field(ge=1, le=50)]}),
     Question("trials", "campaigns", "/campaigns/{name}/trials", TrialPage, {"state": TrialState | None, **PAGED}),
     Question(
         "best",

@@ -36,6 +36,8 @@ uncached = APIRouter(route_class=OnceRoute)
 """Routes whose responses change while nothing is written, and those that write nothing."""
 
 QUIET_POLLS = 15
+CSV_ROWS = 500
+"""Rows that are written at a time: meanwhile no other thread runs."""
 MEDIA = {"svg": "image/svg+xml", "png": "image/png"}
 TEXT = "text/plain; charset=utf-8"
 
@@ -97,9 +99,10 @@ def log(
     number: Annotated[int, Path(ge=1, le=2**31)],
     most_bytes: Annotated[int, Query(ge=0, le=LOG_BYTES)] = LOG_BYTES,
 ) -> Response:
-    """Return the end of the log of a failed trial: of the rank that failed first, in its last attempt.
+    """Return the end of the log of a trial that runs, or of a failed one: of the rank that failed first.
 
-    An operator gets the end of the file, a reader the lines that the driver stored without its secrets.
+    An operator gets the end of the file, a reader the lines that the driver stored without its secrets: of a trial that
+    runs there are none yet.
     """
     text = service.local.log(name, number, most_bytes=most_bytes if role is Role.OPERATOR else 0)
     return Response(text, media_type=TEXT)
@@ -143,24 +146,40 @@ async def figure(
     return Response(drawn, media_type=MEDIA[format])
 
 
-@api.get("/campaigns/{name}/dataframe", response_model=requests.FrameAnswer, tags=["reports"])
-async def dataframe(service: ServiceOf, name: CampaignName) -> Response:
-    """Return a table with one row per finished attempt, by column."""
+@api.get(
+    "/campaigns/{name}/dataframe",
+    response_model=requests.FrameAnswer,
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+    tags=["reports"],
+)
+async def dataframe(
+    service: ServiceOf,
+    name: CampaignName,
+    format: Literal["json", "csv"] = "json",  # noqa: A002 - the option's name
+) -> Response:
+    """Return a table with one row per finished attempt, by column, or as CSV."""
     most = service.settings.limits.frame_rows
 
-    def table() -> bytes:
+    def made() -> bytes:
         rows = frames.row_count(service.store, name)
         if rows > most:
             raise InvalidInput(
                 f"campaign {name} has {rows:,} finished attempts: a service makes a table of at most {most:,}",
                 hint="run `frontrunner dataframe` where the store is",
             )
-        columns = frames.plain_columns(frames.frame(service.store, name))
+        table = frames.frame(service.store, name)
+        if format == "csv":
+            return table.to_csv(index=False, chunksize=CSV_ROWS).encode()
+        columns = frames.plain_columns(table)
         # Column by column: no other thread runs while a piece of JSON is made.
         parts = [f"{to_json(key)}: {to_json(cells)}" for key, cells in columns.items()]
         return ('{"columns": {' + ", ".join(parts) + "}}").encode()
 
-    return Response(await service.slowly(table), media_type="application/json")
+    content = await service.slowly(made)
+    if format == "csv":
+        headers = {"content-disposition": f'attachment; filename="{name}-measurements.csv"'}
+        return Response(content, media_type="text/csv", headers=headers)
+    return Response(content, media_type="application/json")
 
 
 @uncached.get("/campaigns/{name}/events", tags=["events"], **_content("text/event-stream"))
@@ -220,12 +239,13 @@ async def launch(service: ServiceOf, body: requests.CampaignBody) -> Response:
 
 @api.patch("/campaigns/{name}", response_model=requests.ChangeAnswer, tags=["control"], dependencies=OPERATOR)
 def change(service: ServiceOf, name: CampaignName, body: requests.ChangeBody) -> Response:
-    """Change limits of a campaign's budget, also while it runs, and its name, unless it runs."""
+    """Change a campaign's labels or limits of its budget, also while it runs, or its name, unless it runs."""
     limits = {} if body.budget is None else body.budget.model_dump(exclude_none=True)
     if body.name is not None:
         service.local.rename(name, body.name)
     budget = service.local.change_budget(body.name or name, limits, add=body.add)
-    return answer({"campaign": body.name or name, "budget": budget})
+    labels = service.local.label(body.name or name, **body.labels)
+    return answer({"campaign": body.name or name, "budget": budget, "labels": labels})
 
 
 @api.delete("/campaigns/{name}", response_model=Deleted, tags=["control"], dependencies=OPERATOR)

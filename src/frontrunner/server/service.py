@@ -21,6 +21,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
+from frontrunner.results.courses import Courses
 from frontrunner.results.store import open_store
 from frontrunner.server.auth import ROLE, LoginLinks, Role, make_tokens
 from frontrunner.server.drivers import Drivers, Replays
@@ -67,6 +68,7 @@ class Service:
         self.streams = anyio.CapacityLimiter(limits.streams)
         self.repeats = Repeats()
         self.cache = Cache(limits.cache_s, limits.cache_bytes)
+        self.courses = Courses()
         self._surveys: LRUCache[str, Survey] = LRUCache(MOST_REPORTED)
         self._reported: LRUCache[tuple[int, str], Kept] = LRUCache(MOST_REPORTED)
         self._reported_lock = Lock()

@@ -173,7 +173,7 @@ def _notice(kind: str, data: EventData) -> str:
         them = "it" if running == 1 else "them"
         more = f"; press Ctrl-C again to end {them} now"
         finishing = f"finishing {counted(running, 'running probe')}{more}" if running else "stopping"
-        return finishing if data["leaves"] == CampaignState.STOPPED else f"{finishing}; then the campaign is paused"
+        return f"{finishing}; then the campaign is paused" if data["leaves"] == CampaignState.PAUSED else finishing
     if kind != "evidence":
         return plain(f"{kind}: " + " ".join(f"{key}={value}" for key, value in data.items()))
     prefix = "left out: "  # warm start: 12 outcomes of a.csv, 3 recipes answered; left out: 2 simulated
@@ -262,6 +262,7 @@ def outcome_line(ended: Ended) -> str:
     """Return one outcome in a few words."""
     outcome = ended.outcome
     if isinstance(outcome, Measurement):
-        return briefly(outcome)
+        again = f"; will be measured again: {'; '.join(outcome.doubts)}" if ended.will_retry else ""
+        return plain(briefly(outcome) + again)
     again = ", will be tried again" if ended.will_retry else ""
     return plain(f"{outcome.kind}: {outcome.message[:120]}{again}").replace("\n", " ")

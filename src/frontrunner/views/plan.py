@@ -399,18 +399,27 @@ LAYOUTS: tuple[Column[ParallelLayout], ...] = (
 )  # fmt: skip
 
 
+def _say(text: str, indent: int = INDENT, style: str = "") -> None:
+    out = console()
+    out.say(wrapped(plain(text), width=min(out.width, WIDEST_TEXT), indent=indent), style=style)
+
+
+def _print_beginnings(advice: Advice) -> None:
+    beginnings = _beginnings(advice)
+    if beginnings:
+        console().say("\nbegin with", style="bold")
+    for beginning in beginnings:  # each on lines of its own
+        _say(beginning)
+
+
 def print_advice(advice: Advice, file: str | None = None) -> None:
     """Print the answers, the recommended recipe and the commands to go on with."""
     out = console()
-
-    def say(text: str, indent: int = INDENT, style: str = "") -> None:
-        out.say(wrapped(plain(text), width=min(out.width, WIDEST_TEXT), indent=indent), style=style)
-
-    say(heading(advice), indent=0, style="bold")
+    _say(heading(advice), indent=0, style="bold")
     for number, answer in enumerate(answers(advice), start=1):
         out.say(f"\n{number}. {answer.question}  ", (answer.answer, "bold"))
         for sentence in answer.sentences:
-            say(sentence)
+            _say(sentence)
         if answer.layouts:
             best = max(map(speed, answer.layouts))
             is_best = partial(lambda best, layout: 0 < speed(layout) == best, best)
@@ -418,11 +427,9 @@ def print_advice(advice: Advice, file: str | None = None) -> None:
             out.print(Padding(table, (0, 0, 0, INDENT), expand=False))
     out.print()
     print_trust(advice.trust)
-    if beginnings := _beginnings(advice):
-        out.say("\nbegin with", style="bold")
-        list(map(say, beginnings))  # each on lines of its own
+    _print_beginnings(advice)
     if missing := additions(advice):
-        say("the file's [space] does not hold it; there, add:")
+        _say("the file's [space] does not hold it; there, add:")
         for line in missing:
             out.say(f"{'':{2 * INDENT}}{line}", whole=True)
     if file is None:
