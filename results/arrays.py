@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
+from operator import itemgetter
 from typing import Any, overload
 
 import numpy as np
@@ -82,11 +83,15 @@ class StoredRecipes:
 
     def extend(self, tables: Sequence[Mapping[str, Any]]) -> None:
         """Add recipes."""
-        keys = itertools.chain.from_iterable({tuple(one) for one in tables})
-        for key in {*keys, *self._codes}:
-            cells = [one.get(key, ABSENT) for one in tables]
+        shapes = {tuple(one) for one in tables}
+        keys = dict.fromkeys(itertools.chain(*shapes, self._codes))
+        if len(shapes) == 1 and len(keys) == len(min(shapes)) > 1:  # a third of the time
+            columns = dict(zip(keys, zip(*map(itemgetter(*keys), tables), strict=True), strict=True))
+        else:
+            columns = {key: tuple(one.get(key, ABSENT) for one in tables) for key in keys}
+        for key, cells in columns.items():
             try:
-                marks, of_mark = cells, dict(zip(cells, cells, strict=True))
+                marks, of_mark = list(cells), dict(zip(cells, cells, strict=True))
             except TypeError:  # lists and tables
                 marks = list(map(repr, cells))
                 of_mark = dict(zip(marks, cells, strict=True))

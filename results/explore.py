@@ -105,8 +105,11 @@ def may_be_on_front(
     rows = rows[np.lexsort((-free[rows], -speed[rows], nodes[rows]))]
     kept: list[int] = []
     for part in np.split(rows, np.flatnonzero(np.diff(nodes[rows])) + 1):
+        room, rates = free[part], speed[part]
+        is_more = room > np.concatenate([[-math.inf], np.maximum.accumulate(room)[:-1]])
+        leader = np.maximum.accumulate(np.where(is_more, np.arange(len(part)), 0))
         # Equal ones too: of these the first in the ranking is on the front.
-        kept.extend(part[free[part] >= np.maximum.accumulate(free[part])].tolist())
+        kept.extend(part[(room == room[leader]) & (rates == rates[leader])].tolist())
     kept.sort(key=places.__getitem__)
     if not kept:
         return []

@@ -33,7 +33,7 @@ from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.spaces.recipe import Choice
 
-READ_AT_ONCE, MOST_KEPT = 20_000, 4
+READ_AT_ONCE, MOST_KEPT = 5_000, 4
 
 
 class Snapshot:
