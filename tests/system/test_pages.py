@@ -98,7 +98,7 @@ def picture(page: api.Page, name: str, *, top: int = 0, height: int = 860) -> No
 
 def pictured_campaign(page: api.Page) -> api.Locator:
     """The link to the newest campaign of a store made to be pictured, else to the first, which a test launched."""
-    links = page.locator("tbody a")
+    links = page.locator("a[id^='campaign-']")
     return links.first if os.environ.get("FRONTRUNNER_PICTURED_STORE") else links.last
 
 

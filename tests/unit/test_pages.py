@@ -23,7 +23,7 @@ from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
 from frontrunner.server.pages.campaigns import campaign_view, version
 from frontrunner.server.pages.planning import planned_campaign
-from support.page_stores import SCRIPT, page_store
+from support.page_stores import SCRIPT, TABLE, page_store
 from support.services import ORIGIN, bearer, settings, tokens_of
 
 CUT_OFF = '<span class="state cut-off">cut off</span>'
@@ -373,8 +373,37 @@ def test_compare_reports_mistakes_next_to_what_was_typed(client: TestClient, ids
     assert f'value="{ids[0]}"' in text
     text = shown(client, "/compare?campaign=first&campaign=nope")
     assert "There is no campaign &#39;nope&#39;." in text, "and nothing of where the store is"
-    assert "Choose two to compare." in shown(client, f"/compare?recipe={ids[0]}")
+    for query in (f"recipe={ids[0]}", "campaign=first", "&".join(["campaign=first"] * 9)):
+        assert "expected 2 to 8 to compare" in shown(client, f"/compare?{query}")
     assert f'value="{ids[0]}"' in shown(client, f"/compare?recipe={ids[0]}")
+
+
+def test_compare_begins_with_what_differs_in_the_problems(tmp_path: Path) -> None:
+    ids = page_store(tmp_path, ("first", "second"))
+    larger = {**TABLE, "problem": {**TABLE["problem"], "global_batch": 32}, "budget": {"probes": 3}}
+    page_store(tmp_path, ("third",), table=larger)
+    chosen = settings(tmp_path)
+    with TestClient(create_app(chosen), base_url=ORIGIN) as client:
+        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+        same = shown(client, "/compare?campaign=first&campaign=second")
+        three = shown(client, "/compare?campaign=first&campaign=second&campaign=third&campaign=")
+        pair = shown(client, f"/compare?campaign=first&recipe={ids[1]}&recipe={ids[0]}&recipe={ids[2]}")
+    for text in (same, three, pair):
+        assert SCRIPT not in text
+    assert "Nothing: they have the same model" in same
+    assert "of different problems" not in same
+    assert same.count('number strong">1.00 x') == 3
+    assert "of different problems" in three
+    rows = re.findall(
+        r'<tr class="differs"><th scope="row">([^<]+)</th><td>(\d+)</td><td>(\d+)</td><td>(\d+)</td>', three
+    )
+    assert [one for one in rows if one[0] != "global batch: maximum"] == [
+        ("global batch: minimum", "16", "16", "32"),
+        ("budget: probes", "12", "12", "3"),
+    ]
+    assert three.count("<select") == 4, "room for one more"
+    assert all("data-chart" in text for text in (same, three, pair))
+    assert re.search(r"tokens/s over the first.{,6}s</th><td class=.strong.>1.00 x</td><td class=.strong.>[1-9]", pair)
 
 
 def test_compare_of_an_empty_store_says_so(tmp_path: Path) -> None:
