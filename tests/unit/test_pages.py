@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from frontrunner.config.campaign import parse_campaign
+from frontrunner.config.toml_file import parse_toml
 from frontrunner.results.prior_results import REUSED, probes_made
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.states import CampaignState
@@ -23,6 +25,7 @@ from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
 from frontrunner.server.pages.campaigns import campaign_view, version
 from frontrunner.server.pages.planning import planned_campaign
+from frontrunner.spaces.document import recipe_id
 from support.page_stores import SCRIPT, TABLE, page_store
 from support.services import ORIGIN, bearer, settings, tokens_of
 
@@ -552,6 +555,55 @@ def test_plan_takes_any_model_and_machine(client: TestClient) -> None:
     assert "device pair 200 GB/s" in answer.text, "of the preset, whose links it keeps"
     again = client.get(answer.headers["hx-replace-url"])
     assert 'value="512"' in again.text, "the address in the browser asks the same again"
+
+
+SMALL_PLAN = "model=gpt2-small&cluster=dgx-a100-80gb&nodes=1&global_batch=64&sequence_length=1024"
+
+
+def text_of_launch(client: TestClient, query: str) -> str:
+    found = re.search(r"<textarea[^>]*>(.*?)</textarea>", shown(client, f"/launch?{query}"), re.DOTALL)
+    assert found is not None
+    return html.unescape(found[1])
+
+
+def test_plan_s_rows_open_to_their_step_and_fill_the_launch_form(client: TestClient) -> None:
+    plan = shown(client, f"/plan?{SMALL_PLAN}")
+    rows = [html.unescape(path) for path in re.findall(r'href="(/plan/recipe[^"]+)"', plan)]
+    assert len(rows) > 12, "the fastest, and the best on other numbers of nodes"
+    assert 'id="chart-scaling"' in plan
+    for path in (rows[0], rows[-1]):
+        page = shown(client, path)
+        chosen = path.rpartition("=")[2]
+        assert f'<span class="chip">{chosen}</span>' in page
+        for part in ("chart-step", "chart-memory", "chart-cut", 'id="step"'):
+            assert part in page
+        source = re.search(r'data-source="([^"]+)"', page)
+        assert source is not None
+        step = client.get(html.unescape(source[1])).json()
+        assert (step["recipe"], step["is_own"]) == (chosen, True)
+        text = text_of_launch(client, path.partition("?")[2])
+        checked = client.post("/launch/check", json={"campaign": text}).text
+        assert "1 of the space&#39;s 1 points are legal recipes" in checked or "1 of the space's 1 points" in checked
+        launched = parse_campaign(parse_toml(text, "it"), default_name="it", base=Path()).spec
+        (recipe,) = launched.survey().recipes
+        assert recipe_id(launched.problem, recipe) == chosen
+        assert launched.budget.probes == 1
+    address = f"/plan/step?{SMALL_PLAN}&recipe={rows[0].rpartition('=')[2]}"
+    assert client.get(f"{address}&micro_batch_seqs=1").json()["chosen"]["micro_batch_seqs"] == 1
+    assert client.get(f"{address}&micro_batch_seqs=x").status_code == 422
+    assert client.get(f"/plan/recipe?{SMALL_PLAN}&recipe=ffffffff").status_code == 404
+    assert client.get("/launch?nodes=0").status_code == 422
+
+
+@pytest.mark.parametrize(
+    "query", [SMALL_PLAN, SMALL_PLAN + "&hidden=1024&heads=16&node_gb_per_s=100&memory_gib_per_device=40"]
+)
+def test_plan_s_search_fills_the_launch_form(client: TestClient, query: str) -> None:
+    text = text_of_launch(client, query)
+    launched = parse_campaign(parse_toml(text, "it"), default_name="it", base=Path()).spec
+    planned = planned_campaign(dict(pair.split("=") for pair in query.split("&")))
+    assert (launched.problem, launched.space) == (planned.problem, planned.space)
+    assert ('preset = "gpt2-small"' in text) == (query == SMALL_PLAN)
 
 
 def test_plan_form_shows_the_values_of_a_preset(client: TestClient) -> None:
