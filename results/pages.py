@@ -14,6 +14,7 @@ from sqlalchemy import Connection, and_, func, select
 from sqlalchemy.orm import aliased
 from sqlalchemy.sql.selectable import GenerativeSelect
 
+from frontrunner.results.lease import is_held
 from frontrunner.results.outcome import FailureKind, Outcome, ProbeEnding
 from frontrunner.results.ranking import (
     BYTES_PER_GB,
@@ -153,6 +154,14 @@ def outcomes_after(store: Store, campaign_id: int, after: int, limit: int) -> tu
         return with_outcomes(connection, connection.execute(query).all())
 
 
+def newest_outcomes(store: Store, campaign_id: int, limit: int) -> tuple[TrialOutcome, ...]:
+    """Return the `limit` trials whose final outcomes were recorded last, the newest first."""
+    mine = (TrialRow.campaign_id == campaign_id, TrialRow.outcome_number.is_not(None))
+    query = select(TrialRow).where(*mine).order_by(TrialRow.outcome_number.desc()).limit(limit)
+    with store.database.read() as connection:
+        return with_outcomes(connection, connection.execute(query).all())
+
+
 def with_outcomes(connection: Connection, rows: Sequence[Any]) -> tuple[TrialOutcome, ...]:
     """Return rows of `TrialRow` with their outcomes, within a transaction."""
     tries = attempts_by_trial(connection, AttemptRow.trial_id.in_([row.id for row in rows]))
@@ -257,6 +266,20 @@ def newest_spans(store: Store, campaign_id: int, limit: int) -> Page[AttemptOutc
     with store.database.read() as connection:
         total = connection.execute(select(func.count()).select_from(AttemptRow).where(mine)).scalar_one()
         return Page(items=tuple(read_attempts(connection, mine, newest=limit)), total=total)
+
+
+def under_way(store: Store, campaign: Campaign, limit: int) -> tuple[bool, Page[AttemptOutcome]]:
+    """Return whether a driver holds the campaign, and the first `limit` attempts that it has under way."""
+    with store.database.read() as connection:
+        row = connection.execute(select(CampaignRow).where(CampaignRow.id == campaign.id)).one()
+        if not is_held(store.database, connection, row):
+            return False, Page(items=(), total=0)
+        # Those that an earlier driver left under way are older: this one has yet to collect them.
+        is_its_own = AttemptRow.started_at >= row.driven_since
+        mine = (AttemptRow.campaign_id == campaign.id, AttemptRow.state == AttemptState.RUNNING, is_its_own)
+        total = connection.execute(select(func.count()).select_from(AttemptRow).where(*mine)).scalar_one()
+        first = connection.execute(select(AttemptRow.id).where(*mine).order_by(AttemptRow.id).limit(limit)).scalars()
+        return True, Page(items=tuple(read_attempts(connection, AttemptRow.id.in_(first.all()))), total=total)
 
 
 class Ended(NamedTuple):

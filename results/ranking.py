@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from frontrunner.notebook import Displayed, DisplayedRows
-from frontrunner.results.outcome import RecipeStats
+from frontrunner.results.outcome import RecipeStats, doubts_of
 from frontrunner.results.records import GROUPS, OBJECTIVE, Campaign, Figures
 from frontrunner.results.rows import cell, recorded_by_trial, value_of
 from frontrunner.results.schema import StandingRow, TrialRow
@@ -65,7 +65,7 @@ class RankedRecipe(Displayed):
     """One recipe with its rank, from 1; `gap_percent` is how much worse it is than the first.
 
     `memory_above_idle_bytes_max_rank` is `Measurement`'s, the most in any repeat, None where none states it.
-    `doubts` are those of the repeats' `Telemetry`; `training` is what all its tokens take at this rate.
+    `doubts` are those of the pooled repeats' `Telemetry`; `training` is what all its tokens take at this rate.
     """
 
     rank: int
@@ -180,7 +180,7 @@ def rank(  # noqa: PLR0913 - the parameters of a query, each by its name
                 (size for one in recorded[row.trial_id] if (size := one.memory_above_idle_bytes_max_rank) is not None),
                 default=None,
             ),
-            doubts=tuple(dict.fromkeys(why for one in recorded[row.trial_id] for why in one.doubts)),
+            doubts=doubts_of(recorded[row.trial_id]),
             training=_training(campaign, recipe, stats.tokens_per_s),
         )
         found.append(ranked)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
@@ -37,7 +38,7 @@ from frontrunner.results.schema import (
     TrialRow,
     recipe_to_json,
 )  # fmt: skip
-from frontrunner.results.states import TrialState
+from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value
 from frontrunner.spaces.problem import Problem
@@ -192,6 +193,15 @@ def last_failure(store: Store, campaign: str | None, trial_number: int) -> Failu
         trial = select(TrialRow.id).where(TrialRow.campaign_id == found.id, TrialRow.number == trial_number)
         tries = read_attempts(connection, AttemptRow.trial_id.in_(trial))
     return next((one.outcome for one in reversed(tries) if isinstance(one.outcome, Failure)), None)
+
+
+def open_run_folder(store: Store, campaign: str | None, trial_number: int) -> Path | None:
+    """Return the run folder of a trial's attempt that has no outcome yet; None where there is none."""
+    query = select(AttemptRow.run_folder).join(TrialRow, TrialRow.id == AttemptRow.trial_id)
+    with store.read(campaign) as (connection, found):
+        mine = (TrialRow.campaign_id == found.id, TrialRow.number == trial_number)
+        row = connection.execute(query.where(*mine, AttemptRow.state == AttemptState.RUNNING)).first()
+    return None if row is None else Path(row.run_folder)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,16 +33,15 @@ from frontrunner.results.rows import (
     finished_attempts,
     finite_or_none,
     outcome_to_columns,
+    outcomes_by_attempt,
     storable,
     value_of,
-    values,
 )
 from frontrunner.results.schema import (
     AttemptRow,
     CampaignRow,
     EndingRow,
     EventRow,
-    MeasurementRow,
     NodesRow,
     ProvenanceRow,
     StandingRow,
@@ -322,7 +321,8 @@ def rewrite_stats(connection: Connection, trial_id: int) -> None:
     """Pool all measurements of a trial and store the result."""
     trial = connection.execute(select(TrialRow.campaign_id, TrialRow.recipe_id).where(TrialRow.id == trial_id)).one()
     attempts = select(AttemptRow.id).where(AttemptRow.trial_id == trial_id)
-    stats = pool(values(connection, Measurement, MeasurementRow.attempt_id.in_(attempts)))
+    outcomes = (outcome for _, outcome in sorted(outcomes_by_attempt(connection, attempts).items()))
+    stats = pool([outcome for outcome in outcomes if isinstance(outcome, Measurement)])
     connection.execute(delete(StandingRow).where(StandingRow.trial_id == trial_id))
     columns = {"trial_id": trial_id, "campaign_id": trial.campaign_id, "recipe_id": trial.recipe_id, **asdict(stats)}
     columns["peak_memory_bytes_max_rank"] = stats.peak_memory_bytes_max_rank or 0

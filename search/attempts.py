@@ -39,6 +39,10 @@ MAX_ATTEMPTS = 8
 """Per trial, over all drivers, cut attempts not counted: some recipes crash their driver."""
 MOST_CUTS = 50
 """Attempts per trial, those included that preemption or walltimes cut: with more it will never be measured there."""
+MOST_DISTURBED = 3
+"""Measurements of a trial that other processes disturb: the last one counts, marked."""
+FUTILE_REPEATS = 3
+"""Repeats in a row that were disturbed as well, after which a campaign repeats none until one is not disturbed."""
 LOOK_S = 0.25
 LONG_LOOK_S = 0.001
 """Processor time of a look at everything that runs from which on the next one waits."""
@@ -49,13 +53,15 @@ OVERTIME = "overtime"
 
 
 class RetryPolicy:
-    """Decides whether a failed attempt is repeated, and when equal failures pause the campaign."""
+    """Decides whether a failed or disturbed attempt is repeated, and when equal failures pause the campaign."""
 
     def __init__(self, identical_failures: int) -> None:
         self.cuts_of_trial: Counter[int] = Counter()  # by its id
         self._identical_failures = identical_failures
         self._failures_of_trial: Counter[tuple[int, FailureKind]] = Counter()
         self.alike: list[Failure] = []
+        self._disturbed: Counter[int] = Counter()  # measurements in a row, by the trial's id
+        self._futile_repeats = 0
 
     def deserves_retry(self, attempt: Attempt, outcome: Outcome, *, is_cut: bool = False) -> bool:
         """Return whether another attempt follows; one that `is_cut`, losing its nodes, does not count."""
@@ -63,13 +69,27 @@ class RetryPolicy:
         if isinstance(outcome, Measurement):
             for kind in FailureKind:
                 del self._failures_of_trial[trial, kind]
-            return False
+            return self._is_worth_repeating(attempt, outcome)
         if is_cut:
             self.cuts_of_trial[trial] += 1
             return attempt.number < MOST_CUTS
         self._failures_of_trial[trial, outcome.kind] += 1
         is_worth_it = self._failures_of_trial[trial, outcome.kind] < outcome.policy.max_attempts
-        return is_worth_it and attempt.number < min(MOST_CUTS, MAX_ATTEMPTS + self.cuts_of_trial[trial])
+        return is_worth_it and self._may_try_again(attempt)
+
+    def _may_try_again(self, attempt: Attempt) -> bool:
+        return attempt.number < min(MOST_CUTS, MAX_ATTEMPTS + self.cuts_of_trial[attempt.trial_id])
+
+    def _is_worth_repeating(self, attempt: Attempt, measured: Measurement) -> bool:
+        before = self._disturbed.pop(attempt.trial_id, 0)
+        if not measured.is_disturbed:
+            self._futile_repeats = 0
+            return False
+        self._futile_repeats += before > 0
+        if before + 1 == MOST_DISTURBED or self._futile_repeats >= FUTILE_REPEATS or not self._may_try_again(attempt):
+            return False
+        self._disturbed[attempt.trial_id] = before + 1
+        return True
 
     def count(self, outcome: Outcome, *, measured_before: bool) -> None:
         """Count failures of one kind in a row, from this driver's start and until anything was measured."""

@@ -124,11 +124,15 @@ def launched_budget(store: Store, record: Campaign) -> Budget:
 
 def budget_used(store: Store, record: Campaign) -> tuple[Limit, ...]:
     """Return the limits of a stored campaign's budget, with what was used of each; running probes are not counted."""
+    return spent_of(store, record).limits(stored_spec(record).budget)
+
+
+def spent_of(store: Store, record: Campaign) -> Spent:
+    """Return what a stored campaign has spent; running probes are not counted."""
     from frontrunner.results.prior_results import probes_made  # a database's code, which plans do without
 
     probes = probes_made(store, record)
-    spent = Spent(probes=probes, driver_seconds=record.driver_seconds, node_seconds=record.node_seconds_spent)
-    return spent.limits(stored_spec(record).budget)
+    return Spent(probes=probes, driver_seconds=record.driver_seconds, node_seconds=record.node_seconds_spent)
 
 
 def problem_summary(spec: CampaignSpec) -> dict[str, object]:

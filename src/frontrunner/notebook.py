@@ -24,6 +24,7 @@ PRINTERS = {
     "RankedRecipe": "results.print_ranking",
     "Ranking": "results.print_ranking",
     "Recipe": "results.print_recipe",
+    "Running": "results.print_running",
     "Scaling": "plan.print_scaling",
     "Status": "results.print_status",
     "Sweep": "around.print_sweep",

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from frontrunner.evaluators.analytic.breakdown import Breakdown
     from frontrunner.evaluators.analytic.timeline import StepTimeline
+    from frontrunner.running_trials import Running
     from frontrunner.views.charts.marks import Missing
     from frontrunner.views.film import Film
     from frontrunner.views.report import NotDrawn
@@ -141,6 +142,13 @@ class LocalStore:
         with self.opened() as store:
             return status.status(store, campaign)
 
+    def running(self, campaign: str | None = None, *, top: int = 3) -> Running:
+        """Return what runs in a campaign now, the first `top` probes in full, its last outcomes and the time left."""
+        from frontrunner import running_trials
+
+        with self.opened() as store:
+            return running_trials.running(store, campaign, top=top)
+
     def failures(self, campaign: str | None = None) -> FailureList:
         """Return a campaign's failed trials with their log tails."""
         with self.opened() as store:
@@ -215,15 +223,23 @@ class LocalStore:
             return pages.compare(store, campaigns, page=page, page_size=page_size)
 
     def log(self, campaign: str | None, trial_number: int, *, most_bytes: int = LOG_BYTES) -> str:
-        """Return the end of the log of a failed trial's last attempt; where it is gone, what the store kept.
+        """Return the end of the log of a trial that runs, or of a failed one's last attempt.
 
-        `most_bytes` 0 means what the store kept: the driver, which knows the trainer's secrets, removed them from that.
+        Where a failed one's is gone, that is what the store kept. `most_bytes` 0 means what the store kept: the driver,
+        which knows the trainer's secrets, removed them from that; of a trial that runs it has nothing yet.
         """
         with self.opened() as store:
             record = store.campaign(campaign)
             failure = status.last_failure(store, record.name, trial_number)
+            folder = None if not most_bytes else status.open_run_folder(store, record.name, trial_number)
+        if folder is not None:
+            from frontrunner.running_trials import log_of
+
+            found = read_end(stored_spec(record).run_folder, log_of(folder), most_bytes=most_bytes)
+            if found is not None:
+                return without_secrets(found)
         if failure is None:
-            raise NotFound(f"trial {trial_number} of campaign {record.name} has no failure to read the log of")
+            raise NotFound(f"trial {trial_number} of campaign {record.name} has no log to read")
         found = None
         if most_bytes and failure.log_path is not None:
             with suppress(FrontrunnerError):  # an imported table has no folder, another version's may not be readable

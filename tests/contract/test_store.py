@@ -337,8 +337,8 @@ class TestTrials(StoreContract):
         with store.database.write() as connection:
             for table in (*LATER_TABLES, "alembic_version"):
                 connection.exec_driver_sql(f"DROP TABLE {table}")
-        assert store.final_outcomes(campaign.id) == [(RECIPE, measurement())], "a store that may only be read"
         with open_store(store.url) as opened:
+            assert opened.final_outcomes(campaign.id) == [(RECIPE, measurement())], "a store that may only be read"
             again = opened.drive(
                 opened.acquire_lease(campaign.id, host="another-host.example", pid=2, duration_s=30.0, take_over=True)
             )

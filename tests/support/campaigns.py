@@ -36,7 +36,8 @@ def tiny(**sections: Table) -> Table:
         "space": {"tensor_parallel": [1, 2], "pipeline_parallel": [1, 2], "micro_batch_seqs": [1, 2, 4]},
         "search": {"strategy": "random", "seed": 3},
         "budget": {},
-        "probe": {"warm_up_steps": 1, "measured_steps": 2, "deadline_s": 60, "step_deadline_s": 30},
+        "probe": {"warm_up_steps": 1, "measured_steps": 2, "deadline_s": 60, "step_deadline_s": 30}
+        | {"foreign_load_limit": 1.0},  # tests share their machine
     }
     for name, section in sections.items():
         table[name] = {**table[name], **section} if isinstance(table.get(name), dict) else section

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
+from frontrunner.results.predictions import Expected
 from support.browsers import IN_A_BROWSER, api, window
-from support.live_campaigns import LiveCampaign, driven
+from support.live_campaigns import LiveCampaign, driven, write_steps
 from support.services import Served, served
 
 pytestmark = [pytest.mark.system, *IN_A_BROWSER]
@@ -63,6 +64,9 @@ micro_batch_seqs = [1, 2, 4]
 
 [search]
 strategy = "random"
+
+[probe]
+foreign_load_limit = 1.0
 
 [budget]
 probes = 4
@@ -217,6 +221,45 @@ def test_live_page_keeps_its_reader_s_place(service: Served) -> None:
 
         campaign.writer.event("stopping", leaves="paused", probes_to_finish=0)
         api.expect(page.locator(".ending")).to_have_text("pausing")
+
+
+def test_live_view_follows_the_probe_that_runs(service: Served) -> None:
+    expected = Expected(tokens_per_s=9000.0, chance=0.8, expected_improvement=0.02)
+    with driven(service.folder, "watched") as campaign, window(service, width=360) as page:
+        campaign.go_on(4)
+        folder = campaign.begin(expected)
+        write_steps(folder, 1)
+        page.goto(f"{service.url}/campaigns/watched")
+        now = page.locator("#now")
+        api.expect(now).to_contain_text("step 1 of at most")
+        api.expect(now).to_contain_text("chance to run 80 %, expected 9,000 tokens/s")
+        api.expect(page.locator("#now-end-5")).to_contain_text("rank 0 says 40")
+        wait_for_figures(page)
+        assert fits(page)
+        page.locator("#now-end-5").focus()
+        page.locator("#now-end-5").evaluate("(log) => log.scrollTo(0, 30)")
+        write_steps(folder, 2)
+        api.expect(now).to_contain_text("step 2 of at most")
+        assert focused(page) == "now-end-5"
+        assert page.locator("#now-end-5").evaluate("(log) => log.scrollTop") == 30
+        page.locator("#now-summary-5").click()
+        api.expect(page.locator("#now-end-5")).to_be_hidden()
+        write_steps(folder, 3)
+        api.expect(now).to_contain_text("step 3 of at most")
+        api.expect(page.locator("#now-end-5")).to_be_hidden()
+        campaign.finish()
+        api.expect(page.locator("#last-5")).to_be_visible()
+        page.locator(".jump a", has_text="Report").click()
+        api.expect(page.locator("#report")).to_be_in_viewport()
+        api.expect(page.locator(".jump a[aria-current]")).to_have_text("Report, CSV, Python")
+        with page.expect_download() as begun:
+            page.locator("#measurements-csv").click()
+        assert begun.value.suggested_filename == "watched-measurements.csv"
+        page.locator("#last-5").click()
+        page.wait_for_url(re.compile(r"campaign=watched$"))
+        api.expect(page.get_by_role("heading", level=1)).to_contain_text("parallel")
+        wait_for_figures(page)
+        assert fits(page)
 
 
 def test_figures_stay_apart_and_messages_lie_over_the_page(service: Served) -> None:

@@ -257,6 +257,7 @@ def test_real_probes_and_a_replay_by_wire(tmp_path: Path) -> None:
         "model": {"layers": 2, "hidden": 32, "heads": 2, "vocabulary": 257},
         "problem": {"sequence_length": 32, "global_batch": 4, "precision": "fp32"},
         "space": {"tensor_parallel": [1, 2]},
+        "probe": {"foreign_load_limit": 1.0},
         "budget": {"probes": 2},
     }
     with served(tmp_path) as service:

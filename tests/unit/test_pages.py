@@ -117,7 +117,7 @@ def test_live_page_is_sent_changed_sections_only(client: TestClient) -> None:
     assert "hx-trigger" not in answer.headers  # no new outcome: figures stay as they are
     answer = client.get("/campaigns/first/live?seen=earlier~0~x")
     assert answer.headers["hx-trigger"] == "outcomes"
-    assert answer.text.count("<section") == 6
+    assert answer.text.count("<section") == 7
 
 
 @pytest.mark.parametrize("seen", ["", "x", "x" * 500])
@@ -455,7 +455,7 @@ def test_pages_of_a_campaign_lead_to_its_own_figures(client: TestClient, ids: li
         assert all(link.endswith(f"?campaign={name}") for link in links), links
         text = shown(client, here)
         assert f"Rank 1 of 3 in {name}" in text
-        assert f'<a href="/campaigns/{name}">{name}</a></p>' in text
+        assert f'/ <a href="/campaigns/{name}">{name}</a> /' in text
         assert f"measured in {name}: 105 ms" in text
         assert f'<a href="/recipes/{ids[0]}?campaign={other}">{other}</a> (rank 1 of 3)' in text
         assert f"{ids[1]}?campaign={name}" in text, "the next recipe"

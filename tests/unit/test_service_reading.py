@@ -53,7 +53,7 @@ ACTIONS = {
 """What a service does, or holds beside its store."""
 READING = (
     *("best", "campaigns", "dataframe", "explain", "export", "failures", "film", "front", "pareto"),
-    *("plot", "predictions", "report", "show", "status", "step"),
+    *("plot", "predictions", "report", "running", "show", "status", "step"),
 )
 """The public functions that read a store."""
 CHANGING = ("change_budget", "delete", "label", "rename")

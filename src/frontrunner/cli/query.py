@@ -160,10 +160,14 @@ def status(campaign: str | None, backend: Backend, *, as_json: bool) -> None:
     """Print the state of CAMPAIGN (default: the newest)."""
     found = backend.status(campaign)
     scale = backend.predictions(found.campaign.name)
+    running = backend.running(found.campaign.name) if found.driver_is_live else None
     if as_json:
-        print_json(as_plain(found) | ({} if scale is None else {"small_scale": as_plain(scale)}))
+        more = {} if running is None else {"running": as_plain(running)}
+        print_json(as_plain(found) | more | ({} if scale is None else {"small_scale": as_plain(scale)}))
         return
     views.print_status(found)
+    if running is not None:
+        views.print_running(running)
     if scale is not None:
         click.echo("\n".join(views.scale_lines(scale)))
 

@@ -26,6 +26,7 @@ from frontrunner.results.records import Labels
 from frontrunner.results.redaction import REDACTED, redact
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import ActiveDriver, Appearance, Explanation, Status
+from frontrunner.running_trials import Running
 from frontrunner.search.budget import Limit
 from frontrunner.server.settings import EVALUATOR_OF, KINDS, Registered
 from frontrunner.spaces.errors import CAMPAIGN_NAME, FALLBACK_NAME, InvalidInput, bad_value, shown, shown_key
@@ -407,6 +408,7 @@ QUESTIONS = (
     Question("drivers", "campaigns", "/drivers", list[ActiveDriver]),
     Question("compare", "campaigns", "/compare", Comparison, {"campaigns": SIDES, **PAGED}),
     Question("status", "campaigns", "/campaigns/{name}", Status),
+    Question("running", "campaigns", "/campaigns/{name}/running", Running, {"top": Annotated[int, Field(ge=1, le=50)]}),
     Question("trials", "campaigns", "/campaigns/{name}/trials", TrialPage, {"state": TrialState | None, **PAGED}),
     Question(
         "best",

@@ -36,6 +36,8 @@ uncached = APIRouter(route_class=OnceRoute)
 """Routes whose responses change while nothing is written, and those that write nothing."""
 
 QUIET_POLLS = 15
+CSV_ROWS = 500
+"""Rows that are written at a time: meanwhile no other thread runs."""
 MEDIA = {"svg": "image/svg+xml", "png": "image/png"}
 TEXT = "text/plain; charset=utf-8"
 
@@ -99,9 +101,10 @@ def log(
     number: Annotated[int, Path(ge=1, le=2**31)],
     most_bytes: Annotated[int, Query(ge=0, le=LOG_BYTES)] = LOG_BYTES,
 ) -> Response:
-    """Return the end of the log of a failed trial: of the rank that failed first, in its last attempt.
+    """Return the end of the log of a trial that runs, or of a failed one: of the rank that failed first.
 
-    An operator gets the end of the file, a reader the lines that the driver stored without its secrets.
+    An operator gets the end of the file, a reader the lines that the driver stored without its secrets: of a trial that
+    runs there are none yet.
     """
     text = service.local.log(name, number, most_bytes=most_bytes if role is Role.OPERATOR else 0)
     return Response(text, media_type=TEXT)
@@ -145,24 +148,40 @@ async def figure(
     return Response(drawn, media_type=MEDIA[format])
 
 
-@api.get("/campaigns/{name}/dataframe", response_model=requests.FrameAnswer, tags=["reports"])
-async def dataframe(service: ServiceOf, name: CampaignName) -> Response:
-    """Return a table with one row per finished attempt, by column."""
+@api.get(
+    "/campaigns/{name}/dataframe",
+    response_model=requests.FrameAnswer,
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+    tags=["reports"],
+)
+async def dataframe(
+    service: ServiceOf,
+    name: CampaignName,
+    format: Literal["json", "csv"] = "json",  # noqa: A002 - the option's name
+) -> Response:
+    """Return a table with one row per finished attempt, by column, or as CSV."""
     most = service.settings.limits.frame_rows
 
-    def table() -> bytes:
+    def made() -> bytes:
         rows = frames.row_count(service.store, name)
         if rows > most:
             raise InvalidInput(
                 f"campaign {name} has {rows:,} finished attempts: a service makes a table of at most {most:,}",
                 hint="run `frontrunner dataframe` where the store is",
             )
-        columns = frames.plain_columns(frames.frame(service.store, name))
+        table = frames.frame(service.store, name)
+        if format == "csv":
+            return table.to_csv(index=False, chunksize=CSV_ROWS).encode()
+        columns = frames.plain_columns(table)
         # Column by column: no other thread runs while a piece of JSON is made.
         parts = [f"{to_json(key)}: {to_json(cells)}" for key, cells in columns.items()]
         return ('{"columns": {' + ", ".join(parts) + "}}").encode()
 
-    return Response(await service.slowly(table), media_type="application/json")
+    content = await service.slowly(made)
+    if format == "csv":
+        headers = {"content-disposition": f'attachment; filename="{name}-measurements.csv"'}
+        return Response(content, media_type="text/csv", headers=headers)
+    return Response(content, media_type="application/json")
 
 
 @uncached.get("/campaigns/{name}/events", tags=["events"], **_content("text/event-stream"))

@@ -262,6 +262,7 @@ def outcome_line(ended: Ended) -> str:
     """Return one outcome in a few words."""
     outcome = ended.outcome
     if isinstance(outcome, Measurement):
-        return briefly(outcome)
+        again = f"; will be measured again: {'; '.join(outcome.doubts)}" if ended.will_retry else ""
+        return plain(briefly(outcome) + again)
     again = ", will be tried again" if ended.will_retry else ""
     return plain(f"{outcome.kind}: {outcome.message[:120]}{again}").replace("\n", " ")

@@ -5,29 +5,33 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
+from frontrunner.remote import PLAIN_HTTP_VARIABLE
+from frontrunner.results.address import parse_address
 from frontrunner.results.pages import newest_spans, trial_page
 from frontrunner.results.predictions import outlook_of
-from frontrunner.results.prior_results import probes_made
 from frontrunner.results.ranking import pareto, rank
 from frontrunner.results.records import IMPORTED
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import Status, active_drivers, failures, status, version_of
 from frontrunner.results.store import Store
-from frontrunner.search.budget import STOPPING, Spent, outlook_in_words
-from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.running_trials import LAST_OUTCOMES, log_end, running, why_chosen
+from frontrunner.search.budget import STOPPING, outlook_in_words
+from frontrunner.search.campaign_setup import budget_used, stored_spec
 from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Word
 from frontrunner.server.pages.rendering import page, render
 from frontrunner.server.requests import Page
 from frontrunner.server.routes import CampaignName
-from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, ServiceOf
+from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf
+from frontrunner.server.settings import is_loopback
 from frontrunner.spaces.errors import bad_value
 from frontrunner.text import to_json
 from frontrunner.views.charts import FIGURES
@@ -39,14 +43,30 @@ router = APIRouter(route_class=CachedRoute)
 PageOf = Annotated[Page, Query(alias="page")]
 Seen = Annotated[str, Query(max_length=400, pattern="~")]
 """What a page shows: the campaign's version, that of its charts, and the digest of each section, with ~ between."""
-SECTIONS = ("numbers", "ranking", "trials", "timeline", "failures", "events")
+SECTIONS = ("numbers", "now", "ranking", "trials", "timeline", "failures", "events")
 POLL_S, POLL_DRIVEN_S = 5, 3
 CHARTS_AT_ONCE, CHARTS_EVERY_S = 10, 15
 """While a driver runs, each of the first outcomes redraws the charts; later ones redraw them at this interval."""
 MOST_SPANS = 160
 SHOWN = ("history", "speed-memory", "feasibility", "sensitivity", "parallel-coordinates")
 """The report's charts that a campaign's page draws too; the others take seconds."""
-TRIALS_A_PAGE, TOP, MOST_FAILURES = 25, 10, 40
+TRIALS_A_PAGE, TOP, MOST_FAILURES, MOST_RUNNING = 25, 10, 40, 3
+RANKED = tuple(column for column in COLUMNS if column.key != "layout")
+TRIED = tuple(column for column in TRIALS if column.key != "describe")
+"""The columns of tables in which a recipe's link says what these two do."""
+OUTCOME_COLUMNS = {column.key: column for column in TRIALS}
+JUMPS = {
+    "now": "Now",
+    "ranking": "Fastest",
+    "figures": "Figures",
+    "trials": "Trials",
+    "timeline": "Timeline",
+    "failures": "Failures",
+    "events": "Events",
+    "film": "Film",
+    "take-along": "Report, CSV, Python",
+}
+"""Sections of a campaign's page by their ids, in its order."""
 ACCEPTED = {
     "pause": "Pausing: running probes will finish, and no more are started.",
     "stop": "Stopping: running probes will finish, and the campaign ends.",
@@ -59,11 +79,6 @@ def campaign_view(store: Store, name: str) -> dict[str, Any]:
     with store.database.reading():
         found = status(store, name)
         campaign, spec = found.campaign, stored_spec(found.campaign)
-        spent = Spent(
-            probes=probes_made(store, campaign),
-            driver_seconds=campaign.driver_seconds,
-            node_seconds=campaign.node_seconds_spent,
-        )
         newest, now = newest_spans(store, campaign.id, MOST_SPANS), store.now() if found.driver_is_live else None
         with store.database.read() as connection:
             ranking = rank(connection, campaign, top=TOP)
@@ -72,6 +87,7 @@ def campaign_view(store: Store, name: str) -> dict[str, Any]:
             outlook = ""
         front = pareto(store, campaign, least_tokens_per_s=ranking[-1].standing.tokens_per_s) if ranking else []
         older_failures = max(0, found.trials[TrialState.FAILED] - MOST_FAILURES)
+        now_runs = running(store, name, top=MOST_RUNNING)
         most_rows = min(TOP, campaign.legal_recipes, spec.budget.probes or TOP)
         return {
             "status": found,
@@ -82,13 +98,19 @@ def campaign_view(store: Store, name: str) -> dict[str, Any]:
             "can_be_driven": campaign.figures != IMPORTED and not found.driver_is_live,  # a table's rows have no driver
             "ending": _ending(store, found),
             "outlook": outlook,
-            "limits": spent.limits(spec.budget),
+            "limits": budget_used(store, campaign),
             "ranking": ranking,
-            "columns": used(COLUMNS, ranking),
+            "columns": used(RANKED, ranking),
             "rows_ahead": most_rows - len(ranking) if found.driver_is_live else 0,  # that the ranking may come to have
             "front_ids": {row.recipe_id for row in front},
             "failed": failures(store, campaign, limit=MOST_FAILURES, offset=older_failures)[::-1],
             "timeline": timeline([] if campaign.figures == IMPORTED else newest.items, now),
+            "now": now_runs,
+            "shows_now": found.driver_is_live,
+            "why_chosen": lambda probe: why_chosen(probe, campaign.strategy),
+            "log_ends": lambda probe: log_end(spec.run_folder, Path(probe.run_folder)),
+            "outcome_columns": OUTCOME_COLUMNS,
+            "most_last": LAST_OUTCOMES,
             "timeline_left_out": newest.total - len(newest.items),
             **_trials(store, name, 1),
         }
@@ -96,7 +118,7 @@ def campaign_view(store: Store, name: str) -> dict[str, Any]:
 
 def _trials(store: Store, name: str, number: int) -> dict[str, Any]:
     found = trial_page(store, name, newest_first=True, page=number, page_size=TRIALS_A_PAGE)
-    return {"name": name, "page": number, "size": TRIALS_A_PAGE, "found": found, "trial_columns": TRIALS}
+    return {"name": name, "page": number, "size": TRIALS_A_PAGE, "found": found, "trial_columns": TRIED}
 
 
 def _ending(store: Store, found: Status) -> str:
@@ -122,14 +144,23 @@ def digest(text: str) -> str:
 
 
 @router.get("/campaigns/{name}")
-def one_campaign(service: ServiceOf, role: RoleOf, name: CampaignName) -> Response:
+def one_campaign(request: Request, service: ServiceOf, role: RoleOf, name: CampaignName) -> Response:
     """One campaign, live."""
     now = version(service.store, name)
     view = campaign_view(service.store, name)
     sections = _sections(view, role)
-    figures = {name: FIGURES[name][0] for name in SHOWN}
-    live = _live(view["status"], now, sections)
-    return page("campaign.html", here=None, name=name, sections=sections, live=live, figures=figures)
+    titles = {figure: title for figure, (title, _) in FIGURES.items()}
+    return page(
+        "campaign.html",
+        here=None,
+        name=name,
+        sections=sections,
+        live=_live(view["status"], now, sections),
+        figures={figure: titles.pop(figure) for figure in SHOWN},
+        other_figures=titles,
+        jumps=[(place, title) for place, title in JUMPS.items() if view["shows_now"] or place != "now"],
+        snippets=snippets(service, name, service.settings.seen_by(request), role),
+    )
 
 
 @router.get("/campaigns/{name}/live")
@@ -140,6 +171,7 @@ def live(service: ServiceOf, role: RoleOf, name: CampaignName, seen: Seen) -> Re
     if was == now and now.endswith("left"):  # bars of probes that run reach up to this moment
         return Response(status_code=204)
     view = campaign_view(service.store, name)
+    view["shows_now"] |= was.endswith("driven")  # the page below must not move when the driver ends
     sections = _sections(view, role)
     old = dict(zip(SECTIONS, digests, strict=False))
     changed = [html for section, html in sections.items() if old.get(section) != digest(html)]
@@ -147,6 +179,28 @@ def live(service: ServiceOf, role: RoleOf, name: CampaignName, seen: Seen) -> Re
         return Response(status_code=204)
     news = {} if charts == charts_version(view["status"]) else {"HX-Trigger": "outcomes"}
     return HTMLResponse("".join([_live(view["status"], now, sections), *changed]), headers=news)
+
+
+def snippets(service: Service, name: str, server: str, role: Role) -> dict[str, str]:
+    """Return Python that reads a campaign, by where it runs; only an operator is told where the store is."""
+    there = [
+        f'store = frontrunner.connect("{server}")  # with the token of $FRONTRUNNER_TOKEN, or of your token file here',
+        f'frame = store.dataframe("{name}")  # pandas: one row per attempt',
+        f'for row in store.best("{name}", top=3):',
+    ]
+    if urlsplit(server).scheme == "http" and not is_loopback(urlsplit(server).hostname or ""):
+        there.insert(0, f'os.environ["{PLAIN_HTTP_VARIABLE}"] = "1"  # the token crosses the network unencrypted')
+        there.insert(0, "import os")
+    found = {"by this service": there}
+    path = parse_address(service.store.url).path
+    if path is not None and role is Role.OPERATOR:
+        found["where the store is"] = [
+            f"store = {str(path)!r}",
+            f'frame = frontrunner.dataframe("{name}", store=store)  # pandas: one row per attempt',
+            f'for row in frontrunner.best("{name}", top=3, store=store):',
+        ]
+    shows = "    print(row.rank, row.recipe.describe(), row.standing.tokens_per_s)"
+    return {where: "\n".join(("import frontrunner", "", *lines, shows)) for where, lines in found.items()}
 
 
 def _sections(view: Mapping[str, Any], role: Role) -> dict[str, Markup]:

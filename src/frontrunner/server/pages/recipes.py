@@ -39,6 +39,17 @@ REPLAY_STATES = {
     ReplayState.FAILED: "The last replay failed",
     ReplayState.CUT_OFF: "The last replay was interrupted: its process ended without reporting why",
 }
+JUMPS = {
+    "cut": "Cut",
+    "step": "One step",
+    "time": "Time",
+    "memory": "Memory",
+    "measurements": "Measurements",
+    "choices": "Choices",
+    "take-along": "Commands",
+    "export": "Export",
+}
+"""Sections of a recipe's page by their ids, in its order."""
 
 
 def _explained(service: ServiceOf, recipe_id: RecipeId, campaign: Annotated[InCampaign, Query()] = None) -> Explanation:
@@ -80,6 +91,7 @@ def one_recipe(request: Request, service: ServiceOf, role: RoleOf, found: Explai
         strip=step_times(measured[:MOST_STRIPS]),
         exports={name: None if reason is None else str(reason) for name, reason in refusals.items()},
         attempts=attempts,
+        jumps=JUMPS.items(),
         attempt_columns=ATTEMPTS,
         notice=ORIGINS.get(lead.campaign.figures, ""),
         choices=[
