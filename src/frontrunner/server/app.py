@@ -66,7 +66,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 LOGGED_IN = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>frontrunner</title>
-<meta http-equiv="refresh" content="0; url=/"></head><body><p><a href="/">Continue</a></p></body></html>
+<meta http-equiv="refresh" content="0; url=/"></head>
+<body><main><h1>frontrunner</h1><p><a href="/">Continue</a></p></main></body></html>
 """
 Samples = Iterable[tuple[Mapping[str, str], float]]
 outside = APIRouter()
