@@ -188,7 +188,7 @@ def cut(query: SelectT, page: int, page_size: int) -> SelectT:
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One of two compared campaigns, with its best recipe, None before the first measurement."""
+    """One of several compared campaigns, with its best recipe, None before the first measurement."""
 
     campaign: CampaignSummary
     best: RankedRecipe | None
@@ -196,58 +196,66 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedRecipe:
-    """A recipe that both campaigns measured."""
+    """A recipe that all compared campaigns measured, with its tokens/s in each."""
 
     recipe_id: str
     recipe: Recipe
-    first_tokens_per_s: float
-    second_tokens_per_s: float
+    tokens_per_s: tuple[float, ...]
 
     @property
-    def speed_ratio(self) -> float:
-        """second_tokens_per_s / first_tokens_per_s."""
-        return self.second_tokens_per_s / self.first_tokens_per_s
+    def speed_ratios(self) -> tuple[float, ...]:
+        """tokens_per_s / tokens_per_s of the first."""
+        return tuple(rate / self.tokens_per_s[0] for rate in self.tokens_per_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Both campaigns, and a page of the `total` recipes that both measured, the first campaign's fastest first."""
+    """Campaigns, and a page of the `total` recipes that all of them measured, the first campaign's fastest first."""
 
-    first: Side
-    second: Side
+    sides: tuple[Side, ...]
     shared: tuple[SharedRecipe, ...]
     total: int
 
 
-def compare(store: Store, first: str, second: str, *, page: int = 1, page_size: int = 50) -> Comparison:
-    """Compare two named campaigns."""
-    one, its_trial, other = StandingRow, aliased(TrialRow), aliased(StandingRow)
-    with store.database.reading(), store.read(first) as (connection, left), store.read(second) as (_, right):
-        query = (  # by way of the other's trial, which has an index by campaign and recipe
-            select(
-                one.recipe_id, one.tokens_per_s, other.tokens_per_s.label("second"), its_trial.id, its_trial.recipe_json
-            )
-            .join(its_trial, and_(its_trial.campaign_id == right.id, its_trial.recipe_id == one.recipe_id))
-            .join(other, other.trial_id == its_trial.id)
-            .where(one.campaign_id == left.id)
-            .order_by(one.tokens_per_s.desc(), one.recipe_id)
-        )
-        total = connection.execute(select(func.count()).select_from(query.order_by(None).subquery())).scalar_one()
+MOST_COMPARED = 8
+
+
+def check_compared(names: Sequence[str]) -> None:
+    """Raise `InvalidInput` for fewer than two names, or too many."""
+    if not 2 <= len(names) <= MOST_COMPARED:
+        raise bad_value("campaigns", ", ".join(names) or "none", f"2 to {MOST_COMPARED} to compare")
+
+
+def compare(store: Store, names: Sequence[str], *, page: int = 1, page_size: int = 50) -> Comparison:
+    """Compare two named campaigns or more."""
+    check_compared(names)
+    one, first_trial = StandingRow, aliased(TrialRow)
+    with store.database.reading(), store.database.read() as connection:
+        campaigns = [store.campaign(name) for name in names]
+        query = select(one.recipe_id, one.trial_id, first_trial.recipe_json, one.tokens_per_s)
+        query = query.join(first_trial, first_trial.id == one.trial_id).where(one.campaign_id == campaigns[0].id)
+        for place, campaign in enumerate(campaigns[1:], start=1):
+            # By way of the other's trial, which has an index by campaign and recipe.
+            trial, other = aliased(TrialRow), aliased(StandingRow)
+            query = query.add_columns(other.tokens_per_s.label(f"rate_{place}"))
+            query = query.join(trial, and_(trial.campaign_id == campaign.id, trial.recipe_id == one.recipe_id))
+            query = query.join(other, other.trial_id == trial.id)
+        total = connection.execute(select(func.count()).select_from(query.subquery())).scalar_one()
+        query = query.order_by(one.tokens_per_s.desc(), one.recipe_id)
         shared = tuple(
             SharedRecipe(
-                recipe_id=row.recipe_id,
-                recipe=cell(TrialRow.recipe_json, row.recipe_json, row.id),
-                first_tokens_per_s=row.tokens_per_s,
-                second_tokens_per_s=row.second,
+                recipe_id=recipe_id,
+                recipe=cell(TrialRow.recipe_json, recipe_json, trial_id),
+                tokens_per_s=tuple(rates),
             )
-            for row in connection.execute(cut(query, page, page_size))
+            for recipe_id, trial_id, recipe_json, *rates in connection.execute(cut(query, page, page_size))
         )
-        sides = [
+        summaries = store.summaries(connection, [campaign.id for campaign in campaigns])
+        sides = tuple(
             Side(campaign=summary, best=next(iter(rank(connection, campaign, top=1)), None))
-            for campaign in (left, right)
-            for summary in store.summaries(connection, [campaign.id])
-        ]
-    return Comparison(first=sides[0], second=sides[1], shared=shared, total=total)
+            for campaign, summary in zip(campaigns, summaries, strict=True)
+        )
+    return Comparison(sides=sides, shared=shared, total=total)
 
 
 def newest_spans(store: Store, campaign_id: int, limit: int) -> Page[AttemptOutcome]:

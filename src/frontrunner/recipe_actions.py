@@ -174,11 +174,15 @@ def first_measurement(explanation: Explanation, store: str) -> Measured | None:
 
 def step_of(explanation: Explanation, changes: Mapping[str, Choice | None]) -> StepTimeline:
     """Lay out a step of a stored recipe, with other values of some dimensions; see `LocalStore.step`."""
-    spec = stored_spec(explanation.appearances[0].campaign)
-    found = step_variant(explanation.recipe, spec, changes)
+    return step_in(explanation.recipe, stored_spec(explanation.appearances[0].campaign), changes)
+
+
+def step_in(recipe: Recipe, spec: CampaignSpec, changes: Mapping[str, Choice | None]) -> StepTimeline:
+    """Lay out a step of a recipe in a campaign, with other values of some dimensions."""
+    found = step_variant(recipe, spec, changes)
     if isinstance(found, Reason):
         named = ", ".join(f"{key}={shown(value)}" for key, value in changes.items() if value is not None)
-        raise InvalidInput(f"recipe {explanation.recipe_id} with {named} is not legal: {found.text}")
+        raise InvalidInput(f"recipe {recipe_id(spec.problem, recipe)} with {named} is not legal: {found.text}")
     return step_timeline(found, spec.problem)
 
 

@@ -221,10 +221,10 @@ class LocalStore:
         with self.opened() as store:
             return pages.trial_page(store, campaign, state=wanted, page=page, page_size=page_size)
 
-    def compare(self, first: str, second: str, *, page: int = 1, page_size: int = 50) -> Comparison:
-        """Return two campaigns side by side, and one page of the recipes that both have measured."""
+    def compare(self, campaigns: Sequence[str], *, page: int = 1, page_size: int = 50) -> Comparison:
+        """Return two campaigns or more side by side, and one page of the recipes that all have measured."""
         with self.opened() as store:
-            return pages.compare(store, first, second, page=page, page_size=page_size)
+            return pages.compare(store, campaigns, page=page, page_size=page_size)
 
     def log(self, campaign: str | None, trial_number: int, *, most_bytes: int = LOG_BYTES) -> str:
         """Return the end of the log of a trial that runs, or of a failed one's last attempt.

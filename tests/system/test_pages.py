@@ -102,7 +102,7 @@ def picture(page: api.Page, name: str, *, top: int = 0, height: int = 860) -> No
 
 def pictured_campaign(page: api.Page) -> api.Locator:
     """The link to the newest campaign of a store made to be pictured, else to the first, which a test launched."""
-    links = page.locator("tbody a")
+    links = page.locator("tbody a[id^=campaign-]")
     return links.first if os.environ.get("FRONTRUNNER_PICTURED_STORE") else links.last
 
 
@@ -237,11 +237,11 @@ def test_live_view_follows_the_probe_that_runs(service: Served) -> None:
         wait_for_figures(page)
         assert fits(page)
         page.locator("#now-end-5").focus()
-        page.locator("#now-end-5").evaluate("(log) => log.scrollTo(0, 30)")
+        page.locator("#now-end-5").evaluate("(log) => log.scrollTo(0, -30)")
         write_steps(folder, 2)
         api.expect(now).to_contain_text("step 2 of at most")
         assert focused(page) == "now-end-5"
-        assert page.locator("#now-end-5").evaluate("(log) => log.scrollTop") == 30
+        assert page.locator("#now-end-5").evaluate("(log) => log.scrollTop") == -30
         page.locator("#now-summary-5").click()
         api.expect(page.locator("#now-end-5")).to_be_hidden()
         write_steps(folder, 3)
@@ -249,6 +249,8 @@ def test_live_view_follows_the_probe_that_runs(service: Served) -> None:
         api.expect(page.locator("#now-end-5")).to_be_hidden()
         campaign.finish()
         api.expect(page.locator("#last-5")).to_be_visible()
+        page.locator("#more-node-hours summary").click()
+        api.expect(page.locator("#chart-node-hours[data-drawn=yes]")).to_be_visible()
         page.locator(".jump a", has_text="Report").click()
         api.expect(page.locator("#report")).to_be_in_viewport()
         api.expect(page.locator(".jump a[aria-current]")).to_have_text("Report, CSV, Python")

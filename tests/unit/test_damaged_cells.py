@@ -57,7 +57,7 @@ QUESTIONS: dict[str, Callable[[Store], object]] = {
     "spans": lambda store: pages.newest_spans(store, 1, 50),
     "recipes": lambda store: pages.recipe_page(store, "kept", filters={"tensor_parallel": 2}),
     "trials": lambda store: (pages.trial_page(store, "kept"), pages.outcomes_after(store, 1, 0, 50)),
-    "compare": lambda store: pages.compare(store, "kept", "kept"),
+    "compare": lambda store: pages.compare(store, ["kept", "kept"]),
     "known": lambda store: (campaign_results(store, 1), probes_made(store, store.campaign("kept"))),
     "drivers": lambda store: (status.active_drivers(store), status.version_of(store, "kept")),
     "predictions": lambda store: (scales_that_predict(store, ""), small_scale(store, store.campaign("kept"))),

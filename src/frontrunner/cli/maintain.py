@@ -190,7 +190,7 @@ def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
 @click.option(
     "--data",
     metavar="FILE",
-    help="For slurm, pbs, kubernetes and recipe: train on FILE, on [data] of FILE.toml, or on `built-in` text.",
+    help="For slurm, pbs, lsf, kubernetes and recipe: train on FILE, on [data] of FILE.toml, or on `built-in` text.",
 )
 @click.option("--storage", metavar="URL", help="With --to optuna: the study's database, as sqlite:///study.db.")
 @opt.store_option
@@ -198,12 +198,12 @@ def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
 def export(name: str, to: str, out: Path | None, data: str | None, storage: str | None, **where: str | None) -> None:
     """Export RECIPE_ID, or a recipe file, as another tool's configuration.
 
-    TOOL is megatron-lm, megatron-deepspeed, deepspeed, nemo, torchtitan, nanotron or accelerate; slurm or pbs for a
-    batch script, kubernetes for a JobSet's manifest; recipe for a recipe file, which loses nothing. What a tool cannot
-    express is refused with the reason.
+    TOOL is megatron-lm, megatron-deepspeed, deepspeed, nemo, torchtitan, nanotron or accelerate; slurm, pbs or lsf
+    for a batch script, kubernetes for a JobSet's manifest; recipe for a recipe file, which loses nothing. What a tool
+    cannot express is refused with the reason.
 
-    Of a campaign file FILE.toml, slurm or pbs writes a batch script whose driver stops before its job's time is up; it
-    submits itself again until the campaign is over.
+    Of a campaign file FILE.toml, slurm, pbs or lsf writes a batch script whose driver stops before its job's time is
+    up; it submits itself again until the campaign is over.
 
     With optuna the whole CAMPAIGN becomes a study of --storage; run again, it adds new trials.
     """

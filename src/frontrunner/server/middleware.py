@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from frontrunner.server.auth import ROLE, Tokens
+from frontrunner.server.pages.rendering import STATIC
 from frontrunner.server.service import error_response
 from frontrunner.server.settings import ServiceSettings
 
@@ -177,7 +178,7 @@ def check_origin(tokens: Tokens, scope: Scope) -> Response | None:
 
 def authenticate(tokens: Tokens, scope: Scope) -> Response | None:
     """Refuse with 401 a request without a valid token or session cookie; others carry their role from here on."""
-    if scope["path"] in OPEN_PATHS:
+    if scope["path"] in OPEN_PATHS or scope["path"].startswith(STATIC):
         return None
     headers = Headers(scope=scope)
     scheme, _, token = headers.get("authorization", "").partition(" ")

@@ -26,6 +26,7 @@ from frontrunner.results.store import open_store
 from frontrunner.server.auth import ROLE, LoginLinks, Role, make_tokens
 from frontrunner.server.drivers import Drivers, Replays
 from frontrunner.server.errors import IDEMPOTENCY_KEY, PROBLEM, Forbidden, problem, status_of
+from frontrunner.server.pages.rendering import assets, render
 from frontrunner.server.requests import API
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, did_you_mean, shown, shown_key
@@ -46,11 +47,14 @@ MOST_REPEATS = 1024
 REPEATS_S = 24 * 3600.0
 TITLES = {403: "Not allowed", 404: "Not found"}
 PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">
-<title>{status} - frontrunner</title></head>
-<body><h1>{status}</h1><p>{message}</p><p>{hint}</p><p class="home"><a href="/">All campaigns</a></p></body></html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><title>{status} - frontrunner</title>
+<link rel="stylesheet" href="{style}"></head>
+<body><main><h1>{status}</h1><p>{message}</p><p>{hint}</p><p><a href="/">All campaigns</a></p></main></body></html>
 """
-"""For senders without a token, who may not load the style sheet either, and for fragments of a page."""
+"""For senders without a token."""
+NOTICE = "<p>{message}</p><p>{hint}</p>"
+"""For parts of a page."""
 PLACES = ("body", "query", "path", "header")
 
 
@@ -276,10 +280,10 @@ def error_response(
         content = problem(status, message, kind=kind, hint=hint)
         return JSONResponse(content, status_code=status, headers=headers, media_type=PROBLEM)
     if ROLE not in scope or "hx-request" in given:
-        page = PAGE.format(status=status, message=html.escape(message), hint=html.escape(hint or ""))
+        form, words = NOTICE if "hx-request" in given else PAGE, {"message": message, "hint": hint or ""}
+        escaped = {name: html.escape(text[:1].upper() + text[1:]) for name, text in words.items()}
+        page = form.format(status=status, style=assets()["style.css"], **escaped)
     else:
-        from frontrunner.server.pages.rendering import render
-
         title = TITLES.get(status, "This request cannot be served")
         page = render("refusal.html", here=None, status=status, title=title, message=message, hint=hint)
     return Response(page, status_code=status, media_type="text/html", headers=headers)

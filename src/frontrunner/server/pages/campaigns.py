@@ -47,7 +47,7 @@ CHARTS_AT_ONCE, CHARTS_EVERY_S = 10, 15
 """While a driver runs, each of the first outcomes redraws the charts; later ones redraw them at this interval."""
 MOST_SPANS = 160
 SHOWN = ("history", "speed-memory", "feasibility", "sensitivity", "parallel-coordinates")
-"""The report's charts that a campaign's page draws too; the others take seconds."""
+"""The report's charts that a campaign's page draws at once; the others take seconds, and are drawn when opened."""
 TRIALS_A_PAGE, TOP, MOST_FAILURES, MOST_RUNNING = 25, 10, 40, 3
 RANKED = tuple(column for column in COLUMNS if column.key != "layout")
 TRIED = tuple(column for column in TRIALS if column.key != "describe")
@@ -229,8 +229,8 @@ def trials(service: ServiceOf, name: CampaignName, number: PageOf = 1) -> Respon
 @router.get("/campaigns/{name}/figures/{wanted}")
 async def one_figure(service: ServiceOf, name: CampaignName, wanted: str) -> Response:
     """One of the charts for charts.js: what to read in it, and its specification, null if it cannot be drawn."""
-    if wanted not in SHOWN:
-        raise bad_value("figure", wanted, f"one of {', '.join(SHOWN)}")
+    if wanted not in FIGURES:
+        raise bad_value("figure", wanted, f"one of {', '.join(FIGURES)}")
 
     def drawn() -> str:
         version = charts_version(*campaign_and_driver(service.store, name))

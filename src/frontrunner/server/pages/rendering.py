@@ -48,6 +48,8 @@ FILES = (
     "icon.svg",
 )
 CHARTS = "charts.js"
+STATIC = "/static/"
+"""The folder of files that pages name; they are open to all, as the package is."""
 KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 router = APIRouter()
 
@@ -62,7 +64,7 @@ def assets() -> dict[str, str]:
     """Return the paths of the static files, which change with their content: browsers may keep them for ever."""
     contents = {name: static_file(name) for name in FILES} | {CHARTS: javascript_version().encode()}
     parts = {name: (*name.rsplit(".", 1), hashlib.sha256(content).hexdigest()) for name, content in contents.items()}
-    return {name: f"/static/{stem}.{digest[:12]}.{ending}" for name, (stem, ending, digest) in parts.items()}
+    return {name: f"{STATIC}{stem}.{digest[:12]}.{ending}" for name, (stem, ending, digest) in parts.items()}
 
 
 @cache
@@ -71,10 +73,10 @@ def compressed(name: str) -> bytes:
     return gzip.compress(javascript().encode() if name == CHARTS else static_file(name), 6, mtime=0)
 
 
-@router.get("/static/{file}")
+@router.get(STATIC + "{file}")
 def static(request: Request, file: str) -> Response:
     """A file that pages name."""
-    name = next((name for name, path in assets().items() if path == f"/static/{file}"), None)
+    name = next((name for name, path in assets().items() if path == STATIC + file), None)
     if name is None:
         raise NotFound(f"there is no file {file!r} here")
     headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding"}

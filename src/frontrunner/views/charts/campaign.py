@@ -15,6 +15,7 @@ import numpy as np
 
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.arrays import KINDS, Attempts, Mask, Numbers, Rows
+from frontrunner.results.courses import Course
 from frontrunner.results.outcome import POLICIES, Failure
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import AttemptOutcome
@@ -25,6 +26,8 @@ from frontrunner.views.charts.marks import MOST_LINES, Chart, Collected, Json, K
 from frontrunner.views.columns import COLUMNS, used
 
 LONGEST_PAUSE_S = 20.0
+SIDES = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#a3a500")
+"""Colors of as many campaigns as are compared at most."""
 
 
 def history(collected: Collected) -> Chart | Missing:
@@ -105,6 +108,30 @@ def best_so_far(attempts: Attempts, rates: Numbers) -> Numbers:
             heappop(led)
         found[place] = -led[0][0] if led else math.nan
     return found
+
+
+def courses(found: Mapping[str, tuple[Course, int]]) -> Json | None:
+    """Specify the best so far of campaigns over their outcomes, of which each has so many; None without any."""
+    rows: list[Json] = [
+        {"campaign": named, "outcome": place, "best": rate}
+        for named, (course, outcomes) in found.items()
+        if course.best
+        for place, rate in (*course.best, (outcomes, course.best[-1][1]))
+    ]
+    if not rows:
+        return None
+    hints = vl.tooltip("campaign", "outcome", numbers={"best": "tokens/s"})
+    place = {"x": vl.number("outcome", "outcomes"), "y": vl.number("best", "best so far, tokens/s")}
+    colors = dict(zip(found, SIDES, strict=False))
+    encoding = place | {"color": vl.palette("campaign", colors, (row["campaign"] for row in rows))}
+    return {
+        "data": {"values": rows},
+        "height": 300,
+        "layer": [
+            vl.layer("line", encoding, interpolate="step-after", strokeWidth=2.5),
+            vl.layer("point", encoding | {"tooltip": hints}, filled=True, size=45),
+        ],
+    }
 
 
 def node_hours(collected: Collected) -> Chart | Missing:
