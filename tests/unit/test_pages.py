@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from frontrunner.config.campaign import parse_campaign
+from frontrunner.config.toml_file import parse_toml
 from frontrunner.results.prior_results import REUSED, probes_made
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.states import CampaignState
@@ -23,7 +25,8 @@ from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
 from frontrunner.server.pages.campaigns import campaign_view, version
 from frontrunner.server.pages.planning import planned_campaign
-from support.page_stores import SCRIPT, page_store
+from frontrunner.spaces.document import recipe_id
+from support.page_stores import SCRIPT, TABLE, page_store
 from support.services import ORIGIN, bearer, settings, tokens_of
 
 CUT_OFF = '<span class="state cut-off">cut off</span>'
@@ -373,8 +376,37 @@ def test_compare_reports_mistakes_next_to_what_was_typed(client: TestClient, ids
     assert f'value="{ids[0]}"' in text
     text = shown(client, "/compare?campaign=first&campaign=nope")
     assert "There is no campaign &#39;nope&#39;." in text, "and nothing of where the store is"
-    assert "Choose two to compare." in shown(client, f"/compare?recipe={ids[0]}")
+    for query in (f"recipe={ids[0]}", "campaign=first", "&".join(["campaign=first"] * 9)):
+        assert "expected 2 to 8 to compare" in shown(client, f"/compare?{query}")
     assert f'value="{ids[0]}"' in shown(client, f"/compare?recipe={ids[0]}")
+
+
+def test_compare_begins_with_what_differs_in_the_problems(tmp_path: Path) -> None:
+    ids = page_store(tmp_path, ("first", "second"))
+    larger = {**TABLE, "problem": {**TABLE["problem"], "global_batch": 32}, "budget": {"probes": 3}}
+    page_store(tmp_path, ("third",), table=larger)
+    chosen = settings(tmp_path)
+    with TestClient(create_app(chosen), base_url=ORIGIN) as client:
+        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+        same = shown(client, "/compare?campaign=first&campaign=second")
+        three = shown(client, "/compare?campaign=first&campaign=second&campaign=third&campaign=")
+        pair = shown(client, f"/compare?campaign=first&recipe={ids[1]}&recipe={ids[0]}&recipe={ids[2]}")
+    for text in (same, three, pair):
+        assert SCRIPT not in text
+    assert "Nothing: they have the same model" in same
+    assert "of different problems" not in same
+    assert same.count('number strong">1.00 x') == 3
+    assert "of different problems" in three
+    rows = re.findall(
+        r'<tr class="differs"><th scope="row">([^<]+)</th><td>(\d+)</td><td>(\d+)</td><td>(\d+)</td>', three
+    )
+    assert [one for one in rows if one[0] != "global batch: maximum"] == [
+        ("global batch: minimum", "16", "16", "32"),
+        ("budget: probes", "12", "12", "3"),
+    ]
+    assert three.count("<select") == 4, "room for one more"
+    assert all("data-chart" in text for text in (same, three, pair))
+    assert re.search(r"tokens/s over the first.{,6}s</th><td class=.strong.>1.00 x</td><td class=.strong.>[1-9]", pair)
 
 
 def test_compare_of_an_empty_store_says_so(tmp_path: Path) -> None:
@@ -523,6 +555,55 @@ def test_plan_takes_any_model_and_machine(client: TestClient) -> None:
     assert "device pair 200 GB/s" in answer.text, "of the preset, whose links it keeps"
     again = client.get(answer.headers["hx-replace-url"])
     assert 'value="512"' in again.text, "the address in the browser asks the same again"
+
+
+SMALL_PLAN = "model=gpt2-small&cluster=dgx-a100-80gb&nodes=1&global_batch=64&sequence_length=1024"
+
+
+def text_of_launch(client: TestClient, query: str) -> str:
+    found = re.search(r"<textarea[^>]*>(.*?)</textarea>", shown(client, f"/launch?{query}"), re.DOTALL)
+    assert found is not None
+    return html.unescape(found[1])
+
+
+def test_plan_s_rows_open_to_their_step_and_fill_the_launch_form(client: TestClient) -> None:
+    plan = shown(client, f"/plan?{SMALL_PLAN}")
+    rows = [html.unescape(path) for path in re.findall(r'href="(/plan/recipe[^"]+)"', plan)]
+    assert len(rows) > 12, "the fastest, and the best on other numbers of nodes"
+    assert 'id="chart-scaling"' in plan
+    for path in (rows[0], rows[-1]):
+        page = shown(client, path)
+        chosen = path.rpartition("=")[2]
+        assert f'<span class="chip">{chosen}</span>' in page
+        for part in ("chart-step", "chart-memory", "chart-cut", 'id="step"'):
+            assert part in page
+        source = re.search(r'data-source="([^"]+)"', page)
+        assert source is not None
+        step = client.get(html.unescape(source[1])).json()
+        assert (step["recipe"], step["is_own"]) == (chosen, True)
+        text = text_of_launch(client, path.partition("?")[2])
+        checked = client.post("/launch/check", json={"campaign": text}).text
+        assert "1 of the space&#39;s 1 points are legal recipes" in checked or "1 of the space's 1 points" in checked
+        launched = parse_campaign(parse_toml(text, "it"), default_name="it", base=Path()).spec
+        (recipe,) = launched.survey().recipes
+        assert recipe_id(launched.problem, recipe) == chosen
+        assert launched.budget.probes == 1
+    address = f"/plan/step?{SMALL_PLAN}&recipe={rows[0].rpartition('=')[2]}"
+    assert client.get(f"{address}&micro_batch_seqs=1").json()["chosen"]["micro_batch_seqs"] == 1
+    assert client.get(f"{address}&micro_batch_seqs=x").status_code == 422
+    assert client.get(f"/plan/recipe?{SMALL_PLAN}&recipe=ffffffff").status_code == 404
+    assert client.get("/launch?nodes=0").status_code == 422
+
+
+@pytest.mark.parametrize(
+    "query", [SMALL_PLAN, SMALL_PLAN + "&hidden=1024&heads=16&node_gb_per_s=100&memory_gib_per_device=40"]
+)
+def test_plan_s_search_fills_the_launch_form(client: TestClient, query: str) -> None:
+    text = text_of_launch(client, query)
+    launched = parse_campaign(parse_toml(text, "it"), default_name="it", base=Path()).spec
+    planned = planned_campaign(dict(pair.split("=") for pair in query.split("&")))
+    assert (launched.problem, launched.space) == (planned.problem, planned.space)
+    assert ('preset = "gpt2-small"' in text) == (query == SMALL_PLAN)
 
 
 def test_plan_form_shows_the_values_of_a_preset(client: TestClient) -> None:

@@ -124,12 +124,12 @@ def test_campaigns_are_compared_by_the_recipes_that_both_measured(tmp_path: Path
         writer.release(CampaignState.FINISHED, reason="")
     with browser(settings(tmp_path)) as client:
         client.headers.update(bearer(tokens_of(settings(tmp_path)).reader))
-        found_by_wire = ask(client, "/compare?first=first&second=second")
+        found_by_wire = ask(client, "/compare?campaigns=first&campaigns=second")
     assert found_by_wire["total"] == 1
     shared = found_by_wire["shared"][0]
     assert shared["recipe_id"] == f"{1:012x}"
-    assert shared["speed_ratio"] == pytest.approx(1.05 / 0.25)
-    assert found_by_wire["second"]["best"]["recipe_id"] == f"{1:012x}"
+    assert shared["speed_ratios"] == pytest.approx([1.0, 1.05 / 0.25])
+    assert found_by_wire["sides"][1]["best"]["recipe_id"] == f"{1:012x}"
 
 
 def test_a_stream_can_be_taken_up_anywhere(store: Path) -> None:

@@ -54,7 +54,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "best": ("query:best", "Print the ranking of a campaign's recipes."),
         "pareto": ("query:pareto", "Print the Pareto front of speed and memory."),
         "show": ("query:show_recipe", "Print everything about one recipe, and why it ranks there."),
-        "compare": ("query:compare", "Compare recipes, differences first."),
+        "compare": ("query:compare", "Compare recipes or campaigns, differences first."),
         "status": ("query:status", "Print the state of a campaign."),
         "failures": ("query:failures", "List failed probes with reasons and log tails."),
         "campaigns": ("query:campaigns", "List every campaign of the store."),

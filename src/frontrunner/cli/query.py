@@ -15,7 +15,12 @@ from frontrunner.results.status import FailureList
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal
 from frontrunner.text import as_plain
 from frontrunner.views import results as views
-from frontrunner.views.comparison import compare_recipes, print_comparison
+from frontrunner.views.comparison import (
+    compare_campaigns,
+    compare_recipes,
+    print_campaign_comparison,
+    print_comparison,
+)
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend
@@ -116,14 +121,25 @@ def _show_predicted(recipe_id: str, campaign: str | None, backend: Backend, *, a
 
 
 @click.command()
-@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE_ID RECIPE_ID...")
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE_ID RECIPE_ID...|CAMPAIGN CAMPAIGN...")
 @click.option("--campaign", metavar="NAME", help="Begin with this campaign [default: the newest that measured each].")
 @backend_options
 @json_option
 def compare(recipes: tuple[str, ...], campaign: str | None, backend: Backend, *, as_json: bool) -> None:
-    """Compare two or more recipes of the store: what was measured, the choices that differ, the estimated steps."""
+    """Compare two or more recipes of the store: what was measured, the choices that differ, the estimated steps.
+
+    Or campaigns, where all are names of campaigns: what differs in their specifications, and how far each came.
+    """
     if len(recipes) < 2:
         raise InvalidInput(f"expected two recipe ids or more, not {recipes[0]} alone", hint="frontrunner best")
+    if {one.name for one in backend.campaigns()}.issuperset(recipes):
+        compared = compare_campaigns([backend.status(name) for name in recipes])
+        if as_json:
+            shared = backend.compare(recipes)
+            print_json({"differing": dict(compared.differing), **as_plain(shared)})
+        else:
+            print_campaign_comparison(compared)
+        return
     sides = [backend.show(recipe, campaign=campaign) for recipe in recipes]
     estimates = []
     with suppress(InvalidInput):  # the formulas do not cover one of them

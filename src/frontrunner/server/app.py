@@ -33,7 +33,7 @@ from frontrunner.server import service as serving
 from frontrunner.server.auth import SESSION_S
 from frontrunner.server.errors import PROBLEM, Forbidden, problem
 from frontrunner.server.middleware import middleware
-from frontrunner.server.pages import campaigns, explorer, listing, planning, recipes, rendering, steps
+from frontrunner.server.pages import campaigns, comparing, explorer, listing, planning, recipes, rendering, steps
 from frontrunner.server.requests import API, Problem
 from frontrunner.server.settings import KINDS, ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError
@@ -98,6 +98,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         campaigns.router,
         explorer.router,
         recipes.router,
+        comparing.router,
         steps.router,
         planning.router,
         rendering.router,

@@ -331,13 +331,14 @@ def redacted(found: T) -> T:
     if isinstance(found, Explanation):
         return replace(found, appearances=tuple(map(redacted, found.appearances)))
     if isinstance(found, Status | Appearance):
-        campaign = replace(found.campaign, spec_json=_redacted_spec(found.campaign.spec_json))
+        campaign = replace(found.campaign, spec_json=redacted_spec(found.campaign.spec_json))
         return replace(found, campaign=campaign)
     return found
 
 
 @lru_cache(maxsize=256)
-def _redacted_spec(spec_json: str) -> str:
+def redacted_spec(spec_json: str) -> str:
+    """Return the text of a specification without the secrets in it."""
     spec: dict[str, Any] = json.loads(spec_json)
     command, dispatch = spec.get("command") or {}, spec.get("dispatch") or {}
     if command.get("environment"):
@@ -355,7 +356,7 @@ PageSize = Annotated[int, Field(ge=1, le=200, description="Items per page.")]
 MaxMemory = Annotated[float | None, Field(gt=0, le=1e9, description="Largest peak memory of a rank, in GB.")]
 InCampaign: Any = Annotated[str | None, Field(pattern=f"^{CAMPAIGN_NAME.pattern}$", description="Its figures first.")]
 PAGED: dict[str, Any] = {"page": Page, "page_size": PageSize}
-SIDE: Any = Annotated[str, Field(min_length=1, max_length=64)]
+SIDES: Any = list[Annotated[str, Field(min_length=1, max_length=64)]]
 
 
 @dataclass(frozen=True)
@@ -405,7 +406,7 @@ STEP_DIMENSIONS = ("schedule", "pipeline_parallel", "virtual_stages", "micro_bat
 """What a recipe's step may be laid out with other values of."""
 QUESTIONS = (
     Question("drivers", "campaigns", "/drivers", list[ActiveDriver]),
-    Question("compare", "campaigns", "/compare", Comparison, {"first": SIDE, "second": SIDE, **PAGED}),
+    Question("compare", "campaigns", "/compare", Comparison, {"campaigns": SIDES, **PAGED}),
     Question("status", "campaigns", "/campaigns/{name}", Status),
     Question("running", "campaigns", "/campaigns/{name}/running", Running, {"top": Annotated[int, Field(ge=1, le=50)]}),
     Question("trials", "campaigns", "/campaigns/{name}/trials", TrialPage, {"state": TrialState | None, **PAGED}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 import anyio
 import anyio.to_thread
@@ -67,6 +67,8 @@ def _add(question: requests.Question) -> None:
     of_path = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=SUBJECTS[name]) for name in subjects]
     service = inspect.Parameter("service", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ServiceOf)
     of_query = [question.parameter(name) for name in question.query]
+    lists = [one for one in of_query if get_origin(one.annotation) is list]  # FastAPI would read them from a body
+    of_query = [one.replace(annotation=Annotated[one.annotation, Query()]) if one in lists else one for one in of_query]
     vars(route)["__signature__"] = inspect.Signature([service, *of_path, *of_query])
     described: Any = {"name": question.method, "description": inspect.getdoc(question.local), "tags": [question.tag]}
     described |= _content("text/plain") if question.result is str else {"response_model": question.result}
