@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
@@ -25,7 +26,13 @@ def _queries(route: RouteContext) -> list[Any]:
     return [one for part in (route.dependant, *route.dependant.dependencies) for one in part.query_params]
 
 
-def address(route: RouteContext, examples: Mapping[str, str]) -> str:
+def planned(plan: str) -> dict[str, str]:
+    """Return the queries of the pages of a plan's recipe, by their paths, from the HTML of a plan."""
+    query = html.unescape(plan.partition('href="/plan/recipe')[2].partition('"')[0])
+    return {"/plan/recipe": query, "/plan/step": query}
+
+
+def address(route: RouteContext, examples: Mapping[str, str], queries: Mapping[str, str]) -> str:
     """Return the path of a route with an example in place of each parameter; a parameter without one is an error."""
     choices = {
         one.name: get_args(one.field_info.annotation)[0]
@@ -33,7 +40,8 @@ def address(route: RouteContext, examples: Mapping[str, str]) -> str:
         if get_origin(one.field_info.annotation) is Literal
     }
     known = dict(examples) | choices
-    return PARAMETER.sub(lambda found: quote(known[found[1]]), str(route.path))
+    path = PARAMETER.sub(lambda found: quote(known[found[1]]), str(route.path))
+    return path + queries.get(str(route.path), "")
 
 
 def is_page(content_type: str, text: str) -> bool:

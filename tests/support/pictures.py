@@ -21,13 +21,13 @@ from PIL import Image
 from frontrunner.remote import RemoteStore
 from frontrunner.server.app import create_app
 from support.browsers import api, window
-from support.page_walk import address, is_page, page_routes
+from support.page_walk import address, is_page, page_routes, planned
 from support.services import Served, served, settings
 
 WIDTH, PHONE = 1440, 390
 MOST_HIGH = 1500
 """Pixels of a picture; what is below on a page is left out."""
-COLORS = 128
+COLORS = 256
 """Of a picture: they are drawings, which more make little better but much larger."""
 PARTS = {"one_campaign": ("figures", "film"), "one_recipe": ("step",)}
 """Parts of pages, by their ids, that have pictures of their own."""
@@ -63,13 +63,13 @@ def addresses(service: Served, team: RemoteStore, page: api.Page, campaign: str)
     """The name and the address of every page, with a campaign, its best recipe, and the two best compared."""
     first, second, *_ = team.best(campaign, top=2)
     examples = {"name": campaign, "recipe_id": first.recipe_id, "wanted": "history", "file": "none"}
-    more = {
+    more = planned(page.request.get(f"{service.url}/plan{PLANNED}").text()) | {
         "/plan": PLANNED,
         "/compare": f"?recipe={first.recipe_id}&recipe={second.recipe_id}&campaign={campaign}",
         "/recipes/{recipe_id}": f"?campaign={campaign}",
     }
     for route in page_routes(create_app(settings(service.folder))):
-        path = address(route, examples) + more.get(str(route.path), "")
+        path = address(route, examples, more)
         answer = page.request.get(service.url + path, headers={"accept": "text/html"})
         if answer.ok and is_page(answer.headers["content-type"], answer.text()):
             yield str(route.name), path
@@ -89,6 +89,7 @@ def every_picture(service: Served, folder: Path, file: Path) -> None:
             for part in PARTS.get(name, ()):
                 page.locator(f"#{part}").scroll_into_view_if_needed()
                 page.wait_for_load_state("networkidle")
+                page.evaluate("scrollTo(0, 0)")  # else the bar of sections lies over it
                 picture(page, folder, part, f"#{part}")
             if name in ON_A_PHONE:
                 page.set_viewport_size({"width": PHONE, "height": 844})

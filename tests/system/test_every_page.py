@@ -17,7 +17,7 @@ from frontrunner.spaces.document import recipe_id
 from support.browsers import IN_A_BROWSER, api, window
 from support.live_campaigns import driven
 from support.page_stores import page_store
-from support.page_walk import address, is_page, page_routes
+from support.page_walk import address, is_page, page_routes, planned
 from support.services import Served, served, settings
 
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
@@ -48,7 +48,9 @@ class Shown:
         routes = [route for route in page_routes(self.app) if route.path not in OPEN_PATHS]
         if not self.examples:
             routes = [route for route in routes if "{" not in str(route.path)]
-        found = dict.fromkeys(address(route, example) for route in routes for example in self.examples or ({},))
+        queries = planned(page.request.get(f"{self.service.url}/plan").text())
+        examples = self.examples or ({},)
+        found = dict.fromkeys(address(route, example, queries) for route in routes for example in examples)
         return [one for one in (*found, *self.more) if self._is_page(page, one)]
 
     def _is_page(self, page: api.Page, path: str) -> bool:

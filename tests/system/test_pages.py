@@ -258,7 +258,7 @@ def test_pages_fit_their_window_in_light_and_dark(service: Served, width: int, s
         page.locator(".step-scrub input").fill("400")
         assert fits(page)
         page.goto(f"{service.url}/plan?model=frontier-175b&nodes=128&global_batch=1024")
-        page.get_by_label("nodes").fill("64")
+        page.get_by_label("nodes", exact=True).fill("64")
         page.keyboard.press("Tab")
         api.expect(page.locator("tr.here")).to_contain_text("512")
         assert fits(page)
