@@ -592,6 +592,7 @@ def test_plan_s_rows_open_to_their_step_and_fill_the_launch_form(client: TestCli
     assert client.get(f"{address}&micro_batch_seqs=1").json()["chosen"]["micro_batch_seqs"] == 1
     assert client.get(f"{address}&micro_batch_seqs=x").status_code == 422
     assert client.get(f"/plan/recipe?{SMALL_PLAN}&recipe=ffffffff").status_code == 404
+    assert rows[0].rpartition("=")[2] in shown(client, f"/plan/recipe?{SMALL_PLAN}"), "the fastest"
     assert client.get("/launch?nodes=0").status_code == 422
 
 
