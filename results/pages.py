@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, and_, func, select
 from sqlalchemy.orm import aliased
 from sqlalchemy.sql.selectable import GenerativeSelect
 
 from frontrunner.results.lease import is_held
-from frontrunner.results.outcome import FailureKind, Outcome, ProbeEnding
+from frontrunner.results.outcome import Outcome
 from frontrunner.results.ranking import (
     BYTES_PER_GB,
     ORDERED_COLUMNS,
@@ -26,20 +25,15 @@ from frontrunner.results.ranking import (
     check_filters,
     conditions,
     ordering,
-    passes,
     rank,
 )
 from frontrunner.results.records import AttemptOutcome, Campaign, CampaignSummary, Trial
-from frontrunner.results.rows import attempts_by_trial, cell, finished_attempts, has_table, read_attempts, value_of
+from frontrunner.results.rows import attempts_by_trial, cell, read_attempts, value_of
 from frontrunner.results.schema import (
     AttemptRow,
     CampaignRow,
-    EndingRow,
-    FailureRow,
-    MeasurementRow,
     StandingRow,
     TrialRow,
-    recipe_from_json,
 )
 from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.results.store import Store
@@ -104,17 +98,15 @@ def recipe_page(  # noqa: PLR0913 - the parameters of a query, each by its name
     check_page(page, page_size)
     most_bytes = None if max_memory_gb is None else max_memory_gb * BYTES_PER_GB
     columns = [StandingRow.trial_id, StandingRow.peak_memory_bytes_max_rank.label("memory")]
-    with store.read(campaign) as (connection, found):
+    with store.database.reading(), store.read(campaign) as (connection, found):
         figure = ORDERED_COLUMNS[by].label("figure")
         query = select(*columns, figure).where(StandingRow.campaign_id == found.id, *conditions(by, None))
-        if filters:
-            query = query.add_columns(TrialRow.recipe_json).join(TrialRow, TrialRow.id == StandingRow.trial_id)
         rows = connection.execute(query.order_by(*ordering(by))).all()
+        passing = _passing(store, found, filters) if filters else None
         places = {
             row.trial_id: place
             for place, row in enumerate(rows, start=1)
-            if (most_bytes is None or 0 < row.memory <= most_bytes)
-            and (not filters or passes(cell(TrialRow.recipe_json, row.recipe_json, row.trial_id), filters))
+            if (most_bytes is None or 0 < row.memory <= most_bytes) and (passing is None or row.trial_id in passing)
         }
         shown = list(places)[(page - 1) * page_size : page * page_size]
         items = rank(
@@ -126,6 +118,12 @@ def recipe_page(  # noqa: PLR0913 - the parameters of a query, each by its name
             better=rows[0].figure if rows else None,
         )
     return RecipePage(items=tuple(items), total=len(places))
+
+
+def _passing(store: Store, campaign: Campaign, filters: Filters) -> frozenset[int]:
+    from frontrunner.results.explore import passing
+
+    return passing(store, campaign, filters)
 
 
 def trial_page(
@@ -282,71 +280,13 @@ def under_way(store: Store, campaign: Campaign, limit: int) -> tuple[bool, Page[
         return True, Page(items=tuple(read_attempts(connection, AttemptRow.id.in_(first.all()))), total=total)
 
 
-class Ended(NamedTuple):
-    """A finished attempt, in the columns that charts of 100,000 need.
+def rank_of(store: Store, campaign: Campaign, recipe_id: str) -> int | None:
+    """Return a recipe's rank by what the campaign seeks, None where it has none."""
+    from frontrunner.results.snapshot import attempts_of
 
-    `kind` is None for a measurement, `standing` the pooled tokens/s of the recipe, None where it does not rank, and
-    `peak_memory_bytes` its peak, 0 where it is unknown.
-    """
-
-    recipe_id: str
-    recipe_json: str
-    state: TrialState
-    standing: float | None
-    peak_memory_bytes: int | None
-    kind: FailureKind | None
-    tokens_per_s: float | None
-    node_seconds: float
-    ended: ProbeEnding | None = None
-
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe, which takes as long to read as all else of ten attempts."""
-        return recipe_from_json(self.recipe_json)
-
-    @property
-    def outcome(self) -> str:
-        """`measured`, or the failure's kind."""
-        return "measured" if self.kind is None else self.kind.value
-
-
-ENDED = TypeAdapter(list[Ended])
-
-
-def probed(store: Store, campaign: Campaign | str | None) -> list[Ended]:
-    """Return every finished attempt of the campaign (None: the newest), in the order in which they ended."""
-    with store.read(campaign) as (connection, found):
-        mine = AttemptRow.campaign_id == found.id
-        query = (
-            select(
-                *(TrialRow.recipe_id, TrialRow.recipe_json, TrialRow.state),
-                *(StandingRow.tokens_per_s, StandingRow.peak_memory_bytes_max_rank),
-                *(FailureRow.kind, MeasurementRow.tokens_per_s),
-                func.coalesce(MeasurementRow.node_seconds, FailureRow.node_seconds),
-            )
-            .select_from(AttemptRow)
-            .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
-            .outerjoin(StandingRow, StandingRow.trial_id == AttemptRow.trial_id)
-            .outerjoin(MeasurementRow, MeasurementRow.attempt_id == AttemptRow.id)
-            .outerjoin(FailureRow, FailureRow.attempt_id == AttemptRow.id)
-            .where(mine, AttemptRow.state != AttemptState.RUNNING)
-            .order_by(AttemptRow.finished_at, AttemptRow.id)
-        )
-        if has_table(connection, EndingRow):
-            query = query.add_columns(EndingRow.ended).outerjoin(EndingRow, EndingRow.attempt_id == AttemptRow.id)
-        try:
-            return ENDED.validate_python(connection.execute(query).all())
-        except ValidationError:
-            finished_attempts(connection, mine)  # names the damaged cell
-            rank(connection, found)
-            raise
-
-
-def numbered(store: Store, campaign_id: int) -> dict[str, int]:
-    """Return the number of each of a campaign's trials, by its recipe's id."""
-    query = select(TrialRow.recipe_id, TrialRow.number).where(TrialRow.campaign_id == campaign_id)
-    with store.database.read() as connection:
-        return {str(name): int(number) for name, number in connection.execute(query)}
+    trials = attempts_of(store, campaign).trials
+    row = trials.row_of.get(recipe_id)
+    return None if row is None else int(trials.ranks[row]) or None
 
 
 def ranked_at(store: Store, campaign: Campaign, places: Mapping[str, int]) -> list[RankedRecipe]:

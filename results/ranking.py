@@ -122,9 +122,7 @@ def best_of(
         return rank(connection, campaign, *wanted, by=RankBy(str(sought).replace("_", "-")), top=top)
 
     def rate(row: RankedRecipe) -> float:
-        nodes, price = nodes_of(campaign, row.recipe)
-        # Of equal nodes the price does not change the order.
-        return row.standing.tokens_per_s / (nodes * price if price and GROUPS in campaign.problem_summary else nodes)
+        return row.standing.tokens_per_s / divisor_of(campaign, row.recipe.devices, row.recipe.group)
 
     rows = sorted(rank(connection, campaign, *wanted), key=lambda row: (-rate(row), row.recipe_id))[:top]
     return [
@@ -192,18 +190,24 @@ def _training(campaign: Campaign, recipe: Recipe, tokens_per_s: float) -> Traini
     stated: Mapping[str, Any] = campaign.problem_summary
     if "billion_tokens" not in stated:
         return None
-    nodes, price = nodes_of(campaign, recipe)
+    nodes, price = nodes_of(campaign, recipe.devices, recipe.group)
     return Training.of(stated["billion_tokens"], tokens_per_s, nodes, price)
 
 
-def nodes_of(campaign: Campaign, recipe: Recipe) -> tuple[int, float | None]:
-    """Return the whole nodes that a recipe takes, of its group where there are some, and the price of one for an hour.
+def divisor_of(campaign: Campaign, devices: int, group: str) -> float:
+    """Return what tokens/s are divided by to rank by price: of equal nodes that does not change the order."""
+    nodes, price = nodes_of(campaign, devices, group)
+    return nodes * price if price and GROUPS in campaign.problem_summary else nodes
+
+
+def nodes_of(campaign: Campaign, devices: int, group: str) -> tuple[int, float | None]:
+    """Return the whole nodes that so many devices take, of a group if there are some, and the price of one for an hour.
 
     The price is None where the campaign states none.
     """
     stated: Mapping[str, Any] = campaign.problem_summary
-    own = stated.get(GROUPS, {}).get(recipe.group, stated)
-    return math.ceil(recipe.devices / own["devices_per_node"]), own.get("price_per_node_hour")
+    own = stated.get(GROUPS, {}).get(group, stated)
+    return math.ceil(devices / own["devices_per_node"]), own.get("price_per_node_hour")
 
 
 def pareto(

@@ -240,6 +240,9 @@ def read_attempts(
     ids = select(AttemptRow.id).where(*wanted)
     if newest is not None:
         ids = ids.order_by(AttemptRow.id.desc()).limit(newest)
+    with_ids = connection.execute(ids.limit(MOST_BOUND + 1) if newest is None else ids).scalars().all()
+    if len(with_ids) <= MOST_BOUND:  # else each of the queries below finds them again
+        ids = select(AttemptRow.id).where(AttemptRow.id.in_(with_ids))
     mine = AttemptRow.id.in_(ids)
     of_trials = TrialRow.id.in_(select(AttemptRow.trial_id).where(mine))
     trials = {trial.id: trial for trial in values(connection, Trial, of_trials)}

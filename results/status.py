@@ -21,6 +21,7 @@ from frontrunner.results.provenance import Provenance
 from frontrunner.results.ranking import RankedRecipe, best_of, gap_percent, rank
 from frontrunner.results.records import Attempt, Campaign, Event, Trial, state_in_words
 from frontrunner.results.rows import (
+    MOST_BOUND,
     DamagedCell,
     attempts_by_trial,
     cell,
@@ -161,9 +162,15 @@ def active_drivers(store: Store) -> list[ActiveDriver]:
 
 def version_of(store: Store, campaign: str) -> tuple[str, bool]:
     """Return text that changes with every write of a campaign's drivers, and whether one holds the campaign."""
+    found, is_driven = campaign_and_driver(store, campaign)
+    return f"{found.updated_at} {found.epoch} {found.outcomes}", is_driven
+
+
+def campaign_and_driver(store: Store, campaign: str) -> tuple[Campaign, bool]:
+    """Return a campaign, and whether a driver holds it."""
     with store.read(campaign) as (connection, found):
         row = connection.execute(select(CampaignRow).where(CampaignRow.id == found.id)).one()
-        return f"{found.updated_at} {found.epoch} {found.outcomes}", is_held(store.database, connection, row)
+        return found, is_held(store.database, connection, row)
 
 
 def failures(
@@ -178,8 +185,9 @@ def failures(
             .limit(limit)
             .offset(offset)
         )
-        tries = attempts_by_trial(connection, AttemptRow.trial_id.in_(failed))
-        listed = [tries[trial_id] for trial_id in connection.execute(failed).scalars() if trial_id in tries]
+        ids = connection.execute(failed).scalars().all()
+        tries = attempts_by_trial(connection, AttemptRow.trial_id.in_(ids if len(ids) <= MOST_BOUND else failed))
+        listed = [tries[trial_id] for trial_id in ids if trial_id in tries]
     return [
         FailedTrial(trial=last.trial, failure=last.outcome, attempts=len(of_trial), run_folder=last.attempt.run_folder)
         for of_trial in listed

@@ -7,11 +7,13 @@ One process writes to a campaign at a time: the driver that holds its lease, thr
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from datetime import datetime
 from functools import partial
+from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 
@@ -93,6 +95,9 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self.database = database
+        self.kept: OrderedDict[tuple[int, str], Any] = OrderedDict()
+        """Arrays of campaigns (`results.snapshot`) by id and time of creation; the one asked for last is the last."""
+        self.kept_lock = Lock()
 
     @property
     def url(self) -> str:

@@ -29,7 +29,7 @@ from frontrunner.results.records import Campaign
 from frontrunner.results.status import Explanation, measured_with
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.document import identity, recipe_id
+from frontrunner.spaces.document import identity, recipe_id, recipe_ids
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean, shown, shown_key
 from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import GlobalBatch, Problem
@@ -98,7 +98,8 @@ def recipe_by_id(spec: CampaignSpec, beginning: str) -> Recipe:
     if len(wanted) < LEAST_DIGITS:
         raise bad_value("recipe id", beginning, f"at least the first {LEAST_DIGITS} characters of one")
     recipes = spec.survey().recipes
-    found = {name: recipe for recipe in recipes if (name := recipe_id(spec.problem, recipe)).startswith(wanted)}
+    ids = enumerate(recipe_ids(spec.problem, recipes))
+    found = {name: recipes[row] for row, name in ids if name.startswith(wanted)}
     if not found:
         raise NotFound(
             f"none of the {len(recipes):,} legal recipes of the space has an id that begins with {wanted!r}",

@@ -35,6 +35,7 @@ from frontrunner.results.store import Store, open_store
 from frontrunner.search.budget import Limit
 from frontrunner.search.campaign_setup import budget_used, change_budget, refuse_imported_campaign, stored_spec
 from frontrunner.spaces.custom import Custom
+from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import FrontrunnerError, NotFound, bad_value, did_you_mean, writing
 from frontrunner.spaces.pareto import OBJECTIVES, pareto_front
 from frontrunner.spaces.problem import Problem
@@ -176,10 +177,13 @@ class LocalStore:
 
     def front(self, campaign: str | None = None, *, objectives: Sequence[str] = OBJECTIVES) -> Front:
         """Return the recipes that no other beats in all objectives: of tokens, memory (free) and nodes (fewer)."""
+        from frontrunner.results.explore import may_be_on_front
+
         wanted = checked_objectives(objectives)
         with self.opened() as store:
             record = store.campaign(campaign)
-            return front(ranking.best(store, record, top=None, by="tokens"), stored_spec(record).problem, wanted)
+            problem = stored_spec(record).problem
+            return front(may_be_on_front(store, record, problem, wanted), problem, wanted)
 
     def recipes(
         self,
@@ -319,10 +323,15 @@ class LocalStore:
         """Return the campaign's baseline and its best recipe; None without a measured baseline."""
         with self.opened() as store:
             record = store.campaign(campaign)
-            named = stored_spec(record).search.baseline
-            ranked = ranking.best(store, record, top=None) if named is not None else []
-        own = next((row for row in ranked if row.recipe == named), None)
-        return None if own is None else Baseline(own=own, best=ranked[0])
+            spec = stored_spec(record)
+            if spec.search.baseline is None:
+                return None
+            name = recipe_id(spec.problem, spec.search.baseline)
+            own, first = pages.rank_of(store, record, name), ranking.best(store, record, top=1)
+            if own is None:
+                return None
+            ranked = pages.ranked_at(store, record, {first[0].recipe_id: 1, name: own})
+        return Baseline(own=ranked[-1], best=ranked[0])
 
     def predictions(self, campaign: str | None = None) -> SmallScale | None:
         """Return what a campaign with `search.probe_nodes` predicts for its cluster; None for others."""

@@ -91,7 +91,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "frontrunner.cli", *arguments]
 
 
-def frontrunner(*arguments: str, cwd: Path, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+def frontrunner(*arguments: str, cwd: Path, timeout_s: float = 400) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end."""
     return subprocess.run(
         command(*arguments), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout_s, check=False
@@ -116,7 +116,7 @@ def started(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 40.0, pause_s: float = 0.02) -> Any:
+def wait_for(condition: Callable[[], Any], timeout_s: float = 120.0, pause_s: float = 0.02) -> Any:
     """The condition's first true value; fails the test where there is none in time."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):

@@ -31,7 +31,7 @@ SPACE = {
 def ray() -> Iterator[RayCluster]:
     with ray_cluster(3) as made:
         yield made
-        wait_for(lambda: not made.processes() and not made.files(), 60)
+        wait_for(lambda: not made.processes() and not made.files())
 
 
 def campaign(folder: Path, ray: RayCluster, **sections: dict[str, Any]) -> str:
@@ -85,7 +85,7 @@ def test_a_campaign_loses_nothing_with_a_node_and_its_driver(tmp_path: Path, ray
     with started("launch", name, cwd=tmp_path) as process:
         hit, victim = wait_for_stepping(tmp_path, ray, 4)
         ray.kill(victim)
-        lost = wait_for(lambda: RunFolder(hit).outcome(), 100)
+        lost = wait_for(lambda: RunFolder(hit).outcome())
         assert isinstance(lost, Failure)
         assert lost.kind is FailureKind.LOST
         assert victim[:8] in lost.message
@@ -93,7 +93,7 @@ def test_a_campaign_loses_nothing_with_a_node_and_its_driver(tmp_path: Path, ray
         process.send_signal(signal.SIGKILL)
         process.wait()
     known = {token: found for token, found in outcomes(tmp_path).items() if found is not None}
-    wait_for(lambda: not ray.processes(), 40)
+    wait_for(lambda: not ray.processes())
     done = frontrunner("resume", "tiny", "--json", cwd=tmp_path, timeout_s=400)
     assert done.returncode == 0, done.stderr
     found = outcomes(tmp_path)

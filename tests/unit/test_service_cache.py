@@ -42,7 +42,7 @@ def test_no_start_waits_for_figures(tmp_path: Path) -> None:
         drawing = [asyncio.create_task(service.slowly(lambda: drawn.wait(60))) for _ in range(3)]
         await asyncio.sleep(0)
         try:
-            return await asyncio.wait_for(service.slowly(lambda: "begun", starts=True), 30)
+            return await asyncio.wait_for(service.slowly(lambda: "begun", starts=True))
         finally:
             drawn.set()
             await asyncio.gather(*drawing)

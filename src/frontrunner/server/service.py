@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import html
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Annotated, Any, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -20,8 +22,6 @@ from starlette.responses import JSONResponse
 from starlette.types import Scope
 
 from frontrunner.results.courses import Courses
-from frontrunner.results.explore import TrialTable
-from frontrunner.results.records import Campaign
 from frontrunner.results.store import open_store
 from frontrunner.server.auth import ROLE, LoginLinks, Role, make_tokens
 from frontrunner.server.drivers import Drivers, Replays
@@ -30,7 +30,6 @@ from frontrunner.server.pages.rendering import assets, render
 from frontrunner.server.requests import API
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, did_you_mean, shown, shown_key
-from frontrunner.spaces.recipe import Choice
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import invalid_input
 from frontrunner.store import LocalStore
@@ -40,9 +39,9 @@ from frontrunner.views.report import Reported, reported
 T = TypeVar("T")
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 SLOW_THREADS = 2
-REPORT_TTL_S = 10.0
-"""How long what was read for a report serves its figures too: a client asks for each of them by itself."""
-MOST_REPORTED, MOST_EXPLORED = 2, 8
+MOST_REPORTED = 4
+"""Campaigns of which what reports and figures show is kept: some 30 MB for each with 100,000 trials."""
+LEAST_ZIPPED, ZIP_LEVEL = 2000, 4
 MOST_KEY_CHARACTERS = 200
 MOST_REPEATS = 1024
 REPEATS_S = 24 * 3600.0
@@ -74,31 +73,36 @@ class Service:
         self.repeats = Repeats()
         self.cache = Cache(limits.cache_s, limits.cache_bytes)
         self.courses = Courses()
-        self._explored: LRUCache[tuple[int, str], TrialTable] = LRUCache(MOST_EXPLORED)
-        self._explored_lock = Lock()
         self._surveys: LRUCache[str, Survey] = LRUCache(MOST_REPORTED)
-        self._reported: TTLCache[tuple[str, str], Reported] = TTLCache(
-            MOST_REPORTED, min(REPORT_TTL_S, 10 * limits.cache_s)
-        )
+        self._reported: LRUCache[tuple[int, str], Kept] = LRUCache(MOST_REPORTED)
+        self._reported_lock = Lock()
 
-    def report(self, campaign: str, version: str = "") -> Reported:
-        """Read what a campaign's report and figures show, at most once per `REPORT_TTL_S` and version of a page."""
-        found: Reported | None = self._reported.get((campaign, version))
-        if found is None:
-            found = self._reported[campaign, version] = reported(self.store, campaign, self._surveys)
-        return found
-
-    def trials(self, campaign: Campaign, own_knobs: Mapping[str, Choice]) -> TrialTable:
-        """Return the columns of a campaign's trials, which are read once and then kept up to date."""
-        with self._explored_lock:
-            key = (campaign.id, campaign.created_at)
-            if key not in self._explored:
-                self._explored[key] = TrialTable(campaign, own_knobs)
-            return self._explored[key]
+    def report(self, name: str, version: str | None = None) -> Reported:
+        """Return what a campaign's report and figures show, read once per version: by default after every write."""
+        campaign = self.store.campaign(name)
+        state = f"{campaign.updated_at} {campaign.outcomes}"
+        wanted = state if version is None else version
+        with self._reported_lock:
+            kept: Kept = self._reported.setdefault((campaign.id, campaign.created_at), Kept())
+        with kept.lock:  # those who ask at the same time wait for the first
+            if kept.found is None or (wanted not in kept.versions and kept.state != state):
+                kept.found, kept.state, kept.versions = reported(self.store, name, self._surveys), state, set()
+            kept.versions.add(wanted)
+            return kept.found
 
     async def slowly(self, work: Callable[[], T], *, starts: bool = False) -> T:
         """Run work that takes seconds on a thread of its own: no question, and no start, waits for the others."""
         return await anyio.to_thread.run_sync(work, limiter=self.starts if starts else self.slow_work)
+
+
+@dataclass
+class Kept:
+    """What a campaign's report shows in a state, and the versions that it was asked for as."""
+
+    state: str = ""
+    versions: set[str] = field(default_factory=set)
+    found: Reported | None = None
+    lock: Lock = field(default_factory=Lock)
 
 
 class Cache:
@@ -108,13 +112,17 @@ class Cache:
         self._kept: TTLCache[Hashable, Response] = TTLCache(most_bytes, ttl_s, getsizeof=lambda kept: len(kept.body))
         self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
-    async def response(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, Response]]) -> Response:
+    async def response(
+        self, key: Hashable, make: Callable[[], Coroutine[Any, Any, Response]], *, zipped: bool = False
+    ) -> Response:
         """Return the response to a question, made by the first of those who ask at the same time."""
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
             kept: Response | None = self._kept.get(key)
             if kept is None:
                 kept = await make()
+                if zipped:
+                    await compress(kept)
                 if hasattr(kept, "body") and len(kept.body) <= self._kept.maxsize:
                     self._kept[key] = kept
             return kept
@@ -122,6 +130,18 @@ class Cache:
     def clear(self) -> None:
         """Forget every response."""
         self._kept.clear()
+
+
+async def compress(response: Response) -> None:
+    """Send a body of some size by gzip; figures of large campaigns become a tenth of what they are."""
+    body = bytes(getattr(response, "body", b""))
+    if len(body) < LEAST_ZIPPED or "content-encoding" in response.headers:
+        return
+    # On a thread: meanwhile others are served.
+    response.body = await anyio.to_thread.run_sync(lambda: gzip.compress(body, ZIP_LEVEL, mtime=0))
+    response.headers["content-encoding"] = "gzip"
+    response.headers["content-length"] = str(len(response.body))
+    response.headers.add_vary_header("accept-encoding")
 
 
 class Repeats:
@@ -180,8 +200,15 @@ class CachedRoute(OnceRoute):
         async def cached(request: Request) -> Response:
             cache: Cache = request.app.state.service.cache
             if request.method == "GET":
-                key = (request.scope.get(ROLE), request.headers.get("host"), request.url.path, request.url.query)
-                return await cache.response(key, lambda: handler(request))
+                zipped = "gzip" in request.headers.get("accept-encoding", "")
+                key = (
+                    request.scope.get(ROLE),
+                    request.headers.get("host"),
+                    request.url.path,
+                    request.url.query,
+                    zipped,
+                )
+                return await cache.response(key, lambda: handler(request), zipped=zipped)
             try:
                 return await handler(request)
             finally:

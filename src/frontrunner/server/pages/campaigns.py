@@ -18,9 +18,9 @@ from frontrunner.results.address import parse_address
 from frontrunner.results.pages import newest_spans, trial_page
 from frontrunner.results.predictions import outlook_of
 from frontrunner.results.ranking import pareto, rank
-from frontrunner.results.records import IMPORTED
+from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.results.states import CampaignState, TrialState
-from frontrunner.results.status import Status, active_drivers, failures, status, version_of
+from frontrunner.results.status import Status, active_drivers, campaign_and_driver, failures, status, version_of
 from frontrunner.results.store import Store
 from frontrunner.running_trials import LAST_OUTCOMES, log_end, running, why_chosen
 from frontrunner.search.budget import STOPPING, outlook_in_words
@@ -33,10 +33,8 @@ from frontrunner.server.routes import CampaignName
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf
 from frontrunner.server.settings import is_loopback
 from frontrunner.spaces.errors import bad_value
-from frontrunner.text import to_json
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import timeline
-from frontrunner.views.charts.marks import Missing
 from frontrunner.views.columns import COLUMNS, ORIGINS, TRIALS, used
 
 router = APIRouter(route_class=CachedRoute)
@@ -177,7 +175,8 @@ def live(service: ServiceOf, role: RoleOf, name: CampaignName, seen: Seen) -> Re
     changed = [html for section, html in sections.items() if old.get(section) != digest(html)]
     if was == now and not changed:
         return Response(status_code=204)
-    news = {} if charts == charts_version(view["status"]) else {"HX-Trigger": "outcomes"}
+    campaign: Campaign = view["campaign"]
+    news = {} if charts == charts_version(campaign, view["status"].driver_is_live) else {"HX-Trigger": "outcomes"}
     return HTMLResponse("".join([_live(view["status"], now, sections), *changed]), headers=news)
 
 
@@ -209,15 +208,14 @@ def _sections(view: Mapping[str, Any], role: Role) -> dict[str, Markup]:
 
 
 def _live(found: Status, now: str, sections: Mapping[str, Markup]) -> Markup:
-    seen = "~".join([now, charts_version(found), *map(digest, sections.values())])
+    seen = "~".join([now, charts_version(found.campaign, found.driver_is_live), *map(digest, sections.values())])
     url = f"/campaigns/{found.campaign.name}/live?seen={quote(seen)}"
     return render("live.html", url=url, polls_every_s=POLL_DRIVEN_S if found.driver_is_live else POLL_S)
 
 
-def charts_version(found: Status) -> str:
+def charts_version(campaign: Campaign, driver_is_live: bool) -> str:  # noqa: FBT001 - as it is read
     """Return the version of a campaign's charts: a new one per outcome, later one per `CHARTS_EVERY_S`."""
-    campaign = found.campaign
-    if found.driver_is_live and campaign.outcomes > CHARTS_AT_ONCE:
+    if driver_is_live and campaign.outcomes > CHARTS_AT_ONCE:
         return f"t{int(time.time() / CHARTS_EVERY_S)}"
     return f"{campaign.outcomes}-{campaign.node_seconds_spent:g}"
 
@@ -235,11 +233,8 @@ async def one_figure(service: ServiceOf, name: CampaignName, wanted: str) -> Res
         raise bad_value("figure", wanted, f"one of {', '.join(FIGURES)}")
 
     def drawn() -> str:
-        version = charts_version(status(service.store, name))
-        found = service.report(name, version).chart(wanted)
-        if isinstance(found, Missing):
-            return to_json({"reading": f"Not drawn: {found.reason}", "spec": None})
-        return to_json({"reading": " ".join((found.reading, *found.remarks)), "spec": found.spec})
+        version = charts_version(*campaign_and_driver(service.store, name))
+        return service.report(name, version).chart_json(wanted)
 
     return Response(await service.slowly(drawn), media_type="application/json")
 
