@@ -296,13 +296,23 @@ def _chosen(request: Request, others: Sequence[str] = ()) -> tuple[PlanForm, Cam
     return form, form.spec, more
 
 
+def _recipe(spec: CampaignSpec, recipe_id: str | None) -> Recipe:
+    """Return the recipe of a plan with this id, or (None) the fastest that fits."""
+    if recipe_id is not None:
+        return recipe_by_id(spec, recipe_id)
+    fastest = plan_of(spec).fastest(1)
+    if not fastest:
+        raise NothingLegal("no recipe of the plan is estimated to fit", hint="more nodes, or shorter sequences")
+    return fastest[0].recipe
+
+
 @router.get("/plan/recipe")
 async def plan_recipe(request: Request, service: ServiceOf, role: RoleOf) -> Response:
     """One recipe of a plan: where its step's time and its memory go, and its step rank by rank."""
     form, spec, more = _chosen(request)
 
     def opened() -> Response:
-        recipe = recipe_by_id(spec, more.get("recipe", ""))
+        recipe = _recipe(spec, more.get("recipe"))
         problem = spec.problem.at(recipe)
         parts = breakdown(recipe, problem)
         return page(
@@ -327,7 +337,7 @@ async def plan_recipe(request: Request, service: ServiceOf, role: RoleOf) -> Res
 async def plan_step(request: Request, service: ServiceOf) -> Response:
     """One step of a plan's recipe, or of a variant, for step.js."""
     _, spec, more = _chosen(request, STEP_DIMENSIONS)
-    recipe_id = more.pop("recipe", "")
+    recipe_id = more.pop("recipe", None)
     try:
         asked = Variant.model_validate(more)
     except ValidationError as error:
@@ -335,7 +345,7 @@ async def plan_step(request: Request, service: ServiceOf) -> Response:
     changes = {name: getattr(asked, name) for name in STEP_DIMENSIONS}
 
     def drawn() -> str:
-        return to_json(drawn_in(recipe_by_id(spec, recipe_id), spec, changes))
+        return to_json(drawn_in(_recipe(spec, recipe_id), spec, changes))
 
     return Response(await service.slowly(drawn), media_type="application/json")
 
