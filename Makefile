@@ -26,12 +26,7 @@ every-recipe: .venv/.installed-dev
 pictures: .venv/.installed-dev
 	test -f pictured.db || for name in laptop-accumulation laptop; do \
 	  $(BIN)/frontrunner launch examples/$$name.toml --store pictured.db || exit; done
-<<<<<<< HEAD
 	PYTHONPATH=tests $(BIN)/python tests/support/pictures.py pictured.db docs/pages examples/laptop.toml
-=======
-	FRONTRUNNER_PICTURES=$(CURDIR)/docs/pages FRONTRUNNER_PICTURED_STORE=$(CURDIR)/pictured.db \
-	  $(BIN)/pytest -m system -k 'fit_their_window or signs_in' tests/system/test_pages.py
->>>>>>> main
 
 # The documentation as a site, in build/site; a broken link or anchor between its pages is an error.
 docs: .venv/.installed-dev
