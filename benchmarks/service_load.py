@@ -68,7 +68,13 @@ def questions(recipe: str) -> list[str]:
             "/trials?page=9",
         )
     ]
-    whole = [f"{API}/campaigns", f"{API}/compare?first=c2&second=c3", f"{API}/recipes/{recipe}", "/metrics", "/healthz"]
+    whole = [
+        f"{API}/campaigns",
+        f"{API}/compare?campaigns=c2&campaigns=c3",
+        f"{API}/recipes/{recipe}",
+        "/metrics",
+        "/healthz",
+    ]
     driven = [f"{API}/campaigns/driven", f"{API}/campaigns/driven/best"]
     pages = ["/", "/compare", "/campaigns/c7", "/campaigns/driven", "/campaigns/driven/live?seen=earlier~0"]
     drawn = ["/campaigns/c7/figures/speed-memory", "/campaigns/c7/figures/parallel-coordinates"]

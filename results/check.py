@@ -10,15 +10,15 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Connection, UniqueConstraint, func, inspect, select, text
+from sqlalchemy import CheckConstraint, Connection, UniqueConstraint, func, inspect, null, select, text
 
 from frontrunner.results.outcome import Measurement, RecipeStats, pool
 from frontrunner.results.records import Trial
-from frontrunner.results.rows import DamagedCell, unreadable_rows, value_of
+from frontrunner.results.rows import DamagedCell, cell, has_table, unreadable_rows, value_of
 from frontrunner.results.schema import (
     FIRST_REVISION,
     LATER_TABLES,
@@ -30,6 +30,7 @@ from frontrunner.results.schema import (
     LaterVersion,
     MeasurementRow,
     StandingRow,
+    TelemetryRow,
     TrialRow,
     document,
 )
@@ -270,19 +271,28 @@ def _misattributed(connection: Connection) -> Iterator[dict[str, Any]]:
             yield about | {"recipe_id": row.recipe_id, "its_recipe_has": found}
 
 
+def _with_telemetry(row: Any) -> Measurement:
+    text = row.telemetry_json
+    recorded = None if text is None else cell(TelemetryRow.telemetry_json, text, row.attempt_id)
+    return replace(value_of(Measurement, row), telemetry=recorded)
+
+
 def _contradictions(connection: Connection) -> Iterator[dict[str, Any]]:
     """Yield the measurements whose rate is not that of their steps, and the standings that do not pool theirs."""
     standings = {row.trial_id: row for row in connection.execute(select(StandingRow))}
+    recorded = TelemetryRow.telemetry_json if has_table(connection, TelemetryRow) else null()
     query = (
-        select(MeasurementRow, AttemptRow.trial_id, AttemptRow.campaign_id)
+        select(MeasurementRow, AttemptRow.trial_id, AttemptRow.campaign_id, recorded.label("telemetry_json"))
         .join(AttemptRow, AttemptRow.id == MeasurementRow.attempt_id)
         .order_by(AttemptRow.trial_id, AttemptRow.id)
     )
+    if has_table(connection, TelemetryRow):
+        query = query.outerjoin(TelemetryRow, TelemetryRow.attempt_id == AttemptRow.id)
     for trial, rows in groupby(connection.execute(query), key=lambda row: row.trial_id):
         of_trial = list(rows)
         about = {"campaign": of_trial[0].campaign_id, "trial": trial}
         try:
-            measured = [value_of(Measurement, row) for row in of_trial]
+            measured = [_with_telemetry(row) for row in of_trial]
             stored = value_of(RecipeStats, standings[trial]) if trial in standings else None
         except DamagedCell:
             continue  # which is another rule's

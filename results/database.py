@@ -337,7 +337,7 @@ def _make_tables(connection: Connection, now: str) -> None:
         by_tokens = next(index for index in indexes if index.name == "standings_by_tokens")
         by_tokens.drop(connection)
         by_tokens.create(connection)
-    Base.metadata.create_all(connection)  # what is missing: revisions 0003 to 0006 added a table each
+    Base.metadata.create_all(connection)  # what is missing: revisions 0003 to 0008 added a table each
     REVISIONS.create(connection, checkfirst=True)
     connection.execute(delete(REVISIONS))
     connection.execute(insert(REVISIONS).values(version_num=REVISION))

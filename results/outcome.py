@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -76,6 +77,11 @@ class Telemetry:
     and temperature are the worst of two readings, after the warm-up and at the end; `slowed_by` names what held the
     clock down then, "" is nothing. `cpus` are the processors that a rank may use, `attention` is its kernel.
 
+    From the last step of the warm-up on, processes of others ran for `foreign_cores` seconds per second on a rank's
+    processors, and for `foreign_share` of the time the rank was ready and waited while they did. `foreign_processes`
+    are the most active of them, `device_processes` those seen on the rank's device before, between and after its
+    steps; "" is none. Above `foreign_limit`, a share, the measurement is marked.
+
     The imbalances have one entry per step, warm-up included: the rows of the fullest expert over the mean, and those of
     the rank whose experts got most, as means over layers; `routing` is the model's, where it has experts.
     """
@@ -88,6 +94,11 @@ class Telemetry:
     temperature_c: tuple[float, ...] | None = None
     slowed_by: tuple[str, ...] | None = None
     cpus: tuple[str, ...] | None = None
+    foreign_cores: tuple[float, ...] | None = None
+    foreign_share: tuple[float, ...] | None = None
+    foreign_processes: tuple[str, ...] | None = None
+    device_processes: tuple[str, ...] | None = None
+    foreign_limit: float | None = None
     attention: str | None = None
     versions: tuple[str, ...] = ()
     routing: str | None = None
@@ -100,7 +111,30 @@ class Telemetry:
         found = []
         if retries := sum(self.allocator_retries or ()):
             found.append(f"memory ran short while steps were measured (allocator retries: {retries})")
-        return (*found, *(why for _, why in self._slow_ranks()))
+        return (*found, *self.disturbances, *(why for _, why in self._slow_ranks()))
+
+    @property
+    def disturbances(self) -> tuple[str, ...]:
+        """What processes of others held up: of the processors, above `foreign_limit`, and of the devices."""
+        return tuple(
+            clauses[0][1] + (f" (the worst of {len(clauses)} ranks)" if len(clauses) > 1 else "")
+            for clauses in self._disturbed_ranks()
+            if clauses
+        )
+
+    def _disturbed_ranks(self) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+        """Return what others held up, by rank, the worst first: by its processors, and by its device."""
+        if self.foreign_limit is None or self.foreign_limit >= 1:
+            return [], []
+        shares, names = self.foreign_share or (), self.foreign_processes or ()
+        waited = [
+            (rank, f"rank {rank} waited {100 * share:.0f} % of the time for processors that other processes used")
+            for rank, share in sorted(enumerate(shares), key=lambda one: -one[1])
+            if share > self.foreign_limit
+        ]
+        waited = [(rank, why + (f": {names[rank]}" if names[rank] else "")) for rank, why in waited]
+        users = enumerate(self.device_processes or ())
+        return waited, [(rank, f"rank {rank}'s device was used by others: {name}") for rank, name in users if name]
 
     def _slow_ranks(self) -> Iterator[tuple[int, str]]:
         for rank, reason in enumerate(self.slowed_by or ()):
@@ -114,7 +148,7 @@ class Telemetry:
     def slow_nodes(self, ranks_per_node: int) -> dict[int, str]:
         """Return what held the others up, by the number of the node on which it was."""
         found: dict[int, str] = {}
-        for rank, why in self._slow_ranks():
+        for rank, why in itertools.chain(*self._disturbed_ranks(), self._slow_ranks()):
             found.setdefault(rank // ranks_per_node, why)
         return found
 
@@ -167,6 +201,11 @@ class Measurement:
         return () if self.telemetry is None else self.telemetry.doubts
 
     @property
+    def is_disturbed(self) -> bool:
+        """Whether processes of others held it up: see `Telemetry`."""
+        return self.telemetry is not None and bool(self.telemetry.disturbances)
+
+    @property
     def memory_above_idle_bytes_max_rank(self) -> int | None:
         """Most memory that a rank had beyond `idle_memory_bytes`, which ratios of recipes compare; None if unknown."""
         idle = self.telemetry and self.telemetry.idle_memory_bytes
@@ -212,7 +251,7 @@ def implausibility(
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeStats:
-    """A recipe's measurements in one campaign, pooled over its `repeats`.
+    """A recipe's measurements in one campaign, pooled over its `repeats`: the `undisturbed` ones.
 
     Times and rates are medians of the repeats' own values; the spread is the standard deviation of all measured
     steps over that median; memory is the most of any rank in any repeat, None where none states it.
@@ -233,8 +272,25 @@ class RecipeStats:
         return self.step_time_spread > STABLE_SPREAD
 
 
+def undisturbed(measurements: Sequence[Measurement]) -> Sequence[Measurement]:
+    """Return the measurements that processes of others did not disturb; all where they disturbed each."""
+    return [one for one in measurements if not one.is_disturbed] or measurements
+
+
+def doubts_of(measurements: Sequence[Measurement]) -> tuple[str, ...]:
+    """Return why the figures that these measurements pool to may not be their recipe's; the first disturbance only."""
+    found, disturbed = list[str](), False
+    for one in undisturbed(measurements):
+        own = one.telemetry.disturbances if one.telemetry is not None else ()
+        found += [why for why in one.doubts if not (disturbed and why in own)]
+        disturbed = disturbed or bool(own)
+    return tuple(dict.fromkeys(found))
+
+
 def pool(measurements: Sequence[Measurement]) -> RecipeStats:
     """Pool one or more measurements of one recipe."""
+    peak_memory_bytes = max(max(m.peak_memory_bytes) for m in measurements)
+    measurements = undisturbed(measurements)
     steps = [time for measurement in measurements for time in measurement.step_times_s]
     median = statistics.median(m.step_time_s_median for m in measurements)
     utilizations = [m.mfu for m in measurements if m.mfu is not None and math.isfinite(m.mfu)]
@@ -244,7 +300,7 @@ def pool(measurements: Sequence[Measurement]) -> RecipeStats:
         step_time_spread=statistics.stdev(steps) / median if len(steps) > 1 else 0.0,
         **{name: statistics.median(getattr(m, name) for m in measurements) for name in RATES},
         mfu=statistics.median(utilizations) if utilizations else None,
-        peak_memory_bytes_max_rank=max(max(m.peak_memory_bytes) for m in measurements) or None,
+        peak_memory_bytes_max_rank=peak_memory_bytes or None,
     )
 
 

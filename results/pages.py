@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, and_, func, select
 from sqlalchemy.orm import aliased
 from sqlalchemy.sql.selectable import GenerativeSelect
 
-from frontrunner.results.outcome import FailureKind, Outcome, ProbeEnding
+from frontrunner.results.lease import is_held
+from frontrunner.results.outcome import Outcome
+from frontrunner.results.predictions import FORECASTS
 from frontrunner.results.ranking import (
     BYTES_PER_GB,
     ORDERED_COLUMNS,
@@ -25,20 +26,16 @@ from frontrunner.results.ranking import (
     check_filters,
     conditions,
     ordering,
-    passes,
     rank,
 )
-from frontrunner.results.records import AttemptOutcome, Campaign, CampaignSummary, Trial
-from frontrunner.results.rows import attempts_by_trial, cell, finished_attempts, has_table, read_attempts, value_of
+from frontrunner.results.records import AttemptOutcome, Campaign, CampaignSummary, Event, Trial
+from frontrunner.results.rows import attempts_by_trial, cell, read_attempts, value_of, values
 from frontrunner.results.schema import (
     AttemptRow,
     CampaignRow,
-    EndingRow,
-    FailureRow,
-    MeasurementRow,
+    EventRow,
     StandingRow,
     TrialRow,
-    recipe_from_json,
 )
 from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.results.store import Store
@@ -70,6 +67,7 @@ class TrialOutcome:
 CampaignPage = Page[CampaignSummary]
 RecipePage = Page[RankedRecipe]
 TrialPage = Page[TrialOutcome]
+HistoryPage = Page[Event]
 
 
 def campaign_page(store: Store, *, page: int = 1, page_size: int = 50) -> CampaignPage:
@@ -88,6 +86,16 @@ def newest_names(store: Store, limit: int) -> list[str]:
         return list(connection.execute(query).scalars())
 
 
+def history_page(store: Store, campaign: str | None, *, page: int = 1, page_size: int = 50) -> HistoryPage:
+    """Return one page of a campaign's history, the newest first: every event but forecasts."""
+    with store.read(campaign) as (connection, found):
+        mine = (EventRow.campaign_id == found.id, EventRow.kind.not_in(FORECASTS))
+        query = cut(select(EventRow.id).where(*mine).order_by(EventRow.id.desc()), page, page_size)
+        items = values(connection, Event, EventRow.id.in_(query), order=EventRow.id.desc())
+        total = connection.execute(select(func.count()).select_from(EventRow).where(*mine)).scalar_one()
+    return HistoryPage(items=tuple(items), total=total)
+
+
 def recipe_page(  # noqa: PLR0913 - the parameters of a query, each by its name
     store: Store,
     campaign: str | None,
@@ -103,17 +111,15 @@ def recipe_page(  # noqa: PLR0913 - the parameters of a query, each by its name
     check_page(page, page_size)
     most_bytes = None if max_memory_gb is None else max_memory_gb * BYTES_PER_GB
     columns = [StandingRow.trial_id, StandingRow.peak_memory_bytes_max_rank.label("memory")]
-    with store.read(campaign) as (connection, found):
+    with store.database.reading(), store.read(campaign) as (connection, found):
         figure = ORDERED_COLUMNS[by].label("figure")
         query = select(*columns, figure).where(StandingRow.campaign_id == found.id, *conditions(by, None))
-        if filters:
-            query = query.add_columns(TrialRow.recipe_json).join(TrialRow, TrialRow.id == StandingRow.trial_id)
         rows = connection.execute(query.order_by(*ordering(by))).all()
+        passing = _passing(store, found, filters) if filters else None
         places = {
             row.trial_id: place
             for place, row in enumerate(rows, start=1)
-            if (most_bytes is None or 0 < row.memory <= most_bytes)
-            and (not filters or passes(cell(TrialRow.recipe_json, row.recipe_json, row.trial_id), filters))
+            if (most_bytes is None or 0 < row.memory <= most_bytes) and (passing is None or row.trial_id in passing)
         }
         shown = list(places)[(page - 1) * page_size : page * page_size]
         items = rank(
@@ -125,6 +131,12 @@ def recipe_page(  # noqa: PLR0913 - the parameters of a query, each by its name
             better=rows[0].figure if rows else None,
         )
     return RecipePage(items=tuple(items), total=len(places))
+
+
+def _passing(store: Store, campaign: Campaign, filters: Filters) -> frozenset[int]:
+    from frontrunner.results.explore import passing
+
+    return passing(store, campaign, filters)
 
 
 def trial_page(
@@ -149,6 +161,14 @@ def outcomes_after(store: Store, campaign_id: int, after: int, limit: int) -> tu
     """Return up to `limit` trials whose final outcome has a number above `after`, by that number."""
     mine = (TrialRow.campaign_id == campaign_id, TrialRow.outcome_number > after)
     query = select(TrialRow).where(*mine).order_by(TrialRow.outcome_number).limit(limit)
+    with store.database.read() as connection:
+        return with_outcomes(connection, connection.execute(query).all())
+
+
+def newest_outcomes(store: Store, campaign_id: int, limit: int) -> tuple[TrialOutcome, ...]:
+    """Return the `limit` trials whose final outcomes were recorded last, the newest first."""
+    mine = (TrialRow.campaign_id == campaign_id, TrialRow.outcome_number.is_not(None))
+    query = select(TrialRow).where(*mine).order_by(TrialRow.outcome_number.desc()).limit(limit)
     with store.database.read() as connection:
         return with_outcomes(connection, connection.execute(query).all())
 
@@ -181,7 +201,7 @@ def cut(query: SelectT, page: int, page_size: int) -> SelectT:
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One of two compared campaigns, with its best recipe, None before the first measurement."""
+    """One of several compared campaigns, with its best recipe, None before the first measurement."""
 
     campaign: CampaignSummary
     best: RankedRecipe | None
@@ -189,58 +209,66 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedRecipe:
-    """A recipe that both campaigns measured."""
+    """A recipe that all compared campaigns measured, with its tokens/s in each."""
 
     recipe_id: str
     recipe: Recipe
-    first_tokens_per_s: float
-    second_tokens_per_s: float
+    tokens_per_s: tuple[float, ...]
 
     @property
-    def speed_ratio(self) -> float:
-        """second_tokens_per_s / first_tokens_per_s."""
-        return self.second_tokens_per_s / self.first_tokens_per_s
+    def speed_ratios(self) -> tuple[float, ...]:
+        """tokens_per_s / tokens_per_s of the first."""
+        return tuple(rate / self.tokens_per_s[0] for rate in self.tokens_per_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Both campaigns, and a page of the `total` recipes that both measured, the first campaign's fastest first."""
+    """Campaigns, and a page of the `total` recipes that all of them measured, the first campaign's fastest first."""
 
-    first: Side
-    second: Side
+    sides: tuple[Side, ...]
     shared: tuple[SharedRecipe, ...]
     total: int
 
 
-def compare(store: Store, first: str, second: str, *, page: int = 1, page_size: int = 50) -> Comparison:
-    """Compare two named campaigns."""
-    one, its_trial, other = StandingRow, aliased(TrialRow), aliased(StandingRow)
-    with store.database.reading(), store.read(first) as (connection, left), store.read(second) as (_, right):
-        query = (  # by way of the other's trial, which has an index by campaign and recipe
-            select(
-                one.recipe_id, one.tokens_per_s, other.tokens_per_s.label("second"), its_trial.id, its_trial.recipe_json
-            )
-            .join(its_trial, and_(its_trial.campaign_id == right.id, its_trial.recipe_id == one.recipe_id))
-            .join(other, other.trial_id == its_trial.id)
-            .where(one.campaign_id == left.id)
-            .order_by(one.tokens_per_s.desc(), one.recipe_id)
-        )
-        total = connection.execute(select(func.count()).select_from(query.order_by(None).subquery())).scalar_one()
+MOST_COMPARED = 8
+
+
+def check_compared(names: Sequence[str]) -> None:
+    """Raise `InvalidInput` for fewer than two names, or too many."""
+    if not 2 <= len(names) <= MOST_COMPARED:
+        raise bad_value("campaigns", ", ".join(names) or "none", f"2 to {MOST_COMPARED} to compare")
+
+
+def compare(store: Store, names: Sequence[str], *, page: int = 1, page_size: int = 50) -> Comparison:
+    """Compare two named campaigns or more."""
+    check_compared(names)
+    one, first_trial = StandingRow, aliased(TrialRow)
+    with store.database.reading(), store.database.read() as connection:
+        campaigns = [store.campaign(name) for name in names]
+        query = select(one.recipe_id, one.trial_id, first_trial.recipe_json, one.tokens_per_s)
+        query = query.join(first_trial, first_trial.id == one.trial_id).where(one.campaign_id == campaigns[0].id)
+        for place, campaign in enumerate(campaigns[1:], start=1):
+            # By way of the other's trial, which has an index by campaign and recipe.
+            trial, other = aliased(TrialRow), aliased(StandingRow)
+            query = query.add_columns(other.tokens_per_s.label(f"rate_{place}"))
+            query = query.join(trial, and_(trial.campaign_id == campaign.id, trial.recipe_id == one.recipe_id))
+            query = query.join(other, other.trial_id == trial.id)
+        total = connection.execute(select(func.count()).select_from(query.subquery())).scalar_one()
+        query = query.order_by(one.tokens_per_s.desc(), one.recipe_id)
         shared = tuple(
             SharedRecipe(
-                recipe_id=row.recipe_id,
-                recipe=cell(TrialRow.recipe_json, row.recipe_json, row.id),
-                first_tokens_per_s=row.tokens_per_s,
-                second_tokens_per_s=row.second,
+                recipe_id=recipe_id,
+                recipe=cell(TrialRow.recipe_json, recipe_json, trial_id),
+                tokens_per_s=tuple(rates),
             )
-            for row in connection.execute(cut(query, page, page_size))
+            for recipe_id, trial_id, recipe_json, *rates in connection.execute(cut(query, page, page_size))
         )
-        sides = [
+        summaries = store.summaries(connection, [campaign.id for campaign in campaigns])
+        sides = tuple(
             Side(campaign=summary, best=next(iter(rank(connection, campaign, top=1)), None))
-            for campaign in (left, right)
-            for summary in store.summaries(connection, [campaign.id])
-        ]
-    return Comparison(first=sides[0], second=sides[1], shared=shared, total=total)
+            for campaign, summary in zip(campaigns, summaries, strict=True)
+        )
+    return Comparison(sides=sides, shared=shared, total=total)
 
 
 def newest_spans(store: Store, campaign_id: int, limit: int) -> Page[AttemptOutcome]:
@@ -251,71 +279,27 @@ def newest_spans(store: Store, campaign_id: int, limit: int) -> Page[AttemptOutc
         return Page(items=tuple(read_attempts(connection, mine, newest=limit)), total=total)
 
 
-class Ended(NamedTuple):
-    """A finished attempt, in the columns that charts of 100,000 need.
-
-    `kind` is None for a measurement, `standing` the pooled tokens/s of the recipe, None where it does not rank, and
-    `peak_memory_bytes` its peak, 0 where it is unknown.
-    """
-
-    recipe_id: str
-    recipe_json: str
-    state: TrialState
-    standing: float | None
-    peak_memory_bytes: int | None
-    kind: FailureKind | None
-    tokens_per_s: float | None
-    node_seconds: float
-    ended: ProbeEnding | None = None
-
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe, which takes as long to read as all else of ten attempts."""
-        return recipe_from_json(self.recipe_json)
-
-    @property
-    def outcome(self) -> str:
-        """`measured`, or the failure's kind."""
-        return "measured" if self.kind is None else self.kind.value
-
-
-ENDED = TypeAdapter(list[Ended])
-
-
-def probed(store: Store, campaign: Campaign | str | None) -> list[Ended]:
-    """Return every finished attempt of the campaign (None: the newest), in the order in which they ended."""
-    with store.read(campaign) as (connection, found):
-        mine = AttemptRow.campaign_id == found.id
-        query = (
-            select(
-                *(TrialRow.recipe_id, TrialRow.recipe_json, TrialRow.state),
-                *(StandingRow.tokens_per_s, StandingRow.peak_memory_bytes_max_rank),
-                *(FailureRow.kind, MeasurementRow.tokens_per_s),
-                func.coalesce(MeasurementRow.node_seconds, FailureRow.node_seconds),
-            )
-            .select_from(AttemptRow)
-            .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
-            .outerjoin(StandingRow, StandingRow.trial_id == AttemptRow.trial_id)
-            .outerjoin(MeasurementRow, MeasurementRow.attempt_id == AttemptRow.id)
-            .outerjoin(FailureRow, FailureRow.attempt_id == AttemptRow.id)
-            .where(mine, AttemptRow.state != AttemptState.RUNNING)
-            .order_by(AttemptRow.finished_at, AttemptRow.id)
-        )
-        if has_table(connection, EndingRow):
-            query = query.add_columns(EndingRow.ended).outerjoin(EndingRow, EndingRow.attempt_id == AttemptRow.id)
-        try:
-            return ENDED.validate_python(connection.execute(query).all())
-        except ValidationError:
-            finished_attempts(connection, mine)  # names the damaged cell
-            rank(connection, found)
-            raise
-
-
-def numbered(store: Store, campaign_id: int) -> dict[str, int]:
-    """Return the number of each of a campaign's trials, by its recipe's id."""
-    query = select(TrialRow.recipe_id, TrialRow.number).where(TrialRow.campaign_id == campaign_id)
+def under_way(store: Store, campaign: Campaign, limit: int) -> tuple[bool, Page[AttemptOutcome]]:
+    """Return whether a driver holds the campaign, and the first `limit` attempts that it has under way."""
     with store.database.read() as connection:
-        return {str(name): int(number) for name, number in connection.execute(query)}
+        row = connection.execute(select(CampaignRow).where(CampaignRow.id == campaign.id)).one()
+        if not is_held(store.database, connection, row):
+            return False, Page(items=(), total=0)
+        # Those that an earlier driver left under way are older: this one has yet to collect them.
+        is_its_own = AttemptRow.started_at >= row.driven_since
+        mine = (AttemptRow.campaign_id == campaign.id, AttemptRow.state == AttemptState.RUNNING, is_its_own)
+        total = connection.execute(select(func.count()).select_from(AttemptRow).where(*mine)).scalar_one()
+        first = connection.execute(select(AttemptRow.id).where(*mine).order_by(AttemptRow.id).limit(limit)).scalars()
+        return True, Page(items=tuple(read_attempts(connection, AttemptRow.id.in_(first.all()))), total=total)
+
+
+def rank_of(store: Store, campaign: Campaign, recipe_id: str) -> int | None:
+    """Return a recipe's rank by what the campaign seeks, None where it has none."""
+    from frontrunner.results.snapshot import attempts_of
+
+    trials = attempts_of(store, campaign).trials
+    row = trials.row_of.get(recipe_id)
+    return None if row is None else int(trials.ranks[row]) or None
 
 
 def ranked_at(store: Store, campaign: Campaign, places: Mapping[str, int]) -> list[RankedRecipe]:

@@ -25,8 +25,12 @@ PREDICTION = "prediction"
 SMALL_SCALE = "small_scale"
 FIGURES = ("tokens_per_s", "low", "high", "chance")
 OUTLOOK = "outlook"
+MOST_NAMED = 100
+"""Trials whose events are looked for one by one."""
 PROPOSED = "proposed"
 """Event of a recipe that was chosen by a forecast; its data names the `trial` and has the fields of `Expected`."""
+FORECASTS = (OUTLOOK, PREDICTION, PROPOSED)
+"""Events that are not part of a campaign's history."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +93,17 @@ class Expected:
     of_front: bool = False
 
 
-def expected_of(store: Store, campaign_id: int, trials: Collection[int] | None) -> dict[int, Expected]:
-    """Return what was expected of a few trials, given by their numbers (None: of all), where a strategy said so."""
+def expected_of(store: Store, campaign_id: int, trials: Collection[int]) -> dict[int, Expected]:
+    """Return what was expected of trials, given by their numbers, where a strategy said so."""
     mine = [EventRow.campaign_id == campaign_id, EventRow.kind == PROPOSED]
-    if trials is not None:
+    if len(trials) <= MOST_NAMED:
         named = [EventRow.data_json.endswith(f'"trial":{number}}}') for number in trials]  # the last of its keys
         mine.append(or_(false(), *named))
     with store.database.read() as connection:
-        return dict(_expected(event) for event in values(connection, Event, *mine))
+        # At most one proposal per trial, in the order of their numbers.
+        found = dict(map(_expected, values(connection, Event, *mine, limit=max(trials, default=0))))
+    wanted = set(trials)
+    return {number: one for number, one in found.items() if number in wanted}
 
 
 def _expected(event: Event) -> tuple[int, Expected]:

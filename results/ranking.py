@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from frontrunner.notebook import Displayed, DisplayedRows
-from frontrunner.results.outcome import RecipeStats
+from frontrunner.results.outcome import RecipeStats, doubts_of
 from frontrunner.results.records import GROUPS, OBJECTIVE, Campaign, Figures
 from frontrunner.results.rows import cell, recorded_by_trial, value_of
 from frontrunner.results.schema import StandingRow, TrialRow
@@ -65,7 +65,7 @@ class RankedRecipe(Displayed):
     """One recipe with its rank, from 1; `gap_percent` is how much worse it is than the first.
 
     `memory_above_idle_bytes_max_rank` is `Measurement`'s, the most in any repeat, None where none states it.
-    `doubts` are those of the repeats' `Telemetry`; `training` is what all its tokens take at this rate.
+    `doubts` are those of the pooled repeats' `Telemetry`; `training` is what all its tokens take at this rate.
     """
 
     rank: int
@@ -122,9 +122,7 @@ def best_of(
         return rank(connection, campaign, *wanted, by=RankBy(str(sought).replace("_", "-")), top=top)
 
     def rate(row: RankedRecipe) -> float:
-        nodes, price = nodes_of(campaign, row.recipe)
-        # Of equal nodes the price does not change the order.
-        return row.standing.tokens_per_s / (nodes * price if price and GROUPS in campaign.problem_summary else nodes)
+        return row.standing.tokens_per_s / divisor_of(campaign, row.recipe.devices, row.recipe.group)
 
     rows = sorted(rank(connection, campaign, *wanted), key=lambda row: (-rate(row), row.recipe_id))[:top]
     return [
@@ -180,7 +178,7 @@ def rank(  # noqa: PLR0913 - the parameters of a query, each by its name
                 (size for one in recorded[row.trial_id] if (size := one.memory_above_idle_bytes_max_rank) is not None),
                 default=None,
             ),
-            doubts=tuple(dict.fromkeys(why for one in recorded[row.trial_id] for why in one.doubts)),
+            doubts=doubts_of(recorded[row.trial_id]),
             training=_training(campaign, recipe, stats.tokens_per_s),
         )
         found.append(ranked)
@@ -192,18 +190,24 @@ def _training(campaign: Campaign, recipe: Recipe, tokens_per_s: float) -> Traini
     stated: Mapping[str, Any] = campaign.problem_summary
     if "billion_tokens" not in stated:
         return None
-    nodes, price = nodes_of(campaign, recipe)
+    nodes, price = nodes_of(campaign, recipe.devices, recipe.group)
     return Training.of(stated["billion_tokens"], tokens_per_s, nodes, price)
 
 
-def nodes_of(campaign: Campaign, recipe: Recipe) -> tuple[int, float | None]:
-    """Return the whole nodes that a recipe takes, of its group where there are some, and the price of one for an hour.
+def divisor_of(campaign: Campaign, devices: int, group: str) -> float:
+    """Return what tokens/s are divided by to rank by price: of equal nodes that does not change the order."""
+    nodes, price = nodes_of(campaign, devices, group)
+    return nodes * price if price and GROUPS in campaign.problem_summary else nodes
+
+
+def nodes_of(campaign: Campaign, devices: int, group: str) -> tuple[int, float | None]:
+    """Return the whole nodes that so many devices take, of a group if there are some, and the price of one for an hour.
 
     The price is None where the campaign states none.
     """
     stated: Mapping[str, Any] = campaign.problem_summary
-    own = stated.get(GROUPS, {}).get(recipe.group, stated)
-    return math.ceil(recipe.devices / own["devices_per_node"]), own.get("price_per_node_hour")
+    own = stated.get(GROUPS, {}).get(group, stated)
+    return math.ceil(devices / own["devices_per_node"]), own.get("price_per_node_hour")
 
 
 def pareto(

@@ -6,13 +6,14 @@ Timestamps are ISO 8601 text in UTC with offset; durations are seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, cast, get_args
 
 from frontrunner.notebook import Displayed, DisplayedRows
 from frontrunner.results.outcome import Outcome
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
+from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.recipe import Recipe
 
 EventData = Mapping[str, str | int | float | None]
@@ -28,6 +29,8 @@ IMPORTED = "imported"
 
 SMALL_CAMPAIGN = "small_campaign"
 """Key of a problem summary: the campaign on fewer nodes from which this one is predicted."""
+USER = "user"
+"""Key of an event's data: who asked for it."""
 CUT_OFF = "cut off"
 """State shown for a campaign that is running by its row and has no live driver."""
 
@@ -73,6 +76,28 @@ class Campaign(Displayed):
         return not (is_under_way or self.outcomes or SMALL_CAMPAIGN in self.problem_summary)
 
 
+MOST_TAGS, MOST_TAG_CHARACTERS, MOST_NOTE_CHARACTERS = 20, 40, 4000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels:
+    """What people say of a campaign. One that is hidden is left out of lists, and of nothing else."""
+
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    hidden: bool = False
+
+    def __post_init__(self) -> None:
+        expected = f"1 to {MOST_TAG_CHARACTERS} printable characters without a comma, and no space at either end"
+        for tag in self.tags:
+            if not 0 < len(tag) <= MOST_TAG_CHARACTERS or not tag.isprintable() or "," in tag or tag != tag.strip():
+                raise bad_value("tag", tag, expected)
+        if len(self.tags) > MOST_TAGS:
+            raise bad_value("tags", f"{len(self.tags)} tags", f"at most {MOST_TAGS}")
+        if len(self.note) > MOST_NOTE_CHARACTERS:
+            raise bad_value("note", f"{len(self.note):,} characters", f"at most {MOST_NOTE_CHARACTERS:,}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class CampaignSummary:
     """One line of the list of campaigns; `probes` counts the trials in each state, zeros included."""
@@ -85,11 +110,21 @@ class CampaignSummary:
     legal_recipes: int
     probes: Mapping[TrialState, int]
     best_tokens_per_s: float | None
+    best_mfu: float | None = None
+    problem_summary: Mapping[str, object] = field(default_factory=dict)
+    labels: Labels = Labels()
+    outcomes: int = 0
     node_seconds_spent: float
     created_at: str
     updated_at: str
     is_driven: bool = False
     is_idle: bool = False
+
+    def has(self, words: str) -> bool:
+        """Return whether each of the words is part of the campaign's name, problem, strategy, tags or note."""
+        about = (self.problem_summary.get(key) for key in ("model", "cluster", "device"))
+        text = " ".join(map(str, (self.name, self.strategy, *about, *self.labels.tags, self.labels.note))).lower()
+        return all(word in text for word in words.lower().split())
 
     @property
     def state_in_words(self) -> str:
@@ -152,6 +187,12 @@ class Event:
     at: str
     kind: str
     data: EventData
+
+    @property
+    def user(self) -> str | None:
+        """Who asked for it, where a person did and it is known."""
+        named = self.data.get(USER)
+        return None if named is None else str(named)
 
 
 @dataclass(frozen=True, kw_only=True)

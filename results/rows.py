@@ -203,7 +203,8 @@ def has_table(connection: Connection, table: type[Base]) -> bool:
     return bool(connection.info[remembered])
 
 
-def _outcomes(connection: Connection, attempts: Select[int]) -> dict[int, Outcome]:
+def outcomes_by_attempt(connection: Connection, attempts: Select[int]) -> dict[int, Outcome]:
+    """Return the outcomes of attempts by their ids."""
     found: dict[int, Outcome] = {}
     beside: dict[int, dict[str, Any]] = defaultdict(dict)
     for table, column in ((EndingRow, EndingRow.ended), (TelemetryRow, TelemetryRow.telemetry_json)):
@@ -218,17 +219,17 @@ def _outcomes(connection: Connection, attempts: Select[int]) -> dict[int, Outcom
 
 
 def recorded_by_trial(connection: Connection, trial_ids: Sequence[int]) -> dict[int, list[Measurement]]:
-    """Return the measurements of trials, by their ids, whose ranks recorded something beside their steps."""
+    """Return the measurements of trials, by their ids, of which ranks recorded something beside their steps."""
     found: dict[int, list[Measurement]] = defaultdict(list)
     if has_table(connection, TelemetryRow):
-        query = select(TelemetryRow.attempt_id, AttemptRow.trial_id).join(AttemptRow)
+        recorded = select(AttemptRow.trial_id).join(TelemetryRow, TelemetryRow.attempt_id == AttemptRow.id)
         for start in range(0, len(trial_ids), MOST_BOUND):
             mine = AttemptRow.trial_id.in_(trial_ids[start : start + MOST_BOUND])
-            of_trial = {row.attempt_id: row.trial_id for row in connection.execute(query.where(mine))}
-            outcomes = _outcomes(connection, select(AttemptRow.id).where(AttemptRow.id.in_(list(of_trial))))
-            for attempt_id, outcome in outcomes.items():
-                if isinstance(outcome, Measurement):
-                    found[of_trial[attempt_id]].append(outcome)
+            theirs = AttemptRow.trial_id.in_(recorded.where(mine))
+            outcomes = outcomes_by_attempt(connection, select(AttemptRow.id).where(theirs))
+            for row in connection.execute(select(AttemptRow.id, AttemptRow.trial_id).where(theirs)):
+                if isinstance(outcome := outcomes.get(row.id), Measurement):
+                    found[row.trial_id].append(outcome)
     return found
 
 
@@ -239,10 +240,13 @@ def read_attempts(
     ids = select(AttemptRow.id).where(*wanted)
     if newest is not None:
         ids = ids.order_by(AttemptRow.id.desc()).limit(newest)
+    with_ids = connection.execute(ids.limit(MOST_BOUND + 1) if newest is None else ids).scalars().all()
+    if len(with_ids) <= MOST_BOUND:  # else each of the queries below finds them again
+        ids = select(AttemptRow.id).where(AttemptRow.id.in_(with_ids))
     mine = AttemptRow.id.in_(ids)
     of_trials = TrialRow.id.in_(select(AttemptRow.trial_id).where(mine))
     trials = {trial.id: trial for trial in values(connection, Trial, of_trials)}
-    outcomes = _outcomes(connection, ids)
+    outcomes = outcomes_by_attempt(connection, ids)
     found = []
     for row in connection.execute(select(AttemptRow).where(mine).order_by(AttemptRow.id)):
         if row.trial_id not in trials:

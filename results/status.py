@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
@@ -14,12 +15,13 @@ from frontrunner.notebook import Displayed, DisplayedRows
 from frontrunner.results.lease import holder_identity, is_held
 from frontrunner.results.nodes import AttemptNodes, SetAside, nodes_of, set_aside
 from frontrunner.results.outcome import Failure, FailureKind, Outcome, RecipeStats
-from frontrunner.results.predictions import OUTLOOK, PREDICTION, PROPOSED, newest_outlooks
+from frontrunner.results.predictions import FORECASTS, newest_outlooks
 from frontrunner.results.process_identity import boot_id, is_on_this_host
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.ranking import RankedRecipe, best_of, gap_percent, rank
 from frontrunner.results.records import Attempt, Campaign, Event, Trial, state_in_words
 from frontrunner.results.rows import (
+    MOST_BOUND,
     DamagedCell,
     attempts_by_trial,
     cell,
@@ -37,7 +39,7 @@ from frontrunner.results.schema import (
     TrialRow,
     recipe_to_json,
 )  # fmt: skip
-from frontrunner.results.states import TrialState
+from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value
 from frontrunner.spaces.problem import Problem
@@ -110,7 +112,7 @@ def status(store: Store, campaign: Campaign | str | None) -> Status:
     """Return the status of the campaign (None: the newest)."""
     with store.read(campaign) as (connection, found):
         lease = connection.execute(select(CampaignRow).where(CampaignRow.id == found.id)).one()
-        others = (EventRow.campaign_id == found.id, EventRow.kind.not_in((OUTLOOK, PREDICTION, PROPOSED)))
+        others = (EventRow.campaign_id == found.id, EventRow.kind.not_in(FORECASTS))
         newest = values(connection, Event, *others, order=EventRow.id.desc(), limit=LAST_EVENTS)
         return Status(
             campaign=found,
@@ -160,9 +162,15 @@ def active_drivers(store: Store) -> list[ActiveDriver]:
 
 def version_of(store: Store, campaign: str) -> tuple[str, bool]:
     """Return text that changes with every write of a campaign's drivers, and whether one holds the campaign."""
+    found, is_driven = campaign_and_driver(store, campaign)
+    return f"{found.updated_at} {found.epoch} {found.outcomes}", is_driven
+
+
+def campaign_and_driver(store: Store, campaign: str) -> tuple[Campaign, bool]:
+    """Return a campaign, and whether a driver holds it."""
     with store.read(campaign) as (connection, found):
         row = connection.execute(select(CampaignRow).where(CampaignRow.id == found.id)).one()
-        return f"{found.updated_at} {found.epoch} {found.outcomes}", is_held(store.database, connection, row)
+        return found, is_held(store.database, connection, row)
 
 
 def failures(
@@ -177,8 +185,9 @@ def failures(
             .limit(limit)
             .offset(offset)
         )
-        tries = attempts_by_trial(connection, AttemptRow.trial_id.in_(failed))
-        listed = [tries[trial_id] for trial_id in connection.execute(failed).scalars() if trial_id in tries]
+        ids = connection.execute(failed).scalars().all()
+        tries = attempts_by_trial(connection, AttemptRow.trial_id.in_(ids if len(ids) <= MOST_BOUND else failed))
+        listed = [tries[trial_id] for trial_id in ids if trial_id in tries]
     return [
         FailedTrial(trial=last.trial, failure=last.outcome, attempts=len(of_trial), run_folder=last.attempt.run_folder)
         for of_trial in listed
@@ -192,6 +201,15 @@ def last_failure(store: Store, campaign: str | None, trial_number: int) -> Failu
         trial = select(TrialRow.id).where(TrialRow.campaign_id == found.id, TrialRow.number == trial_number)
         tries = read_attempts(connection, AttemptRow.trial_id.in_(trial))
     return next((one.outcome for one in reversed(tries) if isinstance(one.outcome, Failure)), None)
+
+
+def open_run_folder(store: Store, campaign: str | None, trial_number: int) -> Path | None:
+    """Return the run folder of a trial's attempt that has no outcome yet; None where there is none."""
+    query = select(AttemptRow.run_folder).join(TrialRow, TrialRow.id == AttemptRow.trial_id)
+    with store.read(campaign) as (connection, found):
+        mine = (TrialRow.campaign_id == found.id, TrialRow.number == trial_number)
+        row = connection.execute(query.where(*mine, AttemptRow.state == AttemptState.RUNNING)).first()
+    return None if row is None else Path(row.run_folder)
 
 
 @dataclass(frozen=True, kw_only=True)

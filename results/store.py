@@ -7,23 +7,57 @@ One process writes to a campaign at a time: the driver that holds its lease, thr
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import datetime
+from functools import partial
+from threading import Lock
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from frontrunner.results.address import damaged
 from frontrunner.results.database import Database, open_database
 from frontrunner.results.lease import is_held, refuse_driven, refuse_referred, until
 from frontrunner.results.outcome import Measurement, Outcome
-from frontrunner.results.process_identity import process_id
-from frontrunner.results.records import Attempt, Campaign, CampaignSummary, Clock, Event, Lease, Trial, timestamp
-from frontrunner.results.rows import DamagedCell, cell, finished_attempts, trials_by_state, value_of, values
-from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, HolderRow, StandingRow, TrialRow
+from frontrunner.results.process_identity import acting_user, process_id
+from frontrunner.results.records import (
+    USER,
+    Attempt,
+    Campaign,
+    CampaignSummary,
+    Clock,
+    Event,
+    Labels,
+    Lease,
+    Trial,
+    timestamp,
+)
+from frontrunner.results.rows import (
+    DamagedCell,
+    cell,
+    columns_of,
+    finished_attempts,
+    has_table,
+    interpreted,
+    storable,
+    trials_by_state,
+    value_of,
+    values,
+)
+from frontrunner.results.schema import (
+    AttemptRow,
+    CampaignRow,
+    DeletionRow,
+    EventRow,
+    HolderRow,
+    LabelsRow,
+    StandingRow,
+    TrialRow,
+)
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.document import canonical_json
@@ -37,10 +71,14 @@ from frontrunner.spaces.errors import (
 )
 from frontrunner.spaces.recipe import Recipe
 
-SUMMARIZED = {field.name for field in fields(CampaignSummary)} - {"probes", "best_tokens_per_s", "is_driven"}
+COUNTED = {"probes", "best_tokens_per_s", "best_mfu", "labels", "is_driven"}
+SUMMARIZED = {field.name for field in fields(CampaignSummary)} - COUNTED
 BUSY_TIMEOUT_S = 90.0
 MOST_IDLE = 50
 """Campaigns without an outcome that are passed over, at most, to find the newest."""
+
+LABELED = "labeled"
+"""Event of changed labels; its data has those that changed, as text."""
 
 
 def open_store(
@@ -61,11 +99,18 @@ def open_store(
     return Store(open_database(url, create=create, read_only=read_only, clock=clock, busy_timeout_s=busy_timeout_s))
 
 
+def _labels(row: Mapping[str, Any]) -> Labels:
+    return Labels(tags=row["tags_json"], note=row["note"], hidden=row["hidden_at"] is not None)
+
+
 class Store:
     """An open store. Reads may be made from several threads."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
+        self.kept: OrderedDict[tuple[int, str], Any] = OrderedDict()
+        """Arrays of campaigns (`results.snapshot`) by id and time of creation; the one asked for last is the last."""
+        self.kept_lock = Lock()
 
     @property
     def url(self) -> str:
@@ -127,10 +172,49 @@ class Store:
         with self.alone(campaign, driven=driven) as (connection, found):
             self._change(connection, found, kind, data, spec_json=spec_json)
 
+    def note(self, campaign: str, kind: str, **data: object) -> None:
+        """Record what a user asks of a campaign, also of one that is driven, as an event."""
+        with self.alone(campaign, driven=True) as (connection, found):
+            self._change(connection, found, kind, data)
+
+    def labels(self, campaign: str | None) -> Labels:
+        """Return what people say of a campaign (None: the newest)."""
+        with self.read(campaign) as (connection, found):
+            return self._labels(connection, LabelsRow.campaign_id == found.id).get(found.id, Labels())
+
+    def label(self, campaign: str, **changes: Any) -> Labels:
+        """Replace fields of a campaign's labels, also while it is driven, and return them all."""
+        with self.alone(campaign, driven=True) as (connection, found):
+            mine = LabelsRow.campaign_id == found.id
+            before = self._labels(connection, mine).get(found.id, Labels())
+            after = replace(before, **changes)
+            hidden_at = connection.execute(select(LabelsRow.hidden_at).where(mine)).scalar()
+            if after.hidden != before.hidden:
+                hidden_at = timestamp(self.database.now(connection)) if after.hidden else None
+            tags = canonical_json([storable(tag) for tag in after.tags])
+            connection.execute(delete(LabelsRow).where(mine))
+            values = {"tags_json": tags, "note": storable(after.note), "hidden_at": hidden_at}
+            connection.execute(insert(LabelsRow).values(campaign_id=found.id, **values))
+            text = {"tags": ", ".join(after.tags), "note": after.note, "hidden": "yes" if after.hidden else "no"}
+            changed = {key: storable(text[key]) for key in changes if getattr(after, key) != getattr(before, key)}
+            if changed:
+                self._change(connection, found, LABELED, changed)
+            return after
+
+    @staticmethod
+    def _labels(connection: Connection, wanted: ColumnElement[bool]) -> dict[int, Labels]:
+        if not has_table(connection, LabelsRow):  # of an earlier version, opened read-only
+            return {}
+        rows = [columns_of(LabelsRow, row) for row in connection.execute(select(LabelsRow).where(wanted))]
+        return {
+            row["campaign_id"]: interpreted(LabelsRow, row["campaign_id"], "tags_json", partial(_labels, row))
+            for row in rows
+        }
+
     def _change(
         self, connection: Connection, found: Campaign, kind: str, data: Mapping[str, object], **columns: str
     ) -> None:
-        now, text = timestamp(self.database.now(connection)), canonical_json(dict(data))
+        now, text = timestamp(self.database.now(connection)), canonical_json({**data, USER: acting_user()})
         mine = update(CampaignRow).where(CampaignRow.id == found.id)
         connection.execute(mine.values(updated_at=now, **columns))
         connection.execute(insert(EventRow).values(campaign_id=found.id, at=now, kind=kind, data_json=text))
@@ -167,7 +251,8 @@ class Store:
         if not found:
             rows = connection.execute(select(CampaignRow.id, CampaignRow.name)).all()
             names = [cell(CampaignRow.name, row.name, row.id) for row in rows]
-            hint = did_you_mean(str(name), names) or "start one: frontrunner launch CAMPAIGN.toml"
+            near = did_you_mean(str(name), names) or "start one: frontrunner launch CAMPAIGN.toml"
+            hint = _deleted(connection, name) or near
             wanted = f" {name!r}" if names else ""
             raise NotFound(f"there is no campaign{wanted} in {self.url}", hint=hint)
         newest = (value_of(Campaign, row) for row in found)
@@ -189,19 +274,29 @@ class Store:
         mine = CampaignRow.id.in_(ids)
         trials = trials_by_state(connection, ids)
         # A search of the index for each campaign reads one entry; grouping would read them all.
-        fastest = select(func.max(StandingRow.tokens_per_s)).where(StandingRow.campaign_id == CampaignRow.id)
-        query = select(CampaignRow.id, fastest.scalar_subquery().label("best")).where(mine)
-        best = {row.id: row.best for row in connection.execute(query)}
+        ordered = select(StandingRow.trial_id).where(StandingRow.campaign_id == CampaignRow.id)
+        first = ordered.order_by(StandingRow.tokens_per_s.desc()).limit(1).correlate(CampaignRow).scalar_subquery()
+        query = select(CampaignRow.id, StandingRow.tokens_per_s, StandingRow.mfu)
+        query = query.join(StandingRow, StandingRow.trial_id == first).where(mine)
+        best = {row.id: row for row in connection.execute(query)}
+        labels = self._labels(connection, LabelsRow.campaign_id.in_(ids))
         found = {}
         for row in connection.execute(select(CampaignRow).where(mine)).all():
             campaign = value_of(Campaign, row)
             found[row.id] = CampaignSummary(
                 **{name: getattr(campaign, name) for name in SUMMARIZED},
                 probes=trials[row.id],
-                best_tokens_per_s=best[row.id],
+                best_tokens_per_s=best[row.id].tokens_per_s if row.id in best else None,
+                best_mfu=best[row.id].mfu if row.id in best else None,
+                labels=labels.get(row.id, Labels()),
                 is_driven=is_held(self.database, connection, row),
             )
         return [found[campaign_id] for campaign_id in ids]
+
+    def records(self, ids: Sequence[int]) -> dict[int, Campaign]:
+        """Return campaigns by their ids."""
+        with self.database.read() as connection:
+            return {one.id: one for one in values(connection, Campaign, CampaignRow.id.in_(ids))}
 
     def trials(self, campaign_id: int) -> list[Trial]:
         """Return the campaign's trials in the order in which they were proposed."""
@@ -266,3 +361,12 @@ class Store:
     def drive(self, lease: Lease) -> CampaignWriter:
         """Return the write side of the lease's campaign. Used by one thread."""
         return CampaignWriter(self.database, lease)
+
+
+def _deleted(connection: Connection, name: str | None) -> str:
+    """Return who deleted the campaign that last had this name, and when."""
+    if name is None or not has_table(connection, DeletionRow):
+        return ""
+    newest = select(DeletionRow).where(DeletionRow.campaign == name).order_by(DeletionRow.id.desc()).limit(1)
+    row = connection.execute(newest).first()
+    return "" if row is None else f"{row.user} deleted it on {row.at[:10]} at {row.at[11:16]} UTC"

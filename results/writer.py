@@ -25,24 +25,24 @@ from frontrunner.results.database import RECONNECT_S, ConnectionLost, Database
 from frontrunner.results.lease import RELEASED, until
 from frontrunner.results.nodes import AttemptNodes
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, pool
+from frontrunner.results.process_identity import acting_user
 from frontrunner.results.provenance import Provenance
-from frontrunner.results.records import IMPORTED, Attempt, Lease, Trial, timestamp
+from frontrunner.results.records import IMPORTED, USER, Attempt, Lease, Trial, timestamp
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.rows import (
     TABLES,
     finished_attempts,
     finite_or_none,
     outcome_to_columns,
+    outcomes_by_attempt,
     storable,
     value_of,
-    values,
 )
 from frontrunner.results.schema import (
     AttemptRow,
     CampaignRow,
     EndingRow,
     EventRow,
-    MeasurementRow,
     NodesRow,
     ProvenanceRow,
     StandingRow,
@@ -322,7 +322,8 @@ def rewrite_stats(connection: Connection, trial_id: int) -> None:
     """Pool all measurements of a trial and store the result."""
     trial = connection.execute(select(TrialRow.campaign_id, TrialRow.recipe_id).where(TrialRow.id == trial_id)).one()
     attempts = select(AttemptRow.id).where(AttemptRow.trial_id == trial_id)
-    stats = pool(values(connection, Measurement, MeasurementRow.attempt_id.in_(attempts)))
+    outcomes = (outcome for _, outcome in sorted(outcomes_by_attempt(connection, attempts).items()))
+    stats = pool([outcome for outcome in outcomes if isinstance(outcome, Measurement)])
     connection.execute(delete(StandingRow).where(StandingRow.trial_id == trial_id))
     columns = {"trial_id": trial_id, "campaign_id": trial.campaign_id, "recipe_id": trial.recipe_id, **asdict(stats)}
     columns["peak_memory_bytes_max_rank"] = stats.peak_memory_bytes_max_rank or 0
@@ -403,7 +404,12 @@ def _add_campaign(
     campaign_id = connection.execute(made.returning(CampaignRow.id)).scalar_one()
     for number, rows in enumerate(by_recipe.values(), start=1):
         _add_trial(connection, campaign_id, number, rows, now=now)
-    event = {"campaign_id": campaign_id, "at": now, "kind": IMPORTED, "data_json": canonical_json(dict(about))}
+    event = {
+        "campaign_id": campaign_id,
+        "at": now,
+        "kind": IMPORTED,
+        "data_json": canonical_json({**about, USER: acting_user()}),
+    }
     connection.execute(insert(EventRow).values(**event))
 
 

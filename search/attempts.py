@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from frontrunner.evaluators.cluster.agent import OrphanedSteps, was_interrupted
 from frontrunner.evaluators.cluster.nodes import attempt_nodes
@@ -21,9 +22,9 @@ from frontrunner.results.nodes import CHECKED, SET_ASIDE, node_ledger
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import PROPOSED, Expected
 from frontrunner.results.prior_results import CUT, REUSED, trials_noted
-from frontrunner.results.process_identity import this_host
+from frontrunner.results.process_identity import acting_user, this_host
 from frontrunner.results.provenance import collect
-from frontrunner.results.records import Attempt, Campaign, Trial, timestamp
+from frontrunner.results.records import USER, Attempt, Campaign, Trial, timestamp
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.search.budget import BudgetTracker
@@ -39,6 +40,10 @@ MAX_ATTEMPTS = 8
 """Per trial, over all drivers, cut attempts not counted: some recipes crash their driver."""
 MOST_CUTS = 50
 """Attempts per trial, those included that preemption or walltimes cut: with more it will never be measured there."""
+MOST_DISTURBED = 3
+"""Measurements of a trial that other processes disturb: the last one counts, marked."""
+FUTILE_REPEATS = 3
+"""Repeats in a row that were disturbed as well, after which a campaign repeats none until one is not disturbed."""
 LOOK_S = 0.25
 LONG_LOOK_S = 0.001
 """Processor time of a look at everything that runs from which on the next one waits."""
@@ -49,13 +54,15 @@ OVERTIME = "overtime"
 
 
 class RetryPolicy:
-    """Decides whether a failed attempt is repeated, and when equal failures pause the campaign."""
+    """Decides whether a failed or disturbed attempt is repeated, and when equal failures pause the campaign."""
 
     def __init__(self, identical_failures: int) -> None:
         self.cuts_of_trial: Counter[int] = Counter()  # by its id
         self._identical_failures = identical_failures
         self._failures_of_trial: Counter[tuple[int, FailureKind]] = Counter()
         self.alike: list[Failure] = []
+        self._disturbed: Counter[int] = Counter()  # measurements in a row, by the trial's id
+        self._futile_repeats = 0
 
     def deserves_retry(self, attempt: Attempt, outcome: Outcome, *, is_cut: bool = False) -> bool:
         """Return whether another attempt follows; one that `is_cut`, losing its nodes, does not count."""
@@ -63,13 +70,27 @@ class RetryPolicy:
         if isinstance(outcome, Measurement):
             for kind in FailureKind:
                 del self._failures_of_trial[trial, kind]
-            return False
+            return self._is_worth_repeating(attempt, outcome)
         if is_cut:
             self.cuts_of_trial[trial] += 1
             return attempt.number < MOST_CUTS
         self._failures_of_trial[trial, outcome.kind] += 1
         is_worth_it = self._failures_of_trial[trial, outcome.kind] < outcome.policy.max_attempts
-        return is_worth_it and attempt.number < min(MOST_CUTS, MAX_ATTEMPTS + self.cuts_of_trial[trial])
+        return is_worth_it and self._may_try_again(attempt)
+
+    def _may_try_again(self, attempt: Attempt) -> bool:
+        return attempt.number < min(MOST_CUTS, MAX_ATTEMPTS + self.cuts_of_trial[attempt.trial_id])
+
+    def _is_worth_repeating(self, attempt: Attempt, measured: Measurement) -> bool:
+        before = self._disturbed.pop(attempt.trial_id, 0)
+        if not measured.is_disturbed:
+            self._futile_repeats = 0
+            return False
+        self._futile_repeats += before > 0
+        if before + 1 == MOST_DISTURBED or self._futile_repeats >= FUTILE_REPEATS or not self._may_try_again(attempt):
+            return False
+        self._disturbed[attempt.trial_id] = before + 1
+        return True
 
     def count(self, outcome: Outcome, *, measured_before: bool) -> None:
         """Count failures of one kind in a row, from this driver's start and until anything was measured."""
@@ -165,11 +186,16 @@ class CampaignSession:
         self._fenced = fenced_here(former, spec.run_folder)
         self._look_again_s = 0.0
 
-    def begin(self) -> None:
-        """Record that the campaign runs, by which driver and with what software, and make its evaluator."""
+    def begin(self, *, asked: int = 0) -> None:
+        """Record that the campaign runs, by which driver, for whom and with what software, and make its evaluator.
+
+        `asked` counts the recipes that are to be measured, where nothing else is done.
+        """
         self.writer.set_state(CampaignState.RUNNING, reason="")
         lease = self._lease
-        self.writer.event("launched" if lease.epoch == 1 else "resumed", driver=f"{lease.host}:{lease.pid}")
+        kind = "measuring" if asked else "launched" if lease.epoch == 1 else "resumed"
+        by: Any = {"driver": f"{lease.host}:{lease.pid}", USER: acting_user()}
+        self.writer.event(kind, **by, **({"recipes": asked} if asked else {}))
         data = training_data(self._spec.data) if self._spec.evaluator == "probe" else ()
         self.writer.record_provenance(collect(self._spec.problem.cluster.device, data))
         self.evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from frontrunner.evaluators.cluster.settings import RAY
 from frontrunner.evaluators.probe.preflight import prepare_here
 from frontrunner.evaluators.registry import COMMAND, DISPATCHED, EVALUATORS
 from frontrunner.results.records import GROUPS, IMPORTED, OBJECTIVE, Campaign
@@ -14,7 +16,7 @@ from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, bad_value, free_among
 from frontrunner.spaces.pareto import RATES
 from frontrunner.spaces.space import Survey
-from frontrunner.spaces.validation import dump_json, load_json
+from frontrunner.spaces.validation import dump_json, load_json, validate
 
 if TYPE_CHECKING:
     from frontrunner.results.store import Store
@@ -43,8 +45,8 @@ def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
     """Raise `InvalidInput` if the campaign's probes cannot run on this machine."""
     recipes = (surveyed or spec.survey()).recipes
     trains, backend = EVALUATORS.get(spec.evaluator, COMMAND) in DISPATCHED, spec.dispatch.backend
-    if spec.problem.cluster.group and trains and backend != "parsl":
-        expected = '"parsl", which requests nodes of each of the cluster\'s groups by its [dispatch.group.NAME]'
+    if spec.problem.cluster.group and trains and backend not in ("parsl", RAY):
+        expected = '"parsl" or "ray", which get nodes of each of the cluster\'s groups by its [dispatch.group.NAME]'
         raise bad_value("dispatch.backend", backend, expected)
     if spec.evaluator != "probe":
         for _, places in spec.problem.split(recipes):
@@ -122,11 +124,15 @@ def launched_budget(store: Store, record: Campaign) -> Budget:
 
 def budget_used(store: Store, record: Campaign) -> tuple[Limit, ...]:
     """Return the limits of a stored campaign's budget, with what was used of each; running probes are not counted."""
+    return spent_of(store, record).limits(stored_spec(record).budget)
+
+
+def spent_of(store: Store, record: Campaign) -> Spent:
+    """Return what a stored campaign has spent; running probes are not counted."""
     from frontrunner.results.prior_results import probes_made  # a database's code, which plans do without
 
     probes = probes_made(store, record)
-    spent = Spent(probes=probes, driver_seconds=record.driver_seconds, node_seconds=record.node_seconds_spent)
-    return spent.limits(stored_spec(record).budget)
+    return Spent(probes=probes, driver_seconds=record.driver_seconds, node_seconds=record.node_seconds_spent)
 
 
 def problem_summary(spec: CampaignSpec) -> dict[str, object]:
@@ -168,6 +174,18 @@ def stored_spec(record: Campaign) -> CampaignSpec:
 
         why = f"this version cannot read it: {error.message}"
         raise DamagedCell(CampaignRow, record.id, "spec_json", why) from error
+
+
+def stored_budget(record: Campaign) -> Budget:
+    """Return the budget of a stored campaign, whatever else of its specification this version knows."""
+    stated = json.loads(record.spec_json).get("budget", {})
+    try:
+        return validate(Budget, stated, prefix="budget")
+    except InvalidInput as error:
+        from frontrunner.results.rows import DamagedCell
+        from frontrunner.results.schema import CampaignRow
+
+        raise DamagedCell(CampaignRow, record.id, "spec_json", error.message) from error
 
 
 def stored_survey(spec: CampaignSpec) -> Survey:

@@ -225,9 +225,10 @@ class CampaignSpec:
             raise bad_value("search.probe_nodes", search.probe_nodes, "no entry with cluster.group")
         if self.evaluator == "table":
             raise bad_value("evaluator", "table", "another with cluster.group: a table is of one node type")
-        if self.dispatch.backend == RAY:
-            expected = "parsl with cluster.group: Ray is asked for devices of any type"
-            raise bad_value("dispatch.backend", RAY, expected)
+        for name in known if self.dispatch.backend == RAY else ():
+            if not self.dispatch.of_group(name).resources:
+                expected = f"an entry: the resource of Ray by which nodes of {name} differ from others"
+                raise bad_value(f"dispatch.group.{name}.resources", None, expected)
 
     def _check_dispatch(self) -> None:
         dispatch, nodes, fewer = self.dispatch, self.problem.cluster.nodes, self.search.probe_nodes

@@ -97,15 +97,20 @@ UNSUPPORTED = {
 """Words of the field that name something missing, with what to say about them."""
 
 
+MOST_LISTED = 40
+"""Words of a hint."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Return a hint: what is missing, else the known word closest to `word`, else all of them."""
+    """Return a hint: what is missing, else the known word closest to `word`, else the first of all."""
     if word in UNSUPPORTED:
         return UNSUPPORTED[word]
     words = sorted(known)
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"known: {', '.join(words)}" if words else None
+    more = f" and {len(words) - MOST_LISTED:,} more" if len(words) > MOST_LISTED else ""
+    return f"known: {', '.join(words[:MOST_LISTED])}{more}" if words else None
 
 
 def require_at_least(owner: str, minimum: float, **values: float) -> None:

@@ -419,6 +419,17 @@ class Recipe(ReadsEarlierNames, Displayed):
         degrees = f"tp{self.tensor_parallel} pp{self.pipeline_parallel} dp{self.data_parallel}{context}"
         return " ".join((degrees, *self.words("machine")))
 
+    def title(self) -> str:
+        """Return the degrees above 1 in words: `2-way tensor, 4-way pipeline parallel`, with the group of nodes."""
+        degrees = {
+            "tensor": self.tensor_parallel,
+            "pipeline": self.pipeline_parallel,
+            "data": self.data_parallel,
+            "context": self.context_parallel,
+        }
+        words = ", ".join(f"{degree}-way {name}" for name, degree in degrees.items() if degree > 1)
+        return ", ".join((f"{words} parallel" if words else "One device", *self.words("machine")))
+
     def options(self) -> tuple[str, ...]:
         """Return what the recipe chooses besides degrees, batch and sharding, in words."""
         return self.words("pipeline", "option", "lever")

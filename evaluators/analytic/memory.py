@@ -55,7 +55,7 @@ def log_deviation(machine: Machine, work: Workload, peak: PeakMemory, kind: Memo
     }
     off["cached"] = peak.cached(kind)
     if machine.software.may_keep_gathered:
-        gathered = 2 * (1 - 1 / work.sequence_shards) * work.layers_first * micro_batches_ahead(work)
+        gathered = 2 * (1 - 1 / work.sequence_shards) * work.layers_first * micro_batches_held(work)
         off["gathered"] = 0.5 * gathered * work.tokens * work.hidden * work.bytes_per_value
     squares = sum((each**2 for each in off.values()), start=np.zeros(1)) / peak.of_kind(kind) ** 2
     between = (between_codes(machine, work, peak, kind) ** 2).sum(axis=1)
@@ -135,18 +135,12 @@ def peak_memory(machine: Machine, work: Workload) -> PeakMemory:
 
 
 def memory_of_ranks(machine: Machine, work: Workload) -> tuple[PeakMemory, PeakMemory, PeakMemory]:
-    """Return the ranks with the embedding, after it (with the layers of the fullest between) and with the head.
-
-    The rank at depth r of p holds p - r micro-batches under 1F1B (arXiv 2104.04473, section 2.2.1), all of them under
-    GPipe; with v virtual stages the first holds (p - 1) / v more.
-    """
-    ahead = micro_batches_ahead(work)
-    behind = np.where(work.keeps_all, ahead, np.minimum(work.accumulation, 1 + _looped(work)))
+    """Return the ranks with the embedding, after it (with the layers of the fullest between) and with the head."""
+    ahead, after, behind = (micro_batches_held(work, rank) for rank in (0.0, 1.0, work.pipeline_parallel - 1))
     table = work.vocabulary * work.hidden
     alone = work.head_on_first
     both = np.where(alone & ~work.tied_embeddings, 2 * table, table)
     none, no_head = np.zeros(1), np.zeros(1, dtype=np.bool_)
-    after = np.maximum(ahead - 1, 1)
     return (
         _rank(machine, work, "first", in_flight=ahead, tables=both, has_head=alone),
         _rank(machine, work, "middle", in_flight=after, tables=none, has_head=no_head),
@@ -168,14 +162,22 @@ def memory_of_each(
     return _rank(machine, held, "middle", in_flight=in_flight, tables=both * table, has_head=last > 0)
 
 
-def micro_batches_ahead(work: Workload) -> Rows:
-    """Return the micro-batches that the first pipeline rank holds at once."""
-    m = work.accumulation
-    return np.where(work.keeps_all, m, np.minimum(m, work.pipeline_parallel + _looped(work)))
+def micro_batches_held(work: Workload, rank: Rows | float = 0.0) -> Rows:
+    """Return the most micro-batches of which a pipeline rank holds activations at once.
 
-
-def _looped(work: Workload) -> Rows:
-    return np.where(work.virtual_stages > 1, (work.pipeline_parallel - 1) / work.virtual_stages, 0.0)
+    Rank r of p holds p - r under 1F1B (arXiv 2104.04473, section 2.2.1), all under GPipe. With v virtual stages it runs
+    n (v - 1) + 2 (p - 1 - r) + 1 chunks ahead, where micro-batches go through them in rounds of n. Schedules that split
+    the backward pass hold p on every rank, until the gradients of the weights are there; DualPipeV a chunk more, and
+    ZBV fewer where so few micro-batches end its first phase.
+    """
+    m, p, v = work.accumulation, work.pipeline_parallel, work.virtual_stages
+    in_round = m // np.maximum(m // p, 1)
+    looped = (in_round * (v - 1) + 2 * (p - 1 - rank) + 1) / v
+    bent = np.where(work.dual_pipeline, p + 1 / v, np.minimum(p, (m + 1 + rank) / v))
+    split = np.where(work.head_on_first, bent, (in_round * (v - 1) + p) / v)
+    held = np.where(work.split_backward, split, np.where(v > 1, looped, p - rank))
+    found: Rows = np.where(work.keeps_all, m, np.minimum(m, np.maximum(held, 1.0)))
+    return found
 
 
 def _rank(
@@ -381,7 +383,7 @@ def host_memory(machine: Machine, work: Workload, parameters: Rows) -> Rows:
     if not work.uses_host:
         return np.zeros(1)
     _, kept = layer_activations(machine, work)
-    activations = micro_batches_ahead(work) * work.layers_first * kept
+    activations = micro_batches_held(work) * work.layers_first * kept
     states = parameters / work.sharding_optimizer * (2 * work.bytes_per_optimizer_state + 4.0)
     gradients = parameters / work.sharding_gradients * machine.gradient_bytes(work.bytes_per_value)
     copies = np.where(work.parameters_on_host, parameters / work.sharding_parameters * work.bytes_per_value, 0.0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, not_modelled
 from frontrunner.notebook import Displayed
-from frontrunner.results.pages import Ended
 from frontrunner.results.states import TrialState
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.legality import Reason
@@ -16,7 +16,10 @@ from frontrunner.spaces.recipe import Choice, Recipe
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.variants import scaled, variant
 
-Tried = Mapping[str, Ended]
+if TYPE_CHECKING:
+    from frontrunner.results.arrays import Ended
+
+Tried = Mapping[str, "Ended"]
 """The last attempt at each recipe, by its id."""
 
 

@@ -55,6 +55,7 @@ export PBS_NODEFILE="$FRONTRUNNER_NODES\""""
 
 _AFTER_INIT = {"pbs": UNIQUE_PBS_NODES, "lsf": LSF_NODES}
 _TITLES = {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF"}
+_TIME_LEFT_OF_LSF = re.compile(r"(?P<hours>\d+):(?P<minutes>\d+)\s+L")
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
@@ -85,6 +86,9 @@ def seconds_left(scheduler: str, job_id: str) -> float | None:
     """Return what is left of a running job's walltime; None if it has no end, or it is unknown."""
     if scheduler == "slurm":
         return _seconds(_query("squeue", "--noheader", f"--job={job_id}", "--format=%L").strip())
+    if scheduler == "lsf":  # hours and minutes; what follows is L where it is the limit's, not an estimate
+        found = _TIME_LEFT_OF_LSF.fullmatch(_query("bjobs", "-noheader", "-o", "time_left", job_id).strip())
+        return None if found is None else 60.0 * (60 * int(found["hours"]) + int(found["minutes"]))
     if scheduler != "pbs":
         return None
     job = _pbs_job(job_id)

@@ -34,7 +34,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from frontrunner.evaluators.cluster.agent import StepFolder
 from frontrunner.evaluators.cluster.ray_agent import FILES_GROUP, LIFE_GROUP, Change, RayAgent, data_files, own_versions
-from frontrunner.evaluators.cluster.settings import RAY_LOCAL, why_unreachable
+from frontrunner.evaluators.cluster.settings import RAY_LOCAL, has_resources, in_words, why_unreachable
 from frontrunner.evaluators.probe.files import read_json
 from frontrunner.evaluators.probe.run_folder import MEETING, STEP
 from frontrunner.spaces.document import write_bytes
@@ -141,12 +141,11 @@ class Holder:
                 self._report(ended=str(step.path), lost=step.lost)
 
     def _why_waiting(self) -> str:
-        ((kind, count),) = self._order.resources.items()
+        needed = self._order.resources
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        fitting = sum(resources.get(kind, 0) >= count for resources in nodes)
-        return (
-            f"{fitting} of Ray's {len(nodes)} nodes have {kind} {count:g}, in use or not; {len(self._nodes)} are needed"
-        )
+        fitting = sum(has_resources(node, needed) for node in nodes)
+        what = f"{fitting} of Ray's {len(nodes)} nodes have {in_words(needed)}"
+        return f"{what}, in use or not; {len(self._nodes)} are needed"
 
     def close(self) -> None:
         """End the agents, and give the nodes back."""

@@ -82,10 +82,10 @@ _QUARANTINE_KEYS = ("quarantine_after", "quarantine_minutes")
 _STEP_KEYS = (
     "launcher", "launcher_options", "worker_init", "network_interface", "lifeline_s", *_QUARANTINE_KEYS
 )  # fmt: skip
-_RAY_KEYS = ("address", "shared_files")
+_RAY_KEYS = ("address", "shared_files", "resources")
 _KEYS_WITH_RAY = (
     *_RAY_KEYS, *_QUARANTINE_KEYS, "nodes_per_allocation", "allocations", "queue_limit_minutes", "network_interface",
-    "lifeline_s",
+    "lifeline_s", "group",
 )  # fmt: skip
 _WORDS = ("account", "queue", "qos", "constraint", "select_options", "driver_address", "network_interface")
 _LEAST = {
@@ -116,6 +116,7 @@ class GroupDispatch:
     processors_per_node: int | None = None
     select_options: str | None = None
     network_interface: str | None = None
+    resources: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +137,8 @@ class DispatchSettings:
     shared_files: bool | None = None
     """`ray` only: whether run folders and data are on a file system that all nodes share, as by default. With `false`
     files travel through Ray's object store."""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """`ray` only: what each node needs of Ray's other resources, as `{"accelerator_type:H100" = 0.001}`."""
     scheduler: str | None = None
     """`slurm`, `pbs` or `lsf`, for `parsl`."""
     account: str | None = None
@@ -180,9 +183,9 @@ class DispatchSettings:
     """After this time a node that was set aside is checked, and used again if it is fine; by default 30, and twice as
     long each further time."""
     group: Mapping[str, GroupDispatch] = field(default_factory=dict)
-    """For `parsl`, by the name of a [group](clusters.md#several-node-types): those of `account`, `queue`, `qos`,
-    `constraint`, `walltime`, `nodes_per_allocation`, `allocations`, `processors_per_node`, `select_options` and
-    `network_interface` that its nodes need."""
+    """By the name of a [group](clusters.md#several-node-types): those of `account`, `queue`, `qos`, `constraint`,
+    `walltime`, `nodes_per_allocation`, `allocations`, `processors_per_node`, `select_options`, `network_interface` and
+    `resources` that its nodes need."""
 
     def __post_init__(self) -> None:
         for key, known in (("backend", BACKENDS), ("launcher", LAUNCHERS)):
@@ -191,7 +194,7 @@ class DispatchSettings:
         given = {key: value for key, value in vars(self).items() if value not in (None, (), {}) and key != "backend"}
         for key, value in given.items():  # none is ignored
             if (expected := self._why_unused(key)) is not None:
-                raise bad_value(f"dispatch.{key}", value, expected)
+                raise bad_value(f"dispatch.{key}", list(value) if key == "group" else value, expected)
             _check_value(key, value)
         if self.backend == "parsl":
             self._check_request(given)
@@ -256,6 +259,9 @@ def _check_value(key: str, value: Any) -> None:
         raise bad_value(f"dispatch.{key}", value, "a list of lines of printable text, none of them empty")
     if key == "address" and value not in (RAY_AUTO, RAY_LOCAL) and not _RAY_ADDRESS.fullmatch(value):
         raise bad_value("dispatch.address", value, "auto, local, HOST:PORT or ray://HOST:PORT")
+    if key == "resources":
+        for name, amount in value.items():
+            require_above_zero(f"dispatch.resources.{name}", amount, "an amount above 0")
     if key in _LEAST:
         require_at_least("dispatch", _LEAST[key], **{key: value})
     if key in ("queue_limit_minutes", "quarantine_minutes"):
@@ -329,14 +335,28 @@ def _of_ray(settings: DispatchSettings, cluster: Cluster) -> NodeSource:
             if value > 1:
                 raise bad_value(key, value, '1 with dispatch.address = "local", a Ray cluster of this machine alone')
     kind = "CPU" if cluster.backend == "cpu" else "GPU"
+    if kind in settings.resources:
+        raise bad_value(
+            f"dispatch.resources.{kind}", settings.resources[kind], "no entry: cluster.devices_per_node is it"
+        )
     return NodeSource(
         scheduler=RAY,
         nodes=nodes,
         allocations=allocations,
         launcher="none",
         settings=settings,
-        node_resources={kind: float(cluster.devices_per_node)},
+        node_resources={kind: float(cluster.devices_per_node), **settings.resources},
     )
+
+
+def has_resources(node: Mapping[str, float], needed: Mapping[str, float]) -> bool:
+    """Return whether a node of Ray has at least these of its resources, in use or not."""
+    return all(node.get(name, 0) >= amount for name, amount in needed.items())
+
+
+def in_words(resources: Mapping[str, float]) -> str:
+    """Return resources of Ray for people."""
+    return ", ".join(f"{name} {amount:g}" for name, amount in resources.items())
 
 
 def why_unreachable(address: str) -> str | None:

@@ -1,6 +1,6 @@
-"""Batch scripts for Slurm and PBS: of a recipe's full training, and of a campaign's driver.
+"""Batch scripts for Slurm, PBS and LSF: of a recipe's full training, and of a campaign's driver.
 
-Both run on the nodes of their job, in a working folder that all nodes see, and submit themselves again if the job's
+They run on the nodes of their job, in a working folder that all nodes see, and submit themselves again if the job's
 time ended before they were done (`JobEnds`), so often at most. A recipe's script holds the recipe file, and replays
 it by frontrunner's own trainer; a campaign's launches the campaign file, or resumes the campaign of its name.
 """
@@ -19,6 +19,10 @@ from frontrunner.spaces.errors import InvalidInput, JobEnds, bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
+_FIND_SCRIPT = """\
+SCRIPT="${{{{SCRIPT:-{{job}}.{scheduler}.sh}}}}"  # where this script is, to be submitted again: {how}
+if [ ! -f "$SCRIPT" ]; then echo "no script at SCRIPT=$SCRIPT, which is to be submitted again" >&2; exit 2; fi
+"""
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "slurm": {
         "directives": """\
@@ -47,12 +51,25 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
         "gpus": "",
         "request": {"account": "#PBS -A {}\n", "queue": "#PBS -q {}\n"},
         "folder": 'cd "$PBS_O_WORKDIR"\n',  # PBS starts jobs in the home folder, Slurm where they were submitted
-        "check": """\
-SCRIPT="${{SCRIPT:-{job}.pbs.sh}}"  # where this script is, to be submitted again: qsub -v SCRIPT=PATH
-if [ ! -f "$SCRIPT" ]; then echo "no script at SCRIPT=$SCRIPT, which is to be submitted again" >&2; exit 2; fi
-""",
+        "check": _FIND_SCRIPT.format(scheduler="pbs", how="qsub -v SCRIPT=PATH PATH"),
         "starts": 'STARTS="${{STARTS:-0}}"\n',
         "again": 'qsub -v "SCRIPT=$SCRIPT,STARTS=$((STARTS + 1)),MOST=$MOST,{variables}" "$SCRIPT"',
+    },
+    "lsf": {
+        "directives": """\
+#BSUB -J frontrunner-{job}
+#BSUB -n {slots}
+#BSUB -R "span[ptile={per_node}]"
+#BSUB -W 60
+#BSUB -o frontrunner-{job}.%J.out
+""",
+        "whole_nodes": "#BSUB -x\n",
+        "gpus": '#BSUB -gpu "num={per_node}"\n',  # per host
+        "request": {"account": "#BSUB -P {}\n", "queue": "#BSUB -q {}\n"},
+        "folder": "",
+        "check": _FIND_SCRIPT.format(scheduler="lsf", how="SCRIPT=PATH bsub < PATH"),
+        "starts": 'STARTS="${{STARTS:-0}}"\n',
+        "again": 'bsub -env "all,SCRIPT=$SCRIPT,STARTS=$((STARTS + 1)),MOST=$MOST,{variables}" < "$SCRIPT"',
     },
 }
 BODY = """\
@@ -104,7 +121,7 @@ YOURS_OF_CAMPAIGN = (
 def batch_script(
     scheduler: str, problem: Problem, recipe: Recipe, header: Sequence[str], recipe_file: str, setup: Sequence[str] = ()
 ) -> str:
-    """Return a script for sbatch or qsub that trains with a recipe, after the commands of `setup`."""
+    """Return a script for sbatch, qsub or bsub that trains with a recipe, after the commands of `setup`."""
     if (reason := why_no_launch(problem, recipe)) is not None:
         raise InvalidInput(f"{scheduler} cannot start this recipe: {reason}")
     if own := recipe.custom_arguments():
@@ -118,7 +135,7 @@ def batch_script(
 def campaign_script(
     scheduler: str, name: str, problem: Problem, dispatch: DispatchSettings, file: Path, header: Sequence[str]
 ) -> str:
-    """Return a script for sbatch or qsub that drives the campaign of a file until it is over."""
+    """Return a script for sbatch, qsub or bsub that drives the campaign of a file until it is over."""
     requests_nodes = dispatch.backend == "parsl"
     if dispatch.backend not in (None, "local", "allocation", "parsl"):
         expected = "allocation or parsl, for a driver in a job of a batch system"
@@ -155,6 +172,7 @@ def _script(  # noqa: PLR0913 - what the two kinds of scripts differ in
     """Return a script; `request` are words for the head of a job that holds no probes, None for one that does."""
     known = SCHEDULERS[scheduler]
     given = {**figures, "kind": "ngpus" if has_gpus else "ncpus", "end": END_OF_FILE}
+    given["slots"] = figures["nodes"] * figures["per_node"]
     words = {key: text.format(**given) for key, text in kind.items()}
     words |= {key: text.format(**given, **words) for key, text in known.items() if isinstance(text, str)}
     directives = words["directives"] + (words["gpus"] if has_gpus else "")

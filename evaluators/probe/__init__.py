@@ -61,6 +61,9 @@ class ProbeSettings:
     """A probe that takes longer is `too-slow`."""
     step_deadline_s: float = 120.0
     """A probe without progress for this long is `hung`."""
+    foreign_load_limit: float = 0.1
+    """Where other processes keep a rank waiting for its processors for more than this share of the time, or use its
+    device, the measurement is marked and repeated, a few times at most. 1: neither."""
     optimizer: str = "adamw"
     """`adamw` or `sgd`."""
     learning_rate: float = 3e-4
@@ -80,6 +83,9 @@ class ProbeSettings:
             raise bad_value("probe.max_steps", self.max_steps, expected)
         if not 0 < self.precision < 1:
             raise bad_value("probe.precision", self.precision, "a share above 0 and below 1, as 0.03 for 3 %")
+        if not 0 < self.foreign_load_limit <= 1:
+            expected = "a share above 0, as 0.1 for 10 %, or 1 for no limit"
+            raise bad_value("probe.foreign_load_limit", self.foreign_load_limit, expected)
         require_one_of("probe", "optimizer", self.optimizer, OPTIMIZERS)
         for key in ("deadline_s", "step_deadline_s", "learning_rate"):
             require_above_zero(f"probe.{key}", getattr(self, key), "a number above 0")

@@ -65,8 +65,13 @@ def tail(path: Path, lines: int = 15, max_bytes: int = 16_384) -> str:
             text = file.read().decode("utf-8", errors="replace")
     except FileNotFoundError:
         return ""
-    printable = ["".join(c for c in line if c.isprintable() or c == "\t") for line in text.splitlines()]
-    return without_secrets("\n".join(printable[-lines:]))
+    return last_lines(text, lines)
+
+
+def last_lines(text: str, lines: int) -> str:
+    """Return the last lines of a log's text without control characters and secrets."""
+    printable = ["".join(c for c in line if c.isprintable() or c == "\t") for line in text.splitlines()[-lines:]]
+    return without_secrets("\n".join(printable))
 
 
 def why_disk_full(folder: Path) -> str | None:

@@ -114,6 +114,7 @@ class StepCounter:
     def __init__(self, folder: Path) -> None:
         self._lines = LineReader(folder / "progress.jsonl")
         self.steps_done = 0
+        self.last_step_s: float | None = None
         self.is_built = False
 
     def advance(self) -> bool:
@@ -121,7 +122,10 @@ class StepCounter:
         lines = self._lines.new_lines()
         for line in lines:
             try:
-                event = json.loads(line)["event"]
+                written = json.loads(line)
+                event = written["event"]
+                if event == "step":
+                    self.last_step_s = float(written["time_s"])
             except (ValueError, KeyError, TypeError):
                 continue  # cut short by a full disk or a kill
             self.steps_done += event == "step"

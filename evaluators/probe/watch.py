@@ -310,7 +310,12 @@ def _from_result(folder: RunFolder, order: ProbeOrder, setup: ProbeSetup, node_s
         refuse_unstorable(outcome)
     except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError):
         return None
-    return outcome if isinstance(outcome, Measurement) else with_log(outcome, folder.log(0))
+    if isinstance(outcome, Failure):
+        return with_log(outcome, folder.log(0))
+    if outcome.telemetry is None:
+        return outcome
+    telemetry = replace(outcome.telemetry, foreign_limit=setup.probe.foreign_load_limit)
+    return replace(outcome, telemetry=telemetry)
 
 
 class TrainingProbe(RankedProbes[RankWatch]):

@@ -72,6 +72,8 @@ class _Probe:
         most, compiles = self._probe.warm_up_steps + self._probe.measured_steps, self._context.job.recipe.compile
         for number in range(1, most + 1):
             graphs = compiled_graphs() if compiles else 0
+            if number == max(1, self._probe.warm_up_steps):  # the last one that may wait for ranks that still read
+                self._context.stepper.telemetry.watch_processors()
             outcome, seconds = self._context.timed_step(number)
             self._context.stepper.telemetry.stepped()
             if compiles and self._on_any_rank(compiled_graphs() > graphs):

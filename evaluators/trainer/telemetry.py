@@ -7,13 +7,15 @@ import ctypes
 import os
 import platform
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+
+from frontrunner.evaluators.trainer import foreign_load
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.trainer.expert_parallel import ExpertLoads
@@ -22,7 +24,9 @@ _STATUS = Path("/proc/self/status")
 PEAKS = ("peak_memory_bytes", "peak_reserved_bytes", "device_used_bytes")
 """A result's keys of memory, with an entry per rank."""
 _NVML = "libnvidia-ml.so.1"
+_KFD = Path("/sys/class/kfd/kfd")
 _SM_CLOCK, _CORE_TEMPERATURE = 1, 0
+_MOST_PROCESSES = 256
 _SLOWDOWNS = {0x08: "hardware slowdown", 0x20: "temperature", 0x40: "temperature", 0x80: "power brake"}
 """Bits of nvmlDeviceGetCurrentClocksThrottleReasons that a device under load should not show (nvml.h)."""
 
@@ -36,6 +40,8 @@ class Telemetry:
         self._build_peak_bytes: int | None = None
         self._retries_before = 0
         self._readings: list[dict[str, Any]] = []
+        self._device_users = [device_processes(device)]
+        self._before: foreign_load.Reading | None = None
         self.attention: str | None = None
         self.experts: ExpertLoads | None = None
 
@@ -45,6 +51,10 @@ class Telemetry:
             module = torch.get_device_module(self._device)
             self._build_peak_bytes = module.max_memory_allocated(self._device)
             module.reset_peak_memory_stats(self._device)
+
+    def watch_processors(self) -> None:
+        """Begin to watch what others take of this rank's processors, before a step that is not measured."""
+        self._before = foreign_load.read()
 
     def warmed_up(self) -> None:
         """Begin to count the allocator's retries, and read the device's sensors right after a step."""
@@ -65,6 +75,7 @@ class Telemetry:
         held, and `device_used_bytes` what the whole device had in use at the end, libraries and other processes
         included.
         """
+        after = None if self._before is None else foreign_load.read()
         own: dict[str, Any] = own_memory(self._device)
         own["idle_memory_bytes"] = own["cpus"] = own["allocator_retries"] = None
         if self._idle_private_bytes is not None:
@@ -78,14 +89,18 @@ class Telemetry:
         self._readings.append(device_state(self._device))
         for key, worst in (("clock_mhz", min), ("power_w", max), ("temperature_c", max), ("slowed_by", max)):
             own[key] = worst((one[key] for one in self._readings if one.get(key) is not None), default=None)
+        self._device_users.append(device_processes(self._device))
+        own["device_processes"] = None if after is None else _others_on_device(self._device_users, after.processes)
+        own["load"] = foreign_load.between(self._before, after, os.getppid())
         rows: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(rows, own)
         several = {key: [row[key] for row in rows] for key in own}
+        loads = several.pop("load")
         known: dict[str, Any] = {key: ranks if None not in ranks else None for key, ranks in several.items()}
         software = describe_software(self._device)
         found = {key: known.pop(key) for key in PEAKS}
         versions = [f"{name} {version}" for name, version in software["versions"].items() if version is not None]
-        known |= {"attention": self.attention, "versions": versions}
+        known |= {"attention": self.attention, "versions": versions} | foreign_load.foreign_load(loads)
         return found | software | {"telemetry": known | ({} if self.experts is None else self.experts.describe())}
 
 
@@ -136,11 +151,18 @@ _AMD_SENSORS: dict[str, Callable[[Any], float]] = {
 }
 
 
-def _nvml_state(address: str) -> dict[str, Any]:
-    """Read what the driver's own library states: torch reads it by nvidia-ml-py, which need not be installed."""
+def _nvml_device(address: str) -> tuple[Any, Any] | None:
+    """Return the driver's own library and its handle of a device: torch's nvidia-ml-py need not be installed."""
     library, handle = ctypes.CDLL(_NVML), ctypes.c_void_p()
     if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByPciBusId_v2(address.encode(), ctypes.byref(handle)):
+        return None
+    return library, handle
+
+
+def _nvml_state(address: str) -> dict[str, Any]:
+    if (found := _nvml_device(address)) is None:
         return {}
+    library, handle = found
 
     def read(kind: Any, name: str, *arguments: int) -> Any:
         value = kind()
@@ -157,6 +179,62 @@ def _nvml_state(address: str) -> dict[str, Any]:
         "slowed_by": slowed_by,
         "driver": None if library.nvmlSystemGetDriverVersion(driver, len(driver)) else driver.value.decode(),
     }
+
+
+def device_processes(device: torch.device) -> dict[int, int] | None:
+    """Return the processes that compute on an accelerator by their ids, with their parts of it; None where unknown."""
+    if device.type == "cuda":
+        with suppress(Exception):
+            address = pci_address(device) or ""
+            return _nvml_processes(address) if torch.version.hip is None else _kfd_processes(address)
+    return None
+
+
+class _ProcessInfo(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used_bytes", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+def _nvml_processes(address: str) -> dict[int, int] | None:
+    if (found := _nvml_device(address)) is None:
+        return None
+    library, handle = found
+    count = ctypes.c_uint(_MOST_PROCESSES)
+    infos = (_ProcessInfo * _MOST_PROCESSES)()
+    if library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), infos):
+        return None
+    return {info.pid: info.gpu_instance for info in infos[: count.value]}
+
+
+def _kfd_processes(address: str) -> dict[int, int]:
+    """Read the kernel's list of ROCm's processes; those without memory on a device do not use it."""
+    for node in (_KFD / "topology" / "nodes").iterdir():
+        lines = (line.split() for line in (node / "properties").read_text(encoding="ascii").splitlines())
+        stated = {name: int(value) for name, value in lines}
+        place, domain = stated["location_id"], stated.get("domain", 0)
+        if address == f"{domain:04x}:{place >> 8:02x}:{place >> 3 & 31:02x}.0":
+            device = int((node / "gpu_id").read_text(encoding="ascii"))
+            files = (_KFD / "proc").glob(f"*/vram_{device}")
+            return {int(file.parent.name): 0 for file in files if int(file.read_text(encoding="ascii"))}
+    raise ValueError(f"no device of KFD at {address}")
+
+
+def _others_on_device(
+    readings: Sequence[Mapping[int, int] | None], processes: Mapping[int, foreign_load.Process]
+) -> str | None:
+    """Return the processes of others that were on this rank's part of its device; None where that is not known.
+
+    A driver that does not list this rank counts processes in another namespace, as at times in containers.
+    """
+    last, known = readings[-1], [one for one in readings if one is not None]
+    if last is None or (part := last.get(os.getpid())) is None:
+        return None
+    found = {pid for one in known for pid in one if one[pid] == part} - foreign_load.ours(processes, os.getppid())
+    return foreign_load.named(sorted(found), processes)
 
 
 def pci_address(device: torch.device) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ from frontrunner.evaluators.analytic.fit import (
     samples_of_problems,
 )
 from frontrunner.evaluators.cluster.environment import JobEnvironment, job_environment
-from frontrunner.evaluators.cluster.settings import RAY, node_source
+from frontrunner.evaluators.cluster.settings import RAY, NodeSource, node_source
 from frontrunner.evaluators.diagnostics.calibration import Calibration, calibration, measure, write_fit, write_measured
 from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs
 from frontrunner.evaluators.diagnostics.doctor.machine import examine
@@ -291,5 +291,14 @@ def _needs(campaign: str | Path | None, store: str | None) -> Needs:
         compiles=True in space.compile,
         disk_folder=Path(disk) if disk else None,
         trainer=file.spec.command.trainer if file.spec.evaluator == "command" else None,
-        ray=node_source(dispatch, cluster) if dispatch.backend == RAY and find_spec(RAY) is not None else None,
+        ray=tuple(_ray_sources(file.spec)),
     )
+
+
+def _ray_sources(spec: CampaignSpec) -> Iterator[NodeSource]:
+    """Yield the nodes on Ray that the campaign asks for, of each group."""
+    if spec.dispatch.backend != RAY or find_spec(RAY) is None:
+        return
+    for name, own in spec.problem.by_group.items():
+        if (source := node_source(spec.dispatch.of_group(name), own.cluster)) is not None:
+            yield source

@@ -25,6 +25,7 @@ PRINTERS = {
     "RankedRecipe": "results.print_ranking",
     "Ranking": "results.print_ranking",
     "Recipe": "results.print_recipe",
+    "Running": "results.print_running",
     "Scaling": "plan.print_scaling",
     "Status": "results.print_status",
     "StepTimeline": "timeline.print_timeline",

@@ -29,7 +29,7 @@ from frontrunner.results.records import Campaign
 from frontrunner.results.status import Explanation, measured_with
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.document import identity, recipe_id
+from frontrunner.spaces.document import identity, recipe_id, recipe_ids
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean, shown, shown_key
 from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import GlobalBatch, Problem
@@ -98,7 +98,8 @@ def recipe_by_id(spec: CampaignSpec, beginning: str) -> Recipe:
     if len(wanted) < LEAST_DIGITS:
         raise bad_value("recipe id", beginning, f"at least the first {LEAST_DIGITS} characters of one")
     recipes = spec.survey().recipes
-    found = {name: recipe for recipe in recipes if (name := recipe_id(spec.problem, recipe)).startswith(wanted)}
+    ids = enumerate(recipe_ids(spec.problem, recipes))
+    found = {name: recipes[row] for row, name in ids if name.startswith(wanted)}
     if not found:
         raise NotFound(
             f"none of the {len(recipes):,} legal recipes of the space has an id that begins with {wanted!r}",
@@ -173,11 +174,15 @@ def first_measurement(explanation: Explanation, store: str) -> Measured | None:
 
 def step_of(explanation: Explanation, changes: Mapping[str, Choice | None]) -> StepTimeline:
     """Lay out a step of a stored recipe, with other values of some dimensions; see `LocalStore.step`."""
-    spec = stored_spec(explanation.appearances[0].campaign)
-    found = step_variant(explanation.recipe, spec, changes)
+    return step_in(explanation.recipe, stored_spec(explanation.appearances[0].campaign), changes)
+
+
+def step_in(recipe: Recipe, spec: CampaignSpec, changes: Mapping[str, Choice | None]) -> StepTimeline:
+    """Lay out a step of a recipe in a campaign, with other values of some dimensions."""
+    found = step_variant(recipe, spec, changes)
     if isinstance(found, Reason):
         named = ", ".join(f"{key}={shown(value)}" for key, value in changes.items() if value is not None)
-        raise InvalidInput(f"recipe {explanation.recipe_id} with {named} is not legal: {found.text}")
+        raise InvalidInput(f"recipe {recipe_id(spec.problem, recipe)} with {named} is not legal: {found.text}")
     return step_timeline(found, spec.problem)
 
 

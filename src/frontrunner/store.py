@@ -23,11 +23,11 @@ from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.notebook import DisplayedRows
 from frontrunner.results import pages, predictions, ranking, status
 from frontrunner.results.frames import frame
-from frontrunner.results.pages import Comparison, RecipePage, TrialPage, outcomes_after
+from frontrunner.results.pages import Comparison, HistoryPage, RecipePage, TrialPage, outcomes_after
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.pruning import Deleted, delete_campaign
 from frontrunner.results.ranking import RankBy, RankedRecipe, Ranking
-from frontrunner.results.records import CampaignList
+from frontrunner.results.records import CampaignList, Labels
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import ActiveDriver, Explanation, FailureList, Status
@@ -35,6 +35,7 @@ from frontrunner.results.store import Store, open_store
 from frontrunner.search.budget import Limit
 from frontrunner.search.campaign_setup import budget_used, change_budget, refuse_imported_campaign, stored_spec
 from frontrunner.spaces.custom import Custom
+from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import FrontrunnerError, NotFound, bad_value, did_you_mean, writing
 from frontrunner.spaces.pareto import OBJECTIVES, pareto_front
 from frontrunner.spaces.problem import Problem
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     from frontrunner.evaluators.analytic.breakdown import Breakdown
     from frontrunner.evaluators.analytic.timeline import StepTimeline
+    from frontrunner.running_trials import Running
     from frontrunner.views.charts.marks import Missing
     from frontrunner.views.film import Film
     from frontrunner.views.report import NotDrawn
@@ -89,6 +91,23 @@ class LocalStore:
         with self._opened_to_change() as store:
             store.rename(campaign, name)
 
+    def label(
+        self,
+        campaign: str | None,
+        *,
+        tags: Sequence[str] | None = None,
+        note: str | None = None,
+        hidden: bool | None = None,
+    ) -> Labels:
+        """Replace a campaign's tags or its note, or have lists leave it out (`hidden`); return all of its labels.
+
+        Without any nothing is changed. Also while it runs.
+        """
+        given = {"tags": None if tags is None else tuple(dict.fromkeys(tags)), "note": note, "hidden": hidden}
+        changes = {key: value for key, value in given.items() if value is not None}
+        with self._opened_to_change() if changes else self.opened() as store:
+            return store.label(store.campaign(campaign).name, **changes) if changes else store.labels(campaign)
+
     def delete(self, campaign: str, *, preview: bool = False) -> Deleted:
         """Delete a campaign with its outcomes and run folders, or only list them; refused while a driver holds it."""
         with self.opened() if preview else self._opened_to_change() as store:
@@ -124,6 +143,13 @@ class LocalStore:
         with self.opened() as store:
             return status.status(store, campaign)
 
+    def running(self, campaign: str | None = None, *, top: int = 3) -> Running:
+        """Return what runs in a campaign now, the first `top` probes in full, its last outcomes and the time left."""
+        from frontrunner import running_trials
+
+        with self.opened() as store:
+            return running_trials.running(store, campaign, top=top)
+
     def failures(self, campaign: str | None = None) -> FailureList:
         """Return a campaign's failed trials with their log tails."""
         with self.opened() as store:
@@ -151,10 +177,13 @@ class LocalStore:
 
     def front(self, campaign: str | None = None, *, objectives: Sequence[str] = OBJECTIVES) -> Front:
         """Return the recipes that no other beats in all objectives: of tokens, memory (free) and nodes (fewer)."""
+        from frontrunner.results.explore import may_be_on_front
+
         wanted = checked_objectives(objectives)
         with self.opened() as store:
             record = store.campaign(campaign)
-            return front(ranking.best(store, record, top=None, by="tokens"), stored_spec(record).problem, wanted)
+            problem = stored_spec(record).problem
+            return front(may_be_on_front(store, record, problem, wanted), problem, wanted)
 
     def recipes(
         self,
@@ -192,21 +221,34 @@ class LocalStore:
         with self.opened() as store:
             return pages.trial_page(store, campaign, state=wanted, page=page, page_size=page_size)
 
-    def compare(self, first: str, second: str, *, page: int = 1, page_size: int = 50) -> Comparison:
-        """Return two campaigns side by side, and one page of the recipes that both have measured."""
+    def history(self, campaign: str | None = None, *, page: int = 1, page_size: int = 50) -> HistoryPage:
+        """Return one page of a campaign's history, the newest first: what its drivers noted, and who asked for what."""
         with self.opened() as store:
-            return pages.compare(store, first, second, page=page, page_size=page_size)
+            return pages.history_page(store, campaign, page=page, page_size=page_size)
+
+    def compare(self, campaigns: Sequence[str], *, page: int = 1, page_size: int = 50) -> Comparison:
+        """Return two campaigns or more side by side, and one page of the recipes that all have measured."""
+        with self.opened() as store:
+            return pages.compare(store, campaigns, page=page, page_size=page_size)
 
     def log(self, campaign: str | None, trial_number: int, *, most_bytes: int = LOG_BYTES) -> str:
-        """Return the end of the log of a failed trial's last attempt; where it is gone, what the store kept.
+        """Return the end of the log of a trial that runs, or of a failed one's last attempt.
 
-        `most_bytes` 0 means what the store kept: the driver, which knows the trainer's secrets, removed them from that.
+        Where a failed one's is gone, that is what the store kept. `most_bytes` 0 means what the store kept: the driver,
+        which knows the trainer's secrets, removed them from that; of a trial that runs it has nothing yet.
         """
         with self.opened() as store:
             record = store.campaign(campaign)
             failure = status.last_failure(store, record.name, trial_number)
+            folder = None if not most_bytes else status.open_run_folder(store, record.name, trial_number)
+        if folder is not None:
+            from frontrunner.running_trials import log_of
+
+            found = read_end(stored_spec(record).run_folder, log_of(folder), most_bytes=most_bytes)
+            if found is not None:
+                return without_secrets(found)
         if failure is None:
-            raise NotFound(f"trial {trial_number} of campaign {record.name} has no failure to read the log of")
+            raise NotFound(f"trial {trial_number} of campaign {record.name} has no log to read")
         found = None
         if most_bytes and failure.log_path is not None:
             with suppress(FrontrunnerError):  # an imported table has no folder, another version's may not be readable
@@ -286,10 +328,15 @@ class LocalStore:
         """Return the campaign's baseline and its best recipe; None without a measured baseline."""
         with self.opened() as store:
             record = store.campaign(campaign)
-            named = stored_spec(record).search.baseline
-            ranked = ranking.best(store, record, top=None) if named is not None else []
-        own = next((row for row in ranked if row.recipe == named), None)
-        return None if own is None else Baseline(own=own, best=ranked[0])
+            spec = stored_spec(record)
+            if spec.search.baseline is None:
+                return None
+            name = recipe_id(spec.problem, spec.search.baseline)
+            own, first = pages.rank_of(store, record, name), ranking.best(store, record, top=1)
+            if own is None:
+                return None
+            ranked = pages.ranked_at(store, record, {first[0].recipe_id: 1, name: own})
+        return Baseline(own=ranked[-1], best=ranked[0])
 
     def predictions(self, campaign: str | None = None) -> SmallScale | None:
         """Return what a campaign with `search.probe_nodes` predicts for its cluster; None for others."""

@@ -16,7 +16,8 @@ from frontrunner.evaluators.analytic.scaling import check_counts
 from frontrunner.evaluators.analytic.variations import MeasuredScaling, Sweep, Tried
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.recipe_actions import names_a_file, recipe_by_id, refuse_file_of_others
-from frontrunner.results.pages import probed
+from frontrunner.results.arrays import LastAttempts
+from frontrunner.results.snapshot import attempts_of
 from frontrunner.search.campaign_setup import stored_spec, stored_survey
 from frontrunner.search.driver import Conclusion, OnDriver
 from frontrunner.search.listener import Listener
@@ -235,7 +236,7 @@ def measured(campaign: str | None, *, store: str | None = None) -> Sweep | Measu
         spec = stored_spec(record)
         if spec.search.strategy not in AROUND:
             return None
-        return _found(spec, stored_survey(spec), {ended.recipe_id: ended for ended in probed(found, record)})
+        return _found(spec, stored_survey(spec), LastAttempts(attempts_of(found, record)))
 
 
 def _found(spec: CampaignSpec, survey: Survey, tried: Tried) -> Sweep | MeasuredScaling:

@@ -8,12 +8,15 @@ from datetime import datetime
 
 import pytest
 
+from frontrunner.results.courses import Course, Courses
 from frontrunner.results.nodes import CHECKED, AttemptNodes, NodeLedger
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding, Telemetry
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, ProbeEnding, Telemetry
+from frontrunner.results.prior_results import REUSED
+from frontrunner.results.process_identity import acting_for, acting_user
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.pruning import delete_campaign
 from frontrunner.results.ranking import best
-from frontrunner.results.records import Campaign
+from frontrunner.results.records import Campaign, Labels
 from frontrunner.results.schema import LATER_TABLES
 from frontrunner.results.states import (
     AttemptState,
@@ -22,7 +25,7 @@ from frontrunner.results.states import (
     TrialState,
 )
 from frontrunner.results.status import explain, status
-from frontrunner.results.store import Store, open_store
+from frontrunner.results.store import LABELED, Store, open_store
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.errors import AlreadyDriven, InvalidInput, NotFound
 from support.store_contract import (
@@ -109,14 +112,70 @@ class TestCampaigns(StoreContract):
             with pytest.raises(InvalidInput, match="campaign large is predicted from first: delete large first"):
                 change()
         delete_campaign(store, "large")
-        store.rename("first", "second")
+        with pytest.raises(NotFound) as unknown:
+            store.campaign("large")
+        assert str(unknown.value.hint).startswith(f"{acting_user()} deleted it on 20")
+        with acting_for("ada"):
+            store.rename("first", "second")
         assert store.campaign("second").id == campaign.id
         assert [(event.kind, event.data) for event in store.events(campaign.id)] == [
-            ("renamed", {"earlier": "first", "name": "second"})
+            ("renamed", {"earlier": "first", "name": "second", "user": "ada"})
         ]
         delete_campaign(store, "second")
         with pytest.raises(AlreadyDriven, match="campaign first was deleted"):
             writer.renew()
+
+    def test_labels_are_replaced_one_by_one_while_a_driver_writes(
+        self, store: Store, campaign: Campaign, writer: CampaignWriter
+    ) -> None:
+        assert store.labels("first") == Labels()
+        store.label("first", tags=("a", "b"), note="why: ü\x00")
+        writer.set_state(CampaignState.RUNNING, reason="")
+        store.label("first", hidden=True)
+        expected = Labels(tags=("a", "b"), note="why: ü\ufffd", hidden=True)
+        assert store.labels("first") == store.campaigns()[0].labels == expected
+        store.label("first", hidden=False, tags=())
+        assert store.labels("first") == Labels(note="why: ü\ufffd")
+        for tag in ("", " a", "a,b", "a\n", "x" * 41):
+            with pytest.raises(InvalidInput, match="tag = "):
+                store.label("first", tags=("fine", tag))
+        assert store.labels("first").tags == ()
+        noted = [event.data for event in store.events(campaign.id, kind=LABELED)]
+        assert noted[1:] == [
+            {"hidden": "yes", "user": acting_user()},
+            {"hidden": "no", "tags": "", "user": acting_user()},
+        ]
+
+    def test_courses_follow_the_best_rate_and_what_was_reused(
+        self, store: Store, writer: CampaignWriter, campaign: Campaign
+    ) -> None:
+        courses = Courses()
+
+        def course() -> Course:
+            summaries = store.campaigns()
+            return courses.of(store, summaries)[campaign.id]
+
+        def end(recipe_id: str, outcome: Outcome) -> None:
+            attempt = writer.start_attempt(begin(writer, recipe_id), run_folder="r")
+            writer.finish_attempt(attempt, outcome, retry=False)
+
+        assert course().best == []
+        for recipe_id, outcome in (("aaaa", failure()), ("bbbb", measurement(0.5)), ("cccc", measurement(0.6))):
+            end(recipe_id, outcome)
+        slow, fast = measurement(0.5).tokens_per_s, measurement(0.2).tokens_per_s
+        assert [place for place, _ in course().best] == [2]
+        writer.event(REUSED, trial=1)
+        create(store, "second")
+        end("dddd", measurement(0.2))
+        end("eeee", measurement(0.4))
+        kept = course()
+        assert [place for place, _ in kept.best] == [2, 4]
+        assert [rate for _, rate in kept.best] == pytest.approx([slow, fast], rel=0.02)
+        assert kept.reused == course().reused == 1
+        fastest = store.trials(campaign.id)[3]
+        attempt = writer.start_attempt(writer.repeat(fastest), run_folder="r")
+        writer.finish_attempt(attempt, failure(FailureKind.OUT_OF_MEMORY), retry=False)
+        assert [place for place, _ in course().best] == [2, 5], "what led has failed since"
 
     def test_an_unknown_name_brings_the_nearest(self, store: Store, campaign: Campaign) -> None:
         with pytest.raises(NotFound) as missing:
@@ -288,8 +347,8 @@ class TestTrials(StoreContract):
         with store.database.write() as connection:
             for table in (*LATER_TABLES, "alembic_version"):
                 connection.exec_driver_sql(f"DROP TABLE {table}")
-        assert store.final_outcomes(campaign.id) == [(RECIPE, measurement())], "a store that may only be read"
         with open_store(store.url) as opened:
+            assert opened.final_outcomes(campaign.id) == [(RECIPE, measurement())], "a store that may only be read"
             again = opened.drive(
                 opened.acquire_lease(campaign.id, host="another-host.example", pid=2, duration_s=30.0, take_over=True)
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from typing import Literal
 from urllib.request import Request, urlopen
@@ -25,9 +25,15 @@ api.expect.set_options(timeout=PATIENCE_MS)
 
 
 @contextmanager
-def window(service: Served, *, width: int = 1280, scheme: Literal["light", "dark"] = "light") -> Iterator[api.Page]:
-    """A browser's window that has followed a one-time link; its errors fail the test."""
+def window(
+    service: Served, *, width: int = 1280, scheme: Literal["light", "dark"] = "light", refused: Container[str] = ()
+) -> Iterator[api.Page]:
+    """A browser's window that has followed a one-time link; its errors fail the test, except at `refused` URLs."""
     errors: list[str] = []
+
+    def is_error(said: api.ConsoleMessage) -> bool:
+        return said.type == "error" and said.location["url"] not in refused
+
     headers = {"Authorization": f"Bearer {read_tokens(service.token_file).operator}"}
     asked = Request(f"{service.url}/api/v1/links", method="POST", headers=headers)
     with urlopen(asked) as answer:
@@ -39,7 +45,9 @@ def window(service: Served, *, width: int = 1280, scheme: Literal["light", "dark
         page.goto(service.url + link)
         page.wait_for_url(f"{service.url}/")
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+        page.on(
+            "console", lambda said: errors.append(f"{said.location['url']}: {said.text}") if is_error(said) else None
+        )
         yield page
         chromium.close()
-    assert errors == []
+    assert not errors, errors

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.results.predictions import PROPOSED, Expected
+from frontrunner.results.records import Attempt
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.results.writer import CampaignWriter
@@ -38,6 +41,14 @@ TABLE = {
 """Five degrees of pipeline parallelism, four of tensor parallelism and four micro-batches; five knobs."""
 
 
+def write_steps(folder: Path, steps: int) -> None:
+    """Write what a probe's first rank has written after so many steps."""
+    (folder / "job.json").write_text("{}", encoding="utf-8")
+    events = [{"event": "built"}, *({"event": "step", "time_s": 1.5} for _ in range(steps))]
+    (folder / "progress.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in events), encoding="utf-8")
+    (folder / "rank-0.log").write_text("".join(f"rank 0 says {n}\n" for n in range(40 + steps)), encoding="utf-8")
+
+
 @dataclass(kw_only=True)
 class LiveCampaign:
     """A campaign of which this process is the driver; every fourth recipe runs out of memory."""
@@ -46,6 +57,7 @@ class LiveCampaign:
     spec: CampaignSpec
     recipes: list[Recipe]
     done: int = 0
+    under_way: Attempt | None = None
 
     def go_on(self, outcomes: int = 1) -> int:
         """Record so many outcomes more; the number of the newest trial."""
@@ -57,6 +69,23 @@ class LiveCampaign:
             self.writer.finish_attempt(attempt, self._outcome(), retry=False)
         return self.done
 
+    def begin(self, expected: Expected | None = None) -> Path:
+        """Start the next recipe's probe, chosen by a forecast where there is one, and return its run folder."""
+        recipe = self.recipes[self.done]
+        self.done += 1
+        trial = self.writer.propose(recipe_id(self.spec.problem, recipe), recipe)
+        if expected is not None:
+            self.writer.event(PROPOSED, trial=trial.number, **asdict(expected))
+        folder = self.spec.run_folder / f"{trial.number:05d}.1"
+        folder.mkdir(parents=True)
+        self.under_way = self.writer.start_attempt(trial, run_folder=str(folder))
+        return folder
+
+    def finish(self) -> None:
+        """End the probe that was begun last."""
+        assert self.under_way is not None
+        self.writer.finish_attempt(self.under_way, self._outcome(), retry=False)
+
     def _outcome(self) -> Measurement | Failure:
         if self.done % 4 == 0:
             message = f"rank 3 of 32 wanted 2.1 GiB more than the 64.0 GiB that a device has, with trial {self.done}"
@@ -66,9 +95,9 @@ class LiveCampaign:
 
 
 @contextmanager
-def driven(folder: Path, name: str) -> Iterator[LiveCampaign]:
+def driven(folder: Path, name: str, **sections: object) -> Iterator[LiveCampaign]:
     """A campaign in the store of a folder; its lease is given back at the end, before others end what drives."""
-    spec = parse_campaign(TABLE, default_name=name, base=Path()).spec
+    spec = replace(parse_campaign(TABLE | sections, default_name=name, base=Path()).spec, run_root=str(folder / "runs"))
     recipes = list(spec.survey().recipes)
     random.Random(3).shuffle(recipes)
     with open_store(str(folder / "store.db"), create=True) as store:
@@ -77,7 +106,8 @@ def driven(folder: Path, name: str) -> Iterator[LiveCampaign]:
         )
         writer = store.drive(store.acquire_lease(campaign.id, host=socket.gethostname(), pid=os.getpid()))
         writer.set_state(CampaignState.RUNNING, reason="")
+        live = LiveCampaign(writer=writer, spec=spec, recipes=recipes)
         try:
-            yield LiveCampaign(writer=writer, spec=spec, recipes=recipes)
+            yield live
         finally:
-            writer.release(CampaignState.STOPPED, reason="the test is over")
+            live.writer.release(CampaignState.STOPPED, reason="the test is over")

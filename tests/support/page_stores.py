@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.results.outcome import Failure, FailureKind
@@ -13,7 +15,7 @@ from frontrunner.spaces.validation import dump_json
 from support.rankings import measurement
 
 SCRIPT = "<script>alert(1)</script>"
-TABLE = {
+TABLE: dict[str, Any] = {
     "evaluator": "probe",
     "model": {"name": SCRIPT, "layers": 4, "hidden": 128, "heads": 8, "vocabulary": 257},
     "cluster": {
@@ -29,15 +31,21 @@ TABLE = {
 }
 
 
-def page_store(folder: Path, names: tuple[str, ...] = ("first", "second"), *, figures: str = "measured") -> list[str]:
+def page_store(
+    folder: Path,
+    names: tuple[str, ...] = ("first", "second"),
+    *,
+    figures: str = "measured",
+    table: Mapping[str, Any] = TABLE,
+) -> list[str]:
     """Fill `folder`/store.db; the ids of the recipes that each campaign measured, fastest first."""
     with open_store(str(folder / "store.db"), create=True) as store:
-        first, *_ = [_campaign(store, name, figures) for name in names]
+        first, *_ = [_campaign(store, name, figures, table) for name in names]
         return first
 
 
-def _campaign(store: Store, name: str, figures: str) -> list[str]:
-    spec = parse_campaign(TABLE, default_name=name, base=Path()).spec
+def _campaign(store: Store, name: str, figures: str, table: Mapping[str, Any]) -> list[str]:
+    spec = parse_campaign(table, default_name=name, base=Path()).spec
     survey = spec.survey()
     problem = {"model": SCRIPT, "figures": figures}
     campaign = store.create_campaign(

@@ -22,6 +22,8 @@ from support.campaigns import marked
 
 ADDRESS = "127.0.0.2"
 """Ray replaces 127.0.0.1 by the host's other address."""
+KIND = "kind-b"
+"""A resource of the nodes beside the head."""
 STORE_BYTES = 80 * 2**20
 
 
@@ -86,7 +88,7 @@ def main() -> None:
     options = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "node_ip_address": ADDRESS}
     head = {"include_dashboard": False, "temp_dir": folder}
     cluster = Cluster(initialize_head=True, connect=False, head_node_args=options | head)
-    added = [cluster.add_node(wait=False, **options) for _ in range(int(sys.argv[1]) - 1)]
+    added = [cluster.add_node(wait=False, **options, resources={KIND: 1}) for _ in range(int(sys.argv[1]) - 1)]
     cluster.wait_for_nodes()
     raylets = {node.node_id: node.all_processes["raylet"][0].process.pid for node in (cluster.head_node, *added)}
     sys.stdout.write(json.dumps({"address": cluster.address, "raylets": raylets, "folder": folder}) + "\n")

@@ -52,7 +52,7 @@ def test_a_step_of_two_nodes_adds_up(cluster: SlurmCluster, tmp_path: Path) -> N
 def test_a_rank_of_a_step_that_is_killed_is_named_by_the_other_node(cluster: SlurmCluster, tmp_path: Path) -> None:
     process = started(cluster, tmp_path)
     conf = cluster.environment["SLURM_CONF"]
-    ranks = wait_for(lambda: found if len(found := ranks_of_cluster(conf)) == 2 else None, 100)
+    ranks = wait_for(lambda: found if len(found := ranks_of_cluster(conf)) == 2 else None)
     victim = next(rank for rank in ranks if rank.environ()["SLURM_PROCID"] == "1")
     os.kill(victim.pid, signal.SIGKILL)
     output, errors = process.communicate(timeout=200)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.protocol import ProbeOrder
+from frontrunner.evaluators.trainer.foreign_load import throttled_s
 from frontrunner.results.check import check
-from frontrunner.results.outcome import FailureKind, Measurement, Outcome
+from frontrunner.results.outcome import FailureKind, Measurement, Outcome, Telemetry
 from frontrunner.results.predictions import OUTLOOK, expected_of
 from frontrunner.results.ranking import best
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import status
 from frontrunner.search import driver as driving
 from frontrunner.search import job_time
+from frontrunner.search.attempts import MOST_DISTURBED
 from frontrunner.search.campaign_setup import change_budget
 from frontrunner.search.driver import Conclusion
 from frontrunner.search.listener import Ended, View
@@ -29,13 +34,16 @@ from frontrunner.search.proposals import MOST_MEASUREMENTS
 from frontrunner.search.strategy import STRATEGIES, Outlook
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.views.live import outcome_line
 from frontrunner.views.results import print_status
-from support.campaigns import environment, spec_of, tiny
+from support.campaigns import environment, setup_of, spec_of, tiny
 from support.doubles import register
 from support.drivers import LEGAL, Campaigns, Recorder, failure
 from support.forecasters import Forecaster, measured_twice
 
 RECIPES = spec_of(tiny()).space.survey(spec_of(tiny()).problem).recipes
+SETUP = setup_of(Path())
+DISTURBED = Telemetry(foreign_limit=0.1, foreign_share=(0.4,), foreign_processes=("make 7",))
 PROGRAM = Path(__file__).parent.parent / "support" / "killed_in_a_repeat.py"
 
 
@@ -57,6 +65,61 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Forecaster]]:
 
 
 EXHAUSTIVE = {"strategy": "exhaustive"}
+
+
+def disturbed(recipe: Recipe) -> Outcome:
+    return replace(simulate(recipe, SETUP), telemetry=DISTURBED)
+
+
+def test_a_disturbed_measurement_is_made_again_and_the_clean_one_ranks(campaigns: Campaigns, scripted: Any) -> None:
+    scripted(lambda recipe, attempt: disturbed(recipe) if attempt < (3 if recipe == RECIPES[0] else 1) else None)
+    record, spec = campaigns.create("scripted", search=EXHAUSTIVE, budget={"probes": 3})
+    heard = Recorder()
+    conclusion = campaigns.driver(record, spec, heard).run()
+    assert conclusion.reason == "the budget is used up: 3 of 3 probes", "repeats of the machine's are no probes"
+    assert [ended.will_retry for ended in heard.endings] == [True, True, False, False, False]
+    assert outcome_line(heard.endings[0]).endswith(f"; will be measured again: {DISTURBED.doubts[0]}")
+    ranking = best(campaigns.store, record)
+    assert {(row.standing.repeats, row.doubts) for row in ranking} == {(1, ())}
+    with campaigns.store.database.read() as connection:
+        assert check(connection, store="it").is_sound
+
+
+def test_repeats_end_where_a_machine_stays_busy(campaigns: Campaigns, scripted: Any) -> None:
+    clean = {RECIPES[4]}
+    made = scripted(lambda recipe, attempt: None if recipe in clean else disturbed(recipe))
+    record, spec = campaigns.create("scripted", search=EXHAUSTIVE)
+    assert campaigns.driver(record, spec).run().measured == LEGAL
+    assert [made.attempts[recipe] for recipe in RECIPES] == [3, 2, 1, 1, 1, 3, 2, 1, 1], "until one is clean"
+    assert all(bool(row.doubts) == (row.recipe not in clean) for row in best(campaigns.store, record))
+    with campaigns.store.database.read() as connection:
+        assert check(connection, store="it").is_sound
+
+
+def test_processes_on_a_probe_s_processors_are_noticed_and_it_is_repeated(campaigns: Campaigns) -> None:
+    held_s = throttled_s()
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        probe = {"foreign_load_limit": 0.1, "measured_steps": 50}
+        record, spec = campaigns.create("probe", probe=probe, budget={"probes": 1})
+        heard = Recorder()
+        campaigns.driver(record, spec, heard).run()
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    if throttled_s() > held_s:
+        pytest.skip("a quota holds the processes here, so that waiting for one another cannot be told from it")
+    assert [ended.will_retry for ended in heard.endings] == [True] * (MOST_DISTURBED - 1) + [False]
+    for ended in heard.endings:
+        assert isinstance(ended.outcome, Measurement)
+        recorded = ended.outcome.telemetry
+        assert recorded is not None
+        assert recorded.foreign_cores is not None
+        assert min(recorded.foreign_cores) > 0.2
+    (row,) = best(campaigns.store, record)
+    assert row.standing.repeats == MOST_DISTURBED
+    assert "of the time for processors that other processes used" in row.doubts[0]
 
 
 def test_a_repeat_is_one_more_probe_pooled_in_the_ranking_and_told_again(campaigns: Campaigns, use: Any) -> None:

@@ -58,7 +58,7 @@ def test_a_deleted_job_is_followed_by_another(tmp_path: Path, pbs: Path) -> None
     name = campaign(tmp_path, measured_steps=200, deadline_s=120)
     first = tmp_path / "frontrunner-runs" / "tiny" / "00001.1"
     with started("launch", name, cwd=tmp_path) as process:
-        wait_for(lambda: steps_written(first) > 3, 90)
+        wait_for(lambda: steps_written(first) > 3)
         subprocess.run(["qdel", "1.fake"], check=True)
         assert process.wait(120) == 0, (tmp_path / "stderr").read_text()
     cut, measured = outcomes(tmp_path)
@@ -91,11 +91,11 @@ def test_a_replay_stops_on_a_signal_and_goes_on_after_a_deleted_job(tmp_path: Pa
     recipe, folder = json.loads(launched.stdout)["best"][0]["recipe_id"], tmp_path / "r"
     arguments = ("replay", recipe, "--steps", "2000", "--checkpoint-every", "100", "--folder", "r")
     with started(*arguments, cwd=tmp_path) as process:
-        wait_for(lambda: steps_written(folder) > 150, 90)
+        wait_for(lambda: steps_written(folder) > 150)
         subprocess.run(["qdel", "2.fake"], check=True)
         wait_for((folder / "starts" / "0002").exists, 120)
         before = steps_written(folder)
-        wait_for(lambda: steps_written(folder) > before + 20, 90)
+        wait_for(lambda: steps_written(folder) > before + 20)
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == ReplayStopped.exit_code, (tmp_path / "stderr").read_text()
     assert "exit status 271, ended by qdel" in (folder / "replay.log").read_text()

@@ -34,7 +34,7 @@ class Nodes:
         self.agents = start_agents(self.step)
 
     def wait_until_stepping(self) -> None:
-        wait_for(lambda: steps_written(self.one.run_folder) > 2 and len(reports(self.step)) == 2, 90)
+        wait_for(lambda: steps_written(self.one.run_folder) > 2 and len(reports(self.step)) == 2)
 
     def processes(self) -> list[psutil.Process]:
         return [p for agent in self.agents for p in psutil.Process(agent.pid).children(recursive=True)]
@@ -85,7 +85,7 @@ def _on_one_machine(setup: ProbeSetup) -> list[float]:
     evaluator = make_evaluator("probe", setup)
     one = order(setup, RECIPE)
     evaluator.start(one)
-    wait_for(lambda: evaluator.finished(0.25), 90)
+    wait_for(lambda: evaluator.finished(0.25))
     evaluator.close()
     result = RunFolder(one.run_folder).own("result.json")
     assert result is not None

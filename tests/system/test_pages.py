@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
+from frontrunner.results.predictions import Expected
 from support.browsers import IN_A_BROWSER, api, window
-from support.live_campaigns import LiveCampaign, driven
+from support.live_campaigns import LiveCampaign, driven, write_steps
 from support.services import Served, served
 
 pytestmark = [pytest.mark.system, *IN_A_BROWSER]
@@ -33,6 +34,7 @@ PICTURED = (
     "plan-light",
     "compare-light",
     "launch-light",
+    "account-light",
 )
 """The pictures that the documents show."""
 COLORS = 256
@@ -63,6 +65,9 @@ micro_batch_seqs = [1, 2, 4]
 
 [search]
 strategy = "random"
+
+[probe]
+foreign_load_limit = 1.0
 
 [budget]
 probes = 4
@@ -219,6 +224,45 @@ def test_live_page_keeps_its_reader_s_place(service: Served) -> None:
         api.expect(page.locator(".ending")).to_have_text("pausing")
 
 
+def test_live_view_follows_the_probe_that_runs(service: Served) -> None:
+    expected = Expected(tokens_per_s=9000.0, chance=0.8, expected_improvement=0.02)
+    with driven(service.folder, "watched") as campaign, window(service, width=360) as page:
+        campaign.go_on(4)
+        folder = campaign.begin(expected)
+        write_steps(folder, 1)
+        page.goto(f"{service.url}/campaigns/watched")
+        now = page.locator("#now")
+        api.expect(now).to_contain_text("step 1 of at most")
+        api.expect(now).to_contain_text("chance to run 80 %, expected 9,000 tokens/s")
+        api.expect(page.locator("#now-end-5")).to_contain_text("rank 0 says 40")
+        wait_for_figures(page)
+        assert fits(page)
+        page.locator("#now-end-5").focus()
+        page.locator("#now-end-5").evaluate("(log) => log.scrollTo(0, 30)")
+        write_steps(folder, 2)
+        api.expect(now).to_contain_text("step 2 of at most")
+        assert focused(page) == "now-end-5"
+        assert page.locator("#now-end-5").evaluate("(log) => log.scrollTop") == 30
+        page.locator("#now-summary-5").click()
+        api.expect(page.locator("#now-end-5")).to_be_hidden()
+        write_steps(folder, 3)
+        api.expect(now).to_contain_text("step 3 of at most")
+        api.expect(page.locator("#now-end-5")).to_be_hidden()
+        campaign.finish()
+        api.expect(page.locator("#last-5")).to_be_visible()
+        page.locator(".jump a", has_text="Report").click()
+        api.expect(page.locator("#report")).to_be_in_viewport()
+        api.expect(page.locator(".jump a[aria-current]")).to_have_text("Report, CSV, Python")
+        with page.expect_download() as begun:
+            page.locator("#measurements-csv").click()
+        assert begun.value.suggested_filename == "watched-measurements.csv"
+        page.locator("#last-5").click()
+        page.wait_for_url(re.compile(r"campaign=watched$"))
+        api.expect(page.get_by_role("heading", level=1)).to_contain_text("parallel")
+        wait_for_figures(page)
+        assert fits(page)
+
+
 def test_figures_stay_apart_and_messages_lie_over_the_page(service: Served) -> None:
     with driven(service.folder, "drawn") as campaign, window(service) as page:
         campaign.go_on(120)
@@ -343,9 +387,9 @@ def test_explorer_keeps_its_state_in_its_address(service: Served) -> None:
         api.expect(explorer).to_have_attribute("data-drawn", "30")
         assert page.url.endswith("/recipes?outcome=measured")
         assert focused(page) == "only-outcome-1"
-        page.locator("#by-tokens_per_s").click()
-        page.locator("#by-tokens_per_s").click()
-        api.expect(page.locator("th[aria-sort=ascending]")).to_contain_text("tokens/s")
+        for order in ("descending", "ascending"):
+            page.locator("#by-tokens_per_s").click()
+            api.expect(page.locator(f"th[aria-sort={order}]")).to_contain_text("tokens/s")
         slowest = str(page.locator("tr[data-recipe]").first.get_attribute("data-recipe"))
         page.locator(f"#pin-{slowest}").check()
         api.expect(page.locator("tbody.pinned tr")).to_have_count(1)
@@ -358,3 +402,31 @@ def test_explorer_keeps_its_state_in_its_address(service: Served) -> None:
         api.expect(explorer).to_have_attribute("data-drawn", "30")
         page.locator(f"#recipe-{slowest}").click()
         page.wait_for_url(re.compile(rf"/recipes/{slowest}\?campaign=explored"))
+
+
+def test_an_invited_user_signs_in_and_out(service: Served) -> None:
+    """Invited on the operator's page, signed in by the invitation, out, and in again by the token that it showed."""
+    with window(service) as page:
+        page.goto(f"{service.url}/account")
+        page.get_by_label("Name").fill("ada")
+        page.get_by_role("button", name="Invite").click()
+        link = page.locator("#invitation").inner_text().strip()
+        api.expect(page.locator("#users-table")).to_contain_text("invited until")
+        picture(page, "account-light", height=560)
+
+        page.context.clear_cookies()
+        page.goto(link)
+        page.get_by_role("button", name="Accept as ada").click()
+        api.expect(page.get_by_role("heading", name="ada", exact=True)).to_be_visible()
+        assert "code" not in page.url
+        token = re.findall(r"FRONTRUNNER_TOKEN=(\S+)", page.locator("#token-text").inner_text())[0]
+        page.get_by_role("button", name="Sign out").click()
+        api.expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+        api.expect(page.get_by_role("link", name="Campaigns")).to_have_count(0)
+        for width in (360, 1280):
+            page.set_viewport_size({"width": width, "height": 860})
+            assert fits(page)
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url(f"{service.url}/")
+        api.expect(page.get_by_role("link", name="ada", exact=True)).to_be_visible()

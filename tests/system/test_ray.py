@@ -14,7 +14,7 @@ from frontrunner.evaluators.cluster.agent import StepFolder
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from support.campaigns import frontrunner, started, steps_written, tiny, wait_for, write_toml
-from support.ray_cluster import RayCluster, ray_cluster
+from support.ray_cluster import KIND, RayCluster, ray_cluster
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 PROBES = 20
@@ -31,7 +31,7 @@ SPACE = {
 def ray() -> Iterator[RayCluster]:
     with ray_cluster(3) as made:
         yield made
-        wait_for(lambda: not made.processes() and not made.files(), 60)
+        wait_for(lambda: not made.processes() and not made.files())
 
 
 def campaign(folder: Path, ray: RayCluster, **sections: dict[str, Any]) -> str:
@@ -85,7 +85,7 @@ def test_a_campaign_loses_nothing_with_a_node_and_its_driver(tmp_path: Path, ray
     with started("launch", name, cwd=tmp_path) as process:
         hit, victim = wait_for_stepping(tmp_path, ray, 4)
         ray.kill(victim)
-        lost = wait_for(lambda: RunFolder(hit).outcome(), 100)
+        lost = wait_for(lambda: RunFolder(hit).outcome())
         assert isinstance(lost, Failure)
         assert lost.kind is FailureKind.LOST
         assert victim[:8] in lost.message
@@ -93,7 +93,7 @@ def test_a_campaign_loses_nothing_with_a_node_and_its_driver(tmp_path: Path, ray
         process.send_signal(signal.SIGKILL)
         process.wait()
     known = {token: found for token, found in outcomes(tmp_path).items() if found is not None}
-    wait_for(lambda: not ray.processes(), 40)
+    wait_for(lambda: not ray.processes())
     done = frontrunner("resume", "tiny", "--json", cwd=tmp_path, timeout_s=400)
     assert done.returncode == 0, done.stderr
     found = outcomes(tmp_path)
@@ -103,6 +103,29 @@ def test_a_campaign_loses_nothing_with_a_node_and_its_driver(tmp_path: Path, ray
     assert not isinstance(found[cut.name], Measurement), "its driver died early in it"
     assert {1, 2} <= {len(node_ids(path, ray)) for path in run_folders(tmp_path)}
     assert not list(tmp_path.glob("frontrunner-runs/tiny/0*/.*")), "no half file"
+
+
+def test_probes_of_a_group_run_on_its_nodes(tmp_path: Path, ray: RayCluster) -> None:
+    groups = [{"name": "any", "nodes": 1}, {"name": "b", "nodes": 2}]
+    name = campaign(
+        tmp_path,
+        ray,
+        cluster={"group": groups, "nodes": 1},
+        space=SPACE | {"micro_batch_seqs": [2], "recompute": ["none"], "devices": [1]},
+        dispatch={"group": {"any": {"resources": {"memory": 1}}, "b": {"resources": {KIND: 1}}}},
+    )
+    done = frontrunner("launch", name, "--json", cwd=tmp_path, timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    checked = frontrunner("doctor", name, "--json", cwd=tmp_path)
+    fitting = [check["found"] for check in json.loads(checked.stdout)["checks"] if check["name"] == "ray"]
+    assert ["3 of them" in one for one in fitting] == [True, False]
+    assert f"2 of them with CPU 1, {KIND} 1" in fitting[1]
+    nodes = {
+        json.loads(RunFolder(path).job.read_text())["recipe"]["group"]: node_ids(path, ray)
+        for path in run_folders(tmp_path)
+    }
+    assert nodes.keys() == {"any", "b"}
+    assert ray.head not in nodes["b"]
 
 
 def test_a_replay_goes_on_after_its_node_is_lost(tmp_path: Path, ray: RayCluster) -> None:

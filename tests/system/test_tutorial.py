@@ -30,7 +30,7 @@ CONFIG = {
 }
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_each_command_of_the_tutorial_works_in_its_place(tmp_path: Path) -> None:
     (campaign,) = re.findall(r"```toml\n(.*?)```", TUTORIAL, re.DOTALL)
     (tmp_path / "first.toml").write_text(campaign)
@@ -43,7 +43,7 @@ def test_each_command_of_the_tutorial_works_in_its_place(tmp_path: Path) -> None
             recipe = json.loads(best.stdout)[0]["recipe_id"]
         program, *arguments = shlex.split(line)
         assert program == "frontrunner"
-        done = frontrunner(*[recipe if word == "RECIPE" else word for word in arguments], cwd=tmp_path, timeout_s=300)
+        done = frontrunner(*[recipe if word == "RECIPE" else word for word in arguments], cwd=tmp_path, timeout_s=900)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
         if arguments[0] == "space":
             (legal,) = re.findall(r"`space` counts (\d+) legal recipes", TUTORIAL)

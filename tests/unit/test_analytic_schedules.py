@@ -9,9 +9,11 @@ import pytest
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.schedules import _ComputationType as Kind
 
+from frontrunner.evaluators.analytic.memory import micro_batches_held
 from frontrunner.evaluators.analytic.schedules import order_of
 from frontrunner.evaluators.analytic.step import dual, interleaved, share_left, v_shaped
 from frontrunner.spaces.recipe import Recipe
+from support.analytic import recipe, work
 
 TIMES = [(10, 13, 9), (10, 23, 9), (10, 11, 11), (10, 13, 5), (7, 19, 9)]
 """Seconds of a chunk's forward pass, its input's gradients and its weights' gradients."""
@@ -155,3 +157,20 @@ def test_each_rank_runs_its_passes_in_the_order_of_torch(schedule):
                 assert [one[2] for one in found if one[0] == "F"] == list(range(batches))
                 expected, found = ([one[:2] for one in side] for side in (expected, found))
             assert found == expected, (ranks, batches, rank)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_each_rank_holds_the_micro_batches_that_its_order_leaves_open(schedule):
+    """Until the gradients of the weights are there; of a rank's chunks each counts as its part of a micro-batch."""
+    _, chunks, takes = SCHEDULES[schedule]
+    each = (2, 3, 4) if schedule.startswith("interleaved") else (chunks,)
+    shapes = [(p, m, v) for p in (2, 3, 4, 6) for m in (p, p + 1, 2 * p, 3 * p, 5 * p) for v in each if takes(p, m)]
+    for ranks, batches, stages in shapes:
+        of = recipe(
+            devices=ranks, pipeline_parallel=ranks, virtual_stages=stages, schedule=schedule, accumulation=batches,
+            tensor_parallel=1, micro_batch_seqs=1,
+        )  # fmt: skip
+        for rank, passes in enumerate(order_of(of)):
+            opened = np.cumsum([{"F": 1, "I": 0}.get(one.kind, -1) for one in passes])
+            held = micro_batches_held(work(of), rank)[0]
+            assert held == pytest.approx(max(opened) / stages), (of, rank)

@@ -6,14 +6,17 @@ import math
 import random
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from frontrunner.evaluators.analytic.estimates import estimate_many
-from frontrunner.results.outcome import FailureKind, Measurement
+from frontrunner.results.arrays import KINDS, Attempts
+from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.store import checked_objectives, front
@@ -46,6 +49,7 @@ RECIPES = {
 }
 """By TP, PP and micro-batch: all nine, on two devices."""
 BEST = RECIPES[1, 1, 4]
+COLUMNS = ("rows", "kinds", "endings", "tokens_per_s", "node_seconds")
 
 
 @pytest.fixture(scope="module")
@@ -94,28 +98,37 @@ def test_history_pools_repeats_and_counts_every_attempt(collected: Collected) ->
     assert "found by probe 3 of 7, after 0.03 of 0.08 node-hours" in chart.reading
 
 
+def chosen(attempts: Attempts, places: Sequence[int], **changed: Any) -> Attempts:
+    """The attempts at these places, with some columns changed."""
+    columns = {name: getattr(attempts, name)[list(places)] for name in COLUMNS}
+    return replace(attempts, **columns | changed)
+
+
 def test_time_of_nodes_is_in_seconds_if_short(collected: Collected) -> None:
-    short = replace(collected, attempts=[collected.attempts[0]._replace(node_seconds=18.0)])
+    one = chosen(collected.attempts, [0])
+    short = replace(collected, attempts=replace(one, node_seconds=np.array([18.0])))
     assert "after 18 of 18 node-seconds" in chart_of(history(short)).reading
     assert "18 node-seconds went to 1 attempts" in chart_of(node_hours(short)).reading
 
 
 def test_history_best_is_the_best_standing_after_each_probe(collected: Collected) -> None:
     dice = random.Random(7)
-    by_recipe = {row.recipe_id: row for row in collected.attempts}
-    attempts, speeds, expected = [], defaultdict(list), []
+    place_of = {row.recipe_id: place for place, row in enumerate(collected.attempts)}
+    places, rates, kinds, speeds, expected = [], [], [], defaultdict(list), []
     for _ in range(400):
-        attempted = by_recipe[dice.choice(sorted(by_recipe))]
+        name = dice.choice(sorted(place_of))
         outcome = dice.choice([measured(dice.choice([100.0, 200.0, 300.0, 400.0])), failed()])
-        speed, kind = (getattr(outcome, name, None) for name in ("tokens_per_s", "kind"))
-        attempts.append(attempted._replace(tokens_per_s=speed, kind=kind))
-        standing = speeds[attempted.recipe_id]
+        places.append(place_of[name])
+        rates.append(getattr(outcome, "tokens_per_s", math.nan))
+        kinds.append(KINDS.index(outcome.kind) if isinstance(outcome, Failure) else -1)
+        standing = speeds[name]
         if isinstance(outcome, Measurement):
             standing.append((outcome.tokens_per_s, True))
         else:  # its earlier repeats count again with the next that is measured
-            speeds[attempted.recipe_id] = [(speed, False) for speed, _ in standing]
+            speeds[name] = [(speed, False) for speed, _ in standing]
         stands = [[speed for speed, _ in rows] for rows in speeds.values() if rows and rows[-1][1]]
         expected.append(max(map(statistics.median, stands), default=None))
+    attempts = chosen(collected.attempts, places, tokens_per_s=np.array(rates), kinds=np.array(kinds))
     rows = rows_of(chart_of(history(replace(collected, attempts=attempts))).spec, "probe")
     assert [row["best"] for row in rows] == expected
     assert None in expected[1:]  # every recipe had failed once
@@ -128,8 +141,8 @@ def test_an_imported_table_has_no_course_of_a_search(collected: Collected) -> No
 
 
 def test_history_of_many_probes_draws_some_thousand_and_every_step_of_the_best(collected: Collected) -> None:
-    first, *others = collected.attempts
-    many = replace(collected, attempts=[first] * 9001 + others)
+    places = [*[0] * 9001, *range(1, len(collected.attempts))]
+    many = replace(collected, attempts=chosen(collected.attempts, places))
     chart = chart_of(history(many))
     rows = rows_of(chart.spec, "probe")
     assert len(rows) < MOST_DRAWN + 10

@@ -224,6 +224,9 @@ def test_compare_prints_what_differs_and_how_much_faster(folder: Path, ranking: 
     assert re.search(rf"tokens/s over the first's +1.00 +{ratio:.2f}", text)
     assert re.search(r"^recompute +none +full", text, re.MULTILINE)
     assert "tensor parallel" not in text or "tensor parallel" in found["differing"]
+    own = answer("campaigns", cwd=folder)[0]["name"]
+    assert answer("compare", own, own, cwd=folder)["differing"] == {}
+    assert "the campaigns have the same specification" in run("compare", own, own, cwd=folder).stdout
     alone = run("compare", ids[0], cwd=folder)
     assert (alone.returncode, alone.stderr.startswith("error: expected two recipe ids or more")) == (2, True)
 

@@ -125,6 +125,17 @@ def test_ray_reserves_a_nodes_devices(kind: str) -> None:
     assert (found.nodes, found.node_resources, found.held) == (2, resources, None)
 
 
+def test_ray_reserves_other_resources_beside_the_devices() -> None:
+    found = source({"backend": "ray", "resources": {"accelerator_type:H100": 0.001}}, {})
+    assert found.node_resources == {"CPU": 1.0, "accelerator_type:H100": 0.001}
+    with pytest.raises(
+        InvalidInput, match=r"dispatch\.resources\.CPU = 4\.0: expected no entry: cluster\.devices_per_node"
+    ):
+        source({"backend": "ray", "resources": {"CPU": 4}}, {})
+    with pytest.raises(InvalidInput, match=r"dispatch\.resources\.x = 0\.0: expected an amount above 0"):
+        source({"backend": "ray", "resources": {"x": 0}}, {})
+
+
 def test_a_local_ray_cluster_has_one_node() -> None:
     with pytest.raises(InvalidInput, match=r'cluster\.nodes = 2: expected 1 with dispatch\.address = "local"'):
         source({"backend": "ray", "address": "local"}, {})

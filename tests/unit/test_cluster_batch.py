@@ -142,20 +142,22 @@ def test_settings_are_kept_with_the_campaign() -> None:
 
 # A campaign's own script: its driver ends with a status, and the script is submitted again, or is not.
 AGAIN = {"slurm": "scontrol requeue 12", "pbs": "qsub -v SCRIPT=drive.pbs.sh,STARTS={},MOST=2,STORE= drive.pbs.sh"}
-STARTS = {"slurm": "SLURM_RESTART_COUNT", "pbs": "STARTS"}
+AGAIN["lsf"] = "bsub -env all,SCRIPT=drive.lsf.sh,STARTS={},MOST=2,STORE= #!/bin/bash"
+STARTS = {"slurm": "SLURM_RESTART_COUNT", "pbs": "STARTS", "lsf": "STARTS"}
 
 
 def drive(folder: Path, scheduler: str, *, status: int, starts: int) -> tuple[list[str], str]:
     """Run a campaign's script whose driver ends with `status`; return the commands that it runs, and its stderr."""
-    (folder / "drive.pbs.sh").write_text(exported(LocalStore(), str(tiny_file(folder)), to=scheduler))
-    for name in ("python", "scontrol", "qsub", "sleep"):
-        code = status if name == "python" else 0
-        (folder / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {folder}/ran\nexit {code}\n')
+    script = f"drive.{scheduler}.sh"
+    (folder / script).write_text(exported(LocalStore(), str(tiny_file(folder)), to=scheduler))
+    for name in ("python", "scontrol", "qsub", "bsub", "sleep"):
+        code, read = status if name == "python" else 0, "$(head -n 1)" if name == "bsub" else ""
+        (folder / name).write_text(f'#!/bin/sh\necho {name} "$@" {read} >> {folder}/ran\nexit {code}\n')
         (folder / name).chmod(0o755)
     variables = {"PATH": f"{folder}:{os.defpath}", "SLURM_JOB_ID": "12", "PBS_O_WORKDIR": str(folder), "MOST": "2"}
     variables[STARTS[scheduler]] = str(starts)
     done = subprocess.run(
-        ["bash", "drive.pbs.sh"], cwd=folder, env=variables, capture_output=True, text=True, timeout=60, check=False
+        ["bash", script], cwd=folder, env=variables, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == status
     ran = (folder / "ran").read_text().splitlines()
@@ -181,19 +183,22 @@ def test_a_driver_that_ends_otherwise_is_not_submitted_again(status: int, tmp_pa
     assert drive(tmp_path, "slurm", status=status, starts=0) == ([], "")
 
 
-@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf"])
 def test_the_job_of_a_driver_that_requests_nodes_is_small(scheduler: str, tmp_path: Path) -> None:
     asked = {"backend": "parsl", "scheduler": scheduler, "walltime": "01:00:00", "account": "ABC", "queue": "long"}
     accelerated = {"nodes": 4, "backend": "cuda", "devices_per_node": 8}
     file = str(tiny_file(tmp_path, cluster=accelerated, dispatch=asked))
-    head = {line for line in exported(LocalStore(), file, to=scheduler).splitlines() if line.startswith(("#S", "#P"))}
+    head = {
+        line for line in exported(LocalStore(), file, to=scheduler).splitlines() if line.startswith(("#S", "#P", "#B"))
+    }
     wanted = {
         "slurm": {"#SBATCH --nodes=1", "#SBATCH --account=ABC", "#SBATCH --partition=long"},
         "pbs": {"#PBS -l select=1:ncpus=2", "#PBS -A ABC", "#PBS -q long"},
+        "lsf": {"#BSUB -n 2", '#BSUB -R "span[ptile=2]"', "#BSUB -P ABC", "#BSUB -q long"},
     }
     assert wanted[scheduler] <= head
-    assert not [line for line in head if "gpu" in line or "excl" in line]
-    other = {"slurm": "pbs", "pbs": "slurm"}[scheduler]
+    assert not [line for line in head if "gpu" in line or "excl" in line or line == "#BSUB -x"]
+    other = {"slurm": "pbs", "pbs": "lsf", "lsf": "slurm"}[scheduler]
     with pytest.raises(InvalidInput, match=f"expected {other}, which the driver's own job is for"):
         exported(LocalStore(), file, to=other)
 
@@ -202,3 +207,5 @@ def test_the_job_of_a_driver_that_holds_its_nodes_has_all_of_them(tmp_path: Path
     file = tiny_file(tmp_path, cluster={"nodes": 4, "backend": "cuda", "devices_per_node": 8})
     head = exported(LocalStore(), str(file), to="slurm").splitlines()
     assert {"#SBATCH --nodes=4", "#SBATCH --gpus-per-node=8", "#SBATCH --exclusive"} <= set(head)
+    head = exported(LocalStore(), str(file), to="lsf").splitlines()
+    assert {"#BSUB -n 32", '#BSUB -R "span[ptile=8]"', '#BSUB -gpu "num=8"', "#BSUB -x"} <= set(head)

@@ -23,6 +23,7 @@ from frontrunner.results.predictions import (
 )
 from frontrunner.results.prior_results import CUT, campaign_results, probes_made
 from frontrunner.results.rows import DamagedCell
+from frontrunner.results.snapshot import attempts_of
 from frontrunner.results.states import CampaignState
 from frontrunner.results.status import explain
 from frontrunner.results.store import Store, open_store
@@ -52,11 +53,11 @@ QUESTIONS: dict[str, Callable[[Store], object]] = {
     "dataframe": lambda store: frame(store, "kept"),
     "told": lambda store: (store.final_outcomes(1), store.trials(1), store.events(1), store.open_attempts(1)),
     "histories": lambda store: pages.trial_histories(store, 1),
-    "probed": lambda store: pages.probed(store, "kept"),
+    "arrays": lambda store: attempts_of(store, "kept"),
     "spans": lambda store: pages.newest_spans(store, 1, 50),
     "recipes": lambda store: pages.recipe_page(store, "kept", filters={"tensor_parallel": 2}),
     "trials": lambda store: (pages.trial_page(store, "kept"), pages.outcomes_after(store, 1, 0, 50)),
-    "compare": lambda store: pages.compare(store, "kept", "kept"),
+    "compare": lambda store: pages.compare(store, ["kept", "kept"]),
     "known": lambda store: (campaign_results(store, 1), probes_made(store, store.campaign("kept"))),
     "drivers": lambda store: (status.active_drivers(store), status.version_of(store, "kept")),
     "predictions": lambda store: (scales_that_predict(store, ""), small_scale(store, store.campaign("kept"))),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from frontrunner import survey
 from frontrunner.cli.main import SECTIONS
 from frontrunner.config.campaign import SECTIONS as FILE_SECTIONS
 from frontrunner.config.campaign import keys_of, read_campaign_file
@@ -134,3 +135,12 @@ def test_every_picture_of_a_page_is_shown_and_small() -> None:
     for page in ("campaigns", "campaign", "recipe", "plan", "compare", "launch"):
         assert any(path.name.startswith(f"{page}-") for path in pictures), page
     assert all(path.stat().st_size < MOST_PICTURE_BYTES for path in pictures)
+
+
+def test_whichever_recipe_wins_in_the_tutorial_its_exports_work(tmp_path: Path) -> None:
+    (campaign,) = re.findall(r"```toml\n(.*?)```", DOCS["tutorial.md"], re.DOTALL)
+    (tmp_path / "first.toml").write_text(campaign)
+    found = survey(tmp_path / "first.toml")
+    named = set(re.findall(r"export RECIPE --to (\S+)", DOCS["tutorial.md"])) & TOOLS.keys()
+    assert named
+    assert {TOOLS[name].why_not(found.problem, recipe) for name in named for recipe in found.recipes} == {None}

@@ -15,7 +15,7 @@ from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.analytic.breakdown import Breakdown, breakdown
 from frontrunner.recipe_actions import one_recipe, recipe_by_id
 from frontrunner.results.store import open_store
-from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.document import recipe_id, recipe_ids
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.stages import layers_of_ranks
@@ -92,6 +92,9 @@ def test_a_recipe_of_a_file_is_found_by_the_beginning_of_its_id() -> None:
     spec = spec_of(tiny())
     for wanted in spec.space.survey(spec.problem).recipes:
         assert recipe_by_id(spec, recipe_id(spec.problem, wanted)[:8].upper()) == wanted
+    assert list(recipe_ids(spec.problem, spec.survey().recipes)) == [
+        recipe_id(spec.problem, one) for one in spec.survey().recipes
+    ]
     with pytest.raises(NotFound, match="9 legal recipes of the space has an id that begins with '000000000000'"):
         recipe_by_id(spec, "000000000000")
     with pytest.raises(InvalidInput, match="at least the first 4 characters"):

@@ -12,17 +12,35 @@ import numpy as np
 import pytest
 
 from frontrunner.config.campaign import parse_campaign
-from frontrunner.results.explore import CUSTOM, DATA_PARALLEL, NUMBER, OUTCOME, RANK, Columns, TrialTable, Wanted
+from frontrunner.results.arrays import (
+    CUSTOM,
+    DATA_PARALLEL,
+    NUMBER,
+    OUTCOME,
+    RANK,
+    Attempts,
+    LastAttempts,
+    Trials,
+    Wanted,
+)
+from frontrunner.results.explore import explored
 from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.pruning import delete_campaign
 from frontrunner.results.ranking import best
-from frontrunner.results.states import CampaignState
+from frontrunner.results.rows import finished_attempts
+from frontrunner.results.schema import AttemptRow
+from frontrunner.results.snapshot import MOST_KEPT, Snapshot, attempts_of
+from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.search.campaign_setup import problem_summary
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.errors import NotFound
+from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.spaces.validation import dump_json
+from frontrunner.store import LocalStore, front
 from support.rankings import measurement
 
 GIB = 2**30
@@ -65,10 +83,9 @@ class Driven:
         random.Random(7).shuffle(self.recipes)
         self.writer: CampaignWriter = store.drive(store.acquire_lease(campaign.id, host="h", pid=1))
         self.writer.set_state(CampaignState.RUNNING, reason="")
-        self.table = self.fresh()
 
-    def fresh(self) -> TrialTable:
-        return TrialTable(self.campaign, {"algorithm": "Ring"})
+    def fresh(self) -> Attempts:
+        return Snapshot().attempts(self.store, self.campaign)
 
     def begin(self, number: int) -> tuple[Any, Any]:
         recipe = self.recipes[number]
@@ -83,8 +100,8 @@ class Driven:
             outcome = failed if number % 4 == 3 else measurement((step_s, 1.1 * step_s), peak)
             self.writer.finish_attempt(attempt, outcome, retry=False)
 
-    def columns(self) -> Columns:
-        return self.table.columns(self.store)
+    def columns(self) -> Trials:
+        return attempts_of(self.store, self.campaign).trials
 
 
 @pytest.fixture
@@ -94,7 +111,7 @@ def driven(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Driven]:
         yield Driven(store, parse_campaign(table, default_name="seen", base=Path()).spec)
 
 
-def value(columns: Columns, name: str, row: int) -> Any:
+def value(columns: Trials, name: str, row: int) -> Any:
     axis = columns.axes[name]
     return axis.values[axis.places[row]]
 
@@ -113,7 +130,10 @@ def test_columns_hold_what_the_recipes_say(driven: Driven) -> None:
     assert columns.axes["schedule"].values == ("none", "1f1b", "interleaved-1f1b")
 
 
-def same(left: Columns, right: Columns) -> bool:
+def same(left: Trials, right: Trials) -> bool:
+    assert [(name, axis.values) for name, axis in left.axes.items()] == [
+        (name, axis.values) for name, axis in right.axes.items()
+    ]
     return (
         left.recipe_ids.tolist() == right.recipe_ids.tolist()
         and left.ranks.tolist() == right.ranks.tolist()
@@ -127,7 +147,7 @@ def test_columns_follow_outcomes_repeats_and_retries(driven: Driven) -> None:
     assert len(driven.columns()) == 0
     for place in range(8):
         driven.go_on(place)
-        assert same(driven.columns(), driven.fresh().columns(driven.store))
+        assert same(driven.columns(), driven.fresh().trials)
     trial, attempt = driven.begin(8)
     assert value(driven.columns(), OUTCOME, 8) == "running"
     driven.writer.finish_attempt(attempt, Failure(kind=FailureKind.LOST, message="gone", log_tail=""), retry=True)
@@ -149,7 +169,112 @@ def test_columns_follow_outcomes_repeats_and_retries(driven: Driven) -> None:
     )
     assert value(driven.columns(), OUTCOME, 1) == "out-of-memory"
     assert math.isnan(driven.columns().figures["tokens_per_s"][1])
-    assert same(driven.columns(), driven.fresh().columns(driven.store))
+    assert same(driven.columns(), driven.fresh().trials)
+
+
+def plainly(driven: Driven) -> list[tuple[Any, ...]]:
+    """Every finished attempt as the store's own rows have it, in the order in which they ended."""
+    with driven.store.database.read() as connection:
+        found = finished_attempts(connection, AttemptRow.campaign_id == driven.campaign.id)
+    return [
+        (
+            one.trial.recipe_id,
+            one.trial.recipe,
+            getattr(one.outcome, "kind", None),
+            getattr(one.outcome, "tokens_per_s", None),
+            one.outcome.node_seconds,
+        )
+        for one in found
+    ]
+
+
+def listed(attempts: Attempts) -> list[tuple[Any, ...]]:
+    return [(one.recipe_id, one.recipe, one.kind, one.tokens_per_s, one.node_seconds) for one in attempts]
+
+
+def test_attempts_follow_in_the_order_in_which_they_end(driven: Driven) -> None:
+    def now() -> Attempts:
+        return attempts_of(driven.store, driven.campaign)
+
+    assert list(now()) == []
+    driven.go_on(*range(6))
+    (slow, first), (_, second) = driven.begin(6), driven.begin(8)
+    assert listed(now()) == plainly(driven)
+    driven.writer.finish_attempt(second, measurement((0.5,), GIB), retry=False)  # before the one begun earlier
+    assert [one.recipe_id for one in now()][-1] != slow.recipe_id
+    driven.writer.finish_attempt(first, Failure(kind=FailureKind.LOST, message="", log_tail=""), retry=True)
+    again = driven.writer.start_attempt(slow, run_folder="r")
+    assert listed(now()) == plainly(driven)
+    driven.writer.finish_attempt(again, measurement((0.4,), GIB), retry=False)
+    assert listed(now()) == plainly(driven) == listed(driven.fresh())
+    last = LastAttempts(now())
+    assert (last[slow.recipe_id].kind, last[slow.recipe_id].state) == (None, TrialState.MEASURED)
+    assert set(last) == {one.recipe_id for one in now()}
+    assert {one.recipe_id for one in now().final_failures} == {
+        trial.recipe_id for trial in driven.store.trials(driven.campaign.id) if trial.state is TrialState.FAILED
+    }
+
+
+def test_what_was_read_is_found_again_after_a_renaming_and_not_after_a_deletion(driven: Driven) -> None:
+    driven.go_on(0, 1)
+    before = attempts_of(driven.store, "seen")
+    assert attempts_of(driven.store, "seen") is before, "nothing was written: nothing is read"
+    driven.writer.release(CampaignState.FINISHED, reason="")
+    driven.store.rename("seen", "another")
+    assert listed(attempts_of(driven.store, "another")) == listed(before)
+    delete_campaign(driven.store, "another")
+    with pytest.raises(NotFound):
+        attempts_of(driven.store, driven.campaign)
+    new = Driven(driven.store, driven.spec)
+    assert len(attempts_of(driven.store, "seen")) == 0
+    new.go_on(2)
+    assert listed(attempts_of(driven.store, "seen")) == plainly(new)
+
+
+def test_arrays_of_a_few_campaigns_are_kept(driven: Driven) -> None:
+    first = attempts_of(driven.store, driven.campaign)
+    for number in range(MOST_KEPT):
+        driven.store.create_campaign(name=f"c{number}", spec_json="{}", legal_recipes=1, problem_summary={})
+        attempts_of(driven.store, f"c{number}")
+    assert len(driven.store.kept) == MOST_KEPT
+    assert attempts_of(driven.store, driven.campaign) is not first
+
+
+@pytest.mark.parametrize("objectives", [("tokens", "memory"), ("tokens", "nodes"), ("memory", "nodes"), OBJECTIVES])
+def test_fronts_are_those_of_all_ranked_recipes(driven: Driven, objectives: tuple[str, ...]) -> None:
+    driven.go_on(*range(200))
+    ranking = best(driven.store, "seen", top=None, by="tokens")
+    found = LocalStore(is_open=driven.store).front("seen", objectives=objectives)
+    assert list(found) == list(front(ranking, driven.spec.problem, objectives))
+    assert found
+
+
+GROUPS = [
+    {"name": "old", "nodes": 1, "price_per_node_hour": 2.0, "memory_gib_per_device": 8.0},
+    {"name": "new", "nodes": 1, "price_per_node_hour": 9.0, "memory_gib_per_device": 16.0},
+]
+
+
+@pytest.mark.parametrize(
+    "driven",
+    [
+        {
+            "cluster": {
+                "name": "both",
+                "group": [{"device": "test", "backend": "cpu", "devices_per_node": 8} | one for one in GROUPS],
+            },
+            "space": {"tensor_parallel": [1, 2], "micro_batch_seqs": [1, 2], "devices": [8]},
+            "search": {"objectives": ["tokens_per_cost"]},
+        }
+    ],
+    indirect=True,
+)
+def test_groups_of_nodes_rank_by_their_own_prices(driven: Driven) -> None:
+    driven.go_on(*range(len(driven.recipes)))
+    columns = driven.columns()
+    ranked = best(driven.store, "seen", top=None)
+    assert {row.recipe.group for row in ranked} == {"old", "new"}
+    assert columns.recipe_ids[columns.ordered(columns.ranks > 0, RANK)].tolist() == [row.recipe_id for row in ranked]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +286,7 @@ def test_ranks_are_those_of_the_ranking(driven: Driven) -> None:
     columns = driven.columns()
     ranked = best(driven.store, "seen", top=None)
     rows = columns.ordered(columns.both([]), RANK)
-    shown = driven.table.rows(driven.store, columns, rows.tolist())
+    shown = explored(driven.store, columns, rows.tolist())
     assert [row.recipe_id for row in ranked] == [row.recipe_id for row in shown[: len(ranked)]]
     assert all(row.ranked is None for row in shown[len(ranked) :])
     for expected, row in zip(ranked, shown, strict=False):

@@ -69,7 +69,7 @@ def test_charts_version_changes_per_outcome_and_later_per_interval(
 
     def version(outcomes: int, *, is_live: bool = True, spent_s: float = 0.0) -> str:
         campaign = replace(found.campaign, outcomes=outcomes, node_seconds_spent=spent_s)
-        return charts_version(replace(found, campaign=campaign, driver_is_live=is_live))
+        return charts_version(campaign, is_live)
 
     assert len({version(outcomes) for outcomes in range(CHARTS_AT_ONCE + 1)}) == CHARTS_AT_ONCE + 1
     assert version(19) == version(20)

@@ -199,7 +199,7 @@ def test_each_group_requests_nodes_in_its_own_way() -> None:
         (lambda: grouped(search={"objectives": ["tokens_per_cost"]}), r"group\.price_per_node_hour beside it"),
         (
             lambda: prepare(grouped(evaluator="probe")),
-            r'dispatch\.backend is missing: expected "parsl", which requests',
+            r'dispatch\.backend is missing: expected "parsl" or "ray", which get',
         ),
         (
             lambda: grouped(dispatch=dispatched(b={"queue": "x"})),
@@ -207,8 +207,8 @@ def test_each_group_requests_nodes_in_its_own_way() -> None:
         ),
         (lambda: grouped(dispatch=dispatched(large={"walltime": "2h"})), r"group\.large: dispatch\.walltime"),
         (
-            lambda: grouped(dispatch={"backend": "ray"}),
-            r'dispatch\.backend = "ray": expected parsl with cluster\.group',
+            lambda: grouped(dispatch={"backend": "ray", "group": {"large": {"resources": {"big": 1}}}}),
+            r"dispatch\.group\.small\.resources is missing: expected an entry: the resource of Ray by which",
         ),
         (lambda: frontrunner.scaling(EXAMPLE, [1, 2]), r'space\.group = .*: expected one of them, as "a100"'),
     ],

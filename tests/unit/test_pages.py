@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from frontrunner.config.campaign import parse_campaign
+from frontrunner.config.toml_file import parse_toml
 from frontrunner.results.prior_results import REUSED, probes_made
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.states import CampaignState
@@ -23,7 +25,8 @@ from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
 from frontrunner.server.pages.campaigns import campaign_view, version
 from frontrunner.server.pages.planning import planned_campaign
-from support.page_stores import SCRIPT, page_store
+from frontrunner.spaces.document import recipe_id
+from support.page_stores import SCRIPT, TABLE, page_store
 from support.services import ORIGIN, bearer, settings, tokens_of
 
 CUT_OFF = '<span class="state cut-off">cut off</span>'
@@ -114,7 +117,7 @@ def test_live_page_is_sent_changed_sections_only(client: TestClient) -> None:
     assert "hx-trigger" not in answer.headers  # no new outcome: figures stay as they are
     answer = client.get("/campaigns/first/live?seen=earlier~0~x")
     assert answer.headers["hx-trigger"] == "outcomes"
-    assert answer.text.count("<section") == 6
+    assert answer.text.count("<section") == 7
 
 
 @pytest.mark.parametrize("seen", ["", "x", "x" * 500])
@@ -229,7 +232,7 @@ def test_refusal_is_a_page_with_a_way_back(client: TestClient, path: str, status
     piece = client.get(path, headers={"hx-request": "true"}).text
     assert "<header" not in piece, "an open page takes the words alone"
     stranger = client.get(path, headers={"authorization": "Bearer nobody"})
-    assert (stranger.status_code, "<header" in stranger.text) == (401, False)
+    assert (stranger.status_code, words in stranger.text, "<h1>Sign in</h1>" in stranger.text) == (401, False, True)
 
 
 def listed(text: str) -> list[str]:
@@ -304,6 +307,68 @@ def test_explorer_of_a_campaign_without_trials_says_so(tmp_path: Path) -> None:
         assert client.get("/campaigns/nope/recipes").status_code == 404
 
 
+@pytest.fixture
+def labeled(tmp_path: Path) -> Iterator[TestClient]:
+    """A service over three campaigns, each with labels of its own."""
+    page_store(tmp_path, ("old", "middle", "new"))
+    chosen = settings(tmp_path)
+    with TestClient(create_app(chosen), base_url=ORIGIN, raise_server_exceptions=False) as client:
+        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+        own: dict[str, dict[str, object]] = {
+            "old": {"tags": "paper, two words", "note": SCRIPT},
+            "middle": {"tags": "paper"},
+            "new": {"hidden": True},
+        }
+        for name, labels in own.items():
+            saved = client.patch(f"/campaigns/{name}", json=labels)
+            assert (saved.status_code, saved.headers["hx-redirect"]) == (204, "/")
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("", ["middle", "old"]),
+        ("hidden=yes&sort=name", ["middle", "new", "old"]),
+        ("tag=paper&sort=created_at", ["old", "middle"]),
+        ("search=ALERT+words", ["old"]),
+        ("search=alert+other", []),
+        ("state=finished&model=%3Cscript%3Ealert(1)%3C/script%3E", ["middle", "old"]),
+        ("state=running", []),
+    ],
+)
+def test_list_shows_what_its_address_states(labeled: TestClient, query: str, names: list[str]) -> None:
+    for path in ("/", "/campaigns"):
+        text = shown(labeled, f"{path}?{query}")
+        assert SCRIPT not in text
+        assert re.findall(r'id="campaign-([^"]+)"', text) == names
+        assert bool(names) or "No campaign meets all filters" in text
+
+
+def test_list_says_how_far_a_campaign_is_and_how_its_best_rose(labeled: TestClient) -> None:
+    text = shown(labeled, "/?tag=two+words")
+    assert "4 of 12 probes" in text
+    assert "best so far over 4 outcomes: from " in text
+    assert '<path d="M0.0,' in text
+    assert labeled.get("/?sort=strategy").status_code == 422
+    assert "Did you mean &#39;search&#39;?" in labeled.get("/?serch=x").text
+
+
+def test_campaign_is_labeled_renamed_and_deleted_from_its_page(labeled: TestClient) -> None:
+    page = shown(labeled, "/campaigns/old/edit")
+    assert 'value="paper, two words"' in page
+    assert SCRIPT not in page
+    assert "every outcome and event of old" in page
+    refused = labeled.patch("/campaigns/old", json={"tags": "x" * 41})
+    assert (refused.status_code, "1 to 40 printable characters" in refused.text) == (422, True)
+    assert labeled.post("/campaigns/old/name", json={"name": "middle"}).status_code == 409
+    renamed = labeled.post("/campaigns/old/name", json={"name": "oldest"})
+    assert renamed.headers["hx-redirect"] == "/campaigns/oldest"
+    assert 'value="paper, two words"' in shown(labeled, "/campaigns/oldest/edit")
+    assert labeled.delete("/campaigns/oldest").headers["hx-redirect"] == "/"
+    assert labeled.get("/campaigns/oldest/edit").status_code == 404
+
+
 def test_compare_reports_mistakes_next_to_what_was_typed(client: TestClient, ids: list[str]) -> None:
     text = shown(client, f"/compare?recipe=deadbeef&recipe={ids[0]}")
     assert "No recipe id begins with &#39;deadbeef&#39;" in text
@@ -311,8 +376,37 @@ def test_compare_reports_mistakes_next_to_what_was_typed(client: TestClient, ids
     assert f'value="{ids[0]}"' in text
     text = shown(client, "/compare?campaign=first&campaign=nope")
     assert "There is no campaign &#39;nope&#39;." in text, "and nothing of where the store is"
-    assert "Choose two to compare." in shown(client, f"/compare?recipe={ids[0]}")
+    for query in (f"recipe={ids[0]}", "campaign=first", "&".join(["campaign=first"] * 9)):
+        assert "expected 2 to 8 to compare" in shown(client, f"/compare?{query}")
     assert f'value="{ids[0]}"' in shown(client, f"/compare?recipe={ids[0]}")
+
+
+def test_compare_begins_with_what_differs_in_the_problems(tmp_path: Path) -> None:
+    ids = page_store(tmp_path, ("first", "second"))
+    larger = {**TABLE, "problem": {**TABLE["problem"], "global_batch": 32}, "budget": {"probes": 3}}
+    page_store(tmp_path, ("third",), table=larger)
+    chosen = settings(tmp_path)
+    with TestClient(create_app(chosen), base_url=ORIGIN) as client:
+        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+        same = shown(client, "/compare?campaign=first&campaign=second")
+        three = shown(client, "/compare?campaign=first&campaign=second&campaign=third&campaign=")
+        pair = shown(client, f"/compare?campaign=first&recipe={ids[1]}&recipe={ids[0]}&recipe={ids[2]}")
+    for text in (same, three, pair):
+        assert SCRIPT not in text
+    assert "Nothing: they have the same model" in same
+    assert "of different problems" not in same
+    assert same.count('number strong">1.00 x') == 3
+    assert "of different problems" in three
+    rows = re.findall(
+        r'<tr class="differs"><th scope="row">([^<]+)</th><td>(\d+)</td><td>(\d+)</td><td>(\d+)</td>', three
+    )
+    assert [one for one in rows if one[0] != "global batch: maximum"] == [
+        ("global batch: minimum", "16", "16", "32"),
+        ("budget: probes", "12", "12", "3"),
+    ]
+    assert three.count("<select") == 4, "room for one more"
+    assert all("data-chart" in text for text in (same, three, pair))
+    assert re.search(r"tokens/s over the first.{,6}s</th><td class=.strong.>1.00 x</td><td class=.strong.>[1-9]", pair)
 
 
 def test_compare_of_an_empty_store_says_so(tmp_path: Path) -> None:
@@ -361,7 +455,7 @@ def test_pages_of_a_campaign_lead_to_its_own_figures(client: TestClient, ids: li
         assert all(link.endswith(f"?campaign={name}") for link in links), links
         text = shown(client, here)
         assert f"Rank 1 of 3 in {name}" in text
-        assert f'<a href="/campaigns/{name}">{name}</a></p>' in text
+        assert f'/ <a href="/campaigns/{name}">{name}</a> /' in text
         assert f"measured in {name}: 105 ms" in text
         assert f'<a href="/recipes/{ids[0]}?campaign={other}">{other}</a> (rank 1 of 3)' in text
         assert f"{ids[1]}?campaign={name}" in text, "the next recipe"
@@ -461,6 +555,56 @@ def test_plan_takes_any_model_and_machine(client: TestClient) -> None:
     assert "device pair 200 GB/s" in answer.text, "of the preset, whose links it keeps"
     again = client.get(answer.headers["hx-replace-url"])
     assert 'value="512"' in again.text, "the address in the browser asks the same again"
+
+
+SMALL_PLAN = "model=gpt2-small&cluster=dgx-a100-80gb&nodes=1&global_batch=64&sequence_length=1024"
+
+
+def text_of_launch(client: TestClient, query: str) -> str:
+    found = re.search(r"<textarea[^>]*>(.*?)</textarea>", shown(client, f"/launch?{query}"), re.DOTALL)
+    assert found is not None
+    return html.unescape(found[1])
+
+
+def test_plan_s_rows_open_to_their_step_and_fill_the_launch_form(client: TestClient) -> None:
+    plan = shown(client, f"/plan?{SMALL_PLAN}")
+    rows = [html.unescape(path) for path in re.findall(r'href="(/plan/recipe[^"]+)"', plan)]
+    assert len(rows) > 12, "the fastest, and the best on other numbers of nodes"
+    assert 'id="chart-scaling"' in plan
+    for path in (rows[0], rows[-1]):
+        page = shown(client, path)
+        chosen = path.rpartition("=")[2]
+        assert f'<span class="chip">{chosen}</span>' in page
+        for part in ("chart-step", "chart-memory", "chart-cut", 'id="step"'):
+            assert part in page
+        source = re.search(r'data-source="([^"]+)"', page)
+        assert source is not None
+        step = client.get(html.unescape(source[1])).json()
+        assert (step["recipe"], step["is_own"]) == (chosen, True)
+        text = text_of_launch(client, path.partition("?")[2])
+        checked = client.post("/launch/check", json={"campaign": text}).text
+        assert "1 of the space&#39;s 1 points are legal recipes" in checked or "1 of the space's 1 points" in checked
+        launched = parse_campaign(parse_toml(text, "it"), default_name="it", base=Path()).spec
+        (recipe,) = launched.survey().recipes
+        assert recipe_id(launched.problem, recipe) == chosen
+        assert launched.budget.probes == 1
+    address = f"/plan/step?{SMALL_PLAN}&recipe={rows[0].rpartition('=')[2]}"
+    assert client.get(f"{address}&micro_batch_seqs=1").json()["chosen"]["micro_batch_seqs"] == 1
+    assert client.get(f"{address}&micro_batch_seqs=x").status_code == 422
+    assert client.get(f"/plan/recipe?{SMALL_PLAN}&recipe=ffffffff").status_code == 404
+    assert rows[0].rpartition("=")[2] in shown(client, f"/plan/recipe?{SMALL_PLAN}"), "the fastest"
+    assert client.get("/launch?nodes=0").status_code == 422
+
+
+@pytest.mark.parametrize(
+    "query", [SMALL_PLAN, SMALL_PLAN + "&hidden=1024&heads=16&node_gb_per_s=100&memory_gib_per_device=40"]
+)
+def test_plan_s_search_fills_the_launch_form(client: TestClient, query: str) -> None:
+    text = text_of_launch(client, query)
+    launched = parse_campaign(parse_toml(text, "it"), default_name="it", base=Path()).spec
+    planned = planned_campaign(dict(pair.split("=") for pair in query.split("&")))
+    assert (launched.problem, launched.space) == (planned.problem, planned.space)
+    assert ('preset = "gpt2-small"' in text) == (query == SMALL_PLAN)
 
 
 def test_plan_form_shows_the_values_of_a_preset(client: TestClient) -> None:

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import click
 import pandas as pd
@@ -21,6 +22,7 @@ from frontrunner.cli.main import frontrunner as program
 from frontrunner.remote import RemoteStore
 from frontrunner.results import frames
 from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.records import Labels
 from frontrunner.results.redaction import REDACTED
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
@@ -46,18 +48,18 @@ KEEPING = {
 """Done by whoever keeps the store, where it lies."""
 ACTIONS = {
     *("plan", "launch", "resume", "replay", "pause", "stop", "cancel"),
-    *("replays", "watch_replay", "stop_replay", "registered"),
+    *("replays", "watch_replay", "stop_replay", "registered", "users", "invite", "remove_user"),
 }
 """What a service does, or holds beside its store."""
 READING = (
-    *("best", "campaigns", "dataframe", "explain", "export", "failures", "film", "front", "pareto"),
-    *("plot", "predictions", "report", "show", "status", "step"),
+    *("best", "campaigns", "dataframe", "explain", "export", "failures", "film", "front", "history", "pareto"),
+    *("plot", "predictions", "report", "running", "show", "status", "step"),
 )
 """The public functions that read a store."""
-CHANGING = ("change_budget", "delete", "rename")
+CHANGING = ("change_budget", "delete", "label", "rename")
 COMMANDS_WITHOUT_A_SERVICE = {
     *("launch", "resume", "measure", "sweep", "scale", "replay", "profile", "dryrun", "serve"),  # run on this machine
-    *("calibrate", "doctor", "import", "store", "archive", "unarchive"),  # measure it, or keep its stores
+    *("calibrate", "doctor", "import", "store", "users", "archive", "unarchive"),  # measure it, or keep its stores
 }
 SECRET = "hunter2-is-no-secret"
 
@@ -321,6 +323,11 @@ def test_a_campaign_is_renamed_deleted_and_given_a_larger_budget_by_wire(tmp_pat
         assert (limit.name, limit.used, limit.allowed) == ("probes", 0, 6)
         with pytest.raises(InvalidInput, match="no limit of minutes"):
             team.change_budget("mine", {"minutes": 2}, add=True)
+        team.label("mine", tags=["paper", "paper"], note="it is ours")
+        labels = Labels(tags=("paper",), note="it is ours", hidden=True)
+        assert team.label("mine", hidden=True) == team.label("mine") == team.campaigns()[0].labels == labels
+        with pytest.raises(InvalidInput, match="one of name, budget, and labels"):
+            team._post(dict[str, Any], "/campaigns/mine", {"name": "other", "note": ""}, method="PATCH")
         assert team.delete("mine", preview=True).is_preview
         assert [one.name for one in team.campaigns()] == ["mine"]
         team.delete("mine")

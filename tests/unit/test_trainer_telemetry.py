@@ -31,6 +31,14 @@ int nvmlDeviceGetClockInfo(device d, unsigned kind, unsigned *out) { *out = 1980
 int nvmlDeviceGetPowerUsage(device d, unsigned *out) { *out = 651500; return d != &made; }
 int nvmlDeviceGetTemperature(device d, unsigned sensor, unsigned *out) { *out = 87; return d != &made || sensor; }
 int nvmlDeviceGetCurrentClocksThrottleReasons(device d, unsigned long long *out) { *out = BITS; return d != &made; }
+typedef struct { unsigned pid; unsigned long long used; unsigned gpu, compute; } process;
+int nvmlDeviceGetComputeRunningProcesses_v3(device d, unsigned *count, process *out) {
+    process found[] = {{4711, 1 << 20, 0, 0}, {4712, 1 << 30, 3, 1}};
+    if (d != &made || *count < 2) return 7;
+    memcpy(out, found, sizeof found);
+    *count = 2;
+    return 0;
+}
 int nvmlSystemGetDriverVersion(char *out, unsigned size) { strncpy(out, "580.82.07", size); return 0; }
 """
 """With nvml.h's types and codes: the wrong argument is an error."""
@@ -70,6 +78,8 @@ def test_a_device_s_state_is_read_from_the_driver_s_library(
     nvml(bits)
     assert telemetry._nvml_state("0000:3b:00.0") == STATE | {"slowed_by": slowed_by}
     assert telemetry._nvml_state("0000:86:00.0") == {}, "not of another device"
+    assert telemetry._nvml_processes("0000:3b:00.0") == {4711: 0, 4712: 3}, "with their parts of a divided device"
+    assert telemetry._nvml_processes("0000:86:00.0") is None
 
 
 class Accelerator:

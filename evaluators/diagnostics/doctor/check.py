@@ -59,7 +59,7 @@ class Needs:
     compiles: bool = False
     disk_folder: Path | None = None
     trainer: str | None = None
-    ray: NodeSource | None = None
+    ray: tuple[NodeSource, ...] = ()
 
 
 Examination = tuple[str, str, Callable[[], Iterable[Check]]]

@@ -89,7 +89,7 @@ def examine(needs: Needs) -> tuple[Check, ...]:
         ("devices", "campaign", lambda: check_needed_devices(torch, needs, processors()["devices_per_node"])),
         ("job", "scheduler", lambda: site.check_schedulers(site.gather_schedulers(), needs.scheduler)),
         ("job", "allocation", lambda: site.check_job(job_environment(os.environ, detect()), needs)),
-        *([("job", "ray", partial(ray_checks, needs.ray))] if needs.ray is not None else []),
+        *([("job", "ray", partial(ray_checks, needs.ray))] if needs.ray else []),
         ("network", "host name", lambda: site.check_host(*site.gather_host())),
         ("network", "fabric", lambda: site.check_fabric(fabric, torch.backend)),
         *site.storage_checks(needs),

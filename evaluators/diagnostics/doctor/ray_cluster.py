@@ -5,10 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from frontrunner.evaluators.cluster.settings import RAY_AUTO, RAY_LOCAL, NodeSource, why_unreachable
+from frontrunner.evaluators.cluster.settings import (
+    RAY_AUTO,
+    RAY_LOCAL,
+    NodeSource,
+    has_resources,
+    in_words,
+    why_unreachable,
+)  # fmt: skip
 from frontrunner.evaluators.diagnostics.doctor.check import NOTE, PROBLEM, WARNING, Check, judge
 
 PROGRAM = "frontrunner.evaluators.cluster.ray_view"
@@ -40,9 +47,9 @@ def check_ray(source: NodeSource, found: Mapping[str, Any] | str) -> Iterator[Ch
     if isinstance(found, str):
         yield Check("ray", f"{address}: {found}", PROBLEM, START_ONE)
         return
-    ((kind, count),) = source.node_resources.items()
-    fitting = {name: node for name, node in found["nodes"].items() if node["resources"].get(kind, 0) >= count}
-    what = f"{address}: {len(found['nodes'])} nodes, {len(fitting)} of them with {kind} {count:g}"
+    needed = source.node_resources
+    fitting = {name: node for name, node in found["nodes"].items() if has_resources(node["resources"], needed)}
+    what = f"{address}: {len(found['nodes'])} nodes, {len(fitting)} of them with {in_words(needed)}"
     remedy = f"start nodes with so many until there are {source.nodes}, or let Ray's autoscaler do it"
     yield judge("ray", what, fine=len(fitting) >= source.nodes, otherwise=WARNING, remedy=remedy)
     for name, node in fitting.items():
@@ -55,10 +62,12 @@ def check_ray(source: NodeSource, found: Mapping[str, Any] | str) -> Iterator[Ch
             yield Check("ray node", what, PROBLEM, "install the same versions on it")
 
 
-def ray_checks(source: NodeSource) -> Iterator[Check]:
-    """Look at the cluster and judge it; one that a campaign starts itself is not there yet."""
-    address = source.settings.address or RAY_AUTO
+def ray_checks(sources: Sequence[NodeSource]) -> Iterator[Check]:
+    """Look at the cluster and judge it for each group's nodes; one that a campaign starts itself is not there yet."""
+    address = sources[0].settings.address or RAY_AUTO
     if address == RAY_LOCAL:
         yield Check("ray", "the campaign starts a cluster on this machine", NOTE)
         return
-    yield from check_ray(source, gather_ray(address))
+    found = gather_ray(address)
+    for source in sources if not isinstance(found, str) else sources[:1]:
+        yield from check_ray(source, found)

@@ -134,7 +134,7 @@ def check_job(job: JobEnvironment, needs: Needs) -> Iterator[Check]:
     held, place, assigned = job.allocation, job.launched, job.stated_devices_per_node
     if held is None:
         remedy: str | None = f"its probes need {needs.nodes} nodes: submit jobs, or start inside one"
-        remedy = remedy if needs.nodes > 1 and needs.ray is None else None
+        remedy = remedy if needs.nodes > 1 and not needs.ray else None
         yield Check("allocation", "none is held", NOTE, remedy)
     else:
         named = ", ".join(held.nodes[:MAX_NAMED_NODES]) + (", ..." if len(held.nodes) > MAX_NAMED_NODES else "")
@@ -207,7 +207,7 @@ def storage_checks(needs: Needs) -> Iterator[Examination]:
     """Yield the examinations of the folders that are needed."""
 
     def examine(use: str, path: Path) -> Iterator[Check]:
-        sends_files = needs.ray is not None and not needs.ray.settings.shares_files
+        sends_files = not all(source.settings.shares_files for source in needs.ray)
         return check_disk(use, gather_disk(path), 1 if sends_files else needs.nodes)
 
     folders = {"store": needs.store_path, "run folder": needs.run_folder, "offload": needs.disk_folder}

@@ -16,11 +16,12 @@ from frontrunner.evaluators.tables.reading import TableForm
 from frontrunner.exchange import Import
 from frontrunner.recipe_actions import names_a_file
 from frontrunner.results.pruning import Deleted
+from frontrunner.results.records import Labels
 from frontrunner.results.transfer import Archived, Copied, Unarchived
-from frontrunner.spaces.errors import NothingLegal, StoreUnusable, bad_value, writing
+from frontrunner.spaces.errors import NothingLegal, StoreUnusable, bad_value, did_you_mean, writing
 from frontrunner.store import LocalStore
 from frontrunner.text import plain
-from frontrunner.views.results import print_check, print_deleted, print_import, print_prunable
+from frontrunner.views.results import print_check, print_deleted, print_import, print_labels, print_prunable
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend
@@ -117,6 +118,35 @@ def rename(campaign: str, name: str, backend: Backend) -> None:
 
 @click.command()
 @click.argument("campaign")
+@click.option("--tag", "added", multiple=True, metavar="TAG", help="Add a tag; may be repeated.")
+@click.option("--untag", "removed", multiple=True, metavar="TAG", help="Remove a tag; may be repeated.")
+@click.option("--note", metavar="TEXT", help="Replace the note; an empty one removes it.")
+@click.option("--hide/--unhide", "hidden", default=None, help="Leave it out of lists, or list it again.")
+@opt.backend_options
+@opt.prints(print_labels)
+def label(
+    campaign: str,
+    added: tuple[str, ...],
+    removed: tuple[str, ...],
+    note: str | None,
+    hidden: bool | None,  # noqa: FBT001 - click passes it by name
+    backend: Backend,
+) -> Labels:
+    """Print or change the tags and the note of CAMPAIGN, also while it runs, and whether lists leave it out.
+
+    `frontrunner campaigns` and the page of campaigns find campaigns by their tags and notes. One that is hidden keeps
+    everything: it is found with --all.
+    """
+    now = backend.label(campaign)
+    for tag in removed:
+        if tag not in now.tags:
+            raise bad_value("--untag", tag, f"a tag of campaign {campaign}", hint=did_you_mean(tag, now.tags))
+    tags = [tag for tag in (*now.tags, *added) if tag not in removed] if added or removed else None
+    return backend.label(campaign, tags=tags, note=note, hidden=hidden)
+
+
+@click.command()
+@click.argument("campaign")
 @click.option("--yes", is_flag=True, help="Delete it instead of only listing what that removes.")
 @opt.backend_options
 @opt.prints(print_deleted)
@@ -160,7 +190,7 @@ def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
 @click.option(
     "--data",
     metavar="FILE",
-    help="For slurm, pbs, kubernetes and recipe: train on FILE, on [data] of FILE.toml, or on `built-in` text.",
+    help="For slurm, pbs, lsf, kubernetes and recipe: train on FILE, on [data] of FILE.toml, or on `built-in` text.",
 )
 @click.option("--storage", metavar="URL", help="With --to optuna: the study's database, as sqlite:///study.db.")
 @opt.store_option
@@ -168,12 +198,12 @@ def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
 def export(name: str, to: str, out: Path | None, data: str | None, storage: str | None, **where: str | None) -> None:
     """Export RECIPE_ID, or a recipe file, as another tool's configuration.
 
-    TOOL is megatron-lm, megatron-deepspeed, deepspeed, nemo, torchtitan, nanotron or accelerate; slurm or pbs for a
-    batch script, kubernetes for a JobSet's manifest; recipe for a recipe file, which loses nothing. What a tool cannot
-    express is refused with the reason.
+    TOOL is megatron-lm, megatron-deepspeed, deepspeed, nemo, torchtitan, nanotron or accelerate; slurm, pbs or lsf
+    for a batch script, kubernetes for a JobSet's manifest; recipe for a recipe file, which loses nothing. What a tool
+    cannot express is refused with the reason.
 
-    Of a campaign file FILE.toml, slurm or pbs writes a batch script whose driver stops before its job's time is up; it
-    submits itself again until the campaign is over.
+    Of a campaign file FILE.toml, slurm, pbs or lsf writes a batch script whose driver stops before its job's time is
+    up; it submits itself again until the campaign is over.
 
     With optuna the whole CAMPAIGN becomes a study of --storage; run again, it adds new trials.
     """

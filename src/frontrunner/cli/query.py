@@ -1,4 +1,4 @@
-"""Commands that read a store: best, pareto, show, status, failures, campaigns, dataframe, report, plot."""
+"""Commands that read a store: best, pareto, show, status, history, failures, campaigns, dataframe, report, plot."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ import click
 
 from frontrunner.cli.options import FILE, backend_options, campaign_argument, json_option, print_json, prints, show
 from frontrunner.results.frames import write_frame
+from frontrunner.results.pages import HistoryPage
 from frontrunner.results.records import OBJECTIVE, CampaignList
 from frontrunner.results.status import FailureList
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal
 from frontrunner.text import as_plain
 from frontrunner.views import results as views
-from frontrunner.views.comparison import compare_recipes, print_comparison
+from frontrunner.views.comparison import (
+    compare_campaigns,
+    compare_recipes,
+    print_campaign_comparison,
+    print_comparison,
+)
+from frontrunner.views.history import print_history
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend
@@ -116,14 +123,25 @@ def _show_predicted(recipe_id: str, campaign: str | None, backend: Backend, *, a
 
 
 @click.command()
-@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE_ID RECIPE_ID...")
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE_ID RECIPE_ID...|CAMPAIGN CAMPAIGN...")
 @click.option("--campaign", metavar="NAME", help="Begin with this campaign [default: the newest that measured each].")
 @backend_options
 @json_option
 def compare(recipes: tuple[str, ...], campaign: str | None, backend: Backend, *, as_json: bool) -> None:
-    """Compare two or more recipes of the store: what was measured, the choices that differ, the estimated steps."""
+    """Compare two or more recipes of the store: what was measured, the choices that differ, the estimated steps.
+
+    Or campaigns, where all are names of campaigns: what differs in their specifications, and how far each came.
+    """
     if len(recipes) < 2:
         raise InvalidInput(f"expected two recipe ids or more, not {recipes[0]} alone", hint="frontrunner best")
+    if {one.name for one in backend.campaigns()}.issuperset(recipes):
+        compared = compare_campaigns([backend.status(name) for name in recipes])
+        if as_json:
+            shared = backend.compare(recipes)
+            print_json({"differing": dict(compared.differing), **as_plain(shared)})
+        else:
+            print_campaign_comparison(compared)
+        return
     sides = [backend.show(recipe, campaign=campaign) for recipe in recipes]
     estimates = []
     with suppress(InvalidInput):  # the formulas do not cover one of them
@@ -144,12 +162,29 @@ def status(campaign: str | None, backend: Backend, *, as_json: bool) -> None:
     """Print the state of CAMPAIGN (default: the newest)."""
     found = backend.status(campaign)
     scale = backend.predictions(found.campaign.name)
+    running = backend.running(found.campaign.name) if found.driver_is_live else None
     if as_json:
-        print_json(as_plain(found) | ({} if scale is None else {"small_scale": as_plain(scale)}))
+        more = {} if running is None else {"running": as_plain(running)}
+        print_json(as_plain(found) | more | ({} if scale is None else {"small_scale": as_plain(scale)}))
         return
     views.print_status(found)
+    if running is not None:
+        views.print_running(running)
     if scale is not None:
         click.echo("\n".join(views.scale_lines(scale)))
+
+
+@click.command()
+@campaign_argument
+@click.option("--page", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Of 50 events each.")
+@backend_options
+@prints(print_history)
+def history(campaign: str | None, page: int, backend: Backend) -> HistoryPage:
+    """Print the history of CAMPAIGN (default: the newest), the newest event first: who asked for what, and when.
+
+    A user is the one of a service, or of the operating system where the command ran.
+    """
+    return backend.history(campaign, page=page)
 
 
 @click.command()
@@ -162,11 +197,18 @@ def failures(campaign: str | None, backend: Backend) -> FailureList:
 
 
 @click.command()
+@click.option("--search", metavar="WORDS", default="", help="Only those with all these words: name, model, tag, note.")
+@click.option("--tag", metavar="TAG", help="Only those with this tag.")
+@click.option("--all", "with_hidden", is_flag=True, help="Hidden ones too.")
 @backend_options
 @prints(views.print_campaigns)
-def campaigns(backend: Backend) -> CampaignList:
-    """Print every campaign of the store, the newest first."""
-    return backend.campaigns()
+def campaigns(search: str, tag: str | None, backend: Backend, *, with_hidden: bool) -> CampaignList:
+    """Print the campaigns of the store, the newest first."""
+    return CampaignList(
+        one
+        for one in backend.campaigns()
+        if one.has(search) and (tag is None or tag in one.labels.tags) and (with_hidden or not one.labels.hidden)
+    )
 
 
 @click.command()

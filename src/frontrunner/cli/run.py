@@ -391,7 +391,7 @@ def serve(store: str | None, token_file: Path | None, max_campaigns: int, **give
         hint = f"run: {installing('frontrunner[serve]')}"
         raise InvalidInput(f"the service needs packages that are not installed: {missing}", hint=hint)
     from frontrunner.server.app import create_app, listen, run
-    from frontrunner.server.auth import Role, default_token_file
+    from frontrunner.server.auth import default_token_file, owner
     from frontrunner.server.settings import KINDS, Limits, ServiceSettings, is_loopback, register
 
     registered = register({kind: given.pop(kind) for kind in KINDS})
@@ -404,13 +404,14 @@ def serve(store: str | None, token_file: Path | None, max_campaigns: int, **give
     )
     with listen(settings) as listener:
         app = create_app(settings)
-        code = app.state.service.links.make(Role.OPERATOR)
+        code = app.state.service.links.make(owner())
         port = listener.getsockname()[1]
         click.echo(f"{settings.address(port)}/login?code={code}")
         if settings.behind_tls:
             click.echo(f"listening for the proxy on {settings.listening(port)}", err=True)
         click.echo("the link logs one browser in, once, within ten minutes", err=True)
         click.echo(f"tokens for programs: {settings.token_file}", err=True)
+        click.echo("to let others in: frontrunner users add NAME", err=True)
         if not is_loopback(settings.host):
             click.echo(
                 "warning: tokens and results cross the network unencrypted unless TLS is in front (docs/service.md)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -92,9 +93,21 @@ def _text(model: Table, cluster: Table, problem: Problem) -> str:
     return "\n".join([*lines, ""])
 
 
+def written(name: str, sections: Mapping[str, Table], comments: Mapping[str, dict[str, str]]) -> str:
+    """Return the text of a campaign file with these sections, and comments on some of their keys."""
+    lines = [line for key, entries in sections.items() for line in _section(key, entries, comments.get(key, {}))]
+    return "\n".join([name, *lines, ""])
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {_toml(inside)}' for key, inside in value.items())} }}"
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _section(name: str, entries: Table, comments: dict[str, str]) -> list[str]:
     lines = ["", f"[{name}]"]
     for key, value in entries.items():
-        entry = f"{key} = {json.dumps(value)}"
+        entry = f"{key} = {_toml(value)}"
         lines.append(f"{entry:<{COMMENTS_AT}}# {comments[key]}" if key in comments else entry)
     return lines

@@ -19,13 +19,16 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from frontrunner.config.campaign import CampaignFile, CampaignName, parse_campaign, section_schema
 from frontrunner.config.toml_file import Table
 from frontrunner.evaluators.analytic.timeline import StepTimeline
-from frontrunner.results.pages import Comparison, TrialPage
+from frontrunner.results.pages import Comparison, HistoryPage, TrialPage
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import FILTERS, RankBy, RankedRecipe, Ranking
+from frontrunner.results.records import Labels
 from frontrunner.results.redaction import REDACTED, redact
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import ActiveDriver, Appearance, Explanation, Status
+from frontrunner.running_trials import Running
 from frontrunner.search.budget import Limit
+from frontrunner.server.auth import USER_NAME, Role
 from frontrunner.server.settings import EVALUATOR_OF, KINDS, Registered
 from frontrunner.spaces.errors import CAMPAIGN_NAME, FALLBACK_NAME, InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.recipe import DIMENSIONS
@@ -182,18 +185,29 @@ class Limits(Body):
 
 
 class ChangeBody(Body):
-    """A change of a campaign: its `name`, or limits of its `budget`; `add` adds to the limits that it has."""
+    """A change of a campaign: its `name`, limits of its `budget` (`add` adds to those that it has), or its labels.
+
+    `tags` replace those that it has; a `hidden` campaign is left out of lists.
+    """
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"budget": {"probes": 40}}]})
 
     name: CampaignName | None = None
     budget: Limits | None = None
     add: bool = False
+    tags: Annotated[tuple[Annotated[str, Field(max_length=1000)], ...] | None, Field(max_length=1000)] = None
+    note: Annotated[str | None, Field(max_length=100_000)] = None
+    hidden: bool | None = None
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The labels that are changed."""
+        return self.model_dump(include={"tags", "note", "hidden"}, exclude_none=True)
 
     @model_validator(mode="after")
     def _is_one_change(self) -> Self:
-        if (self.name is None) == (self.budget is None):
-            raise ValueError("expected either name or budget")
+        if (self.name is not None) + (self.budget is not None) + bool(self.labels) != 1:
+            raise ValueError("expected one of name, budget, and labels (tags, note, hidden)")
         return self
 
 
@@ -202,6 +216,7 @@ class ChangeAnswer(BaseModel):
 
     campaign: str
     budget: tuple[Limit, ...]
+    labels: Labels
 
 
 class LaunchAnswer(BaseModel):
@@ -215,6 +230,53 @@ class SignalAnswer(LaunchAnswer):
     """A signal that was sent to a driver."""
 
     told: Literal["pause", "stop", "cancel"]
+
+
+class UserBody(Body):
+    """Someone to invite. An operator may launch and stop, a reader only read."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"name": "ada"}]})
+
+    name: Annotated[str, Field(pattern=f"^{USER_NAME}$")]
+    role: Role = Role.OPERATOR
+
+
+class UserAnswer(BaseModel):
+    """A user; `invited_until` is None once the invitation was accepted."""
+
+    name: str
+    role: Role
+    added_at: str
+    added_by: str
+    invited_until: str | None
+
+
+class InvitationAnswer(BaseModel):
+    """A path that makes the first who opens it the user `name`, or whose code `POST /join` takes."""
+
+    name: str
+    role: Role
+    path: str
+
+
+class UserName(BaseModel):
+    """A user by name."""
+
+    name: str
+
+
+class JoinBody(Body):
+    """The code of an invitation's path."""
+
+    code: Annotated[str, Field(max_length=128)]
+
+
+class TokenAnswer(BaseModel):
+    """A user's token, which is kept nowhere else."""
+
+    name: str
+    role: Role
+    token: str
 
 
 class LinkAnswer(BaseModel):
@@ -317,13 +379,14 @@ def redacted(found: T) -> T:
     if isinstance(found, Explanation):
         return replace(found, appearances=tuple(map(redacted, found.appearances)))
     if isinstance(found, Status | Appearance):
-        campaign = replace(found.campaign, spec_json=_redacted_spec(found.campaign.spec_json))
+        campaign = replace(found.campaign, spec_json=redacted_spec(found.campaign.spec_json))
         return replace(found, campaign=campaign)
     return found
 
 
 @lru_cache(maxsize=256)
-def _redacted_spec(spec_json: str) -> str:
+def redacted_spec(spec_json: str) -> str:
+    """Return the text of a specification without the secrets in it."""
     spec: dict[str, Any] = json.loads(spec_json)
     command, dispatch = spec.get("command") or {}, spec.get("dispatch") or {}
     if command.get("environment"):
@@ -341,7 +404,7 @@ PageSize = Annotated[int, Field(ge=1, le=200, description="Items per page.")]
 MaxMemory = Annotated[float | None, Field(gt=0, le=1e9, description="Largest peak memory of a rank, in GB.")]
 InCampaign: Any = Annotated[str | None, Field(pattern=f"^{CAMPAIGN_NAME.pattern}$", description="Its figures first.")]
 PAGED: dict[str, Any] = {"page": Page, "page_size": PageSize}
-SIDE: Any = Annotated[str, Field(min_length=1, max_length=64)]
+SIDES: Any = list[Annotated[str, Field(min_length=1, max_length=64)]]
 
 
 @dataclass(frozen=True)
@@ -391,9 +454,11 @@ STEP_DIMENSIONS = ("schedule", "pipeline_parallel", "virtual_stages", "micro_bat
 """What a recipe's step may be laid out with other values of."""
 QUESTIONS = (
     Question("drivers", "campaigns", "/drivers", list[ActiveDriver]),
-    Question("compare", "campaigns", "/compare", Comparison, {"first": SIDE, "second": SIDE, **PAGED}),
+    Question("compare", "campaigns", "/compare", Comparison, {"campaigns": SIDES, **PAGED}),
     Question("status", "campaigns", "/campaigns/{name}", Status),
+    Question("running", "campaigns", "/campaigns/{name}/running", Running, {"top": Annotated[int, Field(ge=1, le=50)]}),
     Question("trials", "campaigns", "/campaigns/{name}/trials", TrialPage, {"state": TrialState | None, **PAGED}),
+    Question("history", "campaigns", "/campaigns/{name}/history", HistoryPage, PAGED),
     Question(
         "best",
         "recipes",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 import anyio
 import anyio.to_thread
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from frontrunner.evaluators.analytic.estimates import ShownPlan
@@ -19,10 +19,21 @@ from frontrunner.results.pages import CampaignPage, RecipePage, campaign_page
 from frontrunner.results.pruning import Deleted
 from frontrunner.results.status import FailedTrial, failures
 from frontrunner.server import requests
-from frontrunner.server.auth import Role
+from frontrunner.server.auth import USER_NAME, Role
 from frontrunner.server.drivers import Replay, Word
 from frontrunner.server.errors import KINDS, TooMany, status_of, title_of, type_of
-from frontrunner.server.service import OPERATOR, STARTS, CachedRoute, OnceRoute, RoleOf, Service, ServiceOf, answer
+from frontrunner.server.service import (
+    OPERATOR,
+    STARTS,
+    CachedRoute,
+    CallerOf,
+    OnceRoute,
+    RoleOf,
+    Service,
+    ServiceOf,
+    answer,
+    unhurried,
+)
 from frontrunner.spaces.errors import CAMPAIGN_NAME, InvalidInput, NotFound, NothingLegal, did_you_mean
 from frontrunner.store import LOG_BYTES, POLL_S, Follower, OnFront, parse_cursor
 from frontrunner.text import to_json
@@ -36,6 +47,8 @@ uncached = APIRouter(route_class=OnceRoute)
 """Routes whose responses change while nothing is written, and those that write nothing."""
 
 QUIET_POLLS = 15
+CSV_ROWS = 500
+"""Rows that are written at a time: meanwhile no other thread runs."""
 MEDIA = {"svg": "image/svg+xml", "png": "image/png"}
 TEXT = "text/plain; charset=utf-8"
 
@@ -65,6 +78,8 @@ def _add(question: requests.Question) -> None:
     of_path = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=SUBJECTS[name]) for name in subjects]
     service = inspect.Parameter("service", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ServiceOf)
     of_query = [question.parameter(name) for name in question.query]
+    lists = [one for one in of_query if get_origin(one.annotation) is list]  # FastAPI would read them from a body
+    of_query = [one.replace(annotation=Annotated[one.annotation, Query()]) if one in lists else one for one in of_query]
     vars(route)["__signature__"] = inspect.Signature([service, *of_path, *of_query])
     described: Any = {"name": question.method, "description": inspect.getdoc(question.local), "tags": [question.tag]}
     described |= _content("text/plain") if question.result is str else {"response_model": question.result}
@@ -97,9 +112,10 @@ def log(
     number: Annotated[int, Path(ge=1, le=2**31)],
     most_bytes: Annotated[int, Query(ge=0, le=LOG_BYTES)] = LOG_BYTES,
 ) -> Response:
-    """Return the end of the log of a failed trial: of the rank that failed first, in its last attempt.
+    """Return the end of the log of a trial that runs, or of a failed one: of the rank that failed first.
 
-    An operator gets the end of the file, a reader the lines that the driver stored without its secrets.
+    An operator gets the end of the file, a reader the lines that the driver stored without its secrets: of a trial that
+    runs there are none yet.
     """
     text = service.local.log(name, number, most_bytes=most_bytes if role is Role.OPERATOR else 0)
     return Response(text, media_type=TEXT)
@@ -143,24 +159,40 @@ async def figure(
     return Response(drawn, media_type=MEDIA[format])
 
 
-@api.get("/campaigns/{name}/dataframe", response_model=requests.FrameAnswer, tags=["reports"])
-async def dataframe(service: ServiceOf, name: CampaignName) -> Response:
-    """Return a table with one row per finished attempt, by column."""
+@api.get(
+    "/campaigns/{name}/dataframe",
+    response_model=requests.FrameAnswer,
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+    tags=["reports"],
+)
+async def dataframe(
+    service: ServiceOf,
+    name: CampaignName,
+    format: Literal["json", "csv"] = "json",  # noqa: A002 - the option's name
+) -> Response:
+    """Return a table with one row per finished attempt, by column, or as CSV."""
     most = service.settings.limits.frame_rows
 
-    def table() -> bytes:
+    def made() -> bytes:
         rows = frames.row_count(service.store, name)
         if rows > most:
             raise InvalidInput(
                 f"campaign {name} has {rows:,} finished attempts: a service makes a table of at most {most:,}",
                 hint="run `frontrunner dataframe` where the store is",
             )
-        columns = frames.plain_columns(frames.frame(service.store, name))
+        table = frames.frame(service.store, name)
+        if format == "csv":
+            return table.to_csv(index=False, chunksize=CSV_ROWS).encode()
+        columns = frames.plain_columns(table)
         # Column by column: no other thread runs while a piece of JSON is made.
         parts = [f"{to_json(key)}: {to_json(cells)}" for key, cells in columns.items()]
         return ('{"columns": {' + ", ".join(parts) + "}}").encode()
 
-    return Response(await service.slowly(table), media_type="application/json")
+    content = await service.slowly(made)
+    if format == "csv":
+        headers = {"content-disposition": f'attachment; filename="{name}-measurements.csv"'}
+        return Response(content, media_type="text/csv", headers=headers)
+    return Response(content, media_type="application/json")
 
 
 @uncached.get("/campaigns/{name}/events", tags=["events"], **_content("text/event-stream"))
@@ -215,17 +247,19 @@ async def plan(service: ServiceOf, body: requests.PlanBody) -> Response:
 async def launch(service: ServiceOf, body: requests.CampaignBody) -> Response:
     """Start a campaign; the response comes once it is in the store and its driver has begun."""
     table = requests.campaign_table(body, service.settings.registered)
-    return answer(await service.slowly(lambda: service.drivers.launch(table), starts=True), status=201)
+    started = await service.slowly(lambda: service.drivers.launch(table), starts=True)
+    return answer(started, status=201, headers={"location": f"{requests.API}/campaigns/{started['campaign']}"})
 
 
 @api.patch("/campaigns/{name}", response_model=requests.ChangeAnswer, tags=["control"], dependencies=OPERATOR)
 def change(service: ServiceOf, name: CampaignName, body: requests.ChangeBody) -> Response:
-    """Change limits of a campaign's budget, also while it runs, and its name, unless it runs."""
+    """Change a campaign's labels or limits of its budget, also while it runs, or its name, unless it runs."""
     limits = {} if body.budget is None else body.budget.model_dump(exclude_none=True)
     if body.name is not None:
         service.local.rename(name, body.name)
     budget = service.local.change_budget(body.name or name, limits, add=body.add)
-    return answer({"campaign": body.name or name, "budget": budget})
+    labels = service.local.label(body.name or name, **body.labels)
+    return answer({"campaign": body.name or name, "budget": budget, "labels": labels})
 
 
 @api.delete("/campaigns/{name}", response_model=Deleted, tags=["control"], dependencies=OPERATOR)
@@ -287,6 +321,42 @@ def kind_of_problem(kind: Annotated[str, Path(pattern="^[A-Za-z]{1,64}$")]) -> R
 
 
 @uncached.post("/links", response_model=requests.LinkAnswer, status_code=201, tags=["operations"])
-def link(service: ServiceOf, role: RoleOf) -> Response:
-    """Return a link that logs one browser in, with the sender's own role."""
-    return answer({"path": f"/login?code={service.links.make(role)}"}, status=201)
+def link(service: ServiceOf, caller: CallerOf) -> Response:
+    """Return a link that logs one browser in as the sender."""
+    return answer({"path": f"/login?code={service.links.make(caller)}"}, status=201)
+
+
+UserName = Annotated[str, Path(pattern=f"^{USER_NAME}$", description="A user's name.", examples=["ada"])]
+
+
+@uncached.get("/users", response_model=list[requests.UserAnswer], tags=["users"], dependencies=OPERATOR)
+def users(service: ServiceOf) -> Response:
+    """Return the users who were invited."""
+    fields = list(requests.UserAnswer.model_fields)[1:]
+    known = service.access.tokens.users.items()
+    return answer([{"name": name} | {key: getattr(user, key) for key in fields} for name, user in known])
+
+
+@uncached.post(
+    "/users", response_model=requests.InvitationAnswer, status_code=201, tags=["users"], dependencies=OPERATOR
+)
+def invite(service: ServiceOf, body: requests.UserBody) -> Response:
+    """Invite a user by a path that is good once, within seven days."""
+    code = service.access.invite(body.name, body.role)
+    return answer({"name": body.name, "role": body.role, "path": f"/join?code={code}"}, status=201)
+
+
+@uncached.delete("/users/{user}", response_model=requests.UserName, tags=["users"], dependencies=OPERATOR)
+def remove_user(service: ServiceOf, user: UserName) -> Response:
+    """End a user's token, sessions and invitation at once."""
+    service.access.remove(user)
+    return answer({"name": user})
+
+
+@uncached.post(
+    "/join", response_model=requests.TokenAnswer, status_code=201, tags=["users"], dependencies=[Depends(unhurried)]
+)
+def join(service: ServiceOf, body: requests.JoinBody) -> Response:
+    """Accept an invitation, and return the new user's token; needs no token itself."""
+    caller, token = service.access.join(body.code)
+    return answer({"name": caller.name, "role": caller.role, "token": token}, status=201)

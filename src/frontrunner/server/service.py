@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import html
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Annotated, Any, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -19,16 +21,15 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
-from frontrunner.results.explore import TrialTable
-from frontrunner.results.records import Campaign
+from frontrunner.results.courses import Courses
 from frontrunner.results.store import open_store
-from frontrunner.server.auth import ROLE, LoginLinks, Role, make_tokens
+from frontrunner.server.auth import CALLER, Access, Caller, LoginLinks, Role
 from frontrunner.server.drivers import Drivers, Replays
-from frontrunner.server.errors import IDEMPOTENCY_KEY, PROBLEM, Forbidden, problem, status_of
+from frontrunner.server.errors import IDEMPOTENCY_KEY, PROBLEM, Forbidden, TooMany, problem, status_of
+from frontrunner.server.pages.rendering import assets, render
 from frontrunner.server.requests import API
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, did_you_mean, shown, shown_key
-from frontrunner.spaces.recipe import Choice
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import invalid_input
 from frontrunner.store import LocalStore
@@ -38,19 +39,22 @@ from frontrunner.views.report import Reported, reported
 T = TypeVar("T")
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 SLOW_THREADS = 2
-REPORT_TTL_S = 10.0
-"""How long what was read for a report serves its figures too: a client asks for each of them by itself."""
-MOST_REPORTED, MOST_EXPLORED = 2, 8
+MOST_REPORTED = 4
+"""Campaigns of which what reports and figures show is kept: some 30 MB for each with 100,000 trials."""
+LEAST_ZIPPED, ZIP_LEVEL = 2000, 4
 MOST_KEY_CHARACTERS = 200
 MOST_REPEATS = 1024
 REPEATS_S = 24 * 3600.0
 TITLES = {403: "Not allowed", 404: "Not found"}
 PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">
-<title>{status} - frontrunner</title></head>
-<body><h1>{status}</h1><p>{message}</p><p>{hint}</p><p class="home"><a href="/">All campaigns</a></p></body></html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><title>{status} - frontrunner</title>
+<link rel="stylesheet" href="{style}"></head>
+<body><main><h1>{status}</h1><p>{message}</p><p>{hint}</p><p><a href="/">All campaigns</a></p></main></body></html>
 """
-"""For senders without a token, who may not load the style sheet either, and for fragments of a page."""
+"""For requests that are refused before it is known who sends them."""
+NOTICE = "<p>{message}</p><p>{hint}</p>"
+"""For parts of a page."""
 PLACES = ("body", "query", "path", "header")
 
 
@@ -60,7 +64,7 @@ class Service:
     def __init__(self, settings: ServiceSettings) -> None:
         limits = settings.limits
         self.settings = settings
-        self.tokens, self.links = make_tokens(settings.token_file), LoginLinks()
+        self.access, self.links = Access(settings.token_file), LoginLinks()
         self.store = open_store(settings.store, create=True)
         self.local = LocalStore(is_open=self.store)
         self.drivers, self.replays = Drivers(self.store, settings), Replays(settings)
@@ -68,31 +72,37 @@ class Service:
         self.streams = anyio.CapacityLimiter(limits.streams)
         self.repeats = Repeats()
         self.cache = Cache(limits.cache_s, limits.cache_bytes)
-        self._explored: LRUCache[tuple[int, str], TrialTable] = LRUCache(MOST_EXPLORED)
-        self._explored_lock = Lock()
+        self.courses = Courses()
         self._surveys: LRUCache[str, Survey] = LRUCache(MOST_REPORTED)
-        self._reported: TTLCache[tuple[str, str], Reported] = TTLCache(
-            MOST_REPORTED, min(REPORT_TTL_S, 10 * limits.cache_s)
-        )
+        self._reported: LRUCache[tuple[int, str], Kept] = LRUCache(MOST_REPORTED)
+        self._reported_lock = Lock()
 
-    def report(self, campaign: str, version: str = "") -> Reported:
-        """Read what a campaign's report and figures show, at most once per `REPORT_TTL_S` and version of a page."""
-        found: Reported | None = self._reported.get((campaign, version))
-        if found is None:
-            found = self._reported[campaign, version] = reported(self.store, campaign, self._surveys)
-        return found
-
-    def trials(self, campaign: Campaign, own_knobs: Mapping[str, Choice]) -> TrialTable:
-        """Return the columns of a campaign's trials, which are read once and then kept up to date."""
-        with self._explored_lock:
-            key = (campaign.id, campaign.created_at)
-            if key not in self._explored:
-                self._explored[key] = TrialTable(campaign, own_knobs)
-            return self._explored[key]
+    def report(self, name: str, version: str | None = None) -> Reported:
+        """Return what a campaign's report and figures show, read once per version: by default after every write."""
+        campaign = self.store.campaign(name)
+        state = f"{campaign.updated_at} {campaign.outcomes}"
+        wanted = state if version is None else version
+        with self._reported_lock:
+            kept: Kept = self._reported.setdefault((campaign.id, campaign.created_at), Kept())
+        with kept.lock:  # those who ask at the same time wait for the first
+            if kept.found is None or (wanted not in kept.versions and kept.state != state):
+                kept.found, kept.state, kept.versions = reported(self.store, name, self._surveys), state, set()
+            kept.versions.add(wanted)
+            return kept.found
 
     async def slowly(self, work: Callable[[], T], *, starts: bool = False) -> T:
         """Run work that takes seconds on a thread of its own: no question, and no start, waits for the others."""
         return await anyio.to_thread.run_sync(work, limiter=self.starts if starts else self.slow_work)
+
+
+@dataclass
+class Kept:
+    """What a campaign's report shows in a state, and the versions that it was asked for as."""
+
+    state: str = ""
+    versions: set[str] = field(default_factory=set)
+    found: Reported | None = None
+    lock: Lock = field(default_factory=Lock)
 
 
 class Cache:
@@ -102,13 +112,17 @@ class Cache:
         self._kept: TTLCache[Hashable, Response] = TTLCache(most_bytes, ttl_s, getsizeof=lambda kept: len(kept.body))
         self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
-    async def response(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, Response]]) -> Response:
+    async def response(
+        self, key: Hashable, make: Callable[[], Coroutine[Any, Any, Response]], *, zipped: bool = False
+    ) -> Response:
         """Return the response to a question, made by the first of those who ask at the same time."""
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
             kept: Response | None = self._kept.get(key)
             if kept is None:
                 kept = await make()
+                if zipped:
+                    await compress(kept)
                 if hasattr(kept, "body") and len(kept.body) <= self._kept.maxsize:
                     self._kept[key] = kept
             return kept
@@ -116,6 +130,18 @@ class Cache:
     def clear(self) -> None:
         """Forget every response."""
         self._kept.clear()
+
+
+async def compress(response: Response) -> None:
+    """Send a body of some size by gzip; figures of large campaigns become a tenth of what they are."""
+    body = bytes(getattr(response, "body", b""))
+    if len(body) < LEAST_ZIPPED or "content-encoding" in response.headers:
+        return
+    # On a thread: meanwhile others are served.
+    response.body = await anyio.to_thread.run_sync(lambda: gzip.compress(body, ZIP_LEVEL, mtime=0))
+    response.headers["content-encoding"] = "gzip"
+    response.headers["content-length"] = str(len(response.body))
+    response.headers.add_vary_header("accept-encoding")
 
 
 class Repeats:
@@ -135,7 +161,7 @@ class Repeats:
             return await make()
         if not 0 < len(given) <= MOST_KEY_CHARACTERS:
             raise bad_value(IDEMPOTENCY_KEY, given, f"1 to {MOST_KEY_CHARACTERS} characters")
-        key = (request.scope.get(ROLE), given)
+        key = (request.scope.get(CALLER), given)
         asked = hashlib.sha256(f"{request.method} {request.url.path}\n".encode() + await request.body()).digest()
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
@@ -165,7 +191,7 @@ class OnceRoute(APIRoute):
 
 
 class CachedRoute(OnceRoute):
-    """Route whose responses to GET are cached by role, host, path and query; other methods empty the cache."""
+    """Route whose responses to GET are cached by caller, host, path and query; other methods empty the cache."""
 
     def get_route_handler(self) -> Handler:
         """Return the route's handler behind the cache."""
@@ -174,8 +200,15 @@ class CachedRoute(OnceRoute):
         async def cached(request: Request) -> Response:
             cache: Cache = request.app.state.service.cache
             if request.method == "GET":
-                key = (request.scope.get(ROLE), request.headers.get("host"), request.url.path, request.url.query)
-                return await cache.response(key, lambda: handler(request))
+                zipped = "gzip" in request.headers.get("accept-encoding", "")
+                key = (
+                    request.scope.get(CALLER),
+                    request.headers.get("host"),
+                    request.url.path,
+                    request.url.query,
+                    zipped,
+                )
+                return await cache.response(key, lambda: handler(request), zipped=zipped)
             try:
                 return await handler(request)
             finally:
@@ -190,15 +223,27 @@ async def the_service(request: Request) -> Service:
     return cast("Service", request.app.state.service)
 
 
+async def the_caller(request: Request) -> Caller:
+    """Return who sends the request."""
+    return cast("Caller", request.scope[CALLER])
+
+
 async def the_role(request: Request) -> Role:
-    """Return the role of the request's token."""
-    return Role(request.scope[ROLE])
+    """Return the role of the request's caller."""
+    return (await the_caller(request)).role
 
 
 async def operator(request: Request) -> None:
     """Refuse everyone but the operator."""
     if await the_role(request) is not Role.OPERATOR:
-        raise Forbidden("a reader's token may read, not launch or stop", hint="use the operator's token")
+        raise Forbidden("a reader's token may read, not launch or stop", hint="use an operator's token")
+
+
+async def unhurried(request: Request) -> None:
+    """Refuse an address that has tried too often to sign in."""
+    wait_s = request.app.state.sign_ins.wait_s(request.client.host if request.client else "")
+    if wait_s > 0:
+        raise TooMany("too many attempts to sign in", hint=f"wait {int(wait_s) + 1} s")
 
 
 async def known_parameters(request: Request) -> None:
@@ -221,15 +266,16 @@ async def idempotency_key(
 
 
 ServiceOf = Annotated[Service, Depends(the_service)]
+CallerOf = Annotated[Caller, Depends(the_caller)]
 RoleOf = Annotated[Role, Depends(the_role)]
 OPERATOR = [Depends(operator)]
 STARTS = [*OPERATOR, Depends(idempotency_key)]
 """Dependencies of requests that start something."""
 
 
-def answer(value: object, *, status: int = 200) -> Response:
+def answer(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a value as a JSON response; FastAPI's own serialization would leave out derived figures."""
-    return Response(to_json(value), status_code=status, media_type="application/json")
+    return Response(to_json(value), status_code=status, headers=headers, media_type="application/json")
 
 
 def error_response(
@@ -246,11 +292,15 @@ def error_response(
     if "text/html" not in given.get("accept", "") or str(scope["path"]).startswith("/api/"):
         content = problem(status, message, kind=kind, hint=hint)
         return JSONResponse(content, status_code=status, headers=headers, media_type=PROBLEM)
-    if ROLE not in scope or "hx-request" in given:
-        page = PAGE.format(status=status, message=html.escape(message), hint=html.escape(hint or ""))
-    else:
-        from frontrunner.server.pages.rendering import render
+    if status == 401 and "hx-request" not in given:
+        from frontrunner.server.pages.account import sign_in_page
 
+        page: str = sign_in_page(scope)
+    elif CALLER not in scope or "hx-request" in given:
+        form, words = NOTICE if "hx-request" in given else PAGE, {"message": message, "hint": hint or ""}
+        escaped = {name: html.escape(text[:1].upper() + text[1:]) for name, text in words.items()}
+        page = form.format(status=status, style=assets()["style.css"], **escaped)
+    else:
         title = TITLES.get(status, "This request cannot be served")
         page = render("refusal.html", here=None, status=status, title=title, message=message, hint=hint)
     return Response(page, status_code=status, media_type="text/html", headers=headers)

@@ -136,7 +136,7 @@ class Limits:
     running_campaigns: int = 4
     running_replays: int = 2
     launch_s: float = 120.0
-    plan_points: int = 200_000
+    plan_points: int = 5_000_000
     frame_rows: int = 50_000
 
 

@@ -239,10 +239,19 @@ def against(neighbor: Neighbor, place: str) -> str:
     return f"{neighbor.gap_percent:.1f} % {'faster' if place == 'above' else 'slower'}{doubt}"
 
 
+def _machine(row: CampaignSummary) -> str | None:
+    """Return a campaign's cluster with its number of devices."""
+    stated = [row.problem_summary.get(key) for key in ("cluster", "devices", "device")]
+    return None if None in stated else "{}, {:,} x {}".format(*stated)
+
+
 CAMPAIGNS: tuple[Column[CampaignSummary], ...] = (
     words("name", "campaign", attrgetter("name")),
     words("state", "state", attrgetter("state_in_words")),
+    words("model", "model", lambda row: row.problem_summary.get("model"), drop=2),
+    words("machine", "machine", _machine, drop=3),
     Column("best_tokens_per_s", "best tokens/s", attrgetter("best_tokens_per_s"), thousands),
+    Column("best_mfu", "MFU", attrgetter("best_mfu"), percent, drop=3, about="of the best"),
     Column("measured", "measured", lambda row: row.probes[TrialState.MEASURED], "{:,}".format, drop=1),
     Column("failed", "failed", lambda row: row.probes[TrialState.FAILED], "{:,}".format, drop=2),
     Column("legal_recipes", "legal recipes", attrgetter("legal_recipes"), "{:,}".format, drop=6),
@@ -256,6 +265,7 @@ CAMPAIGNS: tuple[Column[CampaignSummary], ...] = (
     words("strategy", "strategy", attrgetter("strategy"), drop=5),
     words("figures", "figures", attrgetter("figures"), drop=1, about="where the figures come from"),
     words("created_at", "created, UTC", attrgetter("created_at"), minute, drop=3),
+    words("tags", "tags", lambda row: ", ".join(row.labels.tags) or None, drop=2),
 )
 
 

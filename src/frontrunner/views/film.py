@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frontrunner.notebook import Displayed
-from frontrunner.results.pages import numbered, probed
 from frontrunner.results.predictions import Expected, expected_of
+from frontrunner.results.snapshot import attempts_of
 from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, bad_value, did_you_mean, writing
@@ -74,7 +74,7 @@ class Film(Displayed):
 def film(store: Store, campaign: str | None, x: str | None = None, y: str | None = None) -> Film:
     """Return the film of a campaign over two dimensions, by default tensor and pipeline parallelism where they vary."""
     found = store.campaign(campaign)
-    ended = probed(store, found)
+    ended = attempts_of(store, found)
     first = ended[:MOST_SHOTS]
     recipes = {one.recipe_id: one.recipe for one in first}
     spec = stored_spec(found)
@@ -85,8 +85,8 @@ def film(store: Store, campaign: str | None, x: str | None = None, y: str | None
     varied = tuple(name for name, values in listed.items() if len(values) > 1)
     x, y = _axes(varied, {"x": x, "y": y})
     of = {name: spec.space.dimension(name) for name in (x, y)}
-    numbers = numbered(store, found.id)
-    expected = expected_of(store, found.id, None)  # of a recipe's first outcome; a repeat is no news
+    numbers = {one.recipe_id: one.row + 1 for one in first}
+    expected = expected_of(store, found.id, numbers.values())  # of a recipe's first outcome; a repeat is no news
     return Film(
         campaign=found.name,
         x=x,
@@ -94,7 +94,7 @@ def film(store: Store, campaign: str | None, x: str | None = None, y: str | None
         x_values=_ordered(listed[x]),
         y_values=_ordered(listed[y]),
         dimensions=varied,
-        shots=tuple(_shots(first, recipes, of[x].of, of[y].of, lambda name: expected.pop(numbers.get(name, 0), None))),
+        shots=tuple(_shots(first, recipes, of[x].of, of[y].of, lambda name: expected.pop(numbers[name], None))),
         outcomes=len(ended),
     )
 

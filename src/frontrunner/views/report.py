@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from frontrunner import __version__
+from frontrunner.results.arrays import ENDINGS
 from frontrunner.results.outcome import ProbeEnding
 from frontrunner.results.predictions import outlook_of
 from frontrunner.results.records import IMPORTED
@@ -44,6 +46,8 @@ from frontrunner.views.columns import ORIGINS, figures_in_words
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+T = TypeVar("T")
 
 TOP = 10
 MOST_ROWS = 500
@@ -132,7 +136,7 @@ def warnings(collected: Collected) -> Iterator[str]:
                 f"The second recipe, {collected.ranking[1].recipe_id}, is {gap:.1f} % behind, within the spread of "
                 f"{spread:.1f} %: another measurement could reverse their order."
             )
-    rough = sum(ended.ended is ProbeEnding.SLOWER for ended in collected.attempts)
+    rough = int((collected.attempts.endings == ENDINGS.index(ProbeEnding.SLOWER)).sum())
     if rough:
         yield (
             f"{counted(rough, 'probe')} ended early, clearly slower than the best recipe: the figures of "
@@ -198,14 +202,32 @@ class Reported:
 
     collected: Collected
     spec: CampaignSpec
-    _charts: dict[str, Chart | Missing] = field(default_factory=dict)
+    _made: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    _locks: dict[tuple[str, ...], Lock] = field(default_factory=dict)
+
+    def once(self, key: tuple[str, ...], make: Callable[[], T]) -> T:
+        """Return what `make` returned the first time; others who ask for it at the same time wait for that."""
+        with self._locks.setdefault(key, Lock()):
+            if key not in self._made:
+                self._made[key] = make()
+            made: T = self._made[key]
+            return made
 
     def chart(self, name: str) -> Chart | Missing:
-        """Return one of `FIGURES`, made at most once."""
-        if name not in self._charts:
-            _, draw = FIGURES[name]
-            self._charts[name] = draw(self.collected)
-        return self._charts[name]
+        """Return one of `FIGURES`."""
+        _, draw = FIGURES[name]
+        return self.once(("chart", name), lambda: draw(self.collected))
+
+    def chart_json(self, name: str) -> str:
+        """Return one of `FIGURES` for charts.js: what to read in it, and its specification, null if it is not drawn."""
+
+        def made() -> str:
+            found = self.chart(name)
+            if isinstance(found, Missing):
+                return to_json({"reading": f"Not drawn: {found.reason}", "spec": None})
+            return to_json({"reading": " ".join((found.reading, *found.remarks)), "spec": found.spec})
+
+        return self.once(("json", name), made)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +267,7 @@ def figure(found: Reported, name: str, kind: str) -> bytes | Missing:
     campaign, problem = found.collected.campaign, found.spec.problem
     source = "" if campaign.figures == "measured" else f" ({campaign.figures})"  # comes first: long names are cut
     title = f"{FIGURES[name][0]}{source}: {campaign.name}, {problem.model.name} on {problem.cluster.name}"
-    return picture(chart.spec, kind, title=shorten(title, MOST_TITLE))
+    return found.once((kind, name), lambda: picture(chart.spec, kind, title=shorten(title, MOST_TITLE)))
 
 
 def save_pictures(

@@ -15,9 +15,10 @@ from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.predictions import Predicted, SmallScale, outlook_of
 from frontrunner.results.pruning import Deleted
 from frontrunner.results.ranking import RankedRecipe
-from frontrunner.results.records import GROUPS, IMPORTED, Campaign, CampaignSummary
+from frontrunner.results.records import GROUPS, IMPORTED, Campaign, CampaignSummary, Labels
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import Appearance, Explanation, FailedTrial, Status
+from frontrunner.running_trials import Running, why_chosen
 from frontrunner.search.budget import Limit, outlook_in_words, unused
 from frontrunner.search.driver import Conclusion
 from frontrunner.search.strategy import Outlook
@@ -37,7 +38,9 @@ from frontrunner.views.columns import (
     Column,
     against,
     expert_balance,
+    used,
 )
+from frontrunner.views.history import noticed
 from frontrunner.views.terminal import Terminal, column_table, console, ruled_table
 
 if TYPE_CHECKING:
@@ -80,9 +83,18 @@ def print_campaigns(summaries: Sequence[CampaignSummary]) -> None:
     """Print the list of campaigns."""
     out = console()
     if summaries:
-        out.print(column_table(None, CAMPAIGNS, summaries, width=out.width))
+        out.print(column_table(None, used(CAMPAIGNS, summaries), summaries, width=out.width))
     else:
         out.say(located("no campaign yet: frontrunner launch FILE"))
+
+
+def print_labels(labels: Labels) -> None:
+    """Print what people say of a campaign."""
+    out = console()
+    out.say(f"tags    {', '.join(labels.tags) or '-'}")
+    out.say(f"note    {labels.note or '-'}")
+    if labels.hidden:
+        out.say("hidden  lists leave it out")
 
 
 def print_campaign(campaign: Campaign, *, state: str = "") -> None:
@@ -134,11 +146,28 @@ def print_status(status: Status) -> None:
     if status.best is not None:
         speed = thousands(status.best.standing.tokens_per_s)
         out.say(f"best      {status.best.recipe_id}  {speed} tokens/s  {status.best.recipe.describe()}")
+        _print_doubts(status.best)
     if status.outlook is not None:
         out.say(f"outlook   {outlook_in_words(outlook_of(status.outlook)[0])}")
     for event in status.last_events:
-        data = " ".join(f"{key}={value}" for key, value in event.data.items())
-        out.say(f"{event.at[:19].replace('T', ' ')}  {event.kind}  {data}", style="dim")
+        by = f" (by {event.user})" if event.user else ""
+        what = noticed(event.kind, event.data, running=False)
+        out.say(f"{event.at[:19].replace('T', ' ')}  {what}{by}", style="dim")
+
+
+def print_running(running: Running) -> None:
+    """Print what runs in a campaign now, and the time that its budget leaves."""
+    out = console()
+    for number, one in enumerate(running.probes):
+        label = "running" if number == 0 else ""
+        does = f"{seconds(round(one.seconds))}, {one.step_in_words}"
+        out.say(f"{label:<10}[{one.trial_number}] {one.recipe.describe()}  {does}")
+        out.say(f"          {why_chosen(one, running.strategy)}", style="dim")
+    if (more := running.total - len(running.probes)) > 0:
+        out.say(f"          and {more:,} more")
+    if running.driver is not None and running.limits:
+        left = running.seconds_left
+        out.say(f"time left {'not known yet' if left is None else f'about {seconds(round(left))} at this pace'}")
 
 
 def print_conclusion(conclusion: Conclusion) -> None:
@@ -262,8 +291,12 @@ def _print_rows(
     if any(ranked(row).standing.is_noisy for row in rows):
         out.say("! step times spread by more than 5 %: the order near such a row may change", style="dim")
     for row in map(ranked, rows):
-        if row.doubts:
-            out.say(f"! {row.recipe_id}: {'; '.join(row.doubts)}", style="dim")
+        _print_doubts(row)
+
+
+def _print_doubts(row: RankedRecipe) -> None:
+    if row.doubts:
+        console().say(f"! {row.recipe_id}: {'; '.join(row.doubts)}", style="dim")
 
 
 def print_outlook(outlook: Outlook | None, limits: Sequence[Limit]) -> None:

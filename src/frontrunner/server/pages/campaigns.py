@@ -1,53 +1,71 @@
-"""Pages of campaigns: the list, and one campaign as it goes on."""
+"""Pages of a campaign as it goes on."""
 
 from __future__ import annotations
 
 import hashlib
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
-from frontrunner.results.pages import campaign_page, newest_spans, trial_page
+from frontrunner.remote import PLAIN_HTTP_VARIABLE
+from frontrunner.results.address import parse_address
+from frontrunner.results.pages import history_page, newest_spans, trial_page
 from frontrunner.results.predictions import outlook_of
-from frontrunner.results.prior_results import probes_made
 from frontrunner.results.ranking import pareto, rank
-from frontrunner.results.records import IMPORTED
+from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.results.states import CampaignState, TrialState
-from frontrunner.results.status import Status, active_drivers, failures, status, version_of
+from frontrunner.results.status import Status, active_drivers, campaign_and_driver, failures, status, version_of
 from frontrunner.results.store import Store
-from frontrunner.search.budget import STOPPING, Spent, outlook_in_words
-from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.running_trials import LAST_OUTCOMES, log_end, running, why_chosen
+from frontrunner.search.budget import STOPPING, outlook_in_words
+from frontrunner.search.campaign_setup import budget_used, stored_spec
 from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Word
 from frontrunner.server.pages.rendering import page, render
 from frontrunner.server.requests import Page
 from frontrunner.server.routes import CampaignName
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf
+from frontrunner.server.settings import is_loopback
 from frontrunner.spaces.errors import bad_value
-from frontrunner.text import to_json
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import timeline
-from frontrunner.views.charts.marks import Missing
-from frontrunner.views.columns import CAMPAIGNS, COLUMNS, ORIGINS, TRIALS, used
+from frontrunner.views.columns import COLUMNS, ORIGINS, TRIALS, used
+from frontrunner.views.history import HISTORY
 
 router = APIRouter(route_class=CachedRoute)
 PageOf = Annotated[Page, Query(alias="page")]
-Digest = Annotated[str, Query(max_length=64)]
 Seen = Annotated[str, Query(max_length=400, pattern="~")]
 """What a page shows: the campaign's version, that of its charts, and the digest of each section, with ~ between."""
-SECTIONS = ("numbers", "ranking", "trials", "timeline", "failures", "events")
+SECTIONS = ("numbers", "now", "ranking", "trials", "timeline", "failures", "events")
 POLL_S, POLL_DRIVEN_S = 5, 3
 CHARTS_AT_ONCE, CHARTS_EVERY_S = 10, 15
 """While a driver runs, each of the first outcomes redraws the charts; later ones redraw them at this interval."""
 MOST_SPANS = 160
 SHOWN = ("history", "speed-memory", "feasibility", "sensitivity", "parallel-coordinates")
 """The report's charts that a campaign's page draws too; the others take seconds."""
-CAMPAIGNS_A_PAGE, TRIALS_A_PAGE, TOP, MOST_FAILURES = 50, 25, 10, 40
+TRIALS_A_PAGE, TOP, MOST_FAILURES, MOST_RUNNING, EVENTS = 25, 10, 40, 3, 15
+RANKED = tuple(column for column in COLUMNS if column.key != "layout")
+TRIED = tuple(column for column in TRIALS if column.key != "describe")
+"""The columns of tables in which a recipe's link says what these two do."""
+OUTCOME_COLUMNS = {column.key: column for column in TRIALS}
+JUMPS = {
+    "now": "Now",
+    "ranking": "Fastest",
+    "figures": "Figures",
+    "trials": "Trials",
+    "timeline": "Timeline",
+    "failures": "Failures",
+    "events": "History",
+    "film": "Film",
+    "take-along": "Report, CSV, Python",
+}
+"""Sections of a campaign's page by their ids, in its order."""
 ACCEPTED = {
     "pause": "Pausing: running probes will finish, and no more are started.",
     "stop": "Stopping: running probes will finish, and the campaign ends.",
@@ -60,11 +78,6 @@ def campaign_view(store: Store, name: str) -> dict[str, Any]:
     with store.database.reading():
         found = status(store, name)
         campaign, spec = found.campaign, stored_spec(found.campaign)
-        spent = Spent(
-            probes=probes_made(store, campaign),
-            driver_seconds=campaign.driver_seconds,
-            node_seconds=campaign.node_seconds_spent,
-        )
         newest, now = newest_spans(store, campaign.id, MOST_SPANS), store.now() if found.driver_is_live else None
         with store.database.read() as connection:
             ranking = rank(connection, campaign, top=TOP)
@@ -73,6 +86,7 @@ def campaign_view(store: Store, name: str) -> dict[str, Any]:
             outlook = ""
         front = pareto(store, campaign, least_tokens_per_s=ranking[-1].standing.tokens_per_s) if ranking else []
         older_failures = max(0, found.trials[TrialState.FAILED] - MOST_FAILURES)
+        now_runs = running(store, name, top=MOST_RUNNING)
         most_rows = min(TOP, campaign.legal_recipes, spec.budget.probes or TOP)
         return {
             "status": found,
@@ -83,13 +97,21 @@ def campaign_view(store: Store, name: str) -> dict[str, Any]:
             "can_be_driven": campaign.figures != IMPORTED and not found.driver_is_live,  # a table's rows have no driver
             "ending": _ending(store, found),
             "outlook": outlook,
-            "limits": spent.limits(spec.budget),
+            "limits": budget_used(store, campaign),
             "ranking": ranking,
-            "columns": used(COLUMNS, ranking),
+            "columns": used(RANKED, ranking),
             "rows_ahead": most_rows - len(ranking) if found.driver_is_live else 0,  # that the ranking may come to have
             "front_ids": {row.recipe_id for row in front},
             "failed": failures(store, campaign, limit=MOST_FAILURES, offset=older_failures)[::-1],
             "timeline": timeline([] if campaign.figures == IMPORTED else newest.items, now),
+            "history": history_page(store, name, page_size=EVENTS),
+            "history_columns": HISTORY,
+            "now": now_runs,
+            "shows_now": found.driver_is_live,
+            "why_chosen": lambda probe: why_chosen(probe, campaign.strategy),
+            "log_ends": lambda probe: log_end(spec.run_folder, Path(probe.run_folder)),
+            "outcome_columns": OUTCOME_COLUMNS,
+            "most_last": LAST_OUTCOMES,
             "timeline_left_out": newest.total - len(newest.items),
             **_trials(store, name, 1),
         }
@@ -97,7 +119,7 @@ def campaign_view(store: Store, name: str) -> dict[str, Any]:
 
 def _trials(store: Store, name: str, number: int) -> dict[str, Any]:
     found = trial_page(store, name, newest_first=True, page=number, page_size=TRIALS_A_PAGE)
-    return {"name": name, "page": number, "size": TRIALS_A_PAGE, "found": found, "trial_columns": TRIALS}
+    return {"name": name, "page": number, "size": TRIALS_A_PAGE, "found": found, "trial_columns": TRIED}
 
 
 def _ending(store: Store, found: Status) -> str:
@@ -122,38 +144,24 @@ def digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
-@router.get("/")
-def all_campaigns(service: ServiceOf, role: RoleOf, number: PageOf = 1) -> Response:
-    """The store's campaigns, the newest first; live."""
-    return page("campaigns.html", here="/", may_change=role is Role.OPERATOR, **_list(service, role, number))
-
-
-@router.get("/campaigns")
-def campaigns_live(service: ServiceOf, role: RoleOf, seen: Digest, number: PageOf = 1) -> Response:
-    """The list as it is now; nothing (204) if the page shows that already."""
-    listed = _list(service, role, number)
-    if seen == digest(listed["listed"]):
-        return Response(status_code=204)
-    return HTMLResponse(listed["live"] + listed["listed"])
-
-
-def _list(service: Service, role: Role, number: int) -> dict[str, Markup]:
-    found = campaign_page(service.store, page=number, page_size=CAMPAIGNS_A_PAGE)
-    values = {"columns": CAMPAIGNS, "page": number, "size": CAMPAIGNS_A_PAGE, "may_change": role is Role.OPERATOR}
-    listed = render("campaigns_list.html", found=found, **values)
-    url = f"/campaigns?page={number}&seen={digest(listed)}"
-    return {"listed": listed, "live": render("live.html", url=url, polls_every_s=POLL_S)}
-
-
 @router.get("/campaigns/{name}")
-def one_campaign(service: ServiceOf, role: RoleOf, name: CampaignName) -> Response:
+def one_campaign(request: Request, service: ServiceOf, role: RoleOf, name: CampaignName) -> Response:
     """One campaign, live."""
     now = version(service.store, name)
     view = campaign_view(service.store, name)
     sections = _sections(view, role)
-    figures = {name: FIGURES[name][0] for name in SHOWN}
-    live = _live(view["status"], now, sections)
-    return page("campaign.html", here=None, name=name, sections=sections, live=live, figures=figures)
+    titles = {figure: title for figure, (title, _) in FIGURES.items()}
+    return page(
+        "campaign.html",
+        here=None,
+        name=name,
+        sections=sections,
+        live=_live(view["status"], now, sections),
+        figures={figure: titles.pop(figure) for figure in SHOWN},
+        other_figures=titles,
+        jumps=[(place, title) for place, title in JUMPS.items() if view["shows_now"] or place != "now"],
+        snippets=snippets(service, name, service.settings.seen_by(request), role),
+    )
 
 
 @router.get("/campaigns/{name}/live")
@@ -164,13 +172,37 @@ def live(service: ServiceOf, role: RoleOf, name: CampaignName, seen: Seen) -> Re
     if was == now and now.endswith("left"):  # bars of probes that run reach up to this moment
         return Response(status_code=204)
     view = campaign_view(service.store, name)
+    view["shows_now"] |= was.endswith("driven")  # the page below must not move when the driver ends
     sections = _sections(view, role)
     old = dict(zip(SECTIONS, digests, strict=False))
     changed = [html for section, html in sections.items() if old.get(section) != digest(html)]
     if was == now and not changed:
         return Response(status_code=204)
-    news = {} if charts == charts_version(view["status"]) else {"HX-Trigger": "outcomes"}
+    campaign: Campaign = view["campaign"]
+    news = {} if charts == charts_version(campaign, view["status"].driver_is_live) else {"HX-Trigger": "outcomes"}
     return HTMLResponse("".join([_live(view["status"], now, sections), *changed]), headers=news)
+
+
+def snippets(service: Service, name: str, server: str, role: Role) -> dict[str, str]:
+    """Return Python that reads a campaign, by where it runs; only an operator is told where the store is."""
+    there = [
+        f'store = frontrunner.connect("{server}")  # with the token of $FRONTRUNNER_TOKEN, or of your token file here',
+        f'frame = store.dataframe("{name}")  # pandas: one row per attempt',
+        f'for row in store.best("{name}", top=3):',
+    ]
+    if urlsplit(server).scheme == "http" and not is_loopback(urlsplit(server).hostname or ""):
+        there.insert(0, f'os.environ["{PLAIN_HTTP_VARIABLE}"] = "1"  # the token crosses the network unencrypted')
+        there.insert(0, "import os")
+    found = {"by this service": there}
+    path = parse_address(service.store.url).path
+    if path is not None and role is Role.OPERATOR:
+        found["where the store is"] = [
+            f"store = {str(path)!r}",
+            f'frame = frontrunner.dataframe("{name}", store=store)  # pandas: one row per attempt',
+            f'for row in frontrunner.best("{name}", top=3, store=store):',
+        ]
+    shows = "    print(row.rank, row.recipe.describe(), row.standing.tokens_per_s)"
+    return {where: "\n".join(("import frontrunner", "", *lines, shows)) for where, lines in found.items()}
 
 
 def _sections(view: Mapping[str, Any], role: Role) -> dict[str, Markup]:
@@ -179,15 +211,14 @@ def _sections(view: Mapping[str, Any], role: Role) -> dict[str, Markup]:
 
 
 def _live(found: Status, now: str, sections: Mapping[str, Markup]) -> Markup:
-    seen = "~".join([now, charts_version(found), *map(digest, sections.values())])
+    seen = "~".join([now, charts_version(found.campaign, found.driver_is_live), *map(digest, sections.values())])
     url = f"/campaigns/{found.campaign.name}/live?seen={quote(seen)}"
     return render("live.html", url=url, polls_every_s=POLL_DRIVEN_S if found.driver_is_live else POLL_S)
 
 
-def charts_version(found: Status) -> str:
+def charts_version(campaign: Campaign, driver_is_live: bool) -> str:  # noqa: FBT001 - as it is read
     """Return the version of a campaign's charts: a new one per outcome, later one per `CHARTS_EVERY_S`."""
-    campaign = found.campaign
-    if found.driver_is_live and campaign.outcomes > CHARTS_AT_ONCE:
+    if driver_is_live and campaign.outcomes > CHARTS_AT_ONCE:
         return f"t{int(time.time() / CHARTS_EVERY_S)}"
     return f"{campaign.outcomes}-{campaign.node_seconds_spent:g}"
 
@@ -205,11 +236,8 @@ async def one_figure(service: ServiceOf, name: CampaignName, wanted: str) -> Res
         raise bad_value("figure", wanted, f"one of {', '.join(SHOWN)}")
 
     def drawn() -> str:
-        version = charts_version(status(service.store, name))
-        found = service.report(name, version).chart(wanted)
-        if isinstance(found, Missing):
-            return to_json({"reading": f"Not drawn: {found.reason}", "spec": None})
-        return to_json({"reading": " ".join((found.reading, *found.remarks)), "spec": found.spec})
+        version = charts_version(*campaign_and_driver(service.store, name))
+        return service.report(name, version).chart_json(wanted)
 
     return Response(await service.slowly(drawn), media_type="application/json")
 

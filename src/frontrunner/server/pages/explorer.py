@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from frontrunner.results.explore import (
+from frontrunner.results.arrays import (
     CUSTOM,
     DATA_PARALLEL,
     FIGURES,
@@ -23,19 +23,21 @@ from frontrunner.results.explore import (
     OUTCOME,
     RANK,
     Axis,
-    Columns,
-    ExploredRecipe,
-    TrialTable,
+    Mask,
+    Rows,
+    Trials,
     Wanted,
 )
+from frontrunner.results.explore import ExploredRecipe, explored
 from frontrunner.results.records import Campaign
+from frontrunner.results.snapshot import attempts_of
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.server.pages.rendering import page
 from frontrunner.server.routes import CampaignName
 from frontrunner.server.service import CachedRoute, Service, ServiceOf
 from frontrunner.spaces.errors import bad_value, did_you_mean
-from frontrunner.spaces.recipe import DIMENSIONS, Choice, custom_dimension
+from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.text import to_json
 from frontrunner.views.charts.marks import GIB, shown
 from frontrunner.views.columns import COLUMNS, RECIPE_ID, Column, used, why, words
@@ -168,7 +170,7 @@ class View:
         kept = tuple(one for one in self.pins if one != recipe_id)
         return self.address(pins=kept if recipe_id in self.pins else (*self.pins, recipe_id), page=self.page)
 
-    def wanted(self, columns: Columns) -> Wanted:
+    def wanted(self, columns: Trials) -> Wanted:
         """Return the filters in the terms of the columns."""
         values = {
             name: frozenset(value for value in columns.axes[name].values if shown(value) in texts)
@@ -202,39 +204,43 @@ def _number(name: str, text: str, *, least: float = 0.0) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Explored:
-    """A campaign with its trials as columns, and the view that is asked for."""
+    """A campaign with its trials as columns, the view that is asked for, and which trials that is."""
 
     campaign: Campaign
     spec: CampaignSpec
-    table: TrialTable
-    columns: Columns
+    columns: Trials
     view: View
+    masks: Mapping[str, Mask]
 
     @classmethod
     def of(cls, service: Service, name: str, request: Request) -> Self:
         """Read what a request asks."""
         campaign = service.store.campaign(name)
-        spec = stored_spec(campaign)
-        table = service.trials(campaign, {name: neutral(name, spec) for name in spec.space.custom})
-        columns = table.columns(service.store)
+        columns = attempts_of(service.store, campaign).trials
         view = View.of(name, request.query_params.multi_items(), columns.axes)
-        return cls(campaign=campaign, spec=spec, table=table, columns=columns, view=view)
+        masks = columns.masks(view.wanted(columns))
+        return cls(campaign=campaign, spec=stored_spec(campaign), columns=columns, view=view, masks=masks)
+
+    @property
+    def met(self) -> Mask:
+        """Which trials meet all filters."""
+        return self.columns.both(self.masks.values())
+
+    @property
+    def rows(self) -> Rows:
+        """The trials that meet all filters, in the order of the table."""
+        by, descending = self.view.sort.removeprefix("-"), self.view.sort.startswith("-")
+        return self.columns.ordered(self.met, RANK if by == "gap_percent" else by, descending=descending)
 
 
-def neutral(name: str, spec: CampaignSpec) -> Choice:
-    """Return the value of a knob of the user's own in a recipe that says nothing of it."""
-    found: Choice = custom_dimension(name, spec.space.custom[name]).neutral
-    return found
-
-
-def _pinned(columns: Columns, pins: Sequence[str]) -> list[int]:
+def _pinned(columns: Trials, pins: Sequence[str]) -> list[int]:
     """Return the rows of pinned recipes, in their order."""
     known = np.flatnonzero(np.isin(columns.recipe_ids, list(pins))).tolist() if pins else []
     rows = {str(columns.recipe_ids[row]): row for row in known}
     return [rows[one] for one in pins if one in rows]
 
 
-def _at_first(columns: Columns) -> tuple[str, ...]:
+def _at_first(columns: Trials) -> tuple[str, ...]:
     """Return the columns of an address that names none: what differs between recipes, and the main figures."""
     figures = [name for name in TABLE if name not in (RECIPE_ID.key, NUMBER, OUTCOME, "attempts", "why")]
     outcome = [OUTCOME] if columns.axes[OUTCOME].varies else []
@@ -245,18 +251,14 @@ def _at_first(columns: Columns) -> tuple[str, ...]:
 def explorer(request: Request, service: ServiceOf, name: CampaignName) -> Response:
     """All recipes of a campaign: filters, figures and a page of the table."""
     found = Explored.of(service, name, request)
-    view, columns = found.view, found.columns
-    masks = columns.masks(view.wanted(columns))
-    met = columns.both(masks.values())
-    by = view.sort.removeprefix("-")
-    rows = columns.ordered(met, RANK if by == "gap_percent" else by, descending=view.sort.startswith("-"))
+    view, columns, rows = found.view, found.columns, found.rows
     pages = max(1, math.ceil(len(rows) / A_PAGE))
     view = replace(view, page=min(view.page, pages))
     listed = rows[(view.page - 1) * A_PAGE : view.page * A_PAGE].tolist()
     pins = _pinned(columns, view.pins)
-    items = found.table.rows(service.store, columns, [*pins, *(row for row in listed if row not in pins)])
+    items = explored(service.store, columns, [*pins, *(row for row in listed if row not in pins)])
     chosen = [column_of(one) for one in view.columns or _at_first(columns)]
-    counts = columns.counts(masks)
+    counts = columns.counts(found.masks)
     return page(
         "explorer.html",
         here=None,
@@ -281,11 +283,11 @@ def explorer(request: Request, service: ServiceOf, name: CampaignName) -> Respon
     )  # fmt: skip
 
 
-def _has(columns: Columns, figure: str) -> bool:
+def _has(columns: Trials, figure: str) -> bool:
     return any(math.isfinite(number) for number in columns.figures[figure][:10_000].tolist())
 
 
-def _filtered(columns: Columns, view: View) -> list[str]:
+def _filtered(columns: Trials, view: View) -> list[str]:
     """Return the choices that are offered as filters: those in which trials differ, and those filtered by."""
     return [name for name, axis in columns.axes.items() if axis.varies or name in view.values]
 
@@ -322,8 +324,7 @@ def _python(view: View, server: str) -> str:
 def points(request: Request, service: ServiceOf, name: CampaignName) -> Response:
     """Return what explorer.js draws: the axes, and a sample of the recipes that are met, and of the others."""
     found = Explored.of(service, name, request)
-    columns, view = found.columns, found.view
-    met = columns.both(columns.masks(view.wanted(columns)).values())
+    columns, view, met = found.columns, found.view, found.met
     drawn = columns.sample(np.flatnonzero(met), MOST_DRAWN)
     pins = np.array(_pinned(columns, view.pins), dtype=np.intp)
     rows = np.unique(np.concatenate([drawn, columns.sample(np.flatnonzero(~met), MOST_FADED), pins]))
@@ -341,7 +342,7 @@ def points(request: Request, service: ServiceOf, name: CampaignName) -> Response
             at = [None if math.isnan(number) else float(f"{number:.6g}") for number in numbers[rows].tolist()]
             chosen = [view.ranges.get(one + FROM), view.ranges.get(one + TO)]
             axes.append({"name": one, "label": title, "ends": ends, "at": at, "chosen": chosen})
-    outcome = columns.axes[OUTCOME]
+    cluster, outcome = found.spec.problem.cluster, columns.axes[OUTCOME]
     answer = {
         "axes": axes,
         "ids": columns.recipe_ids[rows].tolist(),
@@ -351,7 +352,10 @@ def points(request: Request, service: ServiceOf, name: CampaignName) -> Response
         "pins": list(view.pins),
         "matching": int(met.sum()),
         "drawn": len(drawn),
-        "limit_gib": found.spec.problem.cluster.memory_bytes_per_device / GIB,
+        "limits": [
+            {"gib": one.memory_bytes_per_device / GIB, "device": f"device of {one.name}" if cluster.group else "device"}
+            for one in cluster.parts()
+        ],
     }
     return Response(to_json(answer), media_type="application/json")
 
@@ -362,10 +366,7 @@ async def as_csv(request: Request, service: ServiceOf, name: CampaignName) -> Re
 
     def written() -> str:
         found = Explored.of(service, name, request)
-        columns, view = found.columns, found.view
-        met = columns.both(columns.masks(view.wanted(columns)).values())
-        by = view.sort.removeprefix("-")
-        rows = columns.ordered(met, RANK if by == "gap_percent" else by, descending=view.sort.startswith("-"))
+        columns, rows = found.columns, found.rows
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         axes = {one: axis for one, axis in columns.axes.items() if one != OUTCOME}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,22 +16,31 @@ from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from frontrunner.config.campaign import parse_campaign
+from frontrunner.config.starter import PROBES, written
 from frontrunner.config.toml_file import Table, parse_toml
+from frontrunner.evaluators.analytic.breakdown import breakdown
 from frontrunner.evaluators.analytic.scaling import Scaling, scaling
 from frontrunner.planning import plan_of
+from frontrunner.recipe_actions import recipe_by_id
 from frontrunner.search.campaign_setup import free_name
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.server.auth import Role
 from frontrunner.server.pages.rendering import macro, page, render, static_file
-from frontrunner.server.requests import CampaignBody, campaign_from, campaign_table, parsed
+from frontrunner.server.pages.steps import Variant, drawn_in
+from frontrunner.server.requests import STEP_DIMENSIONS, CampaignBody, campaign_from, campaign_table, parsed
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, ServiceOf, from_validation
 from frontrunner.server.settings import KINDS
 from frontrunner.spaces import presets
 from frontrunner.spaces.cluster import MOST_DEVICES, PRECISIONS
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, campaign_name_from
 from frontrunner.spaces.model import ACTIVATIONS, POSITIONS
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.variants import choices_of
+from frontrunner.text import to_json
 from frontrunner.views.charts.cut import cut
-from frontrunner.views.columns import ESTIMATES, used
+from frontrunner.views.charts.recipe import memory_bars, step_bars
+from frontrunner.views.charts.scaling import scaling_curve
+from frontrunner.views.columns import ESTIMATES, FIGURES, used
 from frontrunner.views.plan import TIGHT
 
 router = APIRouter(route_class=CachedRoute)
@@ -161,6 +170,10 @@ def _value(text: str | int) -> Any:
 
 def planned_campaign(typed: Mapping[str, str]) -> CampaignSpec:
     """Return the campaign whose space the page plans: the usual choices, with what was typed over the presets."""
+    return parse_campaign(_planned_table(typed), default_name="plan", base=Path.cwd()).spec
+
+
+def _planned_table(typed: Mapping[str, str]) -> dict[str, Table]:
     of: dict[str, Table] = {"model": {}, "cluster": {}, "links": {}, "problem": {}, "": {}}
     for name, text in (DEFAULTS | dict(typed)).items():
         of[ENTRIES[name].section][name] = _value(text)
@@ -177,7 +190,7 @@ def planned_campaign(typed: Mapping[str, str]) -> CampaignSpec:
     layers = model["layers"]
     even = [one for one in range(1, MOST_STAGES + 1) if isinstance(layers, int) and layers and layers % one == 0]
     even.sort(key=lambda stages: (stages.bit_count() > 1, stages))  # powers of two first
-    table = {
+    return {
         "model": model,
         "cluster": cluster | (custom if is_custom else {}),
         "problem": of["problem"],
@@ -191,10 +204,32 @@ def planned_campaign(typed: Mapping[str, str]) -> CampaignSpec:
             "sequence_parallel": [False, True],
         },
     }
-    return parse_campaign(table, default_name="plan", base=Path.cwd()).spec
 
 
-def _answer(spec: CampaignSpec) -> Markup:
+def campaign_text(typed: Mapping[str, str], recipe: Recipe | None) -> str:
+    """Return a campaign file that searches what the page plans, or (with a recipe) measures that alone."""
+    table = _planned_table(typed)
+    spec = parse_campaign(table, default_name="plan", base=Path.cwd()).spec
+    cluster, named = spec.problem.cluster, spec.problem.model.name
+    name = campaign_name_from(
+        "-".join([named, cluster.name, str(cluster.nodes), *([recipe.layout()] if recipe else [])])
+    )
+    for section, presets_of in (("model", presets.model_preset), ("cluster", presets.cluster_preset)):
+        chosen = str(typed.get(section, DEFAULTS[section]))
+        of_preset = presets_of(chosen)
+        more = {"nodes": cluster.nodes} if section == "cluster" else {}
+        if table[section] == of_preset | more:
+            table[section] = {"preset": chosen, **more}
+    if recipe is not None:
+        choices = choices_of(recipe, spec.survey())
+        table["space"] = {key: [choices[key]] for key in table["space"]}
+    table["search"] = {"strategy": "guided" if recipe is None else "exhaustive"}
+    table["budget"] = {"probes": PROBES if recipe is None else 1}
+    rehearsal = 'evaluator = "simulated"  # a rehearsal by formulas; without this line probes train on the cluster'
+    return written(f'name = "{name}"\n{rehearsal}', table, {"budget": {"probes": "at most, failed ones included"}})
+
+
+def _answer(form: PlanForm, spec: CampaignSpec) -> Markup:
     try:
         plan = plan_of(spec)
     except NothingLegal as error:
@@ -202,6 +237,9 @@ def _answer(spec: CampaignSpec) -> Markup:
     found, problem, rows = _on_other_counts(spec), spec.problem, list(enumerate(plan.fastest(TOP), start=1))
     return render(
         "plan_answer.html",
+        query=urlencode(form.typed),
+        on_nodes=lambda count: urlencode({**form.typed, "nodes": count}),
+        curve=scaling_curve(found),
         plan=plan,
         problem=problem,
         scaling=found,
@@ -231,7 +269,7 @@ async def plan(request: Request, service: ServiceOf) -> Response:
     """The planning page with its first plan, or with what is wrong next to the fields."""
     form = read_form(request.query_params)
     spec = form.spec
-    answer = "" if spec is None else await service.slowly(lambda: _answer(spec))
+    answer = "" if spec is None else await service.slowly(lambda: _answer(form, spec))
     return page("plan.html", here="/plan", form=form, groups=GROUPS, answer=answer)
 
 
@@ -243,8 +281,73 @@ async def plan_answer(request: Request, service: ServiceOf) -> Response:
     spec = form.spec
     if spec is None:
         return HTMLResponse(errors, headers={"HX-Reswap": "none"})
-    answer = await service.slowly(lambda: _answer(spec))
+    answer = await service.slowly(lambda: _answer(form, spec))
     return HTMLResponse(answer + errors, headers={"HX-Replace-Url": f"/plan?{urlencode(form.typed)}"})
+
+
+def _chosen(request: Request, others: Sequence[str] = ()) -> tuple[PlanForm, CampaignSpec, dict[str, str]]:
+    """Return the form of a request, its campaign, and what else it names: a `recipe` by its id, and `others`."""
+    given = dict(request.query_params)
+    more = {key: given.pop(key) for key in ("recipe", *others) if key in given}
+    form = read_form(given)
+    if form.spec is None:
+        field, message = next(iter(form.errors.items()))
+        raise InvalidInput(f"{field}: {message}" if field else message, hint="correct it on the page Plan")
+    return form, form.spec, more
+
+
+def _recipe(spec: CampaignSpec, recipe_id: str | None) -> Recipe:
+    """Return the recipe of a plan with this id, or (None) the fastest that fits."""
+    if recipe_id is not None:
+        return recipe_by_id(spec, recipe_id)
+    fastest = plan_of(spec).fastest(1)
+    if not fastest:
+        raise NothingLegal("no recipe of the plan is estimated to fit", hint="more nodes, or shorter sequences")
+    return fastest[0].recipe
+
+
+@router.get("/plan/recipe")
+async def plan_recipe(request: Request, service: ServiceOf, role: RoleOf) -> Response:
+    """One recipe of a plan: where its step's time and its memory go, and its step rank by rank."""
+    form, spec, more = _chosen(request)
+
+    def opened() -> Response:
+        recipe = _recipe(spec, more.get("recipe"))
+        problem = spec.problem.at(recipe)
+        parts = breakdown(recipe, problem)
+        return page(
+            "plan_recipe.html",
+            here="/plan",
+            query=urlencode(form.typed),
+            recipe=recipe,
+            problem=problem,
+            breakdown=parts,
+            figures=[(column.cell(parts.estimate), column.label or column.title)
+                     for column in FIGURES if column.value(parts.estimate) is not None],
+            cut=cut(recipe, problem.cluster, layers=problem.model.layers),
+            step=step_bars(parts),
+            memory=memory_bars(parts),
+            may_change=role is Role.OPERATOR,
+        )  # fmt: skip
+
+    return await service.slowly(opened)
+
+
+@router.get("/plan/step")
+async def plan_step(request: Request, service: ServiceOf) -> Response:
+    """One step of a plan's recipe, or of a variant, for step.js."""
+    _, spec, more = _chosen(request, STEP_DIMENSIONS)
+    recipe_id = more.pop("recipe", None)
+    try:
+        asked = Variant.model_validate(more)
+    except ValidationError as error:
+        raise from_validation(error.errors()) from None
+    changes = {name: getattr(asked, name) for name in STEP_DIMENSIONS}
+
+    def drawn() -> str:
+        return to_json(drawn_in(_recipe(spec, recipe_id), spec, changes))
+
+    return Response(await service.slowly(drawn), media_type="application/json")
 
 
 @router.get("/plan/fields/{name}")
@@ -279,9 +382,16 @@ class CampaignText(BaseModel):
 
 
 @router.get("/launch")
-def launch_page(service: ServiceOf, role: RoleOf) -> Response:
-    """A campaign file to edit and launch."""
+async def launch_page(request: Request, service: ServiceOf, role: RoleOf) -> Response:
+    """A campaign file to edit and launch: a first one, or what a plan's form says, perhaps with one of its recipes."""
     text = static_file("first-campaign.toml").decode()
+    if request.query_params:
+        form, spec, more = _chosen(request)
+
+        def planned() -> str:
+            return campaign_text(form.typed, recipe_by_id(spec, more["recipe"]) if "recipe" in more else None)
+
+        text = await service.slowly(planned)
     offered = {kind: names for kind, names in service.settings.registered.about().items() if names}
     may_change = role is Role.OPERATOR
     return page("launch.html", here="/launch", text=text, offered=offered, absent=NO_NAME, may_change=may_change)

@@ -1,4 +1,4 @@
-"""Pages of recipes: one in full with its replay, and two side by side."""
+"""Pages of recipes: one in full, with its replay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.exchange import TARGETS
 from frontrunner.recipe_actions import first_measurement
 from frontrunner.results.outcome import Measurement
-from frontrunner.results.pages import compare, newest_names
 from frontrunner.results.status import Appearance, Explanation, explain
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.server.auth import Role
@@ -21,18 +20,17 @@ from frontrunner.server.drivers import Replay, ReplayState
 from frontrunner.server.pages.rendering import page, render
 from frontrunner.server.requests import InCampaign, ReplayBody
 from frontrunner.server.routes import RecipeId
-from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, message_without_store
+from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import dimensions_of
 from frontrunner.views.charts.cut import cut
 from frontrunner.views.charts.recipe import memory_bars, step_bars, step_times
 from frontrunner.views.columns import ATTEMPTS, ORIGINS
-from frontrunner.views.comparison import DIFFERENT_PROBLEMS, choice, compare_recipes
+from frontrunner.views.comparison import choice
 from frontrunner.views.report import commands
 
 router = APIRouter(route_class=CachedRoute)
 MOST_STRIPS = 12
-MOST_NAMES = 200
 MORE_STEPS = 200
 REPLAY_STATES = {
     ReplayState.RUNNING: "Training",
@@ -41,7 +39,17 @@ REPLAY_STATES = {
     ReplayState.FAILED: "The last replay failed",
     ReplayState.CUT_OFF: "The last replay was interrupted: its process ended without reporting why",
 }
-Two = Annotated[list[Annotated[str, Query(max_length=64)]], Query(max_length=MOST_NAMES)]
+JUMPS = {
+    "cut": "Cut",
+    "step": "One step",
+    "time": "Time",
+    "memory": "Memory",
+    "measurements": "Measurements",
+    "choices": "Choices",
+    "take-along": "Commands",
+    "export": "Export",
+}
+"""Sections of a recipe's page by their ids, in its order."""
 
 
 def _explained(service: ServiceOf, recipe_id: RecipeId, campaign: Annotated[InCampaign, Query()] = None) -> Explanation:
@@ -83,6 +91,7 @@ def one_recipe(request: Request, service: ServiceOf, role: RoleOf, found: Explai
         strip=step_times(measured[:MOST_STRIPS]),
         exports={name: None if reason is None else str(reason) for name, reason in refusals.items()},
         attempts=attempts,
+        jumps=JUMPS.items(),
         attempt_columns=ATTEMPTS,
         notice=ORIGINS.get(lead.campaign.figures, ""),
         choices=[
@@ -143,34 +152,3 @@ def stop_replay(service: ServiceOf, role: RoleOf, found: ExplainedOf) -> Respons
     """End the recipe's replay; its checkpoints stay."""
     service.replays.stop(found.recipe_id)
     return HTMLResponse(_replay(service, role, found))
-
-
-@router.get("/compare")
-def compared(
-    service: ServiceOf,
-    campaign: Two = [],  # noqa: B006 - FastAPI copies it
-    recipe: Two = [],  # noqa: B006
-) -> Response:
-    """Two campaigns, or two recipes (of one campaign), side by side; without either, the forms to choose them."""
-    store = service.store
-    names = newest_names(store, MOST_NAMES)
-    both, pair, problem = None, None, ""
-    within = campaign[0] if len(campaign) == 1 and len(recipe) == 2 else None
-    try:
-        both = compare(store, *campaign) if len(campaign) == 2 else None
-        pair = compare_recipes([explain(store, one, within) for one in recipe]) if len(recipe) == 2 else None
-    except (InvalidInput, NotFound) as error:
-        problem = message_without_store(error, store.url)
-    if (len(campaign) not in (0, 2) and within is None) or len(recipe) not in (0, 2):
-        problem = "choose two to compare"
-    return page(
-        "compare.html",
-        here="/compare",
-        names=names,
-        chosen=campaign if both else (names * 2)[:2],
-        recipes=[*recipe, "", ""][:2],
-        campaigns=both,
-        pair=pair,
-        different_problems=DIFFERENT_PROBLEMS,
-        problem=problem,
-    )

@@ -15,6 +15,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from frontrunner import __version__
+from frontrunner.results.process_identity import requesting_user
 from frontrunner.spaces.errors import NotFound
 from frontrunner.text import count, gib, minute, node_time, percent, seconds, size, thousands
 from frontrunner.views.charts.render import javascript, javascript_version
@@ -48,6 +49,8 @@ FILES = (
     "icon.svg",
 )
 CHARTS = "charts.js"
+STATIC = "/static/"
+"""The folder of files that pages name; they are open to all, as the package is."""
 KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 router = APIRouter()
 
@@ -62,7 +65,7 @@ def assets() -> dict[str, str]:
     """Return the paths of the static files, which change with their content: browsers may keep them for ever."""
     contents = {name: static_file(name) for name in FILES} | {CHARTS: javascript_version().encode()}
     parts = {name: (*name.rsplit(".", 1), hashlib.sha256(content).hexdigest()) for name, content in contents.items()}
-    return {name: f"/static/{stem}.{digest[:12]}.{ending}" for name, (stem, ending, digest) in parts.items()}
+    return {name: f"{STATIC}{stem}.{digest[:12]}.{ending}" for name, (stem, ending, digest) in parts.items()}
 
 
 @cache
@@ -71,10 +74,10 @@ def compressed(name: str) -> bytes:
     return gzip.compress(javascript().encode() if name == CHARTS else static_file(name), 6, mtime=0)
 
 
-@router.get("/static/{file}")
+@router.get(STATIC + "{file}")
 def static(request: Request, file: str) -> Response:
     """A file that pages name."""
-    name = next((name for name, path in assets().items() if path == f"/static/{file}"), None)
+    name = next((name for name, path in assets().items() if path == STATIC + file), None)
     if name is None:
         raise NotFound(f"there is no file {file!r} here")
     headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding"}
@@ -90,7 +93,12 @@ def static(request: Request, file: str) -> Response:
 def templates() -> Environment:
     """Return the templates of pages with their filters."""
     found = environment(__package__, "templates", **{function.__name__: function for function in FILTERS})
-    found.globals |= {"assets": assets(), "version": __version__, "htmx_config": json.dumps(HTMX)}
+    found.globals |= {
+        "requesting_user": requesting_user,
+        "assets": assets(),
+        "version": __version__,
+        "htmx_config": json.dumps(HTMX),
+    }
     return found
 
 

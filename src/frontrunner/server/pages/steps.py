@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
 from frontrunner.evaluators.analytic.timeline import KINDS, Action, RankTimeline, StepTimeline
 from frontrunner.evaluators.diagnostics.profile import newest_measured_step
-from frontrunner.recipe_actions import step_choices, step_of
+from frontrunner.recipe_actions import step_choices, step_in
 from frontrunner.results.status import Explanation
 from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.search.spec import CampaignSpec
 from frontrunner.server.pages.recipes import ExplainedOf
 from frontrunner.server.requests import STEP_DIMENSIONS, Body
 from frontrunner.server.service import CachedRoute, ServiceOf
-from frontrunner.spaces.recipe import Choice
+from frontrunner.spaces.recipe import Choice, Recipe
 from frontrunner.text import to_json
 from frontrunner.views.charts.cut import reaches
 
@@ -48,9 +49,18 @@ async def step(service: ServiceOf, found: ExplainedOf, asked: Annotated[Variant,
 
 def drawn(explanation: Explanation, changes: dict[str, Choice | None]) -> dict[str, Any]:
     """Return what step.js draws of a step."""
-    found = step_of(explanation, changes)
-    spec, recipe = stored_spec(explanation.appearances[0].campaign), found.recipe
-    gap, own, cluster = left_out(found.ranks), recipe == explanation.recipe, spec.problem.at(recipe).cluster
+    spec = stored_spec(explanation.appearances[0].campaign)
+    profiled = newest_measured_step(spec.run_root, explanation.recipe_id) if spec.run_root else None
+    return drawn_in(explanation.recipe, spec, changes, profiled)
+
+
+def drawn_in(
+    whole: Recipe, spec: CampaignSpec, changes: Mapping[str, Choice | None], profiled: object = None
+) -> dict[str, Any]:
+    """Return what step.js draws of a step of a recipe in a campaign; `profiled` is that step as it was measured."""
+    found = step_in(whole, spec, changes)
+    recipe = found.recipe
+    gap, own, cluster = left_out(found.ranks), recipe == whole, spec.problem.at(recipe).cluster
     return {
         "recipe": found.recipe_id,
         "describe": found.describe,
@@ -72,7 +82,7 @@ def drawn(explanation: Explanation, changes: dict[str, Choice | None]) -> dict[s
         "experts": [recipe.expert_parallel, recipe.expert_tensor_parallel],
         "chosen": {name: getattr(recipe, name) for name in STEP_DIMENSIONS},
         "choices": step_choices(recipe, spec),
-        "measured": newest_measured_step(spec.run_root, explanation.recipe_id) if own and spec.run_root else None,
+        "measured": profiled if own else None,
     }
 
 

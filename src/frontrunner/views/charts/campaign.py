@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
 from bisect import insort
 from collections import Counter, defaultdict
@@ -11,50 +9,70 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from heapq import heappop, heappush
 from operator import itemgetter
+from typing import Any
+
+import numpy as np
 
 from frontrunner.evaluators.probe.measure import nodes_used
+from frontrunner.results.arrays import KINDS, Attempts, Mask, Numbers, Rows
+from frontrunner.results.courses import Course
 from frontrunner.results.outcome import POLICIES, Failure
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import AttemptOutcome
-from frontrunner.results.states import TrialState
+from frontrunner.spaces.columns import Codes
 from frontrunner.text import counted, gib, node_time, node_unit, percent, seconds, thousands
 from frontrunner.views.charts import marks as vl
 from frontrunner.views.charts.marks import MOST_LINES, Chart, Collected, Json, Knob, Missing, Table, knobs, shown, table
 from frontrunner.views.columns import COLUMNS, used
 
 LONGEST_PAUSE_S = 20.0
+SIDES = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#a3a500")
+"""Colors of as many campaigns as are compared at most."""
 
 
 def history(collected: Collected) -> Chart | Missing:
     """Draw the tokens/s of every probe, or what the campaign seeks, and the best so far, over probes and node-hours."""
     if nothing := collected.nothing_ran:
         return nothing
-    unit, size_s = node_unit(math.fsum(ended.node_seconds for ended in collected.attempts))
-    rows, rate = _history_rows(collected, size_s), collected.unit
-    final, reading = rows[-1]["best"], "No probe has measured a recipe yet."
-    if final is not None:
-        found = max((row["probe"] for row in rows if row["best"] != final), default=0)
+    unit, size_s = node_unit(math.fsum(collected.attempts.node_seconds))
+    rate, attempts, found = collected.unit, collected.attempts, collected.attempt_rates
+    best, spent = best_so_far(attempts, found), np.cumsum(attempts.node_seconds) / size_s
+    final, reading = best[-1], "No probe has measured a recipe yet."
+    if not math.isnan(final):
+        last = int(np.flatnonzero(np.append(math.nan, best) != final)[-1])  # how many came before it led for good
         reading = (
-            f"The best recipe, {thousands(final)} {rate}, was found by probe {found + 1} of {len(rows)}, after "
-            f"{thousands(rows[found]['spent'])} of {thousands(rows[-1]['spent'])} {unit}."
+            f"The best recipe, {thousands(final)} {rate}, was found by probe {last + 1} of {len(best)}, after "
+            f"{thousands(float(spent[last]))} of {thousands(float(spent[-1]))} {unit}."
         )
-    turns = [row for before, row in itertools.pairwise([{"best": None}, *rows]) if row["best"] != before["best"]]
-    total, drawn = len(rows), {row["probe"]: row for row in (*vl.evenly(rows), *turns, rows[-1])}
-    rows = [drawn[probe] for probe in sorted(drawn)]
-    for row in rows:
-        row["choices"] = collected.attempts[row["probe"] - 1].recipe.describe()
+    before = np.append(math.nan, best[:-1])
+    turns = np.flatnonzero((best != before) & ~(np.isnan(best) & np.isnan(before)))
+    places = sorted({*vl.evenly(range(len(best))), *turns.tolist(), len(best) - 1})
+    rows: list[Json] = [
+        {
+            "probe": place + 1,
+            "spent": float(spent[place]),
+            "outcome": attempts[place].outcome,
+            "recipe": attempts[place].recipe_id,
+            "tokens_per_s": None if math.isnan(found[place]) else float(found[place]),
+            "best": None if math.isnan(best[place]) else float(best[place]),
+            "choices": attempts[place].recipe.describe(),
+        }
+        for place in places
+    ]
     hints = vl.tooltip("probe", "recipe", "choices", "outcome", numbers={"tokens_per_s": rate})
     marks = vl.looks("outcome", vl.OUTCOMES, (row["outcome"] for row in rows), "color", "shape")
-    best = {"y": vl.number("best", rate)}
+    line = {"y": vl.number("best", rate)}
     layers = [
-        vl.layer("line", best, where="isValid(datum.best)", interpolate="step-after", color=vl.ORANGE, strokeWidth=2.5),
+        vl.layer("line", line, where="isValid(datum.best)", interpolate="step-after", color=vl.ORANGE, strokeWidth=2.5),
         vl.layer("point", {"y": vl.number("drawn", rate), "tooltip": hints} | marks, filled=True, size=55),
     ]
     axes = (vl.number("probe", "probe"), vl.number("spent", f"{unit} spent"))
     return Chart(
         reading=f"{reading} The line is the best so far, with repeats of a recipe pooled; failed probes are drawn at "
         "zero.",
-        remarks=vl.selected(len(rows), total, "probes are drawn: an even selection, and each step of the best so far"),
+        remarks=vl.selected(
+            len(rows), len(best), "probes are drawn: an even selection, and each step of the best so far"
+        ),
         spec={
             "data": {"values": rows},
             "transform": [{"calculate": "isValid(datum.tokens_per_s) ? datum.tokens_per_s : 0", "as": "drawn"}],
@@ -70,36 +88,62 @@ def history(collected: Collected) -> Chart | Missing:
     )
 
 
-def _history_rows(collected: Collected, size_s: float) -> list[Json]:
-    """Return one row per attempt; `best` is the pooled rate of the recipe that led after it."""
-    measured: dict[str, list[float]] = defaultdict(list)
-    standing: dict[str, float] = {}
-    led: list[tuple[float, str]] = []  # a heap of what stood once, the fastest on top
-    rows, spent_s = [], 0.0
-    for probe, ended in enumerate(collected.attempts, start=1):
-        found = None if ended.tokens_per_s is None else collected.rate(ended.tokens_per_s, ended)
-        spent_s += ended.node_seconds
-        if found is not None:
-            times = measured[ended.recipe_id]
-            insort(times, found)
-            standing[ended.recipe_id] = (times[(len(times) - 1) // 2] + times[len(times) // 2]) / 2
-            heappush(led, (-standing[ended.recipe_id], ended.recipe_id))
-        elif ended.kind is None or POLICIES[ended.kind].counts_against_recipe:
-            standing.pop(ended.recipe_id, None)
+def best_so_far(attempts: Attempts, rates: Numbers) -> Numbers:
+    """Return the pooled rate of the recipe that led after each attempt, not a number before the first measurement."""
+    measured: dict[int, list[float]] = defaultdict(list)
+    standing: dict[int, float] = {}
+    led: list[tuple[float, int]] = []  # a heap of what stood once, the fastest on top
+    found = np.empty(len(attempts))
+    against = [POLICIES[kind].counts_against_recipe for kind in KINDS]
+    columns = zip(attempts.rows.tolist(), attempts.kinds.tolist(), rates.tolist(), strict=True)
+    for place, (row, kind, rate) in enumerate(columns):
+        if kind < 0:
+            times = measured[row]
+            insort(times, rate)
+            standing[row] = (times[(len(times) - 1) // 2] + times[len(times) // 2]) / 2
+            heappush(led, (-standing[row], row))
+        elif against[kind]:
+            standing.pop(row, None)
         while led and standing.get(led[0][1]) != -led[0][0]:
             heappop(led)
-        row = {"probe": probe, "spent": spent_s / size_s, "outcome": ended.outcome, "recipe": ended.recipe_id}
-        rows.append(row | {"tokens_per_s": found, "best": -led[0][0] if led else None})
-    return rows
+        found[place] = -led[0][0] if led else math.nan
+    return found
+
+
+def courses(found: Mapping[str, tuple[Course, int]]) -> Json | None:
+    """Specify the best so far of campaigns over their outcomes, of which each has so many; None without any."""
+    rows: list[Json] = [
+        {"campaign": named, "outcome": place, "best": rate}
+        for named, (course, outcomes) in found.items()
+        if course.best
+        for place, rate in (*course.best, (outcomes, course.best[-1][1]))
+    ]
+    if not rows:
+        return None
+    hints = vl.tooltip("campaign", "outcome", numbers={"best": "tokens/s"})
+    place = {"x": vl.number("outcome", "outcomes"), "y": vl.number("best", "best so far, tokens/s")}
+    colors = dict(zip(found, SIDES, strict=False))
+    encoding = place | {"color": vl.palette("campaign", colors, (row["campaign"] for row in rows))}
+    return {
+        "data": {"values": rows},
+        "height": 300,
+        "layer": [
+            vl.layer("line", encoding, interpolate="step-after", strokeWidth=2.5),
+            vl.layer("point", encoding | {"tooltip": hints}, filled=True, size=45),
+        ],
+    }
 
 
 def node_hours(collected: Collected) -> Chart | Missing:
     """Draw the time of nodes by outcome: measurements first, then failures, the costliest first."""
     if nothing := collected.nothing_ran:
         return nothing
-    spent: dict[str, list[float]] = defaultdict(list)
-    for ended in collected.attempts:
-        spent[ended.outcome].append(ended.node_seconds)
+    attempts = collected.attempts
+    outcomes = [vl.MEASURED, *(kind.value for kind in KINDS)]
+    spent: dict[str, list[float]] = {
+        outcomes[kind + 1]: attempts.node_seconds[attempts.kinds == kind].tolist()
+        for kind in dict.fromkeys(attempts.kinds.tolist())
+    }
     total_s = math.fsum(map(math.fsum, spent.values()))
     unit, size_s = node_unit(total_s)
     rows: list[Json] = [
@@ -113,7 +157,7 @@ def node_hours(collected: Collected) -> Chart | Missing:
         for outcome, times in sorted(spent.items(), key=lambda item: (item[0] != vl.MEASURED, -sum(item[1])))
     ]
     hints = vl.tooltip("outcome", "attempts", words="spent")
-    wasted = percent((total_s - sum(spent[vl.MEASURED])) / total_s) if total_s else "none"
+    wasted = percent((total_s - sum(spent.get(vl.MEASURED, ()))) / total_s) if total_s else "none"
     colors = vl.outcome_colors(row["outcome"] for row in rows) | {"legend": None}
     room = {"x": {"datum": 1.25 * max(row["spent"] for row in rows)}}  # for the text
     place = {"y": vl.name("outcome", axis={"grid": False, "labelFontSize": 13}), "x": vl.number("spent", unit)}
@@ -257,11 +301,12 @@ def speed_memory(collected: Collected) -> Chart | Missing:
         ),
         remarks=tuple(remarks),
         spec={
+            "data": {"values": rows},
             "height": 380,
             "layer": [
-                vl.layer("line", place, rows=rows, where=where, color=vl.ORANGE, strokeWidth=2),
-                vl.layer("point", look, rows=rows, filled=True, size=70, opacity=0.9),
-                vl.layer("text", place | {"text": {"field": "label"}}, rows=rows, where=where, dy=-11),
+                vl.layer("line", place, where=where, color=vl.ORANGE, strokeWidth=2),
+                vl.layer("point", look, filled=True, size=70, opacity=0.9),
+                vl.layer("text", place | {"text": {"field": "label"}}, where=where, dy=-11),
                 *(vl.rule("x", limit / vl.GIB, f"device: {gib(limit)} GiB") if is_near else ()),
             ],
         },
@@ -359,23 +404,37 @@ CELLS = (
 )
 
 
+def _grouped(columns: Sequence[tuple[Sequence[Any], Codes]], wanted: Mask | None = None) -> dict[tuple[int, ...], Rows]:
+    """Return the rows that are wanted by their values of these columns."""
+    packed = np.zeros(len(columns[0][1]), dtype=np.int64)
+    for values, codes in columns:
+        packed = packed * len(values) + codes
+    rows = np.arange(len(packed)) if wanted is None else np.flatnonzero(wanted)
+    rows = rows[np.argsort(packed[rows], kind="stable")]
+    starts = np.flatnonzero(np.diff(packed[rows], prepend=-1))
+    parts = np.split(rows, starts[1:]) if len(rows) else []
+    return {tuple(values[codes[part[0]]] for values, codes in columns): part for part in parts}
+
+
 def feasibility(collected: Collected) -> Chart | Missing:
     """Draw a panel per micro-batch: what ran and what failed by tensor and pipeline parallelism."""
     if not collected.ranking and not collected.final_failures:
         return vl.NOTHING_ENDED
-    corner = itemgetter("tensor_parallel", "pipeline_parallel", "micro_batch_seqs")
-    legal: Counter[tuple[int, ...]] = Counter(corner(vars(recipe)) for recipe in collected.survey.recipes)
-    speeds: dict[tuple[int, ...], list[float]] = defaultdict(list)
-    failures: dict[tuple[int, ...], Counter[str]] = defaultdict(Counter)
-    for ended in collected.tried.values():
-        if ended.standing is not None:
-            speeds[corner(json.loads(ended.recipe_json))].append(ended.standing)
-        elif ended.state is TrialState.FAILED:
-            failures[corner(json.loads(ended.recipe_json))][ended.outcome] += 1
+    names = ("tensor_parallel", "pipeline_parallel", "micro_batch_seqs")
+    trials, recipes = collected.trials, collected.survey.recipes
+    legal = {place: len(rows) for place, rows in _grouped([recipes.columns[name] for name in names]).items()}
+    corner = [(axis.values, axis.places) for axis in map(trials.axis, names)]
+    speed = trials.figures["tokens_per_s"]
+    has_ended = collected.attempts.last >= 0
+    speeds = {place: speed[rows] for place, rows in _grouped(corner, np.isfinite(speed) & has_ended).items()}
+    failures = {
+        place: Counter(trials.outcome(int(row)) for row in rows)
+        for place, rows in _grouped(corner, trials.has_failed & has_ended).items()
+    }
     rows: list[Json] = []
     for place in sorted({*legal, *speeds, *failures}):
         tensor, pipeline, micro_batch = place
-        ran, failed = len(speeds[place]), failures[place]
+        ran, failed = len(speeds.get(place, ())), failures.get(place, Counter())
         most = min(failed, key=lambda kind: (-failed[kind], kind), default="")
         state = (SOME_RAN if ran else ALL_FAILED + most) if failed else ALL_RAN if ran else NOT_TRIED
         rows.append(
@@ -384,10 +443,10 @@ def feasibility(collected: Collected) -> Chart | Missing:
                 "pp": pipeline,
                 "micro_batch": micro_batch,
                 "panel": f"micro-batch {micro_batch}",
-                "legal": legal[place],
+                "legal": legal.get(place, 0),
                 "measured": ran,
                 "failed": ", ".join(f"{count} {kind}" for kind, count in sorted(failed.items())),
-                "best": thousands(max(speeds[place])) if ran else "-",
+                "best": thousands(float(speeds[place].max())) if ran else "-",
                 "state": state,
                 "words": f"{ran}/{ran + failed.total()}",
             }

@@ -47,8 +47,11 @@
       if (place.dataset.links) view.addEventListener("click", (_, item) => open(place.dataset.links, item));
       chart.view?.finalize();
       Object.assign(chart, { node, view, width });
+      node.querySelector("svg").setAttribute("aria-hidden", "true"); // its place has a label
       place.replaceChildren(node);
       place.dataset.width = width;
+      if (place.scrollWidth > place.clientWidth) place.tabIndex = 0; // scrolled by keyboard
+      else place.removeAttribute("tabindex");
     }
     place.dataset.drawn = content.spec ? "yes" : "no";
   }

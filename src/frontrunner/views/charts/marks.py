@@ -8,12 +8,15 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import numpy as np
+
+from frontrunner.results.arrays import RANK, Attempts, Ended, LastAttempts, Numbers, Trials
 from frontrunner.results.nodes import SetAside
-from frontrunner.results.pages import Ended, probed, ranked_at
+from frontrunner.results.pages import ranked_at
 from frontrunner.results.prior_results import REUSED, trials_noted
 from frontrunner.results.ranking import RankedRecipe, pareto
 from frontrunner.results.records import IMPORTED, OBJECTIVE, Campaign, Event
-from frontrunner.results.states import TrialState
+from frontrunner.results.snapshot import attempts_of
 from frontrunner.results.status import FailedTrial, failures, status
 from frontrunner.results.store import Store
 from frontrunner.spaces.problem import Problem
@@ -178,7 +181,7 @@ class Collected:
 
     campaign: Campaign
     survey: Survey
-    attempts: Sequence[Ended]
+    attempts: Attempts
     ranking: Sequence[RankedRecipe]
     ranked: int
     with_peak: int
@@ -215,31 +218,45 @@ class Collected:
             self.sought, "tokens/s"
         )
 
-    def rate(self, tokens_per_s: float, recipe: Recipe | Ended) -> float:
+    def rate(self, tokens_per_s: float, recipe: Recipe) -> float:
         """Return what the campaign seeks at tokens/s of a recipe; per device as TFLOPS of the model's own work."""
         if self.sought == "tokens":
             return tokens_per_s
-        one = recipe if isinstance(recipe, Recipe) else recipe.recipe
-        found = tokens_per_s / self.problem.divisor(self.sought, one)
+        found = tokens_per_s / self.problem.divisor(self.sought, recipe)
         flops = self.problem.model.model_flops_per_token(self.problem.sequence_length)
         return found * flops / 1e12 if self.sought == "tokens_per_device" else found
+
+    @property
+    def attempt_rates(self) -> Numbers:
+        """The `rate` of each attempt, not a number for a failure."""
+        if self.sought == "tokens":
+            return self.attempts.tokens_per_s
+        trials = self.attempts.trials
+        of_one = trials.recipes.each_recipe(("devices", "group"), lambda recipe: self.rate(1.0, recipe))
+        found: Numbers = self.attempts.tokens_per_s * of_one[self.attempts.rows]
+        return found
 
     @property
     def nothing_ran(self) -> Missing | None:
         """Why there is no course of the search to draw, if so."""
         if self.campaign.figures == IMPORTED:
             return Missing(reason="Nothing ran here: the table's rows were measured elsewhere.")
-        return None if self.attempts else NOTHING_ENDED
+        return None if len(self.attempts) else NOTHING_ENDED
+
+    @property
+    def trials(self) -> Trials:
+        """The trials of the attempts."""
+        return self.attempts.trials
 
     @cached_property
-    def tried(self) -> dict[str, Ended]:
+    def tried(self) -> Mapping[str, Ended]:
         """The last attempt at each recipe, by its id."""
-        return {ended.recipe_id: ended for ended in self.attempts}
+        return LastAttempts(self.attempts)
 
     @cached_property
     def final_failures(self) -> list[Ended]:
         """The last attempt at each recipe that ended with a failure."""
-        return [ended for ended in self.tried.values() if ended.state is TrialState.FAILED]
+        return self.attempts.final_failures
 
 
 def selected(drawn: int, total: int, words: str) -> tuple[str, ...]:
@@ -254,15 +271,10 @@ def evenly(rows: Sequence[Row], most: int = MOST_DRAWN) -> Sequence[Row]:
 
 def collect(store: Store, campaign: Campaign, survey: Survey, around: Recipe | None = None) -> Collected:
     """Read what the charts need; `survey` is the one of the campaign's space and problem, `around` a sweep's center."""
-    attempts, front, now = probed(store, campaign), pareto(store, campaign), status(store, campaign)
-    standing = {ended.recipe_id: ended for ended in attempts if ended.standing is not None}
-    sought = str(campaign.problem_summary.get(OBJECTIVE, "tokens"))
-
-    def rate(ended: Ended) -> float:
-        per = 1.0 if sought == "tokens" else survey.problem.divisor(sought, ended.recipe)
-        return (ended.standing or 0.0) / per
-
-    ids = sorted(standing, key=lambda name: (-rate(standing[name]), name))  # the order of the ranking
+    attempts, front, now = attempts_of(store, campaign), pareto(store, campaign), status(store, campaign)
+    trials = attempts.trials
+    ranked = trials.ordered(trials.ranks > 0, RANK)
+    ids = trials.recipe_ids[ranked].tolist()
     even = set(evenly(ids))
     drawn = {*ids[:MOST_LINES], *even, *(row.recipe_id for row in front)}
     return Collected(
@@ -271,7 +283,7 @@ def collect(store: Store, campaign: Campaign, survey: Survey, around: Recipe | N
         attempts=attempts,
         ranking=ranked_at(store, campaign, {name: place for place, name in enumerate(ids, start=1) if name in drawn}),
         ranked=len(ids),
-        with_peak=sum(bool(ended.peak_memory_bytes) for ended in standing.values()),
+        with_peak=int(np.isfinite(trials.figures["peak_memory_bytes_max_rank"][ranked]).sum()),
         even=even,
         front=front,
         failed=failures(store, campaign, limit=MOST_FAILURES),

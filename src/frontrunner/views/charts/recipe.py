@@ -48,6 +48,17 @@ def step_bars(found: Breakdown) -> Json:
     return _bars(bars, legend, seconds, title="seconds per step")
 
 
+def steps_beside(found: Mapping[str, Breakdown]) -> Json:
+    """Specify the parts of recipes' steps as stacked bars, each above its measured step time if it has one."""
+    bars: dict[str, Mapping[str, float]] = {}
+    for named, one in found.items():
+        bars[named] = {PARTS[part]: time_s for part, time_s in one.estimate.step_parts_s.items()}
+        if one.measured is not None:
+            bars[f"{named}, {MEASURED}"] = {"": one.measured.step_time_s}
+    legend = {part: part for parts in bars.values() for part, time_s in parts.items() if part and time_s}
+    return _bars(bars, legend, seconds, title="seconds per step")
+
+
 def memory_bars(found: Breakdown) -> Json:
     """Specify the memory of each rank of the pipeline as stacked bars in GiB, with the device's limit."""
     bars: dict[str, Mapping[str, float]] = {

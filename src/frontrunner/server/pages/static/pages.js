@@ -4,7 +4,7 @@
 (() => {
   const NUMBERS = new Set(["steps"]);
   const scrolled = new Map();
-  const BOOLEANS = new Set(["anyway"]);
+  const BOOLEANS = new Set(["anyway", "hidden"]);
 
   htmx.defineExtension("json-body", {
     onEvent(name, event) {
@@ -30,10 +30,9 @@
 
   document.body.addEventListener("htmx:oobBeforeSwap", (event) => {
     keepHeight(event.detail.target, event.detail.fragment.firstElementChild);
-    const open = event.detail.target.querySelectorAll("details[open][id]");
-    for (const details of open) {
+    for (const details of event.detail.target.querySelectorAll("details[id]")) {
       const next = event.detail.fragment.querySelector(`#${details.id}`);
-      if (next) next.open = true;
+      if (next) next.open = details.open;
     }
     for (const place of event.detail.target.querySelectorAll("[id]")) {
       if (place.scrollLeft || place.scrollTop) scrolled.set(place.id, { left: place.scrollLeft, top: place.scrollTop });
@@ -56,6 +55,43 @@
     for (const [id, where] of scrolled) document.getElementById(id)?.scrollTo(where);
     scrolled.clear();
   });
+
+  // Lines to be copied get a button, where the browser lets pages copy: on https and on this machine.
+  for (const code of navigator.clipboard ? document.querySelectorAll("pre.code") : []) {
+    const button = document.createElement("button");
+    Object.assign(button, { type: "button", className: "copy", textContent: "Copy" });
+    button.setAttribute("aria-label", `Copy: ${code.getAttribute("aria-label")}`);
+    const text = code.textContent;
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+      setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    });
+    code.append(button);
+  }
+
+  // The bar of sections marks the one that is read; links to sections that a page hides are hidden.
+  const jumps = [...document.querySelectorAll(".jump a")];
+  if (jumps.length) {
+    const mark = () => {
+      const shown = jumps.filter((link) => {
+        const section = document.getElementById(link.hash.slice(1));
+        link.hidden = !section || section.hidden;
+        return !link.hidden;
+      });
+      const top = (link) => document.getElementById(link.hash.slice(1)).getBoundingClientRect().top;
+      const atEnd = window.innerHeight + window.scrollY >= document.body.scrollHeight - 4;
+      const read = atEnd ? shown.at(-1) : shown.filter((link) => top(link) < 120).at(-1);
+      for (const link of jumps) {
+        if (link === read) link.setAttribute("aria-current", "true");
+        else link.removeAttribute("aria-current");
+      }
+    };
+    let due = 0;
+    const soon = () => { due ||= requestAnimationFrame(() => { due = 0; mark(); }); };
+    window.addEventListener("scroll", soon, { passive: true });
+    new ResizeObserver(soon).observe(document.body); // sections come, go and grow
+  }
 
   // Messages are shown over the page, at the bottom of its window; a new request clears the last one.
   const notice = document.getElementById("notice");
