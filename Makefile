@@ -27,7 +27,7 @@ pictures: .venv/.installed-dev
 	test -f pictured.db || for name in laptop-accumulation laptop; do \
 	  $(BIN)/frontrunner launch examples/$$name.toml --store pictured.db || exit; done
 	FRONTRUNNER_PICTURES=$(CURDIR)/docs/pages FRONTRUNNER_PICTURED_STORE=$(CURDIR)/pictured.db \
-	  $(BIN)/pytest -m system -k fit_their_window tests/system/test_pages.py
+	  $(BIN)/pytest -m system -k 'fit_their_window or signs_in' tests/system/test_pages.py
 
 # The documentation as a site, in build/site; a broken link or anchor between its pages is an error.
 docs: .venv/.installed-dev

@@ -208,7 +208,7 @@ def operations() -> list[str]:
         *(API, f"{API}/best", f"{API}/best?top=1000", f"{API}/best?by=memory&max_memory_gb=40", f"{API}/pareto"),
         *(f"{API}/front?objective=tokens&objective=nodes", f"{API}/recipes?tensor_parallel=2&page=3"),
         *(f"{API}/trials?page=9&page_size=200", f"{API}/failures?page=2", f"{API}/predictions", f"{API}/baseline"),
-        *(f"{API}/film", f"/api/v1/compare?first={NAME}&second={NAME}", "/api/v1/campaigns"),
+        *(f"{API}/film", "/api/v1/campaigns"),
         *(f"{API}/figures/{name}" for name in FIGURES),
         *(f"{API}/report", f"/campaigns/{NAME}/film", f"/campaigns/{NAME}/recipes.csv"),
     ]
@@ -250,7 +250,7 @@ def measure_service(folder: Path, store: Path, recipe: str, options: argparse.Na
             ask_alone(port, token, [*pages(recipe), *operations()], store, process)
             print(f"the service holds {process.memory_info().rss / 2**20:.0f} MiB")
         if options.only in (None, "load"):
-            for asked in (pages(recipe), [*pages(recipe), *operations()[:14]]):
+            for asked in (pages(recipe), [*pages(recipe), *operations()[:13]]):
                 load(lambda: Asker(port, token), asked, options.clients, 15.0)
                 show(load(lambda: Asker(port, token), asked, options.clients, options.seconds))
             print(f"the service holds {process.memory_info().rss / 2**20:.0f} MiB")

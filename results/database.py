@@ -39,7 +39,7 @@ from frontrunner.results.schema import (
     StandingRow,
     StoreRow,
 )
-from frontrunner.spaces.errors import StoreUnusable, bad_value
+from frontrunner.spaces.errors import StoreUnusable, bad_value, installing
 
 SWITCH_RETRY_S = 0.02
 RECONNECT_S = 120.0
@@ -275,7 +275,7 @@ def _server_engine(address: StoreAddress, *, lock_timeout_s: float) -> Engine:
             "store.url",
             str(address),
             "postgresql+psycopg://..., with psycopg installed",
-            hint=f"{error}; run: pip install 'frontrunner[postgresql]', or use sqlite:///path",
+            hint=f"{error}; run: {installing('frontrunner[postgresql]')}, or use sqlite:///path",
         ) from error
 
 
@@ -337,7 +337,7 @@ def _make_tables(connection: Connection, now: str) -> None:
         by_tokens = next(index for index in indexes if index.name == "standings_by_tokens")
         by_tokens.drop(connection)
         by_tokens.create(connection)
-    Base.metadata.create_all(connection)  # what is missing: revisions 0003 to 0007 added a table each
+    Base.metadata.create_all(connection)  # what is missing: revisions 0003 to 0008 added a table each
     REVISIONS.create(connection, checkfirst=True)
     connection.execute(delete(REVISIONS))
     connection.execute(insert(REVISIONS).values(version_num=REVISION))

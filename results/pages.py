@@ -15,6 +15,7 @@ from sqlalchemy.sql.selectable import GenerativeSelect
 
 from frontrunner.results.lease import is_held
 from frontrunner.results.outcome import Outcome
+from frontrunner.results.predictions import FORECASTS
 from frontrunner.results.ranking import (
     BYTES_PER_GB,
     ORDERED_COLUMNS,
@@ -27,11 +28,12 @@ from frontrunner.results.ranking import (
     ordering,
     rank,
 )
-from frontrunner.results.records import AttemptOutcome, Campaign, CampaignSummary, Trial
-from frontrunner.results.rows import attempts_by_trial, cell, read_attempts, value_of
+from frontrunner.results.records import AttemptOutcome, Campaign, CampaignSummary, Event, Trial
+from frontrunner.results.rows import attempts_by_trial, cell, read_attempts, value_of, values
 from frontrunner.results.schema import (
     AttemptRow,
     CampaignRow,
+    EventRow,
     StandingRow,
     TrialRow,
 )
@@ -65,6 +67,7 @@ class TrialOutcome:
 CampaignPage = Page[CampaignSummary]
 RecipePage = Page[RankedRecipe]
 TrialPage = Page[TrialOutcome]
+HistoryPage = Page[Event]
 
 
 def campaign_page(store: Store, *, page: int = 1, page_size: int = 50) -> CampaignPage:
@@ -81,6 +84,16 @@ def newest_names(store: Store, limit: int) -> list[str]:
     query = select(CampaignRow.name).order_by(CampaignRow.id.desc()).limit(limit)
     with store.database.read() as connection:
         return list(connection.execute(query).scalars())
+
+
+def history_page(store: Store, campaign: str | None, *, page: int = 1, page_size: int = 50) -> HistoryPage:
+    """Return one page of a campaign's history, the newest first: every event but forecasts."""
+    with store.read(campaign) as (connection, found):
+        mine = (EventRow.campaign_id == found.id, EventRow.kind.not_in(FORECASTS))
+        query = cut(select(EventRow.id).where(*mine).order_by(EventRow.id.desc()), page, page_size)
+        items = values(connection, Event, EventRow.id.in_(query), order=EventRow.id.desc())
+        total = connection.execute(select(func.count()).select_from(EventRow).where(*mine)).scalar_one()
+    return HistoryPage(items=tuple(items), total=total)
 
 
 def recipe_page(  # noqa: PLR0913 - the parameters of a query, each by its name

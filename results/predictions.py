@@ -29,6 +29,8 @@ MOST_NAMED = 100
 """Trials whose events are looked for one by one."""
 PROPOSED = "proposed"
 """Event of a recipe that was chosen by a forecast; its data names the `trial` and has the fields of `Expected`."""
+FORECASTS = (OUTLOOK, PREDICTION, PROPOSED)
+"""Events that are not part of a campaign's history."""
 
 
 @dataclass(frozen=True, kw_only=True)

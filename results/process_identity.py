@@ -1,4 +1,4 @@
-"""Identity and liveness of processes and machines.
+"""Identity and liveness of processes and machines, and who acts through this one.
 
 A process id is valid on one machine only, and is reused. What identifies a process is the boot of its machine and its
 start time since that boot, neither of which changes when a clock is set.
@@ -7,7 +7,11 @@ start time since that boot, neither of which changes when a clock is set.
 from __future__ import annotations
 
 import os
+import pwd
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -20,6 +24,9 @@ FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """Inode of a machine's first namespace (PROC_PID_INIT_INO of Linux)."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ENDED_STATES = frozenset("ZXx")
+USER_VARIABLE = "FRONTRUNNER_USER"
+"""Set by a service for the drivers that it starts: the user who asked for one."""
+_user: ContextVar[str | None] = ContextVar("user", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +50,34 @@ class Liveness(Enum):
     DEAD = auto()
     UNKNOWN = auto()  # it runs elsewhere, or is hidden
     ALIVE = auto()  # a process with this id runs here: the same one, where its identity is known
+
+
+@contextmanager
+def acting_for(user: str) -> Iterator[None]:
+    """Name the user of a service whose request is carried out in this context."""
+    token = _user.set(user)
+    try:
+        yield
+    finally:
+        _user.reset(token)
+
+
+def acting_user() -> str:
+    """Return who acts: the user of a request to a service or, in its driver, of the launch; else the system's user."""
+    return requesting_user() or os.environ.get(USER_VARIABLE) or system_user()
+
+
+def requesting_user() -> str | None:
+    """Return the user whose request this context carries out; None outside of a service."""
+    return _user.get()
+
+
+def system_user() -> str:
+    """Return the name of the operating system's user."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # as in a container that runs under any id
+        return f"uid {os.getuid()}"
 
 
 def this_host() -> str:

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, or_, select
+from sqlalchemy import Connection, delete, func, insert, or_, select
 
 from frontrunner.results.lease import refuse_referred
+from frontrunner.results.process_identity import acting_user
+from frontrunner.results.records import timestamp
 from frontrunner.results.rows import cell
-from frontrunner.results.schema import AttemptRow, Base, CampaignRow, EventRow, FailureRow, MeasurementRow
+from frontrunner.results.schema import AttemptRow, Base, CampaignRow, DeletionRow, EventRow, FailureRow, MeasurementRow
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store
 from frontrunner.results.transfer import TABLES, UNARCHIVED, of_campaign
@@ -80,6 +82,10 @@ def delete_campaign(store: Store, campaign: str, *, preview: bool = False) -> De
     with store.read(campaign) if preview else store.alone(campaign) as (connection, found):
         refuse_referred(connection, campaign)
         folders = _folders(connection, found.id, found.name)
+        if not preview:
+            now = timestamp(store.database.now(connection))
+            made = insert(DeletionRow).values(campaign=campaign, at=now, user=acting_user())
+            connection.execute(made)
         for table in (Base.metadata.tables[name] for name in reversed(TABLES)):
             mine = of_campaign(table, found.id)
             rows += connection.execute(select(func.count()).select_from(table).where(mine)).scalar_one()

@@ -29,6 +29,8 @@ IMPORTED = "imported"
 
 SMALL_CAMPAIGN = "small_campaign"
 """Key of a problem summary: the campaign on fewer nodes from which this one is predicted."""
+USER = "user"
+"""Key of an event's data: who asked for it."""
 CUT_OFF = "cut off"
 """State shown for a campaign that is running by its row and has no live driver."""
 
@@ -185,6 +187,12 @@ class Event:
     at: str
     kind: str
     data: EventData
+
+    @property
+    def user(self) -> str | None:
+        """Who asked for it, where a person did and it is known."""
+        named = self.data.get(USER)
+        return None if named is None else str(named)
 
 
 @dataclass(frozen=True, kw_only=True)

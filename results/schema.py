@@ -1,4 +1,4 @@
-"""Tables of the store, schema version 1, revision 0007, and what their columns hold.
+"""Tables of the store, schema version 1, revision 0008, and what their columns hold.
 
 Timestamps are ISO 8601 text in UTC with offset, JSON columns are text without NaN, and states are guarded by CHECK
 constraints made from enums. `frontrunner.results.rows` reads the rows, and checks them by these types.
@@ -29,10 +29,10 @@ from frontrunner.spaces.recipe import Recipe, current_names, plain_recipe, store
 
 SCHEMA_VERSION = 1
 """Incremented by a change that earlier versions of frontrunner cannot work with."""
-REVISION = "0007"
+REVISION = "0008"
 """Incremented by every change, which `frontrunner.results.database` then makes."""
 FIRST_REVISION = "0001"
-LATER_TABLES = frozenset({"endings", "holders", "labels", "nodes", "telemetry"})
+LATER_TABLES = frozenset({"deletions", "endings", "holders", "labels", "nodes", "telemetry"})
 """Tables added after the first revision, which a store opened read-only may lack."""
 
 
@@ -387,3 +387,14 @@ class EventRow(Base):
     at: Mapped[Time]
     kind: Mapped[str]
     data_json: Mapped[TableOf]
+
+
+class DeletionRow(Base):
+    """A campaign that was deleted, with its rows in all other tables, and who asked for that."""
+
+    __tablename__ = "deletions"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    campaign: Mapped[CampaignName]
+    at: Mapped[Time]
+    user: Mapped[str]

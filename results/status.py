@@ -15,7 +15,7 @@ from frontrunner.notebook import Displayed, DisplayedRows
 from frontrunner.results.lease import holder_identity, is_held
 from frontrunner.results.nodes import AttemptNodes, SetAside, nodes_of, set_aside
 from frontrunner.results.outcome import Failure, FailureKind, Outcome, RecipeStats
-from frontrunner.results.predictions import OUTLOOK, PREDICTION, PROPOSED, newest_outlooks
+from frontrunner.results.predictions import FORECASTS, newest_outlooks
 from frontrunner.results.process_identity import boot_id, is_on_this_host
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.ranking import RankedRecipe, best_of, gap_percent, rank
@@ -112,7 +112,7 @@ def status(store: Store, campaign: Campaign | str | None) -> Status:
     """Return the status of the campaign (None: the newest)."""
     with store.read(campaign) as (connection, found):
         lease = connection.execute(select(CampaignRow).where(CampaignRow.id == found.id)).one()
-        others = (EventRow.campaign_id == found.id, EventRow.kind.not_in((OUTLOOK, PREDICTION, PROPOSED)))
+        others = (EventRow.campaign_id == found.id, EventRow.kind.not_in(FORECASTS))
         newest = values(connection, Event, *others, order=EventRow.id.desc(), limit=LAST_EVENTS)
         return Status(
             campaign=found,

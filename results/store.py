@@ -23,8 +23,9 @@ from frontrunner.results.address import damaged
 from frontrunner.results.database import Database, open_database
 from frontrunner.results.lease import is_held, refuse_driven, refuse_referred, until
 from frontrunner.results.outcome import Measurement, Outcome
-from frontrunner.results.process_identity import process_id
+from frontrunner.results.process_identity import acting_user, process_id
 from frontrunner.results.records import (
+    USER,
     Attempt,
     Campaign,
     CampaignSummary,
@@ -47,7 +48,16 @@ from frontrunner.results.rows import (
     value_of,
     values,
 )
-from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, HolderRow, LabelsRow, StandingRow, TrialRow
+from frontrunner.results.schema import (
+    AttemptRow,
+    CampaignRow,
+    DeletionRow,
+    EventRow,
+    HolderRow,
+    LabelsRow,
+    StandingRow,
+    TrialRow,
+)
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.document import canonical_json
@@ -66,6 +76,9 @@ SUMMARIZED = {field.name for field in fields(CampaignSummary)} - COUNTED
 BUSY_TIMEOUT_S = 90.0
 MOST_IDLE = 50
 """Campaigns without an outcome that are passed over, at most, to find the newest."""
+
+LABELED = "labeled"
+"""Event of changed labels; its data has those that changed, as text."""
 
 
 def open_store(
@@ -159,6 +172,11 @@ class Store:
         with self.alone(campaign, driven=driven) as (connection, found):
             self._change(connection, found, kind, data, spec_json=spec_json)
 
+    def note(self, campaign: str, kind: str, **data: object) -> None:
+        """Record what a user asks of a campaign, also of one that is driven, as an event."""
+        with self.alone(campaign, driven=True) as (connection, found):
+            self._change(connection, found, kind, data)
+
     def labels(self, campaign: str | None) -> Labels:
         """Return what people say of a campaign (None: the newest)."""
         with self.read(campaign) as (connection, found):
@@ -177,6 +195,10 @@ class Store:
             connection.execute(delete(LabelsRow).where(mine))
             values = {"tags_json": tags, "note": storable(after.note), "hidden_at": hidden_at}
             connection.execute(insert(LabelsRow).values(campaign_id=found.id, **values))
+            text = {"tags": ", ".join(after.tags), "note": after.note, "hidden": "yes" if after.hidden else "no"}
+            changed = {key: storable(text[key]) for key in changes if getattr(after, key) != getattr(before, key)}
+            if changed:
+                self._change(connection, found, LABELED, changed)
             return after
 
     @staticmethod
@@ -192,7 +214,7 @@ class Store:
     def _change(
         self, connection: Connection, found: Campaign, kind: str, data: Mapping[str, object], **columns: str
     ) -> None:
-        now, text = timestamp(self.database.now(connection)), canonical_json(dict(data))
+        now, text = timestamp(self.database.now(connection)), canonical_json({**data, USER: acting_user()})
         mine = update(CampaignRow).where(CampaignRow.id == found.id)
         connection.execute(mine.values(updated_at=now, **columns))
         connection.execute(insert(EventRow).values(campaign_id=found.id, at=now, kind=kind, data_json=text))
@@ -229,7 +251,8 @@ class Store:
         if not found:
             rows = connection.execute(select(CampaignRow.id, CampaignRow.name)).all()
             names = [cell(CampaignRow.name, row.name, row.id) for row in rows]
-            hint = did_you_mean(str(name), names) or "start one: frontrunner launch CAMPAIGN.toml"
+            near = did_you_mean(str(name), names) or "start one: frontrunner launch CAMPAIGN.toml"
+            hint = _deleted(connection, name) or near
             wanted = f" {name!r}" if names else ""
             raise NotFound(f"there is no campaign{wanted} in {self.url}", hint=hint)
         newest = (value_of(Campaign, row) for row in found)
@@ -338,3 +361,12 @@ class Store:
     def drive(self, lease: Lease) -> CampaignWriter:
         """Return the write side of the lease's campaign. Used by one thread."""
         return CampaignWriter(self.database, lease)
+
+
+def _deleted(connection: Connection, name: str | None) -> str:
+    """Return who deleted the campaign that last had this name, and when."""
+    if name is None or not has_table(connection, DeletionRow):
+        return ""
+    newest = select(DeletionRow).where(DeletionRow.campaign == name).order_by(DeletionRow.id.desc()).limit(1)
+    row = connection.execute(newest).first()
+    return "" if row is None else f"{row.user} deleted it on {row.at[:10]} at {row.at[11:16]} UTC"

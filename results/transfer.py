@@ -29,9 +29,19 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from frontrunner.results.address import backup_beside, parse_address
 from frontrunner.results.check import check
 from frontrunner.results.lease import RELEASED, refuse_driven
-from frontrunner.results.records import timestamp
+from frontrunner.results.process_identity import acting_user
+from frontrunner.results.records import USER, timestamp
 from frontrunner.results.rows import Columns, storable
-from frontrunner.results.schema import REVISION, AttemptRow, Base, CampaignRow, EventRow, HolderRow, StoreRow
+from frontrunner.results.schema import (
+    REVISION,
+    AttemptRow,
+    Base,
+    CampaignRow,
+    DeletionRow,
+    EventRow,
+    HolderRow,
+    StoreRow,
+)
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.spaces.document import canonical_json
@@ -50,7 +60,8 @@ VERSION = 1
 HEADER, END = "header", "end"
 BATCH = 500
 HOLDERS = HolderRow.__tablename__
-TABLES = [table.name for table in Base.metadata.sorted_tables if table.name != StoreRow.__tablename__]
+OF_THE_STORE = (StoreRow.__table__, DeletionRow.__table__)
+TABLES = [table.name for table in Base.metadata.sorted_tables if table not in OF_THE_STORE]
 """A campaign's tables, each after those that it refers to. An archive has no holders of leases."""
 UNARCHIVED = "unarchived"
 """Event of a campaign that came from an archive; its data name the file and its hash."""
@@ -346,7 +357,7 @@ def unarchive(path: Path, target: str, *, name: str | None, check_spec: CheckSpe
                     message = f"campaign {wanted!r} exists already in {store.url}"
                     raise InvalidInput(message, hint="give another with --name")
                 campaign_id, counts = _copy_campaign(archived, reading, found.id, connection, **changes)
-                data = {"file": path.name, "sha256": chain.sha256, "attempts": counts["attempts"]}
+                data = {"file": path.name, "sha256": chain.sha256, "attempts": counts["attempts"], USER: acting_user()}
                 event = {"campaign_id": campaign_id, "kind": UNARCHIVED, "data_json": canonical_json(data)}
                 connection.execute(insert(EventRow).values(at=timestamp(store.database.now(connection)), **event))
     rows, sha256 = counts.total(), chain.sha256

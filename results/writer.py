@@ -25,8 +25,9 @@ from frontrunner.results.database import RECONNECT_S, ConnectionLost, Database
 from frontrunner.results.lease import RELEASED, until
 from frontrunner.results.nodes import AttemptNodes
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, pool
+from frontrunner.results.process_identity import acting_user
 from frontrunner.results.provenance import Provenance
-from frontrunner.results.records import IMPORTED, Attempt, Lease, Trial, timestamp
+from frontrunner.results.records import IMPORTED, USER, Attempt, Lease, Trial, timestamp
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.rows import (
     TABLES,
@@ -403,7 +404,12 @@ def _add_campaign(
     campaign_id = connection.execute(made.returning(CampaignRow.id)).scalar_one()
     for number, rows in enumerate(by_recipe.values(), start=1):
         _add_trial(connection, campaign_id, number, rows, now=now)
-    event = {"campaign_id": campaign_id, "at": now, "kind": IMPORTED, "data_json": canonical_json(dict(about))}
+    event = {
+        "campaign_id": campaign_id,
+        "at": now,
+        "kind": IMPORTED,
+        "data_json": canonical_json({**about, USER: acting_user()}),
+    }
     connection.execute(insert(EventRow).values(**event))
 
 

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from frontrunner.evaluators.cluster.agent import OrphanedSteps, was_interrupted
 from frontrunner.evaluators.cluster.nodes import attempt_nodes
@@ -21,9 +22,9 @@ from frontrunner.results.nodes import CHECKED, SET_ASIDE, node_ledger
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import PROPOSED, Expected
 from frontrunner.results.prior_results import CUT, REUSED, trials_noted
-from frontrunner.results.process_identity import this_host
+from frontrunner.results.process_identity import acting_user, this_host
 from frontrunner.results.provenance import collect
-from frontrunner.results.records import Attempt, Campaign, Trial, timestamp
+from frontrunner.results.records import USER, Attempt, Campaign, Trial, timestamp
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.search.budget import BudgetTracker
@@ -185,11 +186,16 @@ class CampaignSession:
         self._fenced = fenced_here(former, spec.run_folder)
         self._look_again_s = 0.0
 
-    def begin(self) -> None:
-        """Record that the campaign runs, by which driver and with what software, and make its evaluator."""
+    def begin(self, *, asked: int = 0) -> None:
+        """Record that the campaign runs, by which driver, for whom and with what software, and make its evaluator.
+
+        `asked` counts the recipes that are to be measured, where nothing else is done.
+        """
         self.writer.set_state(CampaignState.RUNNING, reason="")
         lease = self._lease
-        self.writer.event("launched" if lease.epoch == 1 else "resumed", driver=f"{lease.host}:{lease.pid}")
+        kind = "measuring" if asked else "launched" if lease.epoch == 1 else "resumed"
+        by: Any = {"driver": f"{lease.host}:{lease.pid}", USER: acting_user()}
+        self.writer.event(kind, **by, **({"recipes": asked} if asked else {}))
         data = training_data(self._spec.data) if self._spec.evaluator == "probe" else ()
         self.writer.record_provenance(collect(self._spec.problem.cluster.device, data))
         self.evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())

@@ -22,6 +22,8 @@ IN_A_ROW = 2
 """Assumed: outcomes in a row after which little must be expected; one forecast may be a fluke of the last outcome."""
 STOPPING = "stopping"
 """Event of a driver that was asked to stop, with the state that it `leaves` and `probes_to_finish`."""
+REQUESTED = "requested"
+"""Event of a user who had a service ask a driver to pause, stop or cancel, which is its `word`."""
 
 
 @dataclass(frozen=True, kw_only=True)

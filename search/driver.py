@@ -125,7 +125,7 @@ class Driver:
         self._job = JobTime(0.0 if is_instant else self._spec.probe.deadline_s)
         state, reason = CampaignState.FAILED, "the driver was interrupted"
         try:
-            session.begin()
+            session.begin(asked=len(self._asked))
             state, reason = self._drive()
         except Exception as error:
             reason = f"the driver ended on {type(error).__name__}: {error}"[:500]

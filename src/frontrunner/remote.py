@@ -29,10 +29,20 @@ from frontrunner.results.records import CampaignList, Labels
 from frontrunner.results.status import FailedTrial, FailureList, Status
 from frontrunner.results.store import MOST_IDLE
 from frontrunner.search.budget import Limit
-from frontrunner.server.auth import TOKEN_VARIABLE, default_token_file, read_tokens
+from frontrunner.server.auth import TOKEN_VARIABLE, Role, default_token_file, read_tokens
 from frontrunner.server.drivers import Replay
 from frontrunner.server.errors import IDEMPOTENCY_KEY, from_problem
-from frontrunner.server.requests import API, QUESTIONS, ChangeAnswer, FrameAnswer, Question
+from frontrunner.server.requests import (
+    API,
+    QUESTIONS,
+    ChangeAnswer,
+    FrameAnswer,
+    InvitationAnswer,
+    Question,
+    TokenAnswer,
+    UserAnswer,
+    UserName,
+)
 from frontrunner.server.settings import is_loopback
 from frontrunner.spaces import errors
 from frontrunner.spaces.document import write_bytes
@@ -67,14 +77,7 @@ def connect(url: str, *, token: str | None = None) -> RemoteStore:
 
     `token` None means $FRONTRUNNER_TOKEN, else, for a service on this machine, the operator's in the token file.
     """
-    try:
-        parts = urlsplit(url)
-        is_valid = parts.scheme in ("http", "https") and parts.port != 0 and not (parts.query or parts.username)
-    except ValueError:
-        is_valid = False
-    if not is_valid or not parts.hostname:
-        raise errors.bad_value("--server", url, "http://HOST:PORT, or https://HOST")
-    is_here = is_loopback(parts.hostname)
+    is_here = _is_here(url, "--server")
     token = token or os.environ.get(TOKEN_VARIABLE)
     if not token:
         reason = "this user's token file is for this machine only"
@@ -87,12 +90,37 @@ def connect(url: str, *, token: str | None = None) -> RemoteStore:
                 f"no token for {url}: {TOKEN_VARIABLE} is not set, and {reason}",
                 hint=f"ask the operator of the service for a token, and set {TOKEN_VARIABLE}",
             )
-    if not (is_here or parts.scheme == "https" or os.environ.get(PLAIN_HTTP_VARIABLE) == "1"):
+    _refuse_plain(url, "--server")
+    return RemoteStore(url, token)
+
+
+def _is_here(url: str, what: str) -> bool:
+    """Return whether a service's URL is one of this machine; raise `InvalidInput` for what is no URL."""
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and parts.port != 0 and not (parts.query or parts.username)
+    except ValueError:
+        is_valid = False
+    if not is_valid or not parts.hostname:
+        raise errors.bad_value(what, url, "http://HOST:PORT, or https://HOST")
+    return is_loopback(parts.hostname)
+
+
+def _refuse_plain(url: str, what: str) -> None:
+    if not (_is_here(url, what) or url.lower().startswith("https:") or os.environ.get(PLAIN_HTTP_VARIABLE) == "1"):
         raise errors.InvalidInput(
-            f"--server {url} is neither https nor this machine: the token would cross the network unencrypted",
+            f"{what} {url} is neither https nor this machine: the token would cross the network unencrypted",
             hint=f"use https or a tunnel (ssh -L), or, on a network that you trust, set {PLAIN_HTTP_VARIABLE}=1",
         )
-    return RemoteStore(url, token)
+
+
+def accept(link: str) -> TokenAnswer:
+    """Accept the invitation of a link, and return the token that it gives; nothing keeps it."""
+    url, _, code = link.partition("/join?code=")
+    _refuse_plain(url, "the link")
+    if not code:
+        raise errors.bad_value("the link", link, "an invitation: http://HOST:PORT/join?code=...")
+    return RemoteStore(url, "-")._post(TokenAnswer, "/join", {"code": code})
 
 
 class RemoteStore(Questions):
@@ -255,6 +283,19 @@ class RemoteStore(Questions):
     def stop_replay(self, recipe_id: str) -> Replay:
         """Have a replay store a checkpoint and end, the second time at once."""
         return self._post(Replay, f"/replays/{_path_part(recipe_id)}/stop")
+
+    def users(self) -> list[UserAnswer]:
+        """Return the users who were invited to the service."""
+        return self._get(list[UserAnswer], "/users")
+
+    def invite(self, name: str, *, role: str = Role.OPERATOR) -> str:
+        """Return a link that lets the first who opens it in as a new user, an `operator` or a `reader`."""
+        found = self._post(InvitationAnswer, "/users", {"name": name, "role": role})
+        return self.url + found.path
+
+    def remove_user(self, name: str) -> None:
+        """End a user's token, sessions and invitation at once."""
+        self._read(UserName, self._send("DELETE", f"/users/{_path_part(name)}"))
 
     def _of(self, campaign: str | None, rest: str = "") -> str:
         """Return a path under a campaign, the newest one for None (see `Store.read`)."""

@@ -189,7 +189,7 @@ def why_chosen(one: RunningTrial, strategy: str) -> str:
     """Return in words why a recipe was chosen, as far as its strategy stored that."""
     again = f"attempt {one.attempt_number} of this recipe; " if one.attempt_number > 1 else ""
     if one.expected is None:
-        return f"{again}{strategy} stored no forecast for it"
+        return f"{again}{strategy} stored no forecast of it"
     again += "when it was first chosen: " if again else ""
     expected, gain = one.expected, one.expected.expected_improvement
     of = "the front" if expected.of_front else "the best"

@@ -23,7 +23,7 @@ from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.notebook import DisplayedRows
 from frontrunner.results import pages, predictions, ranking, status
 from frontrunner.results.frames import frame
-from frontrunner.results.pages import Comparison, RecipePage, TrialPage, outcomes_after
+from frontrunner.results.pages import Comparison, HistoryPage, RecipePage, TrialPage, outcomes_after
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.pruning import Deleted, delete_campaign
 from frontrunner.results.ranking import RankBy, RankedRecipe, Ranking
@@ -220,6 +220,11 @@ class LocalStore:
         wanted = None if state is None else TrialState(state)
         with self.opened() as store:
             return pages.trial_page(store, campaign, state=wanted, page=page, page_size=page_size)
+
+    def history(self, campaign: str | None = None, *, page: int = 1, page_size: int = 50) -> HistoryPage:
+        """Return one page of a campaign's history, the newest first: what its drivers noted, and who asked for what."""
+        with self.opened() as store:
+            return pages.history_page(store, campaign, page=page, page_size=page_size)
 
     def compare(self, campaigns: Sequence[str], *, page: int = 1, page_size: int = 50) -> Comparison:
         """Return two campaigns or more side by side, and one page of the recipes that all have measured."""

@@ -12,6 +12,7 @@ from frontrunner.results.courses import Course, Courses
 from frontrunner.results.nodes import CHECKED, AttemptNodes, NodeLedger
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, ProbeEnding, Telemetry
 from frontrunner.results.prior_results import REUSED
+from frontrunner.results.process_identity import acting_for, acting_user
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.pruning import delete_campaign
 from frontrunner.results.ranking import best
@@ -24,7 +25,7 @@ from frontrunner.results.states import (
     TrialState,
 )
 from frontrunner.results.status import explain, status
-from frontrunner.results.store import Store, open_store
+from frontrunner.results.store import LABELED, Store, open_store
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.errors import AlreadyDriven, InvalidInput, NotFound
 from support.store_contract import (
@@ -111,10 +112,14 @@ class TestCampaigns(StoreContract):
             with pytest.raises(InvalidInput, match="campaign large is predicted from first: delete large first"):
                 change()
         delete_campaign(store, "large")
-        store.rename("first", "second")
+        with pytest.raises(NotFound) as unknown:
+            store.campaign("large")
+        assert str(unknown.value.hint).startswith(f"{acting_user()} deleted it on 20")
+        with acting_for("ada"):
+            store.rename("first", "second")
         assert store.campaign("second").id == campaign.id
         assert [(event.kind, event.data) for event in store.events(campaign.id)] == [
-            ("renamed", {"earlier": "first", "name": "second"})
+            ("renamed", {"earlier": "first", "name": "second", "user": "ada"})
         ]
         delete_campaign(store, "second")
         with pytest.raises(AlreadyDriven, match="campaign first was deleted"):
@@ -135,6 +140,11 @@ class TestCampaigns(StoreContract):
             with pytest.raises(InvalidInput, match="tag = "):
                 store.label("first", tags=("fine", tag))
         assert store.labels("first").tags == ()
+        noted = [event.data for event in store.events(campaign.id, kind=LABELED)]
+        assert noted[1:] == [
+            {"hidden": "yes", "user": acting_user()},
+            {"hidden": "no", "tags": "", "user": acting_user()},
+        ]
 
     def test_courses_follow_the_best_rate_and_what_was_reused(
         self, store: Store, writer: CampaignWriter, campaign: Campaign

@@ -12,7 +12,7 @@ from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import QUEUED, Finished, ProbeOrder, ProbeSetup, Progress
 from frontrunner.planning import plan_of
 from frontrunner.results.outcome import FailureKind, Outcome
-from frontrunner.results.process_identity import this_host
+from frontrunner.results.process_identity import acting_user, this_host
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store, open_store
@@ -253,7 +253,8 @@ def test_a_request_to_end_queues_what_was_running(campaigns: Campaigns, scripted
     assert (conclusion.state, conclusion.reason) == (CampaignState.STOPPED, "canceled by request")
     assert campaigns.states(record) == {TrialState.QUEUED: 2}
     began, ended = campaigns.store.events(record.id)
-    assert (began.kind, began.data) == ("launched", {"driver": f"{this_host()}:{os.getpid()}"})
+    by = {"driver": f"{this_host()}:{os.getpid()}", "user": acting_user()}
+    assert (began.kind, began.data) == ("launched", by)
     assert (ended.kind, ended.data) == ("stopping", {"leaves": "stopped", "probes_to_finish": 0, "probes_ended": 2})
     assert campaigns.store.open_attempts(record.id) == []
     scripted(lambda recipe, attempt: None)

@@ -35,6 +35,7 @@ PICTURED = (
     "plan-light",
     "compare-light",
     "launch-light",
+    "account-light",
 )
 """The pictures that the documents show."""
 COLORS = 256
@@ -103,7 +104,7 @@ def picture(page: api.Page, name: str, *, top: int = 0, height: int = 860) -> No
 
 def pictured_campaign(page: api.Page) -> api.Locator:
     """The link to the newest campaign of a store made to be pictured, else to the first, which a test launched."""
-    links = page.locator("tbody a[id^=campaign-]")
+    links = page.locator("tbody a")
     return links.first if os.environ.get("FRONTRUNNER_PICTURED_STORE") else links.last
 
 
@@ -238,11 +239,11 @@ def test_live_view_follows_the_probe_that_runs(service: Served) -> None:
         wait_for_figures(page)
         assert fits(page)
         page.locator("#now-end-5").focus()
-        page.locator("#now-end-5").evaluate("(log) => log.scrollTo(0, -30)")
+        page.locator("#now-end-5").evaluate("(log) => log.scrollTo(0, 30)")
         write_steps(folder, 2)
         api.expect(now).to_contain_text("step 2 of at most")
         assert focused(page) == "now-end-5"
-        assert page.locator("#now-end-5").evaluate("(log) => log.scrollTop") == -30
+        assert page.locator("#now-end-5").evaluate("(log) => log.scrollTop") == 30
         page.locator("#now-summary-5").click()
         api.expect(page.locator("#now-end-5")).to_be_hidden()
         write_steps(folder, 3)
@@ -250,8 +251,6 @@ def test_live_view_follows_the_probe_that_runs(service: Served) -> None:
         api.expect(page.locator("#now-end-5")).to_be_hidden()
         campaign.finish()
         api.expect(page.locator("#last-5")).to_be_visible()
-        page.locator("#more-node-hours summary").click()
-        api.expect(page.locator("#chart-node-hours[data-drawn=yes]")).to_be_visible()
         page.locator(".jump a", has_text="Report").click()
         api.expect(page.locator("#report")).to_be_in_viewport()
         api.expect(page.locator(".jump a[aria-current]")).to_have_text("Report, CSV, Python")
@@ -439,3 +438,31 @@ def test_list_is_searched_labeled_and_compared(tmp_path: Path) -> None:
             page.locator("#delete").click()
             page.wait_for_url(f"{service.url}/")
             api.expect(links).to_have_count(2)
+
+
+def test_an_invited_user_signs_in_and_out(service: Served) -> None:
+    """Invited on the operator's page, signed in by the invitation, out, and in again by the token that it showed."""
+    with window(service) as page:
+        page.goto(f"{service.url}/account")
+        page.get_by_label("Name").fill("ada")
+        page.get_by_role("button", name="Invite").click()
+        link = page.locator("#invitation").inner_text().strip()
+        api.expect(page.locator("#users-table")).to_contain_text("invited until")
+        picture(page, "account-light", height=560)
+
+        page.context.clear_cookies()
+        page.goto(link)
+        page.get_by_role("button", name="Accept as ada").click()
+        api.expect(page.get_by_role("heading", name="ada", exact=True)).to_be_visible()
+        assert "code" not in page.url
+        token = re.findall(r"FRONTRUNNER_TOKEN=(\S+)", page.locator("#token-text").inner_text())[0]
+        page.get_by_role("button", name="Sign out").click()
+        api.expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+        api.expect(page.get_by_role("link", name="Campaigns")).to_have_count(0)
+        for width in (360, 1280):
+            page.set_viewport_size({"width": width, "height": 860})
+            assert fits(page)
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url(f"{service.url}/")
+        api.expect(page.get_by_role("link", name="ada", exact=True)).to_be_visible()

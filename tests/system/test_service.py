@@ -90,6 +90,8 @@ def test_a_campaign_goes_on_while_the_service_is_killed_and_restarted(service: S
     assert service.process
     children = psutil.Process(service.process.pid).children
     wait_for(lambda: all(child.status() != psutil.STATUS_ZOMBIE for child in children()))
+    asked = [(event.kind, event.data.get("word")) for event in client.history(name).items if event.user is not None]
+    assert asked[::-1] == [("launched", None), ("requested", "pause"), ("resumed", None), ("requested", "cancel")]
     ranking = client.best(name, top=3)
     assert [row.rank for row in ranking] == [1, 2, 3]
     kinds = [event.kind for event in takewhile(lambda event: event.kind != "state", client.events(name))]

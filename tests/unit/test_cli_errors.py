@@ -14,7 +14,9 @@ import pytest
 
 from frontrunner.cli.main import EPILOG, SECTIONS, frontrunner
 from frontrunner.cli.maintain import store
+from frontrunner.cli.users import users
 from frontrunner.config.settings import AT_HAND, BY_SERVER, BY_STORE, located
+from frontrunner.results.process_identity import acting_user
 from frontrunner.results.store import open_store
 from support.commands import warm_command_line
 
@@ -67,21 +69,25 @@ def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
     assert done.stdout.startswith("frontrunner, version")
 
 
-@pytest.mark.parametrize("name", ["store", "server"])
-def test_hints_name_the_store_or_the_service_that_was_given(name: str) -> None:
-    known = {"store": BY_STORE, "server": BY_SERVER}[name].split("|")
-    commands = {one: frontrunner.load(one) for one in COMMANDS} | {f"store {n}": c for n, c in store.commands.items()}
-    assert set(known) == {one for one, found in commands.items() if name in {option.name for option in found.params}}
+@pytest.mark.parametrize("option_name", ["store", "server"])
+def test_hints_name_the_store_or_the_service_that_was_given(option_name: str) -> None:
+    known = {"store": BY_STORE, "server": BY_SERVER}[option_name].split("|")
+    commands = {one: frontrunner.load(one) for one in COMMANDS}
+    for group in (store, users):
+        commands |= {f"{group.name} {name}": found for name, found in group.commands.items()}
+    assert set(known) == {
+        one for one, found in commands.items() if option_name in {option.name for option in found.params}
+    }
     with click.Context(frontrunner) as context:
         assert located("frontrunner plan FILE") == "frontrunner plan FILE"
         context.meta[f"{AT_HAND}file"] = "my c.toml"
         assert located("frontrunner plan FILE") == "frontrunner plan 'my c.toml'"
-        context.meta[f"{AT_HAND}{name}"] = "a b"
-        option = f" --{name} 'a b'"
+        context.meta[f"{AT_HAND}{option_name}"] = "a b"
+        option = f" --{option_name} 'a b'"
         assert located("run: frontrunner best, or wait") == f"run: frontrunner best{option}, or wait"
         assert located("`frontrunner show 01` says why") == f"`frontrunner show 01{option}` says why"
         assert located("frontrunner import-config x") == "frontrunner import-config x"
-        after = option if name == "store" else "  # where the store is"
+        after = option if option_name == "store" else "  # where the store is"
         assert located("frontrunner resume c --take-over") == f"frontrunner resume c --take-over{after}"
 
 
@@ -184,7 +190,9 @@ def test_resume_reports_a_changed_file_and_raises_the_budget(folder: Path) -> No
     assert "budget is used up: 2 of 2 probes" in raised.stderr
     with open_store(str(folder / "s.db")) as store:
         events = store.events(store.campaign(None).id)
-    assert [event.data for event in events if event.kind == "budget"] == [{"probes": 2, "probes_before": 1}]
+    assert [event.data for event in events if event.kind == "budget"] == [
+        {"probes": 2, "probes_before": 1, "user": acting_user()}
+    ]
     again = f"the file, and the results that still hold: frontrunner launch {folder}/c.toml --store s.db"
     assert warning("_device = 1.0", "_device = 2.0") == what.format("cluster") + again
     refused = run("resume", "--store", "s.db", "--probes", "0", cwd=folder)
@@ -249,6 +257,6 @@ def test_help_of_a_store_command_fits_a_screen_and_has_examples(part: str, capsy
 def test_help_of_all_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     frontrunner(["--help"], standalone_mode=False)
     text = capsys.readouterr().out
-    assert len(text.splitlines()) <= 60
+    assert len(text.splitlines()) <= 64
     [name] = re.findall(r"frontrunner (\w+)", EPILOG)
     assert name in COMMANDS

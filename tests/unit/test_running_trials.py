@@ -61,7 +61,7 @@ def test_of_many_running_probes_the_first_are_described_and_all_counted(tmp_path
             campaign.begin()
         found = seen(tmp_path, top=2)
         assert ([one.trial_number for one in found.probes], found.total) == ([1, 2], 5)
-        assert why_chosen(found.probes[0], "random") == "random stored no forecast for it"
+        assert why_chosen(found.probes[0], "random") == "random stored no forecast of it"
 
 
 def test_probe_on_another_machine_is_unknown_even_where_a_folder_of_its_name_is(tmp_path: Path) -> None:

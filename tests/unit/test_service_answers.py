@@ -261,10 +261,10 @@ def test_knobs_that_reach_a_command_or_an_environment_do_not_come_from_the_wire(
 def test_a_plan_is_the_command_s(client: TestClient) -> None:
     planned = client.post("/api/v1/plan", json=BODY | {"top": 2}).json()
     assert planned["legal"] >= planned["fitting"] >= len(planned["estimates"]) == 2
-    wide = BODY | {"space": {"tensor_parallel": list(range(1, 1000)), "micro_batch_seqs": list(range(1, 1000))}}
+    wide = BODY | {"space": {"tensor_parallel": list(range(1, 3000)), "micro_batch_seqs": list(range(1, 3000))}}
     refused = client.post("/api/v1/plan", json=wide)
     assert refused.status_code == 422
-    assert "998001 points" in refused.json()["detail"]
+    assert "8994001 points" in refused.json()["detail"]
 
 
 def test_no_section_of_the_wire_has_a_key_for_a_path_that_is_not_refused() -> None:

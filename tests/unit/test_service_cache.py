@@ -13,6 +13,7 @@ from starlette.responses import Response
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.server.service import Cache, Service
+from support.page_stores import page_store
 from support.rankings import measurement, record, start
 from support.services import UNLIMITED, bearer, browser, filled, settings, tokens_of
 
@@ -42,7 +43,7 @@ def test_no_start_waits_for_figures(tmp_path: Path) -> None:
         drawing = [asyncio.create_task(service.slowly(lambda: drawn.wait(60))) for _ in range(3)]
         await asyncio.sleep(0)
         try:
-            return await asyncio.wait_for(service.slowly(lambda: "begun", starts=True))
+            return await asyncio.wait_for(service.slowly(lambda: "begun", starts=True), 60)
         finally:
             drawn.set()
             await asyncio.gather(*drawing)
@@ -87,3 +88,27 @@ def test_cached_response_is_of_one_role_and_ends_with_a_change(tmp_path: Path) -
         assert (total(tokens.reader), total(tokens.operator)) == (1, 2)
         assert client.post("/api/v1/campaigns/second/stop", headers=bearer(tokens.operator)).status_code == 409
         assert total(tokens.reader) == 2
+
+
+def test_large_answers_are_sent_by_gzip_to_who_accepts_it(tmp_path: Path) -> None:
+    filled(tmp_path)
+    chosen = settings(tmp_path, replace(UNLIMITED, cache_s=60.0))
+    with browser(chosen) as client:
+        sender = bearer(tokens_of(chosen).reader)
+        path = "/api/v1/campaigns/first/best"
+        zipped = client.get(path, headers=sender | {"accept-encoding": "gzip"})
+        plain = client.get(path, headers=sender | {"accept-encoding": "identity"})
+    assert (zipped.headers["content-encoding"], plain.headers.get("content-encoding")) == ("gzip", None)
+    assert int(zipped.headers["content-length"]) < int(plain.headers["content-length"])
+    assert zipped.json() == plain.json()
+
+
+def test_what_figures_show_is_read_again_after_a_write_only(tmp_path: Path) -> None:
+    page_store(tmp_path)
+    service = Service(settings(tmp_path))
+    first = service.report("first")
+    assert service.report("first") is service.report("first", "of a page") is first
+    with open_store(str(tmp_path / "store.db")) as store:
+        store.rename("first", "another")
+    assert service.report("another", "of a page") is first, "a page sees a new version when it asks for one"
+    assert service.report("another") is not first

@@ -48,18 +48,18 @@ KEEPING = {
 """Done by whoever keeps the store, where it lies."""
 ACTIONS = {
     *("plan", "launch", "resume", "replay", "pause", "stop", "cancel"),
-    *("replays", "watch_replay", "stop_replay", "registered"),
+    *("replays", "watch_replay", "stop_replay", "registered", "users", "invite", "remove_user"),
 }
 """What a service does, or holds beside its store."""
 READING = (
-    *("best", "campaigns", "dataframe", "explain", "export", "failures", "film", "front", "pareto"),
+    *("best", "campaigns", "dataframe", "explain", "export", "failures", "film", "front", "history", "pareto"),
     *("plot", "predictions", "report", "running", "show", "status", "step"),
 )
 """The public functions that read a store."""
 CHANGING = ("change_budget", "delete", "label", "rename")
 COMMANDS_WITHOUT_A_SERVICE = {
     *("launch", "resume", "measure", "sweep", "scale", "replay", "profile", "dryrun", "serve"),  # run on this machine
-    *("calibrate", "doctor", "import", "store", "archive", "unarchive"),  # measure it, or keep its stores
+    *("calibrate", "doctor", "import", "store", "users", "archive", "unarchive"),  # measure it, or keep its stores
 }
 SECRET = "hunter2-is-no-secret"
 

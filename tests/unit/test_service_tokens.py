@@ -12,15 +12,17 @@ from pathlib import Path
 import pytest
 
 from frontrunner.remote import PLAIN_HTTP_VARIABLE, connect
-from frontrunner.results.process_identity import this_host
+from frontrunner.results.process_identity import acting_for, this_host
 from frontrunner.results.store import open_store
 from frontrunner.server.auth import (
     MOST_LINKS,
     TOKEN_FILE_VARIABLE,
     TOKEN_VARIABLE,
+    Caller,
     LoginLinks,
     Role,
     make_tokens,
+    owner,
     read_tokens,
 )
 from frontrunner.server.drivers import CHILD, Drivers, our_process
@@ -77,15 +79,16 @@ def test_a_token_file_holds_two_tokens(tmp_path: Path, content: str) -> None:
 def test_links_end_with_use_with_time_and_with_many_others() -> None:
     now = [0.0]
     links = LoginLinks(clock=lambda: now[0])
-    code = links.make(Role.READER)
-    assert links.spend(code) is Role.READER
+    reader = Caller(name="reader", role=Role.READER)
+    code = links.make(reader)
+    assert links.spend(code) == reader
     assert links.spend(code) is None
-    late = links.make(Role.OPERATOR)
+    late = links.make(owner())
     now[0] = 601.0
     assert links.spend(late) is None
-    first = links.make(Role.OPERATOR)
+    first = links.make(owner())
     for _ in range(MOST_LINKS):
-        links.make(Role.READER)
+        links.make(reader)
     assert links.spend(first) is None
 
 
@@ -175,7 +178,10 @@ def test_a_driver_is_told_though_the_store_s_clock_is_not_this_host_s(tmp_path: 
             if by_earlier_version:
                 with store.database.write() as connection:
                     connection.exec_driver_sql("DELETE FROM holders")
-            assert Drivers(store, settings(tmp_path)).tell("c", "pause")["pid"] == driver.pid
+            with acting_for("ada"):
+                assert Drivers(store, settings(tmp_path)).tell("c", "pause")["pid"] == driver.pid
+            [asked] = store.events(made.id)
+            assert (asked.kind, asked.data) == ("requested", {"word": "pause", "user": "ada"})
         assert driver.wait(30) == -signal.SIGUSR1
     finally:
         driver.kill()

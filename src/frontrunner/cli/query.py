@@ -1,4 +1,4 @@
-"""Commands that read a store: best, pareto, show, status, failures, campaigns, dataframe, report, plot."""
+"""Commands that read a store: best, pareto, show, status, history, failures, campaigns, dataframe, report, plot."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 from frontrunner.cli.options import FILE, backend_options, campaign_argument, json_option, print_json, prints, show
 from frontrunner.results.frames import write_frame
+from frontrunner.results.pages import HistoryPage
 from frontrunner.results.records import OBJECTIVE, CampaignList
 from frontrunner.results.status import FailureList
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal
@@ -21,6 +22,7 @@ from frontrunner.views.comparison import (
     print_campaign_comparison,
     print_comparison,
 )
+from frontrunner.views.history import print_history
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend
@@ -170,6 +172,19 @@ def status(campaign: str | None, backend: Backend, *, as_json: bool) -> None:
         views.print_running(running)
     if scale is not None:
         click.echo("\n".join(views.scale_lines(scale)))
+
+
+@click.command()
+@campaign_argument
+@click.option("--page", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Of 50 events each.")
+@backend_options
+@prints(print_history)
+def history(campaign: str | None, page: int, backend: Backend) -> HistoryPage:
+    """Print the history of CAMPAIGN (default: the newest), the newest event first: who asked for what, and when.
+
+    A user is the one of a service, or of the operating system where the command ran.
+    """
+    return backend.history(campaign, page=page)
 
 
 @click.command()

@@ -26,7 +26,16 @@ from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.driver import PAUSED_BY_REQUEST, Conclusion
-from frontrunner.spaces.errors import CampaignFailed, InvalidInput, JobEnds, NotFound, NothingLegal, StoreUnusable
+from frontrunner.spaces.errors import (
+    CampaignFailed,
+    InvalidInput,
+    JobEnds,
+    NotFound,
+    NothingLegal,
+    StoreUnusable,
+    installing,
+    require_extra,
+)
 from frontrunner.stop_signals import INTERRUPTED, noted_signals, stopped_by_signals
 from frontrunner.store import LocalStore
 from frontrunner.text import counted, percent, seconds, thousands
@@ -378,9 +387,11 @@ def serve(store: str | None, token_file: Path | None, max_campaigns: int, **give
     --data and --table, each of which can be given several times.
     """
     if not all(map(find_spec, NEEDED)):
-        raise InvalidInput("this needs packages that are not installed", hint="run: pip install 'frontrunner[serve]'")
+        missing = ", ".join(name for name in NEEDED if find_spec(name) is None)
+        hint = f"run: {installing('frontrunner[serve]')}"
+        raise InvalidInput(f"the service needs packages that are not installed: {missing}", hint=hint)
     from frontrunner.server.app import create_app, listen, run
-    from frontrunner.server.auth import Role, default_token_file
+    from frontrunner.server.auth import default_token_file, owner
     from frontrunner.server.settings import KINDS, Limits, ServiceSettings, is_loopback, register
 
     registered = register({kind: given.pop(kind) for kind in KINDS})
@@ -393,13 +404,14 @@ def serve(store: str | None, token_file: Path | None, max_campaigns: int, **give
     )
     with listen(settings) as listener:
         app = create_app(settings)
-        code = app.state.service.links.make(Role.OPERATOR)
+        code = app.state.service.links.make(owner())
         port = listener.getsockname()[1]
         click.echo(f"{settings.address(port)}/login?code={code}")
         if settings.behind_tls:
             click.echo(f"listening for the proxy on {settings.listening(port)}", err=True)
         click.echo("the link logs one browser in, once, within ten minutes", err=True)
         click.echo(f"tokens for programs: {settings.token_file}", err=True)
+        click.echo("to let others in: frontrunner users add NAME", err=True)
         if not is_loopback(settings.host):
             click.echo(
                 "warning: tokens and results cross the network unencrypted unless TLS is in front (docs/service.md)",
@@ -417,8 +429,7 @@ def mcp(backend: Backend, *, allow_launch: bool) -> None:
     They plan, advise, explain and export, and read the store or the service; without --allow-launch none starts or
     changes anything. docs/agents.md has the client's settings.
     """
-    if find_spec("mcp") is None:
-        raise InvalidInput("this needs a package that is not installed", hint="run: pip install 'frontrunner[mcp]'")
+    require_extra("mcp", "mcp", "serving agents")
     from frontrunner.mcp_tools import tools_server
 
     tools_server(backend, allow_launch=allow_launch).run()

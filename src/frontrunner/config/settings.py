@@ -16,10 +16,11 @@ from frontrunner.results.redaction import redact
 DEFAULT_STORE = "frontrunner.db"
 STORE_VARIABLE = "FRONTRUNNER_STORE"
 RUNS_VARIABLE = "FRONTRUNNER_RUNS"
-BY_SERVER = "best|pareto|show|compare|status|failures|campaigns|dataframe|report|plot|film|explain|export|budget"
-BY_SERVER += "|rename|label|delete|mcp"
+BY_SERVER = "best|pareto|show|compare|status|history|failures|campaigns|dataframe|report|plot|film|explain"
+BY_SERVER += "|export|budget|rename|label|delete|mcp"
 BY_STORE = f"{BY_SERVER}|launch|resume|measure|sweep|scale|replay|profile|dryrun|archive|unarchive|import"
 BY_STORE += "|calibrate|doctor|serve|store check|store backup|store upgrade|store prune"
+BY_SERVER += "|users add|users list|users remove"
 """Commands with --server, and with --store."""
 AT_HAND = "frontrunner.at-hand."
 """Keys of click's `Context.meta` for the running command's `store`, `server` and campaign `file`, or `campaign`."""
@@ -56,11 +57,11 @@ def located(text: str) -> str:
 
     def add(found: re.Match[str]) -> str:
         command = found[0]
-        if name == "server" and not re.match(rf"frontrunner ({BY_SERVER})(?![\w-])", command):
-            return f"{command}  # where the store is"
+        if not re.match(rf"frontrunner ({BY_SERVER if name == 'server' else BY_STORE})(?![\w-])", command):
+            return f"{command}  # where the store is" if name == "server" else command
         return command if option in command else command + option
 
-    return _runnable(re.sub(rf"frontrunner ({BY_STORE})(?![\w-])([^`,;#()]*[^`,;#()\s])?", add, text))
+    return _runnable(re.sub(rf"frontrunner ({BY_STORE}|{BY_SERVER})(?![\w-])([^`,;#()]*[^`,;#()\s])?", add, text))
 
 
 def _runnable(text: str) -> str:

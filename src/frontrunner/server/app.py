@@ -1,4 +1,4 @@
-"""The application: middleware around routes, errors as responses, health, metrics and login, and its server."""
+"""The application: middleware around routes, errors as responses, health and metrics, and its server."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import cache
-from typing import Annotated, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
 import uvicorn
-from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -30,10 +29,19 @@ from frontrunner.results.status import active_drivers
 from frontrunner.results.store import Store
 from frontrunner.server import routes
 from frontrunner.server import service as serving
-from frontrunner.server.auth import SESSION_S
-from frontrunner.server.errors import PROBLEM, Forbidden, problem
-from frontrunner.server.middleware import middleware
-from frontrunner.server.pages import campaigns, comparing, explorer, listing, planning, recipes, rendering, steps
+from frontrunner.server.errors import PROBLEM, problem
+from frontrunner.server.middleware import RateLimit, middleware
+from frontrunner.server.pages import (
+    account,
+    campaigns,
+    comparing,
+    explorer,
+    listing,
+    planning,
+    recipes,
+    rendering,
+    steps,
+)
 from frontrunner.server.requests import API, Problem
 from frontrunner.server.settings import KINDS, ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError
@@ -51,12 +59,12 @@ SCHEMES: dict[str, Any] = {
     "token": {
         "type": "http",
         "scheme": "bearer",
-        "description": "A token of the service's token file: an operator's may launch and stop, a reader's read.",
+        "description": "A token of the token file or of a user: an operator's may launch and stop, a reader's read.",
     },
     "session": {
         "type": "apiKey",
         "in": "cookie",
-        "description": "Set in a browser that opened a link of `frontrunner serve`.",
+        "description": "Set in a browser that signed in.",
     },
 }
 ERROR = problem(422, "unknown section [budgets]", kind="InvalidInput", hint="did you mean 'budget'?")
@@ -64,11 +72,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": text, "content": {PROBLEM: {"example": ERROR}}}
     for status, text in (("4XX", "Refused"), ("5XX", "Not possible now"))
 }
-LOGGED_IN = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>frontrunner</title>
-<meta http-equiv="refresh" content="0; url=/"></head>
-<body><main><h1>frontrunner</h1><p><a href="/">Continue</a></p></main></body></html>
-"""
 Samples = Iterable[tuple[Mapping[str, str], float]]
 outside = APIRouter()
 scraped = APIRouter(route_class=serving.CachedRoute)
@@ -86,14 +89,15 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         docs_url=None,  # both load scripts from elsewhere
         redoc_url=None,
         lifespan=_lifespan,
-        middleware=middleware(settings, service.tokens),
+        middleware=middleware(settings, service.access),
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
     )
-    app.state.service = service
+    app.state.service, app.state.sign_ins = service, RateLimit(account.TRIES_PER_S, account.TRIES)
     for router in (routes.api, routes.uncached):
         app.include_router(router, prefix=API, responses=ERRORS, dependencies=[Depends(serving.known_parameters)])
     pages = (
+        account.router,
         listing.router,
         campaigns.router,
         explorer.router,
@@ -147,7 +151,7 @@ def _describe(app: FastAPI, service: serving.Service) -> None:
     @cache
     def described() -> dict[str, Any]:
         document = describe_routes()
-        session = SCHEMES["session"] | {"name": service.tokens.cookie}
+        session = SCHEMES["session"] | {"name": service.access.cookie}
         document["components"]["securitySchemes"] = SCHEMES | {"session": session}
         document["security"] = [{name: []} for name in SCHEMES]
         for body in ("CampaignBody", "PlanBody"):
@@ -168,24 +172,6 @@ def health(service: serving.ServiceOf) -> Response:
         logger.warning("/healthz: %s", error.message)
         return serving.answer({"status": "store not readable"}, status=503)
     return serving.answer({"status": "ok"})
-
-
-@outside.get("/login")
-def login(service: serving.ServiceOf, code: Annotated[str, Query(max_length=128)] = "") -> Response:
-    """Turn a one-time code into a cookie; a page continues, as browsers would not send the cookie after a redirect."""
-    role = service.links.spend(code)
-    if role is None:
-        raise Forbidden("this link was used already, or has expired", hint="`frontrunner serve` prints a new one")
-    page = HTMLResponse(LOGGED_IN)
-    page.set_cookie(
-        service.tokens.cookie,
-        service.tokens.session(role),
-        max_age=SESSION_S,
-        httponly=True,
-        samesite="strict",
-        secure=service.settings.behind_tls,
-    )
-    return page
 
 
 @scraped.get("/metrics")

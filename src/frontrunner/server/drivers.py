@@ -28,10 +28,12 @@ from frontrunner.evaluators.probe.files import read_json, write_json
 from frontrunner.evaluators.probe.processes import kill_group
 from frontrunner.evaluators.probe.replay import ReplayStopped
 from frontrunner.evaluators.trainer.job import complete_steps
+from frontrunner.results.process_identity import USER_VARIABLE, acting_user
 from frontrunner.results.records import utc_now
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.status import ActiveDriver, active_drivers
 from frontrunner.results.store import Store
+from frontrunner.search.budget import REQUESTED
 from frontrunner.server.auth import TOKEN_VARIABLE
 from frontrunner.server.errors import Conflict, TooMany, from_problem
 from frontrunner.server.settings import ServiceSettings
@@ -64,7 +66,7 @@ class Starter:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                env=environment | {STORE_VARIABLE: self._store_url},
+                env=environment | {STORE_VARIABLE: self._store_url, USER_VARIABLE: acting_user()},
                 start_new_session=True,
             )
         threading.Thread(target=child.wait, daemon=True).start()  # lest it stays a zombie
@@ -153,6 +155,7 @@ class Drivers:
             raise Conflict(
                 f"process {seen.pid}, which drives campaign {name}, is not a frontrunner command of this user"
             )
+        self._store.note(name, REQUESTED, word=word)
         try:
             process.send_signal(SIGNALS[word])  # psutil checks again that the id was not reused
         except psutil.NoSuchProcess:

@@ -16,14 +16,15 @@ from starlette.requests import cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from frontrunner.server.auth import ROLE, Tokens
+from frontrunner.results.process_identity import acting_for
+from frontrunner.server.auth import CALLER, Access
 from frontrunner.server.pages.rendering import STATIC
 from frontrunner.server.service import error_response
 from frontrunner.server.settings import ServiceSettings
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing; all others, known or not, must come from our own pages or from a program."""
-OPEN_PATHS = frozenset({"/healthz", "/login"})
+OPEN_PATHS = frozenset({"/healthz", "/login", "/join", "/api/v1/join"})
 CLOSE = {"connection": "close"}
 MOST_ADDRESSES = 4096
 SECURITY_HEADERS = {
@@ -33,7 +34,7 @@ SECURITY_HEADERS = {
     ),
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # with no-referrer the Origin of our own forms would be null
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
@@ -41,13 +42,13 @@ SECURITY_HEADERS = {
 Check = Callable[[Scope], Response | None]
 
 
-def middleware(settings: ServiceSettings, tokens: Tokens) -> list[Middleware]:
+def middleware(settings: ServiceSettings, access: Access) -> list[Middleware]:
     """Return the middleware of a service, the outermost first."""
     limits = settings.limits
     checks = (
         RateLimit(limits.requests_per_s, limits.request_burst),
-        partial(check_origin, tokens),
-        partial(authenticate, tokens),
+        partial(check_origin, access),
+        partial(authenticate, access),
     )
     return [
         Middleware(Heads),
@@ -123,7 +124,11 @@ class Checks:
                 raise HTTPException(413, self._too_long, headers=CLOSE)
             return received
 
-        await self._app(scope, receive_counted, send)
+        if CALLER not in scope:
+            await self._app(scope, receive_counted, send)
+            return
+        with acting_for(scope[CALLER].name):
+            await self._app(scope, receive_counted, send)
 
     def _check_length(self, scope: Scope) -> Response | None:
         declared = Headers(scope=scope).get("content-length", "0")
@@ -155,7 +160,7 @@ class RateLimit:
         return error_response(scope, 429, "too many requests", kind="TooMany", headers=again)
 
 
-def check_origin(tokens: Tokens, scope: Scope) -> Response | None:
+def check_origin(access: Access, scope: Scope) -> Response | None:
     """Refuse with 403 a request of a page of another origin that may change something.
 
     A browser names the origin in Origin or Sec-Fetch-Site. A program names neither, and must then send a token, since
@@ -167,7 +172,7 @@ def check_origin(tokens: Tokens, scope: Scope) -> Response | None:
     if scope["method"] in SAFE_METHODS:
         is_ours = True
     elif origin is None and site is None:
-        is_ours = "authorization" in headers or _session_cookie(headers, tokens) is None
+        is_ours = "authorization" in headers or session_cookie(headers, access) is None
     elif origin is None or site not in (None, "same-origin"):
         is_ours = site == "same-origin"
     else:
@@ -176,25 +181,23 @@ def check_origin(tokens: Tokens, scope: Scope) -> Response | None:
     return None if is_ours else error_response(scope, 403, message, kind="Forbidden", headers=CLOSE)
 
 
-def authenticate(tokens: Tokens, scope: Scope) -> Response | None:
-    """Refuse with 401 a request without a valid token or session cookie; others carry their role from here on."""
-    if scope["path"] in OPEN_PATHS or scope["path"].startswith(STATIC):
-        return None
+def authenticate(access: Access, scope: Scope) -> Response | None:
+    """Refuse with 401 a request without a valid token or session cookie; others carry their caller from here on."""
     headers = Headers(scope=scope)
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    cookie = _session_cookie(headers, tokens)
     if "authorization" in headers:  # a valid cookie does not make up for an invalid token
-        role = tokens.role_of(token.strip()) if scheme.lower() == "bearer" else None
+        scheme, _, token = headers["authorization"].partition(" ")
+        caller = access.caller_of(token=token.strip()) if scheme.lower() == "bearer" else None
     else:
-        role = None if cookie is None else tokens.role_of_session(cookie)
-    if role is not None:
-        scope[ROLE] = role
+        caller = access.caller_of(cookie=session_cookie(headers, access))
+    if caller is not None:
+        scope[CALLER] = caller
+    if caller is not None or scope["path"] in OPEN_PATHS or scope["path"].startswith(STATIC):
         return None
-    hint = "send it as `Authorization: Bearer TOKEN`, or open the link that `frontrunner serve` prints"
+    hint = "send it as `Authorization: Bearer TOKEN`, or sign in at /login"
     refused = {"www-authenticate": "Bearer", **CLOSE}
     return error_response(scope, 401, "a valid token is needed", hint=hint, headers=refused)
 
 
-def _session_cookie(headers: Headers, tokens: Tokens) -> str | None:
+def session_cookie(headers: Headers, access: Access) -> str | None:
     """Return our cookie's value; browsers send the cookies of every program on this host to each of them."""
-    return cookie_parser(headers.get("cookie", "")).get(tokens.cookie)
+    return cookie_parser(headers.get("cookie", "")).get(access.cookie)

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from frontrunner.config.campaign import CampaignFile, CampaignName, parse_campaign, section_schema
 from frontrunner.config.toml_file import Table
 from frontrunner.evaluators.analytic.timeline import StepTimeline
-from frontrunner.results.pages import Comparison, TrialPage
+from frontrunner.results.pages import Comparison, HistoryPage, TrialPage
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import FILTERS, RankBy, RankedRecipe, Ranking
 from frontrunner.results.records import Labels
@@ -28,6 +28,7 @@ from frontrunner.results.states import TrialState
 from frontrunner.results.status import ActiveDriver, Appearance, Explanation, Status
 from frontrunner.running_trials import Running
 from frontrunner.search.budget import Limit
+from frontrunner.server.auth import USER_NAME, Role
 from frontrunner.server.settings import EVALUATOR_OF, KINDS, Registered
 from frontrunner.spaces.errors import CAMPAIGN_NAME, FALLBACK_NAME, InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.recipe import DIMENSIONS
@@ -231,6 +232,53 @@ class SignalAnswer(LaunchAnswer):
     told: Literal["pause", "stop", "cancel"]
 
 
+class UserBody(Body):
+    """Someone to invite. An operator may launch and stop, a reader only read."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"name": "ada"}]})
+
+    name: Annotated[str, Field(pattern=f"^{USER_NAME}$")]
+    role: Role = Role.OPERATOR
+
+
+class UserAnswer(BaseModel):
+    """A user; `invited_until` is None once the invitation was accepted."""
+
+    name: str
+    role: Role
+    added_at: str
+    added_by: str
+    invited_until: str | None
+
+
+class InvitationAnswer(BaseModel):
+    """A path that makes the first who opens it the user `name`, or whose code `POST /join` takes."""
+
+    name: str
+    role: Role
+    path: str
+
+
+class UserName(BaseModel):
+    """A user by name."""
+
+    name: str
+
+
+class JoinBody(Body):
+    """The code of an invitation's path."""
+
+    code: Annotated[str, Field(max_length=128)]
+
+
+class TokenAnswer(BaseModel):
+    """A user's token, which is kept nowhere else."""
+
+    name: str
+    role: Role
+    token: str
+
+
 class LinkAnswer(BaseModel):
     """A path that logs one browser in, within ten minutes."""
 
@@ -410,6 +458,7 @@ QUESTIONS = (
     Question("status", "campaigns", "/campaigns/{name}", Status),
     Question("running", "campaigns", "/campaigns/{name}/running", Running, {"top": Annotated[int, Field(ge=1, le=50)]}),
     Question("trials", "campaigns", "/campaigns/{name}/trials", TrialPage, {"state": TrialState | None, **PAGED}),
+    Question("history", "campaigns", "/campaigns/{name}/history", HistoryPage, PAGED),
     Question(
         "best",
         "recipes",

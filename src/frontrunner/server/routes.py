@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_origin
 
 import anyio
 import anyio.to_thread
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from frontrunner.evaluators.analytic.estimates import ShownPlan
@@ -19,10 +19,21 @@ from frontrunner.results.pages import CampaignPage, RecipePage, campaign_page
 from frontrunner.results.pruning import Deleted
 from frontrunner.results.status import FailedTrial, failures
 from frontrunner.server import requests
-from frontrunner.server.auth import Role
+from frontrunner.server.auth import USER_NAME, Role
 from frontrunner.server.drivers import Replay, Word
 from frontrunner.server.errors import KINDS, TooMany, status_of, title_of, type_of
-from frontrunner.server.service import OPERATOR, STARTS, CachedRoute, OnceRoute, RoleOf, Service, ServiceOf, answer
+from frontrunner.server.service import (
+    OPERATOR,
+    STARTS,
+    CachedRoute,
+    CallerOf,
+    OnceRoute,
+    RoleOf,
+    Service,
+    ServiceOf,
+    answer,
+    unhurried,
+)
 from frontrunner.spaces.errors import CAMPAIGN_NAME, InvalidInput, NotFound, NothingLegal, did_you_mean
 from frontrunner.store import LOG_BYTES, POLL_S, Follower, OnFront, parse_cursor
 from frontrunner.text import to_json
@@ -236,7 +247,8 @@ async def plan(service: ServiceOf, body: requests.PlanBody) -> Response:
 async def launch(service: ServiceOf, body: requests.CampaignBody) -> Response:
     """Start a campaign; the response comes once it is in the store and its driver has begun."""
     table = requests.campaign_table(body, service.settings.registered)
-    return answer(await service.slowly(lambda: service.drivers.launch(table), starts=True), status=201)
+    started = await service.slowly(lambda: service.drivers.launch(table), starts=True)
+    return answer(started, status=201, headers={"location": f"{requests.API}/campaigns/{started['campaign']}"})
 
 
 @api.patch("/campaigns/{name}", response_model=requests.ChangeAnswer, tags=["control"], dependencies=OPERATOR)
@@ -309,6 +321,42 @@ def kind_of_problem(kind: Annotated[str, Path(pattern="^[A-Za-z]{1,64}$")]) -> R
 
 
 @uncached.post("/links", response_model=requests.LinkAnswer, status_code=201, tags=["operations"])
-def link(service: ServiceOf, role: RoleOf) -> Response:
-    """Return a link that logs one browser in, with the sender's own role."""
-    return answer({"path": f"/login?code={service.links.make(role)}"}, status=201)
+def link(service: ServiceOf, caller: CallerOf) -> Response:
+    """Return a link that logs one browser in as the sender."""
+    return answer({"path": f"/login?code={service.links.make(caller)}"}, status=201)
+
+
+UserName = Annotated[str, Path(pattern=f"^{USER_NAME}$", description="A user's name.", examples=["ada"])]
+
+
+@uncached.get("/users", response_model=list[requests.UserAnswer], tags=["users"], dependencies=OPERATOR)
+def users(service: ServiceOf) -> Response:
+    """Return the users who were invited."""
+    fields = list(requests.UserAnswer.model_fields)[1:]
+    known = service.access.tokens.users.items()
+    return answer([{"name": name} | {key: getattr(user, key) for key in fields} for name, user in known])
+
+
+@uncached.post(
+    "/users", response_model=requests.InvitationAnswer, status_code=201, tags=["users"], dependencies=OPERATOR
+)
+def invite(service: ServiceOf, body: requests.UserBody) -> Response:
+    """Invite a user by a path that is good once, within seven days."""
+    code = service.access.invite(body.name, body.role)
+    return answer({"name": body.name, "role": body.role, "path": f"/join?code={code}"}, status=201)
+
+
+@uncached.delete("/users/{user}", response_model=requests.UserName, tags=["users"], dependencies=OPERATOR)
+def remove_user(service: ServiceOf, user: UserName) -> Response:
+    """End a user's token, sessions and invitation at once."""
+    service.access.remove(user)
+    return answer({"name": user})
+
+
+@uncached.post(
+    "/join", response_model=requests.TokenAnswer, status_code=201, tags=["users"], dependencies=[Depends(unhurried)]
+)
+def join(service: ServiceOf, body: requests.JoinBody) -> Response:
+    """Accept an invitation, and return the new user's token; needs no token itself."""
+    caller, token = service.access.join(body.code)
+    return answer({"name": caller.name, "role": caller.role, "token": token}, status=201)

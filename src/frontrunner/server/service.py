@@ -23,9 +23,9 @@ from starlette.types import Scope
 
 from frontrunner.results.courses import Courses
 from frontrunner.results.store import open_store
-from frontrunner.server.auth import ROLE, LoginLinks, Role, make_tokens
+from frontrunner.server.auth import CALLER, Access, Caller, LoginLinks, Role
 from frontrunner.server.drivers import Drivers, Replays
-from frontrunner.server.errors import IDEMPOTENCY_KEY, PROBLEM, Forbidden, problem, status_of
+from frontrunner.server.errors import IDEMPOTENCY_KEY, PROBLEM, Forbidden, TooMany, problem, status_of
 from frontrunner.server.pages.rendering import assets, render
 from frontrunner.server.requests import API
 from frontrunner.server.settings import ServiceSettings
@@ -52,7 +52,7 @@ PAGE = """<!doctype html>
 <link rel="stylesheet" href="{style}"></head>
 <body><main><h1>{status}</h1><p>{message}</p><p>{hint}</p><p><a href="/">All campaigns</a></p></main></body></html>
 """
-"""For senders without a token."""
+"""For requests that are refused before it is known who sends them."""
 NOTICE = "<p>{message}</p><p>{hint}</p>"
 """For parts of a page."""
 PLACES = ("body", "query", "path", "header")
@@ -64,7 +64,7 @@ class Service:
     def __init__(self, settings: ServiceSettings) -> None:
         limits = settings.limits
         self.settings = settings
-        self.tokens, self.links = make_tokens(settings.token_file), LoginLinks()
+        self.access, self.links = Access(settings.token_file), LoginLinks()
         self.store = open_store(settings.store, create=True)
         self.local = LocalStore(is_open=self.store)
         self.drivers, self.replays = Drivers(self.store, settings), Replays(settings)
@@ -161,7 +161,7 @@ class Repeats:
             return await make()
         if not 0 < len(given) <= MOST_KEY_CHARACTERS:
             raise bad_value(IDEMPOTENCY_KEY, given, f"1 to {MOST_KEY_CHARACTERS} characters")
-        key = (request.scope.get(ROLE), given)
+        key = (request.scope.get(CALLER), given)
         asked = hashlib.sha256(f"{request.method} {request.url.path}\n".encode() + await request.body()).digest()
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
@@ -191,7 +191,7 @@ class OnceRoute(APIRoute):
 
 
 class CachedRoute(OnceRoute):
-    """Route whose responses to GET are cached by role, host, path and query; other methods empty the cache."""
+    """Route whose responses to GET are cached by caller, host, path and query; other methods empty the cache."""
 
     def get_route_handler(self) -> Handler:
         """Return the route's handler behind the cache."""
@@ -202,7 +202,7 @@ class CachedRoute(OnceRoute):
             if request.method == "GET":
                 zipped = "gzip" in request.headers.get("accept-encoding", "")
                 key = (
-                    request.scope.get(ROLE),
+                    request.scope.get(CALLER),
                     request.headers.get("host"),
                     request.url.path,
                     request.url.query,
@@ -223,15 +223,27 @@ async def the_service(request: Request) -> Service:
     return cast("Service", request.app.state.service)
 
 
+async def the_caller(request: Request) -> Caller:
+    """Return who sends the request."""
+    return cast("Caller", request.scope[CALLER])
+
+
 async def the_role(request: Request) -> Role:
-    """Return the role of the request's token."""
-    return Role(request.scope[ROLE])
+    """Return the role of the request's caller."""
+    return (await the_caller(request)).role
 
 
 async def operator(request: Request) -> None:
     """Refuse everyone but the operator."""
     if await the_role(request) is not Role.OPERATOR:
-        raise Forbidden("a reader's token may read, not launch or stop", hint="use the operator's token")
+        raise Forbidden("a reader's token may read, not launch or stop", hint="use an operator's token")
+
+
+async def unhurried(request: Request) -> None:
+    """Refuse an address that has tried too often to sign in."""
+    wait_s = request.app.state.sign_ins.wait_s(request.client.host if request.client else "")
+    if wait_s > 0:
+        raise TooMany("too many attempts to sign in", hint=f"wait {int(wait_s) + 1} s")
 
 
 async def known_parameters(request: Request) -> None:
@@ -254,15 +266,16 @@ async def idempotency_key(
 
 
 ServiceOf = Annotated[Service, Depends(the_service)]
+CallerOf = Annotated[Caller, Depends(the_caller)]
 RoleOf = Annotated[Role, Depends(the_role)]
 OPERATOR = [Depends(operator)]
 STARTS = [*OPERATOR, Depends(idempotency_key)]
 """Dependencies of requests that start something."""
 
 
-def answer(value: object, *, status: int = 200) -> Response:
+def answer(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a value as a JSON response; FastAPI's own serialization would leave out derived figures."""
-    return Response(to_json(value), status_code=status, media_type="application/json")
+    return Response(to_json(value), status_code=status, headers=headers, media_type="application/json")
 
 
 def error_response(
@@ -279,7 +292,11 @@ def error_response(
     if "text/html" not in given.get("accept", "") or str(scope["path"]).startswith("/api/"):
         content = problem(status, message, kind=kind, hint=hint)
         return JSONResponse(content, status_code=status, headers=headers, media_type=PROBLEM)
-    if ROLE not in scope or "hx-request" in given:
+    if status == 401 and "hx-request" not in given:
+        from frontrunner.server.pages.account import sign_in_page
+
+        page: str = sign_in_page(scope)
+    elif CALLER not in scope or "hx-request" in given:
         form, words = NOTICE if "hx-request" in given else PAGE, {"message": message, "hint": hint or ""}
         escaped = {name: html.escape(text[:1].upper() + text[1:]) for name, text in words.items()}
         page = form.format(status=status, style=assets()["style.css"], **escaped)

@@ -15,13 +15,13 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from frontrunner.results.nodes import CHECKED, SET_ASIDE
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.states import CampaignState
-from frontrunner.search.budget import STOPPING, Limit
+from frontrunner.search.budget import Limit
 from frontrunner.search.listener import LAST_OUTCOMES, Ended, Listener, View
-from frontrunner.text import counted, percent, plain, seconds
+from frontrunner.text import percent, plain, seconds
 from frontrunner.views.columns import briefly
+from frontrunner.views.history import noticed
 from frontrunner.views.terminal import PIPED_WIDTH, console, recorded
 
 LABEL_WIDTH = 11
@@ -61,7 +61,7 @@ class Lines(Watcher):
     def noticed(self, view: View, kind: str, data: EventData) -> None:
         """Report anything else, with its data."""
         del view
-        _write(_notice(kind, data))
+        _write(noticed(kind, data))
 
     def ended(self, view: View, state: CampaignState, reason: str) -> None:
         """Report its end; of another state the command reports, with how to continue."""
@@ -94,7 +94,7 @@ class Panel(Watcher):
     def noticed(self, view: View, kind: str, data: EventData) -> None:
         """Print the notice above the panel, where it stays."""
         del view
-        self._live.console.print(_notice(kind, data), style="yellow", markup=False)
+        self._live.console.print(noticed(kind, data), style="yellow", markup=False)
 
     def ended(self, view: View, state: CampaignState, reason: str) -> None:
         """Draw the last panel, and below it the end of a finished campaign."""
@@ -149,39 +149,6 @@ def make_listener(*, quiet: bool) -> Iterator[Watcher]:
             yield Panel(live)
     else:
         yield Lines()
-
-
-NOTICES = {
-    CHECKED: "node {node} was checked: {found}",
-    SET_ASIDE: "node {node} is set aside, until a check after {until}: {why}",
-    "harvested": "probe {trial} had ended before its driver did, and its outcome was collected: {recipe}",
-    "lost": "probe {trial} was cut off with its driver: {recipe}",
-    "pruned": "{recipes} of {of} legal recipes surely do not fit and are not probed (search.prune_infeasible)",
-    "repeat": "probe {trial} is measured again: {recipe}",
-}
-
-
-def _notice(kind: str, data: EventData) -> str:
-    if kind == CHECKED and not data["found"]:
-        return plain(f"node {data['node']} was checked, is fine, and is used again")
-    if kind in NOTICES:
-        return plain(NOTICES[kind].format_map(data))
-    if ended := data.get("probes_ended"):
-        return f"ending {counted(int(ended), 'running probe')}"
-    if kind == STOPPING:
-        running = int(data["probes_to_finish"] or 0)
-        them = "it" if running == 1 else "them"
-        more = f"; press Ctrl-C again to end {them} now"
-        finishing = f"finishing {counted(running, 'running probe')}{more}" if running else "stopping"
-        return f"{finishing}; then the campaign is paused" if data["leaves"] == CampaignState.PAUSED else finishing
-    if kind != "evidence":
-        return plain(f"{kind}: " + " ".join(f"{key}={value}" for key, value in data.items()))
-    prefix = "left out: "  # warm start: 12 outcomes of a.csv, 3 recipes answered; left out: 2 simulated
-    origins = f" of {data['origins']}" if "origins" in data else ""
-    answered = f", {data['answers']} recipes answered" if data["answers"] else ""
-    left_out = [f"{count} {key.removeprefix(prefix)}" for key, count in data.items() if key.startswith(prefix)]
-    more = f"; {prefix}{', '.join(left_out)}" if left_out else ""
-    return plain(f"warm start: {data['learned_from'] or 'no'} usable outcomes{origins}{answered}{more}")
 
 
 def _write(line: str) -> None:

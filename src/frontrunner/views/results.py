@@ -40,6 +40,7 @@ from frontrunner.views.columns import (
     expert_balance,
     used,
 )
+from frontrunner.views.history import noticed
 from frontrunner.views.terminal import Terminal, column_table, console, ruled_table
 
 if TYPE_CHECKING:
@@ -149,8 +150,9 @@ def print_status(status: Status) -> None:
     if status.outlook is not None:
         out.say(f"outlook   {outlook_in_words(outlook_of(status.outlook)[0])}")
     for event in status.last_events:
-        data = " ".join(f"{key}={value}" for key, value in event.data.items())
-        out.say(f"{event.at[:19].replace('T', ' ')}  {event.kind}  {data}", style="dim")
+        by = f" (by {event.user})" if event.user else ""
+        what = noticed(event.kind, event.data, running=False)
+        out.say(f"{event.at[:19].replace('T', ' ')}  {what}{by}", style="dim")
 
 
 def print_running(running: Running) -> None:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from frontrunner.remote import PLAIN_HTTP_VARIABLE
 from frontrunner.results.address import parse_address
-from frontrunner.results.pages import newest_spans, trial_page
+from frontrunner.results.pages import history_page, newest_spans, trial_page
 from frontrunner.results.predictions import outlook_of
 from frontrunner.results.ranking import pareto, rank
 from frontrunner.results.records import IMPORTED, Campaign
@@ -36,6 +36,7 @@ from frontrunner.spaces.errors import bad_value
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import timeline
 from frontrunner.views.columns import COLUMNS, ORIGINS, TRIALS, used
+from frontrunner.views.history import HISTORY
 
 router = APIRouter(route_class=CachedRoute)
 PageOf = Annotated[Page, Query(alias="page")]
@@ -47,8 +48,8 @@ CHARTS_AT_ONCE, CHARTS_EVERY_S = 10, 15
 """While a driver runs, each of the first outcomes redraws the charts; later ones redraw them at this interval."""
 MOST_SPANS = 160
 SHOWN = ("history", "speed-memory", "feasibility", "sensitivity", "parallel-coordinates")
-"""The report's charts that a campaign's page draws at once; the others take seconds, and are drawn when opened."""
-TRIALS_A_PAGE, TOP, MOST_FAILURES, MOST_RUNNING = 25, 10, 40, 3
+"""The report's charts that a campaign's page draws too; the others take seconds."""
+TRIALS_A_PAGE, TOP, MOST_FAILURES, MOST_RUNNING, EVENTS = 25, 10, 40, 3, 15
 RANKED = tuple(column for column in COLUMNS if column.key != "layout")
 TRIED = tuple(column for column in TRIALS if column.key != "describe")
 """The columns of tables in which a recipe's link says what these two do."""
@@ -60,7 +61,7 @@ JUMPS = {
     "trials": "Trials",
     "timeline": "Timeline",
     "failures": "Failures",
-    "events": "Events",
+    "events": "History",
     "film": "Film",
     "take-along": "Report, CSV, Python",
 }
@@ -103,6 +104,8 @@ def campaign_view(store: Store, name: str) -> dict[str, Any]:
             "front_ids": {row.recipe_id for row in front},
             "failed": failures(store, campaign, limit=MOST_FAILURES, offset=older_failures)[::-1],
             "timeline": timeline([] if campaign.figures == IMPORTED else newest.items, now),
+            "history": history_page(store, name, page_size=EVENTS),
+            "history_columns": HISTORY,
             "now": now_runs,
             "shows_now": found.driver_is_live,
             "why_chosen": lambda probe: why_chosen(probe, campaign.strategy),
@@ -229,8 +232,8 @@ def trials(service: ServiceOf, name: CampaignName, number: PageOf = 1) -> Respon
 @router.get("/campaigns/{name}/figures/{wanted}")
 async def one_figure(service: ServiceOf, name: CampaignName, wanted: str) -> Response:
     """One of the charts for charts.js: what to read in it, and its specification, null if it cannot be drawn."""
-    if wanted not in FIGURES:
-        raise bad_value("figure", wanted, f"one of {', '.join(FIGURES)}")
+    if wanted not in SHOWN:
+        raise bad_value("figure", wanted, f"one of {', '.join(SHOWN)}")
 
     def drawn() -> str:
         version = charts_version(*campaign_and_driver(service.store, name))

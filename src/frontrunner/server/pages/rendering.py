@@ -15,6 +15,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from frontrunner import __version__
+from frontrunner.results.process_identity import requesting_user
 from frontrunner.spaces.errors import NotFound
 from frontrunner.text import count, gib, minute, node_time, percent, seconds, size, thousands
 from frontrunner.views.charts.render import javascript, javascript_version
@@ -92,7 +93,12 @@ def static(request: Request, file: str) -> Response:
 def templates() -> Environment:
     """Return the templates of pages with their filters."""
     found = environment(__package__, "templates", **{function.__name__: function for function in FILTERS})
-    found.globals |= {"assets": assets(), "version": __version__, "htmx_config": json.dumps(HTMX)}
+    found.globals |= {
+        "requesting_user": requesting_user,
+        "assets": assets(),
+        "version": __version__,
+        "htmx_config": json.dumps(HTMX),
+    }
     return found
 
 

@@ -56,22 +56,6 @@
     scrolled.clear();
   });
 
-  // A figure that takes seconds is drawn (by charts.js) while it is open.
-  document.addEventListener("toggle", ({ target }) => {
-    const place = target.querySelector(":scope > [data-later]");
-    if (!place) return;
-    place.replaceChildren();
-    if (!target.open) return;
-    const plot = document.createElement("div");
-    Object.assign(plot, { id: `chart-${place.dataset.name}`, className: "plot" });
-    plot.setAttribute("role", "img");
-    plot.setAttribute("aria-label", place.dataset.label);
-    plot.dataset.chart = place.dataset.later;
-    const reading = document.createElement("p");
-    reading.className = "reading";
-    place.append(plot, reading);
-  }, true);
-
   // Lines to be copied get a button, where the browser lets pages copy: on https and on this machine.
   for (const code of navigator.clipboard ? document.querySelectorAll("pre.code") : []) {
     const button = document.createElement("button");

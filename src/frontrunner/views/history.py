@@ -1,0 +1,104 @@
+"""A campaign's history in words: what its drivers noted, and who asked for what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+
+from frontrunner.results.nodes import CHECKED, SET_ASIDE
+from frontrunner.results.pages import HistoryPage
+from frontrunner.results.records import USER, Event, EventData
+from frontrunner.results.states import CampaignState
+from frontrunner.results.store import LABELED
+from frontrunner.search.budget import REQUESTED, STOPPING
+from frontrunner.search.campaign_setup import BEFORE, BUDGET
+from frontrunner.text import counted, plain
+from frontrunner.views.columns import Column, words
+from frontrunner.views.terminal import column_table, console
+
+WORDS = {
+    CHECKED: "node {node} was checked: {found}",
+    SET_ASIDE: "node {node} is set aside, until a check after {until}: {why}",
+    "harvested": "probe {trial} had ended before its driver did, and its outcome was collected: {recipe}",
+    "lost": "probe {trial} was cut off with its driver: {recipe}",
+    "pruned": "{recipes} of {of} legal recipes surely do not fit and are not probed (search.prune_infeasible)",
+    "repeat": "probe {trial} is measured again: {recipe}",
+    "launched": "launched; driver {driver}",
+    "resumed": "resumed; driver {driver}",
+    "measuring": "recipes measured again: {recipes}; driver {driver}",
+    "renamed": "renamed from {earlier} to {name}",
+    REQUESTED: "asked to {word}",
+}
+"""Events by kind, of which the fields in braces are filled in."""
+
+
+def noticed(kind: str, data: EventData, *, running: bool = True) -> str:
+    """Return an event in words; `running` adds what a user at the driver's terminal can do."""
+    try:
+        if kind in WORDS and (kind != CHECKED or data["found"]):
+            return plain(WORDS[kind].format_map(data))
+        return plain(IN_WORDS[kind](data) + (_more(data) if running and kind == STOPPING else ""))
+    except (KeyError, ValueError, TypeError):  # of another kind, of another version, or of an archive
+        return plain(f"{kind}: " + " ".join(f"{key}={value}" for key, value in data.items() if key != USER))
+
+
+def _checked(data: EventData) -> str:
+    return f"node {data['node']} was checked, is fine, and is used again"
+
+
+def _stopping(data: EventData) -> str:
+    if ended := data.get("probes_ended"):
+        return f"ending {counted(int(ended), 'running probe')}"
+    left = int(data["probes_to_finish"] or 0)
+    finishing = f"finishing {counted(left, 'running probe')}" if left else "stopping"
+    return f"{finishing}; then the campaign is paused" if data["leaves"] == CampaignState.PAUSED else finishing
+
+
+def _more(data: EventData) -> str:
+    left = int(data["probes_to_finish"] or 0)
+    return f"; press Ctrl-C again to end {'it' if left == 1 else 'them'} now" if left else ""
+
+
+def _budget(data: EventData) -> str:
+    limits = {key: value for key, value in data.items() if key != USER and not key.endswith(BEFORE)}
+    words = (f"{key} {value:g}, was {data.get(key + BEFORE) or 'no limit'}" for key, value in limits.items())
+    return f"budget: {', '.join(words)}"
+
+
+def _labeled(data: EventData) -> str:
+    return "; ".join(f"{key}: {value or 'none'}" for key, value in data.items() if key != USER)
+
+
+def _warm_start(data: EventData) -> str:
+    """Return as in: warm start: 12 outcomes of a.csv, 3 recipes answered; left out: 2 simulated."""
+    prefix = "left out: "
+    origins = f" of {data['origins']}" if "origins" in data else ""
+    answered = f", {data['answers']} recipes answered" if data["answers"] else ""
+    left_out = [f"{count} {key.removeprefix(prefix)}" for key, count in data.items() if key.startswith(prefix)]
+    also = f"; {prefix}{', '.join(left_out)}" if left_out else ""
+    return f"warm start: {data['learned_from'] or 'no'} usable outcomes{origins}{answered}{also}"
+
+
+IN_WORDS: Mapping[str, Callable[[EventData], str]] = {
+    CHECKED: _checked,
+    STOPPING: _stopping,
+    BUDGET: _budget,
+    LABELED: _labeled,
+    "evidence": _warm_start,
+}
+
+
+HISTORY: tuple[Column[Event], ...] = (
+    words("at", "UTC", lambda row: f"{row.at[:10]} {row.at[11:19]}"),
+    words("user", "by", attrgetter("user")),
+    words("what", "what", lambda row: noticed(row.kind, row.data, running=False)),
+)
+
+
+def print_history(found: HistoryPage) -> None:
+    """Print a page of a campaign's history."""
+    out = console()
+    items: Sequence[Event] = found.items
+    if items:
+        out.print(column_table(None, HISTORY, items, width=out.width))
+    out.say(f"{len(items)} of {counted(found.total, 'event')}" if items else "no event on this page", style="dim")
