@@ -79,7 +79,7 @@ def real(draw: random.Random) -> Table:
         },
         "search": search(draw, draw.choice(("guided", "random", "optuna-tpe")), parallel_probes=1),
         "budget": {"probes": PROBES["probe"], **budget},
-        "probe": {"deadline_s": 60, "step_deadline_s": 30, **draw.choice((fixed, {}))},
+        "probe": {"deadline_s": 60, "step_deadline_s": 30, "foreign_load_limit": 1, **draw.choice((fixed, {}))},
     }
 
 

@@ -39,7 +39,7 @@ from frontrunner.results.schema import (
     StandingRow,
     StoreRow,
 )
-from frontrunner.spaces.errors import StoreUnusable, bad_value
+from frontrunner.spaces.errors import StoreUnusable, bad_value, installing
 
 SWITCH_RETRY_S = 0.02
 RECONNECT_S = 120.0
@@ -275,7 +275,7 @@ def _server_engine(address: StoreAddress, *, lock_timeout_s: float) -> Engine:
             "store.url",
             str(address),
             "postgresql+psycopg://..., with psycopg installed",
-            hint=f"{error}; run: pip install 'frontrunner[postgresql]', or use sqlite:///path",
+            hint=f"{error}; run: {installing('frontrunner[postgresql]')}, or use sqlite:///path",
         ) from error
 
 

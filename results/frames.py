@@ -16,7 +16,7 @@ from frontrunner.results.schema import AttemptRow
 from frontrunner.results.states import AttemptState
 from frontrunner.results.store import Store
 from frontrunner.results.transfer import written_whole
-from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.spaces.errors import InvalidInput, bad_value, installing
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def write_frame(table: pd.DataFrame, path: Path) -> None:
         except ImportError as error:
             raise InvalidInput(
                 "writing .parquet needs pyarrow, which is not installed",
-                hint="run: pip install 'frontrunner[parquet]', or write .csv",
+                hint=f"run: {installing('frontrunner[parquet]')}, or write .csv",
             ) from error
 
 

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import re
+import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -127,9 +128,17 @@ def require_above_zero(key: str, value: float | None, expected: str, *, most: fl
 
 
 def require_extra(module: str, extra: str, what: str) -> None:
-    """Raise `InvalidInput` with pip's command unless the module of an optional extra is installed."""
+    """Raise `InvalidInput` with the command that installs it unless the module of an optional extra is installed."""
     if find_spec(module) is None:
-        raise InvalidInput(f"{what} needs {module} installed", hint=f"run: pip install 'frontrunner[{extra}]'")
+        raise InvalidInput(f"{what} needs {module} installed", hint=f"run: {installing(f'frontrunner[{extra}]')}")
+
+
+def installing(what: str) -> str:
+    """Return the command that installs a package in the environment that this program runs in."""
+    python, requirement = shlex.quote(sys.executable), shlex.quote(what)
+    if find_spec("pip") is None:  # as in the environments that uv makes
+        return f"uv pip install --python {python} {requirement}"
+    return f"{python} -m pip install {requirement}"
 
 
 def require_one_of(owner: str, key: str, value: str, known: Iterable[str]) -> None:

@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 
 from frontrunner.evaluators.cluster.environment import Allocation, allocation
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import InvalidInput, bad_value, require_above_zero, require_at_least, require_one_of
+from frontrunner.spaces.errors import (
+    InvalidInput,
+    bad_value,
+    installing,
+    require_above_zero,
+    require_at_least,
+    require_one_of,
+)
 
 BACKENDS = ("local", "allocation", "parsl", "ray")
 """This machine alone; the nodes of the driver's own job; nodes requested from a batch system, or from Ray."""
@@ -304,7 +311,7 @@ def node_source(
     if backend == RAY:
         return _of_ray(settings, cluster)
     if find_spec("parsl") is None:
-        install = "pip install 'frontrunner[hpc]'"
+        install = f"run: {installing('frontrunner[hpc]')}"
         raise bad_value("dispatch.backend", backend, "local: Parsl is not installed", hint=install)
     if backend == "allocation":
         return _held(settings, cluster, held)
@@ -320,7 +327,7 @@ def node_source(
 
 def _of_ray(settings: DispatchSettings, cluster: Cluster) -> NodeSource:
     if find_spec("ray") is None:
-        install = "pip install 'frontrunner[ray]'"
+        install = f"run: {installing('frontrunner[ray]')}"
         raise bad_value("dispatch.backend", RAY, "local: Ray is not installed", hint=install)
     nodes, allocations = settings.nodes_per_allocation or cluster.nodes, settings.allocations or 1
     if settings.address == RAY_LOCAL:

@@ -28,7 +28,7 @@ from frontrunner.evaluators.probe.this_machine import detect
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.trainer.deepspeed_disk import built_folder, is_built, is_installed
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, installing
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
@@ -121,10 +121,12 @@ def _differences(measured: Cluster, recipe: Recipe, here: Mapping[str, Any], *, 
 
 def _refuse_missing(engines: Sequence[str], fp8: Sequence[str]) -> None:
     if "deepspeed" in engines and find_spec("deepspeed") is None:
-        raise bad_value("space.engine", "deepspeed", "an engine that is installed", hint="pip install deepspeed")
+        hint = f"run: {installing('deepspeed')}"
+        raise bad_value("space.engine", "deepspeed", "an engine that is installed", hint=hint)
     chosen = next((scaling for scaling in fp8 if scaling != "none"), None)
     if chosen is not None and find_spec("torchao") is None:
-        raise bad_value("space.fp8", chosen, "torchao, which is not installed", hint="pip install 'frontrunner[fp8]'")
+        hint = f"run: {installing('frontrunner[fp8]')}"
+        raise bad_value("space.fp8", chosen, "torchao, which is not installed", hint=hint)
 
 
 def prepare_disk(cluster: Cluster, offloads: Sequence[str]) -> None:

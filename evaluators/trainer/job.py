@@ -16,6 +16,7 @@ from typing import Literal, Self
 
 from frontrunner.spaces.cluster import ByPrecision, Cluster
 from frontrunner.spaces.document import read_plain
+from frontrunner.spaces.errors import installing
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
@@ -197,7 +198,7 @@ def check_job(job: Job, *, world_size: int) -> None:
         if not has_triton():
             raise ValueError(f"compile needs Triton on device {job.device!r}, and there is none that works")
     if recipe.engine == "deepspeed" and find_spec("deepspeed") is None:
-        raise ValueError("deepspeed is not installed; run: pip install deepspeed")
+        raise ValueError(f"deepspeed is not installed; run: {installing('deepspeed')}")
     if recipe.offload == "nvme":
         from frontrunner.evaluators.trainer.deepspeed_disk import check_disk
 

@@ -17,6 +17,7 @@ PRINTERS = {
     "CampaignList": "results.print_campaigns",
     "Conclusion": "results.print_conclusion",
     "Explanation": "results.print_explanation",
+    "Film": "film.print_film",
     "FailureList": "results.print_failures",
     "Front": "results.print_front",
     "MeasuredScaling": "around.print_measured_scaling",
@@ -27,6 +28,7 @@ PRINTERS = {
     "Running": "results.print_running",
     "Scaling": "plan.print_scaling",
     "Status": "results.print_status",
+    "StepTimeline": "timeline.print_timeline",
     "Sweep": "around.print_sweep",
 }
 """The function of `frontrunner.views` that prints a value, by its class."""

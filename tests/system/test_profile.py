@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.diagnostics.profile import newest_measured_step
+from frontrunner.spaces.errors import installing
 from support.campaigns import (
     command,
     environment,
@@ -65,7 +66,8 @@ def test_parts_of_every_rank_and_traces_without_pyinstrument(measured: tuple[Pat
     done = without_pyinstrument(home, "profile", recipe, *options)
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if "pyinstrument" in line]
-    assert said == ["pyinstrument is not installed, so the host side is left out: pip install 'frontrunner[profile]'"]
+    command = installing("frontrunner[profile]")
+    assert said == [f"pyinstrument is not installed, so the host side is left out: {command}"]
     report = json.loads(done.stdout)
     assert (report["recipe_id"], report["steps"], len(report["ranks"])) == (recipe, 2, 4)
     for breakdown in (*report["ranks"], report["mean"], *report["stages"].values()):

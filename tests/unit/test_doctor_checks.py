@@ -40,6 +40,7 @@ from frontrunner.evaluators.diagnostics.doctor.site import (
     gather_disk,
     mount_of,
 )
+from frontrunner.spaces.errors import installing
 
 GIB = 2**30
 NOTHING_NEEDED = Needs(store_path=None, run_folder=Path("runs"))
@@ -218,13 +219,13 @@ def test_packages_out_of_range_are_problems_and_extras_a_note():
     )  # fmt: skip
     assert statuses(found) == [("optuna", "problem"), ("torch", "problem"), ("extras", "note")]
     assert found[0].found == "optuna is 4.9.0: expected optuna<6,>=5.0"
-    assert found[1].remedy == "pip install 'torch>=2.11'"
+    assert found[1].remedy == installing("torch>=2.11")
 
 
 def test_a_package_that_the_campaign_needs_must_be_installed():
     parsl = package("parsl>=2026.10", None, "hpc")
     (found,) = check_packages([parsl], needed=("parsl",))
-    assert (found.status, found.remedy) == (Status.PROBLEM, "pip install 'frontrunner[hpc]'")
+    assert (found.status, found.remedy) == (Status.PROBLEM, installing("frontrunner[hpc]"))
     assert worst(check_packages([parsl._replace(installed="2026.10.12")], needed=("parsl",))) is Status.OK
 
 

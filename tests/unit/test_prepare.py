@@ -160,4 +160,4 @@ def test_what_cannot_be_prepared_is_refused(lines: Path, tmp_path: Path, monkeyp
     text = refusal(lines, train_vocabulary=None, tokenizer=tmp_path / "endless.json")
     assert "--end-of-document TOKEN names one" in text
     monkeypatch.setattr("frontrunner.spaces.errors.find_spec", lambda name: None)
-    assert "pip install 'frontrunner[data]'" in refusal(lines)
+    assert "'frontrunner[data]'" in refusal(lines)

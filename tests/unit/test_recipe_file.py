@@ -277,4 +277,5 @@ def test_a_replay_is_refused_for_a_missing_extra_before_anything_runs(
     monkeypatch.setattr("frontrunner.spaces.errors.find_spec", lambda _: None)
     with pytest.raises(InvalidInput, match="needs tensorboard installed") as refused:
         plan_replay(str(tmp_path / "r.json"), ReplaySettings(steps=2, metrics="tensorboard", data="built-in"))
-    assert refused.value.hint == "run: pip install 'frontrunner[tensorboard]'"
+    assert refused.value.hint is not None
+    assert refused.value.hint.endswith("'frontrunner[tensorboard]'")

@@ -18,7 +18,7 @@ import frontrunner
 from frontrunner.cli.main import frontrunner as frontrunner_command
 from frontrunner.results.outcome import FailureKind, ProbeEnding
 from frontrunner.results.records import Event
-from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal
+from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, installing
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.render import fitted
 from frontrunner.views.report import facts_of, warnings
@@ -230,11 +230,15 @@ def test_report_requires_an_html_name_and_an_existing_folder(store: str, tmp_pat
 
 
 def test_report_and_plot_name_a_missing_package(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vl_convert", None)  # as Python marks a module that cannot be imported
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "jinja2", None)  # as Python marks a module that cannot be imported
+        with pytest.raises(InvalidInput, match="writing HTML needs jinja2 installed"):
+            frontrunner.report(out=tmp_path / "r.html", store=store)
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
     for draw, name in ((frontrunner.report, "r.html"), (frontrunner.plot, "f")):
-        with pytest.raises(InvalidInput, match="this needs vl-convert-python, which is not installed") as caught:
+        with pytest.raises(InvalidInput, match="drawing charts needs vl_convert installed") as caught:
             draw(out=tmp_path / name, store=store)
-        assert caught.value.hint == "run: pip install 'frontrunner[report]'"
+        assert caught.value.hint == f"run: {installing('frontrunner[report]')}"
     assert list(tmp_path.iterdir()) == []
 
 

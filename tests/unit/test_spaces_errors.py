@@ -14,6 +14,7 @@ from frontrunner.spaces.errors import (
     bad_value,
     campaign_name_from,
     did_you_mean,
+    installing,
     shown,
     shown_key,
 )
@@ -87,3 +88,18 @@ def test_a_name_is_made_from_a_file_name(text: str, name: str) -> None:
 @given(text=st.text())
 def test_a_name_made_from_any_text_is_legal(text: str) -> None:
     assert CAMPAIGN_NAME.fullmatch(campaign_name_from(text))
+
+
+@pytest.mark.parametrize(
+    ("found", "command"),
+    [
+        (object(), "'/of mine/bin/python' -m pip install 'frontrunner[report]'"),
+        (None, "uv pip install --python '/of mine/bin/python' 'frontrunner[report]'"),
+    ],
+)
+def test_a_package_is_installed_in_the_environment_at_hand(
+    found: object, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/of mine/bin/python")
+    monkeypatch.setattr("frontrunner.spaces.errors.find_spec", lambda name: {"pip": found}[name])
+    assert installing("frontrunner[report]") == command

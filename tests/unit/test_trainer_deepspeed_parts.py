@@ -13,7 +13,7 @@ from frontrunner.evaluators.probe import preflight
 from frontrunner.evaluators.trainer import deepspeed_disk
 from frontrunner.evaluators.trainer.deepspeed_engine import configuration, zero_stage
 from frontrunner.evaluators.trainer.job import Disk, Job, check_job
-from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.errors import InvalidInput, installing
 from support.trainer_runs import small_job, small_model, small_recipe
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is an extra")
@@ -122,4 +122,4 @@ def test_an_engine_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPa
     with pytest.raises(InvalidInput) as caught:
         preflight._refuse_missing(("torch", "deepspeed"), ("none",))
     assert caught.value.message == 'space.engine = "deepspeed": expected an engine that is installed'
-    assert caught.value.hint == "pip install deepspeed"
+    assert caught.value.hint == f"run: {installing('deepspeed')}"

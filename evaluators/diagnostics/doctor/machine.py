@@ -24,6 +24,7 @@ from frontrunner.evaluators.diagnostics.doctor.check import NOTE, PROBLEM, WARNI
 from frontrunner.evaluators.diagnostics.doctor.ray_cluster import ray_checks
 from frontrunner.evaluators.external.trainers import NEVER_RAN
 from frontrunner.evaluators.probe.this_machine import Torch, cpu_name, detect, processors, torch_facts
+from frontrunner.spaces.errors import installing
 
 GIB = 2**30
 MIN_PYTHON = (3, 11)
@@ -132,12 +133,12 @@ def check_packages(packages: Sequence[Package], needed: Sequence[str]) -> Iterat
             range_ = f"{name}{package.required.specifier}"
             how = "is not installed" if package.installed is None else f"is {package.installed}"
             what = f"frontrunner[{package.extra}]" if package.extra else range_
-            yield Check(name, f"{name} {how}: expected {range_}", PROBLEM, f"pip install '{what}'")
+            yield Check(name, f"{name} {how}: expected {range_}", PROBLEM, installing(what))
     if all(package.fits for package in required):
         yield Check("packages", ", ".join(f"{package.required.name} {package.installed}" for package in required))
     missing = sorted({str(each.extra) for each in packages if each not in required and not each.fits})
     if missing:
-        remedy = "pip install 'frontrunner[NAME]' for what they add"
+        remedy = f"{installing('frontrunner[NAME]')} for what they add"
         yield Check("extras", f"extras not installed: {', '.join(missing)}", NOTE, remedy)
 
 
@@ -159,7 +160,7 @@ def check_tools(compiler: str | None, ninja: str | None, needs: Needs) -> Iterat
         yield Check("compiler", found, status, "install g++ or load a compiler's module")
     if ninja is None:
         found = "ninja is not on PATH: DeepSpeed's operators for offload to a disk cannot be used"
-        yield Check("compiler", found, PROBLEM if offloads else NOTE, "pip install ninja")
+        yield Check("compiler", found, PROBLEM if offloads else NOTE, installing("ninja"))
     if there := [path for path in (compiler, ninja) if path]:
         yield Check("compiler", ", ".join(there))
 

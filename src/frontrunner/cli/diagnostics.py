@@ -17,11 +17,11 @@ from frontrunner.evaluators.diagnostics.ranks import Place
 from frontrunner.evaluators.protocol import Progress
 from frontrunner.recipe_actions import plan_profile
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.errors import InvalidInput, installing
 from frontrunner.text import counted
 from frontrunner.views.diagnostics import print_calibration, print_doctor, print_fit, print_profile
 
-NO_PYINSTRUMENT = "pyinstrument is not installed, so the host side is left out: pip install 'frontrunner[profile]'"
+NO_PYINSTRUMENT = "pyinstrument is not installed, so the host side is left out: "
 
 
 @click.command()
@@ -153,7 +153,7 @@ def profile(recipe_id: str, steps: int, folder: Path | None, store: str | None, 
     planned = plan_profile(recipe_id, ProfileSettings(steps=steps, folder=folder), store=store, anyway=anyway)
     warn(planned.differences)
     if not planned.samples_host:
-        click.echo(NO_PYINSTRUMENT, err=True)
+        click.echo(NO_PYINSTRUMENT + installing("frontrunner[profile]"), err=True)
     click.echo(f"profiling {planned.recipe_id} in {planned.folder}", err=True)
     phases: set[str] = set()
 

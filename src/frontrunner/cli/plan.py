@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,10 @@ def init(model: str | None, cluster: str | None, out: Path, **given: Any) -> Non
     text = starter(model=named[0], cluster=named[1], folder=out.parent, **given)
     with writing(out):
         write_bytes(out, text.encode())
-    click.echo(located(f"{out} is written; next: frontrunner plan {out}, frontrunner launch {out}"))
+    file = shlex.quote(str(out))
+    click.echo(f"{out} is written; next:")
+    for command, purpose in {"plan": "estimate its recipes", "launch": "measure the promising ones"}.items():
+        click.echo(located(f"  frontrunner {command} {file}  # {purpose}"))
 
 
 def _ask(option: str, known: tuple[str, ...]) -> str:

@@ -26,7 +26,16 @@ from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.driver import PAUSED_BY_REQUEST, Conclusion
-from frontrunner.spaces.errors import CampaignFailed, InvalidInput, JobEnds, NotFound, NothingLegal, StoreUnusable
+from frontrunner.spaces.errors import (
+    CampaignFailed,
+    InvalidInput,
+    JobEnds,
+    NotFound,
+    NothingLegal,
+    StoreUnusable,
+    installing,
+    require_extra,
+)
 from frontrunner.stop_signals import INTERRUPTED, noted_signals, stopped_by_signals
 from frontrunner.store import LocalStore
 from frontrunner.text import counted, percent, seconds, thousands
@@ -378,7 +387,9 @@ def serve(store: str | None, token_file: Path | None, max_campaigns: int, **give
     --data and --table, each of which can be given several times.
     """
     if not all(map(find_spec, NEEDED)):
-        raise InvalidInput("this needs packages that are not installed", hint="run: pip install 'frontrunner[serve]'")
+        missing = ", ".join(name for name in NEEDED if find_spec(name) is None)
+        hint = f"run: {installing('frontrunner[serve]')}"
+        raise InvalidInput(f"the service needs packages that are not installed: {missing}", hint=hint)
     from frontrunner.server.app import create_app, listen, run
     from frontrunner.server.auth import default_token_file, owner
     from frontrunner.server.settings import KINDS, Limits, ServiceSettings, is_loopback, register
@@ -418,8 +429,7 @@ def mcp(backend: Backend, *, allow_launch: bool) -> None:
     They plan, advise, explain and export, and read the store or the service; without --allow-launch none starts or
     changes anything. docs/agents.md has the client's settings.
     """
-    if find_spec("mcp") is None:
-        raise InvalidInput("this needs a package that is not installed", hint="run: pip install 'frontrunner[mcp]'")
+    require_extra("mcp", "mcp", "serving agents")
     from frontrunner.mcp_tools import tools_server
 
     tools_server(backend, allow_launch=allow_launch).run()

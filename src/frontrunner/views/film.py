@@ -21,6 +21,7 @@ from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLeg
 from frontrunner.spaces.recipe import Choice, Recipe
 from frontrunner.text import counted, percent, thousands
 from frontrunner.views.charts.marks import MEASURED, OUTCOMES, shown
+from frontrunner.views.terminal import console
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,6 +97,14 @@ def film(store: Store, campaign: str | None, x: str | None = None, y: str | None
         shots=tuple(_shots(first, recipes, of[x].of, of[y].of, lambda name: expected.pop(numbers[name], None))),
         outcomes=len(ended),
     )
+
+
+def print_film(found: Film) -> None:
+    """Print what a film is of, and the highest rate in it."""
+    out = console()
+    out.say((found.campaign, "bold"), f": {counted(found.outcomes, 'outcome')} over {found.x} and {found.y}")
+    if found.shots and (best := found.shots[-1].best_tokens_per_s) is not None:
+        out.say(f"best      {thousands(best)} tokens/s")
 
 
 def _axes(varied: Sequence[str], named: Mapping[str, str | None]) -> tuple[str, str]:

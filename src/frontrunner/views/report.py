@@ -26,7 +26,15 @@ from frontrunner.search.campaign_setup import stored_spec, stored_survey
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import write_bytes
-from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, did_you_mean, require_folder, writing
+from frontrunner.spaces.errors import (
+    InvalidInput,
+    NothingLegal,
+    bad_value,
+    did_you_mean,
+    require_extra,
+    require_folder,
+    writing,
+)
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.variants import AROUND
 from frontrunner.text import count, counted, minute, node_time, percent, plain, seconds, thousands, to_json
@@ -49,6 +57,7 @@ NUMBER = re.compile(r"-|[+-]?[\d.,]+(e[+-]?\d+)?( (%|s|ms))?")
 
 def environment(package: str, folder: str, **filters: Callable[..., Any]) -> Environment:
     """Return templates: text is escaped and its control characters are shown, an undefined value is an error."""
+    require_extra("jinja2", "report", "writing HTML")
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     found = Environment(

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from importlib.util import find_spec
 
-from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.errors import require_extra
 from frontrunner.text import plain
 from frontrunner.views.charts.marks import NUMBER, Json
 
@@ -89,10 +89,7 @@ def picture(spec: Json, kind: str, *, title: str = "") -> bytes:
 
 def require_installed() -> None:
     """Raise `InvalidInput` if vl-convert is not installed."""
-    if find_spec("vl_convert") is None:
-        raise InvalidInput(
-            "this needs vl-convert-python, which is not installed", hint="run: pip install 'frontrunner[report]'"
-        )
+    require_extra("vl_convert", "report", "drawing charts")
 
 
 @cache
