@@ -21,6 +21,7 @@ import pytest
 from frontrunner.results.predictions import Expected
 from support.browsers import IN_A_BROWSER, api, window
 from support.live_campaigns import LiveCampaign, driven, write_steps
+from support.page_stores import page_store
 from support.services import Served, served
 
 pytestmark = [pytest.mark.system, *IN_A_BROWSER]
@@ -402,6 +403,41 @@ def test_explorer_keeps_its_state_in_its_address(service: Served) -> None:
         api.expect(explorer).to_have_attribute("data-drawn", "30")
         page.locator(f"#recipe-{slowest}").click()
         page.wait_for_url(re.compile(rf"/recipes/{slowest}\?campaign=explored"))
+
+
+def test_list_is_searched_labeled_and_compared(tmp_path: Path) -> None:
+    page_store(tmp_path, ("one", "two", "three"))
+    with served(tmp_path) as service:
+        service.start()
+        with window(service) as page:
+            page.goto(service.url)
+            links = page.locator("a[id^=campaign-]")
+            api.expect(links).to_have_count(3)
+            page.locator("#edit-two").click()
+            page.get_by_label("tags").fill("paper, table 4")
+            page.get_by_role("button", name="Save").click()
+            page.wait_for_url(f"{service.url}/")
+            api.expect(page.locator("a.tag")).to_have_count(2)
+            page.get_by_label("search").fill("paper")
+            api.expect(links).to_have_count(1)
+            page.wait_for_url(re.compile("search=paper"))
+            page.reload()
+            api.expect(links).to_have_count(1)
+            page.locator("#all-campaigns").click()
+            api.expect(links).to_have_count(3)
+            for name in ("one", "two", "three"):
+                page.locator(f"#vs-{name}").check()
+                api.expect(page.locator(f"#vs-{name}")).to_be_checked()
+            page.get_by_role("button", name="Compare the selected").click()
+            api.expect(page.get_by_role("heading", name="What differs in what was asked")).to_be_visible()
+            wait_for_figures(page)
+            assert fits(page)
+
+            page.goto(f"{service.url}/campaigns/three/edit")
+            page.on("dialog", lambda asked: asked.accept())
+            page.locator("#delete").click()
+            page.wait_for_url(f"{service.url}/")
+            api.expect(links).to_have_count(2)
 
 
 def test_an_invited_user_signs_in_and_out(service: Served) -> None:
