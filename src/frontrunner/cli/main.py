@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from frontrunner.cli.options import SuggestingGroup
-from frontrunner.config.settings import located
+from frontrunner.config.settings import located, started_by
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
@@ -129,7 +129,7 @@ def main() -> None:
         click.echo(error.format_message())
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "frontrunner"
-        _print_error(error.format_message(), f"{path} --help")
+        _print_error(error.format_message(), f"{path.replace('frontrunner', started_by(), 1)} --help")
         sys.exit(error.exit_code)
     except click.ClickException as error:
         _print_error(error.format_message(), None)
