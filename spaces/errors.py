@@ -142,12 +142,13 @@ def installing(what: str) -> str:
 
 
 def require_one_of(owner: str, key: str, value: str, known: Iterable[str]) -> None:
-    """Raise `InvalidInput` unless `value` is one of `known`."""
+    """Raise `InvalidInput` unless `value` is one of `known`; an option, as --to, has no owner."""
     words = tuple(known)
     if value not in words:
         hint = did_you_mean(value, words)
         is_repeated = hint is not None and hint.startswith("known: ")
-        raise bad_value(f"{owner}.{key}", value, f"one of {', '.join(words)}", hint=None if is_repeated else hint)
+        place = f"{owner}.{key}" if owner else key
+        raise bad_value(place, value, f"one of {', '.join(words)}", hint=None if is_repeated else hint)
 
 
 CAMPAIGN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")

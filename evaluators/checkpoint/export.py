@@ -53,7 +53,7 @@ def export(
 ) -> Exported:
     """Write the folder `out`, which must not be there; raise `InvalidInput` for a model of no architecture."""
     require_extra("safetensors", "safetensors", "exporting")
-    require_one_of("checkpoint export", "dtype", dtype, DTYPES)
+    require_one_of("", "--dtype", dtype, DTYPES)
     if holds(out.exists):
         raise InvalidInput(f"{out} is there already", hint="name another folder by --out, or remove it first")
     model, length = checkpoint.job.model, checkpoint.job.sequence_length

@@ -122,6 +122,11 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "key in the file": (["launch", "bad.toml"], 2, r"bad\.toml: model\.layers = 0: expected at least 1"),
     "name with a line break": (["launch", "c.toml", "--name", "a\nb"], 2, r'name = "a\\nb": expected 1 to 64 of'),
     "another kind of file": (["best", "--store", "c.toml"], 4, r"c\.toml is not an SQLite file"),
+    "a form that is not known": (
+        ["checkpoint", "export", "r", "--to", "gguf", "--out", "m"],
+        2,
+        '--to = "gguf": expected one of safetensors',
+    ),
     "a tool that is not known": (["export", "0123", "--to", "megatronlm"], 2, "did you mean 'megatron-lm'"),
     "no configuration": (
         ["import-config", "c.toml", "--from", "nemo", "--campaign", "c.toml", "--out", "r.json"],

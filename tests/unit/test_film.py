@@ -105,5 +105,6 @@ def test_files_that_cannot_be_written_are_refused_before_anything_is(
         opened.create_campaign(
             name="empty", spec_json=dump_json(empty), legal_recipes=4, problem_summary=problem_summary(empty)
         )
-    with pytest.raises(NothingLegal, match="has no outcome to film"):
+    with pytest.raises(NothingLegal, match="has no outcome to film") as refused_empty:
         write_film(store.film("empty"), tmp_path / "x.gif")
+    assert refused_empty.value.hint == "frontrunner status empty"

@@ -186,6 +186,12 @@ def test_each_group_requests_nodes_in_its_own_way() -> None:
     }
 
 
+def test_a_misspelled_name_of_a_group_is_suggested() -> None:
+    with pytest.raises(InvalidInput, match=r"cluster\.group\.name is missing") as refused:
+        grouped({"nodes": 2, "nam": "a"})
+    assert refused.value.hint == "nam is no key of a group: did you mean 'name'?"
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

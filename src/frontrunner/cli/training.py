@@ -91,7 +91,7 @@ def export_checkpoint(folder: Path, form: str, out: Path, step: int | None, *, a
     from frontrunner.evaluators.checkpoint.export import FORMATS, export
     from frontrunner.evaluators.checkpoint.reading import open_checkpoint
 
-    require_one_of("checkpoint export", "to", form, FORMATS)
+    require_one_of("", "--to", form, FORMATS)
     most_bytes = int(given.pop("max_file_gb") * 1e9)
 
     def on_file(number: int, count: int) -> None:

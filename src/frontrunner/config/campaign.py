@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
@@ -127,7 +128,9 @@ def _group(own: Table, shared: Table, base: Path) -> Cluster:
     """Return one group; what [cluster] says of its device is not said of that of a group which names its own."""
     name = own.get("name")
     if not isinstance(name, str):
-        raise errors.bad_value("cluster.group.name", name, 'a name for each group, as "h100"')
+        meant = next((key for key in own if name is None and get_close_matches(key, ["name"], cutoff=0.75)), "name")
+        hint = None if meant == "name" else f"{meant} is no key of a group: did you mean 'name'?"
+        raise errors.bad_value("cluster.group.name", name, 'a name for each group, as "h100"', hint=hint)
     if not own.keys().isdisjoint(NAMES_A_DEVICE):
         device = {key for table in presets.catalogue("devices").values() for key in table}
         left_out = {*NAMES_A_DEVICE, *device, "efficiencies", "expected_error"}

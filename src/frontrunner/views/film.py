@@ -161,7 +161,9 @@ def write_film(found: Film, file: Path) -> int:
 
     check_film_file(file)
     if not found.shots:
-        raise NothingLegal(f"campaign {found.campaign} has no outcome to film")
+        raise NothingLegal(
+            f"campaign {found.campaign} has no outcome to film", hint=f"frontrunner status {found.campaign}"
+        )
     steps = -(-len(found.shots) // MOST_FRAMES)
     frames = [min(end, len(found.shots)) for end in range(steps, len(found.shots) + steps, steps)]
     figure = Figure(figsize=(11, 4.8), dpi=DPI, layout="constrained")
