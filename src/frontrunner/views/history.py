@@ -73,7 +73,7 @@ def _warm_start(data: EventData) -> str:
     """Return as in: warm start: 12 outcomes of a.csv, 3 recipes answered; left out: 2 simulated."""
     prefix = "left out: "
     origins = f" of {data['origins']}" if "origins" in data else ""
-    answered = f", {counted(data['answers'], 'recipe')} answered" if data["answers"] else ""
+    answered = f", {counted(int(data['answers']), 'recipe')} answered" if data["answers"] else ""
     left_out = [f"{count} {key.removeprefix(prefix)}" for key, count in data.items() if key.startswith(prefix)]
     also = f"; {prefix}{', '.join(left_out)}" if left_out else ""
     return f"warm start: {data['learned_from'] or 'no'} usable outcomes{origins}{answered}{also}"
