@@ -5,8 +5,8 @@ Nothing else is stored of a node that is set aside: who reads the attempts, and 
 1. Attempts speak against a node as their run folders say (`evaluators.cluster.nodes`): it was lost, hung, crashed, or
    lagged behind its peers. A crash counts once its recipe was measured without the node; hangs of one recipe count
    once; a measurement to which the node was no hindrance clears it.
-2. A node is set aside once `after` attempts in a row speak against it, while others did well: one without the node was
-   measured, or its peers in these attempts had no trouble.
+2. A node is set aside once `after` attempts in a row speak against it, while others did well: another node was measured
+   without it and nothing has spoken against that one since, or its peers in these attempts had no trouble.
 3. After a cool-down, which doubles each time, a check of the node decides: it is used again, or waits once more.
 """
 
@@ -82,8 +82,8 @@ class NodeLedger:
         """`after` attempts set a node aside, 0 never, for `minutes` at first."""
         self.aside: dict[str, SetAside] = {}
         self._after, self._minutes = after, minutes
-        self._measured = 0
-        self._measured_on: Counter[str] = Counter()
+        self._did_well: dict[str, tuple[str, ...]] = {}
+        """The nodes of each node's last measurement in which it had no trouble."""
         self._against: dict[str, list[NodeTrouble]] = {}
         self._crashed: dict[int, list[tuple[str, NodeTrouble]]] = {}
         self._times: Counter[str] = Counter()
@@ -99,7 +99,6 @@ class NodeLedger:
 
     def note(self, nodes: AttemptNodes, *, trial: int, at: str, kind: FailureKind | None) -> list[SetAside]:
         """Take in an attempt that ended, measured where `kind` is None; return the nodes that it has set aside."""
-        self._measured += kind is None
         did_well = len(nodes.troubles) < len(nodes.names)
         for name in nodes.names:
             why = nodes.troubles.get(name)
@@ -112,7 +111,7 @@ class NodeLedger:
                     self._charge(name, trouble)
             elif kind is None:
                 self._against.pop(name, None)
-            self._measured_on[name] += kind is None
+                self._did_well[name] = nodes.names
         for name, trouble in self._crashed.pop(trial, []) if kind is None else []:
             if name not in nodes.names:
                 self._charge(name, trouble)
@@ -128,24 +127,30 @@ class NodeLedger:
                 del self.aside[node]
 
     def _charge(self, name: str, trouble: NodeTrouble) -> None:
-        known = self._against.setdefault(name, [])
+        known = self._against.get(name, [])
         is_repeat = trouble.kind == FailureKind.HUNG and (trouble.kind, trouble.trial) in {
             (one.kind, one.trial) for one in known
         }
         if name not in self.aside and not is_repeat:
-            known.append(trouble)
+            self._against[name] = [*known, trouble]
 
     def _decide(self, at: str) -> list[SetAside]:
         found = []
         for name, troubles in list(self._against.items()):
-            others_did_well = self._measured > self._measured_on[name] or all(one.peers_did_well for one in troubles)
-            if self._after and len(troubles) >= self._after and others_did_well:
+            if not self._after or len(troubles) < self._after:
+                continue
+            if self._others_do_well(name) or all(one.peers_did_well for one in troubles):
                 until = _later(at, self._minutes * 2 ** self._times[name])
                 self.aside[name] = SetAside(node=name, since=at, until=until, troubles=tuple(troubles))
                 self._times[name] += 1
                 del self._against[name]
+                self._did_well.pop(name, None)
                 found.append(self.aside[name])
         return found
+
+    def _others_do_well(self, name: str) -> bool:
+        """Return whether another node does: load on all of them must not set them aside one after the other."""
+        return any(name not in names and other not in self._against for other, names in self._did_well.items())
 
 
 def _later(at: str, minutes: float) -> str:

@@ -73,6 +73,14 @@ def test_no_node_is_set_aside_before_another_did_well() -> None:
     assert noted("a") == ["b"]
 
 
+def test_load_on_all_nodes_sets_none_aside() -> None:
+    noted = Noted()
+    assert [noted(name) for name in ("a!", "b!", "a!", "b!")] == [[]] * 4
+    noted = Noted()
+    assert [noted(name) for name in ("a", "b", "a!", "b!", "a!", "b!")] == [[]] * 6, "what they did before says nothing"
+    assert noted("a") == ["b"]
+
+
 def test_a_node_is_set_aside_at_once_where_its_peers_in_the_same_attempts_had_no_trouble() -> None:
     noted = Noted()
     noted("a b!", LOST)
