@@ -60,6 +60,11 @@ class Grouped(Evaluator):
         """Return the checks that have ended on any group."""
         return [check for one in self._groups.values() for check in one.checked_nodes()]
 
+    @property
+    def waits_for(self) -> str:
+        """See `Evaluator`."""
+        return "; ".join(f"group {name}: {one.waits_for}" for name, one in self._groups.items() if one.waits_for)
+
     def harvest(self, order: ProbeOrder) -> Outcome | None:
         """Return the outcome that an order of an earlier driver left, as its group's evaluator reads it."""
         return self._groups[order.recipe.group].harvest(order)

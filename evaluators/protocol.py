@@ -138,6 +138,11 @@ class Evaluator(ABC):
         """Return the checks of nodes that have ended since the last call."""
         return []
 
+    @property
+    def waits_for(self) -> str:
+        """What the nodes that orders wait for lack, if that is known; empty where none waits."""
+        return ""
+
     def harvest(self, order: ProbeOrder) -> Outcome | None:
         """Return the outcome that an order of an earlier driver left in its run folder, or None."""
         folder = RunFolder(order.run_folder)

@@ -25,6 +25,7 @@ from frontrunner.results.outcome import FailureKind
 from frontrunner.results.records import Campaign, Event, timestamp
 from frontrunner.results.rows import cell, columns_of, has_table, interpreted, values
 from frontrunner.results.schema import AttemptRow, EventRow, FailureRow, NodesRow, TrialRow
+from frontrunner.results.states import CampaignState
 
 QUARANTINE_AFTER = 2
 """One loss may be bad luck. With 2 a node cannot use up the four attempts of a lost probe alone."""
@@ -32,6 +33,8 @@ QUARANTINE_MINUTES = 30.0
 """Assumed: about what a reboot, or the end of another job, takes. A check takes a node for half a minute."""
 SET_ASIDE, CHECKED = "node-set-aside", "node-checked"
 """Events about the `node` that they name; `CHECKED` has what was `found`, empty where the node is fine."""
+AWAITED = "nodes-awaited"
+"""Event of probes that wait for nodes, with `why`."""
 STRAGGLING = "straggling"
 
 
@@ -59,7 +62,10 @@ class NodeTrouble:
 
 @dataclass(frozen=True, kw_only=True)
 class SetAside:
-    """A node that no probe gets: since when, when a check is due, and why. `found` is what the last check found."""
+    """A node that no probe gets: since when, when a check is due, and why. `found` is what the last check found.
+
+    `until` is empty where none will come, since the campaign is finished.
+    """
 
     node: str
     since: str
@@ -69,10 +75,15 @@ class SetAside:
 
     def __str__(self) -> str:
         again = f"; checked, and not fine: {self.found}" if self.found else ""
-        return (
-            f"node {self.node} is set aside since {self.since[:16].replace('T', ' ')}, until a check after "
-            f"{self.until[11:16]}: {'; '.join(map(str, self.troubles))}{again}"
-        )
+        when = f"is set aside since {minute(self.since)}, until a check after {minute(self.until)}"
+        if not self.until:
+            when = f"was set aside from {minute(self.since)} on"
+        return f"node {self.node} {when}: {'; '.join(map(str, self.troubles))}{again}"
+
+
+def minute(at: str) -> str:
+    """Return a stored time to the minute, for people."""
+    return at[:16].replace("T", " ")
 
 
 class NodeLedger:
@@ -81,7 +92,7 @@ class NodeLedger:
     def __init__(self, *, after: int = QUARANTINE_AFTER, minutes: float = QUARANTINE_MINUTES) -> None:
         """`after` attempts set a node aside, 0 never, for `minutes` at first."""
         self.aside: dict[str, SetAside] = {}
-        self._after, self._minutes = after, minutes
+        self._after, self.minutes = after, minutes
         self._did_well: dict[str, tuple[str, ...]] = {}
         """The nodes of each node's last measurement in which it had no trouble."""
         self._against: dict[str, list[NodeTrouble]] = {}
@@ -91,7 +102,7 @@ class NodeLedger:
     @classmethod
     def of(cls, dispatch: Mapping[str, Any]) -> NodeLedger:
         """Return an empty ledger with the thresholds of a section [dispatch]."""
-        after, minutes = dispatch.get("quarantine_after"), dispatch.get("quarantine_minutes")
+        after, minutes = dispatch.get("quarantine_after"), dispatch.get("quarantineminutes")
         return cls(
             after=QUARANTINE_AFTER if after is None else after,
             minutes=QUARANTINE_MINUTES if minutes is None else minutes,
@@ -121,7 +132,7 @@ class NodeLedger:
         """Take in a check: `found` is what is not fine, empty where the node is to be used again."""
         if node in self.aside:
             if found:
-                again = _later(at, self._minutes * 2 ** (self._times[node] - 1))
+                again = _later(at, self.minutes * 2 ** (self._times[node] - 1))
                 self.aside[node] = replace(self.aside[node], until=again, found=found)
             else:
                 del self.aside[node]
@@ -140,7 +151,7 @@ class NodeLedger:
             if not self._after or len(troubles) < self._after:
                 continue
             if self._others_do_well(name) or all(one.peers_did_well for one in troubles):
-                until = _later(at, self._minutes * 2 ** self._times[name])
+                until = _later(at, self.minutes * 2 ** self._times[name])
                 self.aside[name] = SetAside(node=name, since=at, until=until, troubles=tuple(troubles))
                 self._times[name] += 1
                 del self._against[name]
@@ -196,14 +207,15 @@ def _read(row: Any) -> AttemptNodes:
 
 
 def set_aside(connection: Connection, campaign: Campaign) -> tuple[SetAside, ...]:
-    """Return the nodes of a campaign that are set aside now."""
+    """Return the nodes of a campaign that are set aside now, or were at its end."""
     if not has_table(connection, NodesRow):
         return ()
     mine = AttemptRow.campaign_id == campaign.id
     troubled = select(NodesRow.attempt_id).join(AttemptRow).where(mine, NodesRow.troubles_json != "{}").limit(1)
     if connection.execute(troubled).first() is None:
         return ()
-    return tuple(node_ledger(connection, campaign).aside.values())
+    aside = node_ledger(connection, campaign).aside.values()
+    return tuple(replace(one, until="") if campaign.state is CampaignState.FINISHED else one for one in aside)
 
 
 def _note_event(ledger: NodeLedger, event: Event) -> None:

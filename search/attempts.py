@@ -18,7 +18,7 @@ from frontrunner.evaluators.probe.processes import Fenced, Orphans
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOrder, Progress
 from frontrunner.evaluators.registry import make_evaluator
-from frontrunner.results.nodes import CHECKED, SET_ASIDE, node_ledger
+from frontrunner.results.nodes import AWAITED, CHECKED, SET_ASIDE, node_ledger
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import PROPOSED, Expected
 from frontrunner.results.prior_results import CUT, REUSED, trials_noted
@@ -182,6 +182,7 @@ class CampaignSession:
         with store.read(campaign) as (connection, found):
             self._nodes = node_ledger(connection, found)
         self._avoided: dict[str, str] = {}
+        self._awaited = ""
         self._spec_as_read = as_left.spec_json
         self._fenced = fenced_here(former, spec.run_folder)
         self._look_again_s = 0.0
@@ -329,7 +330,11 @@ class CampaignSession:
         return will_retry
 
     def settle_nodes(self) -> None:
-        """Store the checks of nodes that have ended, and have the evaluator avoid those that are set aside now."""
+        """Store why probes wait and which checks of nodes have ended; have the evaluator avoid those set aside now."""
+        if (why := self.evaluator.waits_for) != self._awaited:
+            self._awaited = why
+            if why:
+                self.notice(AWAITED, why=why)
         for check in self.evaluator.checked_nodes():
             self.notice(CHECKED, node=check.node, found=check.found)
             self._nodes.note_check(check.node, at=timestamp(self._store.now()), found=check.found)

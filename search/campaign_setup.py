@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from frontrunner.search.budget import Limit, Spent
 from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, bad_value, free_among
 from frontrunner.spaces.pareto import RATES
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import dump_json, load_json, validate
 
@@ -48,10 +49,18 @@ def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
     if spec.problem.cluster.group and trains and backend not in ("parsl", RAY):
         expected = '"parsl" or "ray", which get nodes of each of the cluster\'s groups by its [dispatch.group.NAME]'
         raise bad_value("dispatch.backend", backend, expected)
-    if spec.evaluator != "probe":
+    if spec.evaluator == "probe":
+        _prepare_probes(spec, recipes)
+    else:
         for _, places in spec.problem.split(recipes):
             spec.check_commands(recipes[places[0]])
-        return
+    if trains and backend == RAY:
+        from frontrunner.evaluators.cluster.ray_allocation import require_ray
+
+        require_ray(spec.dispatch)
+
+
+def _prepare_probes(spec: CampaignSpec, recipes: Sequence[Recipe]) -> None:
     from frontrunner.evaluators.probe.job import check_data
 
     check_data(spec.data, spec.problem)

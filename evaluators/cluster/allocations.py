@@ -267,6 +267,11 @@ class Pool:
         self._short_of_nodes = 0
         return placed
 
+    @property
+    def waits_for(self) -> str:
+        """What the requests for nodes lack, if their engine says so."""
+        return next((one.waits_for for one in self._allocations if one.ready_s is None and one.waits_for), "")
+
     def withdraw_requests(self) -> None:
         """Withdraw the requests for nodes that are still queued: nothing waits for them any more."""
         for allocation in [one for one in self._allocations if one.ready_s is None]:

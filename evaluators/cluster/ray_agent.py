@@ -43,6 +43,8 @@ _GROWING = (".log", ".jsonl")
 
 MUST_AGREE = ("frontrunner", "ray", "torch")
 """Packages of which driver and nodes need the same version."""
+NODE_VARIABLE = "FRONTRUNNER_NODE"
+"""The machine's name, where the host's name is a pod's."""
 
 Change = tuple[str, int | None, bytes]
 """A file's name and content: from an offset on, or whole with None."""
@@ -154,7 +156,7 @@ class RayAgent:
             if pid.isdecimal() and not psutil.pid_exists(int(pid)):
                 shutil.rmtree(folder, ignore_errors=True)
         return {
-            "host": socket.gethostname(),
+            "host": os.environ.get(NODE_VARIABLE) or socket.gethostname(),
             "node_id": ray.get_runtime_context().get_node_id(),
             "sees_files": Path(visible).exists(),
             "versions": own_versions(),

@@ -1,4 +1,7 @@
-"""Allocation of nodes of a Ray cluster, from the side of the driver, which does not import Ray: see `ray_holder.py`."""
+"""Ray from the side of the driver, which does not import it: a look at a cluster, and an allocation of its nodes.
+
+Processes of their own do both: see `ray_view.py` and `ray_holder.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,74 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.cluster.allocations import LOGGER, HeldAllocation, NodeLost, Placed
-from frontrunner.evaluators.cluster.settings import RAY_AUTO
+from frontrunner.evaluators.cluster.settings import RAY_AUTO, RAY_LOCAL, DispatchSettings, why_unreachable
 from frontrunner.evaluators.probe.files import tail
 from frontrunner.evaluators.probe.processes import start_child
+from frontrunner.spaces.errors import bad_value
 
 HOLDER = "frontrunner.evaluators.cluster.ray_holder"
+VIEW = "frontrunner.evaluators.cluster.ray_view"
+ONLY_CONNECT = "--only-connect"
 POLL_S = 0.05
 CONNECT_S = 60.0
 """How long a holder may take to connect, or to start a local cluster."""
+VIEW_TIMEOUT_S = 120.0
 PATIENCE_S = 300.0
 """Assumed: how long a Ray cluster may be away while it is started again."""
 RETRY_S = 3.0
 CLOSE_S = 10.0
+AUTH_MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+
+
+def ray_environment() -> dict[str, str]:
+    """Return the environment of a process that connects to Ray: with a token, where this user has one.
+
+    `ray start` enables tokens where it finds one; connecting to an address does so only if told to.
+    """
+    given: Mapping[str, str] = os.environ
+    file = Path(given.get(TOKEN_PATH) or Path.home() / ".ray" / "auth_token")
+    has_token = AUTH_MODE not in given and (TOKEN in given or file.is_file())
+    return {**given, "RAY_USAGE_STATS_ENABLED": "0", **({AUTH_MODE: "token"} if has_token else {})}
+
+
+def look_at_ray(address: str, *options: str) -> Mapping[str, Any] | str:
+    """Return a cluster's nodes as `ray_view.py` prints them, or why it could not be looked at."""
+    if (why := why_unreachable(address)) is not None:
+        return why
+    command = [sys.executable, "-P", "-m", VIEW, address, *options]
+    timeout_s = CONNECT_S if ONLY_CONNECT in options else VIEW_TIMEOUT_S
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+            env=ray_environment(),
+        )
+    except subprocess.TimeoutExpired:
+        return f"it did not respond within {timeout_s:g} s"
+    for line in done.stdout.splitlines():
+        if line.startswith('{"'):
+            found: dict[str, Any] = json.loads(line)
+            return str(found["failed"]) if "failed" in found else found
+    return (done.stderr.strip().splitlines() or ["no output"])[-1]
+
+
+def require_ray(settings: DispatchSettings) -> None:
+    """Raise `InvalidInput` if there is no Ray cluster at the address that a campaign names."""
+    address = settings.address or RAY_AUTO
+    if address != RAY_LOCAL and isinstance(why := look_at_ray(address, ONLY_CONNECT), str):
+        hint = "start one (`ray start`), or correct the address"
+        raise bad_value("dispatch.address", address, f"the address of a Ray cluster; {why}", hint=hint)
 
 
 class RayAllocation(HeldAllocation):
@@ -40,6 +94,7 @@ class RayAllocation(HeldAllocation):
                 why = self._hold()
                 if self.job_id is not None or self._is_unwanted.is_set() or time.monotonic() - began_s > PATIENCE_S:
                     break
+                self.waits_for = why
                 LOGGER.warning("%s: %s", self.name, why)
                 self._is_unwanted.wait(RETRY_S)
             self._note_end(why)
@@ -58,7 +113,7 @@ class RayAllocation(HeldAllocation):
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
+                env=ray_environment(),
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # signals of the terminal are for the driver to handle
             )

@@ -49,6 +49,8 @@ LONGEST_RETRY_S = 30.0
 CLOSE_S = 5.0
 MAX_FAILED_AGENTS = 3
 """Agents in a row that ended before they were ready, before all nodes ever were: something is wrong with them."""
+CONNECT_ERRORS = (RayError, ConnectionError, RuntimeError, ValueError)
+"""What connecting to a cluster raises."""
 _REASON = re.compile(r" because |\w+Error: ")
 _NODE_ID = re.compile(r" Node Id: [0-9a-f]+")
 CHUNK_BYTES = 2**24
@@ -119,7 +121,7 @@ class Holder:
             local = {"include_dashboard": False, **cpus}
         try:
             ray.init(address, namespace=str(uuid4()), log_to_driver=False, logging_level=logging.ERROR, **local)
-        except (RayError, ConnectionError, RuntimeError, ValueError) as error:
+        except CONNECT_ERRORS as error:
             raise Unfit(brief(error)) from error
         self._report(job=ray.get_runtime_context().get_job_id())
 
@@ -212,7 +214,9 @@ class Holder:
             node.again_s = time.monotonic() + min(LONGEST_RETRY_S, RETRY_S * 2 ** (node.failures - 1))
             return
         node.life = node.agent.live.remote()
-        node.name, node.failures = node_name(found["host"], found["node_id"]), 0
+        name, others = node_name(found["host"], found["node_id"]), {one.name for one in self._nodes if one is not node}
+        node.name = f"{name}-{found['node_id'][:8]}" if name in others else name  # pods of one machine
+        node.failures = 0
         ours, theirs = own_versions(), found["versions"]
         for package in ours:
             if theirs.get(package) != ours[package]:
@@ -309,6 +313,9 @@ class Holder:
             while chunk := file.read(CHUNK_BYTES):
                 stored = ray.put(chunk)
                 ray.get([node.agent.receive.remote(path, stored) for node in lacking])
+                for node in self._nodes:
+                    if node.step is not None:  # whose agents end without a heartbeat
+                        self._look(node)
         return list(ray.get([node.agent.data_here.remote(path, size) for node in nodes]))
 
 
@@ -335,8 +342,10 @@ def apply_changes(folder: Path, changes: list[Change]) -> None:
             file.write(content)
 
 
-def brief(error: Exception) -> str:
+def brief(error: BaseException) -> str:
     """Return what an error of Ray says of its cause, in one line without ids."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     reasons = [number for number, line in enumerate(lines) if _REASON.search(line)]
     told = lines[reasons[-1] : reasons[-1] + 2] if reasons else lines[:1]

@@ -1,7 +1,7 @@
-"""What a Ray cluster has, `python -P -m frontrunner.evaluators.cluster.ray_view ADDRESS`: JSON, for `doctor`.
+"""What a Ray cluster has, `python -P -m frontrunner.evaluators.cluster.ray_view ADDRESS [--only-connect]`, as JSON.
 
 It is a process of its own because connecting to a cluster that does not respond takes Ray minutes, and may end it. On
-each node it looks for the packages whose versions have to agree.
+each node it looks for the packages whose versions have to agree, unless it only connects.
 """
 
 from __future__ import annotations
@@ -10,20 +10,35 @@ import json
 import logging
 import os
 import sys
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from frontrunner.evaluators.cluster.ray_agent import own_versions
-from frontrunner.evaluators.cluster.ray_holder import brief, node_name
+from frontrunner.evaluators.cluster.ray_allocation import ONLY_CONNECT
+from frontrunner.evaluators.cluster.ray_holder import CONNECT_ERRORS, brief, node_name
 
 NODE_TIMEOUT_S = 60.0
 
 
 def main() -> None:
-    """Print the cluster's nodes by name: resources, and packages or why they are unknown."""
-    ray.init(sys.argv[1], log_to_driver=False, logging_level=logging.ERROR)
+    """Print what there is, or why it could not be looked at."""
+    found: dict[str, Any] = {}
+    try:
+        ray.init(sys.argv[1], log_to_driver=False, logging_level=logging.ERROR)
+        if ONLY_CONNECT not in sys.argv:
+            found = {"nodes": _nodes(), "versions": own_versions()}
+    except CONNECT_ERRORS as error:
+        found = {"failed": brief(error)}
+    sys.stdout.write(json.dumps({"address": sys.argv[1], **found}) + "\n")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _nodes() -> dict[str, Any]:
+    """Return the cluster's nodes by name: resources, and packages or why they are unknown."""
     nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     ask = ray.remote(num_cpus=0)(own_versions)
     places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
@@ -37,9 +52,7 @@ def main() -> None:
             versions = brief(error)
         name = node_name(node["NodeManagerHostname"], node["NodeID"])
         found[name] = {"resources": node["Resources"], "versions": versions}
-    sys.stdout.write(json.dumps({"nodes": found, "versions": own_versions()}) + "\n")
-    sys.stdout.flush()
-    os._exit(0)
+    return found
 
 
 if __name__ == "__main__":

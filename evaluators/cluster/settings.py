@@ -361,7 +361,7 @@ def in_words(resources: Mapping[str, float]) -> str:
 
 def why_unreachable(address: str) -> str | None:
     """Return why nothing responds at a Ray address; None if something does, or the address names no host."""
-    found = _RAY_ADDRESS.fullmatch(address)
+    found = _RAY_ADDRESS.fullmatch(os.environ.get("RAY_ADDRESS", "") if address == RAY_AUTO else address)
     if found is None:
         return None
     try:

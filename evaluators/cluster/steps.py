@@ -158,6 +158,11 @@ class Dispatcher:
         """Note how long a step has taken."""
         self._longest_s = max(self._longest_s or 0.0, seconds)
 
+    @property
+    def waits_for(self) -> str:
+        """What the requests for nodes lack, if their engine says so."""
+        return self._pool.waits_for
+
     def withdraw_requests(self) -> None:
         """Withdraw the requests for more nodes, which nothing waits for any more."""
         self._pool.withdraw_requests()
@@ -335,6 +340,11 @@ class Dispatched(QueuedProbes[AnyStep]):
         """See `Evaluator`."""
         checked, self._checked = self._checked, []
         return checked
+
+    @property
+    def waits_for(self) -> str:
+        """See `Evaluator`."""
+        return self._dispatcher.waits_for if self._waiting else ""
 
     def _conclude(self, watch: AnyStep) -> Finished:
         if watch.lost is None:

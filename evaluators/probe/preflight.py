@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from frontrunner.evaluators.cluster.environment import allocation
-from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource, node_source, why_unreachable
+from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource, node_source
 from frontrunner.evaluators.probe import TORCH_DEVICES
 from frontrunner.evaluators.probe.files import tail
 from frontrunner.evaluators.probe.measure import nodes_used
@@ -48,8 +48,6 @@ def prepare_here(
 ) -> None:
     """Raise `InvalidInput` if probes of these engines, offloads and `fp8` cannot run here; may compile async_io."""
     cluster, is_here = problem.cluster, node_source(dispatch, problem.cluster) is None
-    if (why := why_unreachable(dispatch.address or "")) is not None:
-        raise bad_value("dispatch.address", dispatch.address, f"the address of a Ray cluster; {why}")
     if cluster.backend not in TORCH_DEVICES:
         hint = 'estimates (`frontrunner plan`) and evaluator = "command" take it'
         raise bad_value("cluster.backend", cluster.backend, f"one of {', '.join(TORCH_DEVICES)} for probes", hint=hint)

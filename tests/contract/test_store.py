@@ -397,6 +397,10 @@ class TestTrials(StoreContract):
         assert told.aside == {"b": aside}, "as its driver knew"
         (appearance,) = explain(store, f"{3:012}").appearances
         assert appearance.attempts[0].nodes == AttemptNodes(names=("b",), troubles={"b": "its agent did not begin"})
+        for state in (CampaignState.RUNNING, CampaignState.FINISHED):
+            writer.set_state(state, reason="")
+        (aside,) = status(store, campaign).nodes_aside
+        assert str(aside).startswith("node b was set aside from "), "no check will come"
         clock.move(60)
         writer.event(CHECKED, node="b", found="")
         assert status(store, campaign).nodes_aside == ()

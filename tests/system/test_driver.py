@@ -23,6 +23,7 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import AlreadyDriven, FrontrunnerError
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.views.history import noticed
 from support.campaigns import spec_of, tiny
 from support.drivers import LEGAL, Campaigns, Recorder, Scripted, failure
 
@@ -261,6 +262,19 @@ def test_a_request_to_end_queues_what_was_running(campaigns: Campaigns, scripted
     assert campaigns.driver(record, spec).run().measured == LEGAL
     assert len(campaigns.store.trials(record.id)) == LEGAL
     assert "resumed" in [event.kind for event in campaigns.store.events(record.id)]
+
+
+def test_what_probes_wait_for_is_reported_and_stored_once(
+    campaigns: Campaigns, scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = scripted(lambda recipe, attempt: None)
+    monkeypatch.setattr(made, "waits_for", "1 of Ray's 1 nodes have CPU 1", raising=False)
+    record, spec = campaigns.create("scripted")
+    heard = Recorder()
+    campaigns.driver(record, spec, heard).run()
+    assert heard.notices == ["nodes-awaited"]
+    (event,) = [event for event in campaigns.store.events(record.id) if event.kind == "nodes-awaited"]
+    assert noticed(event.kind, event.data) == "probes wait for nodes: 1 of Ray's 1 nodes have CPU 1"
 
 
 def test_the_same_seed_goes_on_where_it_was_stopped(campaigns: Campaigns) -> None:

@@ -146,9 +146,12 @@ def test_a_replay_goes_on_after_its_node_is_lost(tmp_path: Path, ray: RayCluster
     assert result["resumed_step"] > 0
 
 
-def test_a_cluster_that_is_not_there_is_named_before_anything_is_written(tmp_path: Path) -> None:
-    ray = RayCluster(address="127.0.0.2:9", raylets={})
-    done = frontrunner("launch", campaign(tmp_path, ray), cwd=tmp_path)
+@pytest.mark.parametrize("address", ["127.0.0.2:9", "auto"])
+def test_a_cluster_that_is_not_there_is_named_before_anything_is_written(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.2:9")
+    done = frontrunner("launch", campaign(tmp_path, RayCluster(address=address, raylets={})), cwd=tmp_path)
     assert done.returncode == 2
-    assert 'dispatch.address = "127.0.0.2:9"' in done.stderr
+    assert f'dispatch.address = "{address}": expected the address of a Ray cluster; nothing responds' in done.stderr
     assert not (tmp_path / "frontrunner.db").exists()

@@ -221,9 +221,9 @@ def test_a_node_that_loses_every_probe_is_set_aside_and_the_campaign_goes_on_wit
     (aside,) = status["nodes_aside"]
     assert (aside["node"], aside["troubles"][0]["kind"]) == (bad, "lost")
     assert status["trials"]["measured"] == 6
-    assert f"node {bad} is set aside since" in frontrunner("status", cwd=tmp_path).stdout
+    assert f"node {bad} was set aside from" in frontrunner("status", cwd=tmp_path).stdout
     assert frontrunner("report", "--out", "report.html", cwd=tmp_path).returncode == 0
-    assert f"Node {bad} is set aside since" in (tmp_path / "report.html").read_text()
+    assert f"Node {bad} was set aside from" in (tmp_path / "report.html").read_text()
 
 
 def test_too_few_nodes_pause_the_campaign_and_a_check_lets_the_next_driver_go_on(

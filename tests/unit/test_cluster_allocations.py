@@ -189,6 +189,14 @@ def test_nodes_that_nothing_waits_for_any_more_are_not_asked_for(pool: Pool, ask
     assert [one.is_given_back for one in asked] == [False, True]
 
 
+def test_what_a_request_lacks_is_known_until_it_has_nodes(pool: Pool, asked: list[Imagined]) -> None:
+    pool.place([Waiting("a", 2, 60.0)], 0.0)
+    asked[0].waits_for = "1 of 2 nodes"
+    assert pool.waits_for == "1 of 2 nodes"
+    asked[0].begin()
+    assert pool.waits_for == ""
+
+
 def test_probes_start_on_the_nodes_that_are_not_set_aside(pool: Pool, asked: list[Imagined]) -> None:
     placed(pool, waiting(1, 1))
     asked[0].begin()

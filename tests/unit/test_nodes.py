@@ -53,7 +53,7 @@ def test_a_node_that_lost_two_attempts_in_a_row_is_set_aside_with_its_evidence()
     assert noted("b!", LOST) == ["b"]
     aside = noted.ledger.aside["b"]
     assert [(one.trial, one.kind) for one in aside.troubles] == [(2, "lost"), (3, "lost")]
-    assert "node b is set aside since 2026-11-24 00:03, until a check after 00:33" in str(aside)
+    assert "node b is set aside since 2026-11-24 00:03, until a check after 2026-11-24 00:33" in str(aside)
     assert "probe 2 lost at 00:02: why; probe 3 lost at 00:03: why" in str(aside)
 
 

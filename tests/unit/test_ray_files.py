@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 
 pytest.importorskip("ray")
 
+from frontrunner.evaluators.cluster import ray_holder
 from frontrunner.evaluators.cluster.agent import Step, StepFolder
 from frontrunner.evaluators.cluster.ray_agent import RunFolderCopy
-from frontrunner.evaluators.cluster.ray_holder import apply_changes, brief
+from frontrunner.evaluators.cluster.ray_allocation import ray_environment
+from frontrunner.evaluators.cluster.ray_holder import Holder, HoldOrder, apply_changes, brief
 from frontrunner.evaluators.probe.run_folder import MEETING, STEP
 
 
@@ -99,3 +102,67 @@ RAY_ERRORS = {
 @pytest.mark.parametrize("text", RAY_ERRORS)
 def test_an_error_of_ray_is_one_line_without_ids(text: str) -> None:
     assert brief(Exception(text)) == RAY_ERRORS[text]
+
+
+def test_an_error_of_ray_is_that_of_its_first_cause() -> None:
+    refused = RuntimeError("Traceback:\nray.exceptions.AuthenticationError: RPC error: InvalidAuthToken: it is missing")
+    error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
+    error.__cause__ = refused
+    assert brief(error) == "ray.exceptions.AuthenticationError: RPC error: InvalidAuthToken: it is missing"
+
+
+def test_a_token_is_used_where_this_user_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "RAY_AUTH_MODE" not in ray_environment()
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    assert "RAY_AUTH_MODE" not in ray_environment()
+    (tmp_path / "token").touch()
+    assert ray_environment()["RAY_AUTH_MODE"] == "token"
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").touch()
+    assert ray_environment()["RAY_AUTH_MODE"] == "token"
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert ray_environment()["RAY_AUTH_MODE"] == "disabled"
+
+
+class FakeAgent:
+    """An agent whose calls return at once, but its step, and what was called on it, in order."""
+
+    def __init__(self, *, has_data: bool) -> None:
+        self.called: list[str] = []
+        self._has_data = has_data
+
+    def __getattr__(self, name: str) -> Any:
+        return type("Method", (), {"remote": lambda *given, **more: self._call(name)})()
+
+    def _call(self, name: str) -> Any:
+        self.called.append(name)
+        if name == "data_here":
+            return "/there" if self._has_data or "receive" in self.called else None
+        return [] if name == "exchange" else "under way"
+
+
+def test_nodes_get_heartbeats_while_a_data_file_is_sent_to_others(
+    driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "text.bin"
+    text.write_bytes(b"0123456789")
+    (driver / "job.json").write_text(json.dumps({"run_folder": str(driver), "data": {"path": str(text)}}))
+    (driver / MEETING).write_bytes(b"")
+    monkeypatch.setattr(ray_holder.ray, "get", lambda found: found)
+    monkeypatch.setattr(ray_holder.ray, "put", lambda chunk: chunk)
+    monkeypatch.setattr(ray_holder, "is_done", lambda reference: reference == [])
+    monkeypatch.setattr(ray_holder, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(ray_holder, "EXCHANGE_S", 0.0)
+    order = HoldOrder(address="local", nodes=2, resources={}, shares_files=False, visible="")
+    holder = Holder(order, Pipe()[0])
+    first, second = agents = [FakeAgent(has_data=has_data) for has_data in (True, False)]
+    for node, agent in zip(holder._nodes, agents, strict=True):
+        node.agent, node.name, node.life = agent, f"n{node.index}", "lives"
+    holder._start(driver / STEP, 1)
+    holder._start(driver / STEP, 1)
+    assert second.called.count("receive") == 10
+    assert first.called.count("exchange") == 10

@@ -2,43 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from frontrunner.evaluators.cluster.settings import (
-    RAY_AUTO,
-    RAY_LOCAL,
-    NodeSource,
-    has_resources,
-    in_words,
-    why_unreachable,
-)  # fmt: skip
+from frontrunner.evaluators.cluster.ray_allocation import look_at_ray
+from frontrunner.evaluators.cluster.settings import RAY_AUTO, RAY_LOCAL, NodeSource, has_resources, in_words
 from frontrunner.evaluators.diagnostics.doctor.check import NOTE, PROBLEM, WARNING, Check, judge
 
-PROGRAM = "frontrunner.evaluators.cluster.ray_view"
-TIMEOUT_S = 120.0
 START_ONE = "start it (`ray start`), or correct dispatch.address"
-
-
-def gather_ray(address: str) -> Mapping[str, Any] | str:
-    """Return a cluster's nodes as `ray_view.py` prints them, or why it could not be looked at."""
-    if (why := why_unreachable(address)) is not None:
-        return why
-    command = [sys.executable, "-P", "-m", PROGRAM, address]
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired:
-        return f"it did not respond within {TIMEOUT_S:g} s"
-    for line in done.stdout.splitlines():
-        if line.startswith('{"nodes"'):
-            found: Mapping[str, Any] = json.loads(line)
-            return found
-    return (done.stderr.strip().splitlines() or ["no output"])[-1]
 
 
 def check_ray(source: NodeSource, found: Mapping[str, Any] | str) -> Iterator[Check]:
@@ -68,6 +39,6 @@ def ray_checks(sources: Sequence[NodeSource]) -> Iterator[Check]:
     if address == RAY_LOCAL:
         yield Check("ray", "the campaign starts a cluster on this machine", NOTE)
         return
-    found = gather_ray(address)
+    found = look_at_ray(address)
     for source in sources if not isinstance(found, str) else sources[:1]:
         yield from check_ray(source, found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 
-from frontrunner.results.nodes import CHECKED, SET_ASIDE
+from frontrunner.results.nodes import AWAITED, CHECKED, SET_ASIDE, minute
 from frontrunner.results.pages import HistoryPage
 from frontrunner.results.records import USER, Event, EventData
 from frontrunner.results.states import CampaignState
@@ -18,7 +18,7 @@ from frontrunner.views.terminal import column_table, console
 
 WORDS = {
     CHECKED: "node {node} was checked: {found}",
-    SET_ASIDE: "node {node} is set aside, until a check after {until}: {why}",
+    AWAITED: "probes wait for nodes: {why}",
     "harvested": "probe {trial} had ended before its driver did, and its outcome was collected: {recipe}",
     "lost": "probe {trial} was cut off with its driver: {recipe}",
     "pruned": "{recipes} of {of} legal recipes surely do not fit and are not probed (search.prune_infeasible)",
@@ -44,6 +44,10 @@ def noticed(kind: str, data: EventData, *, running: bool = True) -> str:
 
 def _checked(data: EventData) -> str:
     return f"node {data['node']} was checked, is fine, and is used again"
+
+
+def _set_aside(data: EventData) -> str:
+    return f"node {data['node']} is set aside, until a check after {minute(str(data['until']))}: {data['why']}"
 
 
 def _stopping(data: EventData) -> str:
@@ -81,6 +85,7 @@ def _warm_start(data: EventData) -> str:
 
 IN_WORDS: Mapping[str, Callable[[EventData], str]] = {
     CHECKED: _checked,
+    SET_ASIDE: _set_aside,
     STOPPING: _stopping,
     BUDGET: _budget,
     LABELED: _labeled,
