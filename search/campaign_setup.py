@@ -45,19 +45,29 @@ def runnable(spec: CampaignSpec) -> Survey:
 def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
     """Raise `InvalidInput` if the campaign's probes cannot run on this machine."""
     recipes = (surveyed or spec.survey()).recipes
-    trains, backend = EVALUATORS.get(spec.evaluator, COMMAND) in DISPATCHED, spec.dispatch.backend
-    if spec.problem.cluster.group and trains and backend not in ("parsl", RAY):
-        expected = '"parsl" or "ray", which get nodes of each of the cluster\'s groups by its [dispatch.group.NAME]'
-        raise bad_value("dispatch.backend", backend, expected)
+    require_dispatch_of_groups(spec)
     if spec.evaluator == "probe":
         _prepare_probes(spec, recipes)
     else:
         for _, places in spec.problem.split(recipes):
             spec.check_commands(recipes[places[0]])
-    if trains and backend == RAY:
+    if is_dispatched(spec) and spec.dispatch.backend == RAY:
         from frontrunner.evaluators.cluster.ray_allocation import require_ray
 
         require_ray(spec.dispatch)
+
+
+def is_dispatched(spec: CampaignSpec) -> bool:
+    """Return whether the campaign's probes run on devices, where [dispatch] states."""
+    return EVALUATORS.get(spec.evaluator, COMMAND) in DISPATCHED
+
+
+def require_dispatch_of_groups(spec: CampaignSpec) -> None:
+    """Raise `InvalidInput` if nothing can tell the nodes of the cluster's groups apart."""
+    backend = spec.dispatch.backend
+    if spec.problem.cluster.group and is_dispatched(spec) and backend not in ("parsl", RAY):
+        expected = '"parsl" or "ray", which get nodes of each of the cluster\'s groups by its [dispatch.group.NAME]'
+        raise bad_value("dispatch.backend", backend, expected)
 
 
 def _prepare_probes(spec: CampaignSpec, recipes: Sequence[Recipe]) -> None:

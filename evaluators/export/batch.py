@@ -132,19 +132,30 @@ def batch_script(
     return _script(scheduler, REPLAY, figures, (*header, YOURS), setup, has_gpus=has_gpus)
 
 
-def campaign_script(
-    scheduler: str, name: str, problem: Problem, dispatch: DispatchSettings, file: Path, header: Sequence[str]
+def campaign_script(  # noqa: PLR0913 - what a campaign file states
+    scheduler: str,
+    name: str,
+    problem: Problem,
+    dispatch: DispatchSettings,
+    file: Path,
+    header: Sequence[str],
+    *,
+    has_probes: bool,
 ) -> str:
-    """Return a script for sbatch, qsub or bsub that drives the campaign of a file until it is over."""
+    """Return a script for sbatch, qsub or bsub that drives the campaign of a file until it is over.
+
+    `has_probes` is False where outcomes are computed or looked up, which needs no nodes.
+    """
     requests_nodes = dispatch.backend == "parsl"
     if dispatch.backend not in (None, "local", "allocation", "parsl"):
         expected = "allocation or parsl, for a driver in a job of a batch system"
         raise bad_value("dispatch.backend", dispatch.backend, expected, hint="examples/kubernetes has a driver on Ray")
     if requests_nodes and dispatch.scheduler != scheduler:
         raise bad_value("dispatch.scheduler", dispatch.scheduler, f"{scheduler}, which the driver's own job is for")
-    cluster, has_gpus = problem.cluster, problem.cluster.backend != "cpu" and not requests_nodes
+    is_alone = requests_nodes or not has_probes
+    cluster, has_gpus = problem.cluster, problem.cluster.backend != "cpu" and not is_alone
     figures = {"nodes": cluster.nodes, "per_node": cluster.devices_per_node}
-    if requests_nodes:  # a driver alone
+    if is_alone:
         figures = {"nodes": 1, "per_node": 2}
     given = figures | {"job": name, "file": shlex.quote(str(file.absolute()))}
     asked = {key: getattr(dispatch, key) for key in ("account", "queue")}
@@ -155,7 +166,7 @@ def campaign_script(
         (*header, *YOURS_OF_CAMPAIGN),
         dispatch.worker_init,
         has_gpus=has_gpus,
-        request=None if not requests_nodes else asked,
+        request=asked if is_alone else None,
     )
 
 

@@ -29,12 +29,13 @@ from frontrunner.results.provenance import TrainingData
 from frontrunner.results.records import IMPORTED
 from frontrunner.results.status import Appearance, Explanation
 from frontrunner.results.writer import ImportedCampaign, ImportedOutcome, add_imported
-from frontrunner.search.campaign_setup import problem_summary, stored_spec
+from frontrunner.search.campaign_setup import is_dispatched, problem_summary, require_dispatch_of_groups, stored_spec
 from frontrunner.search.optuna_export import Mirrored, mirror_campaign
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import (
+    FrontrunnerError,
     InvalidInput,
     bad_value,
     campaign_name_from,
@@ -91,7 +92,7 @@ def exported(store: LocalStore, recipe: str, *, to: str, data: str | None = None
         if data is not None:
             raise bad_value("--data", data, "nothing with a campaign file, which states its own: [data] path")
         return _campaign_exported(Path(recipe), to)
-    file = read(Path(recipe)) if names_a_file(recipe) else recipe_file(store.show(recipe))
+    file = read(Path(recipe)) if names_a_file(recipe) else recipe_file(_stored(store, recipe))
     if data is not None:
         file = replace(file, training=replace(file.training, data=training_data(named_data(data))))
     if to == RECIPE_FILE:
@@ -107,6 +108,17 @@ def exported(store: LocalStore, recipe: str, *, to: str, data: str | None = None
     return tool_named(to).render(file.problem, file.recipe, provenance(file))
 
 
+def _stored(store: LocalStore, recipe: str) -> Explanation:
+    """Return a stored recipe; raise `InvalidInput` where it is the name of a campaign instead."""
+    try:
+        return store.show(recipe)
+    except FrontrunnerError:
+        if recipe not in {found.name for found in store.campaigns()}:
+            raise
+        hint = f"name a recipe (frontrunner best {recipe}), or the campaign's file for a script that drives it"
+        raise InvalidInput(f"{recipe} is a campaign, not a recipe", hint=hint) from None
+
+
 def _campaign_exported(path: Path, to: str) -> str:
     spec = read_campaign_file(path).spec
     if to not in SCHEDULERS:
@@ -116,12 +128,14 @@ def _campaign_exported(path: Path, to: str) -> str:
             f"{' or '.join(SCHEDULERS)} for a campaign file, whose driver a batch script runs",
             hint="examples/kubernetes has a driver on Kubernetes",
         )
+    require_dispatch_of_groups(spec)
     problem, now = spec.problem, datetime.now(UTC).isoformat(timespec="seconds")
     header = (
         f"frontrunner campaign {spec.name}: {problem.model.name} on {problem.cluster.name}",
         f"written {now} by frontrunner {__version__}",
     )
-    return campaign_script(to, spec.name, problem, spec.dispatch, path, header)
+    has_probes = is_dispatched(spec)
+    return campaign_script(to, spec.name, problem, spec.dispatch, path, header, has_probes=has_probes)
 
 
 def provenance(file: RecipeFile) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from frontrunner.api import launch
 from frontrunner.evaluators.cluster.batch import LSF_NODES, UNIQUE_PBS_NODES, make_provider
 from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource, node_source
 from frontrunner.exchange import exported
@@ -209,3 +210,27 @@ def test_the_job_of_a_driver_that_holds_its_nodes_has_all_of_them(tmp_path: Path
     assert {"#SBATCH --nodes=4", "#SBATCH --gpus-per-node=8", "#SBATCH --exclusive"} <= set(head)
     head = exported(LocalStore(), str(file), to="lsf").splitlines()
     assert {"#BSUB -n 32", '#BSUB -R "span[ptile=8]"', '#BSUB -gpu "num=8"', "#BSUB -x"} <= set(head)
+
+
+def test_the_job_of_a_driver_without_probes_is_small(tmp_path: Path) -> None:
+    accelerated = {"nodes": 4, "backend": "cuda", "devices_per_node": 8}
+    file = write_toml(tmp_path / "drive.toml", tiny(cluster=accelerated, evaluator="simulated") | {"name": "drive"})
+    head = [line for line in exported(LocalStore(), str(file), to="slurm").splitlines() if line.startswith("#SBATCH")]
+    assert "#SBATCH --nodes=1" in head
+    assert not [line for line in head if "gpu" in line or "exclusive" in line]
+
+
+def test_a_script_whose_launch_would_be_refused_is_not_written(tmp_path: Path) -> None:
+    groups = [{"name": name, "nodes": 1} for name in ("a", "b")]
+    file = tiny_file(tmp_path, cluster={"group": groups, "nodes": 1})
+    with pytest.raises(InvalidInput, match=r'dispatch\.backend is missing: expected "parsl" or "ray"'):
+        exported(LocalStore(), str(file), to="slurm")
+
+
+def test_the_name_of_a_campaign_is_no_recipe_and_its_file_is_named(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path / "store.db"))
+    file = write_toml(tmp_path / "drive.toml", tiny(evaluator="simulated", budget={"probes": 1}) | {"name": "drive"})
+    launch(str(file), store=store.url)
+    with pytest.raises(InvalidInput, match="drive is a campaign, not a recipe") as refused:
+        exported(store, "drive", to="slurm")
+    assert "the campaign's file" in str(refused.value.hint)
