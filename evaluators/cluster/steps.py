@@ -18,6 +18,7 @@ from frontrunner.evaluators.probe.files import tail, write_json
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.watch import QueuedProbes, Watch
 from frontrunner.evaluators.protocol import Finished, NodeCheck, ProbeOrder, ProbeSetup
+from frontrunner.evaluators.trainer.foreign_load import DRIVER
 from frontrunner.spaces.errors import bad_value
 
 POLL_S = 0.25
@@ -85,7 +86,7 @@ class Dispatcher:
         """Start the step of an order in the allocation that `place` returned."""
         setup, settings = self._setup, self._setup.dispatch
         hosts = self._pool.hosts(allocation, nodes_used(order.recipe, setup.problem))
-        variables = dict(environment)
+        variables = {**environment, DRIVER: f"{os.uname().nodename}:{os.getpid()}"}
         if (interface := settings.network_interface) is not None:
             variables |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
         step = self._step(

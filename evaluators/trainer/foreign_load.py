@@ -1,7 +1,7 @@
 """Load on a rank's processors and device by processes that are not its campaign's.
 
 Ours are the rank's parent, a fork server or launcher, with all that descends from it, and that one's parent, the driver
-or the node's agent. Nothing here fails a run: what a kernel or a driver does not state is unknown.
+or the node's agent. Of a driver that runs on a node of its own probes all that descends from it is ours too. Nothing here fails a run: what a kernel or a driver does not state is unknown.
 """
 
 import math
@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+DRIVER = "FRONTRUNNER_DISPATCHED_BY"
+"""Variable with host and process id of the driver of ranks that an agent has started."""
 NAMED_SHARE = 0.1
 """Of the load: processes that took less of it are not named."""
 MOST_NAMED = 2
@@ -121,7 +123,10 @@ def ours(processes: Mapping[int, Process], parent: int) -> set[int]:
     children: dict[int, list[int]] = {}
     for pid, process in processes.items():
         children.setdefault(process.parent, []).append(pid)
+    host, _, driver = os.environ.get(DRIVER, "").rpartition(":")
     found, left = set[int](), [parent]
+    if host == os.uname().nodename and driver.isdecimal() and int(driver) in processes:
+        left.append(int(driver))
     while left:
         found.add(pid := left.pop())
         left += children.get(pid, [])

@@ -45,6 +45,15 @@ def test_what_is_not_idle_and_not_ours_ran_for_others() -> None:
     assert foreign_load.between(before, replace(after, cpus=frozenset({0})), SERVER) is None
 
 
+def test_the_driver_on_a_node_of_its_probe_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = reading(50.0, {}).processes
+    monkeypatch.setenv("FRONTRUNNER_DISPATCHED_BY", f"elsewhere:{OTHER}")
+    assert not {OTHER, COMPILER} & foreign_load.ours(processes, SERVER)
+    monkeypatch.setenv("FRONTRUNNER_DISPATCHED_BY", f"{os.uname().nodename}:{OTHER}")
+    assert {OTHER, COMPILER, DRIVER, RANK} <= foreign_load.ours(processes, SERVER)
+    assert SHELL not in foreign_load.ours(processes, SERVER)
+
+
 def load(waited_s: float, foreign_s: float, **changes: Any) -> Load:
     fields: dict[str, Any] = {"host": "n1", "cpus": frozenset({0, 1}), "elapsed_s": 10.0, "stolen_s": 0.0, "names": ""}
     return Load(**(fields | {"waited_s": waited_s, "foreign_s": foreign_s} | changes))
