@@ -1,19 +1,20 @@
-"""What choosing costs: milliseconds of ask and tell a trial, by strategy and number of outcomes told before.
+"""What choosing costs: processor time of ask and tell per trial, by strategy and number of outcomes told before.
 
-Run with `python benchmarks/strategy_overhead.py [--json OUT]`. Compare figures of one run with one another:
-they depend on the machine and on what else it does.
+Run with `python benchmarks/strategy_overhead.py [--json OUT] [--only guided --told 5000]`. Every third outcome is an
+out-of-memory failure. Compare figures of one run with one another: they depend on the machine and on what else it does.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from frontrunner.results.outcome import Measurement
+from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.search.strategy import Strategy, Told, make_strategy
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.model import Model
@@ -29,13 +30,14 @@ TRIALS_TIMED_OTHERWISE = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Times of one strategy after `told` outcomes; the rebuild is telling those and asking once."""
+    """Processor times of one strategy after `told` outcomes; the rebuild is telling those and asking once."""
 
     strategy: str
     told: int
     rebuild_s: float
     trial_ms_median: float
     trial_ms_max: float
+    most_memory_mb: float
 
 
 def large_survey() -> Survey:
@@ -80,26 +82,32 @@ def told(recipe: Recipe) -> Told:
     return Told(recipe=recipe, outcome=outcome)
 
 
+def failed(recipe: Recipe) -> Told:
+    """A recipe that ran out of memory."""
+    return Told(recipe=recipe, outcome=Failure(kind=FailureKind.OUT_OF_MEMORY, message=""))
+
+
 def one_trial_s(strategy: Strategy) -> float:
-    """The time of one ask and one tell."""
-    started = time.perf_counter()
+    """The processor time of one ask and one tell."""
+    started = time.process_time()
     (recipe,) = strategy.ask(1)
-    asked = time.perf_counter()
+    asked = time.process_time()
     outcome = told(recipe)
-    resumed = time.perf_counter()
+    resumed = time.process_time()
     strategy.tell(outcome)
-    return asked - started + time.perf_counter() - resumed
+    return asked - started + time.process_time() - resumed
 
 
 def cost(name: str, survey: Survey, told_before: int) -> Cost:
     """Tell a new strategy that many outcomes, then time trials one by one."""
     strategy = make_strategy(name, survey, seed=0)
-    outcomes = [told(recipe) for recipe in make_strategy("random", survey, seed=1).ask(told_before)]
-    started = time.perf_counter()
+    recipes = make_strategy("random", survey, seed=1).ask(told_before)
+    outcomes = [told(recipe) if place % 3 else failed(recipe) for place, recipe in enumerate(recipes)]
+    started = time.process_time()
     for outcome in outcomes:
         strategy.tell(outcome)
     strategy.ask(1)
-    rebuild_s = time.perf_counter() - started
+    rebuild_s = time.process_time() - started
     times_s = [one_trial_s(strategy) for _ in range(TRIALS_TIMED.get(name, TRIALS_TIMED_OTHERWISE))]
     return Cost(
         strategy=name,
@@ -107,6 +115,7 @@ def cost(name: str, survey: Survey, told_before: int) -> Cost:
         rebuild_s=rebuild_s,
         trial_ms_median=1e3 * statistics.median(times_s),
         trial_ms_max=1e3 * max(times_s),
+        most_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
     )
 
 
@@ -114,18 +123,24 @@ def main() -> None:
     """Print the table, and write it as JSON where asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here, too")
-    out: Path | None = parser.parse_args().json
+    parser.add_argument("--only", choices=(*LISTED, *GUIDED), help="one strategy")
+    parser.add_argument("--told", type=int, action="append", metavar="N", help="with --only: outcomes told before")
+    given = parser.parse_args()
+    out: Path | None = given.json
     survey = large_survey()
     cases = [(name, count) for name in LISTED for count in (10, 1000, 10_000)]
     cases += [(name, count) for name in GUIDED for count in (10, 100, 1000)]
+    if given.only:
+        cases = [(given.only, count) for count in given.told or (10, 100, 1000)]
     print(f"{len(survey.recipes):,} legal recipes of {survey.points:,} points\n")
-    print(f"{'strategy':14}{'told':>8}{'rebuild s':>12}{'ms a trial':>12}{'slowest ms':>12}")
+    print(f"{'strategy':14}{'told':>8}{'rebuild s':>12}{'ms a trial':>12}{'slowest ms':>12}{'memory MB':>12}")
     costs = []
     for name, count in cases:
         found = cost(name, survey, count)
         costs.append(asdict(found))
         print(
-            f"{name:14}{count:>8,}{found.rebuild_s:>12.3f}{found.trial_ms_median:>12.3f}{found.trial_ms_max:>12.3f}",
+            f"{name:14}{count:>8,}{found.rebuild_s:>12.3f}{found.trial_ms_median:>12.3f}{found.trial_ms_max:>12.3f}"
+            f"{found.most_memory_mb:>12.0f}",
             flush=True,
         )
     if out is not None:

@@ -1,7 +1,8 @@
 """Load on a rank's processors and device by processes that are not its campaign's.
 
 Ours are the rank's parent, a fork server or launcher, with all that descends from it, and that one's parent, the driver
-or the node's agent. Of a driver that runs on a node of its own probes all that descends from it is ours too. Nothing here fails a run: what a kernel or a driver does not state is unknown.
+or the node's agent. Of a driver that runs on a node of its own probes all that descends from it is ours too.
+Nothing here fails a run: what a kernel or a driver does not state is unknown.
 """
 
 import math

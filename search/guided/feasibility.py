@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import minimize
-from scipy.spatial.distance import cdist
 from scipy.special import log_ndtr, ndtr
 
 from frontrunner.evaluators.analytic.memory import MARGIN
-from frontrunner.search.guided.prior import CandidateTable, Places, Rows, middle, needs_as_much
+from frontrunner.search.guided.prior import CandidateTable, Places, Rows, cuts, middle, needs_as_much
 
 OFFSET = 0.12
 """Standard deviation of the log factor of all recipes: peaks are off by 7 to 12 % (docs/measurements.md)."""
@@ -36,6 +35,8 @@ PEAK_FREEDOM = 4.0
 CRASHES = 0.1
 """The share of recipes that fail for reasons other than memory, before any does."""
 LOCAL_STEPS = 0.8
+MOST_PAIRS = 1_000_000
+"""Rows times trials that are compared at a time: 8 MB."""
 DOMINATED = 1e-3
 """What is left of the chance of a recipe that needs as much memory as one that ran out of it: it is tried last."""
 
@@ -108,13 +109,16 @@ class FeasibilityModel:
         if not self._near:
             return chance
         own, known = self._features[rows], self._features[[trial.row for trial in self._near]]
-        near = np.exp(-0.5 * cdist(own, known, "sqeuclidean") / LOCAL_STEPS**2)
         has_run = np.array([trial.ran for trial in self._near])
-        for trial in self._near:
-            if not trial.ran:
-                left = 1 - self._blame(trial) * (1 - DOMINATED)
-                chance = np.where(needs_as_much(own, self._features[trial.row]), chance * left, chance)
-        ran, failed = near[:, has_run].sum(axis=1), near[:, ~has_run].sum(axis=1)
+        places: dict[bytes, list[int]] = {}
+        for place, cut in enumerate(cuts(own)):
+            places.setdefault(cut, []).append(place)
+        failures = [trial for trial in self._near if not trial.ran]
+        for trial, cut in zip(failures, cuts(known[~has_run]), strict=True):
+            if alike := places.get(cut):
+                needing = np.array(alike)[needs_as_much(own[alike], self._features[trial.row])]
+                chance[needing] *= 1 - self._blame(trial) * (1 - DOMINATED)
+        ran, failed = _nearness(own, known, np.column_stack([has_run, ~has_run]).astype(np.float64)).T
         found: Rows = chance * (1 + ran) / (1 + ran + failed)
         return found
 
@@ -123,6 +127,16 @@ class FeasibilityModel:
             return 1.0
         lacks = 1 - float(self.fits(np.array([trial.row]))[0])
         return lacks / (lacks + CRASHES * (1 - lacks))
+
+
+def _nearness(rows: Rows, known: Rows, kinds: Rows) -> Rows:
+    """Return how near each row is to all known ones of each kind; in parts, since both are many."""
+    known = known / LOCAL_STEPS
+    squares, found = (known**2).sum(axis=1), []
+    for part in np.array_split(rows / LOCAL_STEPS, 1 + len(rows) * len(known) // MOST_PAIRS):
+        halves = part @ known.T - 0.5 * (squares + (part**2).sum(axis=1)[:, None])
+        found.append(np.exp(np.minimum(halves, 0.0, out=halves), out=halves) @ kinds)
+    return np.concatenate(found)
 
 
 class _Likelihood:

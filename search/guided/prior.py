@@ -109,6 +109,12 @@ def needs_as_much(rows: Rows, failed: Rows) -> npt.NDArray[np.bool_]:
     return found
 
 
+def cuts(rows: Rows) -> list[bytes]:
+    """Return a key for each of these rows of `features`: of rows with different ones none needs as much as another."""
+    compared = np.ascontiguousarray(rows[:, [*_SAME, *range(len(NAMES), rows.shape[1])]])
+    return [row.tobytes() for row in compared]
+
+
 MEMORY_PARTS = tuple(field.name for field in fields(PeakMemory) if field.name != "runtime")
 
 
