@@ -20,7 +20,7 @@ from frontrunner.evaluators.external import replay as command_replay
 from frontrunner.evaluators.external.replay import CommandReplay
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings, Schedule
 from frontrunner.evaluators.probe import replay as replaying
-from frontrunner.evaluators.probe.job import data_of, require_same_data
+from frontrunner.evaluators.probe.job import BY_DATA, data_of, require_same_data
 from frontrunner.evaluators.probe.replay import ReplayPlan, ReplayResult, ReplaySettings
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import commands_of
@@ -275,12 +275,23 @@ def profile(
 
 
 def plan_replay(
-    recipe_id: str, settings: ReplaySettings, *, store: str | None = None, anyway: bool = False
+    recipe_id: str,
+    settings: ReplaySettings,
+    *,
+    campaign: str | None = None,
+    store: str | None = None,
+    anyway: bool = False,
 ) -> ReplayPlan:
-    """Return what a replay would run, checked against this machine; it is compared with the newest measurement."""
+    """Return what a replay would run, checked against this machine.
+
+    It trains as a campaign's probes did, and is compared with them: those of `campaign`, or of the newest that measured
+    the recipe.
+    """
     found: Explanation | RecipeFile
     named = None if settings.data is None else named_data(settings.data)
     if names_a_file(recipe_id):
+        if campaign is not None:
+            raise bad_value("--campaign", campaign, "no campaign with a recipe file, which states what it trains on")
         found = file = read(Path(recipe_id))
         refuse_file_of_others(file, recipe_id)
         figures, tokens_per_s = (file.measured.figures, file.measured.tokens_per_s) if file.measured else ("", None)
@@ -295,7 +306,7 @@ def plan_replay(
         )
         schedule = file.training.schedule
     else:
-        found = LocalStore(store).show(recipe_id)
+        found = _tried_in(campaign, recipe_id, store)
         _refuse_recipe_of_others(found)
         ranked = [
             (one.campaign, one.standing.tokens_per_s)
@@ -307,12 +318,12 @@ def plan_replay(
                 f"recipe {found.recipe_id} was never measured, so there is nothing to replay",
                 hint="`frontrunner best` lists the measured ones",
             )
-        campaign, tokens_per_s = min(ranked, key=lambda pair: pair[0].figures == "simulated")  # the newest come first
-        spec = stored_spec(campaign)
-        figures, setup, schedule = campaign.figures, spec.probe_setup().at(found.recipe), schedule_of(spec)
+        record, tokens_per_s = min(ranked, key=lambda pair: pair[0].figures == "simulated")  # the newest come first
+        spec = stored_spec(record)
+        figures, setup, schedule = record.figures, spec.probe_setup().at(found.recipe), schedule_of(spec)
         if named is not None:
             setup = replace(setup, data=named)
-        elif stated := trained_on(found, campaign):
+        elif stated := trained_on(found, record):
             require_same_data(stated)
     return replaying.plan(
         recipe_id=found.recipe_id,
@@ -324,11 +335,19 @@ def plan_replay(
     )
 
 
-def plan_command_replay(recipe_id: str, settings: ReplaySettings, *, store: str | None = None) -> CommandReplay | None:
+def _tried_in(campaign: str | None, recipe_id: str, store: str | None) -> Explanation:
+    """Return what the store holds of a recipe, of a named campaign alone."""
+    found = LocalStore(store).show(recipe_id, campaign=campaign)
+    return found if campaign is None else replace(found, appearances=found.appearances[:1])
+
+
+def plan_command_replay(
+    recipe_id: str, settings: ReplaySettings, *, campaign: str | None = None, store: str | None = None
+) -> CommandReplay | None:
     """Return the replay of a stored recipe that only another trainer's command has measured; None for all others."""
     if names_a_file(recipe_id):
         return None
-    found = LocalStore(store).show(recipe_id)
+    found = _tried_in(campaign, recipe_id, store)
     own = [(one, stored_spec(one.campaign)) for one in found.appearances if one.campaign.figures != "imported"]
     if not own or not all(spec.trainer for _, spec in own):
         return None
@@ -356,18 +375,19 @@ def replay(
     recipe_id: str,
     *,
     steps: int,
+    campaign: str | None = None,
     store: str | None = None,
     anyway: bool = False,
     settings: ReplaySettings | None = None,
 ) -> ReplayResult:
     """Train with a stored recipe or a recipe file, from the newest checkpoint; `anyway` permits other hardware.
 
-    A recipe of another trainer is trained by the command of its campaign.
+    A recipe is trained as by `campaign`, or by the newest that measured it; one of another trainer by its command.
     """
     chosen = replace(settings, steps=steps) if settings else ReplaySettings(steps=steps)
-    if (command := plan_command_replay(recipe_id, chosen, store=store)) is not None:
+    if (command := plan_command_replay(recipe_id, chosen, campaign=campaign, store=store)) is not None:
         return command_replay.run(command)
-    return replaying.run(plan_replay(recipe_id, chosen, store=store, anyway=anyway))
+    return replaying.run(plan_replay(recipe_id, chosen, campaign=campaign, store=store, anyway=anyway))
 
 
 def schedule_of(spec: CampaignSpec) -> Schedule:
@@ -384,16 +404,18 @@ def trained_on(explanation: Explanation, campaign: Campaign) -> tuple[TrainingDa
     return ()
 
 
-def data_of_file(file: RecipeFile, named: str, *, may_be_elsewhere: bool = False) -> DataSettings:
+def data_of_file(
+    file: RecipeFile, named: str, *, may_be_elsewhere: bool = False, remedy: str = BY_DATA
+) -> DataSettings:
     """Return the data that a recipe file states; raise `InvalidInput` for none, and for others in their place here."""
     stated = file.training.data
     if not stated:
         raise InvalidInput(
             f"what data recipe {named} was trained on is not recorded",
-            hint="name the data to train on: --data FILE, or --data built-in",
+            hint=remedy,
         )
     if not (may_be_elsewhere and any(one.path is not None and not Path(one.path).exists() for one in stated)):
-        require_same_data(stated)
+        require_same_data(stated, remedy=remedy)
     return data_of(stated)
 
 
