@@ -99,7 +99,7 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
     """Continue CAMPAIGN (default: the one created last) after its driver was stopped, or killed at any moment.
 
     Nothing that was measured is lost or measured again. The campaign goes on as it was launched: a change of its file
-    is reported and not used, --probes, --minutes and --node-hours change its budget.
+    is reported and not used, --probes, --minutes, --node-hours and --cost change its budget.
     """
     budget = opt.given(limits)
     if change := api.changed_since_launch(campaign, store=store):
@@ -160,7 +160,6 @@ def _failed(message: str, failure: Failure | None, hint: str) -> CampaignFailed:
 @click.command()
 @opt.campaign_argument
 @opt.budget_options("of the budget from now on, those that were spent included")
-@click.option("--cost", type=float, help="Price of node-hours, likewise.")
 @click.option("--add", is_flag=True, help="Add what is given to the limits.")
 @opt.backend_options
 @opt.json_option
