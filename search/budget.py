@@ -16,7 +16,7 @@ from frontrunner.spaces.cluster import Cluster
 if TYPE_CHECKING:
     from frontrunner.search.attempts import RunningAttempt
 
-PRICE = "price"
+COST = "cost"
 CUT_S = 15.0
 """Assumed: the longest that ending running probes takes; a hard budget ends them this much earlier."""
 LEAST_MEASURED = 3
@@ -39,8 +39,8 @@ class Limit:
 
     @property
     def unit(self) -> str:
-        """The name as it stands behind a number; prices have the unit of `cluster.price_per_node_hour`."""
-        return f"({self.name})" if self.name == PRICE else self.name
+        """What stands behind the numbers; a cost is in the unit of `cluster.price_per_node_hour`, which has no name."""
+        return "(price)" if self.name == COST else self.name
 
     @property
     def share(self) -> float:
@@ -61,12 +61,12 @@ class Spent:
     cost: float = 0.0
 
     def limits(self, budget: Budget) -> tuple[Limit, ...]:
-        """Return the limits that the budget sets, in the order probes, minutes, node-hours, price."""
+        """Return the limits that the budget sets, in the order probes, minutes, node-hours, cost."""
         known = (
             ("probes", self.probes, budget.probes),
             ("minutes", self.driver_seconds / 60, budget.minutes),
             ("node-hours", self.node_seconds / 3600, budget.node_hours),
-            (PRICE, self.cost, budget.cost),
+            (COST, self.cost, budget.cost),
         )
         return tuple(Limit(name=name, used=used, allowed=most) for name, used, most in known if most is not None)
 

@@ -55,7 +55,8 @@ def find_recipe(
     """Return a recipe of the store by its id, of a recipe file, or by id or choices of a campaign file's space."""
     if campaign is not None:
         spec = read_campaign_file(Path(campaign)).spec
-        found = recipe_by_id(spec, recipe) if isinstance(recipe, str) else one_recipe(spec, recipe)
+        remedy = "choices as tensor_parallel=8 name one that the space lacks; "
+        found = recipe_by_id(spec, recipe, remedy) if isinstance(recipe, str) else one_recipe(spec, recipe)
     elif not isinstance(recipe, str):
         raise InvalidInput("a recipe by its choices needs the campaign file that they are of")
     elif names_a_file(recipe):
@@ -92,8 +93,8 @@ def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
     return survey.recipes[0]
 
 
-def recipe_by_id(spec: CampaignSpec, beginning: str) -> Recipe:
-    """Return the legal recipe of the campaign's space whose id has this prefix."""
+def recipe_by_id(spec: CampaignSpec, beginning: str, remedy: str = "") -> Recipe:
+    """Return the legal recipe of the campaign's space whose id has this prefix, else a hint that begins so."""
     wanted = beginning.strip().lower()
     if len(wanted) < LEAST_DIGITS:
         raise bad_value("recipe id", beginning, f"at least the first {LEAST_DIGITS} characters of one")
@@ -103,7 +104,7 @@ def recipe_by_id(spec: CampaignSpec, beginning: str) -> Recipe:
     if not found:
         raise NotFound(
             f"none of the {len(recipes):,} legal recipes of the space has an id that begins with {wanted!r}",
-            hint="choices as tensor_parallel=8 name one that the space lacks; to list them: frontrunner plan FILE",
+            hint=f"{remedy}to list them: frontrunner plan FILE",
         )
     if len(found) > 1:
         candidates = ", ".join(sorted(found)[:MOST_CANDIDATES])
@@ -119,7 +120,8 @@ def recipe_of(spec: CampaignSpec, recipe: str) -> Recipe:
     if recipe_id(spec.problem, file.recipe) != file.recipe_id:
         what = f"{recipe} is of another model, device, sequence length or precision than campaign {spec.name}"
         raise InvalidInput(what, hint="name the campaign of its problem by --campaign NAME")
-    return recipe_by_id(spec, file.recipe_id)
+    remedy = f"frontrunner sweep {recipe} measures it, and those around it, in a campaign of its own; "
+    return recipe_by_id(spec, file.recipe_id, remedy)
 
 
 def breakdown_of(store: LocalStore, recipe: str | Mapping[str, object], campaign: str | Path | None) -> Breakdown:
@@ -332,6 +334,7 @@ def plan_replay(
         measured_tokens_per_s=tokens_per_s if figures == "measured" else None,
         settings=settings.following(schedule),
         anyway=anyway,
+        named=recipe_id if names_a_file(recipe_id) else None,
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from frontrunner import api, sweeps
 from frontrunner.cli import options as opt
@@ -33,6 +34,7 @@ from frontrunner.spaces.errors import (
     NotFound,
     NothingLegal,
     StoreUnusable,
+    bad_value,
     installing,
     require_extra,
 )
@@ -319,6 +321,10 @@ def replay(
             sys.exit(INTERRUPTED)
         return
     planned = plan_replay(recipe_id, chosen, campaign=campaign, store=store, anyway=anyway)
+    asked = click.get_current_context().get_parameter_source("restarts")
+    if planned.source is None and asked is ParameterSource.COMMANDLINE:
+        expected = "no such option on one machine: the same command goes on from the newest checkpoint"
+        raise bad_value("--restarts", chosen.restarts, expected)
     what = f"{planned.recipe_id} on {planned.setup.data} in {planned.folder}"
     if chosen.launched:
         replaying.prepare(planned)
