@@ -120,7 +120,7 @@ def recipe_of(spec: CampaignSpec, recipe: str) -> Recipe:
     if recipe_id(spec.problem, file.recipe) != file.recipe_id:
         what = f"{recipe} is of another model, device, sequence length or precision than campaign {spec.name}"
         raise InvalidInput(what, hint="name the campaign of its problem by --campaign NAME")
-    remedy = f"frontrunner sweep {recipe} measures it, and those around it, in a campaign of its own; "
+    remedy = f"to measure it, and what is around it, in a campaign of its own: frontrunner sweep {recipe}; "
     return recipe_by_id(spec, file.recipe_id, remedy)
 
 
