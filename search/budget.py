@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from frontrunner.search.spec import Budget
 from frontrunner.search.strategy import Outlook
+from frontrunner.spaces.cluster import Cluster
 
 if TYPE_CHECKING:
     from frontrunner.search.attempts import RunningAttempt
 
+COST = "cost"
 CUT_S = 15.0
 """Assumed: the longest that ending running probes takes; a hard budget ends them this much earlier."""
 LEAST_MEASURED = 3
@@ -35,30 +38,37 @@ class Limit:
     allowed: float
 
     @property
+    def unit(self) -> str:
+        """What stands behind the numbers; a cost is in the unit of `cluster.price_per_node_hour`, which has no name."""
+        return "(price)" if self.name == COST else self.name
+
+    @property
     def share(self) -> float:
         """Used / allowed, at most 1."""
         return min(1.0, self.used / self.allowed)
 
     def __str__(self) -> str:
-        return f"{self.used:.4g} of {self.allowed:.4g} {self.name}"
+        return f"{self.used:.4g} of {self.allowed:.4g} {self.unit}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """Outcomes, seconds of driving over all drivers, and node-seconds of probes so far."""
+    """Outcomes, seconds of driving over all drivers, and node-seconds of probes so far, with their price."""
 
     probes: int
     driver_seconds: float
     node_seconds: float
+    cost: float = 0.0
 
     def limits(self, budget: Budget) -> tuple[Limit, ...]:
-        """Return the limits that the budget sets, in the order probes, minutes, node-hours."""
-        used = {"probes": self.probes, "minutes": self.driver_seconds / 60, "node_hours": self.node_seconds / 3600}
-        return tuple(
-            Limit(name=name.replace("_", "-"), used=value, allowed=allowed)
-            for name, value in used.items()
-            if (allowed := getattr(budget, name)) is not None
+        """Return the limits that the budget sets, in the order probes, minutes, node-hours, cost."""
+        known = (
+            ("probes", self.probes, budget.probes),
+            ("minutes", self.driver_seconds / 60, budget.minutes),
+            ("node-hours", self.node_seconds / 3600, budget.node_hours),
+            (COST, self.cost, budget.cost),
         )
+        return tuple(Limit(name=name, used=used, allowed=most) for name, used, most in known if most is not None)
 
     def exhausted(self, budget: Budget) -> Limit | None:
         """Return the first limit that is used up, or None."""
@@ -82,14 +92,27 @@ class BudgetTracker:
     """
 
     def __init__(
-        self, budget: Budget, *, driver_seconds: float = 0.0, node_seconds: float = 0.0, nodes: int = 1
+        self,
+        budget: Budget,
+        *,
+        driver_seconds: float = 0.0,
+        node_seconds: float = 0.0,
+        cost: float = 0.0,
+        clusters: Mapping[str, Cluster] = MappingProxyType({}),
     ) -> None:
-        """`driver_seconds` and `node_seconds` are those of earlier drivers; a probe takes at most `nodes`."""
-        self.probes, self.node_seconds = 0, node_seconds
-        self._nodes = nodes
+        """What was spent is that of earlier drivers; `clusters` are what a probe may take all of, by the group."""
+        self.probes, self.node_seconds, self.cost = 0, node_seconds, cost
+        self._price_per_s = {name: (one.price_per_node_hour or 0.0) / 3600 for name, one in clusters.items()}
+        self._nodes = max((one.nodes for one in clusters.values()), default=1)
+        self._dearest_per_s = max((one.nodes * self._price_per_s[name] for name, one in clusters.items()), default=0.0)
         self._earlier_s, self._charged_s = driver_seconds, 0.0
         self._began_s = self._last_charge_s = time.monotonic()
         self.change(budget)
+
+    def spend(self, node_seconds: float, group: str) -> None:
+        """Note what a probe on nodes of a group has spent."""
+        self.node_seconds += node_seconds
+        self.cost += node_seconds * self._price_per_s.get(group, 0.0)
 
     def change(self, budget: Budget) -> None:
         """Go by another budget from now on; what was charged stays charged."""
@@ -124,11 +147,13 @@ class BudgetTracker:
 
     def spent(self, running: Collection[RunningAttempt] = ()) -> Spent:
         """Return what was spent up to now, with the node-seconds of what runs where these are limited."""
-        held_s = 0.0 if self._budget.node_hours is None else sum(attempt.node_seconds for attempt in running)
+        limited = (self._budget.node_hours, self._budget.cost) != (None, None)
+        held = [(one.group, one.node_seconds) for one in running] if limited else []
         return Spent(
             probes=self.probes,
             driver_seconds=self._earlier_s + self._driven_s(),
-            node_seconds=self.node_seconds + held_s,
+            node_seconds=self.node_seconds + sum(seconds for _, seconds in held),
+            cost=self.cost + sum(seconds * self._price_per_s.get(group, 0.0) for group, seconds in held),
         )
 
     def seconds_left(self, running: Collection[RunningAttempt]) -> float | None:
@@ -139,7 +164,7 @@ class BudgetTracker:
         """Return the limit that is used up, counting what runs; a hard budget must leave room for one more probe."""
         spent = self.spent(running)
         spent = replace(spent, probes=spent.probes + len(running))
-        if self._budget.hard and (passed := self._passed_when_cut(running, nodes=self._nodes)) is not None:
+        if self._budget.hard and (passed := self._passed_when_cut(running, one_more=True)) is not None:
             return next(limit for limit in spent.limits(self._budget) if limit.name == passed.name)
         return spent.exhausted(self._budget)
 
@@ -147,11 +172,17 @@ class BudgetTracker:
         """Return whether what runs has to be ended now for a hard budget to hold."""
         return self._budget.hard and self._passed_when_cut(running) is not None
 
-    def _passed_when_cut(self, running: Collection[RunningAttempt], *, nodes: int = 0) -> Limit | None:
+    def _passed_when_cut(self, running: Collection[RunningAttempt], *, one_more: bool = False) -> Limit | None:
         spent = self.spent(running)
-        held = nodes + sum(attempt.nodes for attempt in running)
-        node_seconds = spent.node_seconds + CUT_S * held
-        ended = replace(spent, driver_seconds=spent.driver_seconds + CUT_S, node_seconds=node_seconds)
+        nodes, per_s = (self._nodes, self._dearest_per_s) if one_more else (0, 0.0)
+        nodes += sum(attempt.nodes for attempt in running)
+        per_s += sum(attempt.nodes * self._price_per_s.get(attempt.group, 0.0) for attempt in running)
+        ended = replace(
+            spent,
+            driver_seconds=spent.driver_seconds + CUT_S,
+            node_seconds=spent.node_seconds + CUT_S * nodes,
+            cost=spent.cost + CUT_S * per_s,
+        )
         return ended.exhausted(replace(self._budget, probes=None))
 
 
@@ -196,7 +227,7 @@ def outlook_in_words(outlook: Outlook) -> str:
 def unused(limits: Iterable[Limit]) -> str:
     """Describe the rest of each limit: `12 of 40 probes, 1.5 of 4 minutes`; empty without limits."""
     rest = ((max(0.0, limit.allowed - limit.used), limit) for limit in limits)
-    return ", ".join(f"{left:.3g} of {limit.allowed:.3g} {limit.name}" for left, limit in rest)
+    return ", ".join(f"{left:.3g} of {limit.allowed:.3g} {limit.unit}" for left, limit in rest)
 
 
 def _percent(share: float) -> str:

@@ -15,6 +15,7 @@ from frontrunner.search.budget import Limit, Spent
 from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, bad_value, free_among
 from frontrunner.spaces.pareto import RATES
+from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import dump_json, load_json, validate
@@ -113,12 +114,6 @@ def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any], *, 
                 hint = "a limit that is set, not added, becomes one"
                 raise InvalidInput(f"campaign {record.name} has no limit of {key} to add to", hint=hint)
         limits = {key: getattr(now, key) + value for key, value in limits.items()}
-    price = spec.problem.cluster.dearest_node_hour()
-    if now.cost is not None and price is not None and "cost" in limits:
-        if now.node_hours == now.cost / price:  # which follows from it
-            now = replace(now, node_hours=None)
-    elif now.cost is not None and "node_hours" in limits:
-        raise InvalidInput(f"the budget of campaign {record.name} is in money", hint="change its cost")
     specs = [replace(spec, budget=replace(now, **limits))]
     if spec.confirms is not None:
         from frontrunner.search.two_stage import small_spec
@@ -143,15 +138,31 @@ def launched_budget(store: Store, record: Campaign) -> Budget:
 
 def budget_used(store: Store, record: Campaign) -> tuple[Limit, ...]:
     """Return the limits of a stored campaign's budget, with what was used of each; running probes are not counted."""
-    return spent_of(store, record).limits(stored_spec(record).budget)
+    spec = stored_spec(record)
+    return spent_of(store, record, spec).limits(spec.budget)
 
 
-def spent_of(store: Store, record: Campaign) -> Spent:
-    """Return what a stored campaign has spent; running probes are not counted."""
+def spent_of(store: Store, record: Campaign, spec: CampaignSpec) -> Spent:
+    """Return what a stored campaign has spent, its price if that is limited; running probes are not counted."""
     from frontrunner.results.prior_results import probes_made  # a database's code, which plans do without
 
-    probes = probes_made(store, record)
-    return Spent(probes=probes, driver_seconds=record.driver_seconds, node_seconds=record.node_seconds_spent)
+    return Spent(
+        probes=probes_made(store, record),
+        driver_seconds=record.driver_seconds,
+        node_seconds=record.node_seconds_spent,
+        cost=0.0 if spec.budget.cost is None else cost_of(store, record, spec.problem),
+    )
+
+
+def cost_of(store: Store, record: Campaign, problem: Problem) -> float:
+    """Return the price of what a campaign's probes have spent, each on the nodes of its group; 0 without prices."""
+    from frontrunner.results.prior_results import node_seconds_by_group
+
+    if not problem.cluster.is_priced:
+        return 0.0
+    spent = node_seconds_by_group(store, record) if problem.cluster.group else {"": record.node_seconds_spent}
+    prices = {name: own.cluster.price_per_node_hour or 0.0 for name, own in problem.by_group.items()}
+    return sum(seconds / 3600 * prices[group] for group, seconds in spent.items())
 
 
 def problem_summary(spec: CampaignSpec) -> dict[str, object]:
@@ -186,13 +197,21 @@ def problem_summary(spec: CampaignSpec) -> dict[str, object]:
 def stored_spec(record: Campaign) -> CampaignSpec:
     """Return the specification that a campaign was launched with; raises `StoreUnusable` where it cannot be read."""
     try:
-        return load_json(CampaignSpec, record.spec_json, what=f"campaign {record.name}")
+        return _as_stated(load_json(CampaignSpec, record.spec_json, what=f"campaign {record.name}"))
     except InvalidInput as error:
         from frontrunner.results.rows import DamagedCell
         from frontrunner.results.schema import CampaignRow
 
         why = f"this version cannot read it: {error.message}"
         raise DamagedCell(CampaignRow, record.id, "spec_json", why) from error
+
+
+def _as_stated(spec: CampaignSpec) -> CampaignSpec:
+    """Return the specification without the limit of node-hours that earlier versions made of one of money."""
+    budget, price = spec.budget, spec.problem.cluster.price_per_node_hour
+    if budget.cost is None or price is None or budget.node_hours != budget.cost / price:
+        return spec
+    return replace(spec, budget=replace(budget, node_hours=None))
 
 
 def stored_budget(record: Campaign) -> Budget:

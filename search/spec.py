@@ -5,7 +5,6 @@ It is stored with its campaign as JSON, so that `resume` needs no file.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -150,10 +149,11 @@ class Budget:
     node_hours: float | None = None
     """Nodes times hours of probes, failures included; by default no limit."""
     cost: float | None = None
-    """Price of the probes' node-hours, by `cluster.price_per_node_hour`; a limit of `node_hours` like any other."""
+    """Price of the probes' node-hours, by the `cluster.price_per_node_hour` of the nodes that each ran on; by default
+    no limit."""
     hard: bool = False
-    """End running probes 15 s before `minutes` or `node_hours` would be passed, and start none that could not end in
-    time. What is cut off is no failure of its recipe."""
+    """End running probes 15 s before `minutes`, `node_hours` or `cost` would be passed, and start none that could not
+    end in time. What is cut off is no failure of its recipe."""
 
     def __post_init__(self) -> None:
         for key in ("probes", "minutes", "node_hours", "cost"):
@@ -190,8 +190,9 @@ class CampaignSpec:
             expected = f"fewer than cluster.nodes = {nodes}, or no entry to probe on all of them"
             raise bad_value("search.probe_nodes", fewer, expected)
         self._check_groups()
-        self._limit_cost()
-        if "tokens_per_cost" in search.objectives and self.problem.cluster.dearest_node_hour() is None:
+        if self.budget.cost is not None and not self.problem.cluster.is_priced:
+            raise bad_value("budget.cost", self.budget.cost, f"{self._price} beside it")
+        if "tokens_per_cost" in search.objectives and not self.problem.cluster.is_priced:
             raise bad_value("search.objectives", list(search.objectives), f"{self._price} beside it")
         if self.evaluator != IMPORTED:  # rows of a table, which nothing evaluates
             require_evaluator_name(self.evaluator)
@@ -250,15 +251,6 @@ class CampaignSpec:
         if not dispatch.has_nodes and nodes > 1 and self.command.start_per == "rank":
             expected = 'node, or dispatch.backend = "allocation", "parsl" or "ray" to start ranks on several nodes'
             raise bad_value("command.start_per", "rank", expected)
-
-    def _limit_cost(self) -> None:
-        """Make a price of the probes a limit of their node-hours: of several groups, at the dearest one's price."""
-        if (cost := self.budget.cost) is None:
-            return
-        if (price := self.problem.cluster.dearest_node_hour()) is None:
-            raise bad_value("budget.cost", cost, f"{self._price} beside it")
-        hours = min(cost / price, self.budget.node_hours or math.inf)
-        object.__setattr__(self, "budget", replace(self.budget, node_hours=hours))
 
     def _check_custom(self) -> None:
         """Knobs of the user's own are given in a way that the evaluator's trainer can be given them."""

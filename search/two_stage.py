@@ -13,13 +13,13 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, cast
 
 from frontrunner.results import predictions, status
-from frontrunner.results.prior_results import REUSED, trials_noted
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import SMALL_CAMPAIGN, Campaign
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.results.writer import CampaignWriter
-from frontrunner.search.campaign_setup import create, free_name, prepare, stored_spec, why_not_here
+from frontrunner.search.budget import Spent
+from frontrunner.search.campaign_setup import create, free_name, prepare, spent_of, stored_spec, why_not_here
 from frontrunner.search.listener import Listener, View
 from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.search.strategy import Forecaster, make_strategy
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SUFFIX = "-small"
 SHARE = 0.5
-"""Assumed: of the budget's minutes and node-hours, what the small campaign may use if confirmations follow."""
+"""Assumed: of the budget's minutes, node-hours and price, what the small campaign may use if confirmations follow."""
 FEW = 5
 """Assumed: recipes that must be expected to fit the small problem, if the large one has as many, to learn from."""
 MOST_PREDICTED = 10
@@ -45,7 +45,7 @@ def small_spec(spec: CampaignSpec, *, confirmable: bool = True) -> CampaignSpec:
     if nodes is None:
         raise bad_value("search.probe_nodes", None, "a number of nodes")
     if confirmable and kept:
-        shared = {name: SHARE * value for name in ("minutes", "node_hours") if (value := getattr(budget, name))}
+        shared = {name: SHARE * value for name in ("minutes", "node_hours", "cost") if (value := getattr(budget, name))}
         budget = replace(budget, probes=budget.probes and max(1, budget.probes - kept), **shared)
     devices = dict.fromkeys(max(1, count * nodes // spec.problem.cluster.nodes) for count in spec.space.devices)
     small = replace(
@@ -60,19 +60,20 @@ def small_spec(spec: CampaignSpec, *, confirmable: bool = True) -> CampaignSpec:
     return replace(small, problem=_small_problem(spec, small, nodes))
 
 
-def what_is_left(budget: Budget, small: Campaign, confirm_probes: int, *, reused: int = 0) -> Budget | None:
-    """Return what confirmation may spend; `reused` of the small campaign's outcomes took no probe. None: nothing."""
+def what_is_left(budget: Budget, small: Spent, confirm_probes: int) -> Budget | None:
+    """Return what confirmation may spend after what the small campaign has. None: nothing."""
 
     def left(allowed: float | None, spent: float) -> float | None:
         return None if allowed is None else allowed - spent
 
-    probes = left(budget.probes, small.outcomes - reused)
+    probes = left(budget.probes, small.probes)
     probes = confirm_probes if probes is None else min(confirm_probes, int(probes))
     minutes = left(budget.minutes, small.driver_seconds / 60)
-    node_hours = left(budget.node_hours, small.node_seconds_spent / 3600)
-    if any(value is not None and value <= 0 for value in (probes, minutes, node_hours)):
+    node_hours = left(budget.node_hours, small.node_seconds / 3600)
+    cost = left(budget.cost, small.cost)
+    if any(value is not None and value <= 0 for value in (probes, minutes, node_hours, cost)):
         return None
-    return Budget(probes=probes, minutes=minutes, node_hours=node_hours, hard=budget.hard)
+    return Budget(probes=probes, minutes=minutes, node_hours=node_hours, cost=cost, hard=budget.hard)
 
 
 def scale_in_words(small: Problem, large: Problem) -> str:
@@ -159,8 +160,8 @@ def run_pair(
         return Conclusion(state=CampaignState.FINISHED, reason=f"{small.name} measured nothing", measured=0)
     survey = spec.survey()
     _predict(store, record, spec, survey, take_over=take_over)
-    reused = len(trials_noted(store, small.id, REUSED))
-    left = what_is_left(spec.budget, store.campaign(small.name), spec.search.confirm_probes, reused=reused)
+    small = store.campaign(small.name)
+    left = what_is_left(spec.budget, spent_of(store, small, stored_spec(small)), spec.search.confirm_probes)
     why_not = why_not_here(spec)
     if left is not None and why_not is None:
         return drive(store.campaign(record.name), replace(spec, budget=left))

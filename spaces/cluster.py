@@ -171,10 +171,10 @@ class Cluster:
         )
         return ", ".join(each)
 
-    def dearest_node_hour(self) -> float | None:
-        """Return the highest price of a node for an hour; None where one is not stated."""
-        prices = [one.price_per_node_hour for one in self.parts()]
-        return None if None in prices else max(price for price in prices if price is not None)
+    @property
+    def is_priced(self) -> bool:
+        """Whether the price of every node is stated."""
+        return all(one.price_per_node_hour is not None for one in self.parts())
 
     @property
     def memory_bytes_per_device(self) -> int:

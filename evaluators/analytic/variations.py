@@ -177,7 +177,7 @@ def _with_efficiency(counts: Sequence[int], found: Sequence[Found], problem: Pro
         first = next((place for place, one in enumerate(found) if one.estimate), 0)
 
     def over(count: int, rate: float | None, of_first: float | None) -> float | None:
-        return None if not rate or not of_first else rate / count * counts[first] / of_first
+        return None if not rate or not of_first else (rate / count) / (of_first / counts[first])
 
     for count, one in zip(counts, found, strict=True):
         yield ScaledRecipe(

@@ -299,7 +299,8 @@ def node_source(
             cluster.nodes,
             "1: probes run on the machine that the driver is on",
             hint='dispatch.backend = "parsl" requests nodes from a batch system, "ray" from a Ray cluster; within a '
-            "job of several (salloc, qsub -I) they are found; `frontrunner space` works for any cluster",
+            "job of several (salloc, qsub -I) they are found; to try the search here, with simulated outcomes: "
+            "frontrunner launch FILE --set evaluator=simulated",
         )
     backend = backend or ("allocation" if cluster.nodes > 1 else "local")
     if backend == "local":

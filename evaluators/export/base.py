@@ -6,12 +6,14 @@ replicas equal, and another tool has its own of both. Every other choice is expr
 
 from __future__ import annotations
 
+import math
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.spaces.errors import InvalidInput, shown
 from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.model import Model
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 NEVER_EXPORTED = ("engine", "replication", "group")
 END_OF_FILE = "END_OF_FILE"
+SOME_STEPS = 1000
 
 Refusal = tuple[object, str, str]
 """Whether it holds of a recipe, and the code and text of the `Reason` that it then is."""
@@ -37,6 +40,13 @@ class Export:
     files: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def steps_of(problem: Problem, recipe: Recipe) -> int:
+    """Return the optimizer steps that train on `problem.billion_tokens`; without them `SOME_STEPS`."""
+    if problem.billion_tokens is None:
+        return SOME_STEPS
+    return math.ceil(problem.billion_tokens * 1e9 / tokens_per_step(recipe, problem))
 
 
 def launch_of(problem: Problem, recipe: Recipe) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.cluster.settings import DispatchSettings
-from frontrunner.evaluators.export.base import END_OF_FILE, comments, launch_of, why_no_launch
+from frontrunner.evaluators.export.base import END_OF_FILE, comments, launch_of, steps_of, why_no_launch
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, JobEnds, bad_value
 from frontrunner.spaces.problem import Problem
@@ -29,13 +29,18 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
 #SBATCH --job-name=frontrunner-{job}
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
-#SBATCH --time=01:00:00
+#SBATCH --time={walltime}
 #SBATCH --requeue
 #SBATCH --open-mode=append
 """,
         "whole_nodes": "#SBATCH --exclusive\n",
         "gpus": "#SBATCH --gpus-per-node={per_node}\n",
-        "request": {"account": "#SBATCH --account={}\n", "queue": "#SBATCH --partition={}\n"},
+        "request": {
+            "account": "#SBATCH --account={}\n",
+            "queue": "#SBATCH --partition={}\n",
+            "qos": "#SBATCH --qos={}\n",
+            "constraint": "#SBATCH --constraint={}\n",
+        },
         "folder": "",
         "check": "",
         "starts": 'STARTS="${{SLURM_RESTART_COUNT:-0}}"\n',
@@ -45,7 +50,7 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
         "directives": """\
 #PBS -N fr-{job}
 #PBS -l select={nodes}:{kind}={per_node}
-#PBS -l walltime=01:00:00
+#PBS -l walltime={walltime}
 """,
         "whole_nodes": "#PBS -l place=scatter:excl\n",
         "gpus": "",
@@ -60,7 +65,7 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
 #BSUB -J frontrunner-{job}
 #BSUB -n {slots}
 #BSUB -R "span[ptile={per_node}]"
-#BSUB -W 60
+#BSUB -W {minutes}
 #BSUB -o frontrunner-{job}.%J.out
 """,
         "whole_nodes": "#BSUB -x\n",
@@ -91,7 +96,7 @@ exit "$status"
 REPLAY = {
     "variables": "STEPS=$STEPS,FOLDER=$FOLDER,DATA=${{DATA:-}}",
     "prepare": """\
-STEPS="${{STEPS:-1000}}"
+STEPS="${{STEPS:-{steps}}}"
 FOLDER="${{FOLDER:-$PWD/frontrunner-{job}}}"
 
 mkdir -p "$FOLDER"
@@ -107,6 +112,7 @@ CAMPAIGN = {
     "prepare": "FILE={file}\n",
     "command": 'python -m frontrunner.cli launch "$FILE" --or-resume ${{STORE:+--store "$STORE"}}',
 }
+AN_HOUR = {"walltime": "01:00:00", "minutes": 60}
 YOURS = (
     "Account, queue, time, STEPS and DATA (a file instead of the recipe's data) are yours to set; "
     "run it where python -m frontrunner.cli works on all nodes, with Parsl (frontrunner[hpc]) for several."
@@ -118,10 +124,20 @@ YOURS_OF_CAMPAIGN = (
 )
 
 
-def batch_script(
-    scheduler: str, problem: Problem, recipe: Recipe, header: Sequence[str], recipe_file: str, setup: Sequence[str] = ()
+def batch_script(  # noqa: PLR0913 - what a script is made of
+    scheduler: str,
+    problem: Problem,
+    recipe: Recipe,
+    header: Sequence[str],
+    recipe_file: str,
+    setup: Sequence[str] = (),
+    *,
+    dispatch: DispatchSettings | None = None,
 ) -> str:
-    """Return a script for sbatch, qsub or bsub that trains with a recipe, after the commands of `setup`."""
+    """Return a script for sbatch, qsub or bsub that trains with a recipe, after the commands of `setup`.
+
+    What its campaign's `dispatch` requests of the same scheduler it requests, too.
+    """
     if (reason := why_no_launch(problem, recipe)) is not None:
         raise InvalidInput(f"{scheduler} cannot start this recipe: {reason}")
     if own := recipe.custom_arguments():
@@ -129,7 +145,12 @@ def batch_script(
         raise InvalidInput(what, hint="export it to the trainer's own arguments: --to megatron-lm")
     (nodes, per_node), has_gpus = launch_of(problem, recipe), problem.cluster.backend != "cpu"
     figures = {"nodes": nodes, "per_node": per_node, "job": recipe_id(problem, recipe), "recipe_file": recipe_file}
-    return _script(scheduler, REPLAY, figures, (*header, YOURS), setup, has_gpus=has_gpus)
+    figures |= {"steps": steps_of(problem, recipe)}
+    known = SCHEDULERS[scheduler]["request"] if dispatch is not None and dispatch.scheduler == scheduler else ()
+    request = {key: getattr(dispatch, key) for key in known}
+    if dispatch is not None and request:
+        figures |= {"walltime": dispatch.walltime, "minutes": int(dispatch.walltime_s / 60)}
+    return _script(scheduler, REPLAY, figures, (*header, YOURS), setup, has_gpus=has_gpus, request=request)
 
 
 def campaign_script(  # noqa: PLR0913 - what a campaign file states
@@ -166,7 +187,8 @@ def campaign_script(  # noqa: PLR0913 - what a campaign file states
         (*header, *YOURS_OF_CAMPAIGN),
         dispatch.worker_init,
         has_gpus=has_gpus,
-        request=asked if is_alone else None,
+        holds_probes=not is_alone,
+        request=asked if is_alone else {},
     )
 
 
@@ -178,17 +200,18 @@ def _script(  # noqa: PLR0913 - what the two kinds of scripts differ in
     setup: Sequence[str],
     *,
     has_gpus: bool,
-    request: Mapping[str, str | None] | None = None,
+    request: Mapping[str, str | None],
+    holds_probes: bool = True,
 ) -> str:
-    """Return a script; `request` are words for the head of a job that holds no probes, None for one that does."""
+    """Return a script; `request` are words for the head of its job."""
     known = SCHEDULERS[scheduler]
-    given = {**figures, "kind": "ngpus" if has_gpus else "ncpus", "end": END_OF_FILE}
+    given = {**AN_HOUR, **figures, "kind": "ngpus" if has_gpus else "ncpus", "end": END_OF_FILE}
     given["slots"] = figures["nodes"] * figures["per_node"]
     words = {key: text.format(**given) for key, text in kind.items()}
     words |= {key: text.format(**given, **words) for key, text in known.items() if isinstance(text, str)}
     directives = words["directives"] + (words["gpus"] if has_gpus else "")
-    directives += words["whole_nodes"] if request is None else ""
-    for key, value in (request or {}).items():
+    directives += words["whole_nodes"] if holds_probes else ""
+    for key, value in request.items():
         directives += known["request"][key].format(value) if value else ""
     commands = "".join(f"{command}\n" for command in setup)
     body = BODY.format(**words, setup=commands, job_ends=JobEnds.exit_code)

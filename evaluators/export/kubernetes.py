@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.export.base import comments, launch_of, why_no_launch
+from frontrunner.evaluators.export.base import comments, launch_of, steps_of, why_no_launch
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
@@ -92,7 +92,7 @@ def manifest(  # noqa: PLR0913 - what a recipe file states
         per_node=per_node,
         port=PORT,
     )
-    variables = {"STEPS": "1000", "DATA": "", "FIRST_NODE": f"{name}-{NODE}-0-0.{name}"}
+    variables = {"STEPS": str(steps_of(problem, recipe)), "DATA": "", "FIRST_NODE": f"{name}-{NODE}-0-0.{name}"}
     if network_interface is not None:
         variables |= {"GLOO_SOCKET_IFNAME": network_interface, "NCCL_SOCKET_IFNAME": network_interface}
     stored = CHECKPOINTS * STATE_BYTES * problem.model.parameters + sum(size for _, size in data)

@@ -141,3 +141,6 @@ class DataSettings:
     def named(self) -> tuple[tuple[str | None, float], ...]:
         """Return path and weight of each file; the path of the built-in text is None."""
         return tuple((one.path, one.weight) for one in self.files) or ((self.path, 1.0),)
+
+    def __str__(self) -> str:
+        return " and ".join(path or "the built-in text" for path, _ in self.named)

@@ -30,6 +30,7 @@ OPTIMIZER_STATES = {"adamw": 2, "sgd": 1}
 _OF_BYTES = ("builtin-", "text-")
 HEAD_BYTES = 2**20
 """Of data that may be terabytes, the beginning and the size are compared."""
+BY_DATA = "name the data to train on: --data FILE, or --data built-in"
 MIN_SEQUENCES = 40
 """A corpus holds at least this many sequences: a twentieth of it is held out for evaluation."""
 
@@ -257,9 +258,8 @@ def data_of(stated: Sequence[TrainingData]) -> DataSettings:
     return DataSettings(files=tuple(DataFile(path=str(one.path), weight=one.weight) for one in stated))
 
 
-def require_same_data(stated: Sequence[TrainingData]) -> None:
-    """Raise `InvalidInput` unless the data are here as they were."""
-    remedy = "name the data to train on: --data FILE, or --data built-in"
+def require_same_data(stated: Sequence[TrainingData], *, remedy: str = BY_DATA) -> None:
+    """Raise `InvalidInput`, with the remedy as its hint, unless the data are here as they were."""
     try:
         all_found = training_data(data_of(stated))
     except InvalidInput as error:

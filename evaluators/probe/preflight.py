@@ -64,8 +64,13 @@ def prepare_here(
         prepare_disk(cluster, offloads)
 
 
-def source_for(recipe_id: str, recipe: Recipe, setup: ProbeSetup, *, doing: Doing) -> NodeSource | None:
-    """Return where the nodes of one recipe come from, by the campaign's [dispatch]; None for this machine."""
+def source_for(
+    recipe_id: str, recipe: Recipe, setup: ProbeSetup, *, doing: Doing, named: str | None = None
+) -> NodeSource | None:
+    """Return where the nodes of one recipe come from, by the campaign's [dispatch]; None for this machine.
+
+    `named` is the path of a recipe file that it is of.
+    """
     cluster, dispatch = setup.problem.cluster, replace(setup.dispatch, nodes_per_allocation=None, allocations=None)
     nodes = nodes_used(recipe, setup.problem)
     held = allocation(os.environ)
@@ -77,7 +82,7 @@ def source_for(recipe_id: str, recipe: Recipe, setup: ProbeSetup, *, doing: Doin
             f"recipe {recipe_id} needs {recipe.devices} devices on nodes of {cluster.devices_per_node}: "
             f"{here}, and its campaign requested none",
             hint=f"{doing} it in a job of {nodes} nodes (salloc, qsub -I), or by a batch script: "
-            f"frontrunner export {recipe_id} --to slurm",
+            f"frontrunner export {named or recipe_id} --to slurm",
         )
     return node_source(dispatch, replace(cluster, nodes=nodes))
 

@@ -176,7 +176,7 @@ class ReplayResult:
         return self.tokens_per_s / self.measured_tokens_per_s
 
 
-def plan(
+def plan(  # noqa: PLR0913 - of what, and how it trains
     *,
     recipe_id: str,
     recipe: Recipe,
@@ -184,8 +184,12 @@ def plan(
     measured_tokens_per_s: float | None,
     settings: ReplaySettings,
     anyway: bool,
+    named: str | None = None,
 ) -> ReplayPlan:
-    """Plan a replay on the data of `setup`, and write their token file; raises as `prepare_recipe` does."""
+    """Plan a replay on the data of `setup`, and write their token file; raises as `prepare_recipe` does.
+
+    `named` is the path of the recipe's file, where it is of one.
+    """
     settings, cluster = settings.following(Schedule()), setup.problem.cluster
     if settings.metrics != "csv" and not settings.launched:
         require_extra(settings.metrics, settings.metrics, f'metrics = "{settings.metrics}"')
@@ -193,7 +197,7 @@ def plan(
     source = None
     if not settings.launched:
         setup = _with_walltime(setup, settings.walltime)
-        source = source_for(recipe_id, recipe, setup, doing=doing)
+        source = source_for(recipe_id, recipe, setup, doing=doing, named=named)
         if not setup.dispatch.shares_files:
             expected = "true for replays, whose checkpoints all nodes write to one folder"
             hint = "keep run folders on a volume that the nodes share, or export the recipe to another launcher"

@@ -85,7 +85,7 @@ def resume(
 ) -> Conclusion:
     """Go on with a campaign (None: the one created last) wherever it was left.
 
-    `budget` replaces limits of its budget: `probes`, `minutes` and `node_hours`.
+    `budget` replaces limits of its budget: `probes`, `minutes`, `node_hours` and `cost`.
     """
     listener = listener or notebook_listener()
     with open_store(store_url(store), create=False) as found:
@@ -167,7 +167,7 @@ def changed_since_launch(campaign: str | None = None, *, store: str | None = Non
         now, then = _by_section(file.spec), _by_section(spec)
         changed = ", ".join(key for key in (*SECTIONS, "evaluator") if key in now and now[key] != then[key])
         name = f" --name {setup.free_name(found, file.spec.name)}" if file.named else ""
-    wanted = {key: getattr(file.spec.budget, key) for key in ("probes", "minutes", "node_hours")}
+    wanted = {key: getattr(file.spec.budget, key) for key in ("probes", "minutes", "node_hours", "cost")}
     raised = {key: value for key, value in wanted.items() if value not in (None, getattr(spec.budget, key))}
     way = f"to use the file, and the results that still hold: frontrunner launch {shlex.quote(spec.file)}{name}"
     if changed == "budget" and raised:

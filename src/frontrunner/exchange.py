@@ -92,7 +92,8 @@ def exported(store: LocalStore, recipe: str, *, to: str, data: str | None = None
         if data is not None:
             raise bad_value("--data", data, "nothing with a campaign file, which states its own: [data] path")
         return _campaign_exported(Path(recipe), to)
-    file = read(Path(recipe)) if names_a_file(recipe) else recipe_file(_stored(store, recipe))
+    stored = None if names_a_file(recipe) else _stored(store, recipe)
+    file = read(Path(recipe)) if stored is None else recipe_file(stored)
     if data is not None:
         file = replace(file, training=replace(file.training, data=training_data(named_data(data))))
     if to == RECIPE_FILE:
@@ -102,7 +103,8 @@ def exported(store: LocalStore, recipe: str, *, to: str, data: str | None = None
         data_of_file(file, recipe, may_be_elsewhere=True)  # what trains looks for them before it does
         nodes, given = file.training.nodes, (file.problem, file.recipe, provenance(file), to_text(file))
         if to in SCHEDULERS:
-            return batch_script(to, *given, nodes.worker_init)
+            own = None if stored is None else stored_spec(_source(stored).campaign).dispatch
+            return batch_script(to, *given, nodes.worker_init, dispatch=own and own.of_group(file.recipe.group))
         files = [(one.path, one.size_bytes) for one in file.training.data if one.path is not None]
         return manifest(*given, setup=nodes.worker_init, network_interface=nodes.network_interface, data=files)
     return tool_named(to).render(file.problem, file.recipe, provenance(file))

@@ -20,7 +20,7 @@ from frontrunner.evaluators.external import replay as command_replay
 from frontrunner.evaluators.external.replay import CommandReplay
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings, Schedule
 from frontrunner.evaluators.probe import replay as replaying
-from frontrunner.evaluators.probe.job import data_of, require_same_data
+from frontrunner.evaluators.probe.job import BY_DATA, data_of, require_same_data
 from frontrunner.evaluators.probe.replay import ReplayPlan, ReplayResult, ReplaySettings
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import commands_of
@@ -55,7 +55,8 @@ def find_recipe(
     """Return a recipe of the store by its id, of a recipe file, or by id or choices of a campaign file's space."""
     if campaign is not None:
         spec = read_campaign_file(Path(campaign)).spec
-        found = recipe_by_id(spec, recipe) if isinstance(recipe, str) else one_recipe(spec, recipe)
+        remedy = "choices as tensor_parallel=8 name one that the space lacks; "
+        found = recipe_by_id(spec, recipe, remedy) if isinstance(recipe, str) else one_recipe(spec, recipe)
     elif not isinstance(recipe, str):
         raise InvalidInput("a recipe by its choices needs the campaign file that they are of")
     elif names_a_file(recipe):
@@ -92,8 +93,8 @@ def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
     return survey.recipes[0]
 
 
-def recipe_by_id(spec: CampaignSpec, beginning: str) -> Recipe:
-    """Return the legal recipe of the campaign's space whose id has this prefix."""
+def recipe_by_id(spec: CampaignSpec, beginning: str, remedy: str = "") -> Recipe:
+    """Return the legal recipe of the campaign's space whose id has this prefix, else a hint that begins so."""
     wanted = beginning.strip().lower()
     if len(wanted) < LEAST_DIGITS:
         raise bad_value("recipe id", beginning, f"at least the first {LEAST_DIGITS} characters of one")
@@ -103,7 +104,7 @@ def recipe_by_id(spec: CampaignSpec, beginning: str) -> Recipe:
     if not found:
         raise NotFound(
             f"none of the {len(recipes):,} legal recipes of the space has an id that begins with {wanted!r}",
-            hint="choices as tensor_parallel=8 name one that the space lacks; to list them: frontrunner plan FILE",
+            hint=f"{remedy}to list them: frontrunner plan FILE",
         )
     if len(found) > 1:
         candidates = ", ".join(sorted(found)[:MOST_CANDIDATES])
@@ -119,7 +120,8 @@ def recipe_of(spec: CampaignSpec, recipe: str) -> Recipe:
     if recipe_id(spec.problem, file.recipe) != file.recipe_id:
         what = f"{recipe} is of another model, device, sequence length or precision than campaign {spec.name}"
         raise InvalidInput(what, hint="name the campaign of its problem by --campaign NAME")
-    return recipe_by_id(spec, file.recipe_id)
+    remedy = f"to measure it, and what is around it, in a campaign of its own: frontrunner sweep {recipe}; "
+    return recipe_by_id(spec, file.recipe_id, remedy)
 
 
 def breakdown_of(store: LocalStore, recipe: str | Mapping[str, object], campaign: str | Path | None) -> Breakdown:
@@ -275,12 +277,23 @@ def profile(
 
 
 def plan_replay(
-    recipe_id: str, settings: ReplaySettings, *, store: str | None = None, anyway: bool = False
+    recipe_id: str,
+    settings: ReplaySettings,
+    *,
+    campaign: str | None = None,
+    store: str | None = None,
+    anyway: bool = False,
 ) -> ReplayPlan:
-    """Return what a replay would run, checked against this machine; it is compared with the newest measurement."""
+    """Return what a replay would run, checked against this machine.
+
+    It trains as a campaign's probes did, and is compared with them: those of `campaign`, or of the newest that measured
+    the recipe.
+    """
     found: Explanation | RecipeFile
     named = None if settings.data is None else named_data(settings.data)
     if names_a_file(recipe_id):
+        if campaign is not None:
+            raise bad_value("--campaign", campaign, "no campaign with a recipe file, which states what it trains on")
         found = file = read(Path(recipe_id))
         refuse_file_of_others(file, recipe_id)
         figures, tokens_per_s = (file.measured.figures, file.measured.tokens_per_s) if file.measured else ("", None)
@@ -295,7 +308,7 @@ def plan_replay(
         )
         schedule = file.training.schedule
     else:
-        found = LocalStore(store).show(recipe_id)
+        found = _tried_in(campaign, recipe_id, store)
         _refuse_recipe_of_others(found)
         ranked = [
             (one.campaign, one.standing.tokens_per_s)
@@ -307,12 +320,12 @@ def plan_replay(
                 f"recipe {found.recipe_id} was never measured, so there is nothing to replay",
                 hint="`frontrunner best` lists the measured ones",
             )
-        campaign, tokens_per_s = min(ranked, key=lambda pair: pair[0].figures == "simulated")  # the newest come first
-        spec = stored_spec(campaign)
-        figures, setup, schedule = campaign.figures, spec.probe_setup().at(found.recipe), schedule_of(spec)
+        record, tokens_per_s = min(ranked, key=lambda pair: pair[0].figures == "simulated")  # the newest come first
+        spec = stored_spec(record)
+        figures, setup, schedule = record.figures, spec.probe_setup().at(found.recipe), schedule_of(spec)
         if named is not None:
             setup = replace(setup, data=named)
-        elif stated := trained_on(found, campaign):
+        elif stated := trained_on(found, record):
             require_same_data(stated)
     return replaying.plan(
         recipe_id=found.recipe_id,
@@ -321,14 +334,23 @@ def plan_replay(
         measured_tokens_per_s=tokens_per_s if figures == "measured" else None,
         settings=settings.following(schedule),
         anyway=anyway,
+        named=recipe_id if names_a_file(recipe_id) else None,
     )
 
 
-def plan_command_replay(recipe_id: str, settings: ReplaySettings, *, store: str | None = None) -> CommandReplay | None:
+def _tried_in(campaign: str | None, recipe_id: str, store: str | None) -> Explanation:
+    """Return what the store holds of a recipe, of a named campaign alone."""
+    found = LocalStore(store).show(recipe_id, campaign=campaign)
+    return found if campaign is None else replace(found, appearances=found.appearances[:1])
+
+
+def plan_command_replay(
+    recipe_id: str, settings: ReplaySettings, *, campaign: str | None = None, store: str | None = None
+) -> CommandReplay | None:
     """Return the replay of a stored recipe that only another trainer's command has measured; None for all others."""
     if names_a_file(recipe_id):
         return None
-    found = LocalStore(store).show(recipe_id)
+    found = _tried_in(campaign, recipe_id, store)
     own = [(one, stored_spec(one.campaign)) for one in found.appearances if one.campaign.figures != "imported"]
     if not own or not all(spec.trainer for _, spec in own):
         return None
@@ -356,18 +378,19 @@ def replay(
     recipe_id: str,
     *,
     steps: int,
+    campaign: str | None = None,
     store: str | None = None,
     anyway: bool = False,
     settings: ReplaySettings | None = None,
 ) -> ReplayResult:
     """Train with a stored recipe or a recipe file, from the newest checkpoint; `anyway` permits other hardware.
 
-    A recipe of another trainer is trained by the command of its campaign.
+    A recipe is trained as by `campaign`, or by the newest that measured it; one of another trainer by its command.
     """
     chosen = replace(settings, steps=steps) if settings else ReplaySettings(steps=steps)
-    if (command := plan_command_replay(recipe_id, chosen, store=store)) is not None:
+    if (command := plan_command_replay(recipe_id, chosen, campaign=campaign, store=store)) is not None:
         return command_replay.run(command)
-    return replaying.run(plan_replay(recipe_id, chosen, store=store, anyway=anyway))
+    return replaying.run(plan_replay(recipe_id, chosen, campaign=campaign, store=store, anyway=anyway))
 
 
 def schedule_of(spec: CampaignSpec) -> Schedule:
@@ -384,16 +407,18 @@ def trained_on(explanation: Explanation, campaign: Campaign) -> tuple[TrainingDa
     return ()
 
 
-def data_of_file(file: RecipeFile, named: str, *, may_be_elsewhere: bool = False) -> DataSettings:
+def data_of_file(
+    file: RecipeFile, named: str, *, may_be_elsewhere: bool = False, remedy: str = BY_DATA
+) -> DataSettings:
     """Return the data that a recipe file states; raise `InvalidInput` for none, and for others in their place here."""
     stated = file.training.data
     if not stated:
         raise InvalidInput(
             f"what data recipe {named} was trained on is not recorded",
-            hint="name the data to train on: --data FILE, or --data built-in",
+            hint=remedy,
         )
     if not (may_be_elsewhere and any(one.path is not None and not Path(one.path).exists() for one in stated)):
-        require_same_data(stated)
+        require_same_data(stated, remedy=remedy)
     return data_of(stated)
 
 

@@ -90,7 +90,8 @@ def running(store: Store, campaign: str | None, *, top: int) -> Running:
         named = [one.trial.number for one in attempts.items]
         expected = expected_of(store, found.id, named) if named else {}
         last = newest_outcomes(store, found.id, LAST_OUTCOMES)
-        spec, spent, now = stored_spec(found), spent_of(store, found), store.now()
+        spec, now = stored_spec(found), store.now()
+        spent = spent_of(store, found, spec)
     return Running(
         campaign=found.name,
         strategy=found.strategy,

@@ -15,7 +15,7 @@ from frontrunner.evaluators.analytic import variations
 from frontrunner.evaluators.analytic.scaling import check_counts
 from frontrunner.evaluators.analytic.variations import MeasuredScaling, Sweep, Tried
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.recipe_actions import names_a_file, recipe_by_id, refuse_file_of_others
+from frontrunner.recipe_actions import data_of_file, names_a_file, recipe_by_id, refuse_file_of_others
 from frontrunner.results.arrays import LastAttempts
 from frontrunner.results.snapshot import attempts_of
 from frontrunner.search.campaign_setup import stored_spec, stored_survey
@@ -34,6 +34,7 @@ from frontrunner.store import LocalStore
 COUNT = re.compile("[0-9]{1,9}")
 FLAGS = {"true": True, "false": False}
 NAME = "--dimension tensor_parallel=1,2,4"
+BY_CAMPAIGN = "name a campaign file to measure it with by --campaign FILE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +61,15 @@ def source_of(recipe: str, *, campaign: str | Path | None = None, store: str | N
             space=usual_space(file.problem),
             search=SearchSettings(seed=file.training.seed),
             probe=file.training.probe,
+            data=data_of_file(file, recipe, may_be_elsewhere=True, remedy=BY_CAMPAIGN),  # a preview reads none
+            dispatch=file.training.nodes.dispatch,
         )
         return Source(recipe=file.recipe, spec=spec)
     found = LocalStore(store).show(recipe)
     own = [stored_spec(one.campaign) for one in found.appearances if one.campaign.figures != "imported"]
     if not own:
         what = f"recipe {found.recipe_id} is of an imported table, which does not say how to measure it here"
-        raise InvalidInput(what, hint="name a campaign file to measure it with by --campaign FILE")
+        raise InvalidInput(what, hint=BY_CAMPAIGN)
     spec = min(own, key=lambda spec: (spec.evaluator == "simulated", spec.search.strategy in AROUND))
     if spec.search.strategy == "scale":  # whose problem has as many nodes and batches as it compares
         batch = GlobalBatch(minimum=found.recipe.global_batch_seqs, maximum=found.recipe.global_batch_seqs)
@@ -169,7 +172,7 @@ def _around(spec: CampaignSpec, strategy: str, recipe: Recipe, budget: Budget | 
     """Return the campaign with a strategy that measures what is around the recipe; a table has no recipe to measure."""
     if spec.evaluator == "table":
         what = f"campaign {spec.name} looks recipes up in a table: nothing can be measured around one"
-        raise InvalidInput(what, hint="name a campaign file to measure it with by --campaign FILE")
+        raise InvalidInput(what, hint=BY_CAMPAIGN)
     search = replace(
         spec.search, strategy=strategy, baseline=recipe, objectives=TOKENS_ALONE, probe_nodes=None, repeats=repeats
     )

@@ -51,6 +51,17 @@ CASES: dict[str, tuple[dict[str, str | None], str, str | None]] = {
     "a long name": ({"model.name": f'"{"x" * 201}"'}, "expected at most 200 characters, none", None),
     "an escape in a name": ({"cluster.name": '"a\\u001b[2J"'}, 'cluster.name = "a\\u001b[2J": expected at most', None),
     "a NUL in a name": ({"model.name": '"a\\u0000"'}, "none a control character", None),
+    # What nothing would use
+    "settings of another strategy": (
+        {"search.strategy": '"random"', "search.deephyper.kappa": "3"},
+        'search.deephyper.kappa = 3.0: expected no such entry with search.strategy = "random"',
+        None,
+    ),
+    "settings of another acquisition": (
+        {"search.strategy": '"deephyper"', "search.deephyper.xi": "3"},
+        'search.deephyper.xi = 3.0: expected no such entry with acquisition = "UCBd": it is of EI and PI',
+        None,
+    ),
     # Values of another type
     "text for a number": ({"model.layers": '"4"'}, 'model.layers = "4": expected a whole number', None),
     "decimal number for a whole one": ({"model.layers": "4.5"}, "model.layers = 4.5: expected a whole number", None),

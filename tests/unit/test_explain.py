@@ -95,8 +95,11 @@ def test_a_recipe_of_a_file_is_found_by_the_beginning_of_its_id() -> None:
     assert list(recipe_ids(spec.problem, spec.survey().recipes)) == [
         recipe_id(spec.problem, one) for one in spec.survey().recipes
     ]
-    with pytest.raises(NotFound, match="9 legal recipes of the space has an id that begins with '000000000000'"):
+    with pytest.raises(
+        NotFound, match="9 legal recipes of the space has an id that begins with '000000000000'"
+    ) as none:
         recipe_by_id(spec, "000000000000")
+    assert none.value.hint == "to list them: frontrunner plan FILE", "few commands take choices"
     with pytest.raises(InvalidInput, match="at least the first 4 characters"):
         recipe_by_id(spec, "abc")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 from dataclasses import fields, replace
@@ -570,5 +571,37 @@ def test_a_batch_script_prepares_its_node_and_is_refused_for_data_that_nobody_re
     identity = recipe_id(plain.problem, best)
     script = frontrunner.export(identity, to=scheduler, store=str(tmp_path / "setup.db"))
     assert script.index("module load rocm") < script.index("set -euo pipefail")
+    assert 'STEPS="${STEPS:-1000}"' in script
     with pytest.raises(InvalidInput, match=f"what data recipe {identity} was trained on is not recorded"):
         frontrunner.export(identity, to=scheduler, store=str(tmp_path / "data.db"))
+
+
+REQUESTED = {
+    "slurm": ("--account=proj", "--partition=batch", "--time=02:30:00", "--qos=debug", "--constraint=a100"),
+    "pbs": ("-A proj", "-q batch", "-l walltime=02:30:00"),
+    "lsf": ("-P proj", "-q batch", "-W 150"),
+}
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_batch_script_requests_what_the_campaign_did_for_the_steps_of_the_whole_training(
+    scheduler: str, tmp_path: Path
+) -> None:
+    asked = {"account": "proj", "queue": "batch", "walltime": "02:30:00"}
+    asked |= {"qos": "debug", "constraint": "a100"} if scheduler == "slurm" else {}
+    plain = charted.spec()
+    [best, *_] = plain.space.survey(plain.problem).recipes
+    spec = replace(
+        plain,
+        dispatch=DispatchSettings(backend="parsl", scheduler=scheduler, **asked),
+        problem=replace(plain.problem, billion_tokens=0.5),
+    )
+    charted.recorded(tmp_path / "s.db", spec, [(best, [charted.measured(100.0, 0.5)])])
+    head = "#SBATCH", "#PBS", "#BSUB"
+    for to in SCHEDULERS:
+        script = frontrunner.export(recipe_id(plain.problem, best), to=to, store=str(tmp_path / "s.db"))
+        lines = [line for line in script.splitlines() if line.startswith(head)]
+        found = [any(line.endswith(f" {words}") for line in lines) for words in REQUESTED[to]]
+        assert set(found) == {to == scheduler}
+        steps = math.ceil(0.5e9 / (best.global_batch_seqs * plain.problem.sequence_length))
+        assert f'STEPS="${{STEPS:-{steps}}}"' in script

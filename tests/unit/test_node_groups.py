@@ -68,7 +68,6 @@ def test_the_whole_is_a_summary_of_its_groups() -> None:
     whole = SPEC.problem.cluster
     assert (whole.name, whole.device, whole.nodes, whole.devices) == ("two-node-types", "a100-80gb + h100-80gb", 6, 48)
     assert whole.describe() == "a100: 4 nodes of 8 x a100-80gb, h100: 2 nodes of 8 x h100-80gb"
-    assert whole.dearest_node_hour() == 40
     assert (whole.parts(), A100.cluster.parts()) == (whole.group, (A100.cluster,))
     assert load_json(CampaignSpec, dump_json(SPEC), what="spec") == SPEC
 

@@ -18,6 +18,7 @@ from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.analytic.accuracy_bounds import HOST_ASSUMED, OTHER_HARDWARE, mean_error
 from frontrunner.evaluators.analytic.estimates import Estimate, Plan, estimate_many, not_modelled, plan
 from frontrunner.evaluators.analytic.priors import NORMAL_95
+from frontrunner.search.campaign_setup import runnable
 from frontrunner.spaces.cluster import ByPrecision, Cluster
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
@@ -26,6 +27,7 @@ from support.analytic import A100, PROBLEM, recipe
 from support.campaigns import command, environment, tiny, write_toml
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "frontier-22b.toml"
+STUDIES = [EXAMPLE.parent / f"frontier-study-{size}.toml" for size in ("22b", "175b", "1t")]
 
 
 @pytest.fixture(scope="module")
@@ -325,3 +327,10 @@ print(sorted({{"torch", "deepspeed", "optuna", "deephyper", "pandas", "sqlalchem
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_each_study_of_frontier_can_be_rehearsed_here_and_has_recipes_that_fit(path: Path) -> None:
+    spec = read_campaign_file(path, {"evaluator": "simulated"}).spec
+    found = plan(runnable(spec).recipes, spec.problem)
+    assert 0 < found.table.fitting < len(found.table.recipes)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+import frontrunner
 from frontrunner.config import recipe_file
 from frontrunner.config.campaign import named_data
 from frontrunner.config.recipe_file import (
@@ -35,7 +36,9 @@ from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.store import LocalStore
+from frontrunner.sweeps import source_of
 from support import recipe_reference
+from support.campaigns import spec_of, tiny
 from support.formats import problem, recipes
 
 MACHINE = replace(
@@ -236,6 +239,38 @@ def test_a_file_is_replayed_on_its_own_data_or_not_at_all(tmp_path: Path) -> Non
     with pytest.raises(InvalidInput, match=r"are not here: .*No such file"):
         replayed()
     assert str(text) in exported(LocalStore(None), path, to="slurm"), "it may be where the script runs"
+
+
+def test_a_sweep_of_a_file_trains_on_its_data_in_its_way(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"some words " * 4096)
+    training = Training(optimizer="sgd", data=training_data(DataSettings(path=str(text))), nodes=NODES)
+    path = tmp_path / "r.json"
+    path.write_text(to_text(replace(made(), training=training)))
+    spec = source_of(str(path)).spec
+    assert (spec.data.path, spec.probe.optimizer) == (str(text), "sgd")
+    assert (spec.dispatch.network_interface, spec.dispatch.launcher_options) == ("hsn0", ("--exact",))
+    assert not spec.dispatch.worker_init, "no line of shell of a file runs unasked"
+    text.write_bytes(b"same words " * 4096)
+    with pytest.raises(InvalidInput, match="is not what the recipe was trained on") as refused:
+        source_of(str(path))
+    assert "--campaign FILE" in str(refused.value.hint)
+
+
+def test_a_recipe_of_two_campaigns_is_replayed_on_the_data_of_the_one_that_is_named(tmp_path: Path) -> None:
+    store, space = str(tmp_path / "s.db"), {"tensor_parallel": [1], "pipeline_parallel": [1], "micro_batch_seqs": [4]}
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(f"{name} few words ".encode() * 4096)
+        table = tiny(evaluator="simulated", space=space, budget={"probes": 1}, data={"path": str(tmp_path / name)})
+        frontrunner.launch(spec_of(table), store=store, name=name)
+    [winner] = frontrunner.best("a", store=store)
+
+    def planned(campaign: str | None) -> ReplayPlan:
+        settings = ReplaySettings(steps=2, launched=True, folder=tmp_path / "run")
+        return plan_replay(winner.recipe_id, settings, campaign=campaign, anyway=True, store=store)
+
+    found = {name: str(planned(name).setup.data) for name in ("a", "b", None)}
+    assert found == {"a": str(tmp_path / "a"), "b": str(tmp_path / "b"), None: str(tmp_path / "b")}
 
 
 def test_data_of_one_file_are_read_as_earlier_versions_wrote_them() -> None:

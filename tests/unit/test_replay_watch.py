@@ -95,6 +95,9 @@ def test_a_recipe_takes_the_nodes_that_it_uses_from_its_campaign_s_batch_system(
     with pytest.raises(InvalidInput, match="needs 2 devices on nodes of 1: this process is in no job") as refused:
         source_for("0123456789ab", tiny_recipe(), elsewhere, doing="replay")
     assert "export 0123456789ab --to slurm" in str(refused.value.hint)
+    with pytest.raises(InvalidInput) as refused:
+        source_for("0123456789ab", tiny_recipe(), elsewhere, doing="replay", named="r.json")
+    assert "export r.json --to slurm" in str(refused.value.hint), "its id may be in no store"
     for key, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]"}.items():
         monkeypatch.setenv(key, value)
     held = source_for("0123456789ab", tiny_recipe(), elsewhere, doing="replay")

@@ -16,6 +16,7 @@ from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.variants import AROUND
 from frontrunner.sweeps import Source, preview, scale_spec, source_of, sweep_spec
+from frontrunner.views.around import print_measured_scaling
 from frontrunner.views.charts.marks import Chart
 from frontrunner.views.report import reported
 from support.campaigns import spec_of, tiny, write_toml
@@ -161,6 +162,16 @@ def test_scaling_is_a_campaign_with_a_figure(store: str, capsys: pytest.CaptureF
     four = next(row for row in measured if (row["scaling"], row["nodes"]) == ("weak", 4))
     one = next(row for row in measured if (row["scaling"], row["nodes"]) == ("weak", 1))
     assert four["efficiency"] == pytest.approx(four["tokens_per_s"] / one["tokens_per_s"] / 4)
+
+
+def test_each_table_of_a_scaling_names_the_nodes_that_its_efficiency_is_relative_to(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    three = replace(RECIPE, devices=12, accumulation=1, sharding=Sharding.named("zero-1", 6))
+    print_measured_scaling(preview(scale_spec(Source(recipe=three, spec=SPEC), [2], BUDGET)))
+    strong, weak = capsys.readouterr().out.split("weak scaling")  # four replicas do not divide its batch of 12
+    assert "relative to 3 nodes" in strong
+    assert "relative to 2 nodes" in weak
 
 
 def test_a_preview_stores_nothing(store: str, capsys: pytest.CaptureFixture[str]) -> None:

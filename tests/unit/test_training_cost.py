@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import frontrunner as api
 from frontrunner.cli.main import frontrunner as command
 from frontrunner.evaluators.analytic.estimates import plan
 from frontrunner.results.ranking import best
 from frontrunner.results.store import open_store
-from frontrunner.search.campaign_setup import problem_summary
+from frontrunner.search.budget import BudgetTracker
+from frontrunner.search.campaign_setup import create, problem_summary, stored_spec
+from frontrunner.search.spec import Budget
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import Training
@@ -51,10 +53,41 @@ def test_a_ranking_states_what_all_tokens_take_at_the_measured_rate(tmp_path: Pa
     assert row.training == Training(days=hours / 24, node_hours=nodes * hours, price=pytest.approx(nodes * hours / 2))
 
 
-@pytest.mark.parametrize(("budget", "hours"), [({}, 5.0), ({"node_hours": 2}, 2.0), ({"node_hours": 9}, 5.0)])
-def test_a_budget_in_money_is_one_of_node_hours(budget: dict[str, Any], hours: float) -> None:
-    spec = spec_of(tiny(cluster={"price_per_node_hour": 4}, budget=budget | {"cost": 20}))
-    assert spec.budget.node_hours == hours
+def test_a_budget_in_money_counts_each_probe_at_the_price_of_its_nodes(tmp_path: Path) -> None:
+    groups = [{"name": "spot", "price_per_node_hour": 36}, {"name": "reserved", "price_per_node_hour": 360}]
+    campaign = tiny(cluster={"group": groups}, budget={"probes": 6}, evaluator="simulated")
+    limited, store = str(tmp_path / "limited.db"), str(tmp_path / "store.db")
+    api.launch(spec_of(campaign), store=store)
+    spent = api.dataframe("tiny", store=store).to_dict("records")
+    prices = {"spot": 0.01, "reserved": 0.1}
+    assert {one["group"] for one in spent} == {"spot", "reserved"}
+    total = sum(one["node_seconds"] * prices[one["group"]] for one in spent)
+    spec = spec_of(campaign | {"budget": {"cost": 0.99 * total}})
+
+    conclusion = api.launch(spec, store=limited)
+
+    (limit,) = conclusion.limits
+    assert limit == api.change_budget("tiny", {}, store=limited)[0], "as the driver has counted it"
+    assert limit.used == pytest.approx(total)
+    assert str(limit) == f"{total:.4g} of {0.99 * total:.4g} (price)"
+    assert conclusion.reason == f"the budget is used up: {limit}"
+
+
+def test_a_hard_budget_in_money_leaves_room_for_a_probe_on_the_dearest_nodes() -> None:
+    clusters = {name: replace(A100, nodes=1, price_per_node_hour=price) for name, price in (("a", 36.0), ("b", 360.0))}
+    tracker = BudgetTracker(Budget(cost=2.0, hard=True), clusters=clusters)
+    tracker.spend(40.0, "a")
+    assert tracker.used_up(()) is None  # 0.4 and 15 s on b, 1.5
+    tracker.spend(11.0, "a")
+    assert str(tracker.used_up(())) == "0.51 of 2 (price)"
+
+
+def test_a_budget_that_an_earlier_version_made_one_of_node_hours_is_read_as_it_was_stated(tmp_path: Path) -> None:
+    spec = spec_of(tiny(cluster={"price_per_node_hour": 4}, budget={"cost": 20, "node_hours": 5}))
+    with open_store(str(tmp_path / "store.db")) as store:
+        assert stored_spec(create(store, spec, 9)).budget == Budget(cost=20)
+        other = replace(spec, name="other", budget=Budget(cost=20, node_hours=2))
+        assert stored_spec(create(store, other, 9)).budget == Budget(cost=20, node_hours=2)
 
 
 def test_a_budget_in_money_needs_a_price() -> None:

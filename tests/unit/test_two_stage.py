@@ -10,8 +10,7 @@ import pytest
 
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.evaluators.cluster.settings import DispatchSettings
-from frontrunner.results.records import Campaign
-from frontrunner.results.states import CampaignState
+from frontrunner.search.budget import Spent
 from frontrunner.search.campaign_setup import why_not_here
 from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.search.two_stage import scale_in_words, small_spec, what_is_left
@@ -23,7 +22,7 @@ def pair(**sections: Table) -> Table:
     """Eight nodes of two devices with 8 layers, probed on one node unless sections are changed."""
     return tiny(
         model={"layers": 8},
-        cluster={"nodes": 8},
+        cluster={"nodes": 8, **sections.pop("cluster", {})},
         problem={"global_batch": 64},
         search={"strategy": "guided", "probe_nodes": 1, **sections.pop("search", {})},
         **sections,
@@ -122,22 +121,15 @@ def test_an_allocation_need_hold_no_more_than_the_nodes_that_are_probed() -> Non
 
 
 def test_the_small_campaign_leaves_something_for_the_confirmations() -> None:
-    spec = spec_of(pair(budget={"probes": 10, "minutes": 4.0, "node_hours": 2.0}))
-    assert small_spec(spec).budget == Budget(probes=7, minutes=2.0, node_hours=1.0)
+    budget = {"probes": 10, "minutes": 4.0, "node_hours": 2.0, "cost": 6.0}
+    spec = spec_of(pair(budget=budget, cluster={"price_per_node_hour": 5.0}))
+    assert small_spec(spec).budget == Budget(probes=7, minutes=2.0, node_hours=1.0, cost=3.0)
     assert small_spec(spec, confirmable=False).budget == spec.budget
     assert small_spec(spec_of(pair(search={"confirm_probes": 0}))).budget == Budget()
 
 
-def ended(outcomes: int, node_hours: float) -> Campaign:
-    return Campaign(
-        id=1, name="tiny-small", state=CampaignState.FINISHED, state_reason="", strategy="guided", spec_json="{}",
-        problem_summary={}, legal_recipes=9, outcomes=outcomes, driver_seconds=60.0,
-        node_seconds_spent=3600 * node_hours, epoch=1, driver=None, created_at="", updated_at="",
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    ("budget", "outcomes", "left"),
+    ("budget", "probes", "left"),
     [
         (Budget(), 7, Budget(probes=3)),
         (Budget(probes=10), 8, Budget(probes=2)),
@@ -145,16 +137,13 @@ def ended(outcomes: int, node_hours: float) -> Campaign:
         (Budget(node_hours=2.0), 4, Budget(probes=3, node_hours=1.5)),
         (Budget(node_hours=0.5), 4, None),
         (Budget(minutes=1.0), 4, None),
+        (Budget(cost=9.0), 4, Budget(probes=3, cost=7.0)),
+        (Budget(cost=2.0), 4, None),
     ],
 )
-def test_confirmations_get_what_is_left(budget: Budget, outcomes: int, left: Budget | None) -> None:
-    assert what_is_left(budget, ended(outcomes, node_hours=0.5), confirm_probes=3) == left
-
-
-def test_answers_of_the_store_take_nothing_of_the_confirmations() -> None:
-    small = ended(12, node_hours=0.1)
-    assert what_is_left(Budget(probes=12), small, confirm_probes=3) is None
-    assert what_is_left(Budget(probes=12), small, confirm_probes=3, reused=11) == Budget(probes=3)
+def test_confirmations_get_what_is_left(budget: Budget, probes: int, left: Budget | None) -> None:
+    small = Spent(probes=probes, driver_seconds=60.0, node_seconds=1800.0, cost=2.0)
+    assert what_is_left(budget, small, confirm_probes=3) == left
 
 
 def test_a_baseline_is_left_to_the_campaign_of_the_whole_cluster() -> None:

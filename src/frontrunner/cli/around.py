@@ -44,10 +44,12 @@ def runs_around(make: Callable[..., CampaignSpec]) -> Callable[..., None]:
         probes: int | None,
         minutes: float | None,
         node_hours: float | None,
+        cost: float | None,
         **options: Any,
     ) -> None:
         source = sweeps.source_of(recipe, campaign=campaign, store=store)
-        spec = make(source, budget=Budget(probes=probes, minutes=minutes, node_hours=node_hours), **options)
+        budget = Budget(probes=probes, minutes=minutes, node_hours=node_hours, cost=cost)
+        spec = make(source, budget=budget, **options)
         if preview:
             opt.show(sweeps.preview(spec), print_around, as_json=as_json)
             return

@@ -86,9 +86,10 @@ anyway_option = click.option("--anyway", is_flag=True, help="Run on other hardwa
 
 
 def budget_options(which: str) -> Callable[[F], F]:
-    """Add --probes, --minutes and --node-hours, which arrive under these names; see `given`."""
+    """Add --probes, --minutes, --node-hours and --cost, which arrive under these names; see `given`."""
 
     def decorated(function: F) -> F:
+        function = click.option("--cost", type=float, help=f"Price of the node-hours {which}.")(function)
         for name, kind in {"node-hours": float, "minutes": float, "probes": int}.items():
             function = click.option(f"--{name}", type=kind, help=f"{name.capitalize()} {which}.")(function)
         return function

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from frontrunner import api, sweeps
 from frontrunner.cli import options as opt
@@ -33,6 +34,7 @@ from frontrunner.spaces.errors import (
     NotFound,
     NothingLegal,
     StoreUnusable,
+    bad_value,
     installing,
     require_extra,
 )
@@ -99,7 +101,7 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
     """Continue CAMPAIGN (default: the one created last) after its driver was stopped, or killed at any moment.
 
     Nothing that was measured is lost or measured again. The campaign goes on as it was launched: a change of its file
-    is reported and not used, --probes, --minutes and --node-hours change its budget.
+    is reported and not used, --probes, --minutes, --node-hours and --cost change its budget.
     """
     budget = opt.given(limits)
     if change := api.changed_since_launch(campaign, store=store):
@@ -160,7 +162,6 @@ def _failed(message: str, failure: Failure | None, hint: str) -> CampaignFailed:
 @click.command()
 @opt.campaign_argument
 @opt.budget_options("of the budget from now on, those that were spent included")
-@click.option("--cost", type=float, help="Price of node-hours, likewise.")
 @click.option("--add", is_flag=True, help="Add what is given to the limits.")
 @opt.backend_options
 @opt.json_option
@@ -266,6 +267,7 @@ PRINTED_STEPS = 20
     metavar="FILE",
     help="Train on FILE, on [data] of FILE.toml, or on `built-in` text [default: the campaign's data].",
 )
+@click.option("--campaign", metavar="NAME", help="Train as this campaign did [default: the newest that measured it].")
 @click.option("--learning-rate", type=float, help="The highest learning rate [default: the campaign's].")
 @click.option("--warm-up-steps", type=click.IntRange(0, STEPS.max), help="[default: 10]")
 @click.option("--evaluate-every", "evaluation_every_steps", type=STEPS, default=50, show_default=True, metavar="STEPS")
@@ -298,7 +300,9 @@ PRINTED_STEPS = 20
 )
 @opt.store_option
 @opt.json_option
-def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **settings: Any) -> None:
+def replay(
+    recipe_id: str, campaign: str | None, store: str | None, *, anyway: bool, as_json: bool, **settings: Any
+) -> None:
     """Train with RECIPE_ID, a stored recipe or the path of a recipe file.
 
     One of another trainer is trained by the command of its campaign, to which --steps and --folder apply. Others train
@@ -308,7 +312,7 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
     probe's.
     """
     chosen = ReplaySettings(**settings)  # the options are named after its fields
-    if (command := plan_command_replay(recipe_id, chosen, store=store)) is not None:
+    if (command := plan_command_replay(recipe_id, chosen, campaign=campaign, store=store)) is not None:
         click.echo(f"replaying {command.recipe_id} by its campaign's command in {command.folder}", err=True)
         try:
             opt.show(command_replay.run(command, _printer(chosen.steps)), _print, as_json=as_json)
@@ -316,13 +320,19 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
             click.echo("stopped; whether it can go on is for the command to know", err=True)
             sys.exit(INTERRUPTED)
         return
-    planned = plan_replay(recipe_id, chosen, store=store, anyway=anyway)
+    planned = plan_replay(recipe_id, chosen, campaign=campaign, store=store, anyway=anyway)
+    asked = click.get_current_context().get_parameter_source("restarts")
+    if planned.source is None and asked is ParameterSource.COMMANDLINE:
+        expected = "no such option on one machine: the same command goes on from the newest checkpoint"
+        raise bad_value("--restarts", chosen.restarts, expected)
+    what = f"{planned.recipe_id} on {planned.setup.data} in {planned.folder}"
     if chosen.launched:
         replaying.prepare(planned)
+        click.echo(f"to replay {what}:", err=True)
         click.echo(planned.command)
         return
     opt.warn(planned.differences)
-    click.echo(f"replaying {planned.recipe_id} in {planned.folder}", err=True)
+    click.echo(f"replaying {what}", err=True)
     try:
         with noted_signals() as signals:
             result = replaying.run(planned, _printer(chosen.steps), signals)

@@ -23,7 +23,7 @@ from frontrunner.evaluators.probe import BUILT_IN_DATA, DataSettings, ProbeSetti
 from frontrunner.evaluators.registry import require_evaluator
 from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.redaction import looks_secret
-from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
+from frontrunner.search.spec import Budget, CampaignSpec, DeepHyperSettings, SearchSettings
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces import errors, presets
 from frontrunner.spaces.cluster import Cluster
@@ -289,6 +289,22 @@ def _fill_search(given: Table, base: Path) -> Table:
     return table
 
 
+def _check_deephyper(search: SearchSettings) -> SearchSettings:
+    """Refuse settings that nothing would use; stored campaigns of earlier versions may have some."""
+    own, usual = search.deephyper, DeepHyperSettings()
+    for key, value in vars(own).items():
+        used_by = {"kappa": ("UCB",), "xi": ("EI", "PI")}.get(key, ("",))
+        if value == getattr(usual, key):
+            continue
+        if search.strategy != "deephyper":
+            expected = f'no such entry with search.strategy = "{search.strategy}"'
+            raise errors.bad_value(f"search.deephyper.{key}", value, expected)
+        if not own.acquisition.startswith(used_by):
+            expected = f'no such entry with acquisition = "{own.acquisition}": it is of {" and ".join(used_by)}'
+            raise errors.bad_value(f"search.deephyper.{key}", value, expected)
+    return search
+
+
 def _search_schema(schema: Schema) -> None:
     properties = schema["properties"]
     properties["strategy"]["enum"] = list(STRATEGIES)
@@ -388,7 +404,9 @@ class CampaignConfig(Config):
     problem: ProblemSection
     software: Annotated[SoftwareSettings, AfterValidator(_check_code), SchemaOf(_software_schema)] = SoftwareSettings()
     space: Annotated[Space, _filled(_fill_space), AfterValidator(_check_custom), SchemaOf(_space_schema)] = Space()
-    search: Annotated[SearchSettings, _filled(_fill_search), SchemaOf(_search_schema)] = SearchSettings()
+    search: Annotated[
+        SearchSettings, _filled(_fill_search), AfterValidator(_check_deephyper), SchemaOf(_search_schema)
+    ] = SearchSettings()
     budget: Budget = Budget()
     probe: ProbeSettings = ProbeSettings()
     data: DataSection = DataSettings()

@@ -95,5 +95,6 @@ def print_measured_scaling(found: MeasuredScaling) -> None:
     for title, rows in titles.items():
         out.print()
         out.print(column_table(title, SCALED, rows, width=out.width))
-    fewest = next((row.nodes for row in found.strong if row.efficiency is not None), found.strong[0].nodes)
-    out.say(f"\nefficiency: tokens/s per device relative to {counted(fewest, 'node')}", style="dim")
+        whole = (row.nodes for row in rows if 1.0 in (row.efficiency, row.estimated_efficiency))
+        if (fewest := next(whole, None)) is not None:
+            out.say(f"efficiency: tokens/s per device relative to {counted(fewest, 'node')}", style="dim")

@@ -153,8 +153,6 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
     machines = "; ".join(_machine(one, problem.precision) for one in cluster.parts())
     kinds = Counter(ended.outcome for ended in collected.final_failures)
     failed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) or "none failed"
-    budget = spec.budget
-    limits = {"probes": budget.probes, "minutes": budget.minutes, "node-hours": budget.node_hours}
     words = f"{collected.reused} recipes reused from earlier campaigns, " if collected.reused else ""
     spent = (
         f"{len(collected.attempts) - collected.reused} probes, {words}{node_time(campaign.node_seconds_spent)}, "
@@ -169,7 +167,7 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
         "machine": f"{cluster.name}: {machines}" if cluster.group else machines,
         "search": f"{campaign.strategy} over {campaign.legal_recipes:,} legal recipes, seed {spec.search.seed}",
         "tried": f"{collected.ranked} recipes measured, {failed}",
-        "budget": ", ".join(f"{value:,g} {what}" for what, value in limits.items() if value is not None) or "no limit",
+        "budget": ", ".join(map(str, collected.limits)) or "no limit",
         "spent": spent,
         "dates": f"begun {minute(campaign.created_at)} UTC, last changed {minute(campaign.updated_at)} UTC",
     }

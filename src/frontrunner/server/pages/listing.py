@@ -17,8 +17,9 @@ from pydantic import Field
 from frontrunner.config.campaign import CampaignName as StoredName
 from frontrunner.results.courses import Course, steps
 from frontrunner.results.records import IMPORTED, Campaign, CampaignSummary
+from frontrunner.results.store import Store
 from frontrunner.search.budget import Limit, Spent
-from frontrunner.search.campaign_setup import stored_budget
+from frontrunner.search.campaign_setup import budget_used, stored_budget
 from frontrunner.server.auth import Role
 from frontrunner.server.pages.campaigns import digest
 from frontrunner.server.pages.rendering import page, render
@@ -178,7 +179,7 @@ def _list(service: Service, role: Role, view: View, known: Sequence[CampaignSumm
     records = service.store.records([row.id for row in shown])
     listed = render(
         "campaigns_list.html",
-        lines=[_line(row, records[row.id], courses[row.id]) for row in shown if row.id in records],
+        lines=[_line(service.store, row, records[row.id], courses[row.id]) for row in shown if row.id in records],
         view=view,
         pages=pages,
         met=len(met),
@@ -191,7 +192,7 @@ def _list(service: Service, role: Role, view: View, known: Sequence[CampaignSumm
     return {"listed": listed, "live": render("live.html", url=url, polls_every_s=POLL_S)}
 
 
-def _line(row: CampaignSummary, record: Campaign, course: Course) -> Line:
+def _line(store: Store, row: CampaignSummary, record: Campaign, course: Course) -> Line:
     if row.figures == IMPORTED:
         return Line(campaign=row, progress=None, path="", words="")
     points = list(steps(course, row))
@@ -201,17 +202,18 @@ def _line(row: CampaignSummary, record: Campaign, course: Course) -> Line:
     if points:
         first, top = thousands(course.best[0][1]), thousands(course.best[-1][1])
         words = f"best so far over {row.outcomes:,} outcomes: from {first} to {top} tokens/s"
-    return Line(campaign=row, progress=_progress(row, record, course), path=path and f"{path}H100", words=words)
+    return Line(campaign=row, progress=_progress(store, row, record, course), path=path and f"{path}H100", words=words)
 
 
-def _progress(row: CampaignSummary, record: Campaign, course: Course) -> Limit:
+def _progress(store: Store, row: CampaignSummary, record: Campaign, course: Course) -> Limit:
     """Return the limit of the budget that is used most, or how many of the legal recipes have an outcome."""
+    budget = stored_budget(record)
     spent = Spent(
         probes=max(0, record.outcomes - course.reused),
         driver_seconds=record.driver_seconds,
         node_seconds=record.node_seconds_spent,
     )
-    limits = spent.limits(stored_budget(record))
+    limits = spent.limits(budget) if budget.cost is None else budget_used(store, record)
     tried = Limit(name="recipes", used=row.outcomes, allowed=max(1, row.legal_recipes))
     return max(limits, key=attrgetter("share"), default=tried)
 

@@ -19,6 +19,8 @@ from frontrunner.results.records import IMPORTED, OBJECTIVE, Campaign, Event
 from frontrunner.results.snapshot import attempts_of
 from frontrunner.results.status import FailedTrial, failures, status
 from frontrunner.results.store import Store
+from frontrunner.search.budget import Limit
+from frontrunner.search.campaign_setup import budget_used
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Choice, Dimension, Recipe
 from frontrunner.spaces.space import Survey
@@ -176,7 +178,8 @@ class Collected:
 
     `ranking` has the front, the `MOST_LINES` fastest and an `even` selection of the `ranked` recipes, of which
     `with_peak` have a known peak memory. `failed` are the first `MOST_FAILURES` trials whose final outcome is a
-    failure; `reused` counts attempts that reused earlier outcomes. `around` is the recipe that a sweep is around.
+    failure; `reused` counts attempts that reused earlier outcomes; `limits` are the budget's. `around` is the
+    recipe that a sweep is around.
     """
 
     campaign: Campaign
@@ -191,6 +194,7 @@ class Collected:
     outlook: Event | None = None
     nodes_aside: tuple[SetAside, ...] = ()
     reused: int = 0
+    limits: tuple[Limit, ...] = ()
     around: Recipe | None = None
 
     @property
@@ -290,6 +294,7 @@ def collect(store: Store, campaign: Campaign, survey: Survey, around: Recipe | N
         outlook=now.outlook,
         nodes_aside=now.nodes_aside,
         reused=len(trials_noted(store, campaign.id, REUSED)),
+        limits=budget_used(store, campaign),
         around=around,
     )
 
