@@ -48,8 +48,6 @@ from frontrunner.spaces.errors import FrontrunnerError
 
 BACKLOG = 128
 GRACE_S = 3
-MOST_SILENT = 32
-"""Connections of one address that have not sent a request; browsers open six at most."""
 FIRST_REQUEST_S = 10.0
 MOST_CAMPAIGNS = 200
 """The newest ones in the metrics: each is a label, and Prometheus keeps a series for each label that it has seen."""
@@ -228,22 +226,45 @@ def listen(settings: ServiceSettings) -> socket.socket:
 
 
 class Connection(H11Protocol):
-    """Connection of a client, closed if its address holds too many, or if its first request takes too long to come."""
+    """Connection of a client. One that waits for its client gives way to newer ones, and ends if it sends no request.
+
+    So open connections that send nothing, or begin a request and do not end it, keep nobody else out.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the address's connections: all, and those that have not sent a request."""
+        """Close the oldest waiting connection where the address has more than half of the limit, or all have it."""
         super().connection_made(transport)
-        address = (self.client or ("",))[0]
-        mine = [one for one in self.connections if (getattr(one, "client", None) or ("",))[0] == address]
-        silent = sum(getattr(one, "cycle", None) is None for one in mine)
-        if len(mine) > (self.limit_concurrency or 0) // 2 or silent > MOST_SILENT:
-            transport.close()
-        else:
-            self.loop.call_later(FIRST_REQUEST_S, self._close_if_silent)
+        self.began_s, limit = self.loop.time(), self.limit_concurrency or 0
+        known = [one for one in self.connections if isinstance(one, Connection)]
+        mine = [one for one in known if one.address == self.address]
+        if len(mine) > limit // 2:
+            _oldest_waiting(mine).close()
+        elif len(known) >= limit:  # at which the server refuses every request
+            _oldest_waiting(known).close()
+        self.loop.call_later(FIRST_REQUEST_S, self._close_if_silent)
+
+    @property
+    def address(self) -> str:
+        """The client's host."""
+        return (self.client or ("",))[0]
+
+    @property
+    def waits(self) -> bool:
+        """Whether no request is being answered: none has come, or not all of one, or it was answered."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    def close(self) -> None:
+        """Close the connection, which no longer counts."""
+        self.connections.discard(self)
+        self.transport.close()
 
     def _close_if_silent(self) -> None:
         if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
+            self.close()
+
+
+def _oldest_waiting(among: list[Connection]) -> Connection:
+    return min((one for one in among if one.waits), key=lambda one: one.began_s)  # the newcomer waits, too
 
 
 def run(app: FastAPI, settings: ServiceSettings, listener: socket.socket) -> None:

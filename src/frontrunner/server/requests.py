@@ -110,7 +110,7 @@ class CampaignBody(Body):
     cluster: Annotated[Section, _described("cluster")] = {}
     problem: Annotated[Section, _described("problem")]
     software: Annotated[Section, _described("software")] = {}
-    space: Annotated[Section, _described("space")]
+    space: Annotated[Section, _described("space")] = {}
     search: Annotated[Section, _described("search")] = {}
     budget: Annotated[Section, _described("budget")] = {}
     probe: Annotated[Section, _described("probe")] = {}
@@ -291,7 +291,7 @@ RegisteredAnswer: Any = pydantic.create_model("RegisteredAnswer", **_KIND_FIELDS
 
 def campaign_table(body: CampaignBody, known: Registered) -> Table:
     """Return a body as the content of a campaign file, with the sections of its registered names."""
-    table: Table = {name: dict(section) for name in SECTIONS if (section := getattr(body, name))}
+    table: Table = {name: dict(getattr(body, name)) for name in SECTIONS if name in body.model_fields_set}
     groups = table.get("cluster", {}).get("group")
     stated = [*table.items(), *(("cluster.group", one) for one in (groups if isinstance(groups, list) else ()))]
     for section, content in stated:
