@@ -18,6 +18,8 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
+from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from frontrunner import __version__
@@ -48,6 +50,7 @@ from frontrunner.spaces.errors import FrontrunnerError
 
 BACKLOG = 128
 GRACE_S = 3
+METHODS = ("DELETE", "GET", "PATCH", "POST")
 FIRST_REQUEST_S = 10.0
 MOST_CAMPAIGNS = 200
 """The newest ones in the metrics: each is a label, and Prometheus keeps a series for each label that it has seen."""
@@ -131,7 +134,12 @@ def _handle_errors(app: FastAPI, service: serving.Service) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
-        return serving.error_response(request.scope, error.status_code, str(error.detail), headers=error.headers)
+        headers = dict(error.headers or {})
+        if error.status_code == 405:  # with the methods of one of the routes of this path
+            headers["Allow"] = ", ".join(sorted(_methods(app, request.scope)))
+        if error.status_code == 405 and request.method == "OPTIONS":
+            return Response(status_code=204, headers=headers)
+        return serving.error_response(request.scope, error.status_code, str(error.detail), headers=headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -141,6 +149,12 @@ def _handle_errors(app: FastAPI, service: serving.Service) -> None:
     async def unexpected(request: Request, error: Exception) -> Response:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return serving.error_response(request.scope, 500, "the service failed on this request; see its log")
+
+
+def _methods(app: FastAPI, scope: Scope) -> set[str]:
+    asked = {method: {**scope, "method": method} for method in METHODS}
+    found = {one for one in METHODS if any(route.matches(asked[one])[0] is Match.FULL for route in app.routes)}
+    return found | {"OPTIONS"} | ({"HEAD"} if "GET" in found else set())
 
 
 def _describe(app: FastAPI, service: serving.Service) -> None:

@@ -158,17 +158,18 @@ class ReplayBody(Body):
 
 
 class ProblemKind(BaseModel):
-    """What the errors of a kind have in common; `type` never changes."""
+    """What the errors of a kind have in common; `type` never changes. `status` is None where that differs."""
 
     type: str
     title: str
-    status: int
+    status: int | None
     kind: str
 
 
 class Problem(ProblemKind):
     """An error, as the problem details of RFC 9457; `hint` is the next step."""
 
+    status: int
     detail: str
     hint: str | None
 
@@ -393,6 +394,7 @@ def redacted_spec(spec_json: str) -> str:
         command["environment"] = dict.fromkeys(command["environment"], REDACTED)
     if command.get("arguments"):
         command["arguments"] = list(redact(command["arguments"]))
+    spec |= {"changes": {}} if spec.get("changes") else {}  # perhaps of these
     dispatch.update({key: () for key in HIDDEN_LINES if dispatch.get(key)})
     return spec_json if spec == json.loads(spec_json) else json.dumps(spec)
 
