@@ -64,8 +64,8 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
         out.say(f"note: {many:,} recipes are left out: the formulas do not cover {reason}", style="dim")
     first = "fastest first" if plan.rate == "tokens" else f"most {plan.rate.replace('_', ' ')} first"
     tables = {f"estimated, {first}, tight ones last": plan.estimates}
-    if len(plan.front) > 1:
-        tables["Pareto front of speed and memory"] = plan.front[: len(plan.estimates)]
+    if plan.front_recipes > 1:
+        tables["Pareto front of speed and memory"] = plan.front
     for title, estimates in tables.items():
         rows = list(enumerate(estimates, start=1))
         if rows:
@@ -375,9 +375,14 @@ def additions(advice: Advice) -> tuple[str, ...]:
 
 def as_document(advice: Advice, file: str) -> Mapping[str, object]:
     """Return all of it for programs: the words, and the advice with its estimates."""
+    return in_words(advice, file) | {"advice": advice}
+
+
+def in_words(advice: Advice, file: str) -> dict[str, object]:
+    """Return the words of the advice for programs."""
     said = [{"question": a.question, "answer": a.answer, "sentences": a.sentences} for a in answers(advice)]
     document = {"about": heading(advice), "answers": said, "begin_with": begin_with(advice)}
-    return document | {"commands": list(commands(advice, file)), "advice": advice}
+    return document | {"commands": list(commands(advice, file))}
 
 
 _FIGURES: Mapping[str, Column[ParallelLayout]] = {
