@@ -5,8 +5,10 @@ It is stored with its campaign as JSON, so that `resume` needs no file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from frontrunner.evaluators.cluster.settings import RAY, SPARE_WALLTIME_S, DispatchSettings
 from frontrunner.evaluators.external import CommandSettings
@@ -165,8 +167,9 @@ class Budget:
 @dataclass(frozen=True, kw_only=True)
 class CampaignSpec:
     """One campaign. Set at launch: `run_root`, the parent of its folder for probes' files, `file`, the path that it was
-    read from, and `confirms`, the campaign on fewer nodes whose predictions it confirms. Where `problem.software` names
-    no code it is that of the evaluator."""
+    read from, `changes`, values by key that the file has and that `--set` put in their place, and `confirms`, the
+    campaign on fewer nodes whose predictions it confirms. Where `problem.software` names no code it is that of the
+    evaluator."""
 
     name: str
     problem: Problem
@@ -181,6 +184,7 @@ class CampaignSpec:
     evaluator: str = "probe"
     run_root: str | None = None
     file: str | None = None
+    changes: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     confirms: str | None = None
 
     def __post_init__(self) -> None:

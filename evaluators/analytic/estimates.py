@@ -241,7 +241,10 @@ def scaled(value: float, log_ends: tuple[float, float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownPlan(Trust):
-    """A plan for programs: `fitting` of `legal` recipes fit, `tight` ones included, with the first `estimates`."""
+    """A plan for programs: `fitting` of `legal` recipes fit, `tight` ones included, with the first `estimates`.
+
+    `front` has the first of the `front_recipes` that no other beats in both speed and memory.
+    """
 
     legal: int
     fitting: int
@@ -250,6 +253,7 @@ class ShownPlan(Trust):
     memory_limit_bytes: int
     estimates: tuple[Estimate, ...]
     front: tuple[Estimate, ...]
+    front_recipes: int
     rate: str = "tokens"
 
 
@@ -298,7 +302,7 @@ class Plan(Displayed):
         return pd.json_normalize(as_plain(self.fastest(top)))
 
     def shown(self, top: int) -> ShownPlan:
-        """Return the plan for programs, with its `top` fastest estimates."""
+        """Return the plan for programs, with its `top` fastest estimates, and as many of its front."""
         return ShownPlan(
             legal=self.legal,
             fitting=self.table.fitting,
@@ -306,7 +310,8 @@ class Plan(Displayed):
             not_modelled=self.not_modelled,
             memory_limit_bytes=self.memory_limit_bytes,
             estimates=self.fastest(top),
-            front=self.front,
+            front=self.front[:top],
+            front_recipes=len(self.front),
             rate=self.table.rate,
             **vars(self.trust),
         )

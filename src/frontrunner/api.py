@@ -15,6 +15,7 @@ from typing import Any
 
 from frontrunner.config.campaign import SECTIONS, CampaignFile, StoreSettings, campaign_of, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
+from frontrunner.config.toml_file import read_toml, value_of
 from frontrunner.recipe_actions import names_a_file, recipe_of
 from frontrunner.results import check, database, lease, pruning, schema, transfer
 from frontrunner.results.check import Check
@@ -62,6 +63,7 @@ def launch(
     url = store_url(store, from_file=file.store.url)
     path = None if file.path is None else str(file.path)
     spec = replace(spec, run_root=str(run_root(url, from_file=file.store.run_folder)), file=path)
+    spec = replace(spec, changes=file.changes)
     listener = listener or notebook_listener()
     with opened(url, create=True) as found:
         if or_resume and any(one.name == spec.name for one in found.campaigns()):
@@ -159,7 +161,9 @@ def changed_since_launch(campaign: str | None = None, *, store: str | None = Non
         if spec.file is None or not Path(spec.file).is_file():
             return None
         try:
-            file = read_campaign_file(Path(spec.file))
+            table = read_toml(Path(spec.file), "campaign file", "`frontrunner init` writes one")
+            changes = {key: text for key, (was, text) in spec.changes.items() if value_of(table, key) == was}
+            file = read_campaign_file(Path(spec.file), changes)
         except FrontrunnerError as error:
             return f"{error.message}; campaign {record.name} goes on as it is stored"
         if file.spec.budget == setup.launched_budget(found, record):  # which a command has changed since
@@ -167,9 +171,10 @@ def changed_since_launch(campaign: str | None = None, *, store: str | None = Non
         now, then = _by_section(file.spec), _by_section(spec)
         changed = ", ".join(key for key in (*SECTIONS, "evaluator") if key in now and now[key] != then[key])
         name = f" --name {setup.free_name(found, file.spec.name)}" if file.named else ""
+    sets = "".join(f" --set {shlex.quote(f'{key}={text}')}" for key, text in changes.items())
     wanted = {key: getattr(file.spec.budget, key) for key in ("probes", "minutes", "node_hours", "cost")}
     raised = {key: value for key, value in wanted.items() if value not in (None, getattr(spec.budget, key))}
-    way = f"to use the file, and the results that still hold: frontrunner launch {shlex.quote(spec.file)}{name}"
+    way = f"to use the file, and the results that still hold: frontrunner launch {shlex.quote(spec.file)}{sets}{name}"
     if changed == "budget" and raised:
         options = (f"--{key.replace('_', '-')} {value:g}" for key, value in raised.items())
         way = f"to use it: frontrunner resume {record.name} {' '.join(options)}"

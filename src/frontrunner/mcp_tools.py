@@ -20,7 +20,7 @@ from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from frontrunner.store import LocalStore
 from frontrunner.text import to_json
-from frontrunner.views.plan import as_document
+from frontrunner.views.plan import in_words
 from frontrunner.views.presets import presets_by_kind
 
 Table = dict[str, Any]
@@ -93,7 +93,9 @@ class Reading:
     def advise(self, campaign_file: CampaignGiven) -> object:
         """Recommend a starting configuration for a campaign's model and machines, with the reasons. Nothing is run."""
         file = campaign_file if isinstance(campaign_file, str) else "FILE"
-        return as_document(planning.advise(campaign_file), file)
+        found = planning.advise(campaign_file)
+        named = {"choices": found.choices, "lacking": found.lacking, "chosen": found.chosen, "trust": found.trust}
+        return in_words(found, file) | named
 
     def explain(self, recipe: str | Table, campaign_file: str | None = None) -> object:
         """Break a recipe's estimated step time and memory down.

@@ -344,7 +344,7 @@ class RemoteStore(Questions):
         except httpx2.TransportError as error:
             raise errors.ServiceUnreachable(
                 f"no service at {self.url}: {error or type(error).__name__}",
-                hint="is `frontrunner serve` running there?",
+                hint="is a service (frontrunner serve) running there?",
             ) from error
 
     def _refused(self, response: httpx2.Response) -> errors.FrontrunnerError:

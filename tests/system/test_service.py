@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
-from http.client import HTTPConnection
+from contextlib import ExitStack, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -221,18 +220,27 @@ def test_service_starts_answers_and_stops(number: signal.Signals, tmp_path: Path
     with served(tmp_path) as service:
         assert [campaign.name for campaign in service.start().campaigns()] == ["first"]
         assert service.process
-        port = urlsplit(service.url).port
-        with ExitStack() as stack:
-            silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(300)]
-            silent[-1].settimeout(30)
-            assert silent[-1].recv(1) == b"", "closed: its address has enough that send no request"
-            other = HTTPConnection("127.0.0.1", port, timeout=30, source_address=("127.0.0.2", 0))
-            stack.callback(other.close)
-            other.request("GET", "/healthz", headers={"connection": "close"})
-            with other.getresponse() as healthy:
-                assert healthy.status == 200
         service.process.send_signal(number)
         assert service.process.wait(timeout=30) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.smoke
+def test_connections_that_wait_keep_nobody_out(service: Served) -> None:
+    client = service.start()
+    address = ("127.0.0.1", urlsplit(service.url).port)
+    head = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    body = b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n"
+    for is_answered, sent in ((False, b""), (False, head), (True, head), (False, body)):
+        with ExitStack() as stack:
+            waiting = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(300)]
+            for one in waiting:
+                with suppress(OSError):  # closed, since newer ones came
+                    if is_answered:
+                        one.sendall(head + b"\r\n")
+                        one.recv(1)
+                    one.sendall(sent)
+            client.campaigns()  # is answered
+            assert sent or waiting[0].recv(1) == b"", "closed: the oldest"
 
 
 def test_no_port_twice_and_no_open_door(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_commands_to_paste_begin_with_what_was_typed(
     monkeypatch.setattr(sys, "argv", [typed])
     monkeypatch.setattr("frontrunner.config.settings.shutil.which", lambda _: on_path)
     with click.Context(frontrunner):
-        assert located("`frontrunner best`; run: frontrunner best") == f"`frontrunner best`; run: {begins} best"
+        assert located("`frontrunner best`; run: frontrunner best") == f"`{begins} best`; run: {begins} best"
 
 
 MISTAKES: dict[str, tuple[list[str], int, str]] = {
@@ -211,6 +211,30 @@ def test_a_budget_changed_by_a_command_is_no_change_of_the_file(folder: Path) ->
     assert "warning" not in run("resume", cwd=folder).stderr
     (folder / "c.toml").write_text(CAMPAIGN.replace("probes = 1", "probes = 4"))
     assert "to use it: frontrunner resume c --probes 4" in run("resume", cwd=folder).stderr
+
+
+def test_a_file_launched_with_set_is_compared_with_what_was_set(folder: Path) -> None:
+    assert run("launch", "c.toml", "--set", "budget.probes=2", cwd=folder).returncode == 0
+    assert "warning" not in run("resume", cwd=folder).stderr
+    (folder / "c.toml").write_text(CAMPAIGN.replace("_device = 1.0", "_device = 2.0"))
+    assert "differs (cluster)" in (seen := run("resume", cwd=folder).stderr)
+    assert f"frontrunner launch {folder}/c.toml --set budget.probes=2" in seen
+    (folder / "c.toml").write_text(CAMPAIGN.replace("probes = 1", "probes = 3"))
+    assert "differs (budget)" in (seen := run("resume", cwd=folder).stderr)
+    assert "to use it: frontrunner resume c --probes 3" in seen
+
+
+def test_a_budget_that_measuring_again_passed_says_how_to_go_on(folder: Path) -> None:
+    assert run("launch", "c.toml", cwd=folder).returncode == 0
+    assert run("measure", "--confirm", "1", "--repeats", "2", cwd=folder).returncode == 0
+    added = run("budget", "--add", "--probes", "1", cwd=folder)
+    assert (added.stdout, added.stderr) == (
+        "3 of 2 probes\n",
+        "used up; to go on: frontrunner budget c --add --probes 2\n",
+    )
+    assert "to go on: frontrunner budget c --add --probes 2" in run("resume", cwd=folder).stderr
+    assert run("budget", "--add", "--probes", "2", cwd=folder).stderr == ""
+    assert "1 of the budget" not in run("resume", cwd=folder).stderr
 
 
 def test_measure_ends_with_the_code_of_what_it_could_not_measure(folder: Path) -> None:

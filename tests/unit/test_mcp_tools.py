@@ -21,6 +21,7 @@ from frontrunner.text import as_plain
 from support.campaign_files import campaign_toml, written
 from support.page_stores import page_store
 
+STUDY = Path(__file__).parents[2] / "examples" / "frontier-study-1t.toml"
 READING = {name for name in vars(Reading) if not name.startswith("_")}
 RUNNING = {name for name in vars(Running) if not name.startswith("_")}
 
@@ -83,6 +84,13 @@ def test_answers_are_those_of_the_python_functions(store: LocalStore, tmp_path: 
         assert not is_error, text
         assert json.loads(text) == as_plain(expected), tool
     assert json.loads(call(store, "plan", {"campaign_file": sections, "top": 2})[1]) == as_plain(plan)
+
+
+@pytest.mark.parametrize(("tool", "arguments"), [("plan", {"top": 1}), ("advise", {})])
+def test_an_answer_fits_in_an_agents_context(tool: str, arguments: Mapping[str, Any], store: LocalStore) -> None:
+    is_error, text = call(store, tool, arguments | {"campaign_file": str(STUDY)})
+    assert not is_error, text
+    assert len(text) < 8_000
 
 
 @pytest.mark.parametrize(

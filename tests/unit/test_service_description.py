@@ -136,6 +136,27 @@ class TestDocument:
         assert json.loads(json.dumps(document)) == document
 
 
+class TestRefusals:
+    def test_every_kind_of_problem_is_described(self, client: TestClient) -> None:
+        asked = {
+            404: client.get("/api/v1/none"),
+            405: client.put("/api/v1/campaigns"),
+            401: client.get("/api/v1/campaigns", headers=bearer("x")),
+        }
+        for status, answer in asked.items():
+            assert answer.status_code == status
+            described = client.get(answer.json()["type"])
+            assert described.json()["title"] == answer.json()["title"]
+            assert described.json()["status"] == (401 if status == 401 else None)
+        assert asked[401].json()["kind"] == "Unauthorized"
+
+    def test_options_and_405_name_all_methods_of_an_address(self, client: TestClient) -> None:
+        answer = client.options("/api/v1/campaigns/first")
+        assert (answer.status_code, answer.headers["allow"]) == (204, "DELETE, GET, HEAD, OPTIONS, PATCH")
+        assert client.put("/api/v1/campaigns").headers["allow"] == "GET, HEAD, OPTIONS, POST"
+        assert client.options("/api/v1/none").status_code == 404
+
+
 class TestMessages:
     @pytest.mark.parametrize(
         ("changes", "message", "hint"),

@@ -284,6 +284,7 @@ def test_what_commands_and_nodes_are_given_is_not_told(tmp_path: Path) -> None:
     text["command"] |= told_to
     text["dispatch"] |= {"backend": "parsl", "scheduler": "slurm", "walltime": "02:00:00"}
     text["dispatch"] |= {"worker_init": [f"export WANDB={SECRET}"], "scheduler_options": [f"#SBATCH --export={SECRET}"]}
+    text["changes"] = {"command.environment": [{"API": SECRET}, f'{{ API = "{SECRET}" }}']}
     recipe = spec.survey().recipes[0]
     with open_store(str(tmp_path / "store.db"), create=True) as store:
         made = store.create_campaign(name="tiny", spec_json=json.dumps(text), legal_recipes=1, problem_summary={})

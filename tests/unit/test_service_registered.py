@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from frontrunner.config.campaign import read_campaign_file
+from frontrunner.config.campaign import parse_campaign, read_campaign_file
 from frontrunner.server.app import create_app
 from frontrunner.server.requests import CampaignBody, campaign_table, parsed
 from frontrunner.server.settings import AROUND, Registered, ServiceSettings, register
@@ -126,6 +126,15 @@ def test_names_that_are_none_and_names_that_do_not_fit_are_refused(
     refused = client.post("/api/v1/plan", json=PROBED | changes)
     assert refused.status_code == 422, refused.text
     assert re.search(message, refused.json()["detail"]), refused.text
+
+
+def test_a_body_without_a_space_is_searched_as_a_file_without_one(client: TestClient) -> None:
+    body = {key: value for key, value in PROBED.items() if key != "space"}
+    planned = client.post("/api/v1/plan", json=body)
+    assert planned.status_code == 200, planned.text
+    assert planned.json()["legal"] == len(parse_campaign(body, default_name="x", base=Path()).spec.survey().recipes)
+    stated = client.post("/api/v1/plan", json=body | {"space": {}})
+    assert stated.json()["legal"] < planned.json()["legal"], "an empty section says that nothing varies"
 
 
 def test_a_launch_names_what_there_is(client: TestClient) -> None:

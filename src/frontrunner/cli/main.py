@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib import import_module
 from typing import Any
@@ -128,8 +129,7 @@ def main() -> None:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
     except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else "frontrunner"
-        _print_error(error.format_message(), f"{path.replace('frontrunner', started_by(), 1)} --help")
+        _print_error(error.format_message(), _usage(error))
         sys.exit(error.exit_code)
     except click.ClickException as error:
         _print_error(error.format_message(), None)
@@ -143,6 +143,17 @@ def main() -> None:
     except OSError as error:
         _print_error(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), None)
         sys.exit(1)
+
+
+def _usage(error: click.UsageError) -> str:
+    """Return the command that was meant, where its name is the first word too many; else the one that helps."""
+    if error.ctx is None:
+        return f"{started_by()} --help"
+    words = re.search(r"unexpected extra arguments? \((\S+)(.*)\)", error.format_message())
+    if words is not None and any(words[1] in section for section in SECTIONS.values()):
+        with error.ctx.scope(cleanup=False):
+            return located(f"frontrunner {words[1]}{words[2]}")
+    return f"{error.ctx.command_path.replace('frontrunner', started_by(), 1)} --help"
 
 
 def _print_error(message: str, hint: str | None) -> None:

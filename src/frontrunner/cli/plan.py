@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ from frontrunner.cli import options as opt
 from frontrunner.config.campaign import THIS_MACHINE
 from frontrunner.config.settings import located
 from frontrunner.config.starter import starter
-from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.evaluators.diagnostics.dryrun import DryRun, run
 from frontrunner.recipe_actions import plan_dryrun
 from frontrunner.spaces.document import write_bytes
@@ -119,8 +119,10 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
 @file_option
 @click.option("--svg", type=opt.FILE, metavar="FILE", help="Write the picture as one SVG file.")
 @opt.backend_options
-@opt.prints(print_breakdown)
-def explain(recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, backend: Backend) -> Breakdown:
+@opt.json_option
+def explain(
+    recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, backend: Backend, *, as_json: bool
+) -> None:
     """Break down a recipe's estimated step time and memory, as a table and a picture.
 
     The recipe is a stored one, that of a recipe file, or one of a campaign file's space: by its id, or by choices that
@@ -132,7 +134,8 @@ def explain(recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, ba
         with writing(svg):
             write_bytes(svg, content)
         click.echo(f"picture: {svg}", err=True)
-    return found
+    words = " --campaign FILE " if campaign else " "
+    opt.show(found, partial(print_breakdown, dryrun=f"frontrunner dryrun{words}{shlex.join(recipe)}"), as_json=as_json)
 
 
 @click.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,9 +24,10 @@ from frontrunner.evaluators.probe.replay import ReplayResult, ReplaySettings
 from frontrunner.recipe_actions import plan_command_replay, plan_replay
 from frontrunner.results.outcome import Failure
 from frontrunner.results.ranking import RankedRecipe, Ranking
+from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
-from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.search.campaign_setup import stored_budget, stored_spec
 from frontrunner.search.driver import PAUSED_BY_REQUEST, Conclusion
 from frontrunner.spaces.errors import (
     CampaignFailed,
@@ -109,6 +111,8 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         hooks: Any = {"listener": listener, "on_driver": on_driver}
         conclusion = api.resume(campaign, store=store, take_over=take_over, budget=budget, **hooks)
+    if more := _more_budget(LocalStore(store).status(listener.campaign).campaign, conclusion.limits):
+        click.echo(located(f"the budget is used up; to go on: {more}"), err=True)
     finish(conclusion, listener.campaign, store, stopped=on_driver.exit_code, as_json=as_json)
 
 
@@ -172,6 +176,8 @@ def budget(campaign: str | None, backend: Backend, *, add: bool, as_json: bool, 
     """
     found = backend.change_budget(campaign, opt.given(limits), add=add)
     opt.show(found, _print_limits, as_json=as_json)
+    if more := _more_budget(backend.status(campaign).campaign, found):
+        click.echo(located(f"used up; to go on: {more}"), err=True)
 
 
 def _print_limits(found: Sequence[Limit]) -> None:
@@ -179,6 +185,21 @@ def _print_limits(found: Sequence[Limit]) -> None:
         click.echo(str(limit))
     if not found:
         click.echo("no limit")
+
+
+def _more_budget(campaign: Campaign, limits: Sequence[Limit]) -> str:
+    """Return the command that adds the least whole numbers with which a used-up budget is not; empty for another.
+
+    Measurements made again by `measure` may have taken more than the budget.
+    """
+    cost, options = stored_budget(campaign).cost, ""
+    for limit in limits:
+        name, over = limit.name, limit.used - limit.allowed
+        if name == "node-hours" and cost is not None:  # which follow from it
+            name, over = "cost", over * cost / limit.allowed
+        if over >= 0:
+            options += f" --{name} {math.floor(over) + 1}"
+    return options and f"frontrunner budget {campaign.name} --add{options}"
 
 
 @click.command()
@@ -401,7 +422,7 @@ def serve(store: str | None, token_file: Path | None, max_campaigns: int, **give
         hint = f"run: {installing('frontrunner[serve]')}"
         raise InvalidInput(f"the service needs packages that are not installed: {missing}", hint=hint)
     from frontrunner.server.app import create_app, listen, run
-    from frontrunner.server.auth import default_token_file, owner
+    from frontrunner.server.auth import TOKEN_FILE_VARIABLE, default_token_file, owner
     from frontrunner.server.settings import KINDS, Limits, ServiceSettings, is_loopback, register
 
     registered = register({kind: given.pop(kind) for kind in KINDS})
@@ -421,7 +442,9 @@ def serve(store: str | None, token_file: Path | None, max_campaigns: int, **give
             click.echo(f"listening for the proxy on {settings.listening(port)}", err=True)
         click.echo("the link logs one browser in, once, within ten minutes", err=True)
         click.echo(f"tokens for programs: {settings.token_file}", err=True)
-        click.echo("to let others in: frontrunner users add NAME", err=True)
+        named = "" if token_file is None else f"{TOKEN_FILE_VARIABLE}={shlex.quote(str(token_file.absolute()))} "
+        invite = located(f"{named}frontrunner users add NAME --server {settings.here(port)}")
+        click.echo(f"to let others in: {invite}", err=True)
         if not is_loopback(settings.host):
             click.echo(
                 "warning: tokens and results cross the network unencrypted unless TLS is in front (docs/service.md)",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from frontrunner.cli import options as opt
+from frontrunner.config.settings import located
 from frontrunner.remote import accept, connect
 from frontrunner.server.auth import TOKEN_VARIABLE, Role
 from frontrunner.server.settings import DEFAULT_PORT
@@ -71,7 +72,7 @@ def _print_users(found: Sequence[UserAnswer]) -> None:
     if found:
         out.print(column_table(None, COLUMNS, found, width=out.width))
     else:
-        out.say("nobody was invited yet: frontrunner users add NAME")
+        out.say(located("nobody was invited yet: frontrunner users add NAME"), whole=True)
 
 
 @users.command(short_help="End a user's access.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema
 
 from frontrunner.config.recipe_file import read
-from frontrunner.config.toml_file import Table, read_text, read_toml, set_value
+from frontrunner.config.toml_file import Table, read_text, read_toml, set_value, value_of
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.reading import json_table
 from frontrunner.evaluators.external import CommandSettings
@@ -458,6 +458,8 @@ class CampaignFile:
     store: StoreSettings
     named: bool
     path: Path | None = None
+    changes: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    """As `CampaignSpec.changes`."""
 
 
 def campaign_of(given: str | Path | Mapping[str, Any] | CampaignFile) -> CampaignFile:
@@ -481,14 +483,15 @@ def example_file(name: str) -> Path:
 def read_campaign_file(path: Path, changes: Mapping[str, str] = MappingProxyType({})) -> CampaignFile:
     """Read and validate a campaign file; raises `NotFound`, or `InvalidInput` naming the key.
 
-    `changes` are values as TOML by their keys, as `budget.probes`; with any, the file does not describe the campaign.
+    `changes` are values as TOML by their keys, as `budget.probes`, in place of the file's.
     """
     table = read_toml(path, "campaign file", "`frontrunner init` writes one")
     try:
+        replaced = {key: (value_of(table, key), text) for key, text in changes.items()}
         for key, text in changes.items():
             set_value(table, key, text)
         found = parse_campaign(table, default_name=errors.campaign_name_from(path.stem), base=path.parent)
-        return found if changes else replace(found, path=path.resolve())
+        return replace(found, path=path.resolve(), changes=replaced)
     except errors.InvalidInput as error:
         raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
 

@@ -41,8 +41,7 @@ def shown_store(url: str) -> str:
 def located(text: str) -> str:
     """Make the commands in a text ones to paste: with the running command's campaign file, --store or --server.
 
-    A command ends at one of "`,;#()". One that does not stand in backticks, as part of a sentence, begins with what
-    started this program.
+    A command ends at one of "`,;#()", and begins with what started this program.
     """
     context = click.get_current_context(silent=True)
     if context is None:
@@ -65,7 +64,7 @@ def located(text: str) -> str:
 
 
 def _runnable(text: str) -> str:
-    return re.sub(r"(?<![\w./`-])frontrunner (?=[a-z])", lambda _: f"{started_by()} ", text)
+    return re.sub(r"(?<![\w./-])frontrunner (?=[a-z])", lambda _: f"{started_by()} ", text)
 
 
 def started_by() -> str:

@@ -47,6 +47,14 @@ def parse_toml(text: str, name: str) -> Table:
         raise InvalidInput(f"{name} is not usable TOML: one of its numbers has thousands of digits") from None
 
 
+def value_of(table: Table, key: str) -> Any:
+    """Return a value of a parsed file by its dotted key; None where it has none."""
+    found: Any = table
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
 def set_value(table: Table, key: str, text: str) -> None:
     """Set one value of a parsed file by its dotted key; a text that is no TOML value is a string."""
     *sections, last = key.split(".")

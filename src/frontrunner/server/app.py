@@ -18,6 +18,8 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
+from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from frontrunner import __version__
@@ -48,8 +50,7 @@ from frontrunner.spaces.errors import FrontrunnerError
 
 BACKLOG = 128
 GRACE_S = 3
-MOST_SILENT = 32
-"""Connections of one address that have not sent a request; browsers open six at most."""
+METHODS = ("DELETE", "GET", "PATCH", "POST")
 FIRST_REQUEST_S = 10.0
 MOST_CAMPAIGNS = 200
 """The newest ones in the metrics: each is a label, and Prometheus keeps a series for each label that it has seen."""
@@ -133,7 +134,12 @@ def _handle_errors(app: FastAPI, service: serving.Service) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
-        return serving.error_response(request.scope, error.status_code, str(error.detail), headers=error.headers)
+        headers = dict(error.headers or {})
+        if error.status_code == 405:  # with the methods of one of the routes of this path
+            headers["Allow"] = ", ".join(sorted(_methods(app, request.scope)))
+        if error.status_code == 405 and request.method == "OPTIONS":
+            return Response(status_code=204, headers=headers)
+        return serving.error_response(request.scope, error.status_code, str(error.detail), headers=headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -143,6 +149,12 @@ def _handle_errors(app: FastAPI, service: serving.Service) -> None:
     async def unexpected(request: Request, error: Exception) -> Response:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return serving.error_response(request.scope, 500, "the service failed on this request; see its log")
+
+
+def _methods(app: FastAPI, scope: Scope) -> set[str]:
+    asked = {method: {**scope, "method": method} for method in METHODS}
+    found = {one for one in METHODS if any(route.matches(asked[one])[0] is Match.FULL for route in app.routes)}
+    return found | {"OPTIONS"} | ({"HEAD"} if "GET" in found else set())
 
 
 def _describe(app: FastAPI, service: serving.Service) -> None:
@@ -228,22 +240,45 @@ def listen(settings: ServiceSettings) -> socket.socket:
 
 
 class Connection(H11Protocol):
-    """Connection of a client, closed if its address holds too many, or if its first request takes too long to come."""
+    """Connection of a client. One that waits for its client gives way to newer ones, and ends if it sends no request.
+
+    So open connections that send nothing, or begin a request and do not end it, keep nobody else out.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the address's connections: all, and those that have not sent a request."""
+        """Close the oldest waiting connection where the address has more than half of the limit, or all have it."""
         super().connection_made(transport)
-        address = (self.client or ("",))[0]
-        mine = [one for one in self.connections if (getattr(one, "client", None) or ("",))[0] == address]
-        silent = sum(getattr(one, "cycle", None) is None for one in mine)
-        if len(mine) > (self.limit_concurrency or 0) // 2 or silent > MOST_SILENT:
-            transport.close()
-        else:
-            self.loop.call_later(FIRST_REQUEST_S, self._close_if_silent)
+        self.began_s, limit = self.loop.time(), self.limit_concurrency or 0
+        known = [one for one in self.connections if isinstance(one, Connection)]
+        mine = [one for one in known if one.address == self.address]
+        if len(mine) > limit // 2:
+            _oldest_waiting(mine).close()
+        elif len(known) >= limit:  # at which the server refuses every request
+            _oldest_waiting(known).close()
+        self.loop.call_later(FIRST_REQUEST_S, self._close_if_silent)
+
+    @property
+    def address(self) -> str:
+        """The client's host."""
+        return (self.client or ("",))[0]
+
+    @property
+    def waits(self) -> bool:
+        """Whether no request is being answered: none has come, or not all of one, or it was answered."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    def close(self) -> None:
+        """Close the connection, which no longer counts."""
+        self.connections.discard(self)
+        self.transport.close()
 
     def _close_if_silent(self) -> None:
         if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
+            self.close()
+
+
+def _oldest_waiting(among: list[Connection]) -> Connection:
+    return min((one for one in among if one.waits), key=lambda one: one.began_s)  # the newcomer waits, too
 
 
 def run(app: FastAPI, settings: ServiceSettings, listener: socket.socket) -> None:

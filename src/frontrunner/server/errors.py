@@ -9,6 +9,14 @@ from frontrunner.spaces import errors
 from frontrunner.spaces.errors import FrontrunnerError
 
 
+class Unauthorized(FrontrunnerError):
+    """A valid token is needed."""
+
+
+class Refused(FrontrunnerError):
+    """The service has no such address or method, or does not accept the request's head or body."""
+
+
 class Forbidden(FrontrunnerError):
     """The sender's role does not permit this."""
 
@@ -30,6 +38,8 @@ STATUS_OF: dict[type[FrontrunnerError], int] = {
     errors.NothingLegal: 422,
     errors.StoreUnusable: 503,
     errors.ServiceUnreachable: 502,
+    Unauthorized: 401,
+    Refused: 400,
     Forbidden: 403,
     Conflict: 409,
     TooMany: 429,
@@ -50,7 +60,7 @@ def type_of(kind: str) -> str:
 def title_of(kind: str) -> str:
     """Return what the errors of a kind have in common."""
     known = KINDS.get(kind)
-    return "The request is refused" if known is None else (known.__doc__ or "").split(";")[0].strip().rstrip(".")
+    return "" if known is None else (known.__doc__ or "").split(";")[0].strip().rstrip(".")
 
 
 def problem(status: int, message: str, *, kind: str, hint: str | None) -> dict[str, Any]:

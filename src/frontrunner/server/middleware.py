@@ -195,7 +195,7 @@ def authenticate(access: Access, scope: Scope) -> Response | None:
         return None
     hint = "send it as `Authorization: Bearer TOKEN`, or sign in at /login"
     refused = {"www-authenticate": "Bearer", **CLOSE}
-    return error_response(scope, 401, "a valid token is needed", hint=hint, headers=refused)
+    return error_response(scope, 401, "a valid token is needed", kind="Unauthorized", hint=hint, headers=refused)
 
 
 def session_cookie(headers: Headers, access: Access) -> str | None:

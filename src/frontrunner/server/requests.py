@@ -110,7 +110,7 @@ class CampaignBody(Body):
     cluster: Annotated[Section, _described("cluster")] = {}
     problem: Annotated[Section, _described("problem")]
     software: Annotated[Section, _described("software")] = {}
-    space: Annotated[Section, _described("space")]
+    space: Annotated[Section, _described("space")] = {}
     search: Annotated[Section, _described("search")] = {}
     budget: Annotated[Section, _described("budget")] = {}
     probe: Annotated[Section, _described("probe")] = {}
@@ -158,17 +158,18 @@ class ReplayBody(Body):
 
 
 class ProblemKind(BaseModel):
-    """What the errors of a kind have in common; `type` never changes."""
+    """What the errors of a kind have in common; `type` never changes. `status` is None where that differs."""
 
     type: str
     title: str
-    status: int
+    status: int | None
     kind: str
 
 
 class Problem(ProblemKind):
     """An error, as the problem details of RFC 9457; `hint` is the next step."""
 
+    status: int
     detail: str
     hint: str | None
 
@@ -291,7 +292,7 @@ RegisteredAnswer: Any = pydantic.create_model("RegisteredAnswer", **_KIND_FIELDS
 
 def campaign_table(body: CampaignBody, known: Registered) -> Table:
     """Return a body as the content of a campaign file, with the sections of its registered names."""
-    table: Table = {name: dict(section) for name in SECTIONS if (section := getattr(body, name))}
+    table: Table = {name: dict(getattr(body, name)) for name in SECTIONS if name in body.model_fields_set}
     groups = table.get("cluster", {}).get("group")
     stated = [*table.items(), *(("cluster.group", one) for one in (groups if isinstance(groups, list) else ()))]
     for section, content in stated:
@@ -393,6 +394,7 @@ def redacted_spec(spec_json: str) -> str:
         command["environment"] = dict.fromkeys(command["environment"], REDACTED)
     if command.get("arguments"):
         command["arguments"] = list(redact(command["arguments"]))
+    spec |= {"changes": {}} if spec.get("changes") else {}  # perhaps of these
     dispatch.update({key: () for key in HIDDEN_LINES if dispatch.get(key)})
     return spec_json if spec == json.loads(spec_json) else json.dumps(spec)
 

@@ -21,7 +21,7 @@ from frontrunner.results.status import FailedTrial, failures
 from frontrunner.server import requests
 from frontrunner.server.auth import USER_NAME, Role
 from frontrunner.server.drivers import Replay, Word
-from frontrunner.server.errors import KINDS, TooMany, status_of, title_of, type_of
+from frontrunner.server.errors import KINDS, Refused, TooMany, status_of, title_of, type_of
 from frontrunner.server.service import (
     OPERATOR,
     STARTS,
@@ -96,7 +96,7 @@ def all_campaigns(service: ServiceOf, page: requests.Page = 1, page_size: reques
     return answer(campaign_page(service.store, page=page, page_size=page_size))
 
 
-@api.get("/campaigns/{name}/failures", response_model=list[FailedTrial], tags=["campaigns"])
+@api.get("/campaigns/{name}/failures", response_model=list[FailedTrial], name="failures", tags=["campaigns"])
 def failed(
     service: ServiceOf, name: CampaignName, page: requests.Page = 1, page_size: requests.PageSize = 50
 ) -> Response:
@@ -131,7 +131,7 @@ def front(
     return answer(service.local.front(name, objectives=objective))
 
 
-@api.get("/campaigns/{name}/recipes", response_model=RecipePage, tags=["recipes"])
+@api.get("/campaigns/{name}/recipes", response_model=RecipePage, name="recipes", tags=["recipes"])
 def filtered(service: ServiceOf, name: CampaignName, asked: Annotated[requests.RecipeQuestion, Query()]) -> Response:
     """Return a campaign's measured recipes that pass the filters, best first, with their ranks among all."""
     return answer(service.local.recipes(name, **asked.model_dump(exclude_none=True)))
@@ -316,12 +316,12 @@ def kind_of_problem(kind: Annotated[str, Path(pattern="^[A-Za-z]{1,64}$")]) -> R
     """Return what the errors of a kind have in common: the `type` of each is this address."""
     if kind not in KINDS:
         raise NotFound(f"no kind of error is called {kind}", hint=did_you_mean(kind, KINDS))
-    status = status_of(KINDS[kind](""))
+    status = None if KINDS[kind] is Refused else status_of(KINDS[kind](""))
     return answer({"type": type_of(kind), "title": title_of(kind), "status": status, "kind": kind})
 
 
 @uncached.post("/links", response_model=requests.LinkAnswer, status_code=201, tags=["operations"])
-def link(service: ServiceOf, caller: CallerOf) -> Response:
+def login_link(service: ServiceOf, caller: CallerOf) -> Response:
     """Return a link that logs one browser in as the sender."""
     return answer({"path": f"/login?code={service.links.make(caller)}"}, status=201)
 

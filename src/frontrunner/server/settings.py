@@ -25,6 +25,7 @@ AROUND: Mapping[str, Any] = {
     "problem": {"sequence_length": 2, "global_batch": 1, "precision": "fp32"},
     "space": {"micro_batch_seqs": [1]},
 }
+EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - compared with, not listened on
 EVALUATOR_OF = {"trainer": "command", "table": "table"}
 
 
@@ -178,6 +179,12 @@ class ServiceSettings:
         """Return the URL by which browsers reach a service that listens on `port`."""
         name = self.allowed_hosts[0] if self.allowed_hosts else _in_address(self.host)
         return f"https://{name}" if self.behind_tls else f"http://{name}:{port}"
+
+    def here(self, port: int) -> str:
+        """Return the URL by which programs of this machine reach a service that listens on `port`."""
+        if is_loopback(self.host):
+            return f"http://{_in_address(self.host)}:{port}"
+        return f"http://127.0.0.1:{port}" if self.host in EVERY_ADDRESS else self.address(port)
 
     def seen_by(self, request: Request) -> str:
         """Return the URL by which a client has reached the service."""

@@ -18,7 +18,7 @@ from frontrunner.views.terminal import console, ruled_table
 DIFFERENT_PROBLEMS = "the recipes are of different problems: their figures are not comparable"
 DIFFERENT_ORIGINS = "figures of different origin: no ratio of them shows which recipe is faster"
 Row = tuple[str, tuple[str, ...]]
-NOT_COMPARED = ("name", "run_root", "file")
+NOT_COMPARED = ("name", "run_root", "file", "changes")
 """Keys of a specification that say nothing of the search."""
 LONGEST_VALUE = 120
 ABSENT = "-"

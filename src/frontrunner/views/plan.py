@@ -64,8 +64,8 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
         out.say(f"note: {many:,} recipes are left out: the formulas do not cover {reason}", style="dim")
     first = "fastest first" if plan.rate == "tokens" else f"most {plan.rate.replace('_', ' ')} first"
     tables = {f"estimated, {first}, tight ones last": plan.estimates}
-    if len(plan.front) > 1:
-        tables["Pareto front of speed and memory"] = plan.front[: len(plan.estimates)]
+    if plan.front_recipes > 1:
+        tables["Pareto front of speed and memory"] = plan.front
     for title, estimates in tables.items():
         rows = list(enumerate(estimates, start=1))
         if rows:
@@ -85,7 +85,9 @@ def print_trust(trust: Trust) -> None:
     """Print how far to trust the figures."""
     out = console()
     is_blind = trust.expected_error is None
-    out.say(f"{trust.in_words()}; `frontrunner launch` measures", style="bold red" if is_blind else "dim")
+    out.say(trust.in_words(), style="bold red" if is_blind else "dim")
+    if located("FILE") != "FILE":  # which is at hand
+        out.say(f"{located('frontrunner launch FILE')}  # measures", style="dim", whole=True)
     if trust.assumed:
         out.say(f"not given, assumed: {trust.assumed_in_words()}", style="dim")
     for code in trust.software:
@@ -163,7 +165,7 @@ def print_scaling(found: Scaling) -> None:
     print_trust(found.trust)
 
 
-def print_breakdown(found: Breakdown) -> None:  # noqa: C901 - one line after the other
+def print_breakdown(found: Breakdown, *, dryrun: str | None = None) -> None:  # noqa: C901 - one line after the other
     """Print where a recipe's step time and memory go."""
     out = console()
     estimate, measured = found.estimate, found.measured
@@ -212,8 +214,9 @@ def print_breakdown(found: Breakdown) -> None:  # noqa: C901 - one line after th
     for mark in found.marks:
         out.say(f"note: {mark.text}", style="dim")
     print_trust(found.trust)
-    if why_untraceable(estimate.recipe, found.problem) is None and found.problem.software.code is None:
-        out.say("`frontrunner dryrun` traces the memory of the real step", style="dim")
+    is_traceable = why_untraceable(estimate.recipe, found.problem) is None and found.problem.software.code is None
+    if dryrun is not None and is_traceable:
+        out.say(f"{located(dryrun)}  # traces the memory of the real step", style="dim", whole=True)
 
 
 def _bar(amount: float, longest: float, style: str) -> ProgressBar:
@@ -372,9 +375,14 @@ def additions(advice: Advice) -> tuple[str, ...]:
 
 def as_document(advice: Advice, file: str) -> Mapping[str, object]:
     """Return all of it for programs: the words, and the advice with its estimates."""
+    return in_words(advice, file) | {"advice": advice}
+
+
+def in_words(advice: Advice, file: str) -> dict[str, object]:
+    """Return the words of the advice for programs."""
     said = [{"question": a.question, "answer": a.answer, "sentences": a.sentences} for a in answers(advice)]
     document = {"about": heading(advice), "answers": said, "begin_with": begin_with(advice)}
-    return document | {"commands": list(commands(advice, file)), "advice": advice}
+    return document | {"commands": list(commands(advice, file))}
 
 
 _FIGURES: Mapping[str, Column[ParallelLayout]] = {

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from frontrunner.config.campaign import parse_cluster, preset_model
+from frontrunner.config.settings import located
 from frontrunner.spaces.presets import CATALOGUES, catalogue, preset_names
 from frontrunner.text import count, plain, thousands
 from frontrunner.views.terminal import console, ruled_table
@@ -45,7 +46,8 @@ def print_presets(found: dict[str, dict[str, Table]]) -> None:
     for shown in (models, clusters, devices):
         out.print(shown)
         out.say("")
-    out.say("frontrunner presets NAME  # all figures of one, with their source", style="dim")
+    one = located(f"frontrunner presets {preset_names('devices')[0]}")
+    out.say(f"{one}  # all figures of one, with their source", style="dim")
 
 
 MODELS = ("parameters", "layers", "hidden", "heads / groups", "FFN", "experts", "positions")
