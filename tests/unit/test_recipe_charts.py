@@ -100,6 +100,8 @@ def test_stages_hold_every_layer() -> None:
 def test_stage_names_fit_their_room() -> None:
     looped = recipe(16, pipeline_parallel=16, virtual_stages=2, schedule="interleaved-1f1b")
     assert [row["words"] for row in stages(looped, 32)][15:17] == [["S15", "1 L"], ["S16", "1 L"]]
+    deep = stages(recipe(64, pipeline_parallel=64, schedule="1f1b"), 128)
+    assert [row["words"] for row in deep][-3:] == [[], ["S62", "2 L"], []]
     words = [box["words"] for box in boxes(cut(looped, cluster(2, 8), layers=32), "device")]
     assert words[:2] == [["replica 0", "S0,16"], ["replica 0", "S1,17"]]
     four = replace(looped, virtual_stages=4, pipeline_parallel=4, devices=4)
