@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def page_store(
 
 
 def _campaign(store: Store, name: str, figures: str, table: Mapping[str, Any]) -> list[str]:
-    spec = parse_campaign(table, default_name=name, base=Path()).spec
+    file = parse_campaign(table, default_name=name, base=Path())
+    spec = replace(file.spec, run_root=file.store.run_folder)
     survey = spec.survey()
     problem = {"model": SCRIPT, "figures": figures}
     campaign = store.create_campaign(

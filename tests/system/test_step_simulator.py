@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
+from frontrunner.evaluators.diagnostics.profile import MEASURED_STEP
+from frontrunner.store import LocalStore
 from support.browsers import IN_A_BROWSER, api, window
-from support.page_stores import page_store
+from support.page_stores import TABLE, page_store
 from support.services import Served, served
 
 pytestmark = [pytest.mark.system, *IN_A_BROWSER]
@@ -16,7 +19,12 @@ pytestmark = [pytest.mark.system, *IN_A_BROWSER]
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, str]]:
     folder = tmp_path_factory.mktemp("simulator")
-    recipe = page_store(folder)[0]
+    recipe = page_store(folder, table={**TABLE, "store": {"run_folder": str(folder / "runs")}})[0]
+    profile = folder / "runs" / "profiles" / recipe / "1"
+    profile.mkdir(parents=True)
+    whole = 2 * LocalStore(str(folder / "store.db")).step(recipe).step_time_s
+    parts = [["compute", 0, whole / 2], ["all-reduce", whole / 2, whole]]
+    (profile / MEASURED_STEP).write_text(json.dumps({"step_time_s": whole, "ranks": [parts]}))
     with served(folder) as found:
         found.start()
         yield found, recipe
@@ -67,6 +75,31 @@ def test_a_step_is_drawn_scrubbed_played_and_redrawn_with_other_choices(service:
         api.expect(page.locator(".step-groups li").first).to_contain_text("of 2")
         page.locator(".step-choices button").click()
         api.expect(page.locator(".step-notes")).not_to_contain_text("Not the recipe itself")
+
+
+def test_a_profiled_step_is_drawn_on_the_axis_of_the_estimate(service: tuple[Served, str]) -> None:
+    found, recipe = service
+
+    def colors(canvas: str) -> list[list[int]]:
+        """What is painted of the first rank at an eighth of the axis, beyond its middle, and shortly before its end."""
+        return page.evaluate(
+            f"""() => {{
+            const canvas = document.querySelector("{canvas}"), context = canvas.getContext("2d");
+            const at = (share) => [...context.getImageData(62 + share * (canvas.width - 62), 8, 1, 1).data];
+            return [0.13, 0.7, 0.97].map(at);
+            }}"""
+        )
+
+    with window(found, width=1280) as page:
+        page.goto(f"{found.url}/recipes/{recipe}?campaign=first")
+        page.locator("#step[data-drawn]").wait_for()
+        api.expect(page.locator(".step-profile")).to_be_visible()
+        api.expect(page.locator(".step-profile li")).to_have_text(["compute", "all-reduce"])
+        computing, reducing, also = colors(".step-measured")
+        estimated, *beyond = colors(".step-lanes")
+    assert computing[3] == estimated[3] == 255
+    assert reducing == also != computing
+    assert beyond == [[0, 0, 0, 0]] * 2, "the profiled step took twice as long"
 
 
 def test_a_search_is_filmed_over_dimensions_of_choice(service: tuple[Served, str]) -> None:

@@ -65,6 +65,20 @@ def test_outcomes_have_their_places_the_best_so_far_and_the_stored_expectation_o
     assert [(shot.x, shot.y) for shot in turned.shots] == [(shot.y, shot.x) for shot in found.shots]
 
 
+def test_a_film_pools_repeats_as_the_ranking_does(store: LocalStore, tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "store.db")) as opened:
+        campaign = opened.campaign("tiny")
+        writer = opened.drive(opened.acquire_lease(campaign.id, host="here", pid=1, take_over=True))
+        fastest = writer.repeat(opened.trials(campaign.id)[-1])
+        attempt = writer.start_attempt(fastest, run_folder="/runs/4")
+        writer.finish_attempt(attempt, measured(400.0), retry=False)
+
+    last = store.film().shots[-1]
+
+    assert (last.tokens_per_s, last.pooled_tokens_per_s, last.best_tokens_per_s) == (400.0, 450.0, 450.0)
+    assert store.best("tiny")[0].standing.tokens_per_s == pytest.approx(450.0)
+
+
 def test_dimensions_that_do_not_vary_are_refused(store: LocalStore) -> None:
     with pytest.raises(InvalidInput, match=r'y = "pipeline_parallel": expected a dimension that the campaign varies'):
         store.film(y="pipeline_parallel")

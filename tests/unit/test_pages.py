@@ -26,6 +26,7 @@ from frontrunner.server.app import create_app
 from frontrunner.server.pages.campaigns import campaign_view, version
 from frontrunner.server.pages.planning import planned_campaign
 from frontrunner.spaces.document import recipe_id
+from frontrunner.views.comparison import differences
 from support.page_stores import SCRIPT, TABLE, page_store
 from support.services import ORIGIN, bearer, settings, tokens_of
 
@@ -407,6 +408,11 @@ def test_compare_begins_with_what_differs_in_the_problems(tmp_path: Path) -> Non
     assert three.count("<select") == 4, "room for one more"
     assert all("data-chart" in text for text in (same, three, pair))
     assert re.search(r"tokens/s over the first.{,6}s</th><td class=.strong.>1.00 x</td><td class=.strong.>[1-9]", pair)
+
+
+def test_what_differs_leaves_out_where_figures_of_clusters_come_from() -> None:
+    clusters = [{"name": name, "source": f"the guide of {name}"} for name in ("a", "b")]
+    assert differences([{"problem": {"cluster": one}} for one in clusters]) == (("cluster: name", ("a", "b")),)
 
 
 def test_compare_of_an_empty_store_says_so(tmp_path: Path) -> None:

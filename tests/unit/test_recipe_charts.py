@@ -19,7 +19,7 @@ from frontrunner.spaces.cluster import Cluster, Links
 from frontrunner.spaces.recipe import RANK_ORDERS, Recipe
 from frontrunner.views.charts.campaign import timeline
 from frontrunner.views.charts.cut import MOST_NODES, cut, expert_groups, nodes_of_groups, places, shown_nodes, stages
-from frontrunner.views.charts.recipe import COLORS, memory_bars, step_bars, step_times
+from frontrunner.views.charts.recipe import COLORS, memory_bars, step_bars, step_times, steps_beside
 from frontrunner.views.columns import PARTS
 from support.charted import spec
 
@@ -100,6 +100,8 @@ def test_stages_hold_every_layer() -> None:
 def test_stage_names_fit_their_room() -> None:
     looped = recipe(16, pipeline_parallel=16, virtual_stages=2, schedule="interleaved-1f1b")
     assert [row["words"] for row in stages(looped, 32)][15:17] == [["S15", "1 L"], ["S16", "1 L"]]
+    deep = stages(recipe(64, pipeline_parallel=64, schedule="1f1b"), 128)
+    assert [row["words"] for row in deep][-3:] == [[], ["S62", "2 L"], []]
     words = [box["words"] for box in boxes(cut(looped, cluster(2, 8), layers=32), "device")]
     assert words[:2] == [["replica 0", "S0,16"], ["replica 0", "S1,17"]]
     four = replace(looped, virtual_stages=4, pipeline_parallel=4, devices=4)
@@ -193,6 +195,19 @@ def test_bars_add_up_to_the_step_and_to_each_rank_s_memory(parts: Breakdown) -> 
     whole = [rank.peak_memory_bytes / 2**30 for rank in parts.ranks]
     assert list(memory.values()) == pytest.approx([*whole, 1.0])
     assert memory_bars(parts)["layer"][-2]["data"]["values"][0]["at"] == parts.memory_limit_bytes / 2**30
+
+
+def test_steps_of_unlike_length_are_drawn_as_shares_of_each_ones_estimate(parts: Breakdown) -> None:
+    step, estimate = parts.estimate.step_time_s, parts.estimate
+
+    def times(factor: float) -> Breakdown:
+        its = {name: factor * time_s for name, time_s in estimate.step_parts_s.items()}
+        return replace(parts, estimate=replace(estimate, step_parts_s=its))
+
+    alike = ends(steps_beside({"a": parts, "b": times(3.0)}))
+    assert list(alike.values()) == pytest.approx([step, 2 * step, 3 * step, 2 * step])
+    unlike = ends(steps_beside({"a": parts, "b": times(100.0)}))
+    assert list(unlike.values()) == pytest.approx([1.0, 2.0, 1.0, 0.02])
 
 
 def test_each_part_has_a_color_of_its_own() -> None:

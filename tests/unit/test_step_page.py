@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from frontrunner.server.pages.steps import PARTS, left_out
+from frontrunner.server.pages.steps import NAMES, PARTS, left_out, shares
 from frontrunner.store import LocalStore
 from support.page_stores import page_store
 from support.services import bearer, browser, settings, tokens_of
@@ -83,3 +83,10 @@ def test_of_a_long_step_the_first_and_last_actions_are_sent(folder: Path, recipe
     assert gap is not None
     inside = sum(gap[0] < one.begin_s < gap[1] for rank in ranks for one in rank.actions)
     assert count // 2 - 4 <= inside <= count // 2
+    for rank in ranks:
+        found = shares(rank, gap)
+        assert sum(share for *_, share in found) == pytest.approx(1.0, abs=1e-4)
+        waits = sum(share for kind, _, share in found if NAMES[kind] == "bubble") * (gap[1] - gap[0])
+        before = sum(min(one.end_s, gap[0]) - min(one.begin_s, gap[0]) for one in rank.actions if one.kind == "bubble")
+        after = sum(max(one.end_s, gap[1]) - max(one.begin_s, gap[1]) for one in rank.actions if one.kind == "bubble")
+        assert before + waits + after == pytest.approx(rank.bubble_s, abs=1e-4 * (gap[1] - gap[0]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -13,7 +14,7 @@ from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import GlobalBatch
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, SCHEDULES, SPLIT_BACKWARD_SCHEDULES
 from frontrunner.spaces.sharding import Sharding
-from frontrunner.views.timeline import cells, shown_ranks
+from frontrunner.views.timeline import apart, cells, shown_ranks
 from support import analytic
 
 pytestmark = pytest.mark.unit
@@ -124,12 +125,25 @@ def test_a_printed_row_has_each_thing_by_its_share_of_the_step():
     found = step_timeline(recipe(ranks=4, micro_batch_seqs=1, accumulation=128), PROBLEM)
 
     row = found.ranks[1]
-    shown = cells(row, found.step_time_s, 60)
+    shown = cells(row.actions, found.step_time_s, 60)
     assert len(shown) == 60
     for kind in "FB":
         share = sum(one.end_s - one.begin_s for one in row.actions if one.kind == kind) / found.step_time_s
         assert shown.count(kind) / 60 == pytest.approx(share, abs=0.05)
     assert shown[0] == "bubble" or row.actions[0].end_s < found.step_time_s / 60
+
+
+def test_a_printed_pass_is_what_it_is_spent_on():
+    found = step_timeline(recipe(recompute="full"), PROBLEM)
+    row, stage = found.ranks[1], 1
+
+    parts = apart(row.actions, found.pass_parts_s)
+
+    assert all(one.end_s == pytest.approx(after.begin_s) for one, after in pairwise(parts))
+    spent = sum(one.end_s - one.begin_s for one in parts if one.kind == "recompute")
+    passes = sum(one.kind == "B" for one in row.actions)
+    assert spent == pytest.approx(passes * found.pass_parts_s["I"][stage]["recompute"])
+    assert "recompute" in cells(parts, found.step_time_s, 60)
 
 
 def test_many_ranks_are_printed_as_an_even_selection_with_both_ends():

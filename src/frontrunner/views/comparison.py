@@ -20,6 +20,8 @@ DIFFERENT_ORIGINS = "figures of different origin: no ratio of them shows which r
 Row = tuple[str, tuple[str, ...]]
 NOT_COMPARED = ("name", "run_root", "file", "changes")
 """Keys of a specification that say nothing of the search."""
+CITED = "source"
+"""Key of where a cluster's figures come from: a citation, which differs with the cluster."""
 LONGEST_VALUE = 120
 ABSENT = "-"
 
@@ -45,7 +47,10 @@ def _in_words(value: object) -> str:
 
 def differences(documents: Sequence[Mapping[str, object]]) -> tuple[Row, ...]:
     """Return what differs between documents of one kind, by words: those of the problem first."""
-    found = [{path: text for path, text in _leaves(dict(one)) if path[0] not in NOT_COMPARED} for one in documents]
+    found = [
+        {path: text for path, text in _leaves(dict(one)) if path[0] not in NOT_COMPARED and path[-1] != CITED}
+        for one in documents
+    ]
     paths = dict.fromkeys(path for one in found for path in one)
     rows = {path: tuple(one.get(path, ABSENT) for one in found) for path in paths}
     # The sections follow one another as in a campaign file, the problem's before how it is searched.

@@ -6,6 +6,7 @@ recipes that it did not choose, so the map shows outcomes only.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frontrunner.notebook import Displayed
+from frontrunner.results.arrays import Attempts
 from frontrunner.results.predictions import Expected, expected_of
 from frontrunner.results.snapshot import attempts_of
 from frontrunner.results.store import Store
@@ -20,6 +22,7 @@ from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, bad_value, did_you_mean, writing
 from frontrunner.spaces.recipe import Choice, Recipe
 from frontrunner.text import counted, percent, thousands
+from frontrunner.views.charts.campaign import pooled_rates
 from frontrunner.views.charts.marks import MEASURED, OUTCOMES, shown
 from frontrunner.views.terminal import console
 
@@ -39,7 +42,8 @@ SUFFIXES = (".gif", ".mp4")
 class Shot:
     """One outcome: a recipe's place on the map, how it ended, and, of a recipe's first one, what was expected of it.
 
-    `best_tokens_per_s` is the highest measured so far, this one included.
+    `pooled_tokens_per_s` and `best_tokens_per_s` are what its recipe has after it, repeats pooled as in the ranking, and
+    what the recipe that led had.
     """
 
     recipe_id: str
@@ -48,6 +52,7 @@ class Shot:
     y: Choice
     outcome: str
     tokens_per_s: float | None
+    pooled_tokens_per_s: float | None
     best_tokens_per_s: float | None
     expected: Expected | None
 
@@ -94,13 +99,13 @@ def film(store: Store, campaign: str | None, x: str | None = None, y: str | None
         x_values=_ordered(listed[x]),
         y_values=_ordered(listed[y]),
         dimensions=varied,
-        shots=tuple(_shots(first, recipes, of[x].of, of[y].of, lambda name: expected.pop(numbers[name], None))),
+        shots=tuple(_shots(ended, recipes, of[x].of, of[y].of, lambda name: expected.pop(numbers[name], None))),
         outcomes=len(ended),
     )
 
 
 def print_film(found: Film) -> None:
-    """Print what a film is of, and the highest rate in it."""
+    """Print what a film is of, and the rate of the recipe that led at its end."""
     out = console()
     out.say((found.campaign, "bold"), f": {counted(found.outcomes, 'outcome')} over {found.x} and {found.y}")
     if found.shots and (best := found.shots[-1].best_tokens_per_s) is not None:
@@ -126,12 +131,10 @@ def _ordered(values: Sequence[Choice]) -> tuple[Choice, ...]:
     return tuple(values) if any(isinstance(value, str) for value in values) else tuple(sorted(values))
 
 
-def _shots(ended: Any, recipes: Mapping[str, Recipe], x: Any, y: Any, expected: Any) -> Iterator[Shot]:
-    best: float | None = None
-    for one in ended:
+def _shots(ended: Attempts, recipes: Mapping[str, Recipe], x: Any, y: Any, expected: Any) -> Iterator[Shot]:
+    own, led = pooled_rates(ended, ended.tokens_per_s)
+    for place, one in enumerate(ended[:MOST_SHOTS]):
         recipe = recipes[one.recipe_id]
-        if one.tokens_per_s is not None:
-            best = max(one.tokens_per_s, best or 0.0)
         yield Shot(
             recipe_id=one.recipe_id,
             describe=recipe.describe(),
@@ -139,9 +142,14 @@ def _shots(ended: Any, recipes: Mapping[str, Recipe], x: Any, y: Any, expected: 
             y=y(recipe),
             outcome=one.outcome,
             tokens_per_s=one.tokens_per_s,
-            best_tokens_per_s=best,
+            pooled_tokens_per_s=_known(own[place]),
+            best_tokens_per_s=_known(led[place]),
             expected=expected(one.recipe_id),
         )
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
 
 
 def check_film_file(file: Path) -> None:
@@ -196,7 +204,8 @@ def _draw(found: Film, end: int, grid: Axes, course: Axes) -> None:
     tried: dict[tuple[Choice, Choice], list[Shot]] = {}
     for shot in shots:
         tried.setdefault((shot.x, shot.y), []).append(shot)
-        best[shot.x, shot.y] = max(best.get((shot.x, shot.y), 0.0), shot.tokens_per_s or 0.0)
+    for place, those in tried.items():
+        best[place] = max({shot.recipe_id: shot.pooled_tokens_per_s or 0.0 for shot in those}.values())
     rows = [[best.get((x, y), float("nan")) or float("nan") for x in found.x_values] for y in found.y_values]
     grid.imshow(
         rows, origin="lower", aspect="auto", cmap="Blues", vmin=slowest - 0.2 * (fastest - slowest), vmax=fastest

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rich.text import Text
 
-from frontrunner.evaluators.analytic.timeline import KINDS, RankTimeline, StepTimeline
+from frontrunner.evaluators.analytic.timeline import KINDS, Action, RankTimeline, StepTimeline
 from frontrunner.text import counted, gib, percent, seconds
 from frontrunner.views.terminal import console
 
@@ -21,10 +21,17 @@ class Look(NamedTuple):
 
 LOOKS: Mapping[str, Look] = {
     "F": Look("F", "blue"), "B": Look("B", "green"), "I": Look("I", "green"), "W": Look("W", "cyan"),
+    "recompute": Look("R", "magenta"), "tensor_parallel": Look("t", "bright_red"),
+    "context_parallel": Look("c", "bright_cyan"), "expert_parallel": Look("e", "bright_yellow"),
     "receive": Look(">", "magenta"), "send": Look("<", "magenta"), "replicas": Look("=", "red"),
-    "reduce": Look("=", "red"), "gather": Look("=", "red"), "host": Look("h", "red"),
+    "reduce": Look("r", "red"), "gather": Look("g", "bright_magenta"), "host": Look("h", "red"),
     "optimizer": Look("O", "yellow"), "bubble": Look(".", "dim"),
 }  # fmt: skip
+WITHIN = {
+    "recompute": "recompute", "tensor_parallel": "tensor-parallel collectives",
+    "context_parallel": "context-parallel collectives", "expert_parallel": "expert-parallel collectives",
+}  # fmt: skip
+"""What a pass is spent on besides its own computing."""
 MOST_ROWS, WIDEST, LEAST, AROUND = 16, 120, 24, 40
 """Rows that are printed, the longest and the shortest row, and the room for what stands around it."""
 
@@ -37,16 +44,14 @@ def print_timeline(found: StepTimeline) -> None:
     out.say("\none step, by pipeline rank", style="bold")
     for rank in rows:
         text = Text(f"{f'rank {rank.rank}':>8}  ")
-        for kind in cells(rank, found.step_time_s, width):
+        for kind in cells(apart(rank.actions, found.pass_parts_s), found.step_time_s, width):
             text.append(*LOOKS[kind])
         text.append(f"  bubble {percent(rank.bubble_s / found.step_time_s):>6}  {gib(rank.peak_memory_bytes):>6} GiB")
         out.print(text, soft_wrap=True)
     used = {one.kind for rank in found.ranks for one in rank.actions}
-    names: dict[str, list[str]] = {}
-    for kind, words in KINDS.items():
-        if kind in used:
-            names.setdefault(LOOKS[kind].character, []).append(words)
-    out.say("; ".join(f"{character} {', '.join(words)}" for character, words in names.items()), style="dim")
+    used |= {name for stages in found.pass_parts_s.values() for parts in stages for name in parts}
+    names = [f"{LOOKS[kind].character} {words}" for kind, words in {**KINDS, **WITHIN}.items() if kind in used]
+    out.say("; ".join(names), style="dim")
     left = len(found.ranks) - len(rows)
     stands = f"a row stands for {counted(found.ranks[0].devices, 'equal device')}" + (
         f"; {left} of {len(found.ranks)} pipeline ranks are not shown" if left else ""
@@ -67,7 +72,24 @@ def shown_ranks(found: StepTimeline) -> list[RankTimeline]:
     return [found.ranks[place * last // max(most - 1, 1)] for place in range(most)]
 
 
-def cells(rank: RankTimeline, step_time_s: float, width: int) -> list[str]:
+def apart(actions: Sequence[Action], parts_s: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Action]:
+    """Return actions with each pass as what it is spent on, one after the other, its own computing last."""
+    found = []
+    for one in actions:
+        kinds = "IW" if one.kind == "B" else one.kind
+        rows = [parts_s[kind][one.stage] for kind in kinds if kind in parts_s] if one.stage is not None else []
+        times = {name: sum(row.get(name, 0.0) for row in rows) for name in WITHIN}
+        total, begin_s = sum(sum(row.values()) for row in rows), one.begin_s
+        for name, time_s in times.items():
+            if time_s:
+                end_s = begin_s + (one.end_s - one.begin_s) * time_s / total
+                found.append(one._replace(kind=name, begin_s=begin_s, end_s=end_s))
+                begin_s = end_s
+        found.append(one._replace(begin_s=begin_s))
+    return found
+
+
+def cells(actions: Sequence[Action], step_time_s: float, width: int) -> list[str]:
     """Return what stands in each of `width` equal parts of the step.
 
     Where several things happen in one, they take turns over the row by their shares.
@@ -76,8 +98,8 @@ def cells(rank: RankTimeline, step_time_s: float, width: int) -> list[str]:
     for cell in range(width):
         begin, end = cell * step_time_s / width, (cell + 1) * step_time_s / width
         here = set()
-        while place < len(rank.actions):
-            one = rank.actions[place]
+        while place < len(actions):
+            one = actions[place]
             here.add(one.kind)
             due[one.kind] = due.get(one.kind, 0.0) + (min(one.end_s, end) - max(one.begin_s, begin)) / (end - begin)
             if one.end_s > end:

@@ -40,7 +40,7 @@ def compared(
     within = names[0] if len(names) == 1 and recipes else None
     problem = ""
     values: dict[str, Any] = {}
-    nothing = dict.fromkeys(("sides", "table", "shared", "total", "courses", "steps", "beside"))
+    nothing = dict.fromkeys(("sides", "table", "shared", "total", "courses", "steps", "beside", "layouts"))
     try:
         if recipes:
             values = _recipes(store, recipes, within)
@@ -98,7 +98,8 @@ def _recipes(store: Store, ids: Sequence[str], within: str | None) -> dict[str, 
     parts: dict[str, Breakdown] = {}
     for one in found:
         _add_breakdown(parts, f"{one.recipe.layout()} {one.recipe_id[:6]}", one)
-    return {"beside": compare_recipes(found), "steps": steps_beside(parts) if parts else None}
+    layouts = [one.recipe.layout() for one in found]
+    return {"beside": compare_recipes(found), "layouts": layouts, "steps": steps_beside(parts) if parts else None}
 
 
 def _add_breakdown(parts: dict[str, Breakdown], named: str, found: Explanation) -> None:

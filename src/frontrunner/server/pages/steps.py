@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ router = APIRouter(route_class=CachedRoute)
 PARTS = 1_000_000
 """Moments are sent as whole numbers of such parts of a step."""
 MOST_SENT = 16_000
-"""Actions that are sent: of a longer step the first and the last half of them."""
+"""Actions that are sent: of a longer step the first and the last half of them, and between them each rank's shares."""
 NAMES = tuple(KINDS)
 Gap = tuple[float, float]
 
@@ -87,7 +88,7 @@ def drawn_in(
 
 
 def left_out(ranks: Sequence[RankTimeline], most: int = MOST_SENT) -> Gap | None:
-    """Return the time in the midst of a step of which nothing is sent, None where all of it is."""
+    """Return the time in the midst of a step of which no action is sent, None where all are."""
     moments = sorted(one.begin_s for rank in ranks for one in rank.actions)
     if len(moments) <= most:
         return None
@@ -103,9 +104,16 @@ def _moment(at_s: float, found: StepTimeline) -> int:
 
 
 def _rank(rank: RankTimeline, found: StepTimeline, gap: Gap | None) -> dict[str, Any]:
-    """Return a rank with its actions as kind, stage, micro-batch, begin and end, and its levels as begin and bytes."""
+    """Return a rank with its actions as kind, stage, micro-batch, begin and end, and its levels as begin and bytes.
 
+    Of a gap it has `shares`, and the most memory that was held in it.
+    """
     inside = set(_inside(rank, gap))
+    levels = [(one.begin_s, one.memory_bytes) for one in rank.memory]
+    if gap is not None:
+        most = max((held for at_s, held in levels if gap[0] < at_s < gap[1]), default=None)
+        levels = [(at_s, held) for at_s, held in levels if not gap[0] < at_s < gap[1]]
+        levels = sorted([*levels, (gap[0], most)] if most is not None else levels)
     return {
         "rank": rank.rank,
         "devices": rank.devices,
@@ -118,9 +126,16 @@ def _rank(rank: RankTimeline, found: StepTimeline, gap: Gap | None) -> dict[str,
             for one in rank.actions
             if one not in inside
         ],
-        "memory": [
-            [_moment(one.begin_s, found), one.memory_bytes]
-            for one in rank.memory
-            if gap is None or not gap[0] < one.begin_s < gap[1]
-        ],
+        "shares": [] if gap is None else shares(rank, gap),
+        "memory": [[_moment(at_s, found), held] for at_s, held in levels],
     }
+
+
+def shares(rank: RankTimeline, gap: Gap) -> list[tuple[int, int | None, float]]:
+    """Return what a rank does in a time as kind, stage and share of it."""
+    found: defaultdict[tuple[int, int | None], float] = defaultdict(float)
+    for one in rank.actions:
+        time_s = min(one.end_s, gap[1]) - max(one.begin_s, gap[0])
+        if time_s > 0:
+            found[NAMES.index(one.kind), one.stage] += time_s / (gap[1] - gap[0])
+    return [(*what, round(share, 6)) for what, share in sorted(found.items(), key=lambda one: one[0][0])]

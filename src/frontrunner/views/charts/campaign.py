@@ -90,10 +90,15 @@ def history(collected: Collected) -> Chart | Missing:
 
 def best_so_far(attempts: Attempts, rates: Numbers) -> Numbers:
     """Return the pooled rate of the recipe that led after each attempt, not a number before the first measurement."""
+    return pooled_rates(attempts, rates)[1]
+
+
+def pooled_rates(attempts: Attempts, rates: Numbers) -> tuple[Numbers, Numbers]:
+    """Return, after each attempt, the pooled rate of its own recipe and of the one that led, else not a number."""
     measured: dict[int, list[float]] = defaultdict(list)
     standing: dict[int, float] = {}
     led: list[tuple[float, int]] = []  # a heap of what stood once, the fastest on top
-    found = np.empty(len(attempts))
+    own, found = np.empty(len(attempts)), np.empty(len(attempts))
     against = [POLICIES[kind].counts_against_recipe for kind in KINDS]
     columns = zip(attempts.rows.tolist(), attempts.kinds.tolist(), rates.tolist(), strict=True)
     for place, (row, kind, rate) in enumerate(columns):
@@ -106,8 +111,9 @@ def best_so_far(attempts: Attempts, rates: Numbers) -> Numbers:
             standing.pop(row, None)
         while led and standing.get(led[0][1]) != -led[0][0]:
             heappop(led)
+        own[place] = standing.get(row, math.nan)
         found[place] = -led[0][0] if led else math.nan
-    return found
+    return own, found
 
 
 def courses(found: Mapping[str, tuple[Course, int]]) -> Json | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, groupby
@@ -94,11 +95,12 @@ def stages(recipe: Recipe, layers: int) -> list[Json]:
     counts = layers_of_stages(recipe, layers)
     ends = list(accumulate(counts))
     width = _strip_width(recipe) / ends[-1]
+    widest = max(len(f"S{recipe.stages - 1}"), len(f"{max(counts)} L"))
+    named = math.ceil(ROOM_PER_CHARACTER * widest / (min(counts) * width))  # each, or every second, ... of many
     found = []
     for stage, (count, end) in enumerate(zip(counts, ends, strict=True)):
-        rank, words, short = rank_of_stage(recipe, stage), counted(count, "layer"), f"S{stage}"
-        room = count * width
-        lines = [f"stage {stage}:", words] if room >= ROOM_FOR_WORDS else [short, f"{count} L"]
+        rank, words = rank_of_stage(recipe, stage), counted(count, "layer")
+        lines = [f"stage {stage}:", words] if count * width >= ROOM_FOR_WORDS else [f"S{stage}", f"{count} L"]
         found.append(
             {
                 "stage": stage,
@@ -108,7 +110,7 @@ def stages(recipe: Recipe, layers: int) -> list[Json]:
                 "end": end,
                 "middle": end - count / 2,
                 "shade": shade(rank, recipe.pipeline_parallel),
-                "words": lines if room >= ROOM_PER_CHARACTER * len(short) else [],
+                "words": [] if stage % named else lines,
                 "hint": f"stage {stage}: {words}, on pipeline rank {rank}",
             }
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.text import counted, gib, percent, plain, seconds, size, thousands
@@ -33,6 +34,8 @@ OTHER = "#9c755f"
 ESTIMATED, MEASURED = "estimated", "measured"
 LEAST_SHARE = 0.1
 """A part shorter than this share of the longest bar has its name in the legend alone."""
+UNLIKE = 4
+"""Steps of which the longest takes more than this multiple of the shortest are drawn as shares of each."""
 FAR = 4
 """A memory limit beyond this multiple of the fullest rank is not drawn: the bars would be slivers."""
 
@@ -49,14 +52,25 @@ def step_bars(found: Breakdown) -> Json:
 
 
 def steps_beside(found: Mapping[str, Breakdown]) -> Json:
-    """Specify the parts of recipes' steps as stacked bars, each above its measured step time if it has one."""
+    """Specify the parts of recipes' steps as stacked bars, each above its measured step time if it has one.
+
+    Steps of unlike length are drawn as shares of each one's estimate, or the short ones would not be seen.
+    """
+    totals = {named: sum(one.estimate.step_parts_s.values()) for named, one in found.items()}
+    is_unlike = max(totals.values()) > UNLIKE * min(totals.values())
     bars: dict[str, Mapping[str, float]] = {}
+    wholes: dict[str, float] = {}
     for named, one in found.items():
-        bars[named] = {PARTS[part]: time_s for part, time_s in one.estimate.step_parts_s.items()}
+        parts = {PARTS[part]: time_s for part, time_s in one.estimate.step_parts_s.items()}
+        its = {f"{named}, {seconds(totals[named])}": parts}
         if one.measured is not None:
-            bars[f"{named}, {MEASURED}"] = {"": one.measured.step_time_s}
+            time_s = one.measured.step_time_s
+            its[f"{named}, {MEASURED} {seconds(time_s)}"] = {"": time_s}
+        bars |= its
+        wholes |= dict.fromkeys(its, totals[named] if is_unlike else 1.0)
     legend = {part: part for parts in bars.values() for part, time_s in parts.items() if part and time_s}
-    return _bars(bars, legend, seconds, title="seconds per step")
+    title = "share of each one's estimated step" if is_unlike else "seconds per step"
+    return _bars(bars, legend, seconds, title=title, wholes=wholes)
 
 
 def memory_bars(found: Breakdown) -> Json:
@@ -96,11 +110,13 @@ def _bars(
     *,
     title: str,
     limit: float = 0.0,
+    wholes: Mapping[str, float] = MappingProxyType({}),
 ) -> Json:
+    """Specify stacked bars; those of `wholes` are drawn over these, their lengths as shares of them."""
     rows: list[Json] = []
-    longest = max(limit, *(sum(parts.values()) for parts in bars.values()))
+    longest = max(limit, *(sum(parts.values()) / wholes.get(bar, 1.0) for bar, parts in bars.items()))
     for bar, parts in bars.items():
-        begin = 0.0
+        begin, whole = 0.0, wholes.get(bar, 1.0)
         for part, amount in parts.items():
             if amount > 0:
                 rows.append(
@@ -108,21 +124,21 @@ def _bars(
                         "bar": bar,
                         "part": legend.get(part, ""),
                         "amount": begin,
-                        "end": begin + amount,
-                        "middle": begin + amount / 2,
+                        "end": begin + amount / whole,
+                        "middle": begin + amount / whole / 2,
                         "name": part or bar,
                         "took": words(amount),
                         "share": percent(amount / sum(parts.values())),
-                        "text": "" if amount < LEAST_SHARE * longest else part or words(amount),
+                        "text": "" if amount / whole < LEAST_SHARE * longest else part or words(amount),
                     }
                 )
-                begin += amount
+                begin += amount / whole
     color = {
         "condition": {"test": "datum.part == ''", "value": vl.GRAY},
         **vl.palette("part", {text: COLORS.get(part, OTHER) for part, text in legend.items()}, legend.values()),
     }
     place: Json = {
-        "y": vl.name("bar", axis={"grid": False, "labelFontSize": 12.5, "labelLimit": 180}),
+        "y": vl.name("bar", axis={"grid": False, "labelFontSize": 12.5, "labelLimit": 230}),
         "tooltip": vl.tooltip(name="part", took="amount", share="share of the bar"),
     }
     stacked = place | {"x": vl.number("amount", title, stack=None), "x2": {"field": "end"}, "color": color}

@@ -36,9 +36,11 @@
     const found = new Map();
     for (const shot of film.shots.slice(0, until())) {
       const key = `${film.x_values.indexOf(shot.x)} ${film.y_values.indexOf(shot.y)}`;
-      const cell = found.get(key) ?? { best: 0, tried: 0, failed: 0 };
-      found.set(key, { best: Math.max(cell.best, shot.tokens_per_s ?? 0), tried: cell.tried + 1, failed: cell.failed + (shot.outcome !== "measured") });
+      const cell = found.get(key) ?? { rates: new Map(), tried: 0, failed: 0 };
+      cell.rates.set(shot.recipe_id, shot.pooled_tokens_per_s ?? 0);
+      found.set(key, { ...cell, tried: cell.tried + 1, failed: cell.failed + (shot.outcome !== "measured") });
     }
+    for (const cell of found.values()) cell.best = Math.max(...cell.rates.values());
     return found;
   }
 

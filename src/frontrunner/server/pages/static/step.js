@@ -10,20 +10,30 @@
   const PARTS = 1e6; // of a step: the unit of all moments
   const PLAYED_S = 12; // seconds in which a step is played
   // Colors by kind of action, in the order of the server's list, and by part of a pass.
-  const KINDS = ["forward", "backward", "backward", "weights", "transfer", "transfer", "replicas", "replicas", "transfer", "optimizer", "replicas", "bubble"];
-  const COLLECTIVES = ["tensor_parallel", "context_parallel", "expert_parallel"];
+  const KINDS = ["forward", "backward", "backward", "weights", "PP", "send", "replicas", "reduce", "host", "optimizer", "gather", "bubble"];
+  // Collectives within a pass have the color of their group of devices.
+  const WITHIN = { tensor_parallel: "TP", context_parallel: "CP", expert_parallel: "EP", recompute: "recompute" };
   const PASSES = "FBIW", BUBBLE = 11;
   const GROUP_COLORS = { TP: "--step-tp", PP: "--step-pp", CP: "--step-cp", DP: "--step-dp", EP: "--step-ep", ETP: "--step-etp" };
+  const split = new Map(); // what `segments` found, for a step and its colors
   let step, colors, moment = 0, chosenRank = 0, chosenDevice = 0, frame = 0, from = 0;
 
   const gib = (bytes) => (bytes === 0 ? "0" : bytes >= 2 ** 30 ? `${(bytes / 2 ** 30).toFixed(2)} GiB` : `${(bytes / 2 ** 20).toFixed(1)} MiB`);
   const percent = (share) => `${(100 * share).toFixed(1)} %`;
-  const seconds = (s) => (s === 0 ? "0 s" : s < 1 ? `${(1000 * s).toPrecision(3)} ms` : `${s.toPrecision(3)} s`);
+  const two = (number) => String(Math.floor(number)).padStart(2, "0");
+  // As the server's `text.seconds`.
+  function seconds(s) {
+    if (s === 0) return "0 s";
+    if (s < 0.9995) return `${Number((1000 * s).toPrecision(3))} ms`;
+    if (s < 100) return `${Number(s.toPrecision(3))} s`;
+    return s < 6000 ? `${Math.floor(s / 60)} min ${two(s % 60)} s` : `${Math.floor(s / 3600)} h ${two((s % 3600) / 60)} min`;
+  }
   const at = (parts) => seconds((parts / PARTS) * step.step_s);
 
   function readColors() {
+    split.clear();
     const style = getComputedStyle(root);
-    const names = ["forward", "backward", "weights", "recompute", "traffic", "transfer", "replicas", "optimizer", "bubble", "text"];
+    const names = ["forward", "backward", "weights", "recompute", "send", "replicas", "reduce", "host", "optimizer", "gather", "bubble", "text"];
     colors = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--step-${name}`).trim()]));
     for (const name of ["ink", "quiet", "edge", "danger", "accent", "paper"]) colors[name] = style.getPropertyValue(`--${name}`).trim();
     for (const [label, name] of Object.entries(GROUP_COLORS)) colors[label] = style.getPropertyValue(name).trim();
@@ -42,37 +52,34 @@
     return found;
   }
 
-  // On the axis a time of which nothing is sent is folded to a fifteenth of the rest.
-  function folded(parts) {
-    if (!step.gap) return parts;
-    const [begin, end] = step.gap, narrow = (PARTS - end + begin) / 15;
-    return Math.min(parts, begin) + (narrow * Math.min(Math.max(parts - begin, 0), end - begin)) / (end - begin) + Math.max(parts - end, 0);
-  }
+  // Where the axis ends: with the step, or with the profiled one if that took longer.
+  const axisEnd = () => PARTS * Math.max(1, (step.measured?.step_time_s ?? 0) / step.step_s);
 
-  function unfolded(place) {
-    if (!step.gap) return place;
-    const [begin, end] = step.gap, narrow = (PARTS - end + begin) / 15;
-    if (place <= begin) return place;
-    return place < begin + narrow ? begin + ((place - begin) / narrow) * (end - begin) : place - narrow + end - begin;
-  }
-
-  // The part of the step that is seen, as moments and as places on the axis: around the moment where it is zoomed.
+  // The part of the axis that is seen: around the moment where it is zoomed.
   function seen() {
-    const whole = folded(PARTS), span = whole / Number(zoom.value);
-    const begin = Math.min(Math.max(folded(moment) - span / 2, 0), whole - span);
-    return [unfolded(begin), unfolded(begin + span), begin, begin + span];
+    const span = axisEnd() / Number(zoom.value);
+    const begin = Math.min(Math.max(moment - span / 2, 0), axisEnd() - span);
+    return [begin, begin + span];
   }
 
   function across(left, width) {
-    const [, , begin, end] = seen();
-    return (parts) => left + ((folded(parts) - begin) / (end - begin)) * (width - left);
+    const [begin, end] = seen();
+    return (parts) => left + ((parts - begin) / (end - begin)) * (width - left);
   }
 
   const gutter = () => (lanes.clientWidth < 500 ? 30 : 62);
   const rowHeight = () => Math.max(8, Math.min(26, 480 / step.ranks.length));
 
+  const inGap = () => step.gap && moment > step.gap[0] && moment < step.gap[1];
+
+  // What a rank does at the moment; of a time whose actions are not sent, what it mostly does.
   function doing(rank) {
-    const held = step.ranks[rank].actions;
+    const { actions: held, shares } = step.ranks[rank];
+    if (moment > PARTS) return [BUBBLE, null, null, PARTS, moment];
+    if (inGap()) {
+      const [kind, stage] = shares.reduce((most, one) => (one[2] > most[2] ? one : most));
+      return [kind, stage, null, ...step.gap];
+    }
     let low = 0, high = held.length - 1;
     while (low < high) {
       const middle = (low + high + 1) >> 1;
@@ -82,15 +89,35 @@
     return held[low];
   }
 
-  function segments(action) {
-    const [kind, stage] = action, letter = PASSES[kind];
-    const table = letter === "B" ? null : step.parts[letter];
-    const rows = letter === "B" ? [step.parts.I?.[stage], step.parts.W?.[stage]] : [table?.[stage]];
-    const sums = { recompute: 0, compute: 0, traffic: 0 };
-    for (const row of rows) {
-      for (const [name, value] of Object.entries(row ?? {})) sums[COLLECTIVES.includes(name) ? "traffic" : name] += value;
+  // An action's parts as (color, share): of a pass what it is spent on, else the whole.
+  function segments([kind, stage]) {
+    const name = `${kind} ${stage}`;
+    if (!split.has(name)) split.set(name, segmented(kind, stage));
+    return split.get(name);
+  }
+
+  function segmented(kind, stage) {
+    const own = KINDS[kind], letter = PASSES[kind];
+    if (!letter) return [[colors[own], 1]];
+    const sums = { recompute: 0, compute: 0 };
+    for (const row of letter === "B" ? [step.parts.I?.[stage], step.parts.W?.[stage]] : [step.parts[letter]?.[stage]]) {
+      for (const [name, value] of Object.entries(row ?? {})) sums[name] = (sums[name] ?? 0) + value;
     }
-    return Object.entries(sums).filter(([, value]) => value > 0);
+    const total = Object.values(sums).reduce((sum, value) => sum + value, 0) || 1;
+    return Object.entries(sums).map(([name, value]) => [colors[WITHIN[name] ?? own], value / total]);
+  }
+
+  // A time of which no single action is sent: each rank's shares of it, one above the other.
+  function drawShares(paint, rank, y, height, x) {
+    const [left, right] = step.gap.map(x);
+    let top = y;
+    for (const one of rank.shares) {
+      for (const [color, share] of segments(one)) {
+        paint.fillStyle = color;
+        paint.fillRect(left, top, right - left, height * one[2] * share);
+        top += height * one[2] * share;
+      }
+    }
   }
 
   function drawLanes() {
@@ -104,24 +131,18 @@
     step.ranks.forEach((rank, row) => {
       const y = row * height + 1;
       paint.fillStyle = colors.bubble;
-      paint.fillRect(left, y, width - left, height - 2);
+      paint.fillRect(left, y, x(PARTS) - left, height - 2);
       for (const action of rank.actions) {
         const [kind, , number, starts, ends] = action;
         if (kind === BUBBLE || ends < begin || starts > end) continue;
         const x0 = x(starts), wide = Math.max(x(ends) - x0, 0.4);
-        paint.fillStyle = colors[KINDS[kind]];
-        paint.fillRect(x0, y, wide, height - 2);
-        if (kind > 3 || wide < 3) continue;
-        const parts = segments(action), total = parts.reduce((sum, [, value]) => sum + value, 0);
         let place = x0;
-        for (const [name, value] of parts) {
-          const part = (wide * value) / total;
-          if (name !== "compute") {
-            paint.fillStyle = colors[name];
-            paint.fillRect(place, y, part, height - 2);
-          }
-          place += part;
+        for (const [color, share] of segments(action)) {
+          paint.fillStyle = color;
+          paint.fillRect(place, y, wide * share, height - 2);
+          place += wide * share;
         }
+        if (kind > 3 || wide < 3) continue;
         paint.fillStyle = colors.paper;
         paint.fillRect(x0 + wide - 0.5, y, 0.5, height - 2);
         if (wide > 20 && height > 13) {
@@ -130,67 +151,84 @@
         }
       }
       if (step.gap) {
-        paint.fillStyle = colors.edge;
+        paint.fillStyle = colors.bubble;
         paint.fillRect(x(step.gap[0]), y, x(step.gap[1]) - x(step.gap[0]), height - 2);
+        drawShares(paint, rank, y, height - 2, x);
       }
     });
+    for (const one of step.gap ?? []) line(paint, x(one), step.ranks.length * height, colors.ink, [4, 3]);
     paint.restore();
     step.ranks.forEach((rank, row) => {
       paint.fillStyle = row === chosenRank ? colors.ink : colors.quiet;
       paint.font = `${row === chosenRank ? "650 " : ""}11.5px system-ui, sans-serif`;
       const words = left > 40 ? `rank ${rank.rank}` : String(rank.rank);
-      if (row % Math.ceil(13 / height) === 0) paint.fillText(words, 0, row * height + height / 2);
+      if (row % Math.ceil(13 / height) === 0) paint.fillText(words, 0, Math.max(row * height + height / 2, 6));
     });
     paint.strokeStyle = colors.ink;
     paint.lineWidth = 1;
     paint.strokeRect(left + 0.5, chosenRank * height + 0.5, width - left - 1, height - 1);
     line(paint, x(moment), step.ranks.length * height);
+    drawEnds(paint, left, width, step.ranks.length * height + 12);
+    if (!step.gap) return;
+    const [from, to] = step.gap.map((one) => Math.min(Math.max(x(one), left + 70), width - 90)), words = "each rank's shares of this time";
+    paint.textAlign = "center";
+    if (to - from > paint.measureText(words).width) paint.fillText(words, (from + to) / 2, step.ranks.length * height + 12);
+  }
+
+  // The moments at both ends of what is seen, below a picture.
+  function drawEnds(paint, left, width, bottom) {
+    const [begin, end] = seen();
     paint.fillStyle = colors.quiet;
-    const bottom = step.ranks.length * height + 12;
+    paint.textAlign = "left";
     paint.fillText(at(begin), left, bottom);
     paint.textAlign = "right";
     paint.fillText(at(end), width, bottom);
   }
 
-  const PROFILED = { compute: "forward", optimizer: "optimizer", data: "weights", "send/recv": "transfer", idle: "bubble", "host-device copy": "transfer" };
-  const profiled = (part) => colors[PROFILED[part] ?? "replicas"];
+  const PROFILED = {
+    compute: "forward", optimizer: "optimizer", data: "weights", "reduce-scatter": "replicas", "all-reduce": "reduce", "all-gather": "gather",
+    "all-to-all": "EP", broadcast: "CP", "other collective": "TP", "send/recv": "PP", "host-device copy": "host", idle: "bubble",
+  };
+  const profiled = (part) => colors[PROFILED[part]];
 
-  // What a profile measured, on an axis of its own.
+  // What a profile measured, on the axis of the timeline above.
   function drawMeasured() {
     find(".step-profile").hidden = !step.measured;
     if (!step.measured) return;
     const { ranks, step_time_s: whole } = step.measured, canvas = find(".step-measured");
     const height = Math.max(8, Math.min(26, 480 / ranks.length)), left = gutter(), width = canvas.clientWidth;
-    const paint = pen(canvas, width, ranks.length * height + 20);
+    const paint = pen(canvas, width, ranks.length * height + 20), x = across(left, width);
+    const placed = (time) => Math.min(Math.max(x((PARTS * time) / step.step_s), left), width);
     ranks.forEach((rank, row) => {
       paint.fillStyle = colors.bubble;
-      paint.fillRect(left, row * height + 1, width - left, height - 2);
+      paint.fillRect(placed(0), row * height + 1, placed(whole) - placed(0), height - 2);
       for (const [part, begin, end] of rank) {
+        const from = placed(begin), to = placed(end);
+        if (from === width || to === left) continue;
         paint.fillStyle = profiled(part);
-        paint.fillRect(left + (begin / whole) * (width - left), row * height + 1, Math.max(((end - begin) / whole) * (width - left), 0.4), height - 2);
+        paint.fillRect(from, row * height + 1, Math.max(to - from, 0.4), height - 2);
       }
       paint.fillStyle = row === chosenRank ? colors.ink : colors.quiet;
       if (row % Math.ceil(13 / height) === 0) paint.fillText(left > 40 ? `rank ${row}` : row, 0, row * height + height / 2);
     });
-    paint.fillStyle = colors.quiet;
-    paint.fillText("0 s", left, ranks.length * height + 12);
-    paint.textAlign = "right";
-    paint.fillText(seconds(whole), width, ranks.length * height + 12);
+    drawEnds(paint, left, width, ranks.length * height + 12);
     canvas.setAttribute("aria-label", `the profiled step of ${ranks.length} pipeline ranks, ${seconds(whole)}`);
     listed(find(".step-profile .step-legend"), [...new Set(ranks.flat().map(([part]) => part))].map((part) => [profiled(part), part]));
   }
 
-  function line(paint, x, height) {
-    paint.strokeStyle = colors.danger;
+  function line(paint, x, height, color = colors.danger, dashes = []) {
+    paint.strokeStyle = color;
     paint.lineWidth = 1.5;
+    paint.setLineDash(dashes);
     paint.beginPath();
     paint.moveTo(x, 0);
     paint.lineTo(x, height);
     paint.stroke();
+    paint.setLineDash([]);
   }
 
   function drawMemory() {
-    const width = memory.clientWidth, height = 240, left = 56, [begin, end] = seen();
+    const width = memory.clientWidth, height = 240, left = 56;
     const paint = pen(memory, width, height + 18);
     const most = 1.06 * Math.max(step.limit_bytes, ...step.ranks.map((rank) => rank.peak));
     const x = across(left, width);
@@ -233,9 +271,7 @@
     paint.fillText(`a device has ${gib(step.limit_bytes)}`, width - 6, y(step.limit_bytes) + 10);
     paint.fillStyle = colors.quiet;
     for (const share of [0, 0.5]) paint.fillText(gib(share * step.limit_bytes).replace(/\.\d+/, ""), left - 6, Math.min(y(share * step.limit_bytes), height - 6));
-    paint.fillText(at(end), width, height + 10);
-    paint.textAlign = "left";
-    paint.fillText(at(begin), left, height + 10);
+    drawEnds(paint, left, width, height + 10);
   }
 
   // Nodes as boxes of devices, in the order of their ranks.
@@ -337,8 +373,8 @@
   function write() {
     const rank = step.ranks[chosenRank], [kind, stage, number, begin, end] = doing(chosenRank);
     const now = rank.memory.findLast(([starts]) => starts <= moment)?.[1] ?? rank.memory[0][1];
-    const inGap = step.gap && moment > step.gap[0] && moment < step.gap[1];
-    const what = inGap ? "folded, see above" : `${step.kinds[kind]}${number === null ? "" : `, micro-batch ${number}, stage ${stage}`} (${at(end - begin)})`;
+    const which = inGap() ? `mostly ${step.kinds[kind]}, from ${at(begin)} to ${at(end)}` : `${step.kinds[kind]}${number === null ? "" : `, micro-batch ${number}, stage ${stage}`} (${at(end - begin)})`;
+    const what = moment > PARTS ? "its step is over" : which;
     find(".step-readout").textContent =
       `At ${at(moment)} rank ${rank.rank} (stage${rank.stages.length > 1 ? "s" : ""} ${rank.stages.join(", ")}; ${rank.layers} layers): ${what}. It holds ${gib(now)}, at most ${gib(rank.peak)}; it waits ${percent(rank.bubble)} of the step.`;
     scrub.setAttribute("aria-valuetext", at(moment));
@@ -354,8 +390,8 @@
   }
 
   function show(parts) {
-    moment = Math.min(Math.max(parts, 0), PARTS);
-    scrub.value = Math.round((1000 * folded(moment)) / folded(PARTS));
+    moment = Math.min(Math.max(parts, 0), axisEnd());
+    scrub.value = Math.round((1000 * moment) / axisEnd());
     draw();
   }
 
@@ -397,15 +433,17 @@
       item.append(bold, rest);
       return item;
     }));
-    const gap = step.gap ? [`From ${at(step.gap[0])} to ${at(step.gap[1])} ${step.gap_actions.toLocaleString("en")} actions are folded.`] : [];
+    const waits = step.ranks.map(({ shares }) => shares.reduce((sum, [kind, , share]) => sum + (kind === BUBBLE ? share : 0), 0));
+    const mean = waits.reduce((sum, share) => sum + share, 0) / waits.length;
+    const gap = step.gap ? [`From ${at(step.gap[0])} to ${at(step.gap[1])} there are ${step.gap_actions.toLocaleString("en")} actions: of this time each rank's shares are drawn, one above the other; ${percent(mean)} of it are bubble.`] : [];
     const own = step.is_own ? [] : [`Not the recipe itself but ${step.describe}.`];
     find(".step-notes").textContent = [...own, ...step.differences, ...gap].join(" ");
-    const used = new Set(step.ranks.flatMap((rank) => rank.actions.map(([kind]) => kind)));
+    const used = new Set(step.ranks.flatMap((rank) => [...rank.actions, ...rank.shares].map(([kind]) => kind)));
     const rows = [...used].sort((a, b) => a - b).map((kind) => [colors[KINDS[kind]], step.kinds[kind]]);
     const inside = new Set(Object.values(step.parts).flat().flatMap(Object.keys));
-    if (inside.has("recompute")) rows.push([colors.recompute, "recompute"]);
-    const collectives = COLLECTIVES.filter((name) => inside.has(name)).map((name) => name.replace("_", " "));
-    if (collectives.length) rows.push([colors.traffic, `collectives within a pass: ${collectives.join(", ")}`]);
+    for (const name of Object.keys(WITHIN)) {
+      if (inside.has(name)) rows.push([colors[WITHIN[name]], name === "recompute" ? name : `${name.replace("_", "-")} collectives`]);
+    }
     listed(find(".step-legend"), rows);
     lanes.setAttribute("aria-label", `timeline of one step of ${step.describe}: ${step.ranks.length} pipeline ranks, ${seconds(step.step_s)}, bubble ${percent(step.bubble)}`);
     memory.setAttribute("aria-label", `memory over one step: at most ${gib(Math.max(...step.ranks.map((rank) => rank.peak)))} of ${gib(step.limit_bytes)}`);
@@ -464,7 +502,7 @@
     event.preventDefault();
     ask({});
   });
-  scrub.addEventListener("input", () => show(unfolded((scrub.value / 1000) * folded(PARTS))));
+  scrub.addEventListener("input", () => show((scrub.value / 1000) * axisEnd()));
   zoom.addEventListener("change", draw);
   rankBox.addEventListener("change", () => chooseRank(Number(rankBox.value)));
   deviceBox.addEventListener("input", () => chooseDevice(Number(deviceBox.value)));
@@ -479,22 +517,22 @@
     if (frame) return stop();
     play.textContent = "Pause";
     play.setAttribute("aria-pressed", "true");
-    if (moment >= PARTS) moment = 0;
+    if (moment >= axisEnd()) moment = 0;
     let last = performance.now();
     const tick = (now) => {
       const span = PLAYED_S * Math.sqrt(Number(zoom.value)) * 1000;
-      show(unfolded(folded(moment) + ((now - last) / span) * folded(PARTS)));
+      show(moment + ((now - last) / span) * axisEnd());
       last = now;
-      if (moment >= PARTS) stop();
+      if (moment >= axisEnd()) stop();
       else frame = requestAnimationFrame(tick);
     };
     frame = requestAnimationFrame(tick);
   });
 
   function pointed(event) {
-    const box = lanes.getBoundingClientRect(), left = gutter(), [, , begin, end] = seen();
+    const box = lanes.getBoundingClientRect(), left = gutter(), [begin, end] = seen();
     const share = (event.clientX - box.left - left) / (box.width - left);
-    return { rank: Math.floor((event.clientY - box.top) / rowHeight()), parts: unfolded(begin + share * (end - begin)) };
+    return { rank: Math.floor((event.clientY - box.top) / rowHeight()), parts: begin + share * (end - begin) };
   }
   lanes.addEventListener("pointermove", (event) => {
     if (!step) return;
