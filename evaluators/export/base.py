@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.errors import InvalidInput, shown
 from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.model import Model
+from frontrunner.spaces.presets import model_preset
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 NEVER_EXPORTED = ("engine", "replication", "group")
 END_OF_FILE = "END_OF_FILE"
 
+EITHER = frozenset({
+    "name", "vocabulary_multiple", "max_positions", "attention", "routing", "balancing", "balancing_weight",
+})  # fmt: skip
+"""Fields of a model that another tool's configuration of it may have otherwise."""
 Refusal = tuple[object, str, str]
 """Whether it holds of a recipe, and the code and text of the `Reason` that it then is."""
 
@@ -37,6 +43,13 @@ class Export:
     files: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def is_preset(model: Model, name: str) -> bool:
+    """Return whether a model computes and has the sizes of a preset: all but its name, limits and balancing agree."""
+    table = model_preset(name)
+    known = read_plain(Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"], **table}, "model")
+    return all(getattr(model, one.name) == getattr(known, one.name) for one in fields(Model) if one.name not in EITHER)
 
 
 def launch_of(problem: Problem, recipe: Recipe) -> tuple[int, int]:
