@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,13 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import dump_json, load_json, validate
+from frontrunner.text import counted, seconds
 
 if TYPE_CHECKING:
+    from frontrunner.evaluators.analytic.estimates import Plan
     from frontrunner.results.store import Store
 
+logger = logging.getLogger(__name__)
 PRICED = ("devices_per_node", "price_per_node_hour")
 BUDGET, BEFORE = "budget", "_before"
 """Event of a changed budget, and the end of the keys of what its limits were before."""
@@ -36,6 +40,7 @@ def runnable(spec: CampaignSpec) -> Survey:
         raise nothing_legal(surveyed)
     if spec.search.probe_nodes is None:
         prepare(spec, surveyed)
+        warn_of_slow_steps(spec, surveyed)
     else:
         from frontrunner.search.two_stage import small_spec
 
@@ -79,6 +84,27 @@ def _prepare_probes(spec: CampaignSpec, recipes: Sequence[Recipe]) -> None:
         of, dispatch = [recipes[place] for place in places], spec.dispatch.of_group(recipes[places[0]].group)
         offloads, fp8 = ({getattr(recipe, name) for recipe in of} for name in ("offload", "fp8"))
         prepare_here(own, dispatch, engines=spec.space.engine, offloads=tuple(offloads), fp8=tuple(fp8))
+
+
+def warn_of_slow_steps(spec: CampaignSpec, surveyed: Survey) -> None:
+    """Log a warning where every probe would meet a deadline, by the estimates."""
+    from frontrunner.evaluators.analytic import estimates
+
+    if remark := slow_steps(spec, estimates.plan(surveyed.recipes, surveyed.problem)):
+        logger.warning("warning: %s", remark)
+
+
+def slow_steps(spec: CampaignSpec, planned: Plan) -> str | None:
+    """Return which deadline the probe of the fastest recipe that is estimated to fit meets, or None."""
+    if spec.evaluator != "probe" or not (fastest := planned.fastest(1)):
+        return None
+    step_s, probe = fastest[0].step_time_s, spec.probe
+    steps = {"step_deadline_s": 1, "deadline_s": probe.least_steps}
+    met = next((key for key, count in steps.items() if count * step_s > getattr(probe, key)), None)
+    return met and (
+        f"a step of the fastest recipe is estimated to take {seconds(step_s)}: probe.{met} = {getattr(probe, met):g} s "
+        f"allows fewer than {counted(steps[met], 'step')}; lower problem.global_batch, or raise probe.{met}"
+    )
 
 
 def why_not_here(spec: CampaignSpec) -> str | None:

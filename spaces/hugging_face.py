@@ -7,6 +7,7 @@ another scaling of rotary frequencies. Dropout, the dtype and tokens' numbers be
 from __future__ import annotations
 
 import math
+import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -240,7 +241,12 @@ _ROTARY_SCALING = {
     },
     "yarn": {"factor": "factor", "original_positions": "original_max_position_embeddings"},
 }
-_ROTARY_OPTIONS = ("beta_fast", "beta_slow", "truncate", "attention_factor")
+_WINDOW, _FULL = "sliding_attention", "full_attention"
+_PERIODS = ("sliding_window", "sliding_window_pattern")
+_COUNTS = (*_PERIODS, "max_window_layers")
+MOST, MOST_LAYERS = 2**31 - 1, 100_000
+"""Of any number of a configuration, beyond what any model states; and of layers, which are looked at one by one."""
+_ROTARY_OPTIONS = ("beta_fast", "beta_slow", "attention_factor", "truncate")
 
 
 def model_of_config(config: Mapping[str, Any]) -> Table:
@@ -259,6 +265,7 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
     for key, value in architecture.only.items():
         if (False if value is False and given.get(key) is None else given.get(key)) != value:
             raise bad_value(key, given.get(key), f"{shown(value)}: no other is modeled")
+    _check_values(given, architecture)
     found: Table = {"name": config.get("_name_or_path") or kind, **architecture.model}
     found |= {own: given[key] for own, key in architecture.names.items() if key in given}
     for own in NEEDED:
@@ -266,13 +273,39 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
             raise InvalidInput(f"no {architecture.names[own]}", hint="take the config.json of the whole model")
     if "activation" not in found:
         key = "activation_function" if kind == "gpt2" else "hidden_act"
-        if given[key] not in ACTIVATIONS:
+        if given[key] not in [*ACTIVATIONS]:
             raise bad_value(key, given[key], f"one of {', '.join(ACTIVATIONS)}")
         found["activation"] = ACTIVATIONS[given[key]]
     if "positions" not in found:
         found |= _rotary(given, found.get("head_width", found["hidden"] // found["heads"]))
     found = _completed(found, given)
     return found | _windows(given, found["layers"], given.get("sliding_window_pattern", architecture.full_every))
+
+
+def _check_values(given: Mapping[str, Any], architecture: Architecture) -> None:
+    """Raise `InvalidInput` for a value of another kind than its key's: the model's field of that key says which."""
+    of_fields = typing.get_type_hints(Model)
+    kinds = {key: of_fields[own] for own, key in architecture.names.items()} | {"use_sliding_window": bool}
+    kinds |= dict.fromkeys(_COUNTS, int)
+    needed = [architecture.names[own] for own in NEEDED]
+    for key, kind in kinds.items():
+        value = given.get(key)
+        if value is None:
+            continue
+        if kind is bool and not isinstance(value, bool):
+            raise bad_value(key, value, "true or false")
+        least, most = int(key in (*needed, *_PERIODS)), MOST_LAYERS if key == needed[0] else MOST
+        if kind in (int, int | None) and (type(value) is not int or not least <= value <= most):
+            raise bad_value(key, value, f"a whole number from {least} to {most:,}")
+        if kind in (float, float | None):
+            _number(key, value)
+
+
+def _number(key: str, value: Any) -> float:
+    """Return a value that is a number above 0; raise `InvalidInput` for any other."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < MOST:
+        raise bad_value(key, value, f"a number above 0 and below {MOST:,}")
+    return float(value)
 
 
 CLASSES = {
@@ -396,31 +429,46 @@ def _rotary_as(kind: str, model: Model) -> Table:
 
 
 def _windows(given: Mapping[str, Any], layers: int, every: int) -> Table:
-    """Return which layers have the sliding window: all but one of `every`, or those that `layer_types` states.
-
-    Where `max_window_layers` are stated (Qwen), the first have none. Gemma 3 rotates differently in those that have it.
-    """
-    if given.get("sliding_window") is None or not given.get("use_sliding_window", True):
+    """Return which layers have the sliding window. Gemma 3 rotates differently in those that have it."""
+    types = _layer_types(given, layers, every)
+    if _WINDOW not in types:
         return {}
-    window, full = "sliding_attention", "full_attention"
-    key = "layer_types" if "layer_types" in given else "max_window_layers"
-    types = [full if every and (layer + 1) % every == 0 else window for layer in range(layers)]
-    if "layer_types" in given:
-        types = given["layer_types"]
-    elif "use_sliding_window" in given:
-        types = [full if layer < given.get(key, 28) else window for layer in range(layers)]
-    if set(types) == {full}:
-        return {}
-    every = types.index(full) + 1 if full in types else 0
-    if types != [full if every and (layer + 1) % every == 0 else window for layer in range(layers)]:
+    every = types.index(_FULL) + 1 if _FULL in types else 0
+    if types != _every(every, layers):
+        key = "layer_types" if "layer_types" in given else "max_window_layers"
         raise bad_value(key, given.get(key, 28), "the window in all layers but each n-th one")
     found = {"attention_window": given["sliding_window"], "full_attention_every": every}
     if "rope_local_base_freq" not in given:
         return found
-    stated = given.get("rope_parameters", {}).get(window, {})
-    if stated.get("rope_type", "default") != "default":
-        raise bad_value(f"rope_parameters.{window}.rope_type", stated["rope_type"], "default")
-    return found | {"window_rotary_theta": stated.get("rope_theta", given["rope_local_base_freq"])}
+    stated = given.get("rope_parameters", {}).get(_WINDOW, {})
+    if not isinstance(stated, dict) or stated.get("rope_type", "default") != "default":
+        raise bad_value(f"rope_parameters.{_WINDOW}", stated, 'rope_type = "default"')
+    theta = stated.get("rope_theta", given["rope_local_base_freq"])
+    return found | {"window_rotary_theta": _number("rope_local_base_freq", theta)}
+
+
+def _layer_types(given: Mapping[str, Any], layers: int, every: int) -> list[str]:
+    """Return the stated types; else the window in all layers but one of `every`, or but Qwen's `max_window_layers`.
+
+    Empty where nothing is stated and no window is in use. Raises `InvalidInput` for a type that is not modeled.
+    """
+    has_window = given.get("sliding_window") is not None and given.get("use_sliding_window", True)
+    if "layer_types" not in given:
+        if has_window and "use_sliding_window" in given:
+            return [_FULL if layer < given.get("max_window_layers", 28) else _WINDOW for layer in range(layers)]
+        return _every(every, layers) if has_window else []
+    types = given["layer_types"]
+    if not isinstance(types, list) or len(types) != layers:
+        raise bad_value("layer_types", types, f"a list of {layers}, one for each layer")
+    modeled = [_FULL, _WINDOW] if has_window else [_FULL]
+    if others := [name for name in types if name not in modeled]:
+        windowless = "" if has_window else ": no sliding_window is in use"
+        raise bad_value("layer_types", others[0], f"{' or '.join(modeled)}{windowless}")
+    return types
+
+
+def _every(every: int, layers: int) -> list[str]:
+    return [_FULL if every and (layer + 1) % every == 0 else _WINDOW for layer in range(layers)]
 
 
 def _completed(found: Table, given: Mapping[str, Any]) -> Table:
@@ -449,21 +497,33 @@ def _rotary(given: Mapping[str, Any], head_width: int) -> Table:
     table: Table = {"original_max_position_embeddings": given.get("max_position_embeddings")} | stated
     share = table.get("partial_rotary_factor", given.get("partial_rotary_factor", given.get("rotary_pct", 1.0)))
     theta = given.get("rope_theta", given.get("rotary_emb_base", 10_000.0))
-    found: Table = {"rotary_theta": table.get("rope_theta", theta)}
+    found: Table = {"rotary_theta": _number("rope_theta", table.get("rope_theta", theta))}
     if share != 1:
+        if _number("partial_rotary_factor", share) > 1:
+            raise bad_value("partial_rotary_factor", share, "a share of at most 1")
         found["rotary_width"] = int(head_width * share)
     kind = table.get("rope_type", table.get("type", "default"))
     if kind == "default":
         return found
-    if kind not in _ROTARY_SCALING or given["model_type"] == "phi3":  # of which transformers makes another kind
+    if kind not in [*_ROTARY_SCALING] or given["model_type"] == "phi3":  # of which transformers makes another kind
         known = () if given["model_type"] == "phi3" else _ROTARY_SCALING
         raise bad_value(f"{key}.rope_type", kind, f"one of {', '.join(('default', *known))}")
-    if missing := [theirs for theirs in _ROTARY_SCALING[kind].values() if table.get(theirs) is None]:
+    return found | {"rotary_scaling": _rotary_scaling(key, kind, table)}
+
+
+def _rotary_scaling(key: str, kind: str, table: Table) -> Table:
+    names = _ROTARY_SCALING[kind]
+    if missing := [theirs for theirs in names.values() if table.get(theirs) is None]:
         raise InvalidInput(f"{key} has no {missing[0]}")
-    scaling = {"kind": kind} | {own: table[theirs] for own, theirs in _ROTARY_SCALING[kind].items()}
+    if not isinstance(table.get("truncate", True), bool):
+        raise bad_value(f"{key}.truncate", table["truncate"], "true or false")
+    for name in (*names.values(), *_ROTARY_OPTIONS[:-1], "mscale", "mscale_all_dim"):
+        if table.get(name) is not None and (name in names.values() or table[name] != 0):
+            _number(f"{key}.{name}", table[name])
+    scaling = {"kind": kind} | {own: table[theirs] for own, theirs in names.items()}
     if kind == "yarn":
-        scaling |= {key: table[key] for key in _ROTARY_OPTIONS if table.get(key) is not None}
+        scaling |= {name: table[name] for name in _ROTARY_OPTIONS if table.get(name) is not None}
         if table.get("attention_factor") is None and table.get("mscale") and table.get("mscale_all_dim"):
-            by, over = (0.1 * table[key] * math.log(table["factor"]) + 1 for key in ("mscale", "mscale_all_dim"))
+            by, over = (0.1 * table[name] * math.log(table["factor"]) + 1 for name in ("mscale", "mscale_all_dim"))
             scaling["attention_factor"] = by / over
-    return found | {"rotary_scaling": scaling}
+    return scaling

@@ -14,9 +14,11 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from frontrunner.evaluators.probe.measure import tokens_per_step
+from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.errors import InvalidInput, shown
 from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.model import Model
+from frontrunner.spaces.presets import model_preset
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
@@ -28,6 +30,10 @@ NEVER_EXPORTED = ("engine", "replication", "group")
 END_OF_FILE = "END_OF_FILE"
 SOME_STEPS = 1000
 
+EITHER = frozenset({
+    "name", "vocabulary_multiple", "max_positions", "attention", "routing", "balancing", "balancing_weight",
+})  # fmt: skip
+"""Fields of a model that another tool's configuration of it may have otherwise."""
 Refusal = tuple[object, str, str]
 """Whether it holds of a recipe, and the code and text of the `Reason` that it then is."""
 
@@ -47,6 +53,13 @@ def steps_of(problem: Problem, recipe: Recipe) -> int:
     if problem.billion_tokens is None:
         return SOME_STEPS
     return math.ceil(problem.billion_tokens * 1e9 / tokens_per_step(recipe, problem))
+
+
+def is_preset(model: Model, name: str) -> bool:
+    """Return whether a model computes and has the sizes of a preset: all but its name, limits and balancing agree."""
+    table = model_preset(name)
+    known = read_plain(Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"], **table}, "model")
+    return all(getattr(model, one.name) == getattr(known, one.name) for one in fields(Model) if one.name not in EITHER)
 
 
 def launch_of(problem: Problem, recipe: Recipe) -> tuple[int, int]:

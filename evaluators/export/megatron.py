@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from frontrunner.evaluators.export import deepspeed, reading
-from frontrunner.evaluators.export.base import Export, Refusal, Tool, comments, nested, words, yaml_text
+from frontrunner.evaluators.export.base import Export, Refusal, Tool, comments, is_preset, nested, words, yaml_text
 from frontrunner.evaluators.export.reading import Given, Options, Table
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown_key
 from frontrunner.spaces.model import Model, RotaryScaling
@@ -125,9 +125,28 @@ REFUSED_BY_BRIDGE = {
     **{f"model.{name.replace('-', '_')}": what for name, what in REFUSED_EXPERTS.items()},
     "model.cpu_offloading": "activations offloaded by whole layers",
 }
-MODEL_NOTE = (
-    "note: the model, its sequence length and precision are those of the Bridge recipe that this is merged into"
-)
+BRIDGE_RECIPES = {
+    "llama-2-7b": "llama2_7b",
+    "llama-3-8b": "llama3_8b",
+    "llama-3-70b": "llama3_70b",
+    "llama-3.1-8b": "llama31_8b",
+    "llama-3.1-70b": "llama31_70b",
+    "llama-3.1-405b": "llama31_405b",
+    "llama-3.2-1b": "llama32_1b",
+    "qwen2.5-7b": "qwen25_7b",
+    "qwen3-0.6b": "qwen3_600m",
+    "qwen3-8b": "qwen3_8b",
+    "qwen3-32b": "qwen3_32b",
+    "qwen3-30b-a3b": "qwen3_30b_a3b",
+    "qwen3-235b-a22b": "qwen3_235b_a22b",
+    "gpt-oss-20b": "gpt_oss_20b",
+    "gpt-oss-120b": "gpt_oss_120b",
+    "gemma-2-9b": "gemma2_9b",
+    "gemma-2-27b": "gemma2_27b",
+    "deepseek-v2-lite": "deepseek_v2_lite",
+    "deepseek-v3": "deepseek_v3",
+}
+"""The recipes of `megatron.bridge.recipes` in Megatron-Bridge 0.3.1, without `_pretrain_config`, by our presets."""
 _LEADING_DENSE = re.compile(r"\(?\[0\](?:\*([0-9]{1,5}))?\+\[1\](?:\*[0-9]{1,5})?\)?")
 _LAYER_KINDS = re.compile(r"\[[01](?:, ?[01]){0,9999}\]")
 _REPEATED_GROUP = re.compile(r"\(([^()]*)\)\*([0-9]{1,5})")
@@ -628,7 +647,7 @@ class MegatronBridge(MegatronLM):
         """Return the recipe as overrides, `section.key=value`."""
         settings = self._settings(problem, recipe)
         arguments = tuple(f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in settings.items())
-        return Export(arguments=arguments, notes=(MODEL_NOTE, *self._notes(recipe)))
+        return Export(arguments=arguments, notes=(*_recipe_notes(problem.model), *self._notes(recipe)))
 
     def _notes(self, recipe: Recipe) -> tuple[str, ...]:
         name = BRIDGE_FP8.get(recipe.fp8)
@@ -684,6 +703,20 @@ class MegatronBridge(MegatronLM):
         if root.flag("optimizer.use_distributed_optimizer") and not root.flag(self.key("use-megatron-fsdp")):
             found["sharding"] = "zero-1"
         return reading.recipe_of(problem, found, given)
+
+
+def _recipe_notes(model: Model) -> tuple[str, ...]:
+    """Return which of Megatron-Bridge's recipes has the model; sequence length and precision are the recipe's."""
+    name = next((bridge for preset, bridge in BRIDGE_RECIPES.items() if is_preset(model, preset)), None)
+    if name is None:
+        return (
+            "note: Megatron-Bridge 0.3.1 has no recipe of this model; merge this into one of your own, which has the "
+            "model, its sequence length and precision",
+        )
+    return (
+        f"note: merge this into Megatron-Bridge's {name}_pretrain_config, which has the model",
+        "note: the sequence length and precision are that recipe's: set them there to those of this file's first lines",
+    )
 
 
 def _norm_notes(model: Model) -> tuple[str, ...]:

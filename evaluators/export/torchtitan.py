@@ -10,17 +10,20 @@ script writes a module, which `--module` names, with a configuration of torchtit
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
 from frontrunner.evaluators.export.base import (
+    EITHER,
     Export,
     Refusal,
     Tool,
     fsdp_degrees,
     fsdp_sharding,
+    is_preset,
     words,
 )
 from frontrunner.evaluators.export.reading import (
@@ -68,6 +71,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """What torchtitan's configurations of whole models state: Llama 3.1's, and Qwen3's."""
+PRESET_CONFIGS = {
+    "deepseek_v3_16b": "deepseek-v2-lite",
+    "deepseek_v3_671b": "deepseek-v3",
+    "gpt_oss_20b": "gpt-oss-20b",
+    "gpt_oss_120b": "gpt-oss-120b",
+}
+"""Its configurations of our presets, but for what `DIFFERS` says."""
+DIFFERS = {
+    "deepseek_v3_16b": "norms have epsilon 1e-05 and scores mscale 0.70, where the model has 1e-06 and 0.707",
+    "deepseek_v3_671b": "norms have epsilon 1e-05, where the model has 1e-06",
+}
+MODULES = ("llama3", "qwen3", "deepseek_v3", "gpt_oss")
 CONVERTED = "frontrunner_fp8"
 CONVERTERS: dict[str, tuple[str, dict[str, object]]] = {
     "rowwise": ("Float8LinearConverter", {"recipe_name": "rowwise", "filter_fqns": ["lm_head", "router"]}),
@@ -121,7 +136,11 @@ class Torchtitan(Tool):
             (in_8_bits and recipe.fp8 not in CONVERTERS, "fp8-unsaid",
              f"{tool} {VERSION} converts to 8 bits by rows and blocks, not by tensors: fp8 {' and '.join(CONVERTERS)}"),
             (in_8_bits and _config_of(problem.model) is None, "fp8-model",
-             f"{tool} converts to 8 bits a configuration of its own, and has none of this model: {', '.join(CONFIGS)}"),
+             f"{tool} converts to 8 bits a configuration of its own, and has none of this model: "
+             f"{', '.join((*CONFIGS, *PRESET_CONFIGS))}"),
+            (in_8_bits and recipe.tensor_parallel > 1 and problem.model.biases == "all", "fp8-biases",
+             f"{tool} {VERSION} converts the layers that share a bias over tensor_parallel ranks to ones that add it "
+             f"on each"),
             (problem.precision not in PRECISIONS, "precision-unsaid",
              f"{tool} trains in bf16 and fp32, not {problem.precision}"),
             (o == 1 and cp > 1, "sharding-context",
@@ -144,7 +163,7 @@ class Torchtitan(Tool):
         known, in_8_bits = _config_of(problem.model), recipe.fp8 != "none"
         replicate, shard, _ = fsdp_degrees(recipe)
         settings: dict[str, object] = {
-            "--module": CONVERTED if in_8_bits else known and known.partition("_")[0],
+            "--module": CONVERTED if in_8_bits else known and _module_of(known),
             "--config": known,
             **self.numbers(recipe),
             SCHEDULE: SCHEDULES.get(recipe.schedule),
@@ -167,6 +186,8 @@ class Torchtitan(Tool):
         unknown = "note: name torchtitan's model yourself, by --module and --config; its llama3 models are Llama 3.1's"
         balanced = "note: torchtitan balances the load of experts by a bias of its own"
         notes = [*NOTES, *(() if known else (unknown,)), *((balanced,) if problem.model.experts else ())]
+        if differs := DIFFERS.get(known or ""):
+            notes.append(f"note: in torchtitan's {known} {differs}")
         if not in_8_bits or known is None:
             return Export(arguments=words(settings), notes=tuple(notes))
         notes.append(f"note: {CONVERTED}.py must be in the folder that torchrun is started in; it needs torchao")
@@ -211,7 +232,13 @@ class Torchtitan(Tool):
 
 def _config_of(model: Model) -> str | None:
     """Return torchtitan's own configuration of this model, or None."""
-    return next((config for config, stated in CONFIGS.items() if _is(model, stated)), None)
+    stated = (config for config, fields_of in CONFIGS.items() if _is(model, fields_of))
+    of_presets = (config for config, name in PRESET_CONFIGS.items() if is_preset(model, name))
+    return next(itertools.chain(stated, of_presets), None)
+
+
+def _module_of(config: str) -> str:
+    return next(name for name in MODULES if config.startswith(name))
 
 
 def _converted(recipe: Recipe, config: str) -> str:
@@ -223,7 +250,7 @@ def _converted(recipe: Recipe, config: str) -> str:
     )
     return (
         f"from torchtitan.components.quantization import {converter}\n"
-        f"from torchtitan.models.{config.partition('_')[0]} import config_registry\n\n"
+        f"from torchtitan.models.{_module_of(config)} import config_registry\n\n"
         f"CONVERTER = {converter}.Config(\n{stated})\n\n\n"
         f"def {config}():\n"
         f"    config = config_registry.{config}()\n"
@@ -266,10 +293,9 @@ def _scaling(said: Options, given: Given) -> str:
 
 def _is(model: Model, stated: Mapping[str, Any]) -> bool:
     """Return whether a model has what a configuration states, and is a plain rotary RMSNorm SwiGLU model besides."""
-    either = {"name", "vocabulary_multiple", "max_positions", "attention", "routing", "balancing", "balancing_weight"}
     plain: dict[str, Any] = {one.name: one.default for one in fields(Model)}
     wanted = plain | {"activation": "swiglu", "norm": "rmsnorm", **stated}
-    return all(getattr(model, name) == value for name, value in wanted.items() if name not in either)
+    return all(getattr(model, name) == value for name, value in wanted.items() if name not in EITHER)
 
 
 def _layers_argument(problem: Problem, recipe: Recipe) -> int | None:

@@ -77,9 +77,8 @@ class ProbeSettings:
         if self.measured_steps is not None:
             require_at_least("probe", 1, measured_steps=self.measured_steps)
         require_at_least("probe", 2, min_measured_steps=self.min_measured_steps)
-        least = self.warm_up_steps + self.min_measured_steps
-        if self.is_adaptive and self.max_steps < least:
-            expected = f"at least probe.warm_up_steps + probe.min_measured_steps = {least}"
+        if self.is_adaptive and self.max_steps < self.least_steps:
+            expected = f"at least probe.warm_up_steps + probe.min_measured_steps = {self.least_steps}"
             raise bad_value("probe.max_steps", self.max_steps, expected)
         if not 0 < self.precision < 1:
             raise bad_value("probe.precision", self.precision, "a share above 0 and below 1, as 0.03 for 3 %")
@@ -94,6 +93,11 @@ class ProbeSettings:
     def is_adaptive(self) -> bool:
         """Return whether the measured steps decide how many follow."""
         return self.measured_steps is None
+
+    @property
+    def least_steps(self) -> int:
+        """Return the steps of a probe, or its minimum where it is adaptive."""
+        return self.warm_up_steps + (self.measured_steps or self.min_measured_steps)
 
     @property
     def most_steps(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from frontrunner.evaluators.analytic import scaling as answers
 from frontrunner.evaluators.analytic.advice import Advice
 from frontrunner.evaluators.analytic.estimates import Plan
 from frontrunner.evaluators.analytic.scaling import Scaling
-from frontrunner.search.campaign_setup import nothing_legal
+from frontrunner.search.campaign_setup import nothing_legal, slow_steps
 from frontrunner.search.spec import CampaignSpec
 
 
@@ -26,7 +27,10 @@ def plan_of(spec: CampaignSpec) -> Plan:
     surveyed = spec.survey()
     if not surveyed.recipes:
         raise nothing_legal(surveyed)
-    return estimates.plan(surveyed.recipes, surveyed.problem, _rate(spec))
+    found = estimates.plan(surveyed.recipes, surveyed.problem, _rate(spec))
+    if remark := slow_steps(spec, found):
+        return replace(found, trust=replace(found.trust, remarks=(*found.trust.remarks, remark)))
+    return found
 
 
 def _rate(spec: CampaignSpec) -> str:

@@ -98,13 +98,27 @@ def test_products_in_8_bits_are_said_or_refused_by_name(name: str, fp8: str, sai
     assert tool.read(WITH_FP8, Given(text=text, stated={"engine": "torch", "devices": 16})) == recipe
 
 
-@pytest.mark.parametrize("fp8", ["rowwise", "mxfp8"])
-def test_torchtitan_converts_its_own_model_by_a_module_that_the_script_writes(fp8: str) -> None:
-    of, tool = replace(WITH_FP8, model=of_preset("llama-3.1-8b").model), TOOLS["torchtitan"]
+@pytest.mark.parametrize(
+    ("fp8", "model", "config", "registry"),
+    [
+        ("rowwise", "llama-3.1-8b", "llama3_8b", "llama3"),
+        ("mxfp8", "llama-3.1-8b", "llama3_8b", "llama3"),
+        ("rowwise", "deepseek-v3", "deepseek_v3_671b", "deepseek_v3"),
+        ("mxfp8", "gpt-oss-20b", "gpt_oss_20b", "gpt_oss"),
+    ],
+)
+def test_torchtitan_converts_its_own_model_by_a_module_that_the_script_writes(
+    fp8: str, model: str, config: str, registry: str
+) -> None:
+    of, tool = replace(WITH_FP8, model=of_preset(model).model), TOOLS["torchtitan"]
     recipe = replace(PLAIN, fp8=fp8, compile=True)
+    if model == "gpt-oss-20b":  # whose biases only one rank of a tensor-parallel group may add
+        assert "add it on each" in str(tool.why_not(of, recipe))
+        recipe = replace(recipe, tensor_parallel=1, accumulation=4, sharding=Sharding.named("zero-3", 16))
     text = tool.render(of, recipe, HEADER)
     assert "--module frontrunner_fp8" in text
-    assert "--config llama3_8b" in text
+    assert f"--config {config}" in text
+    assert f"from torchtitan.models.{registry} import config_registry" in text
     stated = {"engine": "torch"}
     assert tool.read(of, Given(text=text, stated=stated)) == recipe
     lines, files = split_files(text)
@@ -177,6 +191,10 @@ MODELS = [
     ("megatron-deepspeed", "frontier-22b", "--layernorm-epsilon 1e-05", "--disable-bias-linear|--no-bias-gelu-fusion"),
     ("megatron-deepspeed", "llama-3-8b", "--rotary-position-embeddings-theta 500000", "--norm-epsilon"),
     ("nemo", "qwen3-8b", "model.sequence_parallel=true", "refused"),
+    ("torchtitan", "deepseek-v3", "--module deepseek_v3 --config deepseek_v3_671b", "refused"),
+    ("torchtitan", "deepseek-v2-lite", "--module deepseek_v3 --config deepseek_v3_16b", "refused"),
+    ("torchtitan", "gpt-oss-20b", "--module gpt_oss --config gpt_oss_20b", "epsilon"),
+    ("torchtitan", "gpt-oss-120b", "--module gpt_oss --config gpt_oss_120b", "epsilon"),
     ("torchtitan", "llama-3.1-8b", "--module llama3 --config llama3_8b", "refused"),
     ("torchtitan", "llama-3-8b", "--training.seq_len", "--config"),
 ]
@@ -225,6 +243,21 @@ def test_the_arguments_say_the_model(name: str, preset: str, said: str, unsaid: 
     arguments = " ".join(TOOLS[name].export(of_preset(preset), recipe).arguments)
     assert said in arguments
     assert re.search(unsaid, arguments) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "noted"),
+    [
+        ("nemo", "qwen3-8b", "into Megatron-Bridge's qwen3_8b_pretrain_config"),
+        ("nemo", "deepseek-v3", "into Megatron-Bridge's deepseek_v3_pretrain_config"),
+        ("nemo", "mixtral-8x7b", "Megatron-Bridge 0.3.1 has no recipe of this model"),
+        ("nemo", "gpt-neox-20b", "Megatron-Bridge 0.3.1 has no recipe of this model"),
+        ("torchtitan", "deepseek-v3", "deepseek_v3_671b norms have epsilon 1e-05"),
+    ],
+)
+def test_a_note_names_the_tool_s_own_configuration_of_the_model(name: str, preset: str, noted: str) -> None:
+    recipe = PLAIN if name == "torchtitan" else PIPELINED
+    assert noted in " ".join(TOOLS[name].export(of_preset(preset), recipe).notes)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.starter import starter
+from frontrunner.evaluators.probe import ProbeSettings
+from frontrunner.planning import plan_of
+from frontrunner.search.campaign_setup import slow_steps, warn_of_slow_steps
 from frontrunner.spaces.errors import FrontrunnerError
 from support.campaign_files import campaign_toml, surveyed, written
 from support.commands import warm_command_line
@@ -69,6 +73,51 @@ def test_what_is_given_is_written(tmp_path: Path) -> None:
     text = starter(model="gpt2-small", cluster="dgx-h100", folder=tmp_path, nodes=2, **of)
     problem = read_campaign_file(written(tmp_path / "c.toml", text)).spec.problem
     assert (problem.sequence_length, problem.global_batch.maximum, problem.precision) == (512, 24, "fp16")
+
+
+SLOW = """[cluster]
+device = "slow"
+backend = "cpu"
+peak_tflops.fp32 = 0.3
+devices_per_node = 2
+memory_gib_per_device = 8
+"""
+
+
+@pytest.mark.parametrize(
+    ("cluster", "model", "precision", "tokens"),
+    [
+        ("dgx-1-v100", "gpt2-small", "fp16", 2**20),
+        ("dgx-h100", "llama-3-70b", "bf16", 2e5),
+        ("slow.toml", "gpt2-small", "fp32", 8192),
+    ],
+)
+def test_batch_and_precision_are_those_of_the_machine(
+    tmp_path: Path, cluster: str, model: str, precision: str, tokens: float
+) -> None:
+    slow = written(tmp_path / "slow.toml", SLOW)
+    text = starter(model=model, cluster=str(slow) if cluster == slow.name else cluster, folder=tmp_path)
+    spec = read_campaign_file(written(tmp_path / "c.toml", text)).spec
+    assert spec.problem.precision == precision
+    assert spec.problem.global_batch.maximum * spec.problem.sequence_length == pytest.approx(tokens, rel=0.1)
+    assert slow_steps(spec, plan_of(spec)) is None
+
+
+@pytest.mark.parametrize(
+    ("step_deadline", "deadline", "named"),
+    [(0.9, 9, "probe.step_deadline_s"), (2, 4.9, "probe.deadline_s"), (2, 5.1, None)],
+)
+def test_steps_too_slow_for_a_probe_are_named_before_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, step_deadline: float, deadline: float, named: str | None
+) -> None:
+    spec = read_campaign_file(written(tmp_path / "c.toml", campaign_toml({"evaluator": '"probe"'}))).spec
+    step_s = plan_of(spec).fastest(1)[0].step_time_s
+    probe = ProbeSettings(step_deadline_s=step_deadline * step_s, deadline_s=deadline * step_s)
+    spec = replace(spec, probe=probe)
+    noted = [remark for remark in plan_of(spec).trust.remarks if "deadline" in remark]
+    assert [f"raise {named}" in remark for remark in noted] == [True] * (named is not None)
+    warn_of_slow_steps(spec, spec.survey())
+    assert [record.message for record in caplog.records] == [f"warning: {remark}" for remark in noted]
 
 
 def test_init_writes_a_file_that_plans_once(tmp_path: Path) -> None:

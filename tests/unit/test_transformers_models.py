@@ -6,7 +6,10 @@ of keys and values, rotary frequencies, norms and their epsilon, biases, activat
 
 from __future__ import annotations
 
+import copy
 import json
+import math
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +25,7 @@ from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.hugging_face import ARCHITECTURES, config_of_model, model_of_config
 from frontrunner.spaces.model import Model, RotaryScaling
 from frontrunner.spaces.presets import model_preset, preset_names
+from frontrunner.spaces.validation import validate
 
 SEQUENCE_LENGTH = 256
 VOCABULARY = 250
@@ -253,6 +257,51 @@ def test_a_key_that_is_left_out_has_the_value_that_transformers_gives_it(kind: s
         config.pop(key, None)
         whole = json.loads(json.dumps(transformers.AutoConfig.for_model(**config).to_dict()))
         assert read(config) == read(whole), key
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_a_value_of_another_kind_is_refused_by_its_key(kind: str) -> None:
+    """No value of any key ends in another exception than `InvalidInput`, which shows what it names."""
+    config = {"model_type": kind.split(maxsplit=1)[0], **PUBLISHED[kind]}
+    scaling = next((key for key in ("rope_scaling", "rope_parameters") if config.get(key)), "rope_scaling")
+    inside = [(scaling, key) for key in config.get(scaling) or {}]
+    keys = [*config, *ARCHITECTURES[config["model_type"]].defaults, "layer_types", "max_window_layers", "text_config"]
+    for place in (*((key,) for key in keys), *inside):
+        for value in ("4096", 0, -1, 1.5, math.inf, True, ["4096"], {"type": []}, 10**400):
+            changed = copy.deepcopy(config)
+            table = changed if len(place) == 1 else changed[place[0]]
+            table[place[-1]] = value
+            with suppress(InvalidInput):
+                validate(Model, filled(model_of_config(changed)), prefix="model")
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        ("llama", {"hidden_size": "4096"}, 'hidden_size = "4096": expected a whole number from 1 to'),
+        ("llama", {"num_attention_heads": 0}, "num_attention_heads = 0: expected a whole number from 1 to"),
+        ("qwen2", {"layer_types": 5}, "layer_types = 5: expected a list of 2, one for each layer"),
+        (
+            "gemma3_text",
+            {"sliding_window_pattern": "6"},
+            'sliding_window_pattern = "6": expected a whole number',
+        ),
+        ("llama", {"rms_norm_eps": "1e-5"}, 'rms_norm_eps = "1e-5": expected a number above 0'),
+        ("llama", {"tie_word_embeddings": 1}, "tie_word_embeddings = 1: expected true or false"),
+        (
+            "qwen2",
+            {"layer_types": ["linear_attention"] * 2},
+            'layer_types = "linear_attention": expected full_attention',
+        ),
+        ("qwen3", {"layer_types": ["full_attention", "chunked_attention"]}, 'layer_types = "chunked_attention"'),
+        ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "expected full_attention: no sliding_window is in use"),
+        ("gpt_oss", {"layer_types": ["full_attention", "chunked_attention"]}, "full_attention or sliding_attention"),
+    ],
+)
+def test_a_configuration_that_is_not_modeled_is_refused(kind: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        model_of_config({"model_type": kind, **PUBLISHED[kind], **given})
+    assert message in refused.value.message
 
 
 @pytest.mark.parametrize(("name", "change"), CHANGES)

@@ -42,8 +42,12 @@ file_option = click.option(
 @click.option("--cluster", metavar="NAME", help="A preset, this-machine, or the path of a cluster file.")
 @click.option("--nodes", type=int, help="Nodes of the cluster [default: the preset's].")
 @click.option("--sequence-length", type=int, help="Tokens per sequence [default: 4,096, or the model's longest].")
-@click.option("--global-batch", type=int, help="Sequences per optimizer step [default: about a million tokens].")
-@click.option("--precision", help="fp32, bf16 or fp16 [default: bf16; fp32 on CPUs].")
+@click.option(
+    "--global-batch",
+    type=int,
+    help="Sequences per optimizer step [default: about a million tokens, fewer on slow machines].",
+)
+@click.option("--precision", help="fp32, bf16 or fp16 [default: bf16; fp32 on CPUs, fp16 on GPUs without bf16].")
 @click.option("--out", type=opt.FILE, default=Path("campaign.toml"), help="The file to write [default: campaign.toml].")
 def init(model: str | None, cluster: str | None, out: Path, **given: Any) -> None:
     """Write a commented campaign file for a model and a cluster.

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.config.campaign import THIS_MACHINE, parse_campaign
+from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.software import FRONTRUNNER
+from frontrunner.evaluators.probe import ProbeSettings
+from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import bad_value, did_you_mean, holds
 from frontrunner.spaces.presets import preset_names
 from frontrunner.spaces.problem import Problem
@@ -16,7 +20,9 @@ from frontrunner.spaces.space import usual_space
 from frontrunner.text import count
 
 TOKENS_PER_STEP = 2**20
-"""About as many as the default global batch has."""
+"""About as many as the default global batch has, where the machine computes them within `LONGEST_STEP_S`."""
+LONGEST_STEP_S = ProbeSettings().deadline_s / ProbeSettings().least_steps / 4
+"""Of matrix products alone, at the rate of the formulas: the whole step may take a few times as long."""
 LONGEST_BY_DEFAULT = 4096
 PROBES = 40
 COMMENTS_AT = 40
@@ -38,13 +44,28 @@ def starter(*, model: str, cluster: str, folder: Path, **given: Any) -> str:
     longest = min(problem.model.max_positions or LONGEST_BY_DEFAULT, LONGEST_BY_DEFAULT)
     length = chosen.get("sequence_length", longest)
     devices = problem.cluster.devices
-    common = {
-        "sequence_length": length,
-        "global_batch": devices * max(1, round(TOKENS_PER_STEP / max(length, 1) / devices)),
-        "precision": "fp32" if problem.cluster.backend == "cpu" else "bf16",
-    }
-    problem = _problem(of_model, of_cluster, common | chosen, folder)
+    common = {"sequence_length": length, "precision": _precision(problem.cluster)} | chosen
+    problem = _problem(of_model, of_cluster, {"global_batch": 1} | common, folder)
+    common = {"global_batch": devices * max(1, round(_tokens_per_step(problem) / length / devices))} | common
+    problem = _problem(of_model, of_cluster, common, folder)
     return _text(of_model, of_cluster, problem)
+
+
+def _precision(cluster: Cluster) -> str:
+    """Return fp32 on CPUs; elsewhere bf16, or fp16 where a device states a rate of that alone."""
+    if cluster.backend == "cpu":
+        return "fp32"
+    has_no_bf16 = any(one.peak_tflops.fp16 and not one.peak_tflops.bf16 for one in cluster.parts())
+    return "fp16" if has_no_bf16 else "bf16"
+
+
+def _tokens_per_step(problem: Problem) -> float:
+    """Return `TOKENS_PER_STEP`, or as many as each group of the cluster multiplies through in `LONGEST_STEP_S`."""
+    flops = problem.model.model_flops_per_token(problem.sequence_length)
+    rates = (
+        one.devices * Machine.of(one, problem.precision, FRONTRUNNER).matmul_flops for one in problem.cluster.parts()
+    )
+    return min(TOKENS_PER_STEP, LONGEST_STEP_S * min(rates) / flops)
 
 
 def _named(option: str, name: str, known: tuple[str, ...], file: tuple[str, str], folder: Path) -> Table:
