@@ -30,12 +30,8 @@ class ByPrecision:
     fp8: float | None = None
 
 
-_RATE, _SHARE = "a rate above 0 in TFLOP/s, or no entry", "a share above 0, or no entry"
-_FIGURES = (
-    ("peak_tflops", _RATE, MOST_TFLOPS),
-    ("matmul_tflops", _RATE, math.inf),
-    ("expected_error", _SHARE, math.inf),
-)
+_RATE = "a rate above 0 in TFLOP/s, or no entry"
+_FIGURES = (("peak_tflops", MOST_TFLOPS), ("matmul_tflops", math.inf))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +52,53 @@ class Links:
     def __post_init__(self) -> None:
         for key, value in vars(self).items():
             require_above_zero(f"cluster.links.{key}", value, "a number above 0, or no entry", most=MOST_GB_PER_S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedConstant:
+    """A constant of the estimates as fitted; `deviation` is what is left of its logarithm's, or of a share's logit's.
+
+    `correlations` are those with each of its fit's constants before it: what trades off is known better together.
+    """
+
+    name: str
+    value: float
+    deviation: float
+    correlations: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedCode:
+    """Constants fitted to measured steps of one training code, the only one that they hold for.
+
+    `code` is its name, with the stated traits of an unknown one. `nodes` is the most that a row had, and `error` the
+    mean of rows while they were held back.
+    """
+
+    code: str
+    rows: int
+    problems: int
+    nodes: int
+    error: ByPrecision
+    constants: tuple[FittedConstant, ...]
+    source: str = "the cluster file"
+
+    def __post_init__(self) -> None:
+        require_at_least("cluster.fitted", 1, rows=self.rows, problems=self.problems, nodes=self.nodes)
+        _check_errors("cluster.fitted.error", self.error)
+        for place, one in enumerate(self.constants):
+            key = f"cluster.fitted.constants.{one.name}"
+            require_above_zero(f"{key}.deviation", one.deviation, "a standard deviation above 0")
+            if len(one.correlations) != place or any(abs(value) > 1 for value in one.correlations):
+                expected = f"{place} numbers from -1 to 1, one for each constant before it"
+                raise bad_value(f"{key}.correlations", list(one.correlations), expected)
+
+
+def _check_errors(key: str, errors: ByPrecision) -> None:
+    for precision, value in vars(errors).items():
+        require_above_zero(f"{key}.{precision}", value, "a share above 0, or no entry")
+    if errors.fp8 is not None:
+        raise bad_value(f"{key}.fp8", errors.fp8, "no entry: an error is that of steps in fp32, bf16 or fp16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +139,8 @@ class Cluster:
     """Constants of the estimates as measured on this cluster, by name: see [calibration](calibration.md)."""
     expected_error: ByPrecision = ByPrecision()
     """Mean error of estimated step times, as a share, on rows that were held back."""
+    fitted: tuple[FittedCode, ...] = field(default=(), compare=False)
+    """Constants fitted to the steps of training codes; of another code nothing here is used."""
     nvme_path: str | None = None
     """Absolute path of a folder on each node's own fast disk, for recipes with `offload = "nvme"`."""
     price_per_node_hour: float | None = field(default=None, compare=False)
@@ -130,12 +175,10 @@ class Cluster:
             per_node = f"{self.devices_per_node} devices per node"
             raise bad_value("cluster.nodes", self.nodes, f"at most {MOST_DEVICES:,} devices in all, with {per_node}")
         require_one_of("cluster", "backend", self.backend, BACKENDS)
-        for key, expected, most in _FIGURES:
+        for key, most in _FIGURES:
             for precision, value in vars(getattr(self, key)).items():
-                require_above_zero(f"cluster.{key}.{precision}", value, expected, most=most)
-        if self.expected_error.fp8 is not None:
-            expected = "no entry: an error is that of steps in fp32, bf16 or fp16"
-            raise bad_value("cluster.expected_error.fp8", self.expected_error.fp8, expected)
+                require_above_zero(f"cluster.{key}.{precision}", value, _RATE, most=most)
+        _check_errors("cluster.expected_error", self.expected_error)
         size, rate = "a size above 0 in GiB", "a rate above 0 in GB/s, or no entry"
         require_above_zero("cluster.memory_gib_per_device", self.memory_gib_per_device, size, most=MOST_MEMORY_GIB)
         require_above_zero("cluster.memory_gb_per_s", self.memory_gb_per_s, rate, most=MOST_GB_PER_S)

@@ -7,6 +7,7 @@ smaller model, a clock that does not wait for the device.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -16,21 +17,25 @@ from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.machine import ASSUMED, BOUNDS, SOFTWARE_CONSTANTS, Machine, assumptions
+from frontrunner.evaluators.analytic.machine import ASSUMED, BOUNDS, SOFTWARE_CONSTANTS, Machine, assumptions, fit_of
 from frontrunner.evaluators.analytic.priors import (
+    ALIKE,
+    ASSUMED_DEVIATIONS,
     DEVIATIONS,
     NORMAL_95,
     OTHER_DEVICES,
     PER_DOUBLING,
     deviations_of,
+    directions,
     has_measured_network,
     log_ends,
+    of_network,
     scaled_by,
 )
-from frontrunner.evaluators.analytic.software import ENGINES, FRONTRUNNER, Software, described
+from frontrunner.evaluators.analytic.software import ENGINES, FRONTRUNNER, Software, coded, described, known_as
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
-from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.cluster import Cluster, FittedCode
 from frontrunner.spaces.columns import each
 from frontrunner.spaces.problem import Problem, SoftwareSettings
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
@@ -39,6 +44,10 @@ VALIDATED_DEVICES = frozenset({"a100-40gb", "a100-80gb"})
 ROW_ERROR = 0.07
 """Standard deviation of a row's log step time that no constant explains: 0.05 to 0.14 in tables of A100. That a device
 is not validated widens its constants, and not this once more."""
+ROW_ERROR_ROWS = 6
+"""Rows that `ROW_ERROR` is worth beside those of a fit; assumed."""
+FEWEST_PROBLEMS = 3
+"""With fewer, no whole problem is held back of a fit."""
 UNJUDGED_ERROR = 0.35
 """The same of choices whose formulas are not validated, but for those of `BOUNDED`; a guess."""
 EXPERTS_ERROR, ROUTED_ERROR = 0.15, 0.25
@@ -68,6 +77,8 @@ FASTER_THAN_NEEDED = math.exp(NORMAL_95 * math.hypot(DEVIATIONS["matmul"], ROW_E
 
 Of 1,673 published steps none was above 1.07.
 """
+SCALES = {"peak_tflops": "matmul"} | {key: name for key, (name, _) in ASSUMED_DEVIATIONS.items()}
+"""A cluster's key that takes a common value where it is not given -> the constant that it scales."""
 LINKS = {"node_links", "network_links"}
 LOSSES = (
     "tile_waves", "reduction_depth", "kernel_s", "node_latency_s", "network_latency_s", "ring_node_hop_s",
@@ -133,9 +144,14 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
     count = "1 estimate is" if len(unknown) == 1 else f"{len(unknown):,} estimates are"
     precision, parts = problem.precision, [own for own, _ in problem.split(recipes)] or problem.by_group.values()
     clusters = [own.cluster for own in parts]
+    codes = [coded(problem.software, engine) for engine in ENGINES if engine in engines] or [coded(problem.software)]
+    estimated = list(itertools.product(clusters, codes))
+    fits = [fit_of(one, precision, code) for one, code in estimated]
     on_cpu = {one.matmul_flops(precision) is not None for one in clusters if one.backend == "cpu"}
     remarks = {
-        OTHER_HARDWARE: not all(is_validated(one, precision) for one in clusters),
+        **dict.fromkeys(_unused_fits(estimated, precision), True),
+        **{_used_fit(fit): True for fit in fits if fit is not None},
+        OTHER_HARDWARE: None in fits and not all(is_validated(one, precision) for one in clusters),
         SHARED_CPU: False in on_cpu,
         MEASURED_TOGETHER: True in on_cpu,
         f"{count} less certain: no measurement has validated {names}": bool(unknown) and has_times(problem),
@@ -147,11 +163,30 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
         HOST_ASSUMED: offloads and any(one.links.host_gb_per_s is None for one in clusters),
     }
     return Trust(
-        assumed=tuple(dict.fromkeys(key for one in clusters for key in assumed(one, precision))),
+        assumed=tuple(dict.fromkeys(itertools.chain(*(assumed(one, precision, code) for one, code in estimated)))),
         expected_error=statistics.fmean(known) if known else None,
         remarks=tuple(remark for remark, holds in remarks.items() if holds),
         software=tuple(dict.fromkeys(described(problem, engine) for engine in ENGINES if engine in engines)),
     )
+
+
+def _used_fit(fit: FittedCode) -> str:
+    nodes = f"{fit.nodes} node{'s' if fit.nodes > 1 else ''}"
+    return f"constants are fitted to {fit.rows} steps of {fit.code} on up to {nodes} ({fit.source})"
+
+
+def _unused_fits(estimated: Sequence[tuple[Cluster, Software]], precision: str) -> list[str]:
+    """Return a remark for each code without a fit of its own on a cluster that has fits of others."""
+    return [
+        f"the cluster file's fit to steps of {' and of '.join(map(_fitted_to, cluster.fitted))} is not used for"
+        f" {known_as(code)} in {precision}"
+        for cluster, code in estimated
+        if cluster.fitted and fit_of(cluster, precision, code) is None
+    ]
+
+
+def _fitted_to(fit: FittedCode) -> str:
+    return f"{fit.code} in {', '.join(name for name, error in vars(fit.error).items() if error is not None)}"
 
 
 def own_error(cluster: Cluster, precision: str) -> float | None:
@@ -167,7 +202,7 @@ def is_validated(cluster: Cluster, precision: str) -> bool:
 
 
 def prior_deviations(cluster: Cluster, precision: str) -> dict[str, float]:
-    """Return the prior deviation of each of the formulas' constants on a cluster."""
+    """Return the prior deviation of each of the formulas' constants on a cluster, whatever was fitted to its codes."""
     return deviations_of(cluster, assumed(cluster, precision), is_validated=is_validated(cluster, precision))
 
 
@@ -177,27 +212,64 @@ def log_bounds(
     """Return how far the 95 % bounds of each row's step time are below and above its estimate, as logarithms.
 
     They come from the constants, and from what these do not explain; `unjudged` rows have choices whose formulas are
-    not validated. The error that a cluster states of its own rows holds all that it states or they feel.
+    not validated. Of constants that were fitted to the code's steps the posterior is left, and a row is as far off as
+    those that were held back. The error that a cluster states of its own rows holds all that it states or they feel.
     """
-    own, machine = own_error(cluster, precision), Machine.of(cluster, precision, software)
+    fit, machine = fit_of(cluster, precision, software), Machine.of(cluster, precision, software)
     deviations: dict[str, float | Rows] = {**prior_deviations(cluster, precision)}
-    row = ROW_ERROR
-    if own is not None:
+    row, own = ROW_ERROR, own_error(cluster, precision)
+    if fit is not None:
+        row = fitted_row_error(fit, precision)
+    elif own is not None:
         row, guessed = MEAN_TO_DEVIATION * own, scaled_by(assumed(cluster, precision))
         deviations = {name: deviations[name] for name in guessed}
+    nodes = work.devices / cluster.devices_per_node
     if network := deviations.get("network_links"):
-        deviations["network_links"] = grown(cluster, precision, network, work.devices / cluster.devices_per_node)
+        deviations["network_links"] = grown(cluster, precision, network, nodes)
     if software.stands_for:  # whose host and overlap nobody has measured either
         own_constants = [name for name in SOFTWARE_CONSTANTS if name in deviations]
         deviations |= {name: OTHER_DEVICES * deviations[name] for name in own_constants}
     unknown = (work.expert_deviation > 0) & (machine.efficiencies.rank_imbalance is None)
     experts = (work.experts > 0) * np.hypot(EXPERTS_ERROR, unknown * ROUTED_ERROR)
     others = NORMAL_95 * np.hypot(np.hypot(row, _gains(machine, work)), np.hypot(unjudged * UNJUDGED_ERROR, experts))
-    below, above = log_ends(cluster, precision, software, work, deviations)
+    beyond = [] if fit is None else [of_network(_beyond(fit, nodes, deviations["network_links"]))]
+    below, above = log_ends(cluster, precision, software, work, [*directions(deviations, fit), *beyond])
     if cluster.backend == "cpu" and cluster.matmul_flops(precision) is None:  # ranks may share a core
         above = np.hypot(above, np.log(np.minimum(work.devices, cluster.devices_per_node)))
-    faster, slower = _between_codes(cluster, precision, software, work)
+    faster, slower = _between_codes(cluster, precision, software, work) if not _knows_code(fit) else (0.0, 0.0)
     return np.sqrt(below**2 + others**2 + faster), np.sqrt(above**2 + others**2 + slower)
+
+
+def fitted_row_error(fit: FittedCode, precision: str) -> float:
+    """Return the deviation of a row's log step time that no constant explains, by rows that were held back.
+
+    It is that of a normal whose variance has an inverse chi-squared prior: few rows, or many of one problem, say little
+    of it, and leave it wide.
+    """
+    off = MEAN_TO_DEVIATION * (getattr(fit.error, precision) or 0.0)
+    rows = fit.rows / (1 + ALIKE * (fit.rows / fit.problems - 1))
+    return math.sqrt((rows * off**2 + ROW_ERROR_ROWS * ROW_ERROR**2) / (rows + ROW_ERROR_ROWS - 2))
+
+
+def known_network(known: float | Rows, unseen: float | Rows, nodes: float | Rows, seen: float) -> Rows:
+    """Return the deviation of a network that is `known` on up to `seen` nodes, and on twice as many as if unseen."""
+    beyond = np.clip(np.log2(nodes / max(seen, 1.0)), 0.0, 1.0)
+    found: Rows = known + beyond * (unseen - known)
+    return found
+
+
+def _beyond(fit: FittedCode, nodes: Rows, unseen: float | Rows) -> Rows:
+    """Return what the network's deviation has besides the posterior's, on more nodes than the fit's rows had."""
+    known = next((one.deviation for one in fit.constants if one.name == "network_links"), None)
+    if known is None:
+        return np.zeros(1)
+    found: Rows = np.sqrt(known_network(known, np.maximum(unseen, known), nodes, fit.nodes) ** 2 - known**2)
+    return found
+
+
+def _knows_code(fit: FittedCode | None) -> bool:
+    """Return whether whole problems that were held back showed how far an unknown code is off."""
+    return fit is not None and fit.problems >= FEWEST_PROBLEMS
 
 
 def _gains(machine: Machine, work: Workload) -> Rows:
@@ -213,8 +285,9 @@ def _gains(machine: Machine, work: Workload) -> Rows:
 
 def _between_codes(cluster: Cluster, precision: str, software: Software, work: Workload) -> tuple[Rows, Rows]:
     """Return the squared 95 % bounds, as logarithms, of the step times of the codes that an unknown one stands for."""
+    bare = replace(cluster, fitted=())
     times = [
-        np.log(step_time(Machine.of(cluster, precision, one), work).total) for one in (software, *software.stands_for)
+        np.log(step_time(Machine.of(bare, precision, one), work).total) for one in (software, *software.stands_for)
     ]
     off = np.stack(times[1:] or times) - times[0]
     # Each side is half of a normal: the mean over all codes is half its square.
@@ -238,9 +311,16 @@ def mean_error(below: float, above: float) -> float:
     return more - math.exp(faster.variance / 2) * faster.cdf(-faster.variance)
 
 
-def assumed(cluster: Cluster, precision: str) -> tuple[str, ...]:
-    """Return the cluster's keys that take a common value; only the network's beside a measured error of its own."""
-    keys, own = assumptions(cluster, precision), own_error(cluster, precision)
+def assumed(cluster: Cluster, precision: str, software: Software | None = None) -> tuple[str, ...]:
+    """Return the cluster's keys that take a common value, but for those whose error a fit to steps holds.
+
+    It is that of a constant that was fitted to steps of the code `software`, or an error that the cluster states.
+    """
+    keys, fit = assumptions(cluster, precision), software and fit_of(cluster, precision, software)
+    if fit:
+        known = {one.name for one in fit.constants}
+        return tuple(key for key in keys if SCALES.get(key.partition(".")[0], SCALES.get(key)) not in known)
+    own = own_error(cluster, precision)
     return keys if own is None else tuple(key for key in keys if key.startswith("links.nic"))
 
 
@@ -256,10 +336,10 @@ def unvalidated(recipe: Recipe, problem: Problem) -> tuple[str, ...]:
     return tuple(found)
 
 
-def has_times(problem: Problem) -> bool:
+def has_times(problem: Problem, engine: str = "torch") -> bool:
     """Return whether step times are estimates; without the device's peak at most their order means something."""
-    clusters = [own.cluster for own in problem.by_group.values()]
-    return not any(key.startswith("peak_tflops") for one in clusters for key in assumed(one, problem.precision))
+    clusters, code = [own.cluster for own in problem.by_group.values()], coded(problem.software, engine)
+    return not any(key.startswith("peak_tflops") for one in clusters for key in assumed(one, problem.precision, code))
 
 
 def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | None:
@@ -273,7 +353,7 @@ def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | 
     blind = cluster.backend == "cpu" or problem.precision == "fp32" or has_fitted
     if blind or unvalidated(recipe, problem) or assumptions(cluster, problem.precision):
         return None
-    machine = at_best(Machine.of(cluster, problem.precision, FRONTRUNNER))
+    machine = at_best(Machine.of(replace(cluster, fitted=()), problem.precision, FRONTRUNNER))
     least_s = float(step_time(machine, Workload.of([recipe], problem)).total[0])
     if step_time_s * FASTER_THAN_NEEDED >= least_s:
         return None

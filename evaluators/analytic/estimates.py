@@ -138,7 +138,7 @@ class EstimateTable(Sequence[Estimate]):
     def of(self, rows: Sequence[int]) -> tuple[Estimate, ...]:
         """Return the estimates of these rows, with parts and intervals: 33 times the work of their times alone."""
         recipes = [self.recipes[row] for row in rows]
-        known = [has_times(self.problem.at(recipe)) for recipe in recipes]
+        known = [has_times(self.problem.at(recipe), recipe.engine) for recipe in recipes]
         ends, off = np.zeros((2, len(recipes))), np.zeros(len(recipes))
         times = {field.name: np.zeros(len(recipes)) for field in fields(StepTime)}
         sizes = {field.name: np.zeros(len(recipes)) for field in fields(PeakMemory)}

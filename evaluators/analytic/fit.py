@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.accuracy_bounds import prior_deviations, unvalidated
+from frontrunner.evaluators.analytic.accuracy_bounds import FEWEST_PROBLEMS, prior_deviations, unvalidated
 from frontrunner.evaluators.analytic.estimates import not_modelled
 from frontrunner.evaluators.analytic.machine import BOUNDS, FITTED, SOFTWARE_CONSTANTS, Machine
-from frontrunner.evaluators.analytic.priors import LEAST, NORMAL_95, moved, place
-from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software, coded
+from frontrunner.evaluators.analytic.priors import ALIKE, LEAST, NORMAL_95, moved, place
+from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software, coded, known_as
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
 from frontrunner.results.outcome import Measurement, Outcome
-from frontrunner.spaces.cluster import PRECISIONS, ByPrecision, Cluster
+from frontrunner.spaces.cluster import PRECISIONS, ByPrecision, Cluster, FittedCode, FittedConstant
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
 Bounds = Mapping[str, tuple[float, float]]
-ALIKE = 0.3
-"""What errors of rows of one problem have in common, so that many of them are worth few; as in published tables."""
 LEAST_NOISE = 0.01
 ROUNDS = 4
 """Fits, each with the noise that the one before left."""
@@ -41,15 +40,14 @@ FELT = 0.02
 AT_END = 1e-3
 """Of the bounds' width: a constant so close to one of them is at it."""
 FOLDS = 5
-FEWEST_PROBLEMS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class MostProbable:
-    """The most probable constants, and what remains unknown: deviations of their logarithms, or of a share's logit."""
+    """The most probable constants, and the covariance that is left of their logarithms, or of a share's logit."""
 
     constants: Mapping[str, float]
-    deviations: Mapping[str, float]
+    covariance: Rows
 
 
 def most_probable(
@@ -85,8 +83,8 @@ def most_probable(
     at = np.array([place(name, known[name]) - place(name, begin[name]) for name in names]) / widths
     at = np.clip(at, low + INSIDE, high - INSIDE)  # at a bound the solver would stay there
     found = least_squares(residuals, at, bounds=(low, high), ftol=TOLERANCE, max_nfev=MOST_STEPS)
-    left = np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac))) * widths
-    return MostProbable(constants=constants(found.x), deviations=dict(zip(names, left.tolist(), strict=True)))
+    left = np.linalg.inv(found.jac.T @ found.jac) * widths * widths[:, None]
+    return MostProbable(constants=constants(found.x), covariance=left)
 
 
 def shipped(name: str) -> float:
@@ -107,8 +105,8 @@ class Sample:
     problems: tuple[str, ...]
 
     def predicted_s(self, constants: Mapping[str, float]) -> Rows:
-        """Return the formulas' step times with these constants in place of the cluster's."""
-        cluster = replace(self.cluster, efficiencies={**self.cluster.efficiencies, **constants})
+        """Return the formulas' step times with these constants in place of the cluster's, whatever was fitted to it."""
+        cluster = replace(self.cluster, efficiencies={**self.cluster.efficiencies, **constants}, fitted=())
         machine = Machine.of(cluster, self.precision, self.software)
         return np.broadcast_to(step_time(machine, self.work).total, len(self.problems))
 
@@ -143,6 +141,14 @@ class Samples:
     def predicted_s(self, constants: Mapping[str, float]) -> Rows:
         """Return the formulas' step times of all rows with these constants."""
         return np.concatenate([sample.predicted_s(constants) for sample in self.samples])
+
+    def by_code(self) -> dict[str, Samples]:
+        """Return the rows of each training code by itself, under its name, most rows first."""
+        found: dict[str, list[Sample]] = {}
+        for sample in self.samples:
+            found.setdefault(known_as(sample.software), []).append(sample)
+        parts = {code: Samples(samples=tuple(own), refused={}) for code, own in found.items()}
+        return dict(sorted(parts.items(), key=lambda part: -part[1].rows))
 
 
 def are_of_one_machine(one: Problem, other: Problem) -> bool:
@@ -197,7 +203,8 @@ def samples_of_outcomes(
 class Constant:
     """One efficiency before and after; `rows` are those whose time it changes. With few it is `held` as it was.
 
-    `deviation` is the standard deviation that is left of its logarithm, or of a hidden share's logit.
+    `deviation` is the standard deviation that is left of its logarithm, or of a hidden share's logit; `correlations`
+    are those with each fitted constant before it.
     """
 
     name: str
@@ -206,6 +213,7 @@ class Constant:
     rows: int
     held: bool
     deviation: float
+    correlations: tuple[float, ...] = ()
 
     @property
     def range_95(self) -> tuple[float, float]:
@@ -223,12 +231,16 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFit:
-    """Constants fitted to all rows, and mean errors of step time, as shares, on rows while they were held back."""
+    """Constants fitted to all rows of a training code, and mean errors of step time on rows while they were held back.
 
+    Errors are shares; `nodes` is the most that a row had.
+    """
+
+    code: str
     constants: tuple[Constant, ...]
     rows: int
-    refused: Mapping[str, int]
     problems: int
+    nodes: int
     by_problem: bool
     folds: int
     error_before: float
@@ -242,12 +254,46 @@ class StepFit:
         """The constants that were fitted, by name."""
         return {constant.name: constant.after for constant in self.constants if not constant.held}
 
+    def for_cluster_file(self, source: str) -> FittedCode:
+        """Return what a cluster file holds of the fit."""
+        return FittedCode(
+            code=self.code,
+            rows=self.rows,
+            problems=self.problems,
+            nodes=self.nodes,
+            error=self.expected_error,
+            constants=tuple(
+                FittedConstant(name=one.name, value=one.after, deviation=one.deviation, correlations=one.correlations)
+                for one in self.constants
+                if not one.held
+            ),
+            source=source,
+        )
 
-def fit_steps(measured: Samples) -> StepFit:
-    """Fit, hold back, and judge. Raises `InvalidInput` for fewer than `FEWEST_ROWS` rows."""
-    if measured.rows < FEWEST_ROWS:
-        reasons = "; ".join(f"{count} x {reason}" for reason, count in measured.refused.items()) or "there are no more"
-        raise InvalidInput(f"{measured.rows} rows can be fitted to, of at least {FEWEST_ROWS}: {reasons}")
+
+@dataclass(frozen=True, kw_only=True)
+class StepFits:
+    """A fit for each training code, most rows first, and how many rows were left out, by reason."""
+
+    fits: tuple[StepFit, ...]
+    refused: Mapping[str, int]
+
+
+def fit_steps(measured: Samples) -> StepFits:
+    """Fit to the steps of each training code by itself. Raises `InvalidInput` where none has `FEWEST_ROWS` rows."""
+    parts, refused = measured.by_code(), Counter(measured.refused)
+    for code, own in parts.items():
+        if own.rows < FEWEST_ROWS:
+            refused[f"steps of {code}, of which a fit needs {FEWEST_ROWS}"] = own.rows
+    fits = tuple(_fit_code(code, own) for code, own in parts.items() if own.rows >= FEWEST_ROWS)
+    if not fits:
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in refused.items()) or "there are no rows"
+        raise InvalidInput(f"no training code has {FEWEST_ROWS} rows that can be fitted to: {reasons}")
+    return StepFits(fits=fits, refused=refused)
+
+
+def _fit_code(code: str, measured: Samples) -> StepFit:
+    """Fit, hold back, and judge."""
     times, problems = measured.step_time_s, sorted(set(measured.problems))
     # Each row is held back with the same part at every call.
     by_problem = len(problems) >= FEWEST_PROBLEMS
@@ -259,25 +305,14 @@ def fit_steps(measured: Samples) -> StepFit:
         found, _ = _fit(measured, ~chosen)
         held_back[chosen] = measured.predicted_s(found.constants)[chosen]
     before, after = (np.abs(found / times - 1) for found in (measured.predicted_s({}), held_back))
-    best, felt = _fit(measured, np.ones(measured.rows, dtype=bool))
-    fitted, priors = best.constants, prior_deviations(measured.samples[0].cluster, measured.samples[0].precision)
     precisions = np.array([sample.precision for sample in measured.samples for _ in sample.problems])
     by_precision = {name: float(after[precisions == name].mean()) for name in PRECISIONS if name in precisions}
     return StepFit(
-        constants=tuple(
-            Constant(
-                name=name,
-                before=old,
-                after=fitted.get(name, old),
-                rows=felt[name],
-                held=name not in fitted,
-                deviation=best.deviations.get(name, priors[name]),
-            )
-            for name, old in _start(measured).items()
-        ),
+        code=code,
+        constants=_constants(measured),
         rows=measured.rows,
-        refused=measured.refused,
         problems=len(problems),
+        nodes=math.ceil(max(_nodes(sample) for sample in measured.samples)),
         by_problem=by_problem,
         folds=int(parts.max()) + 1,
         error_before=float(before.mean()),
@@ -285,6 +320,33 @@ def fit_steps(measured: Samples) -> StepFit:
         median_error_before=float(np.median(before)),
         median_error_after=float(np.median(after)),
         expected_error=ByPrecision(**by_precision),
+    )
+
+
+def _nodes(sample: Sample) -> float:
+    return float(sample.work.devices.max()) / sample.cluster.devices_per_node
+
+
+def _constants(measured: Samples) -> tuple[Constant, ...]:
+    """Return all constants as fitted to all rows, or as they were held."""
+    best, felt = _fit(measured, np.ones(measured.rows, dtype=bool))
+    first, deviations = measured.samples[0], np.sqrt(np.diag(best.covariance))
+    priors, places = (
+        prior_deviations(first.cluster, first.precision),
+        {name: at for at, name in enumerate(best.constants)},
+    )
+    correlations = (best.covariance / deviations / deviations[:, None]).tolist()
+    return tuple(
+        Constant(
+            name=name,
+            before=old,
+            after=best.constants.get(name, old),
+            rows=felt[name],
+            held=name not in places,
+            deviation=priors[name] if name not in places else float(deviations[places[name]]),
+            correlations=() if name not in places else tuple(correlations[places[name]][: places[name]]),
+        )
+        for name, old in _start(measured).items()
     )
 
 
@@ -301,7 +363,7 @@ def _fit(measured: Samples, chosen: Flags) -> tuple[MostProbable, dict[str, int]
     for name, ends in BOUNDS.items():
         low, high = (measured.predicted_s({name: end})[chosen] for end in ends)
         felt[name] = int((np.abs(high / low - 1) > FELT).sum())
-    found = MostProbable(constants={}, deviations={})
+    found = MostProbable(constants={}, covariance=np.empty((0, 0)))
     start = {name: value for name, value in _start(measured).items() if felt[name] >= FEWEST_ROWS}
     first, times = measured.samples[0], measured.step_time_s[chosen]
     priors = prior_deviations(first.cluster, first.precision)
@@ -325,4 +387,4 @@ def _fit(measured: Samples, chosen: Flags) -> tuple[MostProbable, dict[str, int]
 
 def _start(measured: Samples) -> dict[str, float]:
     first = measured.samples[0]
-    return Machine.of(first.cluster, first.precision, first.software).constants()
+    return Machine.of(replace(first.cluster, fitted=()), first.precision, first.software).constants()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.software import FLASH_SPEED, Software, at_precision, fitted
+from frontrunner.evaluators.analytic.software import FLASH_SPEED, Software, at_precision, fitted, known_as
 from frontrunner.evaluators.analytic.workload import Rows, Workload, number
-from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.cluster import Cluster, FittedCode
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, require_at_least
 
 
@@ -127,6 +127,8 @@ class Machine:
         assert not cluster.group, "figures are those of one group: Problem.at"  # noqa: S101 - our own mistake
         check_efficiencies(cluster.efficiencies)
         own: dict[str, Any] = dict(cluster.efficiencies)
+        if fit := fit_of(cluster, precision, software):
+            own |= {one.name: one.value for one in fit.constants}
         software = replace(
             at_precision(software, precision), **{name: own.pop(name) for name in SOFTWARE_CONSTANTS if name in own}
         )
@@ -206,12 +208,28 @@ def _bytes_per_s(gb_per_s: float | None, key: str) -> float:
     return 1e9 * (ASSUMED[key] if gb_per_s is None else gb_per_s)
 
 
-def check_efficiencies(table: Mapping[str, float]) -> None:
+def fit_of(cluster: Cluster, precision: str, software: Software) -> FittedCode | None:
+    """Return the cluster's fit to steps of this training code at this precision, or None."""
+    if not cluster.fitted:
+        return None
+    code = known_as(software)
+    return next((one for one in cluster.fitted if one.code == code and getattr(one.error, precision) is not None), None)
+
+
+def check_fits(fits: Sequence[FittedCode]) -> None:
+    """Raise `InvalidInput` for the first constant that no fit has, or that is impossible."""
+    for fit in fits:
+        check_efficiencies({one.name: one.value for one in fit.constants}, "cluster.fitted.constants", tuple(BOUNDS))
+
+
+def check_efficiencies(
+    table: Mapping[str, float], table_key: str = "cluster.efficiencies", names: Sequence[str] = EFFICIENCY_NAMES
+) -> None:
     """Raise `InvalidInput` for the first key that is not an efficiency, or value that is impossible."""
     for name, value in table.items():
-        key = f"cluster.efficiencies.{name}"
-        if name not in EFFICIENCY_NAMES:
-            raise InvalidInput(f"unknown key {key} = {value}", hint=did_you_mean(name, EFFICIENCY_NAMES))
+        key = f"{table_key}.{name}"
+        if name not in names:
+            raise InvalidInput(f"unknown key {key} = {value}", hint=did_you_mean(name, names))
         low, high = BOUNDS.get(name, (0.0, math.inf))
         if name == "rank_imbalance":
             require_at_least("cluster.efficiencies", 1, rank_imbalance=value)

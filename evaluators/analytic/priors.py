@@ -17,7 +17,7 @@ from frontrunner.evaluators.analytic.machine import SOFTWARE_CONSTANTS, Machine,
 from frontrunner.evaluators.analytic.software import Software
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Rows, Workload
-from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.cluster import Cluster, FittedCode
 
 NORMAL_95 = 1.96
 """Of a normal's values, 95 % are within this many standard deviations."""
@@ -75,7 +75,11 @@ INDEPENDENT: Mapping[str, Mapping[str, int]] = {"network_links": NETWORK} | {
 """What moves with each constant that moves by itself, the network first."""
 LEARNED: Mapping[str, Mapping[str, int]] = {name: {name: 1} for name in (*DEVIATIONS, "exchange_s")}
 """The constants that measurements tell apart: slow collectives say nothing of a code's exchanges between stages."""
+Direction = Mapping[str, float | Rows]
+"""What moves together by one standard deviation: the change of each constant's logarithm, or of a share's logit."""
 SLIGHTLY = 0.1
+ALIKE = 0.3
+"""What errors of rows of one problem have in common, so that many of them are worth few; as in published tables."""
 SHARES = frozenset({"gradient_overlap"})
 LEAST, MOST = 0.02, 0.98
 """A share of 0 or 1 has no logit: it is taken as this."""
@@ -118,20 +122,53 @@ def place(name: str, value: float) -> float:
     return math.log(share / (1 - share))
 
 
+def of_network(deviation: float | Rows) -> Direction:
+    """Return all that is slow between nodes as one direction, as wide as `network_links` is uncertain."""
+    return {name: sign * deviation for name, sign in NETWORK.items()}
+
+
+def directions(
+    deviations: Mapping[str, float | Rows],
+    fit: FittedCode | None,
+    independent: Mapping[str, Mapping[str, int]] = INDEPENDENT,
+) -> list[Direction]:
+    """Return what is unknown of the constants as independent directions: a fit's posterior, and priors of the rest.
+
+    A direction of the posterior is in the place of the constant that it is nearest to.
+    """
+    posterior = {} if fit is None else _posterior(fit)
+    found = [posterior[name] for name in posterior if name not in independent]
+    for name, together in independent.items():
+        found += [posterior[name]] if name in posterior else []
+        free = {one: sign for one, sign in together.items() if name in deviations and one not in posterior}
+        found += [{one: sign * deviations[name] for one, sign in free.items()}] if free else []
+    return found
+
+
+def _posterior(fit: FittedCode) -> dict[str, Direction]:
+    """Return the columns of the correlations' symmetric root, which is a root of the covariance once scaled."""
+    names, deviations = [one.name for one in fit.constants], np.array([one.deviation for one in fit.constants])
+    correlations = np.eye(len(names))
+    for place, one in enumerate(fit.constants):
+        correlations[place, :place] = correlations[:place, place] = one.correlations
+    values, vectors = np.linalg.eigh(correlations)  # rounding may have made one slightly negative
+    columns = deviations[:, None] * (vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T)
+    return {name: dict(zip(names, column.tolist(), strict=True)) for name, column in zip(names, columns.T, strict=True)}
+
+
 def log_ends(
-    cluster: Cluster, precision: str, software: Software, work: Workload, deviations: Mapping[str, float | Rows]
+    cluster: Cluster, precision: str, software: Software, work: Workload, unknown: Sequence[Direction]
 ) -> tuple[Rows, Rows]:
     """Return how far the 95 % ends of each row's step time are below and above its estimate, as logarithms.
 
-    Each constant is taken to both ends of its own range, and the changes add up as those of independent constants; all
-    that is slow between nodes is one of them, as wide as `network_links`. A link that is as fast as stated hides behind
-    computation where a slower one does not, and none is faster than stated: the ends are not symmetric.
+    Each of the independent directions is taken to both ends of its own range, and the changes add up as independent
+    ones. A link that is as fast as stated hides behind computation where a slower one does not, and none is faster than
+    stated: the ends are not symmetric.
     """
     changed = _changes(cluster, precision, software, work)
     below = above = np.zeros(1)
-    for together, deviation in ((signs, deviations[name]) for name, signs in INDEPENDENT.items() if name in deviations):
-        width = NORMAL_95 * deviation
-        ends = [changed({one: side * sign * width for one, sign in together.items()}) for side in (-1, 1)]
+    for one in unknown:
+        ends = [changed({name: side * NORMAL_95 * by for name, by in one.items()}) for side in (-1, 1)]
         below = below + np.minimum(np.minimum(*ends), 0) ** 2
         above = above + np.maximum(np.maximum(*ends), 0) ** 2
     return np.sqrt(below), np.sqrt(above)
@@ -142,15 +179,11 @@ def slopes(
     precision: str,
     software: Software,
     work: Workload,
-    deviations: Mapping[str, float],
-    independent: Mapping[str, Mapping[str, int]] = INDEPENDENT,
+    unknown: Sequence[Direction],
 ) -> Rows:
-    """Return the change of each row's log step time per deviation of each of `independent`, near the estimate."""
+    """Return the change of each row's log step time per deviation of each direction, near the estimate."""
     changed = _changes(cluster, precision, software, work)
-    columns = [
-        changed({one: SLIGHTLY * sign * deviations[name] for one, sign in together.items()}) / SLIGHTLY
-        for name, together in independent.items()
-    ]
+    columns = [changed({name: SLIGHTLY * by for name, by in one.items()}) / SLIGHTLY for one in unknown]
     return np.stack(np.broadcast_arrays(*columns), axis=1)
 
 
@@ -159,7 +192,7 @@ def network_left(rows: Rows) -> float:
 
     It is that of the posterior of all constants: what others explain as well tells little of the network.
     """
-    return math.sqrt(float(np.linalg.inv(np.eye(len(INDEPENDENT)) + rows.T @ rows)[0, 0]))
+    return math.sqrt(float(np.linalg.inv(np.eye(rows.shape[1]) + rows.T @ rows)[0, 0]))
 
 
 def _changes(
@@ -169,7 +202,7 @@ def _changes(
     machine = Machine.of(cluster, precision, software)
     constants = {**machine.constants(), "exchange_s": software.exchange_s}
     capped = AT_MOST_STATED - scaled_by(assumptions(cluster, precision))
-    bare, before = replace(cluster, efficiencies={}), np.log(step_time(machine, work).total)
+    bare, before = replace(cluster, efficiencies={}, fitted=()), np.log(step_time(machine, work).total)
 
     def change(moves: Mapping[str, float | Rows]) -> Rows:
         values = {name: moved(name, constants[name], by) for name, by in moves.items()}

@@ -12,11 +12,12 @@ from frontrunner.evaluators.analytic.accuracy_bounds import (
     ROW_ERROR,
     Trust,
     grown,
+    known_network,
     prior_deviations,
     trust_in,
 )
 from frontrunner.evaluators.analytic.estimates import Estimate, blocks, plan, why_none
-from frontrunner.evaluators.analytic.priors import INDEPENDENT, log_ends, network_left, slopes
+from frontrunner.evaluators.analytic.priors import directions, log_ends, network_left, of_network, slopes
 from frontrunner.evaluators.analytic.workload import Rows
 from frontrunner.notebook import Displayed
 from frontrunner.spaces.cluster import MOST_DEVICES
@@ -154,18 +155,18 @@ def _network_ends(
     deviations = prior_deviations(cluster, precision)
     unseen = deviations["network_links"]
     deviations["network_links"] = float(grown(cluster, precision, unseen, seen))
+    unknown = directions(deviations, None)
     felt = [
-        slopes(cluster, precision, machine.software, work, deviations) / (2 * ROW_ERROR)
+        slopes(cluster, precision, machine.software, work, unknown) / (2 * ROW_ERROR)
         for own, known in here
         for _, _, machine, work in blocks(known, own)
     ]
-    left = deviations["network_links"] * network_left(np.concatenate([np.empty((0, len(INDEPENDENT))), *felt]))
+    left = deviations["network_links"] * network_left(np.concatenate([np.empty((0, len(unknown))), *felt]))
     found = np.zeros((2, len(recipes)))
     for places, _, machine, work in blocks(recipes, problem):
         nodes = work.devices / width
-        beyond = np.clip(np.log2(nodes / max(seen, 1.0)), 0.0, 1.0)
-        network = left + beyond * (grown(cluster, precision, unseen, nodes) - left)
-        found[:, places] = log_ends(cluster, precision, machine.software, work, {"network_links": network})
+        network = known_network(left, grown(cluster, precision, unseen, nodes), nodes, seen)
+        found[:, places] = log_ends(cluster, precision, machine.software, work, [of_network(network)])
     return found
 
 

@@ -590,6 +590,21 @@ def at_precision(code: Software, precision: str) -> Software:
     return replace(code, wide_gradients=code.wide_gradients and not is_narrow, narrow_in_fp16=False)
 
 
+def known_as(code: Software) -> str:
+    """Return the name under which constants are fitted to a code's steps: of an unknown one with its stated traits."""
+    stated = (
+        f"{key.replace('_', '-')} {value}"
+        for key, kinds in (TRAITS if code.stands_for else {}).items()
+        for value, own in kinds.items()
+        if _has(code, own) and not _has(UNKNOWN, own)
+    )
+    return ", ".join([code.name, *stated])
+
+
+def _has(code: Software, traits: Mapping[str, Any]) -> bool:
+    return all(getattr(code, name) == value for name, value in traits.items())
+
+
 def described(problem: Problem, engine: str) -> SoftwareSettings:
     """Return every trait that a problem's estimates assume; of an unknown code only those that are stated."""
     code = at_precision(coded(problem.software, engine), problem.precision)
@@ -597,7 +612,7 @@ def described(problem: Problem, engine: str) -> SoftwareSettings:
         return replace(problem.software, code=code.name)
     found: dict[str, Any] = {}
     for key, kinds in TRAITS.items():
-        fitting = (value for value, own in kinds.items() if all(getattr(code, name) == own[name] for name in own))
+        fitting = (value for value, own in kinds.items() if _has(code, own))
         found[key] = next(fitting)
     if not problem.has_fused_attention:
         found["attention"] = "fused-softmax" if code.softmax == "fused" else code.softmax

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from frontrunner.evaluators.analytic.compute import matmul_s
-from frontrunner.evaluators.analytic.fit import StepFit
+from frontrunner.evaluators.analytic.fit import StepFits
 from frontrunner.evaluators.analytic.machine import FITTED, Machine
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.workload import BYTES_PER_VALUE, Rows
 from frontrunner.evaluators.diagnostics.ranks import OWN, Place, Rank, await_ranks
 from frontrunner.evaluators.probe.files import read_json, write_json, write_text
-from frontrunner.spaces.cluster import PRECISIONS, ByPrecision, Cluster
+from frontrunner.spaces.cluster import ByPrecision, Cluster, FittedCode
 from frontrunner.spaces.errors import FrontrunnerError
 
 CHILD = "frontrunner.evaluators.trainer.calibration"
@@ -58,6 +58,7 @@ FAR_OFF = 0.5
 LARGE_SHARE = 1 / 16
 """A precision whose largest timed product has less than this share of the largest work timed shows no rate."""
 WRITTEN_DIGITS = 6
+CORRELATION_DIGITS = 3
 Seen = dict[str, Any]
 Row = Mapping[str, Any]
 
@@ -336,23 +337,12 @@ def write_measured(out: Path, found: Calibration) -> None:
     write_text(out, cluster_toml(found.cluster, found.notes, heading))
 
 
-def write_fit(out: Path, base: Cluster, fit: StepFit, *, origin: str, taken_at: datetime) -> None:
-    """Write the base cluster with the fitted constants in it, and the error on rows held back."""
-    day = taken_at.strftime("%Y-%m-%d %H:%M UTC")
-    cluster = replace(
-        base,
-        efficiencies={**base.efficiencies, **fit.efficiencies},
-        expected_error=fit.expected_error,
-        source=f"{base.source}; constants fitted {day} to {fit.rows} rows of {origin}",
-    )
-    notes = {
-        f"efficiencies.{constant.name}": f"fitted to {constant.rows} rows; was {constant.before:.4g}"
-        for constant in fit.constants
-        if not constant.held
-    }
-    held_back = f"on rows held back, {'whole problems' if fit.by_problem else 'every fifth row'} at a time"
-    notes |= {f"expected_error.{precision}": held_back for precision in PRECISIONS}
-    write_text(out, cluster_toml(cluster, notes, ["Constants fitted by frontrunner calibrate.", _usage(out)]))
+def write_fits(out: Path, base: Cluster, found: StepFits, *, origin: str, taken_at: datetime) -> None:
+    """Write the base cluster as it is, with a fit of each training code in place of an earlier one."""
+    source = f"{origin}, {taken_at.strftime('%Y-%m-%d %H:%M UTC')}"
+    fits = {one.code: one for one in base.fitted} | {fit.code: fit.for_cluster_file(source) for fit in found.fits}
+    heading = ["Constants fitted by frontrunner calibrate.", _usage(out)]
+    write_text(out, cluster_toml(replace(base, fitted=tuple(fits.values())), {}, heading))
 
 
 def _usage(out: Path) -> str:
@@ -362,14 +352,30 @@ def _usage(out: Path) -> str:
 def cluster_toml(cluster: Cluster, notes: Mapping[str, str], heading: Sequence[str]) -> str:
     """Return the file's text. `notes` follow their keys, dotted where they are in a table; None and () are left out."""
     plain, tables = [], []
-    for name, value in ((f.name, getattr(cluster, f.name)) for f in fields(cluster)):
+    for name, value in ((f.name, getattr(cluster, f.name)) for f in fields(cluster) if f.name != "fitted"):
         table = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         if not isinstance(table, Mapping):
             plain += [] if value is None or value == () else [_entry(name, value, notes.get(name))]
         elif entries := {key: entry for key, entry in table.items() if entry is not None}:
             tables += ["", f"[cluster.{name}]"]
             tables += [_entry(key, entry, notes.get(f"{name}.{key}")) for key, entry in entries.items()]
+    tables += [line for fit in cluster.fitted for line in _of_fit(fit)]
     return "\n".join([*(f"# {line}" for line in heading), "", "[cluster]", *plain, *tables]) + "\n"
+
+
+def _of_fit(fit: FittedCode) -> Iterator[str]:
+    """Yield the lines of a fit, one for each constant, with its correlations with those of the lines before."""
+    yield from ("", "[[cluster.fitted]]")
+    yield from (_entry(key, getattr(fit, key), None) for key in ("code", "rows", "problems", "nodes"))
+    errors = {key: value for key, value in vars(fit.error).items() if value is not None}
+    yield f"error = {{ {', '.join(_entry(key, value, None) for key, value in errors.items())} }}"
+    yield _entry("source", fit.source, None)
+    yield "constants = ["
+    for one in fit.constants:
+        shown = ", ".join(f"{value:.{CORRELATION_DIGITS}f}" for value in one.correlations)
+        known = ", ".join(_entry(key, getattr(one, key), None) for key in ("name", "value", "deviation"))
+        yield f"  {{ {known}, correlations = [{shown}] }},"
+    yield "]"
 
 
 def _entry(key: str, value: Any, note: str | None) -> str:

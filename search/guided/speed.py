@@ -18,6 +18,8 @@ from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.spatial.distance import cdist
 
 from frontrunner.evaluators.analytic.accuracy_bounds import own_error
+from frontrunner.evaluators.analytic.machine import fit_of
+from frontrunner.evaluators.analytic.software import coded
 from frontrunner.search.guided.prior import NAMES, CandidateTable, Places, Rows, middle
 from frontrunner.spaces.problem import Problem
 
@@ -52,8 +54,13 @@ MOST_OBSERVATIONS = 250
 
 def amplitudes_of(problem: Problem) -> Mapping[float, float]:
     """Return how wrong predictions may be on the problem's cluster, with the chance of each."""
-    clusters = [own.cluster for own in problem.by_group.values()]
-    shares = any(one.backend == "cpu" and own_error(one, problem.precision) is None for one in clusters)
+    precision, code = problem.precision, coded(problem.software)
+    shares = any(
+        own.cluster.backend == "cpu"
+        and own_error(own.cluster, precision) is None
+        and fit_of(own.cluster, precision, code) is None
+        for own in problem.by_group.values()
+    )
     return OF_SHARED_PROCESSORS if shares else AMPLITUDES
 
 

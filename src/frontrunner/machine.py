@@ -16,14 +16,14 @@ from frontrunner.config.campaign import named_cluster, parse_cluster, read_campa
 from frontrunner.config.settings import run_root, store_url
 from frontrunner.evaluators.analytic.fit import (
     Samples,
-    StepFit,
+    StepFits,
     are_of_one_machine,
     fit_steps,
     samples_of_problems,
 )
 from frontrunner.evaluators.cluster.environment import JobEnvironment, job_environment
 from frontrunner.evaluators.cluster.settings import RAY, NodeSource, node_source
-from frontrunner.evaluators.diagnostics.calibration import Calibration, calibration, measure, write_fit, write_measured
+from frontrunner.evaluators.diagnostics.calibration import Calibration, calibration, measure, write_fits, write_measured
 from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs
 from frontrunner.evaluators.diagnostics.doctor.machine import examine
 from frontrunner.evaluators.diagnostics.ranks import Place, allocated
@@ -92,14 +92,17 @@ def calibrate(
 
 def fit_tables(
     tables: Sequence[str | Path], *, out: str | Path | None = None, cluster: str | Cluster | None = None
-) -> StepFit:
-    """Fit the analytic model's constants to tables of step times, for `cluster` or the preset of the rows' hardware."""
+) -> StepFits:
+    """Fit the analytic model's constants to tables of step times, for `cluster` or the preset of the rows' hardware.
+
+    Each training code is fitted to by itself.
+    """
     path, base = _writable(out) if out is not None else None, _cluster(cluster)
     measured = samples_of_tables([read(Path(table), base) for table in tables], base)
-    if path is not None and base is None:
+    if base is None and measured.samples:
         devices = {sample.cluster.device: sample.cluster for sample in measured.samples}
         if len(devices) != 1:
-            found = ", ".join(sorted(devices)) or "none"
+            found = ", ".join(sorted(devices))
             raise InvalidInput(f"the rows' devices are {found}: expected one", hint="name it with --cluster")
         (base,) = devices.values()
     return _fitted(measured, path, base, ", ".join(Path(table).name for table in tables))
@@ -111,7 +114,7 @@ def fit_campaign(
     store: str | None = None,
     out: str | Path | None = None,
     cluster: str | Cluster | None = None,
-) -> StepFit:
+) -> StepFits:
     """Fit the analytic model's constants to a campaign's measurements, for `cluster` or the campaign's own.
 
     With `campaign` None to those of the newest and of all others on its cluster with its code, precision and software.
@@ -181,10 +184,10 @@ def _on_the_same_machine(store: Store, record: Campaign, spec: CampaignSpec) -> 
     return [one for one in evidence if are_of_one_machine(one.problem, spec.problem)]
 
 
-def _fitted(measured: Samples, path: Path | None, base: Cluster | None, origin: str) -> StepFit:
+def _fitted(measured: Samples, path: Path | None, base: Cluster | None, origin: str) -> StepFits:
     found = fit_steps(measured)
     if path is not None and base is not None:
-        write_fit(path, base, found, origin=origin, taken_at=datetime.now(UTC))
+        write_fits(path, base, found, origin=origin, taken_at=datetime.now(UTC))
     return found
 
 

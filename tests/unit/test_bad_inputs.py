@@ -93,7 +93,7 @@ class TestTables:
                 fit_tables([path])
 
     def test_a_global_batch_of_zero_is_a_reason_to_leave_a_row_out(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidInput, match="0 rows can be fitted to"):
+        with pytest.raises(InvalidInput, match="1 x gbs below 1"):
             fit_tables([write_table(tmp_path / "t.csv", row(gbs="0"))])
 
     def test_whole_numbers_beyond_every_float_are_left_out(self, tmp_path: Path) -> None:

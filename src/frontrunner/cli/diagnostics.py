@@ -19,7 +19,7 @@ from frontrunner.recipe_actions import plan_profile
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, installing
 from frontrunner.text import counted
-from frontrunner.views.diagnostics import print_calibration, print_doctor, print_fit, print_profile
+from frontrunner.views.diagnostics import print_calibration, print_doctor, print_fits, print_profile
 
 NO_PYINSTRUMENT = "pyinstrument is not installed, so the host side is left out: "
 
@@ -118,7 +118,7 @@ def calibrate(  # noqa: PLR0913 - an option each
     if as_json:
         print_json({"out": str(out), **vars(found)})
     else:
-        print_fit(found, out)
+        print_fits(found, out)
 
 
 def _measure(

@@ -110,8 +110,17 @@ def _fill_cluster(given: Table, base: Path) -> Table:
         return _uneven_cluster(given, base)
     given = {key: value for key, value in given.items() if key != "group" or value not in ([], ())}
     found = _with_figures(dict(given), base)
+    if "fitted" in found:
+        found["fitted"] = _as_tuples(found["fitted"])
     known = presets.known_device(str(found.get("device", "")))
     return found if known is None else found | {"device": known["device"]}
+
+
+def _as_tuples(given: Any) -> Any:
+    """Return lists as tuples, which strict validation expects of a table that was filled in, at every depth."""
+    if isinstance(given, dict):
+        return {key: _as_tuples(value) for key, value in given.items()}
+    return tuple(map(_as_tuples, given)) if isinstance(given, list | tuple) else given
 
 
 def _uneven_cluster(given: Table, base: Path) -> Table:
@@ -133,7 +142,7 @@ def _group(own: Table, shared: Table, base: Path) -> Cluster:
         raise errors.bad_value("cluster.group.name", name, 'a name for each group, as "h100"', hint=hint)
     if not own.keys().isdisjoint(NAMES_A_DEVICE):
         device = {key for table in presets.catalogue("devices").values() for key in table}
-        left_out = {*NAMES_A_DEVICE, *device, "efficiencies", "expected_error"}
+        left_out = {*NAMES_A_DEVICE, *device, "efficiencies", "expected_error", "fitted"}
         shared = {key: value for key, value in shared.items() if key not in left_out}
     try:
         return parse(ClusterFile, {"cluster": shared | own}, base=base).cluster
@@ -191,10 +200,11 @@ def _check_name(found: Any, info: ValidationInfo) -> Any:
 
 
 def _check_efficiencies(cluster: Cluster) -> Cluster:
-    if cluster.efficiencies:
-        from frontrunner.evaluators.analytic.machine import check_efficiencies
+    if cluster.efficiencies or cluster.fitted:
+        from frontrunner.evaluators.analytic.machine import check_efficiencies, check_fits
 
         check_efficiencies(cluster.efficiencies)
+        check_fits(cluster.fitted)
     return cluster
 
 
@@ -226,6 +236,10 @@ def _cluster_schema(schema: Schema) -> None:
         "description": "Node types of an uneven cluster, `[[cluster.group]]`: each with a `name` of its own and the "
         "keys of `[cluster]` that differ, as `preset` or `device`, `nodes` and `price_per_node_hour`; a recipe runs "
         "within one group. See [several node types](clusters.md#several-node-types)."
+    }
+    schema["properties"]["fitted"] = {"type": "array", "items": {"type": "object"}} | {
+        "description": "Constants fitted to measured steps of training codes, `[[cluster.fitted]]`, as `frontrunner "
+        "calibrate` writes them; of another code nothing there is used. See [calibration](calibration.md)."
     }
     own = [key for key in schema.pop("required") if key not in filled or key == "device"]
     schema["anyOf"] = [*({"required": [key]} for key in ("preset", "file", "group")), {"required": own}]

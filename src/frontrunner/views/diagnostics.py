@@ -18,7 +18,7 @@ from frontrunner.text import counted, fit_verdict, gib, latency, percent, plain,
 from frontrunner.views.terminal import console, ruled_table
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.analytic.fit import StepFit
+    from frontrunner.evaluators.analytic.fit import StepFit, StepFits
     from frontrunner.evaluators.diagnostics.calibration import Calibration
     from frontrunner.evaluators.diagnostics.doctor.check import Check
     from frontrunner.evaluators.diagnostics.doctor.collective_test import Bandwidth
@@ -98,12 +98,24 @@ def print_calibration(found: Calibration, out_file: Path) -> None:
     out.say(f"written: {out_file}", whole=True)
 
 
-def print_fit(found: StepFit, out_file: Path) -> None:
+def print_fits(found: StepFits, out_file: Path) -> None:
+    """Print the fit of each training code, and what was left out."""
+    out = console()
+    for fit in found.fits:
+        _print_fit(fit)
+    for reason, count in found.refused.items():
+        out.say(f"{count:,} rows left out: {reason}", style="dim")
+    out.say(f"written: {out_file}", whole=True)
+
+
+def _print_fit(found: StepFit) -> None:
     """Print the error before and after on rows held back, then the fitted constants."""
     out = console()
     how = "whole problems" if found.by_problem else "every fifth row"
     problems = counted(found.problems, "problem")
-    out.say(f"{found.rows:,} rows of {problems}, held back in {found.folds} parts: {how}")
+    out.say(found.code, style="bold")
+    nodes = counted(found.nodes, "node")
+    out.say(f"{found.rows:,} rows of {problems} on up to {nodes}, held back in {found.folds} parts: {how}")
     errors = ruled_table(None, "error of step time", ("mean", "right"), ("median", "right"))
     errors.add_row("before", percent(found.error_before), percent(found.median_error_before))
     errors.add_row("after, on rows held back", percent(found.error_after), percent(found.median_error_after))
@@ -122,9 +134,6 @@ def print_fit(found: StepFit, out_file: Path) -> None:
         out.say("! at a bound of its range: the formulas describe these rows badly", style="dim")
     if held := [constant.name for constant in found.constants if constant.held]:
         out.say(f"too few rows to move: {', '.join(held)}", style="dim")
-    for reason, count in found.refused.items():
-        out.say(f"{count:,} rows left out: {reason}", style="dim")
-    out.say(f"written: {out_file}", whole=True)
 
 
 _FLOPS = {
