@@ -158,6 +158,10 @@ class Dispatcher:
         """Note how long a step has taken."""
         self._longest_s = max(self._longest_s or 0.0, seconds)
 
+    def give_back(self, allocation: HeldAllocation) -> None:
+        """Give the nodes of an allocation back, on which nothing runs any more."""
+        self._pool.give_back(allocation)
+
     def withdraw_requests(self) -> None:
         """Withdraw the requests for more nodes, which nothing waits for any more."""
         self._pool.withdraw_requests()
