@@ -120,7 +120,7 @@ def test_a_trainer_gets_the_variables_it_was_given_and_no_others(
     ended(setup)
     folder = order(setup).run_folder
     given = (folder / "command.log").read_text().splitlines()[0].split()[2:]
-    marked, place = {RUN_TAG, *driver_tags(tmp_path)}, {*list(VARIABLES)[:6]}
+    marked, place = {RUN_TAG, *driver_tags(tmp_path)}, {*list(VARIABLES)[:7]}
     assert set(given) - {"LC_CTYPE"} == {"PATH", "PYTHONUNBUFFERED", "RECIPE"} | marked | place
     written = json.loads((folder / "command.json").read_text())
     assert written["environment"]["RECIPE"] == "tp1"
