@@ -72,7 +72,7 @@ def training_probe(setup: ProbeSetup) -> Evaluator:
     return DispatchedProbe(setup, source)
 
 
-def command_probe(setup: ProbeSetup, make_command: MakeCommand | None = None, *, is_replay: bool = False) -> Evaluator:
+def command_probe(setup: ProbeSetup, make_command: MakeCommand | None = None) -> Evaluator:
     """Construct the evaluator that runs commands on this machine, or on the nodes that [dispatch] names."""
     from frontrunner.evaluators.cluster.settings import node_source
 
@@ -80,10 +80,10 @@ def command_probe(setup: ProbeSetup, make_command: MakeCommand | None = None, *,
     if source is None:
         from frontrunner.evaluators.external.evaluator import CommandEvaluator
 
-        return CommandEvaluator(setup, make_command, is_replay=is_replay)
+        return CommandEvaluator(setup, make_command)
     from frontrunner.evaluators.external.dispatched import DispatchedCommands
 
-    return DispatchedCommands(setup, source, make_command=make_command, is_replay=is_replay)
+    return DispatchedCommands(setup, source, make_command=make_command)
 
 
 def require_evaluator_name(name: str) -> None:

@@ -272,6 +272,11 @@ class Pool:
         """What the requests for nodes lack, if their engine says so."""
         return next((one.waits_for for one in self._allocations if one.ready_s is None and one.waits_for), "")
 
+    def give_back(self, allocation: HeldAllocation) -> None:
+        """Give an allocation back before its end, on which nothing runs any more."""
+        if allocation in self._allocations:  # else it has ended
+            self._give_back(allocation)
+
     def withdraw_requests(self) -> None:
         """Withdraw the requests for nodes that are still queued: nothing waits for them any more."""
         for allocation in [one for one in self._allocations if one.ready_s is None]:

@@ -164,6 +164,10 @@ class Dispatcher:
         """What the requests for nodes lack, if their engine says so."""
         return self._pool.waits_for
 
+    def give_back(self, allocation: HeldAllocation) -> None:
+        """Give the nodes of an allocation back, on which nothing runs any more."""
+        self._pool.give_back(allocation)
+
     def withdraw_requests(self) -> None:
         """Withdraw the requests for more nodes, which nothing waits for any more."""
         self._pool.withdraw_requests()

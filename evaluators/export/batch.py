@@ -2,7 +2,8 @@
 
 They run on the nodes of their job, in a working folder that all nodes see, and submit themselves again if the job's
 time ended before they were done (`JobEnds`), so often at most. A recipe's script holds the recipe file, and replays
-it by frontrunner's own trainer; a campaign's launches the campaign file, or resumes the campaign of its name.
+it by frontrunner's own trainer or by the command in the file; a campaign's launches the campaign file, or resumes the
+campaign of its name.
 """
 
 from __future__ import annotations
@@ -107,6 +108,13 @@ cat > "$FOLDER/recipe.json" <<'{end}'
 python -m frontrunner.cli replay "$FOLDER/recipe.json" --steps "$STEPS" ${{DATA:+--data "$DATA"}} \\
   --folder "$FOLDER/run\"""",
 }
+COMMAND = REPLAY | {
+    "variables": "STEPS=$STEPS,FOLDER=$FOLDER",
+    "command": """\
+python -m frontrunner.cli replay "$FOLDER/recipe.json" --steps "$STEPS" \\
+  --folder "$FOLDER/run\"""",
+}
+"""Of another trainer's recipe, whose command names its data."""
 CAMPAIGN = {
     "variables": "STORE=${{STORE:-}}",
     "prepare": "FILE={file}\n",
@@ -116,6 +124,11 @@ AN_HOUR = {"walltime": "01:00:00", "minutes": 60}
 YOURS = (
     "Account, queue, time, STEPS and DATA (a file instead of the recipe's data) are yours to set; "
     "run it where python -m frontrunner.cli works on all nodes, with Parsl (frontrunner[hpc]) for several."
+)
+YOURS_OF_COMMAND = (
+    "Account, queue, time and STEPS are yours to set; run it where python -m frontrunner.cli and the trainer work",
+    "on all nodes, with Parsl (frontrunner[hpc]) where [dispatch] has started the trainer on each node of its probes.",
+    "To go on from its own checkpoint is the trainer's part: FRONTRUNNER_ATTEMPT is 1 in its first start.",
 )
 YOURS_OF_CAMPAIGN = (
     "Account, queue, time and STORE are yours to set. Each job may run on another node: STORE is a postgresql:// URL,",
@@ -133,14 +146,16 @@ def batch_script(  # noqa: PLR0913 - what a script is made of
     setup: Sequence[str] = (),
     *,
     dispatch: DispatchSettings | None = None,
+    by_command: bool = False,
 ) -> str:
     """Return a script for sbatch, qsub or bsub that trains with a recipe, after the commands of `setup`.
 
-    What its campaign's `dispatch` requests of the same scheduler it requests, too.
+    What its campaign's `dispatch` requests of the same scheduler it requests, too. `by_command`: the recipe file holds
+    another trainer's command.
     """
     if (reason := why_no_launch(problem, recipe)) is not None:
         raise InvalidInput(f"{scheduler} cannot start this recipe: {reason}")
-    if own := recipe.custom_arguments():
+    if (own := recipe.custom_arguments()) and not by_command:
         what = f"{scheduler} scripts train by the built-in trainer, which does not take {' '.join(own)}"
         raise InvalidInput(what, hint="export it to the trainer's own arguments: --to megatron-lm")
     (nodes, per_node), has_gpus = launch_of(problem, recipe), problem.cluster.backend != "cpu"
@@ -150,7 +165,8 @@ def batch_script(  # noqa: PLR0913 - what a script is made of
     request = {key: getattr(dispatch, key) for key in known}
     if dispatch is not None and request:
         figures |= {"walltime": dispatch.walltime, "minutes": int(dispatch.walltime_s / 60)}
-    return _script(scheduler, REPLAY, figures, (*header, YOURS), setup, has_gpus=has_gpus, request=request)
+    kind, yours = (COMMAND, YOURS_OF_COMMAND) if by_command else (REPLAY, (YOURS,))
+    return _script(scheduler, kind, figures, (*header, *yours), setup, has_gpus=has_gpus, request=request)
 
 
 def campaign_script(  # noqa: PLR0913 - what a campaign file states

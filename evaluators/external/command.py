@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from frontrunner.evaluators.cluster.settings import node_source
 from frontrunner.evaluators.export.deepspeed import BATCH, zero_stage
@@ -74,6 +75,7 @@ VARIABLES = {
     "MASTER_PORT": "master_port",
     "FRONTRUNNER_NODE_LIST": "node_list",
     "FRONTRUNNER_DEVICES_PER_NODE": "devices_per_node",
+    "FRONTRUNNER_ATTEMPT": "attempt",
     "RANK": "rank",
     "LOCAL_RANK": "local_rank",
     "LOCAL_WORLD_SIZE": "local_world_size",
@@ -88,7 +90,8 @@ RANK_FIELDS = (*RANK_PLACE, "world_size")
 class CommandRequest:
     """Request for the command of a recipe, which starts in `campaign_folder` and writes its files to `run_folder`.
 
-    It is started once per node, or once per rank (`start_per`). A replay ends by itself after the probe's steps.
+    It is started once per node, or once per rank (`start_per`). A replay ends by itself after the probe's steps;
+    `attempt` numbers its starts.
     """
 
     problem: Problem
@@ -99,6 +102,7 @@ class CommandRequest:
     seed: int = 0
     start_per: str = "node"
     is_replay: bool = False
+    attempt: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +118,8 @@ class Command:
 MakeCommand = Callable[[CommandRequest], Command | Reason]
 
 
-def request_of(setup: ProbeSetup, recipe: Recipe, run_folder: Path, *, is_replay: bool = False) -> CommandRequest:
-    """Return the request for the command of a campaign's recipe."""
+def request_of(setup: ProbeSetup, recipe: Recipe, run_folder: Path, **replay: Any) -> CommandRequest:
+    """Return the request for the command of a campaign's recipe; `replay` are its fields of a replay."""
     return CommandRequest(
         problem=setup.problem,
         recipe=recipe,
@@ -124,7 +128,7 @@ def request_of(setup: ProbeSetup, recipe: Recipe, run_folder: Path, *, is_replay
         campaign_folder=setup.command.start_folder,
         seed=setup.seed,
         start_per=setup.command.start_per,
-        is_replay=is_replay,
+        **replay,
     )
 
 
@@ -136,7 +140,7 @@ def environment_of(command: Command, request: CommandRequest, settings: CommandS
 
 
 def places(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that tell a command its place among the nodes and ranks, of the values of its fields."""
+    """Return the variables that tell a command its place among nodes, ranks and starts, of the values of its fields."""
     return {name: values[field] for name, field in VARIABLES.items() if field in values}
 
 
@@ -165,6 +169,7 @@ def field_values(request: CommandRequest) -> dict[str, str]:
         "campaign_folder": request.campaign_folder,
         "python": sys.executable,
         "replay": request.is_replay,
+        "attempt": request.attempt,
     }
     values |= {name: place_field(name) for name in PLACE}
     if request.start_per == "rank":

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from frontrunner.evaluators.cluster.allocations import HeldAllocation, Placed
-from frontrunner.evaluators.cluster.settings import NodeSource
-from frontrunner.evaluators.cluster.steps import LONGER_SHARE, Dispatched, OnNodes, StepNodes
+from frontrunner.evaluators.cluster.steps import Dispatched, Dispatcher, OnNodes, StepNodes
 from frontrunner.evaluators.external.command import Command
 from frontrunner.evaluators.external.evaluator import CommandProbes
 from frontrunner.evaluators.external.supervisor import END_S, ENDED, LOG, of_node
@@ -17,8 +15,6 @@ from frontrunner.evaluators.probe.processes import PEER_GRACE_S
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 
 AGENT = "frontrunner.evaluators.external.agent"
-LEAST_REPLAY_S = 60.0
-"""Assumed: nodes that are left for less are not worth the start of a replay, which has no deadline."""
 END_GRACE_S = END_S + 10.0
 """How long nodes may take to end a command: their supervisors, a look at the shared file system, and its delays."""
 
@@ -50,7 +46,8 @@ class StepCommand(OnNodes, CommandWatch):
         self.killed.update(node for report in reports for node in report.killed)
         if any(statuses):
             self._failed_s = self._failed_s or time.monotonic()
-        if self._failed_s is not None and time.monotonic() - self._failed_s > PEER_GRACE_S:
+        is_over = self._failed_s is not None and time.monotonic() - self._failed_s > PEER_GRACE_S
+        if is_over and not self.is_stopping:
             self.end()
         self.lost = next((f"node {one.host}: {one.trouble}" for one in reports if one.trouble is not None), None)
         was_interrupted = self.nodes.interrupted is not None and not self.is_measured and any(statuses)
@@ -71,16 +68,16 @@ class StepCommand(OnNodes, CommandWatch):
 class DispatchedCommands(Dispatched[StepCommand], CommandProbes[StepCommand]):
     """The `Evaluator` that runs commands on the nodes of a source."""
 
-    def __init__(self, setup: ProbeSetup, source: NodeSource, **more: Any) -> None:
-        super().__init__(setup, source, **more)
-        if self._is_replay:
-            self._dispatcher.note(LEAST_REPLAY_S / LONGER_SHARE)
-
     def _begin(self, order: ProbeOrder, allocation: HeldAllocation) -> StepCommand:
-        for node in range(nodes_used(order.recipe, self._setup.problem)):
-            for name in (LOG, ENDED):
-                (order.run_folder / of_node(name, node)).touch()
-        placed = self._dispatcher.start(order, allocation, environment={}, agent=AGENT)
-        run = StepCommand(order, self._setup, self._commands.pop(order.token), placed)
-        run.is_replay = self._is_replay
-        return run
+        return start_on_nodes(self._dispatcher, order, self._setup, self._commands.pop(order.token), allocation)
+
+
+def start_on_nodes(
+    dispatcher: Dispatcher, order: ProbeOrder, setup: ProbeSetup, command: Command, allocation: HeldAllocation
+) -> StepCommand:
+    """Start the command of an order, which `write_run` has written, on nodes of the allocation."""
+    for node in range(nodes_used(order.recipe, setup.problem)):
+        for name in (LOG, ENDED):
+            (order.run_folder / of_node(name, node)).touch()
+    placed = dispatcher.start(order, allocation, environment={}, agent=AGENT)
+    return StepCommand(order, setup, command, placed)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.external import command as commands
 from frontrunner.evaluators.external.command import Command, CommandRequest, MakeCommand
 from frontrunner.evaluators.external.supervisor import END_S, ORDER, RUN_TAG, Place, Supervised, reserved_port
@@ -26,29 +26,22 @@ AnyRun = TypeVar("AnyRun", bound=CommandWatch)
 
 
 class CommandProbes(QueuedProbes[AnyRun]):
-    """Base of evaluators over a function from requests to commands; by default that of the campaign's [command].
+    """Base of evaluators over a function from requests to commands; by default that of the campaign's [command]."""
 
-    With `is_replay` commands run to their own end.
-    """
-
-    def __init__(self, setup: ProbeSetup, make_command: MakeCommand | None = None, *, is_replay: bool = False) -> None:
+    def __init__(self, setup: ProbeSetup, make_command: MakeCommand | None = None) -> None:
         super().__init__(setup)
-        self._is_replay = is_replay
         self._make = make_command or configured(setup.command)
         self._commands: dict[str, Command] = {}
         self._refused: list[Finished] = []
 
     def start(self, order: ProbeOrder) -> None:
         """Accept an order, unless its recipe is refused or its own files disagree with one another."""
-        setup, settings = self._setup, self._setup.command
-        request = commands.request_of(setup, order.recipe, order.run_folder, is_replay=self._is_replay)
+        request = commands.request_of(self._setup, order.recipe, order.run_folder)
         command = self._make(request)
         if isinstance(command, Reason):
             self._refuse(order, FailureKind.ILLEGAL_FOR_ENGINE, command.text)
             return
-        write_run(request, command, commands.environment_of(command, request, settings), settings.pass_environment)
-        stated = commands.stated_before(command.arguments, settings.start_folder)
-        doubt = commands.why_disagreeing(stated, order.recipe, setup.problem)
+        doubt = write_run(request, command, self._setup.command)
         if doubt is not None:
             self._refuse(order, FailureKind.IMPLAUSIBLE, doubt)
             return
@@ -73,9 +66,7 @@ class CommandEvaluator(CommandProbes["CommandRun"]):
         """Start one command; see `CommandProbes.start`."""
         super().start(order)
         for token, (waiting, _) in self._waiting.items():
-            run = CommandRun(waiting, self._setup, self._commands.pop(token))
-            run.is_replay = self._is_replay
-            self._running[token] = run
+            self._running[token] = CommandRun(waiting, self._setup, self._commands.pop(token))
         self._waiting.clear()
 
     def _poll(self, timeout_s: float) -> None:
@@ -135,20 +126,33 @@ class CommandRun(CommandWatch):
 
 
 def write_run(
-    request: CommandRequest, command: Command, environment: Mapping[str, str], passed: tuple[str, ...]
-) -> None:
-    """Write the command's files and its supervisors' order, which holds only the names of variables passed to it."""
-    folder, recipe, cluster = request.run_folder, request.recipe, request.problem.cluster
-    folder.mkdir(parents=True, exist_ok=True)
+    request: CommandRequest,
+    command: Command,
+    settings: CommandSettings,
+    *,
+    folder: Path | None = None,
+    stop_file: Path | None = None,
+) -> str | None:
+    """Write the command's files and its supervisors' order, which holds only the names of variables passed to it.
+
+    The order goes to `folder`, by default the run folder. Return where the files disagree with the recipe, or None.
+    """
+    run_folder, recipe, cluster = request.run_folder, request.recipe, request.problem.cluster
+    folder = folder or run_folder
+    for path in (run_folder, folder):
+        path.mkdir(parents=True, exist_ok=True)
     for name, text in command.files.items():
-        write_text(folder / Path(name).name, text)
+        write_text(run_folder / Path(name).name, text)
     order = {
         "arguments": list(command.arguments),
-        "environment": {**environment, RUN_TAG: str(folder)},
-        "passed": list(passed),
+        "environment": {**commands.environment_of(command, request, settings), RUN_TAG: str(folder)},
+        "passed": list(settings.pass_environment),
         "folder": str(request.campaign_folder),
         "devices": recipe.devices,
         "devices_per_node": cluster.devices_per_node,
         "starts_ranks": request.start_per == "rank",
+        "stop_file": None if stop_file is None else str(stop_file),
     }
     write_json(folder / ORDER, order)
+    stated = commands.stated_before(command.arguments, request.campaign_folder)
+    return commands.why_disagreeing(stated, recipe, request.problem)

@@ -1,31 +1,44 @@
-"""Replay of another trainer's recipe: its command with the same knobs for more steps, compared with the probe."""
+"""Replay of another trainer's recipe: its command with the same knobs for more steps, compared with the probe.
+
+It is started again after a failure, and, stopped by SIGTERM before its nodes are taken away, on other nodes. That it
+goes on from its own checkpoint is the command's part.
+"""
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.cluster.agent import OrphanedSteps
+from frontrunner.evaluators.cluster.allocations import HeldAllocation
+from frontrunner.evaluators.cluster.settings import NodeSource
+from frontrunner.evaluators.cluster.starts import LONGEST_RUN_S, Cause, Ending, Starts
 from frontrunner.evaluators.external.command import MakeCommand, request_of
-from frontrunner.evaluators.external.logs import LogReader, patterns_of, timed
-from frontrunner.evaluators.probe.measure import nodes_used, tokens_per_step
-from frontrunner.evaluators.probe.replay import ReplayResult, ReplaySettings, ThroughputWatch, alone
-from frontrunner.evaluators.probe.run_folder import CANCEL, MEETING
+from frontrunner.evaluators.external.dispatched import start_on_nodes
+from frontrunner.evaluators.external.evaluator import CommandRun, write_run
+from frontrunner.evaluators.external.logs import timed
+from frontrunner.evaluators.external.watch import CommandWatch
+from frontrunner.evaluators.probe.measure import tokens_per_step
+from frontrunner.evaluators.probe.preflight import source_for
+from frontrunner.evaluators.probe.replay import (
+    ReplayResult,
+    ReplaySettings,
+    ReplayStopped,
+    RunFollower,
+    ThroughputWatch,
+    alone,
+    with_walltime,
+)
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
-from frontrunner.evaluators.registry import command_probe
-from frontrunner.results.outcome import Failure
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
+from frontrunner.results.outcome import POLICIES, Failure, Measurement
+from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.recipe import Recipe
 
-POLL_S = 1.0
-LONGEST_S = 365 * 86_400.0
-"""No deadline: the walltime of an allocation is one."""
-APPLICABLE = ("steps", "folder")
+STOP_MARGIN_S = 60.0
+"""Assumed: what a command takes to store a checkpoint and to end."""
+APPLICABLE = ("steps", "folder", "restarts", "walltime", "stop_margin_s")
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
@@ -40,6 +53,9 @@ class CommandReplay:
     setup: ProbeSetup
     make_command: MakeCommand
     measured_tokens_per_s: float | None
+    source: NodeSource | None
+    restarts: int
+    stop_margin_s: float
 
 
 def plan(
@@ -53,115 +69,180 @@ def plan(
 ) -> CommandReplay:
     """Plan a replay; raise `InvalidInput` for settings of our own trainer's replays."""
     plain = ReplaySettings(**{name: getattr(settings, name) for name in APPLICABLE})
+    if settings.launched:
+        raise InvalidInput(
+            f"--print-command: recipe {recipe_id} was run by another trainer, whose command each start makes anew",
+            hint="starts/N/command.json in the folder of a replay has it, and command.json in a probe's run folder",
+        )
     for name, value in vars(settings).items():
         if value != getattr(plain, name):
             raise InvalidInput(
                 f"replay.{name} = {value}: recipe {recipe_id} was run by another trainer, which does not know it",
                 hint="put it into command.arguments, as {replay?--ARGUMENT} for replays alone, and launch the campaign",
             )
+    setup = with_walltime(setup, settings.walltime)
     probe, warm_up = setup.probe, min(setup.probe.warm_up_steps, settings.steps - 1)
-    probe = replace(probe, warm_up_steps=warm_up, measured_steps=settings.steps - warm_up, deadline_s=LONGEST_S)
+    probe = replace(probe, warm_up_steps=warm_up, measured_steps=settings.steps - warm_up, deadline_s=LONGEST_RUN_S)
     folder = (settings.folder or setup.work_folder.parent / "replays" / recipe_id).resolve()
     return CommandReplay(
         recipe_id=recipe_id,
         recipe=recipe,
         folder=folder,
-        setup=replace(setup, work_folder=folder.parent, probe=probe),
+        setup=replace(setup, work_folder=folder, probe=probe),
         make_command=make_command,
         measured_tokens_per_s=measured_tokens_per_s,
+        source=source_for(recipe_id, recipe, setup, doing="replay") if setup.dispatch.has_nodes else None,
+        restarts=settings.restarts,
+        stop_margin_s=settings.stop_margin_s or STOP_MARGIN_S,
     )
 
 
-def run(chosen: CommandReplay, on_event: OnEvent | None = None) -> ReplayResult:
-    """Run the command to its own end; raise `FrontrunnerError` with the log's end."""
-    setup, folder = chosen.setup, chosen.folder
-    order = ProbeOrder(token=chosen.recipe_id, recipe=chosen.recipe, run_folder=folder)
-    nodes = nodes_used(chosen.recipe, setup.problem)
-    with alone(folder):
-        earlier = OrphanedSteps([folder])  # of a driver that was killed
-        while not earlier.have_ended():
-            time.sleep(POLL_S)
-        _clear(folder)
-        follower = _Follower(chosen, nodes, on_event)
-        evaluator = command_probe(setup, chosen.make_command, is_replay=True)
-        try:
-            evaluator.start(order)
-            while not (finished := evaluator.finished(POLL_S)):
-                follower.read()
-        finally:
-            evaluator.close()
-        follower.read()
-    outcome = finished[0].outcome
-    if isinstance(outcome, Failure):
-        why = f"the replay failed, {outcome.kind}: {outcome.message}\n{outcome.log_tail or ''}"
-        raise FrontrunnerError(why.rstrip(), hint=f"the whole log: {outcome.log_path or folder}")
+def run(chosen: CommandReplay, on_event: OnEvent | None = None, signals: Sequence[str] = ()) -> ReplayResult:
+    """Run the command to its own end; raise `FrontrunnerError` with the log's end.
+
+    Once `signals` has a name, the command is stopped by SIGTERM.
+    """
+    with alone(chosen.folder):
+        starts = CommandStarts(chosen, follower := _Follower(chosen, on_event, signals))
+        if not starts.run():
+            raise ReplayStopped(f"stopped after step {follower.step}, {follower.why_stopped}", hint=starts.goes_on)
+    outcome = starts.outcome
+    tokens_per_s = None if outcome is None else outcome.tokens_per_s
     return ReplayResult(
         recipe_id=chosen.recipe_id,
-        folder=folder,
+        folder=chosen.folder,
         final_step=follower.step,
-        tokens_per_s=outcome.tokens_per_s,
-        sustained_tokens_per_s=follower.sustained_tokens_per_s or outcome.tokens_per_s,
+        tokens_per_s=tokens_per_s,
+        sustained_tokens_per_s=tokens_per_s and (follower.sustained_tokens_per_s or tokens_per_s),
         measured_tokens_per_s=chosen.measured_tokens_per_s,
-        final_loss=outcome.losses[-1] if outcome.losses else None,
+        final_loss=outcome.losses[-1] if outcome is not None and outcome.losses else None,
         evaluation_losses={},
     )
 
 
-class _Follower:
-    """Reads the command's logs beside the evaluator, and reports steps, and throughput far below the probe's."""
+class CommandStarts(Starts[CommandWatch]):
+    """Starts of a command, until it ends with status 0 that was not stopped.
 
-    def __init__(self, chosen: CommandReplay, nodes: int, on_event: OnEvent | None) -> None:
-        request = request_of(chosen.setup, chosen.recipe, chosen.folder, is_replay=True)
+    Each has its own number as `{attempt}`. What it went on from is known by the first step that it logs.
+    """
+
+    no_progress = "without going on from a later step than the one before"
+    goes_on = "run again, the command is started with the next {attempt}, to go on from its own checkpoint"
+
+    def __init__(self, chosen: CommandReplay, follower: _Follower) -> None:
+        self._chosen, self._logs = chosen, follower
+        self.outcome: Measurement | None = None
+        self._is_first = True
+        super().__init__(chosen.recipe, chosen.setup, chosen.source, follower, restarts=chosen.restarts)
+
+    def begin(self, order: ProbeOrder, number: int, allocation: HeldAllocation | None) -> CommandWatch:
+        """Start the command."""
+        chosen, setup = self._chosen, self._setup
+        self._is_first = number == 1
+        request = request_of(setup, chosen.recipe, chosen.folder, is_replay=True, attempt=number)
         command = chosen.make_command(request)
         if isinstance(command, Reason):
             raise InvalidInput(f"recipe {chosen.recipe_id} cannot be replayed: {command.text}")
-        self._chosen, self._on_event = chosen, on_event
-        self._log = LogReader(chosen.folder, patterns_of(command.log_patterns), nodes)
-        self._known = 0
+        doubt = write_run(request, command, setup.command, folder=order.run_folder, stop_file=self._follower.stop_file)
+        if doubt is not None:
+            raise InvalidInput(f"recipe {chosen.recipe_id} cannot be replayed: {doubt}")
+        self._follower.note("start", number=number)
+        watch: CommandWatch
+        if self._dispatcher is None or allocation is None:
+            watch = CommandRun(order, setup, command)
+        else:
+            watch = start_on_nodes(self._dispatcher, order, setup, command, allocation)
+        watch.is_replay = True
+        self._logs.follow(watch)
+        return watch
+
+    def end(self, watch: CommandWatch) -> None:
+        """End the command, and wait for it on this machine."""
+        super().end(watch)
+        if isinstance(watch, CommandRun):
+            watch.wait()
+
+    def ending(self, watch: CommandWatch) -> Ending:
+        """Return that the command is done if it ended well, but not on a SIGTERM before its last step."""
+        outcome = watch.outcome()
+        is_fatal = isinstance(outcome, Failure) and POLICIES[outcome.kind].max_attempts == 1
+        if watch.is_stopping and self._logs.step < self._setup.probe.most_steps and not is_fatal:
+            return Ending.STOPPED
+        if isinstance(outcome, Measurement):
+            self.outcome = outcome
+            return Ending.DONE
+        # One that goes on from its last checkpoint may have no step left.
+        is_done = watch.have_succeeded and not is_fatal and not self._is_first
+        return Ending.DONE if is_done else Ending.FAILED
+
+    def cause(self, watch: CommandWatch) -> Cause:
+        """Return the failure."""
+        found = watch.outcome()
+        assert isinstance(found, Failure)  # noqa: S101 - see `ending`
+        return Cause(found.kind, found.message, Path(found.log_path or watch.order.run_folder))
+
+    def reached(self) -> int:
+        """Return how far the last starts went on from: the largest of their first steps."""
+        return self._logs.went_on_from
+
+
+class _Follower(RunFollower):
+    """Reads the steps that the command logs, and reports throughput far below the probe's."""
+
+    def __init__(self, chosen: CommandReplay, on_event: OnEvent | None, signals: Sequence[str] = ()) -> None:
+        super().__init__(chosen.folder, on_event, signals)
+        self._chosen = chosen
         self._tokens = tokens_per_step(chosen.recipe, chosen.setup.problem)
         self._speed = ThroughputWatch(self._tokens, chosen.measured_tokens_per_s)
+        self._watch: CommandWatch | None = None
+        self._known = 0
+        self._firsts: list[int] = []
+        self.step = 0
+        """The last step of any start."""
+
+    def follow(self, watch: CommandWatch) -> None:
+        """Read what another start logs from now on."""
+        self._watch, self._known = watch, 0
+        self._speed.begin()
 
     @property
-    def step(self) -> int:
-        """Return the last step's number."""
-        steps = self._log.steps
-        return steps[-1].number if steps else 0
+    def needed_s(self) -> float:
+        """Return the stop margin."""
+        return self._chosen.stop_margin_s
+
+    @property
+    def went_on_from(self) -> int:
+        """Return how many steps later than the first start's first step another one's was."""
+        return max(self._firsts) - self._firsts[0] if self._firsts else 0
 
     @property
     def sustained_tokens_per_s(self) -> float | None:
-        """Return the throughput between the first logged step and the last; None for fewer than two."""
-        steps = self._log.steps
+        """Return the throughput between the last start's first logged step and its last; None for fewer than two."""
+        steps = self._watch.log.steps if self._watch is not None else []
         if len(steps) < 2 or steps[-1].arrival_s <= steps[0].arrival_s:
             return None
         done = steps[-1].number - steps[0].number
         return self._tokens * done / (steps[-1].arrival_s - steps[0].arrival_s)
 
+    def stop_before(self, end_s: float | None) -> None:
+        """See `RunFollower.stop_before`."""
+        super().stop_before(end_s)
+        if self._watch is not None:
+            self._watch.is_stopping = self.has_stopped
+
     def read(self) -> None:
-        """Report what is new."""
-        self._log.advance()
-        steps = self._log.steps
+        """Report the steps that are new since the last call; the watch has read them."""
+        assert self._watch is not None  # noqa: S101 - called once a start is followed
+        steps = self._watch.log.steps
+        if steps and not self._known:
+            self._firsts.append(steps[0].number)
         first = max(0, self._known - 1)  # whose time of arrival the next one's may be counted from
         for step in timed(steps[first:], self._chosen.recipe, self._chosen.setup.problem):
             if step.time_s is None or (self._known and step.logged is steps[first]):
                 continue
             loss = {} if step.logged.loss is None else {"loss": step.logged.loss if step.is_finite else None}
-            self._report(event="step", step=step.logged.number, time_s=step.time_s, **loss)
+            self.pass_on({"event": "step", "step": step.logged.number, "time_s": step.time_s, **loss})
             if (alert := self._speed.add(step.logged.number, step.time_s)) is not None:
-                self._report(**alert)
+                self.note(**alert)
         self._known = len(steps)
-
-    def _report(self, **event: Any) -> None:
-        if self._on_event is not None:
-            self._on_event(event)
-
-
-def _clear(folder: Path) -> None:
-    """Remove how an earlier run ended, and keep its logs under numbers."""
-    for path in (folder / MEETING, folder / CANCEL, folder / "outcome.json", *folder.glob("ended*.json")):
-        path.unlink(missing_ok=True)
-    for path in folder.glob("node-*.json"):
-        path.unlink()
-    for path in folder.glob("command*.log"):
-        if path.stem.count(".") == 0:
-            numbers = itertools.count(1)
-            path.rename(next(new for n in numbers if not (new := path.with_name(f"{path.stem}.{n}.log")).exists()))
+        self.step = max(self.step, steps[-1].number if steps else 0)

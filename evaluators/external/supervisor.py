@@ -7,7 +7,8 @@ reaches, and kills every descendant. The command dies with it. In the run folder
 the names of the last two, as `command-1.log`:
 
     command.json     in: {"arguments": [...], "passed": [names], "environment": {...}, "folder": path,
-                     "devices": of the whole command, "devices_per_node": n, "starts_ranks": whether once per rank}
+                     "devices": of the whole command, "devices_per_node": n, "starts_ranks": whether once per rank,
+                     "stop_file": of a replay, null of a probe; once it is not empty the command gets a SIGTERM}
     command.log      out: the lines that it printed to stdout and stderr, each after the second of its arrival
     ended.json       out: {"status": exit code or minus the signal, "seconds": s, "peak_resident_bytes": of one process}
 
@@ -53,6 +54,8 @@ UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 """Without it a Python program's lines arrive in blocks, long after the steps that they report."""
 
 POLL_S = 0.05
+LOOK_S = 1.0
+"""Between two looks at the stop file, which may be on a shared file system."""
 GRACE_S = 5.0
 """What a command may take to end on SIGTERM: launchers pass it on to ranks on other nodes."""
 DRAIN_S = 1.0
@@ -243,7 +246,7 @@ def run(folder: Path, place: Place, log: Log) -> int:
             _end(processes.values())
             return NOT_STARTED
         processes[process.stdout.fileno()] = process  # type: ignore[union-attr]
-    waiting, status, ended_s, failed_s = [request, *processes], 0, 0.0, 0.0
+    waiting, status, ended_s, failed_s, stop = [request, *processes], 0, 0.0, 0.0, StopFile(order["stop_file"])
     while not processes.keys().isdisjoint(waiting) or any(one.poll() is None for one in processes.values()):
         ready, _, _ = select.select(waiting, [], [], POLL_S)
         for output in processes.keys() & ready:
@@ -254,6 +257,7 @@ def run(folder: Path, place: Place, log: Log) -> int:
         if request in ready:  # to end, or the end of who started this
             waiting.remove(request)
             _end(processes.values())
+        stop.pass_on(processes.values())
         statuses = [process.poll() for process in processes.values()]
         status = status or next(filter(None, statuses), 0)
         failed_s = failed_s or (log.seconds if status else 0.0)
@@ -261,16 +265,39 @@ def run(folder: Path, place: Place, log: Log) -> int:
             ended_s = ended_s or log.seconds
             if processes.keys().isdisjoint(ready) or log.seconds - ended_s > DRAIN_S:
                 break
-        elif failed_s and log.seconds - failed_s > PEER_GRACE_S:  # the other ranks wait for it
+        elif failed_s and log.seconds - failed_s > PEER_GRACE_S and not stop.is_there:  # the other ranks wait for it
             _end(processes.values())
     kill_descendants(processes.values(), timeout_s=KILL_S)
     return status
 
 
-def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:
+class StopFile:
+    """The request that a command stores a checkpoint and ends; without a path none ever comes."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = None if path is None else Path(path)
+        self._looked_s = time.monotonic()
+        self.is_there = False
+
+    def pass_on(self, processes: Collection[subprocess.Popen[bytes]]) -> None:
+        """Look from time to time, and signal the processes once the request is there."""
+        if self._path is None or self.is_there or time.monotonic() - self._looked_s < LOOK_S:
+            return
+        self._looked_s = time.monotonic()
+        with contextlib.suppress(OSError):  # the file system does not respond: it is read again
+            self.is_there = bool(self._path.read_bytes())
+        if self.is_there:
+            _signal(processes)
+
+
+def _signal(processes: Collection[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGTERM)
+
+
+def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:
+    _signal(processes)
     end_s = time.monotonic() + GRACE_S
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):

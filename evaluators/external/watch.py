@@ -38,10 +38,10 @@ class CommandWatch(Watch):
     """Follows a command on its nodes; `is_measured` once its step time is known.
 
     `killed` holds the nodes whose command we ended, `end_requested_s` when that was. With `is_replay` it runs to its
-    own end.
+    own end; one that `is_stopping` has been sent a SIGTERM, on which its ranks end one by one.
     """
 
-    is_replay = False
+    is_replay = is_stopping = False
 
     def __init__(self, order: ProbeOrder, setup: ProbeSetup, command: Command, nodes: int = 1) -> None:
         super().__init__(order, setup)
@@ -101,6 +101,12 @@ class CommandWatch(Watch):
         ends = {node: read_end(self.order.run_folder, node) for node in range(self._count)}
         found, log = self._judged(ends)
         return with_log(found, log) if isinstance(found, Failure) else found
+
+    @property
+    def have_succeeded(self) -> bool:
+        """Return whether the command has ended with status 0 on each node."""
+        ends = [read_end(self.order.run_folder, node) for node in range(self._count)]
+        return all(end is not None and end["status"] == 0 for end in ends)
 
     def _judged(self, ends: dict[int, dict[str, Any] | None]) -> tuple[Outcome, Path]:
         recipe, problem, steps, log = self.order.recipe, self.setup.problem, self.steps, self._log_of(0)

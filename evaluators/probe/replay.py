@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -75,8 +76,9 @@ class ReplaySettings:
     By default the learning rate and the data are those of the recipe's campaign; `data` is a path (of a .toml
     file: its section [data]), or `built-in`.
     `restarts`: on nodes of a batch system the ranks are started again after a failure, so often in a row without a new
-    checkpoint; `walltime` is that of the allocations for it, "HH:MM:00". In a batch job the ranks are stopped, with a
-    checkpoint, `stop_margin_s` before its end: by default `STOP_MARGIN_S` and what checkpoints are known to take.
+    checkpoint, and another trainer's command anywhere; `walltime` is that of the allocations for it, "HH:MM:00". In a
+    batch job the ranks are stopped, with a checkpoint, `stop_margin_s` before its end: by default `STOP_MARGIN_S` and
+    what checkpoints are known to take, of a command `command.STOP_MARGIN_S`.
     """
 
     steps: int
@@ -196,7 +198,7 @@ def plan(  # noqa: PLR0913 - of what, and how it trains
     doing: Doing = "launch" if settings.launched else "replay"
     source = None
     if not settings.launched:
-        setup = _with_walltime(setup, settings.walltime)
+        setup = with_walltime(setup, settings.walltime)
         source = source_for(recipe_id, recipe, setup, doing=doing, named=named)
         if not setup.dispatch.shares_files:
             expected = "true for replays, whose checkpoints all nodes write to one folder"
@@ -228,7 +230,8 @@ def plan(  # noqa: PLR0913 - of what, and how it trains
     )
 
 
-def _with_walltime(setup: ProbeSetup, walltime: str | None) -> ProbeSetup:
+def with_walltime(setup: ProbeSetup, walltime: str | None) -> ProbeSetup:
+    """Return the setup with the walltime of a replay's allocations; raise `InvalidInput` where there can be none."""
     if walltime is None:
         return setup
     if setup.dispatch.backend != "parsl":
@@ -271,7 +274,6 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None, signals: Sequence[str
     with alone(chosen.folder):
         _remove_leftovers(chosen)
         (chosen.folder / "result.json").unlink(missing_ok=True)
-        (chosen.folder / STOP).write_bytes(b"")  # it exists: see cluster/agent.py
         provenance = asdict(collect(str(chosen.job["device"]), training_data(chosen.setup.data)))
         provenance |= {"differences": list(chosen.differences), "recipe_id": chosen.recipe_id}
         write_json(chosen.folder / "provenance.json", provenance)
@@ -279,9 +281,10 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None, signals: Sequence[str
         if chosen.source is None:
             status = _train(chosen, follower)
         else:
-            from frontrunner.evaluators.cluster.replay import train_on_nodes
+            from frontrunner.evaluators.cluster.replay import RankStarts
 
-            status = train_on_nodes(chosen, chosen.source, follower)
+            RankStarts(chosen, chosen.source, follower).run()
+            status = 0
     result = read_json(chosen.folder / "result.json") or {}
     if status == 0 and result.get("status") == "stopped":
         raise ReplayStopped(
@@ -351,24 +354,83 @@ class ThroughputWatch:
         return {"event": event, "step": step, "tokens_per_s": round(tokens_per_s, 1), "share": round(share, 3)}
 
 
-class Follower:
-    """Reads what rank 0 writes, passes it on, reports throughput far below the probe's, and ends training in time."""
+class RunFollower(ABC):
+    """Reads what a replay's processes write, passes it on, and has them store a checkpoint and end in time.
 
-    def __init__(self, chosen: ReplayPlan, on_step: OnStep | None, signals: Sequence[str] = ()) -> None:
-        progress = chosen.folder / "progress.jsonl"
-        self._events = LineReader(progress, offset=progress.stat().st_size if progress.exists() else 0)
-        self._chosen, self._on_step = chosen, on_step
-        self._speed = ThroughputWatch(chosen.tokens_per_step, chosen.measured_tokens_per_s)
-        self._checkpoint_s = self._longest_s = 0.0
+    They end once its `stop_file` is not empty; it exists from the beginning: see cluster/agent.py.
+    """
+
+    def __init__(self, folder: Path, on_event: OnStep | None, signals: Sequence[str] = ()) -> None:
+        self.stop_file = folder / STOP
+        self._log, self._on_event = folder / "replay.log", on_event
         self.signals = signals
         self.has_stopped = False
+        self.stop_file.write_bytes(b"")
+
+    @property
+    @abstractmethod
+    def needed_s(self) -> float:
+        """Return how long before their time is up the processes have to be stopped."""
+
+    @abstractmethod
+    def read(self) -> None:
+        """Read what is new."""
+
+    def note(self, event: str, **values: object) -> None:
+        """Report an event of the run's own, and write it to the log."""
+        with self._log.open("a", encoding="utf-8") as log:
+            log.write(json.dumps({"event": event, **values}) + "\n")
+        self.pass_on({"event": event, **values})
+
+    def begin(self) -> None:
+        """Forget the stop of an earlier start."""
+        self.stop_file.write_bytes(b"")
+        self.has_stopped = False
+
+    @property
+    def why_stopped(self) -> str:
+        """Why the processes were stopped."""
+        return f"on {self.signals[0]}" if self.signals else "before the job's time was up"
+
+    def stop_before(self, end_s: float | None) -> None:
+        """Have them store a checkpoint and end, on a signal, or when the time until `end_s` is just enough."""
+        if self.has_stopped:
+            return
+        is_due = end_s is not None and time.monotonic() > end_s - self.needed_s
+        if self.signals or is_due:
+            self.has_stopped = True
+            left = {} if end_s is None else {"seconds_left": round(end_s - time.monotonic(), 1)}
+            self.note("stopping", why=self.why_stopped, **left)
+            self.stop_file.write_bytes(b"1")
+
+    def pass_on(self, event: Mapping[str, Any]) -> None:
+        """Report an event."""
+        if self._on_event is not None:
+            self._on_event(event)
+
+
+class Follower(RunFollower):
+    """Reads what rank 0 writes, and reports throughput far below the probe's."""
+
+    def __init__(self, chosen: ReplayPlan, on_step: OnStep | None, signals: Sequence[str] = ()) -> None:
+        super().__init__(chosen.folder, on_step, signals)
+        progress = chosen.folder / "progress.jsonl"
+        self._events = LineReader(progress, offset=progress.stat().st_size if progress.exists() else 0)
+        self._stop_margin_s = chosen.stop_margin_s
+        self._speed = ThroughputWatch(chosen.tokens_per_step, chosen.measured_tokens_per_s)
+        self._checkpoint_s = self._longest_s = 0.0
+
+    @property
+    def needed_s(self) -> float:
+        """Return what is stated, else what a checkpoint and two steps may take."""
+        return self._stop_margin_s or STOP_MARGIN_S + CHECKPOINTS_S * self._checkpoint_s + 2 * self._longest_s
 
     def read(self) -> None:
         """Read what is new."""
         for line in self._events.new_lines():
             with suppress(ValueError):  # a line that a kill has cut short is no event
                 event = json.loads(line)
-                self._pass_on(event)
+                self.pass_on(event)
                 if event["event"] == "built":
                     self._speed.begin()
                 elif event["event"] == "checkpoint":
@@ -377,39 +439,6 @@ class Follower:
                     self._longest_s = max(self._longest_s, event["time_s"])
                     if (alert := self._speed.add(event["step"], event["time_s"])) is not None:
                         self.note(**alert)
-
-    def note(self, event: str, **values: object) -> None:
-        """Report an event of the run's own, and write it to the log."""
-        with self._chosen.log.open("a", encoding="utf-8") as log:
-            log.write(json.dumps({"event": event, **values}) + "\n")
-        self._pass_on({"event": event, **values})
-
-    def begin(self) -> None:
-        """Forget the stop of an earlier start."""
-        (self._chosen.folder / STOP).write_bytes(b"")
-        self.has_stopped = False
-
-    @property
-    def why_stopped(self) -> str:
-        """Why the ranks were stopped."""
-        return f"on {self.signals[0]}" if self.signals else "before the job's time was up"
-
-    def stop_before(self, end_s: float | None) -> None:
-        """Have the ranks store a checkpoint and end, on a signal, or when the time until `end_s` is just enough."""
-        if self.has_stopped:
-            return
-        steps_s = 2 * self._longest_s
-        needed_s = self._chosen.stop_margin_s or STOP_MARGIN_S + CHECKPOINTS_S * self._checkpoint_s + steps_s
-        is_due = end_s is not None and time.monotonic() > end_s - needed_s
-        if self.signals or is_due:
-            self.has_stopped = True
-            left = {} if end_s is None else {"seconds_left": round(end_s - time.monotonic(), 1)}
-            self.note("stopping", why=self.why_stopped, **left)
-            (self._chosen.folder / STOP).write_bytes(b"1")
-
-    def _pass_on(self, event: Mapping[str, Any]) -> None:
-        if self._on_step is not None:
-            self._on_step(event)
 
 
 def _train(chosen: ReplayPlan, follower: Follower) -> int:

@@ -11,14 +11,26 @@ from typing import Any
 
 from frontrunner import __version__
 from frontrunner.config.campaign import named_cluster, named_data, read_campaign_file
-from frontrunner.config.recipe_file import FIGURES, Measured, NodeSettings, Origin, RecipeFile, Training, read, to_text
+from frontrunner.config.recipe_file import (
+    FIGURES,
+    Measured,
+    NodeSettings,
+    Origin,
+    RecipeFile,
+    TrainerCommand,
+    Training,
+    read,
+    to_text,
+)
 from frontrunner.config.settings import shown_store, store_url
 from frontrunner.config.toml_file import read_text
+from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.batch import SCHEDULERS, batch_script, campaign_script
 from frontrunner.evaluators.export.kubernetes import manifest
 from frontrunner.evaluators.export.reading import Given, is_harmless
 from frontrunner.evaluators.export.tools import TOOLS, tool_named
 from frontrunner.evaluators.probe.job import training_data
+from frontrunner.evaluators.registry import commands_of
 from frontrunner.evaluators.tables.reading import Reading, Repeats, TableForm
 from frontrunner.evaluators.tables.reading import read as read_table
 from frontrunner.evaluators.tables.rows import TableProblem
@@ -79,10 +91,11 @@ def export_name(recipe_id: str, to: str) -> str:
     return f"{recipe_id}.json" if to == RECIPE_FILE else f"{recipe_id}.{to}{suffix or '.sh'}"
 
 
-def exported(store: LocalStore, recipe: str, *, to: str, data: str | None = None) -> str:
+def exported(store: LocalStore, recipe: str, *, to: str, data: str | None = None, with_command: bool = True) -> str:
     """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`, one of `TARGETS`.
 
-    Of a campaign file, one of `SCHEDULERS` returns the batch script that drives it.
+    Of a campaign file, one of `SCHEDULERS` returns the batch script that drives it. `with_command`: recipe files and
+    batch scripts of another trainer's recipe hold its command.
 
     `data`, the path of a file or `built-in`, is what exports for our own trainer train on instead of the campaign's.
     """
@@ -94,17 +107,21 @@ def exported(store: LocalStore, recipe: str, *, to: str, data: str | None = None
         return _campaign_exported(Path(recipe), to)
     stored = None if names_a_file(recipe) else _stored(store, recipe)
     file = read(Path(recipe)) if stored is None else recipe_file(stored)
+    if not with_command:
+        file = replace(file, training=replace(file.training, command=None))
     if data is not None:
         file = replace(file, training=replace(file.training, data=training_data(named_data(data))))
     if to == RECIPE_FILE:
         return to_text(file)
+    own = None if stored is None else stored_spec(_source(stored).campaign).dispatch.of_group(file.recipe.group)
+    if to in SCHEDULERS and file.training.command is not None:
+        return _command_exported(file, to, data, own)
     if to in TRAINED_HERE:
         refuse_file_of_others(file, recipe)
         data_of_file(file, recipe, may_be_elsewhere=True)  # what trains looks for them before it does
         nodes, given = file.training.nodes, (file.problem, file.recipe, provenance(file), to_text(file))
         if to in SCHEDULERS:
-            own = None if stored is None else stored_spec(_source(stored).campaign).dispatch
-            return batch_script(to, *given, nodes.worker_init, dispatch=own and own.of_group(file.recipe.group))
+            return batch_script(to, *given, nodes.worker_init, dispatch=own)
         files = [(one.path, one.size_bytes) for one in file.training.data if one.path is not None]
         return manifest(*given, setup=nodes.worker_init, network_interface=nodes.network_interface, data=files)
     return tool_named(to).render(file.problem, file.recipe, provenance(file))
@@ -119,6 +136,13 @@ def _stored(store: LocalStore, recipe: str) -> Explanation:
             raise
         hint = f"name a recipe (frontrunner best {recipe}), or the campaign's file for a script that drives it"
         raise InvalidInput(f"{recipe} is a campaign, not a recipe", hint=hint) from None
+
+
+def _command_exported(file: RecipeFile, to: str, data: str | None, dispatch: DispatchSettings | None) -> str:
+    if data is not None:
+        raise bad_value("--data", data, "nothing with a recipe of another trainer, whose command names its data")
+    given = (file.problem, file.recipe, provenance(file), to_text(file))
+    return batch_script(to, *given, file.training.nodes.worker_init, dispatch=dispatch, by_command=True)
 
 
 def _campaign_exported(path: Path, to: str) -> str:
@@ -204,6 +228,7 @@ def _file(
         problem=spec.problem.at(recipe),
         recipe=recipe,
         training=Training(
+            command=_command(spec, recipe),
             optimizer=spec.probe.optimizer,
             optimizer_constants=spec.probe.optimizer_constants,
             schedule=schedule_of(spec),
@@ -213,6 +238,17 @@ def _file(
         ),
         measured=measured,
         origin=Origin(written_by=f"frontrunner {__version__}", written_at=now, measured_with=versions),
+    )
+
+
+def _command(spec: CampaignSpec, recipe: Recipe) -> TrainerCommand | None:
+    if not spec.trainer or commands_of(spec.evaluator, spec.command) is None:
+        return None
+    return TrainerCommand(
+        evaluator=spec.evaluator,
+        settings=replace(spec.command, folder=str(spec.command.start_folder.absolute())),
+        warm_up_steps=spec.probe.warm_up_steps,
+        on_nodes=spec.dispatch.of_group(recipe.group).has_nodes,
     )
 
 

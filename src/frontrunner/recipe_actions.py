@@ -17,6 +17,7 @@ from frontrunner.evaluators.diagnostics import dryrun as tracing
 from frontrunner.evaluators.diagnostics import profile as profiling
 from frontrunner.evaluators.diagnostics.profile import ProfilePlan, ProfileReport, ProfileSettings
 from frontrunner.evaluators.external import replay as command_replay
+from frontrunner.evaluators.external.command import check_program
 from frontrunner.evaluators.external.replay import CommandReplay
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings, Schedule
 from frontrunner.evaluators.probe import replay as replaying
@@ -292,8 +293,7 @@ def plan_replay(
     found: Explanation | RecipeFile
     named = None if settings.data is None else named_data(settings.data)
     if names_a_file(recipe_id):
-        if campaign is not None:
-            raise bad_value("--campaign", campaign, "no campaign with a recipe file, which states what it trains on")
+        _refuse_beside_file(campaign)
         found = file = read(Path(recipe_id))
         refuse_file_of_others(file, recipe_id)
         figures, tokens_per_s = (file.measured.figures, file.measured.tokens_per_s) if file.measured else ("", None)
@@ -338,6 +338,11 @@ def plan_replay(
     )
 
 
+def _refuse_beside_file(campaign: str | None) -> None:
+    if campaign is not None:
+        raise bad_value("--campaign", campaign, "no campaign with a recipe file, which states what it trains on")
+
+
 def _tried_in(campaign: str | None, recipe_id: str, store: str | None) -> Explanation:
     """Return what the store holds of a recipe, of a named campaign alone."""
     found = LocalStore(store).show(recipe_id, campaign=campaign)
@@ -347,9 +352,13 @@ def _tried_in(campaign: str | None, recipe_id: str, store: str | None) -> Explan
 def plan_command_replay(
     recipe_id: str, settings: ReplaySettings, *, campaign: str | None = None, store: str | None = None
 ) -> CommandReplay | None:
-    """Return the replay of a stored recipe that only another trainer's command has measured; None for all others."""
+    """Return the replay of a stored recipe that only another trainer's command has measured, or of a file of one.
+
+    None for all others.
+    """
     if names_a_file(recipe_id):
-        return None
+        _refuse_beside_file(campaign)
+        return _command_replay_of_file(read(Path(recipe_id)), settings)
     found = _tried_in(campaign, recipe_id, store)
     own = [(one, stored_spec(one.campaign)) for one in found.appearances if one.campaign.figures != "imported"]
     if not own or not all(spec.trainer for _, spec in own):
@@ -370,6 +379,35 @@ def plan_command_replay(
         setup=spec.probe_setup().at(found.recipe),
         make_command=make,
         measured_tokens_per_s=tokens_per_s,
+        settings=settings,
+    )
+
+
+def _command_replay_of_file(file: RecipeFile, settings: ReplaySettings) -> CommandReplay | None:
+    """Return the replay of a recipe file with a command, on the nodes of the job at hand or on this machine."""
+    command = file.training.command
+    if command is None:
+        return None
+    if (make := commands_of(command.evaluator, command.settings)) is None:
+        raise bad_value("content.training.command.evaluator", command.evaluator, "one that makes commands")
+    dispatch = file.training.nodes.dispatch
+    setup = ProbeSetup(
+        problem=file.problem,
+        probe=file.training.probe,
+        data=DataSettings(),
+        work_folder=run_root(store_url()) / "recipe-files",
+        seed=file.training.seed,
+        dispatch=replace(dispatch, backend="allocation") if command.on_nodes else dispatch,
+        command=command.settings,
+    )
+    check_program(replace(setup, dispatch=dispatch), make, file.recipe)
+    is_measured = file.measured is not None and file.measured.figures == "measured"
+    return command_replay.plan(
+        recipe_id=file.recipe_id,
+        recipe=file.recipe,
+        setup=setup,
+        make_command=make,
+        measured_tokens_per_s=file.measured.tokens_per_s if file.measured and is_measured else None,
         settings=settings,
     )
 
@@ -432,9 +470,15 @@ def _refuse_recipe_of_others(explanation: Explanation) -> None:
 
 def refuse_file_of_others(file: RecipeFile, named: str) -> None:
     """Raise `InvalidInput`, as for a stored recipe, for a recipe file with figures of others."""
-    measured = file.measured
-    if measured is not None and measured.trainer is not None:
-        raise _of_another_trainer(file.recipe_id, measured.trainer, named=named)
+    measured, command = file.measured, file.training.command
+    trainer = command.evaluator if command is not None else measured and measured.trainer
+    if trainer is not None:
+        hint = f"with its campaign's store: frontrunner replay {file.recipe_id}, or export it there, with its command"
+        if command is not None:
+            hint = f"frontrunner export {named} --to slurm, pbs or lsf, or for that trainer: --to TOOL"
+        raise InvalidInput(
+            f"recipe {file.recipe_id} was run by another trainer, with evaluator = {trainer!r}", hint=hint
+        )
     if measured is not None and not measured.is_ours:
         raise _of_a_table(file.recipe_id)
 

@@ -19,7 +19,7 @@ from frontrunner.evaluators.external.command import VARIABLES
 from frontrunner.evaluators.external.evaluator import CommandEvaluator
 from frontrunner.evaluators.external.supervisor import RUN_TAG, reserved_port
 from frontrunner.evaluators.probe.processes import driver_tags
-from frontrunner.evaluators.probe.replay import ReplayResult, ReplaySettings
+from frontrunner.evaluators.probe.replay import ReplayResult, ReplaySettings, ReplayStopped
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import Finished, ProbeSetup
 from frontrunner.evaluators.registry import commands_of, make_evaluator
@@ -120,7 +120,7 @@ def test_a_trainer_gets_the_variables_it_was_given_and_no_others(
     ended(setup)
     folder = order(setup).run_folder
     given = (folder / "command.log").read_text().splitlines()[0].split()[2:]
-    marked, place = {RUN_TAG, *driver_tags(tmp_path)}, {*list(VARIABLES)[:6]}
+    marked, place = {RUN_TAG, *driver_tags(tmp_path)}, {*list(VARIABLES)[:7]}
     assert set(given) - {"LC_CTYPE"} == {"PATH", "PYTHONUNBUFFERED", "RECIPE"} | marked | place
     written = json.loads((folder / "command.json").read_text())
     assert written["environment"]["RECIPE"] == "tp1"
@@ -255,11 +255,11 @@ def test_a_reserved_port_goes_to_those_who_name_it_alone() -> None:
             pass
 
 
-def replayed(setup: ProbeSetup, events: list[Mapping[str, Any]] | None = None, **settings: Any) -> ReplayResult:
+def planned_replay(setup: ProbeSetup, **settings: Any) -> replay.CommandReplay:
     """A replay of the tiny recipe whose probe measured 8 * 32 tokens per 0.01 s."""
     make = commands_of("command", setup.command)
     assert make is not None
-    chosen = replay.plan(
+    return replay.plan(
         recipe_id="a1b2c3",
         recipe=tiny_recipe(),
         setup=setup,
@@ -267,7 +267,10 @@ def replayed(setup: ProbeSetup, events: list[Mapping[str, Any]] | None = None, *
         measured_tokens_per_s=8 * 32 / 0.01,
         settings=ReplaySettings(**{"steps": 24, "folder": setup.work_folder / "replayed"} | settings),
     )
-    return replay.run(chosen, None if events is None else events.append)
+
+
+def replayed(setup: ProbeSetup, events: list[Mapping[str, Any]] | None = None, **settings: Any) -> ReplayResult:
+    return replay.run(planned_replay(setup, **settings), None if events is None else events.append)
 
 
 def test_a_replay_runs_the_command_to_its_end_and_compares_it_with_the_probe(tmp_path: Path) -> None:
@@ -284,18 +287,63 @@ def test_a_replay_runs_the_command_to_its_end_and_compares_it_with_the_probe(tmp
     (slow,) = (event for event in events if event["event"] == "slower than the probe")
     assert slow["step"] == 20
     replayed(setup)
-    assert "step 24" in (found.folder / "command.1.log").read_text(), "of the replay before"
+    starts = [found.folder / "starts" / number / "command.log" for number in ("0001", "0002")]
+    assert all("step 24" in log.read_text() for log in starts), "each with a log of its own"
 
 
-def test_a_replay_that_fails_reports_why_and_the_log(tmp_path: Path) -> None:
-    with pytest.raises(FrontrunnerError, match="the replay failed, crashed: RuntimeError: a link has failed") as caught:
-        replayed(setup_with(tmp_path, "crashes"))
-    assert "command.log" in str(caught.value.hint)
+def test_a_replay_that_fails_in_every_start_reports_why_and_the_log(tmp_path: Path) -> None:
+    why = r"the replay failed, crashed: RuntimeError: a link has failed; 2 starts in a row without .* --restarts is 1"
+    with pytest.raises(FrontrunnerError, match=why) as caught:
+        replayed(setup_with(tmp_path, "crashes"), restarts=1)
+    assert "starts/0002/command.log" in str(caught.value.hint)
 
 
-def test_a_replay_refuses_what_the_command_does_not_know(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"replay.learning_rate = 0.1: recipe a1b2c3 was run by another trainer"):
-        replayed(setup_with(tmp_path, "steps"), learning_rate=0.1)
+def resuming(folder: Path, *more: str) -> ProbeSetup:
+    setup = setup_with(folder, "")
+    arguments = ("{python}", str(TRAINER.with_name("resuming_trainer.py")), "--steps", "{steps}", *more)
+    patterns = (r"^step (?P<step>\d+): (?P<step_time_s>[\d.]+) s loss (?P<loss>\S+)",)
+    return replace(setup, command=replace(setup.command, arguments=arguments, log_patterns=patterns))
+
+
+def test_a_replay_goes_on_after_a_crash_where_its_command_s_checkpoint_is(tmp_path: Path) -> None:
+    events: list[Mapping[str, Any]] = []
+    setup = resuming(tmp_path, "--crash-at", "10")
+    found = replayed(setup, events, restarts=1)
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    assert steps == [*range(1, 11), *range(9, 25)]
+    assert found.final_step == 24
+    assert [event["number"] for event in events if event["event"] == "start"] == [1, 2]
+    assert replayed(setup).tokens_per_s is None, "nothing was left to do"
+
+
+def test_a_replay_is_stopped_on_a_signal_and_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
+    setup, signals = resuming(tmp_path), list[str]()
+
+    def on_event(event: Mapping[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] == 10:
+            signals.append("SIGTERM")
+
+    chosen = planned_replay(setup, steps=200)
+    with pytest.raises(ReplayStopped, match=r"stopped after step \d+, on SIGTERM") as stopped:
+        replay.run(chosen, on_event, signals)
+    assert stopped.value.exit_code == 75
+    last = int((tmp_path / "checkpoint").read_text())
+    assert 10 <= last < 200
+    events: list[Mapping[str, Any]] = []
+    assert replay.run(chosen, events.append).final_step == 200
+    assert next(event["step"] for event in events if event["event"] == "step") == last + 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"learning_rate": 0.1}, r"replay.learning_rate = 0.1: recipe a1b2c3 was run by another trainer"),
+        ({"launched": True}, r"--print-command: recipe a1b2c3 was run by another trainer"),
+    ],
+)
+def test_a_replay_refuses_what_the_command_does_not_know(setting: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        replayed(setup_with(tmp_path, "steps"), **setting)
 
 
 def test_a_deepspeed_file_that_disagrees_is_found_before_anything_runs(tmp_path: Path) -> None:

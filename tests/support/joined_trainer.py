@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--micro-batch", type=int, required=True)
     parser.add_argument("--node-rank", required=True)
-    parser.add_argument("--others")
+    parser.add_argument("--twice", action="store_true")
     parser.add_argument("--ends", action="store_true")
     given = parser.parse_args()
     assert given.node_rank == os.environ["NODE_RANK"], "the same field in an argument"
@@ -28,6 +28,7 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     hosts = os.environ["FRONTRUNNER_NODE_LIST"]
     print(f"rank {rank} of {world} on node {given.node_rank} of {hosts}", flush=True)
+    print(f"twice {given.twice}, buffers {os.environ.get('TRAINER_BUFFERS')}", flush=True)
     for step in range(1, given.steps + 1):
         began_s = time.perf_counter()
         total = torch.ones(1)

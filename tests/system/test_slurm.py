@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -342,17 +343,41 @@ def test_a_command_s_ranks_run_on_every_node_and_end_with_it(tmp_path: Path, slu
     assert not slurm.jobs()
 
 
+def test_a_command_s_replay_takes_other_nodes_before_a_walltime_and_after_a_canceled_job(
+    tmp_path: Path, slurm: SlurmCluster
+) -> None:
+    checkpoint, folder = tmp_path / "checkpoint", tmp_path / "long"
+    flags = ["--steps", "{steps}", "{replay?--checkpoint}", f"{{replay?{checkpoint}}}", "--others", "{devices}"]
+    program = ["{python}", str(TRAINER.with_name("resuming_trainer.py"))]
+    name = commands(tmp_path, command={"arguments": [*program, *flags], "start_per": "node"}, space={"devices": [1]})
+    done = frontrunner("launch", name, "--json", cwd=tmp_path, timeout_s=200)
+    assert done.returncode == 0, done.stderr
+    recipe = json.loads(done.stdout)["best"][0]["recipe_id"]
+    options = ("--folder", "long", "--steps", "1500", "--walltime", "00:02:00", "--stop-margin", "90")
+    with started("replay", recipe, *options, cwd=tmp_path) as process:
+        wait_for(checkpoint.exists, 60, pause_s=0.1)
+        slurm.run("scancel", *slurm.running())
+        finish(process, tmp_path)
+    assert "CANCELLED" in noted(folder, "failed")[0]["why"]
+    assert noted(folder, "stopped"), "a walltime"
+    logs = [path / LOG for path in sorted((folder / "starts").iterdir())]
+    firsts = [int(re.search(r"step (\d+):", log.read_text())[1]) for log in logs]  # type: ignore[index]
+    assert len(firsts) == len(noted(folder, "start")) >= 3
+    assert firsts == sorted(set(firsts)), "each goes on from a later checkpoint"
+    assert not slurm.jobs(), "the allocations are given back"
+
+
 def test_a_command_campaign_goes_on_after_its_driver_was_killed(tmp_path: Path, slurm: SlurmCluster) -> None:
     """12 probes of one node, two side by side; a trainer in between loses its driver, and no process stays."""
-    values: dict[str, list[Any]] = {"devices": [1], "micro_batch_seqs": [1, 2, 4, 8]}
-    values |= {"recompute": ["none", "full"], "compile": [False, True]}
+    values: dict[str, Any] = {"devices": [1], "micro_batch_seqs": [1, 2, 4]}
+    values |= {"custom": {"twice": {"values": [False, True], "flag": "--twice"}}}
+    values["custom"] |= {"buffers": {"values": [3, 4], "env": "TRAINER_BUFFERS"}}
     name = commands(
         tmp_path,
         space=values,
         search={"parallel_probes": 2, "strategy": "exhaustive"},
         budget={"probes": 12},
         probe={"measured_steps": 20},
-        command={"arguments": [*JOINED["arguments"], "--others", "{recompute} {compile}"]},
     )
     with started("launch", name, cwd=tmp_path) as process:
         wait_for(lambda: sum(found is not None for found in outcomes(tmp_path)) >= 4, 150)
@@ -368,6 +393,8 @@ def test_a_command_campaign_goes_on_after_its_driver_was_killed(tmp_path: Path, 
     assert len(trials) == 12
     assert sum(isinstance(found, Measurement) for found in outcomes(tmp_path)) == 12
     assert all(RunFolder(path).outcome() == found for path, found in known.items())
+    given = [re.search(r"twice (\w+), buffers (\d)", (path / LOG).read_text()) for path in run_folders(tmp_path)]
+    assert {found.groups() for found in given if found} == {(flag, n) for flag in ("True", "False") for n in "34"}
     assert not tagged(tmp_path)
 
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 
 import frontrunner
 from frontrunner.config import recipe_file
-from frontrunner.config.campaign import named_data
+from frontrunner.config.campaign import named_data, parse_campaign
 from frontrunner.config.recipe_file import (
     Measured,
     NodeSettings,
@@ -25,12 +25,15 @@ from frontrunner.config.recipe_file import (
     from_text,
     to_text,
 )
+from frontrunner.evaluators.external.command import Command, environment_of, request_of
 from frontrunner.evaluators.probe import DataSettings, OptimizerConstants, Schedule
 from frontrunner.evaluators.probe.job import training_data
 from frontrunner.evaluators.probe.replay import ReplayPlan, ReplaySettings, prepare
 from frontrunner.exchange import exported
-from frontrunner.recipe_actions import plan_replay
+from frontrunner.recipe_actions import plan_command_replay, plan_replay
 from frontrunner.results.provenance import TrainingData
+from frontrunner.results.store import open_store
+from frontrunner.server.service import ServedStore
 from frontrunner.spaces.cluster import Links
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound
@@ -39,6 +42,7 @@ from frontrunner.store import LocalStore
 from frontrunner.sweeps import source_of
 from support import recipe_reference
 from support.campaigns import spec_of, tiny
+from support.charted import measured, recorded
 from support.formats import problem, recipes
 
 MACHINE = replace(
@@ -94,6 +98,60 @@ def test_the_published_schema_is_the_code_s_and_accepts_what_is_written() -> Non
     document["content"]["recipe"]["warp"] = 9
     with pytest.raises(jsonschema.ValidationError, match="warp"):
         jsonschema.validate(document, schema)
+
+
+def by_command(folder: Path) -> tuple[LocalStore, str]:
+    """A store with a campaign by another trainer, and the id of its recipe, with an argument and a variable."""
+    arguments = ["{python}", "train.py", "--steps", "{steps}", "{replay?--resume}"]
+    command = {"arguments": arguments, "log_patterns": [r"step (?P<step>\d+)"], "environment": {"SEED": "{seed}"}}
+    own = {"twice": {"values": [True], "flag": "--twice"}, "buffers": {"values": [4], "env": "TRAINER_BUFFERS"}}
+    space = {"tensor_parallel": [1], "pipeline_parallel": [1], "micro_batch_seqs": [2], "custom": own}
+    table = tiny(evaluator="command", command=command, space=space, probe={"warm_up_steps": 2})
+    spec = replace(parse_campaign(table, default_name="tiny", base=folder).spec, run_root=str(folder / "runs"))
+    (chosen,) = spec.survey().recipes
+    recorded(folder / "s.db", spec, [(chosen, [measured(100.0)])])
+    return LocalStore(str(folder / "s.db")), recipe_id(spec.problem, chosen)
+
+
+def test_a_file_of_another_trainer_holds_its_command_which_replays_and_scripts_run(tmp_path: Path) -> None:
+    store, name = by_command(tmp_path)
+    stored = plan_command_replay(name, ReplaySettings(steps=9), store=store.url)
+    path = tmp_path / "r.json"
+    path.write_text(store.export(name, to="recipe"))
+    read = plan_command_replay(str(path), ReplaySettings(steps=9, folder=stored and stored.folder))
+    assert read is not None
+    assert stored is not None
+    commands = []
+    for one in (stored, read):
+        request = request_of(one.setup, one.recipe, one.folder, is_replay=True, attempt=2)
+        made_of_it = one.make_command(request)
+        assert isinstance(made_of_it, Command)
+        commands.append((made_of_it, environment_of(made_of_it, request, one.setup.command)))
+    assert commands[0] == commands[1]
+    command, variables = commands[1]
+    assert command.arguments[1:] == ("train.py", "--steps", "9", "--resume", "--twice")
+    assert variables["TRAINER_BUFFERS"] == "4"
+    assert variables["FRONTRUNNER_ATTEMPT"] == "2"
+    assert read.measured_tokens_per_s == stored.measured_tokens_per_s
+    assert read.setup.command.start_folder == tmp_path.absolute()
+    script = store.export(name, to="slurm")
+    assert path.read_text().partition('"origin"')[0] in script
+    assert "--data" not in script, "which the command names"
+    with pytest.raises(InvalidInput, match="was run by another trainer"):
+        plan_replay(str(path), ReplaySettings(steps=2, launched=True), anyway=True)
+
+
+def test_a_service_hands_out_no_command(tmp_path: Path) -> None:
+    store, name = by_command(tmp_path)
+    with open_store(store.url, create=False) as found:
+        served = ServedStore(is_open=found)
+        text = served.export(name, to="recipe")
+        assert "train.py" not in text
+        with pytest.raises(InvalidInput, match="was run by another trainer") as refused:
+            served.export(name, to="slurm")
+    assert f"frontrunner replay {name}" in str(refused.value.hint)
+    (tmp_path / "r.json").write_text(text)
+    assert plan_command_replay(str(tmp_path / "r.json"), ReplaySettings(steps=2)) is None
 
 
 def edited(path: str, value: Any) -> Callable[[], str]:

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from frontrunner.evaluators.cluster import starts
+from frontrunner.evaluators.cluster.agent import NodeReport, StepFolder
+from frontrunner.evaluators.cluster.allocations import Placed
 from frontrunner.evaluators.cluster.batch import seconds_left
-from frontrunner.evaluators.cluster.settings import DispatchSettings
+from frontrunner.evaluators.cluster.environment import Allocation
+from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource
 from frontrunner.evaluators.probe import replay
 from frontrunner.evaluators.probe.preflight import source_for
-from frontrunner.evaluators.probe.replay import WATCHED_STEPS, Follower, ReplayPlan, ReplaySettings, plan
+from frontrunner.evaluators.probe.replay import (
+    WATCHED_STEPS,
+    Follower,
+    ReplayPlan,
+    ReplaySettings,
+    ReplayStopped,
+    plan,
+)
 from frontrunner.evaluators.trainer.job import STOP
-from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from support.campaigns import setup_of, tiny_recipe
 
 PARSL = DispatchSettings(
@@ -142,3 +155,109 @@ def test_what_is_left_of_an_lsf_job_is_up_to_its_limit_and_no_estimate(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert seconds_left("lsf", "7") == left_s
+
+
+@dataclass
+class Held:
+    """As much of an allocation as a replay reads."""
+
+    end_s: float | None
+    ended_s: float | None = None
+    why: str = ""
+
+
+class Nodes:
+    """Two nodes of allocations that end in so many seconds (None: never), in place of a dispatcher.
+
+    Their ranks end with status 1 where `crashes`, with a checkpoint 10 steps later where they are to stop, else done.
+    """
+
+    def __init__(self, folder: Path, *seconds_left: float | None, crashes: bool = False) -> None:
+        self._folder, self._left, self._crashes = folder, list(seconds_left), crashes
+        self.held: list[Held] = []
+        self.given_back: list[Held] = []
+        self._step = Path()
+
+    def __call__(self, *_: object) -> Nodes:
+        return self
+
+    def note(self, _: float) -> None:
+        pass
+
+    def place(self, orders: list[Any]) -> dict[str, Held]:
+        left = self._left.pop(0)
+        self.held.append(Held(None if left is None else time.monotonic() + left))
+        return {orders[0].token: self.held[-1]}
+
+    def start(self, order: Any, allocation: Held, **_: object) -> Placed:
+        self._step = order.run_folder
+        StepFolder(self._step).prepare(2)
+        if self._crashes:
+            self._end(1)
+        elif allocation.end_s is None:
+            self._end(0, status="trained")
+        return Placed(step=self._step, allocation=cast("Any", allocation), hosts=("n1", "n2"), expected_end_s=0.0)
+
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        if event["event"] == "stopping":
+            self._end(0, status="stopped")
+
+    def _end(self, code: int, **result: Any) -> None:
+        step = 10 * len(self.held)
+        if result:
+            (self._folder / "checkpoints" / f"step-{step}").mkdir(parents=True)
+            (self._folder / "checkpoints" / f"step-{step}" / ".metadata").touch()
+            result |= {"final_step": step, "step_times_s": [], "trained_time_s": 0.0, "resumed_step": step}
+            (self._folder / "result.json").write_text(json.dumps(result))
+        for node in (0, 1):
+            report = NodeReport(node=node, host="n", running=True, statuses={node: code}, ended=True)
+            StepFolder(self._step).write_report(report)
+
+    def give_back(self, allocation: Held) -> None:
+        self.given_back.append(allocation)
+
+    def close(self, _: object) -> None:
+        pass
+
+
+def on_nodes(folder: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> ReplayPlan:
+    monkeypatch.setattr(starts, "Dispatcher", nodes)
+    monkeypatch.setattr(starts, "POLL_S", 0.01)
+    source = NodeSource(scheduler="slurm", nodes=2, allocations=1, launcher="srun", settings=PARSL)
+    chosen = planned(folder, stop_margin_s=60.0, **changes)
+    two_nodes = replace(chosen.setup.problem.cluster, nodes=2, devices_per_node=1)
+    setup = replace(chosen.setup, problem=replace(chosen.setup.problem, cluster=two_nodes))
+    return replace(chosen, source=source, setup=setup)
+
+
+def test_ranks_that_were_stopped_before_a_walltime_go_on_in_another_allocation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Nodes(tmp_path / "r", 50.0, 50.0, None)
+    chosen = on_nodes(tmp_path / "r", nodes, monkeypatch, restarts=0)
+    assert replay.run(chosen, nodes.on_event).final_step == 30
+    assert nodes.given_back == nodes.held[:2], "with less than a minute left, but no failures"
+
+
+def test_ranks_that_are_stopped_in_the_driver_s_own_job_go_on_in_another_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Nodes(tmp_path / "r", 50.0)
+    chosen = on_nodes(tmp_path / "r", nodes, monkeypatch)
+    assert chosen.source is not None
+    own = Allocation(scheduler="slurm", job_id="7", nodes=("n1", "n2"))
+    with pytest.raises(ReplayStopped, match="stopped after step 10, with a checkpoint, before the job's time") as found:
+        replay.run(replace(chosen, source=replace(chosen.source, held=own)), nodes.on_event)
+    assert found.value.exit_code == 75
+
+
+def test_a_replay_is_given_up_after_so_many_restarts_without_a_new_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Nodes(tmp_path / "r", None, None, None, None, crashes=True)
+    why = "failed, crashed: .*; 3 starts in a row without a new checkpoint, and --restarts is 2"
+    with pytest.raises(FrontrunnerError, match=why) as given_up:
+        replay.run(on_nodes(tmp_path / "r", nodes, monkeypatch, restarts=2))
+    assert given_up.value.exit_code == 1
+    assert "the same command continues from the newest checkpoint" in str(given_up.value.hint)
+    assert len(nodes.held) == 3

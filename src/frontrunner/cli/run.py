@@ -302,14 +302,14 @@ PRINTED_STEPS = 20
     type=click.IntRange(0, 1000),
     default=3,
     show_default=True,
-    help="On nodes of a batch system: starts after a failure, in a row without a new checkpoint.",
+    help="Starts after a failure, in a row without a new checkpoint: on nodes of a batch system, or of a command.",
 )
 @click.option(
     "--stop-margin",
     "stop_margin_s",
     type=float,
     metavar="SECONDS",
-    help="Stop so long before the job's end, with a checkpoint [default: by the checkpoints' own time].",
+    help="Stop so long before the job's end, with a checkpoint [default: by checkpoints' own time; of a command 60].",
 )
 @click.option("--walltime", metavar="HH:MM:00", help="Of allocations [default: the campaign's dispatch.walltime].")
 @opt.anyway_option
@@ -326,8 +326,9 @@ def replay(
 ) -> None:
     """Train with RECIPE_ID, a stored recipe or the path of a recipe file.
 
-    One of another trainer is trained by the command of its campaign, to which --steps and --folder apply. Others train
-    on the data of the recipe's campaign, and are refused where these are missing or have changed.
+    One of another trainer is trained by the command of its campaign, to which --steps, --folder, --restarts, --walltime
+    and --stop-margin apply. Others train on the data of the recipe's campaign, and are refused where these are missing
+    or have changed.
 
     Run again after a kill, it continues from the newest checkpoint. At the end its throughput is compared with the
     probe's.
@@ -336,10 +337,12 @@ def replay(
     if (command := plan_command_replay(recipe_id, chosen, campaign=campaign, store=store)) is not None:
         click.echo(f"replaying {command.recipe_id} by its campaign's command in {command.folder}", err=True)
         try:
-            opt.show(command_replay.run(command, _printer(chosen.steps)), _print, as_json=as_json)
+            with noted_signals() as signals:
+                done = command_replay.run(command, _printer(chosen.steps), signals)
         except KeyboardInterrupt:
-            click.echo("stopped; whether it can go on is for the command to know", err=True)
+            click.echo("stopped; run again, the command is started to go on from its own checkpoint", err=True)
             sys.exit(INTERRUPTED)
+        opt.show(done, _print_of_command, as_json=as_json)
         return
     planned = plan_replay(recipe_id, chosen, campaign=campaign, store=store, anyway=anyway)
     asked = click.get_current_context().get_parameter_source("restarts")
@@ -364,18 +367,29 @@ def replay(
 
 
 def _print(result: ReplayResult) -> None:
-    if result.tokens_per_s is None or result.sustained_tokens_per_s is None:
-        click.echo(f"already trained to step {result.final_step}; a larger --steps continues")
-    else:
-        compared = "no probe measured this recipe: its campaign was simulated"
-        if result.measured_tokens_per_s is not None:
-            probe, ratio = thousands(result.measured_tokens_per_s), percent(result.ratio_to_probe)
-            compared = f"the probe measured {probe} ({ratio} of it)"
-        loss = "-" if result.final_loss is None else f"{result.final_loss:.4f}"
-        click.echo(f"trained to step {result.final_step}, loss {loss}")
-        click.echo(f"throughput {thousands(result.tokens_per_s)} tokens/s; {compared}")
-        click.echo(f"sustained {thousands(result.sustained_tokens_per_s)} tokens/s, with evaluations and checkpoints")
+    idle = f"already trained to step {result.final_step}; a larger --steps continues"
+    _print_figures(result, idle=idle, sustained="with evaluations and checkpoints")
     click.echo(f"metrics, checkpoints and log: {result.folder}")
+
+
+def _print_of_command(result: ReplayResult) -> None:
+    idle = "the command ended with status 0, and its last start logged too few steps to measure"
+    _print_figures(result, idle=idle, sustained="from the first step that its last start logged to the last")
+    click.echo(f"logs: {result.folder / 'starts'}")
+
+
+def _print_figures(result: ReplayResult, *, idle: str, sustained: str) -> None:
+    if result.tokens_per_s is None or result.sustained_tokens_per_s is None:
+        click.echo(idle)
+        return
+    compared = "no probe measured this recipe: its campaign was simulated"
+    if result.measured_tokens_per_s is not None:
+        probe, ratio = thousands(result.measured_tokens_per_s), percent(result.ratio_to_probe)
+        compared = f"the probe measured {probe} ({ratio} of it)"
+    loss = "-" if result.final_loss is None else f"{result.final_loss:.4f}"
+    click.echo(f"trained to step {result.final_step}, loss {loss}")
+    click.echo(f"throughput {thousands(result.tokens_per_s)} tokens/s; {compared}")
+    click.echo(f"sustained {thousands(result.sustained_tokens_per_s)} tokens/s, {sustained}")
 
 
 def _printer(steps: int) -> Callable[[Mapping[str, Any]], None]:

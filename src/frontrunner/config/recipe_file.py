@@ -16,6 +16,7 @@ from typing import Any
 from frontrunner.config.toml_file import read_text
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.reading import json_table
+from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.probe import OptimizerConstants, ProbeSettings, Schedule
 from frontrunner.results.outcome import RecipeStats
 from frontrunner.results.provenance import DataFiles
@@ -72,10 +73,23 @@ class NodeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainerCommand:
+    """Another trainer: the evaluator that made its commands, with the campaign's [command], whose folder is absolute.
+
+    `on_nodes`: it is started on each of the recipe's nodes, and does not reach them by itself.
+    """
+
+    evaluator: str
+    settings: CommandSettings
+    warm_up_steps: int
+    on_nodes: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Training:
     """What training needs besides the problem: optimizer, learning rates, the seed of weights and data, and the data.
 
-    `data` is empty where the file does not state them.
+    `data` is empty where the file does not state them; `command` is None for our own trainer.
     """
 
     optimizer: str = "adamw"
@@ -84,6 +98,7 @@ class Training:
     seed: int = 0
     data: DataFiles = ()
     nodes: NodeSettings = field(default_factory=NodeSettings)
+    command: TrainerCommand | None = None
 
     @property
     def probe(self) -> ProbeSettings:
@@ -92,6 +107,7 @@ class Training:
             optimizer=self.optimizer,
             optimizer_constants=self.optimizer_constants,
             learning_rate=self.schedule.learning_rate,
+            **({} if self.command is None else {"warm_up_steps": self.command.warm_up_steps}),
         )
 
 
@@ -128,6 +144,8 @@ def to_text(file: RecipeFile) -> str:
     """Return the file's text; `from_text` reads it back to an equal value, and equal values give equal text."""
     content = asdict(file) | {"recipe": stored_recipe(file.recipe)}
     del content["problem"]["cluster"]["group"]  # the problem is that on the recipe's nodes
+    if file.training.command is None:  # which versions without it can read
+        del content["training"]["command"]
     document = {"format": FORMAT, "version": VERSION, "hash": content_hash(content), "content": content}
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 

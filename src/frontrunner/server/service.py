@@ -21,6 +21,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
+from frontrunner.exchange import exported
 from frontrunner.results.courses import Courses
 from frontrunner.results.store import open_store
 from frontrunner.server.auth import CALLER, Access, Caller, LoginLinks, Role
@@ -58,6 +59,14 @@ NOTICE = "<p>{message}</p><p>{hint}</p>"
 PLACES = ("body", "query", "path", "header")
 
 
+class ServedStore(LocalStore):
+    """The service's store: what it exports holds no command, which a client would run."""
+
+    def export(self, recipe: str, *, to: str) -> str:
+        """See `LocalStore.export`."""
+        return exported(self, recipe, to=to, with_command=False)
+
+
 class Service:
     """One running service over one store, which is created if missing."""
 
@@ -66,7 +75,7 @@ class Service:
         self.settings = settings
         self.access, self.links = Access(settings.token_file), LoginLinks()
         self.store = open_store(settings.store, create=True)
-        self.local = LocalStore(is_open=self.store)
+        self.local = ServedStore(is_open=self.store)
         self.drivers, self.replays = Drivers(self.store, settings), Replays(settings)
         self.slow_work, self.starts = anyio.CapacityLimiter(SLOW_THREADS), anyio.CapacityLimiter(SLOW_THREADS)
         self.streams = anyio.CapacityLimiter(limits.streams)
