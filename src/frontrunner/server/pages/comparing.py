@@ -87,7 +87,7 @@ def _campaigns(service: Service, names: Sequence[str]) -> dict[str, Any]:
         "shared": found.shared,
         "total": found.total,
         "courses": courses({one.name: (read[one.id], one.outcomes) for one in summaries}),
-        "steps": steps_beside(bests) if bests else None,
+        "steps": steps_beside(bests),
     }
 
 
@@ -98,7 +98,7 @@ def _recipes(store: Store, ids: Sequence[str], within: str | None) -> dict[str, 
     parts: dict[str, Breakdown] = {}
     for one in found:
         _add_breakdown(parts, f"{one.recipe.layout()} {one.recipe_id[:6]}", one)
-    return {"beside": compare_recipes(found), "steps": steps_beside(parts) if parts else None}
+    return {"beside": compare_recipes(found), "steps": steps_beside(parts)}
 
 
 def _add_breakdown(parts: dict[str, Breakdown], named: str, found: Explanation) -> None:
