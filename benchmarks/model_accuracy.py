@@ -11,7 +11,8 @@ them once more with each row's training code taken for an unknown one, where the
 are the medians of the intervals' ends, `inside` the share of rows in them, of all and of those within 20 % of their
 problem's best. Per problem (rows of one model, sequence length, batch and machine) stand the rank correlation, the
 regret of the model's first choice, and the probes its order needs to come within 5 % of the best measured. --worst
-lists as many rows of each table that miss the bar by most.
+lists as many rows of each table that miss the bar by most. `in doubt` are the wrong and the right verdicts on memory
+that the interval of the peak leaves open, `surely` the best that are refused though it does not.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 SPEED_ROWS = 500_000
 WIDTH = 215
 COLUMNS = ("table", "rows", "refused", "MAPE", "median", "bias", "over bar", "95 %", "inside", "near best", "memory",
-           "oom right", "missed", "wrong", "best refused", "problems", "spearman", "regret", "probes")  # fmt: skip
+           "oom right", "missed", "wrong", "in doubt", "best refused", "surely", "problems", "spearman", "regret",
+           "probes")  # fmt: skip
 
 
 def recipes_per_second() -> float:
@@ -109,7 +111,7 @@ def show(out: Console, title: str, tables: dict[str, dict[str, Any]]) -> None:
         told = whole[kind]
         if told["rows"]:
             probes = "" if told["problems"] == 0 else f", {told['probes_to_5pct_mean']:.2f} probes ({told['problems']})"
-            out.print(f"{kind.replace('_', ' ')}: {told['rows']} rows, {told['mape']:.1%} off (bar {bar:.0%}){probes}")
+            out.print(f"{kind.replace('_', ' ')}: {told['rows']} rows, {told['mape']:.1%} off (bar {bar:.1%}){probes}")
 
 
 def _cells(table: dict[str, Any]) -> list[str]:
@@ -131,7 +133,9 @@ def _cells(table: dict[str, Any]) -> list[str]:
         right,
         str(oom["fn"]),
         str(oom["fp"]),
+        f"{table['wrong_in_doubt']}+{table['right_in_doubt']}",
         f"{table['best_refused']}/{table['best_rows']}",
+        str(table["best_surely_refused"]),
         str(len(problems)),
         *over,
     ]

@@ -36,7 +36,7 @@ NEAR = 1.2
 """Rows that take at most this many times as long as their problem's best are near it."""
 CLOSE = 1.05
 """A probe within 5 % of a problem's best ends its search."""
-BARS = {"multi_node": 0.08, "single_node": 0.12}
+BARS = {"multi_node": 0.1, "single_node": 0.075}
 """The mean errors that are aimed at, of rows on several nodes and on one; a row above its own is listed."""
 BEST = 5
 """The number of a problem's fastest rows that must never be refused for memory."""
@@ -133,6 +133,7 @@ def judged(table: Table, predicted_s: Times, *, worst: int = 5) -> Figures:
         predicted_s=predicted_s,
         stated_gib=np.nan,
         memory_deviation=np.nan,
+        needed_deviation=np.nan,
         below=np.nan,
         above=np.nan,
         memory_gib=np.nan,
@@ -143,6 +144,7 @@ def judged(table: Table, predicted_s: Times, *, worst: int = 5) -> Figures:
         machine = Machine.of(part.cluster, part.precision, part.software)
         peak = peak_memory(machine, part.work)
         rows.loc[places, "memory_gib"] = peak.total / 2**30
+        rows.loc[places, "needed_deviation"] = log_deviation(machine, part.work, peak)
         kinds = [memory_kind(table.rows[place]) for place in places]
         rows.loc[places, "stated_gib"] = np.select(
             [np.equal(kinds, kind) for kind in MEMORY_KINDS],
@@ -200,6 +202,7 @@ def _told(rows: pd.DataFrame) -> list[Figures]:
 def _memory(rows: pd.DataFrame, timed: pd.DataFrame) -> Figures:
     known = rows[(rows.status == "ok") & rows.peak_mem_gb.notna()]
     refused, failed = rows.memory_gib > rows.limit_gib, rows.status == "oom"
+    in_doubt = np.log(rows.memory_gib / rows.limit_gib).abs() <= NORMAL_95 * rows.needed_deviation
     best = timed.sort_values("step_time_s").groupby("problem").head(BEST).index
     return {
         "memory_rows": len(known),
@@ -212,7 +215,10 @@ def _memory(rows: pd.DataFrame, timed: pd.DataFrame) -> Figures:
             "fn": int((failed & ~refused).sum()),
             "tn": int((~failed & ~refused).sum()),
         },
+        "wrong_in_doubt": int((in_doubt & (failed != refused)).sum()),
+        "right_in_doubt": int((in_doubt & (failed == refused)).sum()),
         "best_refused": int(refused[best].sum()),
+        "best_surely_refused": int((refused & ~in_doubt)[best].sum()),
         "best_rows": len(best),
     }
 

@@ -99,6 +99,8 @@ def slow_steps(spec: CampaignSpec, planned: Plan) -> str | None:
     if spec.evaluator != "probe" or not (fastest := planned.fastest(1)):
         return None
     step_s, probe = fastest[0].step_time_s, spec.probe
+    if step_s is None:  # the device's peak is unknown
+        return None
     steps = {"step_deadline_s": 1, "deadline_s": probe.least_steps}
     met = next((key for key, count in steps.items() if count * step_s > getattr(probe, key)), None)
     return met and (

@@ -105,26 +105,20 @@ class Trust:
     """How far to trust estimates of one problem; `assumed` are cluster keys that take a common value.
 
     `expected_error` is the mean error of step times, None where nothing is estimated or the device's peak is assumed:
-    times may then be off by any factor. `software` are the training codes that are assumed, one for each engine, of an
-    unknown one what is stated.
+    `why_no_times` then states that no figure that follows from time is an estimate. `software` are the training codes
+    that are assumed, one for each engine, of an unknown one what is stated.
     """
 
     assumed: tuple[str, ...]
     expected_error: float | None
     remarks: tuple[str, ...]
     software: tuple[SoftwareSettings, ...] = field(default=(), repr=False)
+    why_no_times: str | None = None
 
     def in_words(self) -> str:
         """Return what a step time of these estimates is worth."""
-        missing = [key for key in self.assumed if key.startswith("peak_tflops")]
-        if self.expected_error is None and not missing:
-            return "nothing is estimated"
         if self.expected_error is None:
-            [key] = missing
-            return (
-                f"no time or rate here is an estimate, at most their order means something: cluster.{key} is not given "
-                f"(assumed: {ASSUMED['peak_tflops']:g})"
-            )
+            return self.why_no_times or "nothing is estimated"
         return (
             f"estimates, not measurements: expect step times to be off by {100 * self.expected_error:.0f} % on average"
         )
@@ -162,9 +156,11 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
         HOST_UNLIMITED: offloads,
         HOST_ASSUMED: offloads and any(one.links.host_gb_per_s is None for one in clusters),
     }
+    keys = tuple(dict.fromkeys(itertools.chain(*(assumed(one, precision, code) for one, code in estimated))))
     return Trust(
-        assumed=tuple(dict.fromkeys(itertools.chain(*(assumed(one, precision, code) for one, code in estimated)))),
+        assumed=keys,
         expected_error=statistics.fmean(known) if known else None,
+        why_no_times=None if known else _why_no_times(keys),
         remarks=tuple(remark for remark, holds in remarks.items() if holds),
         software=tuple(dict.fromkeys(described(problem, engine) for engine in ENGINES if engine in engines)),
     )
@@ -187,6 +183,16 @@ def _unused_fits(estimated: Sequence[tuple[Cluster, Software]], precision: str) 
 
 def _fitted_to(fit: FittedCode) -> str:
     return f"{fit.code} in {', '.join(name for name, error in vars(fit.error).items() if error is not None)}"
+
+
+def _why_no_times(keys: Sequence[str]) -> str | None:
+    peak = next((key for key in keys if key.startswith("peak_tflops")), None)
+    if peak is None:
+        return None
+    return (
+        f"no time or rate here is an estimate, at most the recipes' order means something: cluster.{peak} is not given "
+        f"(assumed: {ASSUMED['peak_tflops']:g})"
+    )
 
 
 def own_error(cluster: Cluster, precision: str) -> float | None:

@@ -31,6 +31,7 @@ class ParallelLayout:
     """One layout on `devices`: its recommended recipe, and how many legal ones there are.
 
     The recipe is the first of the plan; `choices` single it out in a space, or `reason` is why there is none.
+    Layouts are compared by `_tokens_per_s`, which is no estimate where the device's peak is assumed.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ParallelLayout:
     choices: Mapping[str, Choice]
     reason: str | None
     about: str
+    _tokens_per_s: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -48,8 +50,8 @@ class ParallelLayout:
 
 
 def speed(layout: ParallelLayout) -> float:
-    """Return the tokens/s of a layout's recipe, 0 where it does not fit."""
-    return layout.estimate.tokens_per_s if layout.estimate is not None and layout.fits else 0.0
+    """Return what layouts are compared by, 0 where a layout's recipe does not fit."""
+    return layout._tokens_per_s if layout.fits else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +94,10 @@ class Tiling:
         return self.base.peak_memory_bytes - self.tiled.peak_memory_bytes
 
     @property
-    def slower(self) -> float:
-        """The share by which a step takes longer."""
-        return self.tiled.step_time_s / self.base.step_time_s - 1
+    def slower(self) -> float | None:
+        """The share by which a step takes longer; None without times."""
+        before, after = self.base.step_time_s, self.tiled.step_time_s
+        return None if before is None or after is None else after / before - 1
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -139,7 +142,7 @@ def advise(space: Space, problem: Problem, rate: str = "tokens") -> Advice:
 
     def worth(found: Advice) -> float:
         chosen = found.chosen and found.chosen.estimate
-        return chosen.tokens_per_s / problem.divisor(rate, chosen.recipe) if chosen else 0.0
+        return speed(found.chosen) / problem.divisor(rate, chosen.recipe) if found.chosen and chosen else 0.0
 
     name = problem.cluster.name
     clusters = (Cluster.of_groups(f"{name}, group {one.name}", [one]) for one in groups)
@@ -260,9 +263,10 @@ def one_batch(batch: GlobalBatch, devices: int) -> GlobalBatch:
 def _layout(name: str, about: str, space: Space, problem: Problem) -> ParallelLayout:
     survey = space.survey(problem)
     found = plan(survey.recipes, problem)
-    best, choices = None, dict[str, Choice]()
+    best, choices, rate = None, dict[str, Choice](), 0.0
     if len(found.table):
-        best = found.table[int(found.table.order[0])]
+        first = int(found.table.order[0])
+        best, rate = found.table[first], float(found.table.tokens_per_s[first])
         row = survey.recipes.row(best.recipe)
         assert row is not None  # noqa: S101 - the table is of these recipes
         choices = survey.choices(row)
@@ -274,6 +278,7 @@ def _layout(name: str, about: str, space: Space, problem: Problem) -> ParallelLa
         choices=choices,
         reason=None if best else why_none(survey, found),
         about=about,
+        _tokens_per_s=rate,
     )
 
 
@@ -301,6 +306,8 @@ def _tiling(found: Estimate, problem: Problem) -> Tiling | None:
     return None if why_illegal(recipe, problem) else Tiling(base=found, tiled=estimate_many([recipe], problem)[0])
 
 
-def traffic_s(found: Estimate) -> float:
-    """Return the seconds of a step that wait for other devices' data, beyond what computation hides."""
-    return sum(found.step_parts_s[name] for name in TRAFFIC)
+def traffic_share(found: Estimate) -> float | None:
+    """Return the share of a step that waits for other devices' data, beyond what computation hides."""
+    if found.step_time_s is None:
+        return None
+    return sum(found.step_parts_s[name] for name in TRAFFIC) / found.step_time_s

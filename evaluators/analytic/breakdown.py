@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
+from frontrunner.evaluators.analytic.accuracy_bounds import Trust, has_times, trust_in
 from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, not_modelled
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import memory_of_ranks
@@ -25,11 +25,14 @@ from frontrunner.spaces.recipe import V_SHAPED_SCHEDULES, Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineRank:
-    """One rank of a pipeline: what it holds besides its layers, and the seconds per step that it is busy."""
+    """One rank of a pipeline: what it holds besides its layers, and the seconds per step that it is busy.
+
+    These are None without the device's peak.
+    """
 
     holds: str
     layers: int
-    busy_s: float
+    busy_s: float | None
     memory_parts_bytes: Mapping[str, float]
 
     @property
@@ -59,7 +62,7 @@ class Breakdown(Displayed):
 
     problem: Problem
     estimate: Estimate
-    hardware_tflops_per_device: float
+    hardware_tflops_per_device: float | None
     ranks: tuple[PipelineRank, ...]
     marks: tuple[Reason, ...]
     trust: Trust
@@ -77,14 +80,16 @@ class Breakdown(Displayed):
         return self.memory_limit_bytes - self.estimate.peak_memory_bytes
 
     @property
-    def tokens_per_s_per_device(self) -> float:
+    def tokens_per_s_per_device(self) -> float | None:
         """tokens_per_s / devices."""
-        return self.estimate.tokens_per_s / self.estimate.recipe.devices
+        rate = self.estimate.tokens_per_s
+        return None if rate is None else rate / self.estimate.recipe.devices
 
     @property
     def step_time_error(self) -> float | None:
-        """Estimated over measured step time, less one; None without a measurement."""
-        return None if self.measured is None else self.estimate.step_time_s / self.measured.step_time_s - 1
+        """Estimated over measured step time, less one; None without one of them."""
+        estimated = self.estimate.step_time_s
+        return None if self.measured is None or estimated is None else estimated / self.measured.step_time_s - 1
 
     @property
     def is_inside(self) -> bool | None:
@@ -121,10 +126,11 @@ def breakdown(
         what = f"recipe {recipe_id(problem, recipe)} cannot be estimated: the formulas do not know {unknown}"
         raise InvalidInput(what, hint="frontrunner launch measures")
     found = estimate_many([recipe], problem)[0]
+    time_s = found.step_time_s
     return Breakdown(
         problem=problem,
         estimate=found,
-        hardware_tflops_per_device=rates(recipe, problem, found.step_time_s)["hardware_tflops_per_device"] or 0.0,
+        hardware_tflops_per_device=time_s and rates(recipe, problem, time_s)["hardware_tflops_per_device"],
         ranks=pipeline_ranks(recipe, problem),
         marks=tuple(marks(recipe, problem)),
         trust=trust_in([recipe], problem, [found.expected_error]),
@@ -149,7 +155,7 @@ def pipeline_ranks(recipe: Recipe, problem: Problem) -> tuple[PipelineRank, ...]
         PipelineRank(
             holds=held,
             layers=int(count[0]),
-            busy_s=float(busy[0]),
+            busy_s=float(busy[0]) if has_times(problem) else None,
             memory_parts_bytes={name: float(np.ravel(size)[0]) for name, size in vars(memory).items()},
         )
         for held, count, busy, memory in ranks

@@ -25,13 +25,14 @@ from frontrunner.evaluators.analytic.accuracy_bounds import (
 )
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import (
-    FITS,
+    FITTING,
     PeakMemory,
     fit,
     fullest_parameters,
     host_memory,
     log_deviation,
     peak_memory,
+    verdict,
 )
 from frontrunner.evaluators.analytic.priors import NORMAL_95
 from frontrunner.evaluators.analytic.software import ENGINES, coded
@@ -69,20 +70,21 @@ class Estimate:
     Parts add up to `step_time_s` and `peak_memory_bytes` (the fullest rank's); `fit` is one of `FITS`. `limit` is the
     largest part that is not computing, or "compute", or "memory" where it does not fit; `unjudged` are choices whose
     formulas are not validated. 95 of 100 measured times should lie within `step_time_bounds_s`, and be off by
-    `expected_error` on average; both are None where the device's peak is assumed. The memory is what a device must
-    hold; 95 of 100 peaks should lie within `peak_memory_bounds_bytes`. `training` is what all its tokens take.
+    `expected_error` on average. The memory is what a device must hold; 95 of 100 peaks should lie within
+    `peak_memory_bounds_bytes`. `training` is what all its tokens take. Where the device's peak is assumed nothing that
+    follows from time is an estimate: it is None, and `step_parts_s` is empty.
     """
 
     recipe_id: str
     recipe: Recipe
-    step_time_s: float
-    tokens_per_s: float
-    model_tflops_per_device: float
+    step_time_s: float | None
+    tokens_per_s: float | None
+    model_tflops_per_device: float | None
     mfu: float | None
     peak_memory_bytes: int
     host_memory_bytes_per_rank: int
     fit: str
-    limit: str
+    limit: str | None
     step_parts_s: Mapping[str, float]
     memory_parts_bytes: Mapping[str, float]
     unjudged: tuple[str, ...]
@@ -94,15 +96,15 @@ class Estimate:
     @property
     def tokens_per_s_bounds(self) -> tuple[float, float] | None:
         """The rates at the bounds of the step time, the lower first."""
-        if self.step_time_bounds_s is None:
+        if self.step_time_bounds_s is None or self.tokens_per_s is None or self.step_time_s is None:
             return None
         fast, slow = (self.tokens_per_s * self.step_time_s / bound for bound in self.step_time_bounds_s)
         return slow, fast
 
     @property
     def fits(self) -> bool:
-        """Whether the peak is at most a device's memory."""
-        return self.fit != "does not fit"
+        """Whether the peak is at most a device's memory, if perhaps not for sure."""
+        return self.fit in FITTING
 
     @property
     def allocated_memory_bytes(self) -> int:
@@ -182,25 +184,27 @@ class EstimateTable(Sequence[Estimate]):
         waits = {name: seconds for name, seconds in step_parts.items() if name != "compute"}
         longest = max(waits, key=lambda name: waits[name])
         limit = longest if waits[longest] >= WORTH_NAMING * time_s else "compute"
-        rate, verdict = rates(recipe, self.problem, time_s), FITS[self.fit[row]]
+        rate = rates(recipe, self.problem, time_s) if log_ends is not None else {}
+        bounds = (int(peak / size_factor), int(peak * size_factor))
+        judged = verdict(peak, self.problem.at(recipe).cluster.memory_bytes_per_device, bounds)
         return Estimate(
             recipe_id=recipe_id(self.problem, recipe),
             recipe=recipe,
-            step_time_s=time_s,
-            tokens_per_s=rate["tokens_per_s"] or 0.0,
-            model_tflops_per_device=rate["model_tflops_per_device"] or 0.0,
-            mfu=rate["mfu"],
+            step_time_s=None if log_ends is None else time_s,
+            tokens_per_s=rate.get("tokens_per_s"),
+            model_tflops_per_device=rate.get("model_tflops_per_device"),
+            mfu=rate.get("mfu"),
             peak_memory_bytes=int(peak),
             host_memory_bytes_per_rank=host_memory_bytes,
-            fit=verdict,
-            limit="memory" if verdict == "does not fit" else limit,
-            step_parts_s=step_parts,
+            fit=judged,
+            limit="memory" if judged not in FITTING else None if log_ends is None else limit,
+            step_parts_s={} if log_ends is None else step_parts,
             memory_parts_bytes=memory_parts,
             unjudged=unvalidated(recipe, self.problem),
             expected_error=None if log_ends is None else mean_error(*log_ends),
             step_time_bounds_s=None if log_ends is None else scaled(time_s, log_ends),
-            peak_memory_bounds_bytes=(int(peak / size_factor), int(peak * size_factor)),
-            training=self.problem.training(recipe, None if log_ends is None else rate["tokens_per_s"]),
+            peak_memory_bounds_bytes=bounds,
+            training=self.problem.training(recipe, rate.get("tokens_per_s")),
         )
 
     @cached_property
@@ -211,7 +215,7 @@ class EstimateTable(Sequence[Estimate]):
 
     @cached_property
     def fit(self) -> npt.NDArray[np.intp]:
-        """The place of each recipe in `FITS`."""
+        """Whether each recipe fits (0), does so tightly (1) or does not (2), by the estimate alone."""
         return fit(self.peak_memory_bytes, memory_limits(self.recipes, self.problem))
 
     @cached_property
@@ -296,10 +300,12 @@ class Plan(Displayed):
         return self.table.of(rows[best].tolist())
 
     def to_frame(self, top: int = 1000) -> pd.DataFrame:
-        """Return the `top` fastest recipes that fit as a data frame, a row each."""
+        """Return the `top` fastest recipes that fit as a data frame, a row each; `attrs` has `Trust.why_no_times`."""
         import pandas as pd
 
-        return pd.json_normalize(as_plain(self.fastest(top)))
+        frame = pd.json_normalize(as_plain(self.fastest(top)))
+        frame.attrs["why_no_times"] = self.trust.why_no_times
+        return frame
 
     def shown(self, top: int) -> ShownPlan:
         """Return the plan for programs, with its `top` fastest estimates, and as many of its front."""

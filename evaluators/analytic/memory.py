@@ -31,16 +31,26 @@ MARGIN = 0.05
 """Share of a device's memory that a recipe should leave free; assumed."""
 MemoryKind = Literal["allocated", "reserved", "device"]
 """What a stated peak counts: tensors, what torch's allocator reserves for them, or all that is used on the device."""
-FITS = ("fits", "tight", "does not fit")
-"""Verdicts on a peak; tight is what fits and leaves less than `MARGIN` free."""
+FITTING = ("fits", "tight", "may not fit")
+"""Verdicts on a peak of at most a device's memory. Tight is what leaves less than `MARGIN` free."""
+TOO_LARGE = ("unlikely to fit", "does not fit")
+"""Verdicts on a larger one. The doubtful ones have an end of the peak's interval on the other side of the limit."""
+
+
+def verdict(peak_bytes: float, memory_bytes: float, bounds_bytes: tuple[float, float] | None = None) -> str:
+    """Return one of `FITTING` or `TOO_LARGE`; without an interval the peak is known."""
+    low, high = bounds_bytes or (peak_bytes, peak_bytes)
+    if peak_bytes > memory_bytes:
+        return TOO_LARGE[int(low > memory_bytes)]
+    return FITTING[2 if high > memory_bytes else int(fit(peak_bytes, memory_bytes))]
 
 
 def fit(peak_bytes: Rows | float, memory_bytes: Rows | float) -> npt.NDArray[np.intp]:
-    """Return the place in `FITS` of each peak on a device with so much memory."""
+    """Return whether each peak fits on a device with so much memory (0), does so tightly (1) or does not (2)."""
     held = np.add(
         np.less_equal(peak_bytes, (1 - MARGIN) * memory_bytes), np.less_equal(peak_bytes, memory_bytes), dtype=np.intp
     )
-    return len(FITS) - 1 - held
+    return 2 - held
 
 
 def log_deviation(machine: Machine, work: Workload, peak: PeakMemory, kind: MemoryKind | None = None) -> Rows:

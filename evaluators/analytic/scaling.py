@@ -55,12 +55,16 @@ class ScalingRow:
     @property
     def tokens_per_s_per_device(self) -> float | None:
         """tokens_per_s / devices."""
-        return None if self.best is None else self.best.tokens_per_s / self.devices
+        return None if self._tokens_per_s is None else self._tokens_per_s / self.devices
 
     @property
     def node_hours_per_billion_tokens(self) -> float | None:
         """Nodes * 1e9 / tokens_per_s / 3600."""
-        return None if self.best is None else self.nodes * 1e9 / self.best.tokens_per_s / 3600
+        return None if self._tokens_per_s is None else self.nodes * 1e9 / self._tokens_per_s / 3600
+
+    @property
+    def _tokens_per_s(self) -> float | None:
+        return None if self.best is None else self.best.tokens_per_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,17 +197,18 @@ def _row(space: Space, problem: Problem, nodes: int, batch: GlobalBatch | None) 
 
 def _judged(rows: Sequence[ScalingRow], problem: Problem, rate: str) -> tuple[ScalingRow, ...]:
     """Return the rows with their efficiencies, and the best one marked."""
-    known = [row for row in rows if row.best is not None]
-
-    def worth(row: ScalingRow) -> float:
-        return row.best.tokens_per_s / problem.divisor(rate, row.best.recipe) if row.best else 0.0
-
-    best, first = max(known, key=worth, default=None), next((row.tokens_per_s_per_device for row in known), None)
+    worth = {
+        place: row.best.tokens_per_s / problem.divisor(rate, row.best.recipe)
+        for place, row in enumerate(rows)
+        if row.best is not None and row.best.tokens_per_s is not None
+    }
+    best = max(worth, key=lambda place: worth[place], default=None)
+    first = next((rows[place].tokens_per_s_per_device for place in worth), None)
     return tuple(
-        replace(row, efficiency=per / first, is_best=row is best)
+        replace(row, efficiency=per / first, is_best=place == best)
         if first and (per := row.tokens_per_s_per_device)
         else row
-        for row in rows
+        for place, row in enumerate(rows)
     )
 
 

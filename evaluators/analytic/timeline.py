@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from frontrunner.evaluators.analytic import communication
+from frontrunner.evaluators.analytic.accuracy_bounds import has_times
 from frontrunner.evaluators.analytic.estimates import not_modelled
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import fullest_parameters, memory_of_each
@@ -130,6 +131,9 @@ def step_timeline(recipe: Recipe, problem: Problem) -> StepTimeline:
     if unknown is not None:
         what = f"the step of recipe {name} cannot be laid out: the formulas do not know {unknown}"
         raise InvalidInput(what, hint="frontrunner profile measures it")
+    if not has_times(problem):
+        what = f"the step of recipe {name} cannot be laid out: cluster.peak_tflops.{problem.precision} is not given"
+        raise InvalidInput(what, hint="state the device's peak in the campaign file, or measure: frontrunner launch")
     if passes > MOST_PASSES:
         what = f"the step of recipe {name} has {passes:,} passes: at most {MOST_PASSES:,} are laid out"
         raise InvalidInput(what, hint="fewer stages or larger micro-batches have fewer")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.memory import FITS, fit, runtime_bytes
+from frontrunner.evaluators.analytic.memory import runtime_bytes, verdict
 from frontrunner.evaluators.analytic.software import ENGINES
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.diagnostics.ranks import Rank, await_ranks
@@ -170,8 +170,8 @@ class DryRun:
 
     @property
     def fit(self) -> str:
-        """The verdict on that peak, one of `FITS`."""
-        return FITS[fit(self.peak_bytes, self.device_memory_bytes)]
+        """The verdict on that peak, one of memory.py's."""
+        return verdict(self.peak_bytes, self.device_memory_bytes)
 
     @property
     def fits(self) -> bool:

@@ -49,10 +49,10 @@ def gib(size_bytes: float | None) -> str:
 
 
 def fit_verdict(fit: str, peak_bytes: int, device_bytes: int) -> str:
-    """Return whether a peak fits in a device's memory, one of `FITS`, and by how much."""
+    """Return a verdict on whether a peak fits in a device's memory, and by how much."""
     left = device_bytes - peak_bytes
     if left < 0:
-        return f"does not fit: {gib(peak_bytes)} GiB on a device of {gib(device_bytes)} GiB, {gib(-left)} GiB too much"
+        return f"{fit}: {gib(peak_bytes)} GiB on a device of {gib(device_bytes)} GiB, {gib(-left)} GiB too much"
     share = percent(peak_bytes / device_bytes)
     return f"{fit}: {gib(peak_bytes)} of {gib(device_bytes)} GiB ({share}), {gib(left)} GiB left"
 

@@ -25,6 +25,7 @@ TABLE: dict[str, Any] = {
         "backend": "cpu",
         "devices_per_node": 4,
         "memory_gib_per_device": 1.0,
+        "peak_tflops": {"fp32": 0.1},
     },
     "problem": {"sequence_length": 128, "global_batch": 16, "precision": "fp32"},
     "space": {"tensor_parallel": [1, 2, 4], "pipeline_parallel": [1, 2], "micro_batch_seqs": [1, 2, 4]},

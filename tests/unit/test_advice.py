@@ -88,8 +88,10 @@ def test_a_small_model_fits_and_is_trained_by_plain_copies() -> None:
 
 
 def form(name: str, tokens_per_s: float, fit: str = "fits") -> ParallelLayout:
-    base = replace(estimate_many([recipe()], PROBLEM)[0], tokens_per_s=tokens_per_s, fit=fit)
-    return ParallelLayout(name=name, devices=64, legal=1, estimate=base, choices={}, reason=None, about="")
+    base = replace(estimate_many([recipe()], PROBLEM)[0], fit=fit)
+    return ParallelLayout(
+        name=name, devices=64, legal=1, estimate=base, choices={}, reason=None, about="", _tokens_per_s=tokens_per_s
+    )
 
 
 def test_a_plainer_form_is_kept_unless_another_is_faster_by_more_than_a_twentieth() -> None:

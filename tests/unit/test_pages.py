@@ -620,6 +620,24 @@ def test_plan_form_shows_the_values_of_a_preset(client: TestClient) -> None:
     assert client.get("/plan/fields/training").status_code == 422
 
 
+def test_plan_s_pages_state_what_their_times_are_worth(client: TestClient) -> None:
+    query = f"{SMALL_PLAN}&code=unknown"
+    plan = shown(client, f"/plan?{query}")
+    recipe = shown(client, f"/plan/recipe?{query}")
+    for page in (plan, recipe):
+        assert "expect step times to be off by" in page
+        assert "Training code assumed: unknown" in page
+    assert re.search(r"[\d.]+ m?s per step, in 95 of 100 cases [\d.]+ m?s to [\d.]+ m?s", recipe)
+    assert re.search(r"<span>step, 95 %: [\d.]+ m?s to [\d.]+ m?s</span>", recipe)
+    assert 'code = "unknown"' in text_of_launch(client, query)
+    blind = SMALL_PLAN.replace("dgx-a100-80gb", "dgx-1-v100") + "&precision=bf16"
+    plan, recipe = shown(client, f"/plan?{blind}"), shown(client, f"/plan/recipe?{blind}")
+    for page in (plan, recipe):
+        assert "No time or rate here is an estimate" in page
+        assert not re.search(r"\d m?s\b|TFLOPS|tokens/s</th>|id=.step.|chart-(step|scaling)|efficiency", page)
+    assert "First recipes that fit" in plan
+
+
 def test_plan_tries_more_nodes_until_a_recipe_fits(client: TestClient) -> None:
     large = "/plan/answer?model=frontier-175b&cluster=frontier&nodes=1&global_batch=512&sequence_length=2048"
     text = shown(client, large)

@@ -79,12 +79,6 @@ def _figure(*names: str) -> Callable[[Any], Any]:
     return lambda figures: next((getattr(figures, name) for name in names if hasattr(figures, name)), None)
 
 
-def _rate(*names: str) -> Callable[[Any], Any]:
-    """Read a figure that follows from time: None of an estimate for a device whose peak is not given."""
-    read = _figure(*names)
-    return lambda figures: None if getattr(figures, "expected_error", 0.0) is None else read(figures)
-
-
 def _spread(figures: Any) -> float | None:
     """Return the spread of steps, None where a single one is known, as in most tables of others."""
     return getattr(figures, "step_time_spread", None) or None
@@ -120,20 +114,20 @@ ABOVE_IDLE: Column[Any] = Column(
     label="MiB above an idle rank", about="of the peak, what a rank on a CPU needs above an idle one",
 )  # fmt: skip
 FIGURES: tuple[Column[Any], ...] = (
-    Column("tokens_per_s", "tokens/s", _rate("tokens_per_s"), thousands, brief="{} tok/s",
+    Column("tokens_per_s", "tokens/s", _figure("tokens_per_s"), thousands, brief="{} tok/s",
            is_doubtful=lambda figures: bool(getattr(figures, "doubts", ()))),
-    Column("step_time_s_median", "step", _rate("step_time_s_median", "step_time_s"), seconds, drop=2,
+    Column("step_time_s_median", "step", _figure("step_time_s_median", "step_time_s"), seconds, drop=2,
            brief="{}/step"),
     Column("step_time_spread", "spread", _spread, lambda share: percent(share, 0), brief="± {}",
            about="standard deviation of the steps over their median",
            is_doubtful=lambda figures: getattr(figures, "step_time_spread", 0.0) > STABLE_SPREAD),
-    Column("model_tflops_per_device", "TFLOPS/device", _rate("model_tflops_per_device"), thousands, drop=6,
+    Column("model_tflops_per_device", "TFLOPS/device", _figure("model_tflops_per_device"), thousands, drop=6,
            about="of the model's own work, without recomputation"),
-    Column("mfu", "MFU", _rate("mfu"), percent, drop=5,
+    Column("mfu", "MFU", _figure("mfu"), percent, drop=5,
            about="model FLOPs over the device's peak, with attention whole as if nothing were masked"),
     Column("peak_memory_bytes_max_rank", "peak GiB", _figure("peak_memory_bytes_max_rank", "peak_memory_bytes"), gib,
-           label="GiB at the peak", brief="{} GiB", about="memory of the fullest rank; marked where it is tight",
-           drop=1, is_doubtful=lambda figures: getattr(figures, "fit", "") == "tight"),
+           label="GiB at the peak", brief="{} GiB", about="memory of the fullest rank; marked where it may not fit",
+           drop=1, is_doubtful=lambda figures: getattr(figures, "fit", "fits") not in ("fits", "does not fit")),
     ABOVE_IDLE,
     Column("repeats", "n", _figure("repeats"), drop=7, label="measurements", about="measurements"),
 )  # fmt: skip
@@ -167,19 +161,20 @@ PARTS = {
 }
 
 
-def limited_by(estimate: Estimate) -> str:
-    """Return what limits a recipe, with its share of the step."""
-    share = estimate.step_parts_s.get(estimate.limit)
-    word = PARTS[estimate.limit]
-    return word if share is None else f"{word} {percent(share / estimate.step_time_s, 0)}"
+def limited_by(estimate: Estimate) -> str | None:
+    """Return what limits a recipe, with its share of the step; None where that is unknown."""
+    if estimate.limit is None:
+        return None
+    part_s, word = estimate.step_parts_s.get(estimate.limit), PARTS[estimate.limit]
+    return word if part_s is None or not estimate.step_time_s else f"{word} {percent(part_s / estimate.step_time_s, 0)}"
 
 
 STEP_BOUNDS: Column[Any] = Column(
-    "step_time_bounds_s", "95 %", _rate("step_time_bounds_s"), lambda ends: " to ".join(map(seconds, ends)),
+    "step_time_bounds_s", "95 %", _figure("step_time_bounds_s"), lambda ends: " to ".join(map(seconds, ends)),
     drop=4, about="where the measured step time should lie in 95 of 100 cases",
 )  # fmt: skip
 RATE_BOUNDS: Column[Any] = Column(
-    "tokens_per_s_bounds", "95 %", _rate("tokens_per_s_bounds"), lambda ends: " to ".join(map(thousands, ends)),
+    "tokens_per_s_bounds", "95 %", _figure("tokens_per_s_bounds"), lambda ends: " to ".join(map(thousands, ends)),
     drop=4, about="where the measured rate should lie in 95 of 100 cases",
 )  # fmt: skip
 MEMORY_BOUNDS: Column[Any] = Column(

@@ -161,7 +161,7 @@ def compare_recipes(sides: Sequence[Explanation], estimates: Sequence[Breakdown]
     choices += [(name, tuple(of.get(name, "default") for of in own)) for name in names]
     choices.append(("data parallel", tuple(str(recipe.data_parallel) for recipe in recipes)))
     differs = [len(set(cells)) > 1 for _, cells in choices]
-    times = [{**one.estimate.step_parts_s, "step": one.estimate.step_time_s} for one in estimates]
+    times = [{**one.estimate.step_parts_s, "step": one.estimate.step_time_s or 0.0} for one in estimates]
     columns: list[Column[Appearance]] = [column.of(lambda row: row.standing) for column in FIGURES]
     return ComparedRecipes(
         recipe_ids=tuple(side.recipe_id for side in sides),
@@ -174,7 +174,7 @@ def compare_recipes(sides: Sequence[Explanation], estimates: Sequence[Breakdown]
         equal=tuple(row for row, other in zip(choices, differs, strict=True) if not other),
         problem=differences([{"problem": json.loads(one.campaign.spec_json).get("problem")} for one in shown]),
         parts=tuple(
-            (title, tuple(seconds(parts[name]) if parts.get(name) else "-" for parts in times))
+            (title, tuple(seconds(parts[name]) if parts.get(name) else ABSENT for parts in times))
             for name, title in {**PARTS, "step": "step"}.items()
             if any(parts.get(name, 0.0) for parts in times)
         ),

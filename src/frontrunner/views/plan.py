@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import Any
 
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
@@ -17,7 +16,7 @@ from rich.table import Table
 
 from frontrunner.config.settings import located
 from frontrunner.evaluators.analytic.accuracy_bounds import Trust
-from frontrunner.evaluators.analytic.advice import WORTH_ITS_COMPLEXITY, Advice, ParallelLayout, speed, traffic_s
+from frontrunner.evaluators.analytic.advice import WORTH_ITS_COMPLEXITY, Advice, ParallelLayout, speed, traffic_share
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
 from frontrunner.evaluators.analytic.estimates import Estimate, Plan, ShownPlan
 from frontrunner.evaluators.analytic.memory import MARGIN
@@ -48,6 +47,7 @@ SHOWN = 10
 WIDEST_TEXT = 110
 ESTIMATED_PEAK = "what a device must hold, context, communicators and the allocator's loss (runtime) included"
 TIGHT = f"less than {percent(MARGIN, 0)} of the memory stays free"
+MAY_NOT_FIT = "may not fit: the 95 % interval of the peak ends above the device's memory"
 
 
 def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
@@ -57,12 +57,14 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
     out.say(
         f"{plan.legal:,} legal recipes: {plan.fitting:,} are estimated to fit in {gib(plan.memory_limit_bytes)} GiB "
         "per device"
-        + (f", {plan.tight:,} of them tightly (!): {TIGHT}" if plan.tight else "")
+        + (f", {plan.tight:,} of them tightly: {TIGHT}" if plan.tight else "")
         + (f", {left_out:,} are not estimated" if left_out else "")
     )
     for reason, many in plan.not_modelled.items():
         out.say(f"note: {many:,} recipes are left out: the formulas do not cover {reason}", style="dim")
     first = "fastest first" if plan.rate == "tokens" else f"most {plan.rate.replace('_', ' ')} first"
+    if plan.why_no_times is not None:
+        first = "in an order that rests on an assumed peak"
     tables = {f"estimated, {first}, tight ones last": plan.estimates}
     if plan.front_recipes > 1:
         tables["Pareto front of speed and memory"] = plan.front
@@ -75,6 +77,8 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
         out.print()
         if plan.estimates:
             out.say(f"peak: {ESTIMATED_PEAK}", style="dim")
+        if any(found.fit == "may not fit" for found in (*plan.estimates, *plan.front)):
+            out.say(f"! {MAY_NOT_FIT}", style="dim")
         print_trust(plan)
     for best in plan.estimates[:1] if file is not None else ():
         closer = f"frontrunner explain --campaign {shlex.quote(str(file))} {best.recipe_id}"
@@ -84,7 +88,7 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
 def print_trust(trust: Trust) -> None:
     """Print how far to trust the figures."""
     out = console()
-    is_blind = trust.expected_error is None
+    is_blind = trust.why_no_times is not None
     out.say(trust.in_words(), style="bold red" if is_blind else "dim")
     if located("FILE") != "FILE":  # which is at hand
         out.say(f"{located('frontrunner launch FILE')}  # measures", style="dim", whole=True)
@@ -94,11 +98,6 @@ def print_trust(trust: Trust) -> None:
         out.say(f"training code assumed: {code.describe()}", style="dim")
     for remark in trust.remarks:
         out.say(f"note: {remark}", style="dim")
-
-
-def _timed(name: str) -> Callable[[ScalingRow], Any]:
-    """Read a figure of a count of nodes that follows from time, None where times are no estimates."""
-    return lambda row: None if row.best is None or row.best.expected_error is None else getattr(row, name)
 
 
 _BEST: dict[str, Column[ScalingRow]] = {
@@ -121,17 +120,17 @@ SCALING: tuple[Column[ScalingRow], ...] = (
     replace(_BEST["step_time_s_median"], drop=4),
     _BEST["step_time_bounds_s"],
     _BEST["tokens_per_s"],
-    Column("tokens_per_s_per_device", "tok/s/device", _timed("tokens_per_s_per_device"), thousands, drop=3),
+    Column("tokens_per_s_per_device", "tok/s/device", attrgetter("tokens_per_s_per_device"), thousands, drop=3),
     replace(_BEST["mfu"], drop=3),
-    Column("efficiency", "efficiency", _timed("efficiency"), percent),
+    Column("efficiency", "efficiency", attrgetter("efficiency"), percent),
     replace(_BEST["peak_memory_bytes_max_rank"], drop=2),
     Column(
         "node_hours",
         "node-h / 1e9 tok",
-        _timed("node_hours_per_billion_tokens"),
+        attrgetter("node_hours_per_billion_tokens"),
         lambda value: f"{value:#.3g}" if 0.01 <= value < 100 else thousands(value),
     ),
-    Column("price", "price / 1e9 tok", _timed("price_per_billion_tokens"), thousands, drop=3),
+    Column("price", "price / 1e9 tok", attrgetter("price_per_billion_tokens"), thousands, drop=3),
     *(_BEST[column.key] for column in TRAINING),
     replace(_BEST["limit"], drop=9),
 )
@@ -152,9 +151,10 @@ def print_scaling(found: Scaling) -> None:
                 out.say(f"most {found.rate.replace('_', ' ')}: {counted(row.nodes, 'node')}")
             if row.reason is not None:
                 out.say(f"{counted(row.nodes, 'node')}: {row.reason}")
-    out.say("\nefficiency: tokens/s per device relative to the smallest node count that has a recipe", style="dim")
-    if any(row.best and row.best.fit == "tight" for row in (*found.strong, *found.weak)):
-        out.say(f"! tight: {TIGHT}", style="dim")
+    if found.trust.why_no_times is None:
+        out.say("\nefficiency: tokens/s per device relative to the smallest node count that has a recipe", style="dim")
+    if any(row.best and row.best.fit == "may not fit" for row in (*found.strong, *found.weak)):
+        out.say(f"! {MAY_NOT_FIT}", style="dim")
     for bound in found.bounds:
         *most, last = (f"{nodes:,}" for nodes in bound.nodes)
         nodes = f"{', '.join(most)} and {last}" if most else last
@@ -174,38 +174,31 @@ def print_breakdown(found: Breakdown, *, dryrun: str | None = None) -> None:  # 
     rows += [] if measured is None else [("measured", measured)]
     columns = (words("origin", "", itemgetter(0)), *(column.of(itemgetter(1)) for column in ESTIMATED))
     out.print(column_table(None, columns, rows, width=out.width))
-    if found.hardware_tflops_per_device > 1.001 * estimate.model_tflops_per_device:
-        with_recompute = thousands(found.hardware_tflops_per_device)
+    with_all, without = found.hardware_tflops_per_device, estimate.model_tflops_per_device
+    if with_all is not None and without is not None and with_all > 1.001 * without:
+        with_recompute = thousands(with_all)
         out.say(f"{with_recompute} TFLOPS/device with what is computed a second time", style="dim")
     if measured is not None:
         memory = "what tensors hold of the memory" if found.compares_allocated else "peak memory"
         errors = {"step time": found.step_time_error, memory: found.peak_memory_error}
         off = " and ".join(f"{100 * error:+.0f} % in {of}" for of, error in errors.items() if error is not None)
         by = "measured by campaign" if measured.figures == "measured" else "measured elsewhere, and imported as"
-        line = f"{by} {measured.campaign} of {measured.store}; the estimate is off by {off}"
+        line = f"{by} {measured.campaign} of {measured.store}" + (f"; the estimate is off by {off}" if off else "")
         if (inside := found.is_inside) is not None:
             line += f"; the measured step is {'inside' if inside else 'outside'} the 95 % interval"
         out.say(line, style="dim")
     elif found.unmatched is not None:
         out.say(found.unmatched, style="dim")
-    out.say(f"limited by {limited_by(estimate)}")
+    if (limit := limited_by(estimate)) is not None:
+        out.say(f"limited by {limit}")
     if shared := estimate.recipe.experts_in_words(found.problem.model.experts):
         out.say(shared, style="dim")
-    parts = {name: time for name, time in estimate.step_parts_s.items() if time > 0}
-    title = "the step, on the slowest rank of the pipeline" if len(found.ranks) > 1 else "the step"
-    step = ruled_table(title, "part", ("time", "right"), ("share", "right"))
-    step.add_column("", width=40)
-    for name, time in parts.items():
-        style = "red" if name == estimate.limit and name != "compute" else "cyan"
-        bar = _bar(time, max(parts.values()), style)
-        step.add_row(PARTS[name], seconds(time), percent(time / estimate.step_time_s), bar)
-    step.add_section()
-    step.add_row("step", seconds(estimate.step_time_s), "100.0 %", "", style="bold")
-    for table in (step, _memory_table(found)):
-        out.print()
-        out.print(table)
+    for table in (_step_table(found), _memory_table(found)):
+        if table is not None:
+            out.print()
+            out.print(table)
     if estimate.recipe.pipeline_parallel > 1:
-        with suppress(InvalidInput):  # a step of too many passes
+        with suppress(InvalidInput):  # a step of too many passes, or without times
             print_timeline(step_timeline(estimate.recipe, found.problem))
     out.say(fit_verdict(estimate.fit, estimate.peak_memory_bytes, found.memory_limit_bytes), style="bold")
     out.say(f"peak: {ESTIMATED_PEAK}", style="dim")
@@ -223,6 +216,24 @@ def _bar(amount: float, longest: float, style: str) -> ProgressBar:
     return ProgressBar(total=longest, completed=amount, style="bar.back", complete_style=style, finished_style=style)
 
 
+def _step_table(found: Breakdown) -> Table | None:
+    """Return the parts of the step, or None without times."""
+    estimate = found.estimate
+    if estimate.step_time_s is None:
+        return None
+    parts = {name: time for name, time in estimate.step_parts_s.items() if time > 0}
+    title = "the step, on the slowest rank of the pipeline" if len(found.ranks) > 1 else "the step"
+    step = ruled_table(title, "part", ("time", "right"), ("share", "right"))
+    step.add_column("", width=40)
+    for name, time in parts.items():
+        style = "red" if name == estimate.limit and name != "compute" else "cyan"
+        bar = _bar(time, max(parts.values()), style)
+        step.add_row(PARTS[name], seconds(time), percent(time / estimate.step_time_s), bar)
+    step.add_section()
+    step.add_row("step", seconds(estimate.step_time_s), "100.0 %", "", style="bold")
+    return step
+
+
 def _memory_table(found: Breakdown) -> Table:
     ranks, sizes = found.ranks, found.estimate.memory_parts_bytes
     is_split = len(ranks) > 1
@@ -236,8 +247,8 @@ def _memory_table(found: Breakdown) -> Table:
             table.add_row(part, *(f"{one / unit:.2f}" for one in held), _bar(amount, max(sizes.values()), "magenta"))
     table.add_section()
     table.add_row("peak", *(f"{rank.peak_memory_bytes / unit:.2f}" for rank in ranks), "", style="bold")
-    if is_split:
-        table.add_row("busy", *(percent(rank.busy_s / found.estimate.step_time_s, 0) for rank in ranks), "")
+    if is_split and (step_s := found.estimate.step_time_s) is not None:
+        table.add_row("busy", *(percent((rank.busy_s or 0.0) / step_s, 0) for rank in ranks), "")
     return table
 
 
@@ -289,7 +300,8 @@ def _best(layouts: Sequence[ParallelLayout], advice: Advice) -> str:
     best = max(layouts, key=speed)
     if best.fits and best.estimate is not None:
         fitting = f"{sum(layout.fits for layout in layouts)} of {len(layouts)} layouts fit"
-        return f"{fitting}. Fastest: {best.name}, {_named(best.estimate)}, {_peak(best.estimate, advice)}."
+        first = "Fastest" if advice.trust.why_no_times is None else "First"
+        return f"{fitting}. {first}: {best.name}, {_named(best.estimate)}, {_peak(best.estimate, advice)}."
     if known:
         smallest = min(known, key=attrgetter("peak_memory_bytes"))
         return f"The smallest recipe, {_named(smallest)}, needs {_peak(smallest, advice)}."
@@ -299,14 +311,14 @@ def _best(layouts: Sequence[ParallelLayout], advice: Advice) -> str:
 def _why(advice: Advice, chosen: ParallelLayout) -> Iterator[str]:
     yield f"{chosen.name}: {chosen.about}."
     fastest = advice.fastest
-    if fastest is not None and fastest is not chosen:
+    if fastest is not None and fastest is not chosen and advice.trust.why_no_times is None:
         faster, kept = percent(speed(fastest) / speed(chosen) - 1), percent(WORTH_ITS_COMPLEXITY, 0)
         yield f"{fastest.name} is estimated {faster} faster: at most the {kept} for which a plainer layout is kept."
     if advice.tiling is not None:
         tiled, saved = advice.tiling.tiled, size(max(advice.tiling.saved_bytes, 0))
-        slower = percent(advice.tiling.slower, 0)
+        longer = "" if (slower := advice.tiling.slower) is None else f" and takes {percent(slower, 0)} longer"
         levers = " ".join(tiled.recipe.words("lever"))
-        yield f"With {levers} ({tiled.recipe_id}) it frees {saved} and takes {slower} longer."
+        yield f"With {levers} ({tiled.recipe_id}) it frees {saved}{longer}."
 
 
 def _named(found: Estimate) -> str:
@@ -314,8 +326,8 @@ def _named(found: Estimate) -> str:
 
 
 def _peak(found: Estimate, advice: Advice) -> str:
-    tight = " (tight)" if found.fit == "tight" else ""
-    return f"{gib(found.peak_memory_bytes)} of {gib(advice.problem.cluster.memory_bytes_per_device)} GiB{tight}"
+    doubt = "" if found.fit in ("fits", "does not fit") else f" ({found.fit})"
+    return f"{gib(found.peak_memory_bytes)} of {gib(advice.problem.cluster.memory_bytes_per_device)} GiB{doubt}"
 
 
 def _estimate(advice: Advice) -> Estimate | None:
@@ -338,7 +350,7 @@ def begin_with(advice: Advice) -> str | None:
     if found is None:
         return None
     rates = ""
-    if found.tokens_per_s_bounds is not None:
+    if found.tokens_per_s is not None:
         rates = (
             f"{thousands(found.tokens_per_s)} tokens/s (95 %: {RATE_BOUNDS.cell(found)}), MFU {percent(found.mfu)}, "
         )
@@ -399,7 +411,7 @@ LAYOUTS: tuple[Column[ParallelLayout], ...] = (
     _FIGURES["peak_memory_bytes_max_rank"],
     Column("host", "host GiB", lambda x: (x.estimate and x.estimate.host_memory_bytes_per_rank) or None, gib, drop=5,
            about="kept in the host's memory per device"),
-    Column[Estimate]("traffic", "traffic", lambda found: traffic_s(found) / found.step_time_s, percent, drop=2,
+    Column[Estimate]("traffic", "traffic", traffic_share, percent, drop=2,
            about="share of a step spent waiting for other devices").of(lambda x: x.estimate if x.fits else None),
     replace(_FIGURES["limit"], drop=4),
     replace(RECIPE_ID.of(attrgetter("estimate")), drop=1),

@@ -87,7 +87,7 @@ def _campaigns(service: Service, names: Sequence[str]) -> dict[str, Any]:
         "shared": found.shared,
         "total": found.total,
         "courses": courses({one.name: (read[one.id], one.outcomes) for one in summaries}),
-        "steps": steps_beside(bests) if bests else None,
+        "steps": steps_beside(bests),
     }
 
 
@@ -99,7 +99,7 @@ def _recipes(store: Store, ids: Sequence[str], within: str | None) -> dict[str, 
     for one in found:
         _add_breakdown(parts, f"{one.recipe.layout()} {one.recipe_id[:6]}", one)
     layouts = [one.recipe.layout() for one in found]
-    return {"beside": compare_recipes(found), "layouts": layouts, "steps": steps_beside(parts) if parts else None}
+    return {"beside": compare_recipes(found), "layouts": layouts, "steps": steps_beside(parts)}
 
 
 def _add_breakdown(parts: dict[str, Breakdown], named: str, found: Explanation) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
@@ -19,7 +20,9 @@ from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.starter import PROBES, written
 from frontrunner.config.toml_file import Table, parse_toml
 from frontrunner.evaluators.analytic.breakdown import breakdown
-from frontrunner.evaluators.analytic.scaling import Scaling, scaling
+from frontrunner.evaluators.analytic.estimates import Estimate
+from frontrunner.evaluators.analytic.scaling import Scaling, ScalingRow, scaling
+from frontrunner.evaluators.analytic.software import CODES, FRONTRUNNER
 from frontrunner.planning import plan_of
 from frontrunner.recipe_actions import recipe_by_id
 from frontrunner.search.campaign_setup import free_name
@@ -40,8 +43,8 @@ from frontrunner.text import to_json
 from frontrunner.views.charts.cut import cut
 from frontrunner.views.charts.recipe import memory_bars, step_bars
 from frontrunner.views.charts.scaling import scaling_curve
-from frontrunner.views.columns import ESTIMATES, FIGURES, used
-from frontrunner.views.plan import TIGHT
+from frontrunner.views.columns import ESTIMATES, FIGURES, MEMORY_BOUNDS, RATE_BOUNDS, STEP_BOUNDS, Column, used
+from frontrunner.views.plan import MAY_NOT_FIT, SCALING, TIGHT
 
 router = APIRouter(route_class=CachedRoute)
 TOP = 12
@@ -113,10 +116,27 @@ PROBLEM = Group(
         Entry("sequence_length", "problem", "sequence", "tokens", default=2048),
         Entry("global_batch", "problem", "global batch", "sequences", default=1024),
         Entry("precision", "problem", "precision", options=PRECISIONS, default="bf16"),
+        Entry("code", "software", "training code", options=tuple(CODES)),
     ),
 )
 GROUPS = (MODEL, CLUSTER, PROBLEM)
 ENTRIES = {entry.name: entry for group in GROUPS for entry in (group.preset, *group.entries) if entry is not None}
+ON_COUNTS: tuple[Column[ScalingRow], ...] = (
+    *(column for column in SCALING if column.key in ("nodes", "devices", "recipe_id", "tokens_per_s")),
+    RATE_BOUNDS.of(attrgetter("best")),
+    *(
+        column
+        for column in SCALING
+        if column.key in ("tokens_per_s_per_device", "efficiency", "peak_memory_bytes_max_rank", "node_hours")
+    ),
+    Column("fit", "fit", lambda row: row, "{0.fitting:,} of {0.legal:,}".format),
+)
+"""The what-if table."""
+INTERVALS: Mapping[str, Column[Any]] = {
+    "tokens_per_s": RATE_BOUNDS,
+    "step_time_s_median": STEP_BOUNDS,
+    "peak_memory_bytes_max_rank": MEMORY_BOUNDS,
+}
 DEFAULTS = {name: entry.default for name, entry in ENTRIES.items() if entry.default != ""}
 
 
@@ -155,7 +175,7 @@ def _placeholders(typed: Mapping[str, str]) -> dict[str, str]:
     chosen = {name: text if text in ENTRIES[name].options else str(DEFAULTS[name]) for name, text in named.items()}
     model, cluster = presets.model_preset(chosen["model"]), presets.cluster_preset(chosen["cluster"])
     found = {"kv_heads": "as heads", "ffn_hidden": "4 x hidden", "activation": "gelu", "positions": "rotary"}
-    found |= model | cluster | cluster["links"]
+    found |= model | cluster | cluster["links"] | {"code": FRONTRUNNER.name}
     found["tied_embeddings"] = "yes" if model.get("tied_embeddings") else "no"
     found["memory_gib_per_device"] = "the device's"
     return {name: str(found.get(name, "none")) for name in ENTRIES}
@@ -174,7 +194,7 @@ def planned_campaign(typed: Mapping[str, str]) -> CampaignSpec:
 
 
 def _planned_table(typed: Mapping[str, str]) -> dict[str, Table]:
-    of: dict[str, Table] = {"model": {}, "cluster": {}, "links": {}, "problem": {}, "": {}}
+    of: dict[str, Table] = {"model": {}, "cluster": {}, "links": {}, "problem": {}, "software": {}, "": {}}
     for name, text in (DEFAULTS | dict(typed)).items():
         of[ENTRIES[name].section][name] = _value(text)
     custom = {"name": "custom"}
@@ -194,6 +214,7 @@ def _planned_table(typed: Mapping[str, str]) -> dict[str, Table]:
         "model": model,
         "cluster": cluster | (custom if is_custom else {}),
         "problem": of["problem"],
+        **({"software": of["software"]} if of["software"] else {}),
         "space": {
             "tensor_parallel": [1, 2, 4, 8],
             "pipeline_parallel": sorted(even[:MOST_STAGE_COUNTS]) or [1],
@@ -243,7 +264,9 @@ def _answer(form: PlanForm, spec: CampaignSpec) -> Markup:
         plan=plan,
         problem=problem,
         scaling=found,
+        on_counts=used(ON_COUNTS, found.strong),
         why_tight=TIGHT,
+        why_doubtful=MAY_NOT_FIT,
         fits_on=next((row.nodes for row in found.strong if row.best is not None), None),
         rows=rows,
         columns=[column for column in used(ESTIMATES, rows) if column.key != "model_tflops_per_device"],
@@ -306,6 +329,17 @@ def _recipe(spec: CampaignSpec, recipe_id: str | None) -> Recipe:
     return fastest[0].recipe
 
 
+def _figures(estimate: Estimate) -> list[tuple[str, str]]:
+    """Return (figure, what it is, with its interval) of an estimate."""
+    found = []
+    for column in FIGURES:
+        if column.value(estimate) is not None:
+            interval = INTERVALS.get(column.key)
+            ends = "" if interval is None else f", 95 %: {interval.cell(estimate)}"
+            found.append((column.cell(estimate), (column.label or column.title) + ends))
+    return found
+
+
 @router.get("/plan/recipe")
 async def plan_recipe(request: Request, service: ServiceOf, role: RoleOf) -> Response:
     """One recipe of a plan: where its step's time and its memory go, and its step rank by rank."""
@@ -322,8 +356,7 @@ async def plan_recipe(request: Request, service: ServiceOf, role: RoleOf) -> Res
             recipe=recipe,
             problem=problem,
             breakdown=parts,
-            figures=[(column.cell(parts.estimate), column.label or column.title)
-                     for column in FIGURES if column.value(parts.estimate) is not None],
+            figures=_figures(parts.estimate),
             cut=cut(recipe, problem.cluster, layers=problem.model.layers),
             step=step_bars(parts),
             memory=memory_bars(parts),

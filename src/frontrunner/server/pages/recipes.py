@@ -68,6 +68,7 @@ def one_recipe(request: Request, service: ServiceOf, role: RoleOf, found: Explai
         parts, why_no_breakdown = breakdown(recipe, problem, first_measurement(found, "")), ""
     except InvalidInput as error:
         parts, why_no_breakdown = None, error.message
+    step = parts and step_bars(parts)
     refusals = {name: TOOLS[name].why_not(problem, recipe) if name in TOOLS else None for name in TARGETS}
     attempts = [(row, tried) for row in found.appearances for tried in reversed(row.attempts)]
     measured = [
@@ -86,12 +87,12 @@ def one_recipe(request: Request, service: ServiceOf, role: RoleOf, found: Explai
         cut=cut(recipe, problem.cluster, layers=problem.model.layers),
         breakdown=parts,
         why_no_breakdown=why_no_breakdown,
-        step=parts and step_bars(parts),
+        step=step,
         memory=parts and memory_bars(parts),
         strip=step_times(measured[:MOST_STRIPS]),
         exports={name: None if reason is None else str(reason) for name, reason in refusals.items()},
         attempts=attempts,
-        jumps=JUMPS.items(),
+        jumps=[(section, title) for section, title in JUMPS.items() if section != "step" or step],
         attempt_columns=ATTEMPTS,
         notice=ORIGINS.get(lead.campaign.figures, ""),
         choices=[

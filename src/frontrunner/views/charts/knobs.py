@@ -10,6 +10,7 @@ import statistics
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,10 @@ def _estimates(recipes: Sequence[Recipe], collected: Collected) -> dict[Recipe, 
 
 
 def predicted(collected: Collected) -> Chart | Missing:
-    """Draw the model's speed and memory over the measured ones, with the line of a perfect model."""
+    """Draw the model's speed and memory over the measured ones, with the line of a perfect model.
+
+    Where the device's peak is not given, memory alone.
+    """
     if not collected.ranking:
         return vl.NOTHING_MEASURED
     ranking = _even(collected)
@@ -58,16 +62,20 @@ def predicted(collected: Collected) -> Chart | Missing:
         for row in ranking
         if row.recipe in found
     ]
-    speeds, guesses = [row["tokens/s"] for row in rows], [row["predicted tokens/s"] for row in rows]
-    order = order_agreement(guesses, speeds)
+    timed = [row for row in rows if row["predicted tokens/s"] is not None]
+    order = order_agreement(*([row[key] for row in timed] for key in ("predicted tokens/s", "tokens/s")))
     with_peak = [row for row in rows if row["GiB"] is not None]
-    speed = statistics.fmean(abs(_error(row, "tokens/s")) for row in rows)
-    memory = ""
-    if with_peak:
-        off = percent(statistics.fmean(abs(_error(row, "GiB")) for row in with_peak), 0)
-        over = "" if len(with_peak) == len(rows) else f" over the {len(with_peak)} whose peak is known"
-        memory = f", its peak memory by {off}{over}"
     trust = trust_in(list(found), collected.problem, [one.expected_error for one in found.values()])
+    if not timed and not with_peak:
+        return Missing(reason=_sentence(trust.in_words()))
+    off = {"tokens/s": _mean_error(timed, "tokens/s"), "GiB": _mean_error(with_peak, "GiB")}
+    reading = f"Over {len(timed)} measured recipes the model's tokens/s are off by {off['tokens/s']} on average"
+    if not timed:
+        reading = f"{_sentence(trust.in_words())} The model's peak memory is off by {off['GiB']} on average"
+    elif with_peak:
+        reading += f", its peak memory by {off['GiB']}"
+    if with_peak and len(with_peak) < len(rows):
+        reading += f" over the {len(with_peak)} whose peak is known"
     unknown = len(ranking) - len(rows)
     failed = [ended for ended in collected.final_failures if ended.kind is FailureKind.OUT_OF_MEMORY]
     judged = _estimates([ended.recipe for ended in vl.evenly(failed)], collected).values()
@@ -81,12 +89,11 @@ def predicted(collected: Collected) -> Chart | Missing:
     within = f" {inside} of {len(bounds)} are in the 95 % intervals that it states." if bounds else ""
     return Chart(
         reading=(
-            f"Over {len(rows)} measured recipes the model's tokens/s are off by {percent(speed, 0)} on average"
-            f"{memory}.{within}"
+            f"{reading}.{within}"
             + ("" if order is None else f" The order agrees with a rank correlation of {order:.2f}.")
         ),
         remarks=(
-            *(f"{remark[:1].upper()}{remark[1:]}." for remark in trust.remarks),
+            *map(_sentence, trust.remarks),
             *([out_of_memory] if judged else ()),
             *vl.selected(len(ranking), collected.ranked, "measured recipes are looked at: an even selection"),
             *([f"{unknown} measured recipes are unknown to the formulas and left out."] if unknown else ()),
@@ -94,7 +101,7 @@ def predicted(collected: Collected) -> Chart | Missing:
         spec={
             "data": {"values": rows},
             "hconcat": [
-                _against("tokens/s", "tokens/s", rows),
+                *([_against("tokens/s", "tokens/s", timed)] if timed else []),
                 *([_against("peak memory, GiB", "GiB", with_peak)] if with_peak else []),
             ],
             "usermeta": {"least": 420, "margin": 85},
@@ -102,10 +109,10 @@ def predicted(collected: Collected) -> Chart | Missing:
         table=table(
             rows,
             *(("recipe", "recipe"), ("choices", "choices"), ("tokens/s", "tokens/s")),
-            *(("predicted", "predicted tokens/s"), ("error", lambda row: f"{100 * _error(row, 'tokens/s'):+.0f} %")),
+            *(("predicted", "predicted tokens/s"), ("error", partial(_off, unit="tokens/s"))),
             ("peak GiB", lambda row: "-" if row["GiB"] is None else gib(row["GiB"] * vl.GIB)),
             ("predicted", lambda row: gib(row["predicted GiB"] * vl.GIB)),
-            ("error", lambda row: "-" if row["GiB"] is None else f"{100 * _error(row, 'GiB'):+.0f} %"),
+            ("error", partial(_off, unit="GiB")),
         ),
     )
 
@@ -113,6 +120,18 @@ def predicted(collected: Collected) -> Chart | Missing:
 def _error(row: Json, unit: str) -> float:
     """Predicted over measured, less 1."""
     return float(row[f"predicted {unit}"] / row[unit] - 1)
+
+
+def _off(row: Json, unit: str) -> str:
+    return "-" if None in (row[unit], row[f"predicted {unit}"]) else f"{100 * _error(row, unit):+.0f} %"
+
+
+def _mean_error(rows: Sequence[Json], unit: str) -> str:
+    return percent(statistics.fmean(abs(_error(row, unit)) for row in rows) if rows else None, 0)
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}."
 
 
 def order_agreement(guessed: Sequence[float], found: Sequence[float]) -> float | None:
@@ -237,6 +256,8 @@ def curve(knob: str, collected: Collected, center: Recipe) -> Iterator[Json]:
             source, speed = CENTER if row.is_own else "measured", found.tokens_per_s
         elif found.outcome is not None:
             source, speed, note = "failed", None, found.outcome
+        elif found.estimate is not None and not found.estimate.tokens_per_s:
+            note = "no time is estimated: the device's peak is not given"
         elif found.estimate is not None:
             source, note = "estimated" if found.estimate.fits else "estimated not to fit", found.estimate.fit
         expected = row.expected_tokens_per_s if source == "measured" else None

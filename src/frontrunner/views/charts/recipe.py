@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from frontrunner.evaluators.analytic.breakdown import Breakdown
-from frontrunner.text import counted, gib, percent, plain, seconds, size, thousands
+from frontrunner.text import counted, gib, percent, plain, seconds, size
 from frontrunner.views.charts import marks as vl
 from frontrunner.views.charts.marks import GIB, Json
-from frontrunner.views.columns import PARTS, STEP_BOUNDS
+from frontrunner.views.columns import FIGURES, PARTS, STEP_BOUNDS
 
 COLORS = {
     "compute": "#4c78a8",
@@ -40,8 +40,10 @@ FAR = 4
 """A memory limit beyond this multiple of the fullest rank is not drawn: the bars would be slivers."""
 
 
-def step_bars(found: Breakdown) -> Json:
-    """Specify the parts of a step as one stacked bar, above the measured step time if there is one."""
+def step_bars(found: Breakdown) -> Json | None:
+    """Specify the parts of a step as a stacked bar, above the measured step time if known; None without times."""
+    if found.estimate.step_time_s is None:
+        return None
     parts = {PARTS[part]: time_s for part, time_s in found.estimate.step_parts_s.items()}
     bars: dict[str, Mapping[str, float]] = {ESTIMATED: parts}
     if found.measured is not None:
@@ -51,16 +53,20 @@ def step_bars(found: Breakdown) -> Json:
     return _bars(bars, legend, seconds, title="seconds per step")
 
 
-def steps_beside(found: Mapping[str, Breakdown]) -> Json:
+def steps_beside(found: Mapping[str, Breakdown]) -> Json | None:
     """Specify the parts of recipes' steps as stacked bars, each above its measured step time if it has one.
 
-    Steps of unlike length are drawn as shares of each one's estimate, or the short ones would not be seen.
+    Steps of unlike length are drawn as shares of each one's estimate, or the short ones would not be seen. None where
+    no step time is estimated.
     """
-    totals = {named: sum(one.estimate.step_parts_s.values()) for named, one in found.items()}
+    timed = {named: one for named, one in found.items() if one.estimate.step_time_s is not None}
+    if not timed:
+        return None
+    totals = {named: sum(one.estimate.step_parts_s.values()) for named, one in timed.items()}
     is_unlike = max(totals.values()) > UNLIKE * min(totals.values())
     bars: dict[str, Mapping[str, float]] = {}
     wholes: dict[str, float] = {}
-    for named, one in found.items():
+    for named, one in timed.items():
         parts = {PARTS[part]: time_s for part, time_s in one.estimate.step_parts_s.items()}
         its = {f"{named}, {seconds(totals[named])}": parts}
         if one.measured is not None:
@@ -153,19 +159,20 @@ def _bars(
 
 
 def breakdown(found: Breakdown) -> Json:
-    """Specify both bars in one chart, with the recipe and its numbers as the title."""
-    estimate, problem = found.estimate, found.problem
+    """Specify both bars in one chart, with the recipe and its numbers as the title; without times the memory alone."""
+    estimate, problem, step = found.estimate, found.problem, step_bars(found)
     about = (
         f"{problem.model.name} on {estimate.recipe.devices:,} devices of {problem.cluster.name}, {problem.precision}, "
         f"global batch {estimate.recipe.global_batch_seqs:,} x {problem.sequence_length:,} tokens; recipe "
         f"{estimate.recipe_id}"
     )
     rates = f"{gib(estimate.peak_memory_bytes)} GiB at the peak"
-    if estimate.step_time_bounds_s is not None:
+    if estimate.step_time_s is not None:
+        cells = {column.key: column.cell(estimate) for column in (*FIGURES, STEP_BOUNDS)}
         rates = (
-            f"{seconds(estimate.step_time_s)} per step (95 %: {STEP_BOUNDS.cell(estimate)}), "
-            f"{thousands(estimate.tokens_per_s)} tokens/s, "
-            f"{thousands(estimate.model_tflops_per_device)} TFLOPS/device, MFU {percent(estimate.mfu)}, {rates}"
+            f"{cells['step_time_s_median']} per step (95 %: {cells['step_time_bounds_s']}), "
+            f"{cells['tokens_per_s']} tokens/s, {cells['model_tflops_per_device']} TFLOPS/device, MFU {cells['mfu']}, "
+            f"{rates}"
         )
     trust = f"{found.trust.in_words().capitalize()}."
     if found.measured is not None:
@@ -177,7 +184,7 @@ def breakdown(found: Breakdown) -> Json:
             "frame": "bounds",
             "offset": 16,
         },
-        "vconcat": [step_bars(found) | {"title": "Step"}, memory_bars(found) | {"title": "Memory"}],
+        "vconcat": [*([step | {"title": "Step"}] if step else []), memory_bars(found) | {"title": "Memory"}],
         "resolve": {"scale": {"color": "independent"}},
         "usermeta": {"margin": 200},
     }

@@ -13,24 +13,28 @@ LEAST_ROWS = 2
 def scaling_curve(found: Scaling) -> Json | None:
     """Specify tokens/s over nodes with their 95 % interval, beside a line of equal tokens/s per node; None for a point.
 
-    That line goes through the fewest nodes on which a recipe fits.
+    None, too, without times. That line goes through the fewest nodes on which a recipe fits.
     """
-    fitting = [(row, row.best) for row in found.strong if row.best is not None]
+    fitting = [
+        (row, row.best, row.best.tokens_per_s)
+        for row in found.strong
+        if row.best is not None and row.best.tokens_per_s is not None
+    ]
     if len(fitting) < LEAST_ROWS:
         return None
-    first, first_best = fitting[0]
-    per_node = first_best.tokens_per_s / first.nodes
+    first, _, first_rate = fitting[0]
+    per_node = first_rate / first.nodes
     rows: list[Json] = []
-    for row, best in fitting:
+    for row, best, tokens_per_s in fitting:
         low, high = best.tokens_per_s_bounds or (None, None)
         rows.append(
             {
                 "nodes": row.nodes,
-                "rate": best.tokens_per_s,
+                "rate": tokens_per_s,
                 "low": low,
                 "high": high,
                 "even": per_node * row.nodes,
-                "words": f"{thousands(best.tokens_per_s)} tokens/s",
+                "words": f"{thousands(tokens_per_s)} tokens/s",
                 "efficiency": "-" if row.efficiency is None else percent(row.efficiency, 0),
                 "recipe": best.recipe.describe(),
             }
