@@ -89,7 +89,7 @@ class Courses:
 
 
 def steps(course: Course, campaign: CampaignSummary) -> Iterable[tuple[float, float]]:
-    """Yield where the best so far rose: the share of the outcomes before, and that of the best rate of all."""
-    top = campaign.best_tokens_per_s or 0.0
+    """Yield where the best so far rose: the share of the outcomes before, and that of the way from its first rate."""
+    first, top = course.best[0][1] if course.best else 0.0, campaign.best_tokens_per_s or 0.0
     for number, rate in course.best:
-        yield (number - 1) / max(1, campaign.outcomes), rate / top
+        yield (number - 1) / max(1, campaign.outcomes), (rate - first) / (top - first) if top > first else 1.0

@@ -12,12 +12,15 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.toml_file import parse_toml
+from frontrunner.results.courses import Course, steps
 from frontrunner.results.prior_results import REUSED, probes_made
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.states import CampaignState
@@ -413,6 +416,13 @@ def test_compare_begins_with_what_differs_in_the_problems(tmp_path: Path) -> Non
 def test_what_differs_leaves_out_where_figures_of_clusters_come_from() -> None:
     clusters = [{"name": name, "source": f"the guide of {name}"} for name in ("a", "b")]
     assert differences([{"problem": {"cluster": one}} for one in clusters]) == (("cluster: name", ("a", "b")),)
+
+
+def test_the_curve_of_a_listed_campaign_rises_from_its_first_rate_to_its_best() -> None:
+    campaign: Any = SimpleNamespace(outcomes=4, best_tokens_per_s=200.0)
+    course = Course(best=[(1, 190.0), (2, 191.0), (4, 200.0)])
+    assert list(steps(course, campaign)) == [(0.0, 0.0), (0.25, pytest.approx(0.1)), (0.75, 1.0)]
+    assert list(steps(Course(best=[(3, 200.0)]), campaign)) == [(0.5, 1.0)]
 
 
 def test_compare_of_an_empty_store_says_so(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ SUFFIXES = (".gif", ".mp4")
 class Shot:
     """One outcome: a recipe's place on the map, how it ended, and, of a recipe's first one, what was expected of it.
 
-    `pooled_tokens_per_s` and `best_tokens_per_s` are what its recipe has after it, repeats pooled as in the ranking,
-    and what the recipe that led had.
+    `pooled_tokens_per_s` is its recipe's rate after it, repeats pooled as in the ranking, and `best_tokens_per_s` that
+    of the recipe that led.
     """
 
     recipe_id: str

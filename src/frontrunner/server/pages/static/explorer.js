@@ -156,8 +156,11 @@
     const place = byId("parallel-wide"), { axes } = data;
     parallel.style.width = `${Math.max(place.clientWidth, axes.length * 58)}px`;
     const [pen, width, height] = canvas(parallel, 350);
-    const step = width / axes.length;
-    data.x = axes.map((_, at) => step * (at + 0.5) - Math.min(16, step / 4));
+    // Values stand to the right of their axis, so the last one has room for its own.
+    const last = axes.at(-1), values = last?.values ?? last?.ends.map(rounded) ?? [];
+    const right = Math.max(30, ...values.map((text) => Math.min(pen.measureText(text).width, 90) + 10));
+    const step = (width - 24 - right) / Math.max(1, axes.length - 1);
+    data.x = axes.map((_, at) => 24 + step * at);
     data.y = axes.map((axis) => data.ids.map((_, row) => heightOf(axis, row, height)));
     const line = (row) => {
       pen.beginPath();
@@ -182,26 +185,36 @@
       pen.strokeStyle = ink.ink;
       line(hovered);
     }
-    axes.forEach((axis, at) => drawAxis(pen, axis, data.x[at], step, height));
+    const isStaggered = axes.some((axis) => pen.measureText(axis.label).width > step - 6);
+    axes.forEach((axis, at) => {
+      drawName(pen, axis, data.x[at], isStaggered ? [2 * step - 8, at % 2 ? 27 : 11] : [step - 6, 18], width);
+      drawAxis(pen, axis, data.x[at], at < axes.length - 1 ? step : right, height);
+    });
     if (brush?.place === parallel) {
       pen.fillStyle = `rgba(${rgb(ink.accent)},.22)`;
       pen.fillRect(data.x[brush.axis] - 9, Math.min(brush.from.y, brush.to.y), 18, Math.abs(brush.to.y - brush.from.y));
     }
   }
 
+  const isFilter = (axis) => axis.chosen?.some((one) => one !== null);
+
+  function drawName(pen, axis, x, [most, y], width) {
+    const shown = cutTo(pen, axis.label, most), half = pen.measureText(shown).width / 2;
+    pen.textAlign = "center";
+    pen.fillStyle = isFilter(axis) ? ink.accent : ink.ink;
+    pen.fillText(shown, Math.min(Math.max(x, half), width - half), y);
+  }
+
   function drawAxis(pen, axis, x, step, height) {
-    const bottom = height - BOTTOM, room = bottom - TOP, isFiltered = axis.chosen?.some((one) => one !== null);
+    const bottom = height - BOTTOM, room = bottom - TOP, isFiltered = isFilter(axis);
     pen.lineWidth = isFiltered ? 2 : 1;
     pen.strokeStyle = isFiltered ? ink.accent : ink.edge;
     pen.beginPath();
     pen.moveTo(x, TOP);
     pen.lineTo(x, bottom);
     pen.stroke();
-    pen.textAlign = "center";
-    pen.fillStyle = isFiltered ? ink.accent : ink.ink;
-    pen.fillText(cutTo(pen, axis.label, step - 6), x, 18);
     const label = (text, y, isChosen) => {
-      const shown = cutTo(pen, text, step - 16);
+      const shown = cutTo(pen, text, step - 6);
       pen.textAlign = "left";
       pen.lineWidth = 3.5;
       pen.strokeStyle = ink.paper;

@@ -37,6 +37,10 @@
     for (const place of event.detail.target.querySelectorAll("[id]")) {
       if (place.scrollLeft || place.scrollTop) scrolled.set(place.id, { left: place.scrollLeft, top: place.scrollTop });
     }
+    for (const log of event.detail.fragment.querySelectorAll("pre.log[id]")) {
+      const last = document.getElementById(log.id);
+      scrolled.set(log.id, { top: last?.dataset.placed && !isAtEnd(last) ? last.scrollTop : Infinity });
+    }
     for (const box of event.detail.target.querySelectorAll("input:checked[id]")) {
       const next = event.detail.fragment.querySelector(`#${CSS.escape(box.id)}`);
       if (next) next.checked = true;
@@ -52,9 +56,24 @@
   });
 
   document.body.addEventListener("htmx:oobAfterSwap", () => {
-    for (const [id, where] of scrolled) document.getElementById(id)?.scrollTo(where);
+    for (const [id, where] of scrolled) {
+      const place = document.getElementById(id);
+      if (place?.matches("pre.log")) placeLog(place, where.top);
+      else place?.scrollTo(where);
+    }
     scrolled.clear();
   });
+
+  // Logs are shown at their end, which they follow unless a reader has scrolled up.
+  const isAtEnd = (log) => log.scrollHeight - log.clientHeight - log.scrollTop < 4;
+  function placeLog(log, top) {
+    if (!log.clientHeight) return; // its details are closed
+    log.scrollTop = Math.min(top, log.scrollHeight);
+    log.dataset.placed = "yes";
+  }
+  const placeNew = (within) => within.querySelectorAll("pre.log:not([data-placed])").forEach((log) => placeLog(log, Infinity));
+  placeNew(document);
+  document.addEventListener("toggle", (event) => placeNew(event.target), true);
 
   // Lines to be copied get a button, where the browser lets pages copy: on https and on this machine.
   for (const code of navigator.clipboard ? document.querySelectorAll("pre.code") : []) {
