@@ -241,8 +241,13 @@ def scaled(value: float, log_ends: tuple[float, float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownPlan(Trust):
-    """A plan for programs: `fitting` of `legal` recipes fit, `tight` ones included, with the first `estimates`."""
+    """A plan for programs: `fitting` of `legal` recipes fit, `tight` ones included, with the first `estimates`.
 
+    A token goes through `active_parameters` of the model's `parameters`.
+    """
+
+    parameters: int
+    active_parameters: int
     legal: int
     fitting: int
     tight: int
@@ -299,7 +304,10 @@ class Plan(Displayed):
 
     def shown(self, top: int) -> ShownPlan:
         """Return the plan for programs, with its `top` fastest estimates."""
+        model = self.table.problem.model
         return ShownPlan(
+            parameters=model.parameters,
+            active_parameters=model.active_parameters,
             legal=self.legal,
             fitting=self.table.fitting,
             tight=self.table.tight,

@@ -25,7 +25,19 @@ from frontrunner.evaluators.analytic.scaling import Scaling, ScalingRow
 from frontrunner.evaluators.analytic.timeline import step_timeline
 from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
 from frontrunner.spaces.errors import InvalidInput, shown
-from frontrunner.text import count, counted, fit_verdict, gib, percent, plain, seconds, size, thousands, wrapped
+from frontrunner.text import (
+    count,
+    counted,
+    fit_verdict,
+    gib,
+    parameters,
+    percent,
+    plain,
+    seconds,
+    size,
+    thousands,
+    wrapped,
+)
 from frontrunner.views.columns import (
     ESTIMATED,
     ESTIMATES,
@@ -54,6 +66,8 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
     """Print a plan, its front if that holds more than the first recipe, and the command for a closer look."""
     out, plan = console(), plan.shown(SHOWN) if isinstance(plan, Plan) else plan
     left_out = sum(plan.not_modelled.values())
+    if plan.active_parameters < plan.parameters:
+        out.say(f"{count(plan.parameters)} parameters, of which {count(plan.active_parameters)} per token")
     out.say(
         f"{plan.legal:,} legal recipes: {plan.fitting:,} are estimated to fit in {gib(plan.memory_limit_bytes)} GiB "
         "per device"
@@ -323,7 +337,7 @@ def heading(advice: Advice) -> str:
     """Return the problem on one line."""
     problem, cluster = advice.problem, advice.problem.cluster
     return (
-        f"{problem.model.name}, {count(problem.model.parameters)} parameters, {problem.precision}, "
+        f"{problem.model.name}, {parameters(problem.model)}, {problem.precision}, "
         f"global batch {problem.global_batch} x {problem.sequence_length:,} tokens, on {cluster.name}: "
         f"{cluster.nodes:,} x {cluster.devices_per_node} devices of {gib(cluster.memory_bytes_per_device)} GiB"
     )
@@ -373,7 +387,9 @@ def additions(advice: Advice) -> tuple[str, ...]:
 def as_document(advice: Advice, file: str) -> Mapping[str, object]:
     """Return all of it for programs: the words, and the advice with its estimates."""
     said = [{"question": a.question, "answer": a.answer, "sentences": a.sentences} for a in answers(advice)]
-    document = {"about": heading(advice), "answers": said, "begin_with": begin_with(advice)}
+    document: dict[str, object] = {"about": heading(advice), "answers": said, "begin_with": begin_with(advice)}
+    model = advice.problem.model
+    document |= {"parameters": model.parameters, "active_parameters": model.active_parameters}
     return document | {"commands": list(commands(advice, file)), "advice": advice}
 
 
