@@ -222,12 +222,15 @@ def usual_space(problem: Problem) -> Space:
         every = ((name, [getattr(one, name) for one in spaces]) for name in DIMENSIONS)
         joined: Any = {name: tuple(dict.fromkeys(itertools.chain(*values))) for name, values in every}
         return Space(**joined)
-    cluster, batch = problem.cluster, problem.global_batch
-    ways, devices, several = divisors(cluster.devices_per_node), cluster.devices, cluster.nodes > 1
+    cluster, batch, model = problem.cluster, problem.global_batch, problem.model
+    devices, several = cluster.devices, cluster.nodes > 1
+    # Of a rack's 72 devices, only degrees that heads and widths divide by are legal.
+    ways = tuple(ranks for ranks in divisors(cluster.devices_per_node) if model.heads % ranks == 0)
+    split = tuple(ranks for ranks in ways if model.ffn_hidden % ranks == 0)
     hybrid = (f"hybrid-{cluster.devices_per_node}",) if several and cluster.devices_per_node > 1 else ()
     found: dict[str, Any] = {
-        "tensor_parallel": ways,
-        "pipeline_parallel": tuple(ranks for ranks in divisors(devices) if ranks <= problem.model.layers),
+        "tensor_parallel": split,
+        "pipeline_parallel": tuple(ranks for ranks in divisors(devices) if ranks <= model.layers),
         "context_parallel": ways if problem.sequence_length >= LONG_SEQUENCE else (1,),
         "micro_batch_seqs": tuple(size for size in divisors(batch.maximum) if size <= LARGEST_MICRO_BATCH),
         "accumulation": () if batch.is_fixed else tuple(2**power for power in range(batch.maximum.bit_length())),
@@ -236,7 +239,8 @@ def usual_space(problem: Problem) -> Space:
         "sharding": ("none", "zero-1", "zero-2", "zero-3", *hybrid),
         "recompute": RECOMPUTES,
         "sequence_parallel": (False, True),
-        "expert_parallel": tuple(ranks for ranks in divisors(max(1, problem.model.experts)) if ranks <= devices),
+        "expert_parallel": tuple(ranks for ranks in divisors(max(1, model.experts)) if ranks <= devices),
+        "expert_tensor_parallel": split if model.experts and model.biases != "all" else (1,),
     }
     return Space(**found)
 

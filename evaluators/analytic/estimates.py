@@ -247,9 +247,12 @@ def scaled(value: float, log_ends: tuple[float, float]) -> tuple[float, float]:
 class ShownPlan(Trust):
     """A plan for programs: `fitting` of `legal` recipes fit, `tight` ones included, with the first `estimates`.
 
-    `front` has the first of the `front_recipes` that no other beats in both speed and memory.
+    `front` has the first of the `front_recipes` that no other beats in both speed and memory. A token goes through
+    `active_parameters` of the model's `parameters`.
     """
 
+    parameters: int
+    active_parameters: int
     legal: int
     fitting: int
     tight: int
@@ -309,7 +312,10 @@ class Plan(Displayed):
 
     def shown(self, top: int) -> ShownPlan:
         """Return the plan for programs, with its `top` fastest estimates, and as many of its front."""
+        model = self.table.problem.model
         return ShownPlan(
+            parameters=model.parameters,
+            active_parameters=model.active_parameters,
             legal=self.legal,
             fitting=self.table.fitting,
             tight=self.table.tight,

@@ -9,7 +9,10 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from frontrunner.spaces.model import Model
 
 LEAST_NODE_HOURS = 0.01
 """Below it, node time is shown in node-seconds."""
@@ -70,6 +73,12 @@ def count(value: float) -> str:
         if value >= 0.9995 * unit:
             return f"{value / unit:.3g} {name}"
     return f"{value:g}"
+
+
+def parameters(model: Model) -> str:
+    """Return a model's size: 671 billion parameters, of which 37.6 billion per token."""
+    active = f", of which {count(model.active_parameters)} per token" if model.experts else ""
+    return f"{count(model.parameters)} parameters{active}"
 
 
 def counted(number: int, word: str) -> str:

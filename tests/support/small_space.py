@@ -1,7 +1,7 @@
 """Every legal recipe of a space for the small model, as the trainer's recipes, and the few that stand for them."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -29,12 +29,12 @@ _FACTORS = (
 )
 
 
-def small_problem(*, layers: int = 4) -> Problem:
-    """`trainer_runs.small_model` in fp32 on a node of eight ranks."""
+def small_problem(**model: Any) -> Problem:
+    """`trainer_runs.small_model`, with these changes, in fp32 on a node of eight ranks."""
     cluster = Cluster(name="small", device="cpu", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=8.0)
     batch = GlobalBatch(minimum=GLOBAL_BATCH_SEQS, maximum=GLOBAL_BATCH_SEQS)
     return Problem(
-        model=small_model(layers=layers),
+        model=small_model(**model),
         cluster=cluster,
         sequence_length=SEQUENCE_LENGTH,
         global_batch=batch,
@@ -49,9 +49,25 @@ def choices_of(recipe: Recipe) -> dict[str, Any]:
     return choices
 
 
-def legal_recipes(space: Space) -> dict[str, dict[str, Any]]:
+def legal_recipes(space: Space, **model: Any) -> dict[str, dict[str, Any]]:
     """All legal recipes of the space: a name, and what `trainer_runs.small_recipe` takes."""
-    return {recipe.describe(): choices_of(recipe) for recipe in space.survey(small_problem()).recipes}
+    return {recipe.describe(): choices_of(recipe) for recipe in space.survey(small_problem(**model)).recipes}
+
+
+def factors(recipe: Recipe) -> Row:
+    """The choices whose pairs are to be covered.
+
+    Four replicas stand for more. Sharding counts by how far each part is spread, not by degrees.
+    """
+    row = {name: getattr(recipe, name) for name in _FACTORS}
+    split = "by hand" if recipe.layers_per_stage else "even"
+    return row | {"replicas": min(recipe.data_parallel, 4), "layers": split, "sharding": _spread(recipe)}
+
+
+def expert_factors(recipe: Recipe) -> Row:
+    """Those of `factors`, pipelines and the ranks that share experts."""
+    degrees = ("pipeline_parallel", "expert_parallel", "expert_tensor_parallel")
+    return factors(recipe) | {name: getattr(recipe, name) for name in degrees}
 
 
 def covering_recipes(space: Space, *, run_anyway: Iterable[Recipe] = ()) -> dict[str, dict[str, Any]]:
@@ -64,6 +80,20 @@ def covering_recipes(space: Space, *, run_anyway: Iterable[Recipe] = ()) -> dict
         return recipes
     rows = [factors(small_recipe(**recipe)) for recipe in recipes.values()]
     chosen = set(covering(rows, covered=[factors(recipe) for recipe in run_anyway]))
+    return {name: recipe for position, (name, recipe) in enumerate(recipes.items()) if position in chosen}
+
+
+def covering_experts(
+    space: Space, model: Mapping[str, Any], *, run_anyway: Iterable[Recipe]
+) -> dict[str, dict[str, Any]]:
+    """The legal recipes of a mixture that hold, with `run_anyway`, each legal pair of which one is a degree of experts.
+
+    The pairs without one are those of `covering_recipes`.
+    """
+    recipes = legal_recipes(space, **model)
+    rows = [expert_factors(small_recipe(**recipe)) for recipe in recipes.values()]
+    without = [{name: value for name, value in row.items() if not name.startswith("expert")} for row in rows]
+    chosen = {*covering(rows, covered=[*without, *map(expert_factors, run_anyway)])}
     return {name: recipe for position, (name, recipe) in enumerate(recipes.items()) if position in chosen}
 
 
@@ -81,23 +111,20 @@ def pairs_left_out(space: Space, run: Iterable[Recipe]) -> set[Any]:
     return legal - _pairs(run)
 
 
-def _pairs(recipes: Iterable[Recipe]) -> set[Any]:
+def expert_pairs_left_out(space: Space, model: Mapping[str, Any], run: Iterable[Recipe]) -> set[Any]:
+    """The legal pairs with a degree of experts that none of the recipes in `run` holds."""
+    legal = (small_recipe(**recipe) for recipe in legal_recipes(space, **model).values())
+    left_out = _pairs(legal, expert_factors) - _pairs(run, expert_factors)
+    return {pair for pair in left_out if any(name.startswith("expert") for name, _ in pair)}
+
+
+def _pairs(recipes: Iterable[Recipe], row_of: Callable[[Recipe], Row] = factors) -> set[Any]:
     """Each two choices that one of the recipes holds: two loops, and nothing of `covering`."""
     found = set()
-    for row in map(factors, recipes):
+    for row in map(row_of, recipes):
         for one in row.items():
             found |= {frozenset((one, other)) for other in row.items() if other != one}
     return found
-
-
-def factors(recipe: Recipe) -> Row:
-    """The choices whose pairs are to be covered.
-
-    Four replicas stand for more. Sharding counts by how far each part is spread, not by degrees.
-    """
-    row = {name: getattr(recipe, name) for name in _FACTORS}
-    split = "by hand" if recipe.layers_per_stage else "even"
-    return row | {"replicas": min(recipe.data_parallel, 4), "layers": split, "sharding": _spread(recipe)}
 
 
 def _spread(recipe: Recipe) -> str:

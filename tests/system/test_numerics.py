@@ -19,7 +19,7 @@ import pytest
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES
 from frontrunner.spaces.space import Space
-from support.small_space import covering_recipes, pairs_left_out
+from support.small_space import covering_experts, covering_recipes, expert_pairs_left_out, pairs_left_out
 from support.trainer_runs import (
     BALANCED,
     CLIP_NORM,
@@ -337,8 +337,19 @@ SPACE = Space(
     replication=("replicate", "ddp"),
     gradient_sync=("last", "each"),
 )
+EXPERTS_SPACE = SPACE.with_choices(
+    devices=(4, 8),
+    context_parallel=(1,),
+    sharding=("none", "zero-1", "zero-2", "zero-3"),
+    recompute=("none", "full"),
+    replication=("replicate",),
+    expert_parallel=(1, 2),
+    expert_tensor_parallel=(1, 2),
+)
 NAMED = [small_recipe(**case.recipe) for case in CASES]
 CHOSEN = covering_recipes(SPACE, run_anyway=NAMED)
+NAMED_EXPERTS = [small_recipe(**recipe) for recipe in WITH_EXPERTS.values()]
+CHOSEN_EXPERTS = covering_experts(EXPERTS_SPACE, EXPERTS, run_anyway=NAMED_EXPERTS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -351,10 +362,20 @@ def test_each_two_choices_together_train_the_right_model(recipe: dict[str, Any],
     assert_trains_as_one_process(Case(name="chosen", recipe=recipe, clip_norm=CLIP_NORM).job(tmp_path / "run"))
 
 
+@pytest.mark.parametrize("recipe", CHOSEN_EXPERTS.values(), ids=CHOSEN_EXPERTS)
+def test_each_choice_together_with_shared_experts_trains_the_right_model(
+    recipe: dict[str, Any], tmp_path: Path
+) -> None:
+    case = Case(name="chosen", recipe=recipe, model=EXPERTS, clip_norm=CLIP_NORM)
+    assert_trains_as_one_process(case.job(tmp_path / "run"))
+
+
 def test_each_two_legal_choices_meet_in_a_case() -> None:
     run = [*NAMED, *(small_recipe(**recipe) for recipe in CHOSEN.values())]
 
     assert pairs_left_out(SPACE, run) == set()
+    shared = [*NAMED_EXPERTS, *(small_recipe(**recipe) for recipe in CHOSEN_EXPERTS.values())]
+    assert expert_pairs_left_out(EXPERTS_SPACE, EXPERTS, shared) == set()
 
 
 @pytest.mark.parametrize("clip_norm", [None, NEVER_REACHED, CLIP_NORM])

@@ -16,7 +16,7 @@ import pytest
 import frontrunner
 from frontrunner.cli.main import frontrunner as cli
 from frontrunner.config.campaign import read_campaign_file
-from frontrunner.evaluators.analytic.accuracy_bounds import HOST_ASSUMED, OTHER_HARDWARE, mean_error
+from frontrunner.evaluators.analytic.accuracy_bounds import EXPERTS_COMPARED, HOST_ASSUMED, OTHER_HARDWARE, mean_error
 from frontrunner.evaluators.analytic.estimates import Estimate, Plan, estimate_many, not_modelled, plan
 from frontrunner.evaluators.analytic.memory import verdict
 from frontrunner.evaluators.analytic.priors import NORMAL_95
@@ -158,6 +158,17 @@ def test_what_no_measurement_has_judged_gets_a_wide_error(choice: str, change: d
     remarks = found.trust.remarks
     assert any(choice in remark and remark.startswith("1 estimate is less certain") for remark in remarks)
     assert (HOST_ASSUMED in remarks) == ("offload" in choice)
+
+
+def test_mixtures_are_said_to_be_compared_and_what_is_not_stays_less_certain() -> None:
+    mixture = replace(PROBLEM, model=replace(PROBLEM.model, experts=4, experts_per_token=2))
+    shared = replace(recipe(), expert_parallel=2)
+    assert EXPERTS_COMPARED not in plan([recipe()], PROBLEM).trust.remarks
+    remarks = plan([shared], mixture).trust.remarks
+    assert EXPERTS_COMPARED in remarks
+    assert not any("less certain" in remark for remark in remarks)
+    remarks = plan([shared, replace(recipe(), expert_tensor_parallel=2)], mixture).trust.remarks
+    assert "1 estimate is less certain: no measurement has validated expert_tensor_parallel" in remarks
 
 
 def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:

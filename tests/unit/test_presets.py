@@ -24,6 +24,7 @@ from frontrunner.spaces.presets import (
     preset_names,
 )
 from frontrunner.spaces.validation import validate
+from frontrunner.views.presets import presets_by_kind
 
 
 def catalogue(name: str) -> dict[str, dict[str, Any]]:
@@ -37,6 +38,28 @@ def model(name: str) -> Model:
 
 def cluster(name: str) -> Cluster:
     return validate(Cluster, cluster_preset(name), prefix="cluster")
+
+
+# As published, in billions, which is rounded; gpt-oss and DeepSeek without the input embedding.
+@pytest.mark.parametrize(
+    ("name", "published", "counts_embedding"),
+    [
+        ("mixtral-8x7b", 12.9, True),
+        ("mixtral-8x22b", 39, True),
+        ("qwen3-30b-a3b", 3.3, True),
+        ("qwen3-235b-a22b", 22, True),
+        ("gpt-oss-20b", 3.61, False),
+        ("gpt-oss-120b", 5.13, False),
+        ("deepseek-v2-lite", 2.4, False),
+        ("deepseek-v3", 37, False),
+    ],
+)
+def test_active_parameters_are_the_published_ones(name: str, published: float, counts_embedding: bool) -> None:
+    mixture = model(name)
+    embedding = 0 if counts_embedding else mixture.vocabulary * mixture.hidden
+    assert (mixture.active_parameters - embedding) / 1e9 == pytest.approx(published, rel=0.025)
+    stated = presets_by_kind(name)["models"][name]
+    assert (stated["parameters"], stated["active_parameters"]) == (mixture.parameters, mixture.active_parameters)
 
 
 # Parameters of the released checkpoints. The Frontier study's names are rounded.

@@ -52,6 +52,19 @@ def test_a_range_of_batches_and_long_sequences_have_choices_of_their_own(tmp_pat
     assert surveyed(tmp_path / "small.toml").recipes
 
 
+def test_a_space_of_experts_has_the_degrees_that_heads_and_widths_divide_by(tmp_path: Path) -> None:
+    files = {
+        name: starter(model=name, cluster="gb200-nvl72", folder=tmp_path)
+        for name in ("deepseek-v3", "gpt-oss-20b", "llama-3-8b")
+    }
+    spaces = {name: read_campaign_file(written(tmp_path / "c.toml", text)).spec.space for name, text in files.items()}
+    assert spaces["deepseek-v3"].tensor_parallel == (1, 2, 4, 8)
+    assert spaces["deepseek-v3"].expert_tensor_parallel == (1, 2, 4, 8)
+    assert spaces["deepseek-v3"].expert_parallel == (1, 2, 4, 8, 16, 32, 64)
+    assert spaces["gpt-oss-20b"].expert_tensor_parallel == (1,)  # whose experts have biases
+    assert spaces["llama-3-8b"].expert_tensor_parallel == (1,)
+
+
 def test_an_empty_space_is_one_of_defaults(tmp_path: Path) -> None:
     text = campaign_toml(dict.fromkeys(("space.tensor_parallel", "space.pipeline_parallel", "space.micro_batch_seqs")))
     assert read_campaign_file(written(tmp_path / "one.toml", text)).spec.space.tensor_parallel == (1,)

@@ -17,7 +17,7 @@ from frontrunner.spaces.errors import bad_value, did_you_mean, holds
 from frontrunner.spaces.presets import preset_names
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.space import usual_space
-from frontrunner.text import count
+from frontrunner.text import parameters
 
 TOKENS_PER_STEP = 2**20
 """About as many as the default global batch has, where the machine computes them within `LONGEST_STEP_S`."""
@@ -96,7 +96,7 @@ def _text(model: Table, cluster: Table, problem: Problem) -> str:
     lines = [
         "# The fastest way to train a model on a cluster: `frontrunner plan` estimates this file's recipes, without",
         "# a device; `frontrunner launch` measures the promising ones. docs/campaign-file.md lists all keys.",
-        *_section("model", model, {next(iter(model)): f"{count(problem.model.parameters)} parameters"}),
+        *_section("model", model, {next(iter(model)): parameters(problem.model)}),
         *_section("cluster", cluster, {next(iter(cluster)): f"{machine.devices_per_node} devices{nodes}"}),
         *_section(
             "problem",

@@ -24,7 +24,19 @@ from frontrunner.evaluators.analytic.scaling import Scaling, ScalingRow
 from frontrunner.evaluators.analytic.timeline import step_timeline
 from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
 from frontrunner.spaces.errors import InvalidInput, shown
-from frontrunner.text import count, counted, fit_verdict, gib, percent, plain, seconds, size, thousands, wrapped
+from frontrunner.text import (
+    count,
+    counted,
+    fit_verdict,
+    gib,
+    parameters,
+    percent,
+    plain,
+    seconds,
+    size,
+    thousands,
+    wrapped,
+)
 from frontrunner.views.columns import (
     ESTIMATED,
     ESTIMATES,
@@ -53,15 +65,7 @@ MAY_NOT_FIT = "may not fit: the 95 % interval of the peak ends above the device'
 def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
     """Print a plan, its front if that holds more than the first recipe, and the command for a closer look."""
     out, plan = console(), plan.shown(SHOWN) if isinstance(plan, Plan) else plan
-    left_out = sum(plan.not_modelled.values())
-    out.say(
-        f"{plan.legal:,} legal recipes: {plan.fitting:,} are estimated to fit in {gib(plan.memory_limit_bytes)} GiB "
-        "per device"
-        + (f", {plan.tight:,} of them tightly: {TIGHT}" if plan.tight else "")
-        + (f", {left_out:,} are not estimated" if left_out else "")
-    )
-    for reason, many in plan.not_modelled.items():
-        out.say(f"note: {many:,} recipes are left out: the formulas do not cover {reason}", style="dim")
+    _print_counts(plan)
     first = "fastest first" if plan.rate == "tokens" else f"most {plan.rate.replace('_', ' ')} first"
     if plan.why_no_times is not None:
         first = "in an order that rests on an assumed peak"
@@ -73,7 +77,7 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
         if rows:
             out.print()
             out.print(column_table(title, ESTIMATES, rows, width=out.width, bold=lambda row: row[0] == 1))
-    if plan.legal > left_out:
+    if plan.legal > sum(plan.not_modelled.values()):
         out.print()
         if plan.estimates:
             out.say(f"peak: {ESTIMATED_PEAK}", style="dim")
@@ -83,6 +87,20 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
     for best in plan.estimates[:1] if file is not None else ():
         closer = f"frontrunner explain --campaign {shlex.quote(str(file))} {best.recipe_id}"
         out.say(f"{located(closer)}  # where the first recipe's step time and memory go", style="dim", whole=True)
+
+
+def _print_counts(plan: ShownPlan) -> None:
+    out, left_out = console(), sum(plan.not_modelled.values())
+    if plan.active_parameters < plan.parameters:
+        out.say(f"{count(plan.parameters)} parameters, of which {count(plan.active_parameters)} per token")
+    out.say(
+        f"{plan.legal:,} legal recipes: {plan.fitting:,} are estimated to fit in {gib(plan.memory_limit_bytes)} GiB "
+        "per device"
+        + (f", {plan.tight:,} of them tightly: {TIGHT}" if plan.tight else "")
+        + (f", {left_out:,} are not estimated" if left_out else "")
+    )
+    for reason, many in plan.not_modelled.items():
+        out.say(f"note: {many:,} recipes are left out: the formulas do not cover {reason}", style="dim")
 
 
 def print_trust(trust: Trust) -> None:
@@ -338,7 +356,7 @@ def heading(advice: Advice) -> str:
     """Return the problem on one line."""
     problem, cluster = advice.problem, advice.problem.cluster
     return (
-        f"{problem.model.name}, {count(problem.model.parameters)} parameters, {problem.precision}, "
+        f"{problem.model.name}, {parameters(problem.model)}, {problem.precision}, "
         f"global batch {problem.global_batch} x {problem.sequence_length:,} tokens, on {cluster.name}: "
         f"{cluster.nodes:,} x {cluster.devices_per_node} devices of {gib(cluster.memory_bytes_per_device)} GiB"
     )
@@ -393,7 +411,9 @@ def as_document(advice: Advice, file: str) -> Mapping[str, object]:
 def in_words(advice: Advice, file: str) -> dict[str, object]:
     """Return the words of the advice for programs."""
     said = [{"question": a.question, "answer": a.answer, "sentences": a.sentences} for a in answers(advice)]
-    document = {"about": heading(advice), "answers": said, "begin_with": begin_with(advice)}
+    document: dict[str, object] = {"about": heading(advice), "answers": said, "begin_with": begin_with(advice)}
+    model = advice.problem.model
+    document |= {"parameters": model.parameters, "active_parameters": model.active_parameters}
     return document | {"commands": list(commands(advice, file))}
 
 

@@ -30,7 +30,8 @@ def print_presets(found: dict[str, dict[str, Table]]) -> None:
         longest = UNKNOWN if model.max_positions is None else thousands(model.max_positions)
         experts = f"{model.experts_per_token} of {model.experts}" if model.experts else UNKNOWN
         shape = (str(model.layers), str(model.hidden), heads, str(model.ffn_hidden), experts)
-        models.add_row(name, count(model.parameters), *shape, longest)
+        active = count(model.active_parameters) if model.experts else UNKNOWN
+        models.add_row(name, count(model.parameters), active, *shape, longest)
     clusters = ruled_table("clusters", "name", "device", *((head, "right") for head in CLUSTERS))
     for name in preset_names("clusters"):
         cluster = parse_cluster({"preset": name})
@@ -50,7 +51,7 @@ def print_presets(found: dict[str, dict[str, Table]]) -> None:
     out.say(f"{one}  # all figures of one, with their source", style="dim")
 
 
-MODELS = ("parameters", "layers", "hidden", "heads / groups", "FFN", "experts", "positions")
+MODELS = ("parameters", "per token", "layers", "hidden", "heads / groups", "FFN", "experts", "positions")
 CLUSTERS = ("per node", "pair GB/s", "node GB/s", "ports GB/s")
 DEVICES = ("GiB", "GB/s", "fp8 TFLOPS", "bf16", "fp16", "fp32", "share reached")
 
@@ -74,6 +75,10 @@ def _written(value: object) -> str:
 
 
 def presets_by_kind(name: str | None) -> dict[str, dict[str, Table]]:
-    """Return the presets of each catalogue; those of one name, if it is given."""
+    """Return the presets of each catalogue; those of one name, if it is given. Models have their counted parameters."""
     kept = {kind: {own: table for own, table in catalogue(kind).items() if name in (None, own)} for kind in CATALOGUES}
+    for own, table in kept["models"].items():
+        model = preset_model(own)
+        counts = {"parameters": model.parameters, "active_parameters": model.active_parameters}
+        kept["models"][own] = table | counts
     return {kind: tables for kind, tables in kept.items() if tables}
