@@ -161,10 +161,11 @@ def batch_script(  # noqa: PLR0913 - what a script is made of
     (nodes, per_node), has_gpus = launch_of(problem, recipe), problem.cluster.backend != "cpu"
     figures = {"nodes": nodes, "per_node": per_node, "job": recipe_id(problem, recipe), "recipe_file": recipe_file}
     figures |= {"steps": steps_of(problem, recipe)}
-    known = SCHEDULERS[scheduler]["request"] if dispatch is not None and dispatch.scheduler == scheduler else ()
-    request = {key: getattr(dispatch, key) for key in known}
-    if dispatch is not None and request:
+    request: dict[str, str | None] = {}
+    if dispatch is not None and dispatch.scheduler == scheduler:
         figures |= {"walltime": dispatch.walltime, "minutes": int(dispatch.walltime_s / 60)}
+        request = {key: getattr(dispatch, key) for key in SCHEDULERS[scheduler]["request"]}
+        setup = (*dispatch.scheduler_options, *setup)  # which a batch system reads up to the first command
     kind, yours = (COMMAND, YOURS_OF_COMMAND) if by_command else (REPLAY, (YOURS,))
     return _script(scheduler, kind, figures, (*header, *yours), setup, has_gpus=has_gpus, request=request)
 

@@ -25,7 +25,7 @@ from frontrunner.evaluators.cluster.batch import end_of_job
 from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, NodeSource
 from frontrunner.evaluators.probe import BUILT_IN_DATA, Schedule
 from frontrunner.evaluators.probe.files import LineReader, read_json, tail, write_json
-from frontrunner.evaluators.probe.job import common_job, corpus, training_data
+from frontrunner.evaluators.probe.job import common_job, corpus, holds_bytes, training_data
 from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.probe.preflight import Doing, prepare_recipe, source_for
 from frontrunner.evaluators.probe.processes import end_child, kill_tagged, start_child
@@ -258,11 +258,24 @@ def prepare(chosen: ReplayPlan) -> None:
     job_path = chosen.folder / "job.json"
     earlier = read_json(job_path) or {}
     keys = earlier.keys() | chosen.job.keys() if earlier else ()
-    changed = sorted(key for key in keys if earlier.get(key) != chosen.job.get(key) and key != "train")
+    of_both = {key: (_by_content(earlier.get(key)), _by_content(chosen.job.get(key))) for key in keys}
+    changed = sorted(key for key, (was, now) in of_both.items() if was != now and key != "train")
     if changed:
         found = f"{chosen.folder} holds a run that differs in {', '.join(changed)}"
         raise InvalidInput(found, hint="choose another folder with --folder")
     write_json(job_path, dict(chosen.job))
+
+
+def _by_content(value: Any) -> Any:
+    """Return data with the names alone of token files made of text: they state the content.
+
+    Each campaign makes such files in its own folder.
+    """
+    if isinstance(value, list):
+        return [_by_content(one) for one in value]
+    if isinstance(value, dict) and holds_bytes(path := Path(str(value.get("path")))):
+        return value | {"path": path.name}
+    return value
 
 
 def run(chosen: ReplayPlan, on_step: OnStep | None = None, signals: Sequence[str] = ()) -> ReplayResult:

@@ -609,6 +609,7 @@ def test_a_batch_script_prepares_its_node_and_is_refused_for_data_that_nobody_re
         frontrunner.export(identity, to=scheduler, store=str(tmp_path / "data.db"))
 
 
+DIRECTIVES = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB"}
 REQUESTED = {
     "slurm": ("--account=proj", "--partition=batch", "--time=02:30:00", "--qos=debug", "--constraint=a100"),
     "pbs": ("-A proj", "-q batch", "-l walltime=02:30:00"),
@@ -622,19 +623,19 @@ def test_a_batch_script_requests_what_the_campaign_did_for_the_steps_of_the_whol
 ) -> None:
     asked = {"account": "proj", "queue": "batch", "walltime": "02:30:00"}
     asked |= {"qos": "debug", "constraint": "a100"} if scheduler == "slurm" else {}
+    option = f"{DIRECTIVES[scheduler]} --site-option"
     plain = charted.spec()
     [best, *_] = plain.space.survey(plain.problem).recipes
     spec = replace(
         plain,
-        dispatch=DispatchSettings(backend="parsl", scheduler=scheduler, **asked),
+        dispatch=DispatchSettings(backend="parsl", scheduler=scheduler, scheduler_options=(option,), **asked),
         problem=replace(plain.problem, billion_tokens=0.5),
     )
     charted.recorded(tmp_path / "s.db", spec, [(best, [charted.measured(100.0, 0.5)])])
-    head = "#SBATCH", "#PBS", "#BSUB"
     for to in SCHEDULERS:
         script = frontrunner.export(recipe_id(plain.problem, best), to=to, store=str(tmp_path / "s.db"))
-        lines = [line for line in script.splitlines() if line.startswith(head)]
-        found = [any(line.endswith(f" {words}") for line in lines) for words in REQUESTED[to]]
-        assert set(found) == {to == scheduler}
+        lines = script[: script.index("set -euo pipefail")].splitlines()
+        wanted = [*(f"{DIRECTIVES[to]} {words}" for words in REQUESTED[to]), option]
+        assert {words in lines for words in wanted} == {to == scheduler}
         steps = math.ceil(0.5e9 / (best.global_batch_seqs * plain.problem.sequence_length))
         assert f'STEPS="${{STEPS:-{steps}}}"' in script

@@ -317,9 +317,9 @@ def test_a_sweep_of_a_file_trains_on_its_data_in_its_way(tmp_path: Path) -> None
 
 def test_a_recipe_of_two_campaigns_is_replayed_on_the_data_of_the_one_that_is_named(tmp_path: Path) -> None:
     store, space = str(tmp_path / "s.db"), {"tensor_parallel": [1], "pipeline_parallel": [1], "micro_batch_seqs": [4]}
-    for name in ("a", "b"):
-        (tmp_path / name).write_bytes(f"{name} few words ".encode() * 4096)
-        table = tiny(evaluator="simulated", space=space, budget={"probes": 1}, data={"path": str(tmp_path / name)})
+    for name, data in {"a": "a", "b": "b", "newest": "a"}.items():
+        (tmp_path / data).write_bytes(f"{data} few words ".encode() * 4096)
+        table = tiny(evaluator="simulated", space=space, budget={"probes": 1}, data={"path": str(tmp_path / data)})
         frontrunner.launch(spec_of(table), store=store, name=name)
     [winner] = frontrunner.best("a", store=store)
 
@@ -328,7 +328,11 @@ def test_a_recipe_of_two_campaigns_is_replayed_on_the_data_of_the_one_that_is_na
         return plan_replay(winner.recipe_id, settings, campaign=campaign, anyway=True, store=store)
 
     found = {name: str(planned(name).setup.data) for name in ("a", "b", None)}
-    assert found == {"a": str(tmp_path / "a"), "b": str(tmp_path / "b"), None: str(tmp_path / "b")}
+    assert found == {"a": str(tmp_path / "a"), "b": str(tmp_path / "b"), None: str(tmp_path / "a")}
+    prepare(planned("a"))
+    prepare(planned("newest"))  # goes on with the same text, in another campaign's folder
+    with pytest.raises(InvalidInput, match="holds a run that differs in data"):
+        prepare(planned("b"))
 
 
 def test_data_of_one_file_are_read_as_earlier_versions_wrote_them() -> None:
