@@ -23,7 +23,14 @@ from frontrunner.evaluators.tables.reading import Reading, Repeats, TableForm
 from frontrunner.evaluators.tables.reading import read as read_table
 from frontrunner.evaluators.tables.rows import TableProblem
 from frontrunner.evaluators.tables.schema import LeftOut
-from frontrunner.recipe_actions import data_of_file, names_a_file, refuse_file_of_others, schedule_of, trained_on
+from frontrunner.recipe_actions import (
+    data_of_file,
+    find_recipe,
+    names_a_file,
+    refuse_file_of_others,
+    schedule_of,
+    trained_on,
+)
 from frontrunner.results.outcome import Failure
 from frontrunner.results.provenance import TrainingData
 from frontrunner.results.records import IMPORTED
@@ -36,6 +43,7 @@ from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import (
     InvalidInput,
+    NotFound,
     bad_value,
     campaign_name_from,
     did_you_mean,
@@ -78,20 +86,34 @@ def export_name(recipe_id: str, to: str) -> str:
     return f"{recipe_id}.json" if to == RECIPE_FILE else f"{recipe_id}.{to}{suffix or '.sh'}"
 
 
-def exported(store: LocalStore, recipe: str, *, to: str, data: str | None = None) -> str:
+def exported(
+    store: LocalStore,
+    recipe: str | Mapping[str, object],
+    *,
+    to: str,
+    data: str | None = None,
+    campaign: str | Path | None = None,
+) -> str:
     """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`, one of `TARGETS`.
 
-    Of a campaign file, one of `SCHEDULERS` returns the batch script that drives it.
+    With `campaign` it is one of this file's space, by its id or by choices, whether it was measured or not. Of a
+    campaign file as `recipe`, one of `SCHEDULERS` returns the batch script that drives it.
 
     `data`, the path of a file or `built-in`, is what exports for our own trainer train on instead of the campaign's.
     """
     if to not in TARGETS:
         raise bad_value("--to", to, f"one of {', '.join(TARGETS)}, optuna", hint=did_you_mean(to, (*TARGETS, "optuna")))
-    if recipe.endswith(CAMPAIGN_FILE):
+    if campaign is not None:
+        file = _planned_file(store, recipe, Path(campaign))
+        recipe = file.recipe_id
+    elif not isinstance(recipe, str):
+        raise InvalidInput("a recipe by its choices needs the campaign file that they are of")
+    elif recipe.endswith(CAMPAIGN_FILE):
         if data is not None:
             raise bad_value("--data", data, "nothing with a campaign file, which states its own: [data] path")
         return _campaign_exported(Path(recipe), to)
-    file = read(Path(recipe)) if names_a_file(recipe) else recipe_file(store.show(recipe))
+    else:
+        file = read(Path(recipe)) if names_a_file(recipe) else recipe_file(store.show(recipe))
     if data is not None:
         file = replace(file, training=replace(file.training, data=training_data(named_data(data))))
     if to == RECIPE_FILE:
@@ -159,6 +181,17 @@ def recipe_file(explanation: Explanation) -> RecipeFile:
     versions = dict(ran_with[-1]) if ran_with else {}
     data = trained_on(explanation, campaign) if standing is not None and not spec.trainer else ()
     return _file(spec, explanation.recipe, explanation.recipe_id, measured, versions, data)
+
+
+def _planned_file(store: LocalStore, recipe: str | Mapping[str, object], campaign: Path) -> RecipeFile:
+    """Return a recipe of a campaign file's space as a file, with its figures where the store has some."""
+    spec = read_campaign_file(campaign).spec
+    _, _, found = find_recipe(store, recipe, campaign)
+    planned = _file(spec, found, recipe_id(spec.problem, found), None, {}, ())
+    with suppress(NotFound):  # no such recipe, or no store
+        known = recipe_file(store.show(planned.recipe_id))
+        return replace(planned, measured=known.measured, origin=known.origin)
+    return planned
 
 
 def _source(explanation: Explanation) -> Appearance:
