@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import CheckConstraint, Connection, UniqueConstraint, func, inspect, null, select, text
 
+from frontrunner.notebook import Displayed
 from frontrunner.results.outcome import Measurement, RecipeStats, pool
 from frontrunner.results.records import Trial
 from frontrunner.results.rows import DamagedCell, cell, has_table, unreadable_rows, value_of
@@ -145,7 +146,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(Displayed):
     """Result of checking a store: what was checked, and what is wrong."""
 
     store: str

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sqlalchemy import Connection, and_, func, select
 from sqlalchemy.orm import aliased
 from sqlalchemy.sql.selectable import GenerativeSelect
 
+from frontrunner.notebook import Displayed, frame_of
 from frontrunner.results.lease import is_held
 from frontrunner.results.outcome import Outcome
 from frontrunner.results.predictions import FORECASTS
@@ -42,16 +43,29 @@ from frontrunner.results.store import Store
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.recipe import Recipe
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 T = TypeVar("T")
+MOST_SHOWN = 20
+"""Rows and columns of a page's table in a notebook."""
 SelectT = TypeVar("SelectT", bound=GenerativeSelect)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page(Generic[T]):
+class Page(Generic[T], Displayed):
     """Some of `total` items."""
 
     items: tuple[T, ...]
     total: int
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the items as a data frame, as lists of the API do."""
+        return frame_of(self.items)
+
+    def _repr_html_(self) -> str:
+        shown = f"{len(self.items):,} of {self.total:,}"
+        return f"{self.to_frame().to_html(max_rows=MOST_SHOWN, max_cols=MOST_SHOWN)}<p>{shown}</p>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +236,7 @@ class SharedRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Displayed):
     """Campaigns, and a page of the `total` recipes that all of them measured, the first campaign's fastest first."""
 
     sides: tuple[Side, ...]

@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, or_, select
 
+from frontrunner.notebook import Displayed
 from frontrunner.results.lease import refuse_referred
 from frontrunner.results.process_identity import acting_user
 from frontrunner.results.records import timestamp
@@ -34,7 +35,7 @@ NAMED_IN = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prunable:
+class Prunable(Displayed):
     """A finished campaign with the existing run folders of its attempts, and the bytes in their files."""
 
     campaign: str

@@ -80,7 +80,7 @@ MOST_TAGS, MOST_TAG_CHARACTERS, MOST_NOTE_CHARACTERS = 20, 40, 4000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Labels:
+class Labels(Displayed):
     """What people say of a campaign. One that is hidden is left out of lists, and of nothing else."""
 
     tags: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ class Labels:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CampaignSummary:
+class CampaignSummary(Displayed):
     """One line of the list of campaigns; `probes` counts the trials in each state, zeros included."""
 
     id: int

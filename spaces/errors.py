@@ -133,9 +133,15 @@ def require_extra(module: str, extra: str, what: str) -> None:
         raise InvalidInput(f"{what} needs {module} installed", hint=f"run: {installing(f'frontrunner[{extra}]')}")
 
 
+CONSTRAINTS = Path(__file__).parents[3] / "constraints.txt"
+"""The tested versions, which a clone has beside `src`."""
+
+
 def installing(what: str) -> str:
-    """Return the command that installs a package in the environment that this program runs in."""
+    """Return the command that installs a package in the environment at hand, in a clone in the tested version."""
     python, requirement = shlex.quote(sys.executable), shlex.quote(what)
+    if holds(CONSTRAINTS.is_file):
+        requirement = f"-c {shlex.quote(str(CONSTRAINTS))} {requirement}"
     if find_spec("pip") is None:  # as in the environments that uv makes
         return f"uv pip install --python {python} {requirement}"
     return f"{python} -m pip install {requirement}"

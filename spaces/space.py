@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, make_dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from frontrunner.notebook import Displayed
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown
@@ -246,7 +247,7 @@ def usual_space(problem: Problem) -> Space:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey:
+class Survey(Displayed):
     """A space looked at for one problem, as a rule in full.
 
     `recipes` are the legal ones, each once; `places` has a column for each dimension, the choices that give them. Of

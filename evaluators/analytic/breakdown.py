@@ -58,7 +58,10 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown(Displayed):
-    """An estimate with its context; `ranks` are those of the pipeline that differ: embedding, fullest between, head."""
+    """An estimate with its context; `ranks` are those of the pipeline that differ: embedding, fullest between, head.
+
+    `unmatched` is what there is where it was not `measured`: a simulation, or measurements of other problems.
+    """
 
     problem: Problem
     estimate: Estimate

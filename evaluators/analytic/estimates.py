@@ -244,7 +244,7 @@ def scaled(value: float, log_ends: tuple[float, float]) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShownPlan(Trust):
+class ShownPlan(Trust, Displayed):
     """A plan for programs: `fitting` of `legal` recipes fit, `tight` ones included, with the first `estimates`.
 
     `front` has the first of the `front_recipes` that no other beats in both speed and memory. A token goes through

@@ -16,7 +16,7 @@ from frontrunner.evaluators.analytic import communication
 from frontrunner.evaluators.analytic.accuracy_bounds import has_times
 from frontrunner.evaluators.analytic.estimates import not_modelled
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.memory import fullest_parameters, memory_of_each
+from frontrunner.evaluators.analytic.memory import fullest_parameters, memory_of_each, micro_batches_held
 from frontrunner.evaluators.analytic.schedules import Pass, order_of
 from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.analytic.step import StepTime, exposed_transfers, stage_passes, step_time
@@ -285,12 +285,17 @@ def _memory(
     held = np.zeros((2, ranks))
     for stage, rank in enumerate(rank_of):
         held[:, rank] += [count[stage] for count in stages]
-    less, more = (
-        memory_of_each(machine, work, *held, in_flight=np.full(ranks, count), ends=(rank_of[0], rank_of[-1]))
-        for count in (0.25, 0.75)  # below one micro-batch, where gradients are whole; activations grow evenly
+    less, more, most = (
+        memory_of_each(machine, work, *held, in_flight=count, ends=(rank_of[0], rank_of[-1]))
+        for count in (  # below one micro-batch, where gradients are whole; activations grow evenly
+            np.full(ranks, 0.25),
+            np.full(ranks, 0.75),
+            micro_batches_held(work, np.arange(ranks, dtype=float)),
+        )
     )
     columns = {part.name: np.broadcast_to(getattr(less, part.name), ranks).tolist() for part in fields(less)} | {
         "each": np.broadcast_to(2 * (more.activations - less.activations), ranks).tolist(),
+        "runtime": np.broadcast_to(most.runtime, ranks).tolist(),  # what the allocator lost at the peak stays lost
     }
     found = []
     for rank, its in enumerate(actions):

@@ -35,7 +35,14 @@ from frontrunner.evaluators.tables.reading import Reading, Repeats, TableForm
 from frontrunner.evaluators.tables.reading import read as read_table
 from frontrunner.evaluators.tables.rows import TableProblem
 from frontrunner.evaluators.tables.schema import LeftOut
-from frontrunner.recipe_actions import data_of_file, names_a_file, refuse_file_of_others, schedule_of, trained_on
+from frontrunner.recipe_actions import (
+    data_of_file,
+    find_recipe,
+    names_a_file,
+    refuse_file_of_others,
+    schedule_of,
+    trained_on,
+)
 from frontrunner.results.outcome import Failure
 from frontrunner.results.provenance import TrainingData
 from frontrunner.results.records import IMPORTED
@@ -49,6 +56,7 @@ from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import (
     FrontrunnerError,
     InvalidInput,
+    NotFound,
     bad_value,
     campaign_name_from,
     did_you_mean,
@@ -91,40 +99,64 @@ def export_name(recipe_id: str, to: str) -> str:
     return f"{recipe_id}.json" if to == RECIPE_FILE else f"{recipe_id}.{to}{suffix or '.sh'}"
 
 
-def exported(store: LocalStore, recipe: str, *, to: str, data: str | None = None, with_command: bool = True) -> str:
+def exported(
+    store: LocalStore,
+    recipe: str | Mapping[str, object],
+    *,
+    to: str,
+    data: str | None = None,
+    campaign: str | Path | None = None,
+    with_command: bool = True,
+) -> str:
     """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`, one of `TARGETS`.
 
-    Of a campaign file, one of `SCHEDULERS` returns the batch script that drives it. `with_command`: recipe files and
-    batch scripts of another trainer's recipe hold its command.
+    With `campaign` it is one of this file's space, by its id or by choices, whether it was measured or not. Of a
+    campaign file as `recipe`, one of `SCHEDULERS` returns the batch script that drives it. `with_command`: recipe files
+    and batch scripts of another trainer's recipe hold its command.
 
     `data`, the path of a file or `built-in`, is what exports for our own trainer train on instead of the campaign's.
     """
     if to not in TARGETS:
         raise bad_value("--to", to, f"one of {', '.join(TARGETS)}, optuna", hint=did_you_mean(to, (*TARGETS, "optuna")))
-    if recipe.endswith(CAMPAIGN_FILE):
+    if campaign is None and isinstance(recipe, str) and recipe.endswith(CAMPAIGN_FILE):
         if data is not None:
             raise bad_value("--data", data, "nothing with a campaign file, which states its own: [data] path")
         return _campaign_exported(Path(recipe), to)
-    stored = None if names_a_file(recipe) else _stored(store, recipe)
-    file = read(Path(recipe)) if stored is None else recipe_file(stored)
+    file, dispatch = _file_and_dispatch(store, recipe, campaign)
     if not with_command:
         file = replace(file, training=replace(file.training, command=None))
     if data is not None:
         file = replace(file, training=replace(file.training, data=training_data(named_data(data))))
     if to == RECIPE_FILE:
         return to_text(file)
-    own = None if stored is None else stored_spec(_source(stored).campaign).dispatch.of_group(file.recipe.group)
     if to in SCHEDULERS and file.training.command is not None:
-        return _command_exported(file, to, data, own)
+        return _command_exported(file, to, data, dispatch)
     if to in TRAINED_HERE:
-        refuse_file_of_others(file, recipe)
-        data_of_file(file, recipe, may_be_elsewhere=True)  # what trains looks for them before it does
+        named = recipe if isinstance(recipe, str) else file.recipe_id
+        refuse_file_of_others(file, named)
+        data_of_file(file, named, may_be_elsewhere=True)  # what trains looks for them before it does
         nodes, given = file.training.nodes, (file.problem, file.recipe, provenance(file), to_text(file))
         if to in SCHEDULERS:
-            return batch_script(to, *given, nodes.worker_init, dispatch=own)
+            return batch_script(to, *given, nodes.worker_init, dispatch=dispatch)
         files = [(one.path, one.size_bytes) for one in file.training.data if one.path is not None]
         return manifest(*given, setup=nodes.worker_init, network_interface=nodes.network_interface, data=files)
     return tool_named(to).render(file.problem, file.recipe, provenance(file))
+
+
+def _file_and_dispatch(
+    store: LocalStore, recipe: str | Mapping[str, object], campaign: str | Path | None
+) -> tuple[RecipeFile, DispatchSettings | None]:
+    """Return a recipe as a recipe file, and how its campaign reaches nodes; None where only the file is there."""
+    if campaign is not None:
+        file = _planned_file(store, recipe, Path(campaign))
+        return file, read_campaign_file(Path(campaign)).spec.dispatch.of_group(file.recipe.group)
+    if not isinstance(recipe, str):
+        raise InvalidInput("a recipe by its choices needs the campaign file that they are of")
+    if names_a_file(recipe):
+        return read(Path(recipe)), None
+    found = _stored(store, recipe)
+    file = recipe_file(found)
+    return file, stored_spec(_source(found).campaign).dispatch.of_group(file.recipe.group)
 
 
 def _stored(store: LocalStore, recipe: str) -> Explanation:
@@ -199,6 +231,17 @@ def recipe_file(explanation: Explanation) -> RecipeFile:
     versions = dict(ran_with[-1]) if ran_with else {}
     data = trained_on(explanation, campaign) if standing is not None and not spec.trainer else ()
     return _file(spec, explanation.recipe, explanation.recipe_id, measured, versions, data)
+
+
+def _planned_file(store: LocalStore, recipe: str | Mapping[str, object], campaign: Path) -> RecipeFile:
+    """Return a recipe of a campaign file's space as a file, with its figures where the store has some."""
+    spec = read_campaign_file(campaign).spec
+    _, _, found = find_recipe(store, recipe, campaign)
+    planned = _file(spec, found, recipe_id(spec.problem, found), None, {}, ())
+    with suppress(NotFound):  # no such recipe, or no store
+        known = recipe_file(store.show(planned.recipe_id))
+        return replace(planned, measured=known.measured, origin=known.origin)
+    return planned
 
 
 def _source(explanation: Explanation) -> Appearance:

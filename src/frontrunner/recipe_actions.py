@@ -39,7 +39,7 @@ from frontrunner.spaces.space import Space, Survey, divisors
 from frontrunner.spaces.validation import validate
 from frontrunner.spaces.variants import variant, with_values
 from frontrunner.store import LocalStore
-from frontrunner.text import counted
+from frontrunner.text import counted, gib, thousands
 
 LEAST_DIGITS = 4
 MOST_CANDIDATES = 8
@@ -129,11 +129,24 @@ def breakdown_of(store: LocalStore, recipe: str | Mapping[str, object], campaign
     """Break a recipe's estimate down, with its newest measurement in a store; see `LocalStore.explain`."""
     (problem, _, found), measured, unmatched = find_recipe(store, recipe, campaign), None, None
     with suppress(NotFound):  # no such recipe, or no store
-        measured = first_measurement(store.show(recipe_id(problem, found)), store.url)
+        explanation = store.show(recipe_id(problem, found))
+        measured, unmatched = first_measurement(explanation, store.url), _simulated(explanation)
     with suppress(NotFound):
-        if measured is None and isinstance(store, LocalStore):  # a service has no question for that
+        if measured is None and unmatched is None and isinstance(store, LocalStore):  # a service has no such question
             unmatched = _why_unmatched(store, problem, found)
     return breakdown(found, problem, measured, unmatched)
+
+
+def _simulated(explanation: Explanation) -> str | None:
+    """Return what a simulation made of the recipe, where one did, since that differs from the estimates."""
+    for appearance in explanation.appearances:
+        standing = appearance.standing
+        if standing is not None and appearance.campaign.figures == "simulated":
+            peak = gib(standing.peak_memory_bytes_max_rank)
+            figures = f"{thousands(standing.tokens_per_s)} tokens/s, peak {peak} GiB"
+            differ = "by rougher formulas than the estimates here: the two differ"
+            return f"only simulated, by campaign {appearance.campaign.name}: {figures}; {differ}"
+    return None
 
 
 def _why_unmatched(store: LocalStore, problem: Problem, recipe: Recipe) -> str:

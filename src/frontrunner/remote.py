@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from frontrunner.config.toml_file import Table, read_toml
 from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.evaluators.analytic.estimates import ShownPlan
+from frontrunner.exchange import exported
 from frontrunner.recipe_actions import breakdown_of
 from frontrunner.results.frames import from_columns
 from frontrunner.results.pages import CampaignPage, RecipePage
@@ -175,6 +176,11 @@ class RemoteStore(Questions):
 
     def explain(self, recipe: str | Mapping[str, object], *, campaign: str | Path | None = None) -> Breakdown:
         return breakdown_of(self, recipe, campaign)
+
+    def export(self, recipe: str | Mapping[str, object], *, to: str, campaign: str | Path | None = None) -> str:
+        if campaign is not None or not isinstance(recipe, str):
+            return exported(self, recipe, to=to, campaign=campaign)
+        return self._get(str, f"/recipes/{_path_part(recipe.strip().lower())}/export", to=to)
 
     def dataframe(self, campaign: str | None = None) -> pd.DataFrame:
         found = self._get(FrameAnswer, self._of(campaign, "/dataframe"))
@@ -390,7 +396,7 @@ def _method(question: Question) -> Callable[..., Any]:
     return ask
 
 
-for _question in QUESTIONS:
+for _question in (one for one in QUESTIONS if one.method not in vars(RemoteStore)):
     setattr(RemoteStore, _question.method, _method(_question))
 for _name in ("plot", "recipes"):
     vars(getattr(RemoteStore, _name))["__wrapped__"] = getattr(LocalStore, _name)  # whose arguments they take

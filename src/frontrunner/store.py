@@ -315,14 +315,15 @@ class LocalStore:
         }
         return step_of(self.show(recipe_id, campaign=campaign), changes)
 
-    def export(self, recipe: str, *, to: str) -> str:
+    def export(self, recipe: str | Mapping[str, object], *, to: str, campaign: str | Path | None = None) -> str:
         """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`.
 
-        Raises `InvalidInput`, with the reason, where the tool cannot express the recipe.
+        With `campaign` it is one of this file's space, by its id or by choices, measured or not. Raises `InvalidInput`,
+        with the reason, where the tool cannot express the recipe.
         """
         from frontrunner.exchange import exported
 
-        return exported(self, recipe, to=to)
+        return exported(self, recipe, to=to, campaign=campaign)
 
     def baseline(self, campaign: str | None = None) -> Baseline | None:
         """Return the campaign's baseline and its best recipe; None without a measured baseline."""

@@ -170,6 +170,9 @@ def test_a_recipe_that_only_another_problem_measured_is_unmatched_with_the_diffe
     spec = read_campaign_file(EXAMPLE).spec
     chosen, store = one_recipe(spec, CHOICES), tmp_path / "s.db"
     stored(store, chosen, figures="simulated", name="simulated")
+    simulated = frontrunner.explain(CHOICES, campaign=EXAMPLE, store=str(store))
+    assert simulated.measured is None
+    assert "only simulated, by campaign simulated: 410 tokens/s, peak 7.00 GiB" in str(simulated.unmatched)
     longer = tmp_path / "longer.toml"
     longer.write_text(EXAMPLE.read_text().replace("sequence_length = 2048", "sequence_length = 1024"))
 
@@ -181,6 +184,20 @@ def test_a_recipe_that_only_another_problem_measured_is_unmatched_with_the_diffe
     assert found.unmatched == f"{alone.unmatched}; {another}"
     command(["explain", recipe_id(spec.problem, chosen), "--store", str(store)], standalone_mode=False)
     assert "measured elsewhere, and imported as table of " in capsys.readouterr().out
+
+
+def test_a_recipe_that_was_never_measured_is_exported_from_its_campaign_file(tmp_path: Path) -> None:
+    spec, store = read_campaign_file(EXAMPLE).spec, tmp_path / "s.db"
+    chosen = one_recipe(spec, CHOICES)
+    identity = recipe_id(spec.problem, chosen)
+    text = frontrunner.export(identity, to="megatron-lm", campaign=EXAMPLE, store=str(store))
+    assert "--tensor-model-parallel-size 8" in text
+    assert "# never measured" in text
+    stored(store, chosen, figures="measured", name="c")
+    text = frontrunner.export(CHOICES, to="megatron-lm", campaign=EXAMPLE, store=str(store))
+    assert "measured in campaign c" in text
+    with pytest.raises(InvalidInput, match="needs the campaign file"):
+        frontrunner.export(CHOICES, to="megatron-lm", store=str(store))
 
 
 def test_without_a_store_there_is_just_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from frontrunner.search.driver import Conclusion
 from frontrunner.search.listener import View
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
+from frontrunner.store import LocalStore
 from frontrunner.views.live import NotebookPanel, notebook_listener
 from support.page_stores import SCRIPT, page_store
 
@@ -35,6 +36,30 @@ def test_notebook_shows_values_as_escaped_text(tmp_path: Path) -> None:
     assert "tokens/s" in shown[1]
     assert "&lt;script&gt;" in shown[2]
     assert "1 crashed" in shown[2]
+
+
+def test_values_of_every_size_have_a_short_repr_and_a_display(tmp_path: Path) -> None:
+    page_store(tmp_path)
+    store = str(tmp_path / "store.db")
+    local = LocalStore(store)
+    file = Path(__file__).parents[2] / "examples" / "frontier-22b.toml"
+    recipes = local.recipes("first")
+    for value, expected in (
+        (frontrunner.plan(file).shown(10), "legal recipes"),
+        (frontrunner.survey(file), "legal recipes"),
+        (frontrunner.history("first", store=store), "kind"),
+        (recipes, "tokens_per_s"),
+        (local.trials("first"), "&lt;script&gt;"),
+        (local.label("first"), "tag"),
+        (frontrunner.check_store(store), "all hold"),
+        (local.compare(["first", "second"]), "Comparison"),
+        (local.delete("first", preview=True), "row"),
+    ):
+        assert len(repr(value)) <= 410, type(value)
+        shown = value._repr_html_()
+        assert expected in shown
+        assert "<script" not in shown
+    assert recipes.to_frame()["recipe_id"].tolist() == [one.recipe_id for one in recipes.items]
 
 
 def test_notebook_shows_results_of_the_api(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -93,13 +94,16 @@ def test_a_name_made_from_any_text_is_legal(text: str) -> None:
 @pytest.mark.parametrize(
     ("found", "command"),
     [
-        (object(), "'/of mine/bin/python' -m pip install 'frontrunner[report]'"),
-        (None, "uv pip install --python '/of mine/bin/python' 'frontrunner[report]'"),
+        (object(), "'/of mine/bin/python' -m pip install{constraints} 'frontrunner[report]'"),
+        (None, "uv pip install --python '/of mine/bin/python'{constraints} 'frontrunner[report]'"),
     ],
 )
 def test_a_package_is_installed_in_the_environment_at_hand(
-    found: object, command: str, monkeypatch: pytest.MonkeyPatch
+    found: object, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.executable", "/of mine/bin/python")
     monkeypatch.setattr("frontrunner.spaces.errors.find_spec", lambda name: {"pip": found}[name])
-    assert installing("frontrunner[report]") == command
+    monkeypatch.setattr("frontrunner.spaces.errors.CONSTRAINTS", tmp_path / "c.txt")
+    assert installing("frontrunner[report]") == command.format(constraints="")
+    (tmp_path / "c.txt").touch()
+    assert installing("frontrunner[report]") == command.format(constraints=f" -c {tmp_path}/c.txt")

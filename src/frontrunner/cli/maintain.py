@@ -184,7 +184,7 @@ def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
 
 
 @click.command()
-@click.argument("name", metavar="RECIPE_ID|FILE|CAMPAIGN")
+@click.argument("words", nargs=-1, required=True, metavar="RECIPE_ID | FILE | CAMPAIGN | CHOICE=VALUE...")
 @click.option("--to", required=True, metavar="TOOL", help="What to write; the tools are listed above.")
 @click.option("--out", type=opt.FILE, metavar="FILE", help="Where to write it [default: stdout].")
 @click.option(
@@ -192,11 +192,22 @@ def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
     metavar="FILE",
     help="For slurm, pbs, lsf, kubernetes and recipe: train on FILE, on [data] of FILE.toml, or on `built-in` text.",
 )
+@opt.file_option
 @click.option("--storage", metavar="URL", help="With --to optuna: the study's database, as sqlite:///study.db.")
 @opt.store_option
 @opt.server_option
-def export(name: str, to: str, out: Path | None, data: str | None, storage: str | None, **where: str | None) -> None:
+def export(
+    words: tuple[str, ...],
+    to: str,
+    out: Path | None,
+    data: str | None,
+    campaign: Path | None,
+    storage: str | None,
+    **where: str | None,
+) -> None:
     """Export RECIPE_ID, or a recipe file, as another tool's configuration.
+
+    With --campaign FILE it is a recipe of this file's space, measured or not: by its id, or by choices that leave one.
 
     TOOL is megatron-lm, megatron-deepspeed, deepspeed, nemo, torchtitan, nanotron or accelerate; slurm, pbs or lsf
     for a batch script, kubernetes for a JobSet's manifest; recipe for a recipe file, which loses nothing. What a tool
@@ -208,11 +219,14 @@ def export(name: str, to: str, out: Path | None, data: str | None, storage: str 
     With optuna the whole CAMPAIGN becomes a study of --storage; run again, it adds new trials.
     """
     store, server = where["store"], where["server"]
+    recipe, name = opt.recipe_from(words, campaign), words[0]
     if (to == "optuna") != (storage is not None):
         raise bad_value("--storage", storage, "a URL with --to optuna, and with nothing else")
     if server is not None and (storage is not None or names_a_file(name)):
         raise bad_value("--server", server, "a RECIPE_ID with it: files and studies are exported without a service")
     if storage is not None:
+        if campaign is not None:
+            raise bad_value("--campaign", str(campaign), "nothing with --to optuna, which exports a stored campaign")
         if out is not None:
             raise bad_value("--out", str(out), "nothing with --to optuna, which writes to --storage")
         found = exchange.mirror(name, storage=storage, store=store)
@@ -222,7 +236,10 @@ def export(name: str, to: str, out: Path | None, data: str | None, storage: str 
     if data is not None and (server is not None or to not in exchange.TRAINED_HERE):
         raise bad_value("--data", data, f"--to {', '.join(exchange.TRAINED_HERE)} with it, and no --server")
     backend = opt.open_backend(store, server)
-    text = backend.export(name, to=to) if data is None else exchange.exported(LocalStore(store), name, to=to, data=data)
+    if data is None:
+        text = backend.export(recipe, to=to, campaign=campaign)
+    else:
+        text = exchange.exported(LocalStore(store), recipe, to=to, data=data, campaign=campaign)
     if out is None:
         click.echo(text, nl=False)
     else:

@@ -67,6 +67,9 @@ def remember(context: click.Context, option: click.Parameter, value: T) -> T:
     return value
 
 
+file_option = click.option(
+    "--campaign", type=FILE, callback=remember, metavar="FILE", help="The recipe is one of this file."
+)
 file_argument = click.argument("file", type=FILE, callback=remember)
 campaign_argument = click.argument("campaign", required=False)
 store_option = click.option(

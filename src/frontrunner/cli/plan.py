@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 TOP = 10
 CLUSTERS = (*preset_names("clusters"), THIS_MACHINE)
 recipe_argument = click.argument("recipe", nargs=-1, metavar="RECIPE_ID | FILE | CHOICE=VALUE...")
-file_option = click.option(
-    "--campaign", type=opt.FILE, callback=opt.remember, metavar="FILE", help="The recipe is one of this file."
-)
 
 
 @click.command()
@@ -120,7 +117,7 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
 
 @click.command()
 @recipe_argument
-@file_option
+@opt.file_option
 @click.option("--svg", type=opt.FILE, metavar="FILE", help="Write the picture as one SVG file.")
 @opt.backend_options
 @opt.json_option
@@ -162,7 +159,7 @@ def advise(file: Path, *, as_json: bool) -> None:
 
 @click.command()
 @recipe_argument
-@file_option
+@opt.file_option
 @click.option("--rank", type=int, help="The rank to trace [default: those that may need most memory].")
 @opt.store_option
 @opt.prints(print_dryrun)

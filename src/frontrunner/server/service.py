@@ -8,6 +8,7 @@ import hashlib
 import html
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Lock
 from typing import Annotated, Any, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -62,9 +63,9 @@ PLACES = ("body", "query", "path", "header")
 class ServedStore(LocalStore):
     """The service's store: what it exports holds no command, which a client would run."""
 
-    def export(self, recipe: str, *, to: str) -> str:
+    def export(self, recipe: str | Mapping[str, object], *, to: str, campaign: str | Path | None = None) -> str:
         """See `LocalStore.export`."""
-        return exported(self, recipe, to=to, with_command=False)
+        return exported(self, recipe, to=to, campaign=campaign, with_command=False)
 
 
 class Service:

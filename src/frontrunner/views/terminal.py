@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from frontrunner.notebook import in_short
 from frontrunner.text import plain
 from frontrunner.views.columns import Column, used
 
@@ -71,6 +72,14 @@ def ruled_table(title: str | None = None, *columns: str | tuple[str, str]) -> Ta
         head, kind = column if isinstance(column, tuple) else (column, "")
         table.add_column(head, justify="right" if kind == "right" else "left", no_wrap=kind != "fold", overflow="fold")
     return table
+
+
+def print_fields(value: object) -> None:
+    """Print a dataclass field by field, each in short."""
+    table = ruled_table(type(value).__name__, "field", ("value", "fold"))
+    for name, text in in_short(value).items():
+        table.add_row(name, Text(plain(text)))
+    console().print(table)
 
 
 def column_table(
