@@ -150,8 +150,8 @@ def _posterior(fit: FittedCode) -> dict[str, Direction]:
     names, deviations = [one.name for one in fit.constants], np.array([one.deviation for one in fit.constants])
     correlations = np.eye(len(names))
     for place, one in enumerate(fit.constants):
-        correlations[place, :place] = correlations[:place, place] = one.correlations
-    values, vectors = np.linalg.eigh(correlations)  # rounding may have made one slightly negative
+        correlations[place, :place] = one.correlations
+    values, vectors = np.linalg.eigh(correlations)  # of the lower half; rounding may have made one slightly negative
     columns = deviations[:, None] * (vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T)
     return {name: dict(zip(names, column.tolist(), strict=True)) for name, column in zip(names, columns.T, strict=True)}
 

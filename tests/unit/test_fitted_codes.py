@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frontrunner.config.campaign import read_cluster_file
+from frontrunner.config.campaign import parse_cluster, read_cluster_file
 from frontrunner.evaluators.analytic.accuracy_bounds import fitted_row_error, log_bounds
 from frontrunner.evaluators.analytic.estimates import plan
 from frontrunner.evaluators.analytic.machine import Machine
@@ -104,6 +104,14 @@ def test_a_cluster_file_keeps_a_fit(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(cluster_toml(cluster, {}, []), encoding="utf-8")
     assert read_cluster_file(path).fitted == cluster.fitted
+
+
+def test_a_campaign_cannot_state_a_constant_that_its_cluster_file_has_as_fitted(tmp_path: Path) -> None:
+    (tmp_path / "fitted.toml").write_text(cluster_toml(fitted(MATMUL), {}, []), encoding="utf-8")
+    given = {"file": str(tmp_path / "fitted.toml"), "efficiencies": {"memory": 0.8}}
+    assert parse_cluster(given).fitted == fitted(MATMUL).fitted
+    with pytest.raises(InvalidInput, match=r"efficiencies.matmul = 0.8: expected no value here: .*nanotron"):
+        parse_cluster(given | {"efficiencies": {"matmul": 0.8}})
 
 
 @pytest.mark.parametrize(

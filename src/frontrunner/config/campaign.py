@@ -181,6 +181,11 @@ def _over_file(table: Table, base: Path) -> Table:
     if cluster.backend == "cpu" and wanted != measured:
         expected = f"{measured}: {name} was measured with this many ranks sharing the processors"
         raise errors.bad_value("cluster.devices_per_node", wanted, expected)
+    stated = own if isinstance(own := table.get("efficiencies"), dict) else {}
+    for key, code in ((one.name, fit.code) for fit in cluster.fitted for one in fit.constants):
+        if key in stated:
+            expected = f"no value here: {name} has what was fitted to steps of {code}"
+            raise errors.bad_value(f"cluster.efficiencies.{key}", stated[key], expected)
     merged = asdict(cluster)
     for key, value in table.items():
         both_tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
