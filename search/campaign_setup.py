@@ -23,7 +23,7 @@ from frontrunner.spaces.validation import dump_json, load_json, validate
 from frontrunner.text import counted, seconds
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.analytic.estimates import Plan
+    from frontrunner.evaluators.analytic.estimates import EstimateTable
     from frontrunner.results.store import Store
 
 logger = logging.getLogger(__name__)
@@ -88,19 +88,19 @@ def _prepare_probes(spec: CampaignSpec, recipes: Sequence[Recipe]) -> None:
 
 def warn_of_slow_steps(spec: CampaignSpec, surveyed: Survey) -> None:
     """Log a warning where every probe would meet a deadline, by the estimates."""
-    from frontrunner.evaluators.analytic import estimates
+    from frontrunner.evaluators.analytic.estimates import estimate_many
 
-    if remark := slow_steps(spec, estimates.plan(surveyed.recipes, surveyed.problem)):
+    if spec.evaluator == "probe" and (remark := slow_steps(spec, estimate_many(surveyed.recipes, surveyed.problem))):
         logger.warning("warning: %s", remark)
 
 
-def slow_steps(spec: CampaignSpec, planned: Plan) -> str | None:
+def slow_steps(spec: CampaignSpec, table: EstimateTable) -> str | None:
     """Return which deadline the probe of the fastest recipe that is estimated to fit meets, or None."""
-    if spec.evaluator != "probe" or not (fastest := planned.fastest(1)):
+    from frontrunner.evaluators.analytic.accuracy_bounds import has_times
+
+    if spec.evaluator != "probe" or not table.fitting or not has_times(spec.problem):
         return None
-    step_s, probe = fastest[0].step_time_s, spec.probe
-    if step_s is None:  # the device's peak is unknown
-        return None
+    step_s, probe = float(table.step_time_s[table.order[0]]), spec.probe
     steps = {"step_deadline_s": 1, "deadline_s": probe.least_steps}
     met = next((key for key, count in steps.items() if count * step_s > getattr(probe, key)), None)
     return met and (

@@ -28,7 +28,7 @@ def plan_of(spec: CampaignSpec) -> Plan:
     if not surveyed.recipes:
         raise nothing_legal(surveyed)
     found = estimates.plan(surveyed.recipes, surveyed.problem, _rate(spec))
-    if remark := slow_steps(spec, found):
+    if remark := slow_steps(spec, found.table):
         return replace(found, trust=replace(found.trust, remarks=(*found.trust.remarks, remark)))
     return found
 

@@ -113,7 +113,7 @@ def test_batch_and_precision_are_those_of_the_machine(
     spec = read_campaign_file(written(tmp_path / "c.toml", text)).spec
     assert spec.problem.precision == precision
     assert spec.problem.global_batch.maximum * spec.problem.sequence_length == pytest.approx(tokens, rel=0.1)
-    assert slow_steps(spec, plan_of(spec)) is None
+    assert slow_steps(spec, plan_of(spec).table) is None
 
 
 @pytest.mark.parametrize(
