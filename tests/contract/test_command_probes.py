@@ -317,7 +317,8 @@ def test_a_replay_goes_on_after_a_crash_where_its_command_s_checkpoint_is(tmp_pa
 
 
 def test_a_replay_is_stopped_on_a_signal_and_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
-    setup, signals = resuming(tmp_path), list[str]()
+    setup, signals = resuming(tmp_path, "--store-s", "9"), list[str]()
+    setup = replace(setup, command=replace(setup.command, start_per="rank"))
 
     def on_event(event: Mapping[str, Any]) -> None:
         if event["event"] == "step" and event["step"] == 10:
@@ -328,7 +329,9 @@ def test_a_replay_is_stopped_on_a_signal_and_goes_on_when_it_is_run_again(tmp_pa
         replay.run(chosen, on_event, signals)
     assert stopped.value.exit_code == 75
     last = int((tmp_path / "checkpoint").read_text())
-    assert 10 <= last < 200
+    log = (chosen.folder / "starts" / "0001" / "command.log").read_text()
+    assert f"step {last}:" in log.splitlines()[-1], "stored on SIGTERM, long after the other rank had ended"
+    assert last < 200
     events: list[Mapping[str, Any]] = []
     assert replay.run(chosen, events.append).final_step == 200
     assert next(event["step"] for event in events if event["event"] == "step") == last + 1

@@ -83,7 +83,7 @@ def test_a_rank_of_a_command_is_found_when_its_supervisor_ends_nothing(tmp_path:
     one, me = order(setup_of(tmp_path)), Fenced(pid=os.getpid(), folder=tmp_path)
     command = Command(arguments=(*LAUNCHER, *RANK), log_patterns=(r"(?P<step>\d+) (?P<step_time_s>\d+)",))
     setup = setup_of(tmp_path)
-    write_run(request_of(setup, one.recipe, one.run_folder), command, {}, ())
+    write_run(request_of(setup, one.recipe, one.run_folder), command, setup.command)
     run = CommandRun(one, setup, command)
     try:
         wait_for(lambda: len(marked(RUN_TAG, str(one.run_folder))) == 2)
