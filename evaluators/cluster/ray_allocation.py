@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -37,23 +37,35 @@ PATIENCE_S = 300.0
 RETRY_S = 3.0
 CLOSE_S = 10.0
 AUTH_MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+REFUSED = "InvalidAuthToken"
 
 
-def ray_environment() -> dict[str, str]:
-    """Return the environment of a process that connects to Ray: with a token, where this user has one.
+def ray_environment(address: str, refused: str = "") -> dict[str, str]:
+    """Return the environment of a process that connects to Ray, which has `refused` the last one for this reason.
 
-    `ray start` enables tokens where it finds one; connecting to an address does so only if told to.
+    `ray start` enables tokens where it finds one, and connecting to an address does so only if told to. With a token on
+    a cluster without, actors die at once: Ray's calls to the driver are refused. So a token is used once it is missed.
     """
-    given: Mapping[str, str] = os.environ
+    given = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     file = Path(given.get(TOKEN_PATH) or Path.home() / ".ray" / "auth_token")
-    has_token = AUTH_MODE not in given and (TOKEN in given or file.is_file())
-    return {**given, "RAY_USAGE_STATS_ENABLED": "0", **({AUTH_MODE: "token"} if has_token else {})}
+    if address == RAY_LOCAL or AUTH_MODE in given or not (TOKEN in given or file.is_file()):
+        return given
+    if REFUSED in refused:
+        return given | {AUTH_MODE: "token"}
+    return given | {AUTH_MODE: "disabled", "RAY_NUM_REDIS_GET_RETRIES": "2"}  # of connecting; 20 take as many seconds
 
 
 def look_at_ray(address: str, *options: str) -> Mapping[str, Any] | str:
     """Return a cluster's nodes as `ray_view.py` prints them, or why it could not be looked at."""
     if (why := why_unreachable(address)) is not None:
         return why
+    found = _looked(address, options, ray_environment(address))
+    if isinstance(found, str) and REFUSED in found:
+        found = _looked(address, options, ray_environment(address, refused=found))
+    return found
+
+
+def _looked(address: str, options: Sequence[str], environment: Mapping[str, str]) -> Mapping[str, Any] | str:
     command = [sys.executable, "-P", "-m", VIEW, address, *options]
     timeout_s = CONNECT_S if ONLY_CONNECT in options else VIEW_TIMEOUT_S
     try:
@@ -64,7 +76,7 @@ def look_at_ray(address: str, *options: str) -> Mapping[str, Any] | str:
             text=True,
             check=False,
             timeout=timeout_s,
-            env=ray_environment(),
+            env=environment,
         )
     except subprocess.TimeoutExpired:
         return f"it did not respond within {timeout_s:g} s"
@@ -86,12 +98,17 @@ def require_ray(settings: DispatchSettings) -> None:
 class RayAllocation(HeldAllocation):
     """Nodes that a holder process keeps; those that Ray loses leave it, and others may take their places."""
 
+    _refused = ""
+
     def _run(self) -> None:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self.queued_s = began_s = time.monotonic()
             while True:
                 why = self._hold()
+                if REFUSED in why and not self._refused:
+                    self._refused = why
+                    continue
                 if self.job_id is not None or self._is_unwanted.is_set() or time.monotonic() - began_s > PATIENCE_S:
                     break
                 self.waits_for = why
@@ -113,7 +130,7 @@ class RayAllocation(HeldAllocation):
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=ray_environment(),
+                env=ray_environment(self._order["address"], refused=self._refused),
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # signals of the terminal are for the driver to handle
             )

@@ -111,21 +111,27 @@ def test_an_error_of_ray_is_that_of_its_first_cause() -> None:
     assert brief(error) == "ray.exceptions.AuthenticationError: RPC error: InvalidAuthToken: it is missing"
 
 
-def test_a_token_is_used_where_this_user_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_used_where_the_cluster_misses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def modes(address: str = "head:1") -> list[str | None]:
+        return [
+            ray_environment(address, refused).get("RAY_AUTH_MODE") for refused in ("", "error: InvalidAuthToken: x")
+        ]
+
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert "RAY_AUTH_MODE" not in ray_environment()
+    assert modes() == [None, None]
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    assert "RAY_AUTH_MODE" not in ray_environment()
+    assert modes() == [None, None]
     (tmp_path / "token").touch()
-    assert ray_environment()["RAY_AUTH_MODE"] == "token"
+    assert modes() == ["disabled", "token"]
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").touch()
-    assert ray_environment()["RAY_AUTH_MODE"] == "token"
+    assert modes() == ["disabled", "token"]
+    assert modes("local") == [None, None], "Ray itself decides"
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    assert ray_environment()["RAY_AUTH_MODE"] == "disabled"
+    assert modes() == ["disabled", "disabled"]
 
 
 class FakeAgent:
