@@ -237,6 +237,15 @@ def test_a_budget_that_measuring_again_passed_says_how_to_go_on(folder: Path) ->
     assert "1 of the budget" not in run("resume", cwd=folder).stderr
 
 
+def test_a_used_up_budget_of_node_hours_and_money_names_both_options(folder: Path) -> None:
+    limits = ("--set", "budget.node_hours=1e-9", "--set", "budget.cost=1e-9", "--set", "cluster.price_per_node_hour=9")
+    assert run("launch", "c.toml", *limits, cwd=folder).returncode == 0
+    assert (
+        run("budget", cwd=folder).stderr
+        == "used up; to go on: frontrunner budget c --add --probes 1 --node-hours 1 --cost 1\n"
+    )
+
+
 def test_measure_ends_with_the_code_of_what_it_could_not_measure(folder: Path) -> None:
     assert run("launch", "c.toml", cwd=folder).returncode == 0
     done = run("measure", "--confirm", "1", "--json", cwd=folder)

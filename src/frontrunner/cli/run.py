@@ -24,10 +24,9 @@ from frontrunner.evaluators.probe.replay import ReplayResult, ReplaySettings
 from frontrunner.recipe_actions import plan_command_replay, plan_replay
 from frontrunner.results.outcome import Failure
 from frontrunner.results.ranking import RankedRecipe, Ranking
-from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
-from frontrunner.search.campaign_setup import stored_budget, stored_spec
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.driver import PAUSED_BY_REQUEST, Conclusion
 from frontrunner.spaces.errors import (
     CampaignFailed,
@@ -111,7 +110,7 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         hooks: Any = {"listener": listener, "on_driver": on_driver}
         conclusion = api.resume(campaign, store=store, take_over=take_over, budget=budget, **hooks)
-    if more := _more_budget(LocalStore(store).status(listener.campaign).campaign, conclusion.limits):
+    if more := _more_budget(listener.campaign, conclusion.limits):
         click.echo(located(f"the budget is used up; to go on: {more}"), err=True)
     finish(conclusion, listener.campaign, store, stopped=on_driver.exit_code, as_json=as_json)
 
@@ -176,7 +175,7 @@ def budget(campaign: str | None, backend: Backend, *, add: bool, as_json: bool, 
     """
     found = backend.change_budget(campaign, opt.given(limits), add=add)
     opt.show(found, _print_limits, as_json=as_json)
-    if more := _more_budget(backend.status(campaign).campaign, found):
+    if more := _more_budget(backend.status(campaign).campaign.name, found):
         click.echo(located(f"used up; to go on: {more}"), err=True)
 
 
@@ -187,19 +186,14 @@ def _print_limits(found: Sequence[Limit]) -> None:
         click.echo("no limit")
 
 
-def _more_budget(campaign: Campaign, limits: Sequence[Limit]) -> str:
+def _more_budget(campaign: str, limits: Sequence[Limit]) -> str:
     """Return the command that adds the least whole numbers with which a used-up budget is not; empty for another.
 
     Measurements made again by `measure` may have taken more than the budget.
     """
-    cost, options = stored_budget(campaign).cost, ""
-    for limit in limits:
-        name, over = limit.name, limit.used - limit.allowed
-        if name == "node-hours" and cost is not None:  # which follow from it
-            name, over = "cost", over * cost / limit.allowed
-        if over >= 0:
-            options += f" --{name} {math.floor(over) + 1}"
-    return options and f"frontrunner budget {campaign.name} --add{options}"
+    passed = {limit.name: limit.used - limit.allowed for limit in limits if limit.used >= limit.allowed}
+    options = "".join(f" --{name} {math.floor(over) + 1}" for name, over in passed.items())
+    return options and f"frontrunner budget {campaign} --add{options}"
 
 
 @click.command()
