@@ -27,7 +27,7 @@ from frontrunner.results.redaction import REDACTED
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.search.campaign_setup import stored_spec
-from frontrunner.server.errors import Forbidden
+from frontrunner.server.errors import Forbidden, Unauthorized
 from frontrunner.server.settings import Limits
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NotFound, NothingLegal, StoreUnusable
@@ -104,7 +104,8 @@ def test_a_campaign_file_is_planned_as_here(client: RemoteStore, tmp_path: Path)
     for given in (file, str(file), tiny()):
         told = client.plan(given, top=3)
         assert told.estimates == own.fastest(3)
-        assert (told.front, told.legal, told.remarks) == (own.front, own.legal, own.trust.remarks)
+        assert (told.front, told.front_recipes) == (own.front[:3], len(own.front))
+        assert (told.legal, told.remarks) == (own.legal, own.trust.remarks)
     assert client.plan(file, top=1).estimates == own.fastest(1)
 
 
@@ -337,3 +338,5 @@ def test_a_campaign_is_renamed_deleted_and_given_a_larger_budget_by_wire(tmp_pat
         with pytest.raises(FrontrunnerError) as refused:
             reader.delete("mine")
         assert type(refused.value) is Forbidden
+        with pytest.raises(Unauthorized, match="a valid token is needed"):
+            remote(found, "of-nobody").campaigns()
