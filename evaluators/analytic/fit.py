@@ -73,7 +73,9 @@ def most_probable(
 
     def constants(at: Rows) -> dict[str, float]:
         steps = zip(names, (at * widths).tolist(), strict=True)
-        return {name: min(max(moved(name, begin[name], by), bounds[name][0]), bounds[name][1]) for name, by in steps}
+        return {
+            name: min(max(float(moved(name, begin[name], by)), bounds[name][0]), bounds[name][1]) for name, by in steps
+        }
 
     def residuals(at: Rows) -> Rows:
         errors = log_errors(constants(at))
@@ -262,11 +264,7 @@ class StepFit:
             problems=self.problems,
             nodes=self.nodes,
             error=self.expected_error,
-            constants=tuple(
-                FittedConstant(name=one.name, value=one.after, deviation=one.deviation, correlations=one.correlations)
-                for one in self.constants
-                if not one.held
-            ),
+            constants=_for_cluster(self.constants),
             source=source,
         )
 
@@ -312,7 +310,7 @@ def _fit_code(code: str, measured: Samples) -> StepFit:
         constants=_constants(measured),
         rows=measured.rows,
         problems=len(problems),
-        nodes=math.ceil(max(_nodes(sample) for sample in measured.samples)),
+        nodes=_most_nodes(measured),
         by_problem=by_problem,
         folds=int(parts.max()) + 1,
         error_before=float(before.mean()),
@@ -323,18 +321,24 @@ def _fit_code(code: str, measured: Samples) -> StepFit:
     )
 
 
-def _nodes(sample: Sample) -> float:
-    return float(sample.work.devices.max()) / sample.cluster.devices_per_node
+def _most_nodes(measured: Samples) -> int:
+    return max(math.ceil(float(one.work.devices.max()) / one.cluster.devices_per_node) for one in measured.samples)
+
+
+def _for_cluster(constants: Sequence[Constant]) -> tuple[FittedConstant, ...]:
+    return tuple(
+        FittedConstant(name=one.name, value=one.after, deviation=one.deviation, correlations=one.correlations)
+        for one in constants
+        if not one.held
+    )
 
 
 def _constants(measured: Samples) -> tuple[Constant, ...]:
     """Return all constants as fitted to all rows, or as they were held."""
     best, felt = _fit(measured, np.ones(measured.rows, dtype=bool))
     first, deviations = measured.samples[0], np.sqrt(np.diag(best.covariance))
-    priors, places = (
-        prior_deviations(first.cluster, first.precision),
-        {name: at for at, name in enumerate(best.constants)},
-    )
+    priors = prior_deviations(first.cluster, first.precision)
+    places = {name: at for at, name in enumerate(best.constants)}
     correlations = (best.covariance / deviations / deviations[:, None]).tolist()
     return tuple(
         Constant(
@@ -350,11 +354,25 @@ def _constants(measured: Samples) -> tuple[Constant, ...]:
     )
 
 
-def fitted_constants(measured: Samples) -> Mapping[str, float]:
-    """Return the most probable constants as `fit_steps` finds them; none for fewer than `FEWEST_ROWS` rows."""
+def refit(measured: Samples) -> FittedCode | None:
+    """Return the most probable constants of one code as `fit_steps` finds them; None for fewer than `FEWEST_ROWS` rows.
+
+    Nothing is held back: the error is that of the rows themselves.
+    """
     if measured.rows < FEWEST_ROWS:
-        return {}
-    return _fit(measured, np.ones(measured.rows, dtype=bool))[0].constants
+        return None
+    constants = _constants(measured)
+    after = measured.predicted_s({one.name: one.after for one in constants})
+    error = float(np.abs(after / measured.step_time_s - 1).mean())
+    return FittedCode(
+        code=known_as(measured.samples[0].software),
+        rows=measured.rows,
+        problems=len(set(measured.problems)),
+        nodes=_most_nodes(measured),
+        error=ByPrecision(**{measured.samples[0].precision: max(error, LEAST_NOISE)}),
+        constants=_for_cluster(constants),
+        source="earlier outcomes",
+    )
 
 
 def _fit(measured: Samples, chosen: Flags) -> tuple[MostProbable, dict[str, int]]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.special import stdtrit
 
 from frontrunner.evaluators.analytic.estimates import memory_limits
-from frontrunner.evaluators.analytic.fit import are_of_one_machine, fitted_constants, samples_of_problems
+from frontrunner.evaluators.analytic.fit import are_of_one_machine, refit, samples_of_problems
+from frontrunner.evaluators.analytic.machine import fit_of
 from frontrunner.evaluators.analytic.scaling import network_ends
+from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import Expected, Predicted
@@ -23,6 +25,7 @@ from frontrunner.search.guided.prior import CandidateTable, Places, Prior, Rows,
 from frontrunner.search.guided.speed import FREEDOM, Observation, SpeedModel, amplitudes_of
 from frontrunner.search.strategies.candidates import Candidates, Listed
 from frontrunner.search.strategy import TOKENS_ALONE, Evidence, Outlook, Told
+from frontrunner.spaces.cluster import FittedCode
 from frontrunner.spaces.columns import each
 from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.document import recipe_id
@@ -160,8 +163,9 @@ class Guided:
         """Learn outcomes of earlier campaigns; called once, before any ask or tell.
 
         Recipes with knobs that the space does not have, or gives in another way, tell nothing of its recipes. Of other
-        problems' outcomes on this cluster by this code the constants take their most probable values, about which all
-        else is learned: the fit of `calibrate --from-store`. Those of the same problem may be told again.
+        problems' outcomes on this cluster by this code the constants take their most probable values, about which what
+        is left unknown of them is learned: the fit of `calibrate --from-store`. That of the cluster itself stays where
+        it rests on as many rows. Outcomes of the same problem may be told again.
         """
         evidence = [piece for piece in evidence if self._has_all_knobs_of(piece.recipe)]
         of_others = [
@@ -170,9 +174,11 @@ class Guided:
             if self._is_of_here(piece.problem)
             and recipe_id(piece.problem, piece.recipe) != recipe_id(self._problem, piece.recipe)
         ]
-        constants = fitted_constants(samples_of_problems(of_others))
-        if constants and not self._has_own_prior:
-            self._know(self._own_rows(prior_of(self._candidates.recipes, _with(constants, self._problem))))
+        fits = self._problem.cluster.fitted
+        if (fit := refit(samples_of_problems(of_others))) and not self._has_own_prior:
+            earlier = fit_of(self._problem.cluster, self._problem.precision, coded(self._problem.software))
+            fits = (fit,) if earlier is None or earlier.rows < fit.rows else fits
+            self._know(self._own_rows(prior_of(self._candidates.recipes, _with(fits, self._problem))))
         problems: list[Problem] = []  # in the order of first occurrence; they are not hashable
         for piece in evidence:
             if piece.problem not in problems:
@@ -184,7 +190,7 @@ class Guided:
             learned += zip(itertools.count(len(table)), known, strict=False)
             number = 0 if problem == self._problem else next(numbers)
             is_fitted = self._is_of_here(problem) and not self._has_own_prior
-            fitted = _with(constants, problem) if is_fitted else problem
+            fitted = _with(fits, problem) if is_fitted else problem
             table = table.with_rows([piece.recipe for piece in known], fitted, number, self._custom)
             ran = [piece.recipe for piece in known if isinstance(piece.outcome, Measurement)]
             self._elsewhere.append((problem, ran))
@@ -397,7 +403,6 @@ class Guided:
         )
 
 
-def _with(constants: Mapping[str, float], problem: Problem) -> Problem:
-    """Return the problem on its cluster with these constants."""
-    efficiencies = {**problem.cluster.efficiencies, **constants}
-    return replace(problem, cluster=replace(problem.cluster, efficiencies=efficiencies))
+def _with(fits: tuple[FittedCode, ...], problem: Problem) -> Problem:
+    """Return the problem on its cluster with these fits."""
+    return replace(problem, cluster=replace(problem.cluster, fitted=fits))

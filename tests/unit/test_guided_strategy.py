@@ -11,10 +11,15 @@ import numpy as np
 import pytest
 
 from frontrunner.evaluators.analytic.estimates import estimate_many
+from frontrunner.evaluators.analytic.machine import FITTED
+from frontrunner.evaluators.analytic.priors import DEVIATIONS, LEARNED
+from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.search.guided.prior import Prior, prior_of
 from frontrunner.search.guided.strategy import Guided
 from frontrunner.search.strategy import Evidence, Forecaster, Told
+from frontrunner.spaces.cluster import ByPrecision, FittedCode, FittedConstant
+from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space
 from support.guided import PROBLEM, SPACE, reversed_prior
@@ -193,6 +198,43 @@ def test_forecasts_at_a_larger_scale_may_be_far_too_fast_where_nobody_knows_the_
     lopsided = [one.tokens_per_s / one.low / (one.high / one.tokens_per_s) for one in found]
     assert min(lopsided) >= 1
     assert max(lopsided) > 1.5
+
+
+def test_what_a_search_learns_of_fitted_constants_is_what_their_fit_left_unknown() -> None:
+    before = prior_of(SURVEY.recipes[:50], PROBLEM)
+    after = prior_of(SURVEY.recipes[:50], fitted("elementwise", FRONTRUNNER.name, rows=50))
+    place = list(LEARNED).index("elementwise")
+    narrower = np.where(np.arange(len(LEARNED)) == place, 0.1, 1.0)
+    assert before.slopes[:, place].min() > 0
+    np.testing.assert_allclose(after.slopes, before.slopes * narrower, rtol=0.02, atol=1e-6)
+
+
+def fitted(name: str, code: str, rows: int) -> Problem:
+    """The problem on a cluster whose file has a fit of a constant to what it is, ten times as sure as before."""
+    constant = FittedConstant(name=name, value=getattr(FITTED, name), deviation=DEVIATIONS[name] / 10)
+    error = ByPrecision(**{PROBLEM.precision: 0.05})
+    fit = FittedCode(code=code, rows=rows, problems=5, nodes=1, error=error, constants=(constant,))
+    return replace(PROBLEM, cluster=replace(PROBLEM.cluster, fitted=(fit,)))
+
+
+def test_a_fit_of_a_cluster_file_gives_way_to_more_outcomes_alone() -> None:
+    other = replace(PROBLEM, model=replace(PROBLEM.model, hidden=4096, ffn_hidden=16384))
+    recipes = SPACE.survey(other).recipes[::9]
+    speeds = prior_of(recipes, other).log_speed - 0.3
+    known = [
+        Evidence(problem=other, recipe=one, outcome=measured(math.exp(speed)), origin="c")
+        for one, speed in zip(recipes, speeds, strict=True)
+    ]
+
+    def fastest(problem: Problem) -> float:
+        strategy = Guided(SPACE.survey(problem), 0)
+        strategy.remember(known)
+        return strategy.forecasts(1)[0].tokens_per_s
+
+    refitted = fastest(PROBLEM)
+    fewer, as_many = (fitted("elementwise", FRONTRUNNER.name, len(recipes) - less) for less in (1, 0))
+    assert fastest(fewer) == pytest.approx(refitted)
+    assert fastest(as_many) != pytest.approx(refitted, rel=1e-3)
 
 
 def test_another_model_s_outcomes_on_the_same_cluster_move_the_constants_and_another_code_s_do_not() -> None:
