@@ -257,7 +257,7 @@ def test_a_launch_can_change_keys_of_its_file(tmp_path: Path) -> None:
     file = read_campaign_file(path, changes)
     assert (file.spec.evaluator, file.spec.budget.probes, file.spec.name) == ("simulated", 3, "mine")
     assert file.spec.space.recompute == ("none", "full")
-    assert file.path is None  # it does not describe the campaign, so `resume` does not compare
+    assert file.changes["budget.probes"] == (8, "3"), "for `resume`, which compares the file"
     with pytest.raises(InvalidInput, match=r"unknown key budget\.prob = 3"):
         read_campaign_file(path, {"budget.prob": "3"})
     with pytest.raises(InvalidInput, match=r"--set evaluator\.x: evaluator is a value, not a section"):
