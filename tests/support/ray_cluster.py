@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -31,12 +32,13 @@ STORE_BYTES = 80 * 2**20
 class RayCluster:
     """A cluster under way, of nodes with one CPU each: `raylets` are their processes by Ray's node id.
 
-    In `folder` are the temporary files of Ray, and of agents.
+    In `folder` are the temporary files of Ray, and of agents; `gcs` is the process that keeps the cluster's state.
     """
 
     address: str
     raylets: dict[str, int]
     folder: str = ""
+    gcs: int = 0
 
     @property
     def head(self) -> str:
@@ -58,11 +60,16 @@ class RayCluster:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
+    def kill_head(self) -> None:
+        """End the head, and with it what keeps the cluster's state."""
+        psutil.Process(self.gcs).kill()
+        self.kill(self.head)
+
 
 @contextmanager
-def ray_cluster(nodes: int) -> Iterator[RayCluster]:
-    """Start a cluster, and end it."""
-    command = [sys.executable, "-P", "-m", "support.ray_cluster", str(nodes)]
+def ray_cluster(nodes: int, port: int = 0) -> Iterator[RayCluster]:
+    """Start a cluster, at a port if one is named, and end it."""
+    command = [sys.executable, "-P", "-m", "support.ray_cluster", str(nodes), str(port)]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -86,12 +93,15 @@ def main() -> None:
     os.environ["TMPDIR"] = folder
     Path(folder, "ray").mkdir()  # where Ray writes its address
     options = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "node_ip_address": ADDRESS}
-    head = {"include_dashboard": False, "temp_dir": folder}
+    head: dict[str, Any] = {"include_dashboard": False, "temp_dir": folder}
+    head |= {"gcs_server_port": int(sys.argv[2])} if sys.argv[2] != "0" else {}
     cluster = Cluster(initialize_head=True, connect=False, head_node_args=options | head)
     added = [cluster.add_node(wait=False, **options, resources={KIND: 1}) for _ in range(int(sys.argv[1]) - 1)]
     cluster.wait_for_nodes()
     raylets = {node.node_id: node.all_processes["raylet"][0].process.pid for node in (cluster.head_node, *added)}
-    sys.stdout.write(json.dumps({"address": cluster.address, "raylets": raylets, "folder": folder}) + "\n")
+    gcs = cluster.head_node.all_processes["gcs_server"][0].process.pid
+    found = {"address": cluster.address, "raylets": raylets, "folder": folder, "gcs": gcs}
+    sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
     sys.stdin.read()
     with suppress(Exception):  # nodes that a test has killed

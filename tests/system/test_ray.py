@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,36 @@ def test_a_campaign_loses_nothing_with_a_node_and_its_driver(tmp_path: Path, ray
     assert not isinstance(found[cut.name], Measurement), "its driver died early in it"
     assert {1, 2} <= {len(node_ids(path, ray)) for path in run_folders(tmp_path)}
     assert not list(tmp_path.glob("frontrunner-runs/tiny/0*/.*")), "no half file"
+
+
+def test_a_campaign_goes_on_once_a_head_that_was_killed_is_back_and_a_request_to_end_ends_its_probe(
+    tmp_path: Path,
+) -> None:
+    def measured() -> int:
+        return sum(isinstance(one, Measurement) for one in outcomes(tmp_path).values())
+
+    def steps() -> bool:
+        return any(RunFolder(path).outcome() is None and steps_written(path) for path in run_folders(tmp_path))
+
+    with ray_cluster(1) as first:
+        name = campaign(
+            tmp_path, first, cluster={"nodes": 1}, space=SPACE | {"devices": [1]}, probe={"measured_steps": 40}
+        )
+        with started("launch", name, cwd=tmp_path) as process:
+            wait_for(lambda: measured() and steps(), 150)
+            first.kill_head()
+            known = measured()
+            with ray_cluster(1, int(first.address.rpartition(":")[2])) as again:
+                wait_for(lambda: measured() > known and steps(), 150)
+                for _ in range(2):
+                    process.send_signal(signal.SIGTERM)
+                    time.sleep(1)
+                process.wait(60)
+                wait_for(lambda: not again.processes() and not again.files())
+    status = json.loads(frontrunner("status", "--json", cwd=tmp_path).stdout)
+    assert status["campaign"]["state"] == "stopped"
+    assert status["trials"]["queued"] == 1
+    assert status["failures"]["lost"] >= 2, "by the head, and by the request"
 
 
 def test_probes_of_a_group_run_on_its_nodes(tmp_path: Path, ray: RayCluster) -> None:
