@@ -31,13 +31,7 @@ def tiny(**sections: Table) -> Table:
     table: Table = {
         "name": "tiny",
         "model": {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 257},
-        "cluster": {
-            "device": "test-cpu",
-            "backend": "cpu",
-            "devices_per_node": 2,
-            "memory_gib_per_device": 2.0,
-            "peak_tflops": {"fp32": 0.1},
-        },
+        "cluster": {"device": "test-cpu", "backend": "cpu", "devices_per_node": 2, "memory_gib_per_device": 2.0},
         "problem": {"sequence_length": 32, "global_batch": 8, "precision": "fp32"},
         "space": {"tensor_parallel": [1, 2], "pipeline_parallel": [1, 2], "micro_batch_seqs": [1, 2, 4]},
         "search": {"strategy": "random", "seed": 3},

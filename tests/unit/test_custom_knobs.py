@@ -245,7 +245,8 @@ def test_recipes_are_filtered_by_their_values_and_defaults(tmp_path: Path) -> No
 
 
 def test_charts_have_them_as_knobs_like_others(tmp_path: Path) -> None:
-    spec = spec_of(tiny(evaluator="simulated", space={"custom": {"own": {"values": [1, 2, 4], "env": "X"}}}))
+    own, peak = {"own": {"values": [1, 2, 4], "env": "X"}}, {"peak_tflops": {"fp32": 0.1}}
+    spec = spec_of(tiny(evaluator="simulated", cluster=peak, space={"custom": own}))
     survey = spec.space.survey(spec.problem)
     same = {r.custom[0].value: r for r in survey.recipes if r.micro_batch_seqs == 1 and r.devices == r.data_parallel}
     collected = recorded(
