@@ -138,7 +138,7 @@ def test_a_model_is_read_from_the_configuration_of_a_published_one(tmp_path: Pat
             {},
             "swiglu_limit = 5.0: expected 7.0: no other is modeled",
         ),
-        (LLAMA | {"num_hidden_layers": "two"}, {}, 'model.layers = "two"'),
+        (LLAMA | {"num_hidden_layers": "two"}, {}, 'num_hidden_layers = "two": expected a whole number'),
     ],
 )
 def test_a_configuration_that_is_not_modeled_is_refused_by_name(
