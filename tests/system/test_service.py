@@ -27,6 +27,8 @@ from frontrunner.spaces.errors import InvalidInput, NotFound, ServiceUnreachable
 from support.campaigns import spec_of, tiny, write_toml
 from support.services import BODY, Served, filled, served, settings, tokens_of, wait_for
 
+OPENED = 150
+"""Connections: more than one address may hold, and fewer requests than a burst may have."""
 LONG = BODY | {
     "name": "long",
     "model": {"layers": 48, "hidden": 6144, "heads": 48, "vocabulary": 51200},
@@ -232,7 +234,7 @@ def test_connections_that_wait_keep_nobody_out(service: Served) -> None:
     body = b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n"
     for is_answered, sent in ((False, b""), (False, head), (True, head), (False, body)):
         with ExitStack() as stack:
-            waiting = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(300)]
+            waiting = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(OPENED)]
             for one in waiting:
                 with suppress(OSError):  # closed, since newer ones came
                     if is_answered:
