@@ -316,6 +316,7 @@ def test_a_replay_goes_on_after_a_crash_where_its_command_s_checkpoint_is(tmp_pa
     assert replayed(setup).tokens_per_s is None, "nothing was left to do"
 
 
+@pytest.mark.system
 def test_a_replay_is_stopped_on_a_signal_and_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
     setup, signals = resuming(tmp_path, "--store-s", "9"), list[str]()
     setup = replace(setup, command=replace(setup.command, start_per="rank"))

@@ -108,6 +108,7 @@ def test_another_seed_gives_other_proposals(name, landscape, machine):
     assert one != other
 
 
+@pytest.mark.system
 def test_proposals_do_not_hang_on_the_order_of_hashes():
     program = Path(__file__).parent / "proposals.py"
     answers = []
@@ -238,6 +239,7 @@ def dominated_area(history: list[Told], machine) -> float:
     return area
 
 
+@pytest.mark.system
 def test_nsga2_finds_a_better_front_of_speed_and_memory_than_chance(landscape, machine):
     areas = {
         name: statistics.fmean(

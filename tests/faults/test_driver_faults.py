@@ -71,7 +71,7 @@ def events(folder: Path) -> list[str]:
         return [event.kind for event in store.events(store.campaign("tiny").id)]
 
 
-@pytest.mark.smoke
+@pytest.mark.system
 def test_a_driver_killed_in_a_probe_leaves_no_process_and_is_resumed(tmp_path: Path) -> None:
     write_campaign(tmp_path, probe=LONG)
     with started("launch", "tiny.toml", cwd=tmp_path) as driver:

@@ -139,6 +139,7 @@ def test_a_fit_is_used_for_its_own_code_and_precision_alone(fitted: tuple[StepFi
         assert Machine.of(cluster, precision, CODES[code]) == Machine.of(bare, precision, CODES[code])
 
 
+@pytest.mark.system
 def test_each_training_code_is_fitted_to_by_itself(tmp_path: Path) -> None:
     of_one = table(tmp_path / "a.csv", training_code="nanotron")
     few = table(tmp_path / "b.csv", training_code="torchtitan")
@@ -153,6 +154,7 @@ def test_each_training_code_is_fitted_to_by_itself(tmp_path: Path) -> None:
     assert [one.code for one in read_cluster_file(tmp_path / "f.toml").fitted] == ["nanotron", "megatron-lm-fp16"]
 
 
+@pytest.mark.system
 def test_a_fit_is_the_same_at_every_call(tmp_path: Path) -> None:
     source = table(tmp_path / "rows.csv", constants=TRUE)
 

@@ -48,6 +48,7 @@ def told(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*arguments), cwd=cwd, env=environment(), capture_output=True, text=True, check=False)
 
 
+@pytest.mark.system
 def test_every_legal_recipe_is_judged_and_ordered(example: Plan) -> None:
     spec = read_campaign_file(EXAMPLE).spec
     legal = spec.space.survey(spec.problem).recipes

@@ -25,7 +25,7 @@ from support.charted import measured
 
 TABLE = tiny(
     evaluator="simulated",
-    cluster={"nodes": 2, "devices_per_node": 4, "price_per_node_hour": 3.6},
+    cluster={"nodes": 2, "devices_per_node": 4, "price_per_node_hour": 3.6, "peak_tflops": {"fp32": 0.1}},
     problem={"global_batch": 64},
     space={"devices": [2, 4, 8], "tensor_parallel": [1, 2], "pipeline_parallel": [1]},
     search={"strategy": "exhaustive"},

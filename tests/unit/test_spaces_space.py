@@ -174,6 +174,7 @@ def test_refusals_come_with_the_commonest_first() -> None:
     assert counts == [("devices-divide", 6), ("global-batch", 1)]
 
 
+@pytest.mark.system
 def test_a_space_of_millions_of_points_is_columns_of_its_recipes() -> None:
     numbers = tuple(range(1, 257))
     space = Space(loss_chunks=numbers, feed_forward_tiles=numbers, recompute=("none", "full"), micro_batch_seqs=(1, 2))

@@ -23,7 +23,7 @@ from support.campaigns import spec_of, tiny, write_toml
 
 TABLE = tiny(
     evaluator="simulated",
-    cluster={"nodes": 2, "devices_per_node": 4},
+    cluster={"nodes": 2, "devices_per_node": 4, "peak_tflops": {"fp32": 0.1}},
     problem={"global_batch": 16},
     space={"micro_batch_seqs": [1, 2], "recompute": ["none", "full"], "sharding": ["none", "zero-1"]},
     budget={"probes": 3},

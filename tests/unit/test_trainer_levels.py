@@ -77,6 +77,7 @@ def test_masters_have_no_dimension_of_one_rank(degrees: tuple[int, int, int], si
     }
 
 
+@pytest.mark.system
 def test_a_rank_holds_a_part_of_the_gradients_between_micro_batches() -> None:
     """FSDP2 holds buffers of its own beside them, the same for all g: the differences are the gradients."""
     grown = {}

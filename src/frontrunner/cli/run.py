@@ -296,7 +296,7 @@ PRINTED_STEPS = 20
     type=click.IntRange(0, 1000),
     default=3,
     show_default=True,
-    help="Starts after a failure, in a row without a new checkpoint: on nodes of a batch system, or of a command.",
+    help="Starts after failures without a new checkpoint, on nodes or of a command.",
 )
 @click.option(
     "--stop-margin",
@@ -320,9 +320,8 @@ def replay(
 ) -> None:
     """Train with RECIPE_ID, a stored recipe or the path of a recipe file.
 
-    One of another trainer is trained by the command of its campaign, to which --steps, --folder, --restarts, --walltime
-    and --stop-margin apply. Others train on the data of the recipe's campaign, and are refused where these are missing
-    or have changed.
+    One of another trainer is trained by its campaign's command, to which --steps, --folder, --restarts, --walltime and
+    --stop-margin apply. Others train on their campaign's data, and are refused where it is missing or changed.
 
     Run again after a kill, it continues from the newest checkpoint. At the end its throughput is compared with the
     probe's.
