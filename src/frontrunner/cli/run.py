@@ -321,7 +321,7 @@ def replay(
     """Train with RECIPE_ID, a stored recipe or the path of a recipe file.
 
     One of another trainer is trained by its campaign's command, to which --steps, --folder, --restarts, --walltime and
-    --stop-margin apply. Others train on their campaign's data, and are refused where it is missing or changed.
+    --stop-margin apply. Others train on their campaign's data, and are refused where it has changed.
 
     Run again after a kill, it continues from the newest checkpoint. At the end its throughput is compared with the
     probe's.
