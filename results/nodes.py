@@ -92,9 +92,9 @@ class NodeLedger:
     def __init__(self, *, after: int = QUARANTINE_AFTER, minutes: float = QUARANTINE_MINUTES) -> None:
         """`after` attempts set a node aside, 0 never, for `minutes` at first."""
         self.aside: dict[str, SetAside] = {}
-        self._after, self.minutes = after, minutes
-        self._did_well: dict[str, tuple[str, ...]] = {}
-        """The nodes of each node's last measurement in which it had no trouble."""
+        self._after, self._minutes = after, minutes
+        self._did_well: dict[str, frozenset[str]] = {}
+        """The nodes that all of a node's measurements had since its last trouble, itself among them."""
         self._against: dict[str, list[NodeTrouble]] = {}
         self._crashed: dict[int, list[tuple[str, NodeTrouble]]] = {}
         self._times: Counter[str] = Counter()
@@ -102,7 +102,7 @@ class NodeLedger:
     @classmethod
     def of(cls, dispatch: Mapping[str, Any]) -> NodeLedger:
         """Return an empty ledger with the thresholds of a section [dispatch]."""
-        after, minutes = dispatch.get("quarantine_after"), dispatch.get("quarantineminutes")
+        after, minutes = dispatch.get("quarantine_after"), dispatch.get("quarantine_minutes")
         return cls(
             after=QUARANTINE_AFTER if after is None else after,
             minutes=QUARANTINE_MINUTES if minutes is None else minutes,
@@ -122,7 +122,7 @@ class NodeLedger:
                     self._charge(name, trouble)
             elif kind is None:
                 self._against.pop(name, None)
-                self._did_well[name] = nodes.names
+                self._did_well[name] = self._did_well.get(name, frozenset(nodes.names)) & frozenset(nodes.names)
         for name, trouble in self._crashed.pop(trial, []) if kind is None else []:
             if name not in nodes.names:
                 self._charge(name, trouble)
@@ -132,12 +132,13 @@ class NodeLedger:
         """Take in a check: `found` is what is not fine, empty where the node is to be used again."""
         if node in self.aside:
             if found:
-                again = _later(at, self.minutes * 2 ** (self._times[node] - 1))
+                again = _later(at, self._minutes * 2 ** (self._times[node] - 1))
                 self.aside[node] = replace(self.aside[node], until=again, found=found)
             else:
                 del self.aside[node]
 
     def _charge(self, name: str, trouble: NodeTrouble) -> None:
+        self._did_well.pop(name, None)
         known = self._against.get(name, [])
         is_repeat = trouble.kind == FailureKind.HUNG and (trouble.kind, trouble.trial) in {
             (one.kind, one.trial) for one in known
@@ -151,17 +152,16 @@ class NodeLedger:
             if not self._after or len(troubles) < self._after:
                 continue
             if self._others_do_well(name) or all(one.peers_did_well for one in troubles):
-                until = _later(at, self.minutes * 2 ** self._times[name])
+                until = _later(at, self._minutes * 2 ** self._times[name])
                 self.aside[name] = SetAside(node=name, since=at, until=until, troubles=tuple(troubles))
                 self._times[name] += 1
                 del self._against[name]
-                self._did_well.pop(name, None)
                 found.append(self.aside[name])
         return found
 
     def _others_do_well(self, name: str) -> bool:
         """Return whether another node does: load on all of them must not set them aside one after the other."""
-        return any(name not in names and other not in self._against for other, names in self._did_well.items())
+        return any(name not in names for names in self._did_well.values())
 
 
 def _later(at: str, minutes: float) -> str:

@@ -236,8 +236,8 @@ def stored_spec(record: Campaign) -> CampaignSpec:
 
 def _as_stated(spec: CampaignSpec) -> CampaignSpec:
     """Return the specification without the limit of node-hours that earlier versions made of one of money."""
-    budget, price = spec.budget, spec.problem.cluster.price_per_node_hour
-    if budget.cost is None or price is None or budget.node_hours != budget.cost / price:
+    budget, prices = spec.budget, [one.price_per_node_hour or 0.0 for one in spec.problem.cluster.parts()]
+    if budget.cost is None or not max(prices) or budget.node_hours != budget.cost / max(prices):  # the dearest group's
         return spec
     return replace(spec, budget=replace(budget, node_hours=None))
 

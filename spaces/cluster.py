@@ -86,8 +86,11 @@ class FittedCode:
     def __post_init__(self) -> None:
         require_at_least("cluster.fitted", 1, rows=self.rows, problems=self.problems, nodes=self.nodes)
         _check_errors("cluster.fitted.error", self.error)
+        names = [one.name for one in self.constants]
         for place, one in enumerate(self.constants):
             key = f"cluster.fitted.constants.{one.name}"
+            if names.count(one.name) > 1:
+                raise bad_value(key, one.value, "one entry for each constant")
             require_above_zero(f"{key}.deviation", one.deviation, "a standard deviation above 0")
             if len(one.correlations) != place or any(abs(value) > 1 for value in one.correlations):
                 expected = f"{place} numbers from -1 to 1, one for each constant before it"

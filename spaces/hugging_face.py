@@ -273,8 +273,8 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
             raise InvalidInput(f"no {architecture.names[own]}", hint="take the config.json of the whole model")
     if "activation" not in found:
         key = "activation_function" if kind == "gpt2" else "hidden_act"
-        if given[key] not in [*ACTIVATIONS]:
-            raise bad_value(key, given[key], f"one of {', '.join(ACTIVATIONS)}")
+        if given.get(key) not in [*ACTIVATIONS]:
+            raise bad_value(key, given.get(key), f"one of {', '.join(ACTIVATIONS)}")
         found["activation"] = ACTIVATIONS[given[key]]
     if "positions" not in found:
         found |= _rotary(given, found.get("head_width", found["hidden"] // found["heads"]))
@@ -477,7 +477,7 @@ def _completed(found: Table, given: Mapping[str, Any]) -> Table:
         return found
     if given["topk_method"] not in ("greedy", "group_limited_greedy", "noaux_tc"):
         raise bad_value("topk_method", given["topk_method"], "greedy or group_limited_greedy")
-    left_out = [] if found["dense_layers"] else ["dense_ffn_hidden"]
+    left_out = [] if found.get("dense_layers") else ["dense_ffn_hidden"]
     if given["topk_method"] == "greedy":
         left_out += ["router_groups", "router_groups_kept"]
     table = given.get("rope_parameters", given.get("rope_scaling", {}))

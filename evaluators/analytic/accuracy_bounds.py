@@ -124,9 +124,10 @@ class Trust:
         """Return what a step time of these estimates is worth."""
         if self.expected_error is None:
             return self.why_no_times or "nothing is estimated"
-        return (
-            f"estimates, not measurements: expect step times to be off by {100 * self.expected_error:.0f} % on average"
-        )
+        off = f"expect step times to be off by {100 * self.expected_error:.0f} % on average"
+        if self.why_no_times is not None:
+            return f"{off} where there is one; of the others {self.why_no_times}"
+        return f"estimates, not measurements: {off}"
 
     def assumed_in_words(self) -> str:
         """Return the keys of the cluster that were not given, with their values: `cluster.matmul_share = 0.7`."""
@@ -167,7 +168,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
     return Trust(
         assumed=keys,
         expected_error=statistics.fmean(known) if known else None,
-        why_no_times=None if known else _why_no_times(keys),
+        why_no_times=_why_no_times(keys) if None in errors or not known else None,
         remarks=tuple(remark for remark, holds in remarks.items() if holds),
         software=tuple(dict.fromkeys(described(problem, engine) for engine in ENGINES if engine in engines)),
     )

@@ -158,7 +158,7 @@ def pipeline_ranks(recipe: Recipe, problem: Problem) -> tuple[PipelineRank, ...]
         PipelineRank(
             holds=held,
             layers=int(count[0]),
-            busy_s=float(busy[0]) if has_times(problem) else None,
+            busy_s=float(busy[0]) if has_times(problem, recipe.engine) else None,
             memory_parts_bytes={name: float(np.ravel(size)[0]) for name, size in vars(memory).items()},
         )
         for held, count, busy, memory in ranks

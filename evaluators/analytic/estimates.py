@@ -67,12 +67,12 @@ WORTH_NAMING = 0.1
 class Estimate:
     """The formulas' results for one recipe.
 
-    Parts add up to `step_time_s` and `peak_memory_bytes` (the fullest rank's); `fit` is one of `FITS`. `limit` is the
-    largest part that is not computing, or "compute", or "memory" where it does not fit; `unjudged` are choices whose
-    formulas are not validated. 95 of 100 measured times should lie within `step_time_bounds_s`, and be off by
-    `expected_error` on average. The memory is what a device must hold; 95 of 100 peaks should lie within
-    `peak_memory_bounds_bytes`. `training` is what all its tokens take. Where the device's peak is assumed nothing that
-    follows from time is an estimate: it is None, and `step_parts_s` is empty.
+    Parts add up to `step_time_s` and `peak_memory_bytes` (the fullest rank's); `fit` is one of `memory.FITTING` or
+    `memory.TOO_LARGE`. `limit` is the largest part that is not computing, or "compute", or "memory" where it does not
+    fit; `unjudged` are choices whose formulas are not validated. 95 of 100 measured times should lie within
+    `step_time_bounds_s`, and be off by `expected_error` on average. The memory is what a device must hold; 95 of 100
+    peaks should lie within `peak_memory_bounds_bytes`. `training` is what all its tokens take. Where the device's peak
+    is assumed nothing that follows from time is an estimate: it is None, and `step_parts_s` is empty.
     """
 
     recipe_id: str

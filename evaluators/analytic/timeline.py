@@ -131,7 +131,7 @@ def step_timeline(recipe: Recipe, problem: Problem) -> StepTimeline:
     if unknown is not None:
         what = f"the step of recipe {name} cannot be laid out: the formulas do not know {unknown}"
         raise InvalidInput(what, hint="frontrunner profile measures it")
-    if not has_times(problem):
+    if not has_times(problem, recipe.engine):
         what = f"the step of recipe {name} cannot be laid out: cluster.peak_tflops.{problem.precision} is not given"
         raise InvalidInput(what, hint="state the device's peak in the campaign file, or measure: frontrunner launch")
     if passes > MOST_PASSES:

@@ -6,6 +6,7 @@ goes on from its own checkpoint is the command's part.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from frontrunner.evaluators.external.logs import timed
 from frontrunner.evaluators.external.watch import CommandWatch
 from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.probe.preflight import source_for
+from frontrunner.evaluators.probe.processes import PEER_GRACE_S
 from frontrunner.evaluators.probe.replay import (
     ReplayResult,
     ReplaySettings,
@@ -195,6 +197,7 @@ class _Follower(RunFollower):
         self._tokens = tokens_per_step(chosen.recipe, chosen.setup.problem)
         self._speed = ThroughputWatch(self._tokens, chosen.measured_tokens_per_s)
         self._watch: CommandWatch | None = None
+        self._stopped_s: float | None = None
         self._known = 0
         self._firsts: list[int] = []
         self.step = 0
@@ -202,7 +205,7 @@ class _Follower(RunFollower):
 
     def follow(self, watch: CommandWatch) -> None:
         """Read what another start logs from now on."""
-        self._watch, self._known = watch, 0
+        self._watch, self._known, self._stopped_s = watch, 0, None
         self._speed.begin()
 
     @property
@@ -227,8 +230,13 @@ class _Follower(RunFollower):
     def stop_before(self, end_s: float | None) -> None:
         """See `RunFollower.stop_before`."""
         super().stop_before(end_s)
-        if self._watch is not None:
-            self._watch.is_stopping = self.has_stopped
+        if self._watch is None or not self.has_stopped:
+            return
+        self._watch.is_stopping = True
+        self._stopped_s = self._stopped_s or time.monotonic()
+        is_over = time.monotonic() - self._stopped_s > max(PEER_GRACE_S, self.needed_s)
+        if is_over and self._watch.end_requested_s is None:  # ranks wait for one that has ended
+            self._watch.end()
 
     def read(self) -> None:
         """Report the steps that are new since the last call; the watch has read them."""

@@ -16,7 +16,7 @@ from frontrunner.evaluators.analytic.estimates import blocks, estimate_many, not
 from frontrunner.evaluators.analytic.machine import fit_of
 from frontrunner.evaluators.analytic.memory import PeakMemory, between_codes, peak_memory
 from frontrunner.evaluators.analytic.priors import LEARNED, directions, slopes
-from frontrunner.evaluators.analytic.software import KNOWN, coded
+from frontrunner.evaluators.analytic.software import KNOWN
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.spaces.columns import chosen, each
 from frontrunner.spaces.custom import CustomKnob
@@ -156,10 +156,10 @@ def _of_one_group(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     of_codes = np.zeros((rows, len(KNOWN)))
     deviations = prior_deviations(problem.cluster, problem.precision)
     deviations["exchange_s"] = deviations["network_latency_s"]
-    unknown = directions(deviations, fit_of(problem.cluster, problem.precision, coded(problem.software)), LEARNED)
     places = np.flatnonzero(each(recipes, not_modelled) == None)  # noqa: E711 - of each row
     for rows_of, _, machine, work in blocks(chosen(recipes, places), problem):
         block, peak = places[rows_of], peak_memory(machine, work)
+        unknown = directions(deviations, fit_of(problem.cluster, problem.precision, machine.software), LEARNED)
         step_time_s[block] = step_time(machine, work).total
         felt[block] = slopes(problem.cluster, problem.precision, machine.software, work, unknown)
         for column, name in enumerate(("runtime", *MEMORY_PARTS)):

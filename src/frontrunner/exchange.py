@@ -123,8 +123,8 @@ def exported(
             raise bad_value("--data", data, "nothing with a campaign file, which states its own: [data] path")
         return _campaign_exported(Path(recipe), to)
     file, dispatch = _file_and_dispatch(store, recipe, campaign)
-    if not with_command:
-        file = replace(file, training=replace(file.training, command=None))
+    if not with_command and file.training.command is not None:
+        file = _without_command(file, to)
     if data is not None:
         file = replace(file, training=replace(file.training, data=training_data(named_data(data))))
     if to == RECIPE_FILE:
@@ -141,6 +141,14 @@ def exported(
         files = [(one.path, one.size_bytes) for one in file.training.data if one.path is not None]
         return manifest(*given, setup=nodes.worker_init, network_interface=nodes.network_interface, data=files)
     return tool_named(to).render(file.problem, file.recipe, provenance(file))
+
+
+def _without_command(file: RecipeFile, to: str) -> RecipeFile:
+    """Return the file without its command; raise `InvalidInput` where it would pass for a recipe of our trainer."""
+    if file.measured is None and to in TRAINED_HERE:
+        what = f"recipe {file.recipe_id} is of another trainer, whose command is not exported here"
+        raise InvalidInput(what, hint=f"with its campaign's store: frontrunner export {file.recipe_id} --to {to}")
+    return replace(file, training=replace(file.training, command=None))
 
 
 def _file_and_dispatch(
@@ -240,7 +248,8 @@ def _planned_file(store: LocalStore, recipe: str | Mapping[str, object], campaig
     planned = _file(spec, found, recipe_id(spec.problem, found), None, {}, ())
     with suppress(NotFound):  # no such recipe, or no store
         known = recipe_file(store.show(planned.recipe_id))
-        return replace(planned, measured=known.measured, origin=known.origin)
+        if known.measured is not None and known.measured.trainer == (spec.evaluator if spec.trainer else None):
+            return replace(planned, measured=known.measured, origin=known.origin)
     return planned
 
 

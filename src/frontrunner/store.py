@@ -282,13 +282,16 @@ class LocalStore:
         """
         from frontrunner.recipe_actions import breakdown_of
 
-        store = self
+        return breakdown_of(self._beside(campaign), recipe, campaign)
+
+    def _beside(self, campaign: str | Path | None) -> LocalStore:
+        """Return this store; where none was named, the one that a campaign file names."""
         if self._is_named:
             with self.opened():  # one that was named by mistake is not passed over in silence
                 pass
         elif campaign is not None:
-            store = LocalStore(store_url(from_file=read_campaign_file(Path(campaign)).store.url))
-        return breakdown_of(store, recipe, campaign)
+            return LocalStore(store_url(from_file=read_campaign_file(Path(campaign)).store.url))
+        return self
 
     def step(
         self,
@@ -323,7 +326,7 @@ class LocalStore:
         """
         from frontrunner.exchange import exported
 
-        return exported(self, recipe, to=to, campaign=campaign)
+        return exported(self if campaign is None else self._beside(campaign), recipe, to=to, campaign=campaign)
 
     def baseline(self, campaign: str | None = None) -> Baseline | None:
         """Return the campaign's baseline and its best recipe; None without a measured baseline."""

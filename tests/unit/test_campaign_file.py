@@ -138,6 +138,18 @@ def test_a_model_is_read_from_the_configuration_of_a_published_one(tmp_path: Pat
             {},
             "swiglu_limit = 5.0: expected 7.0: no other is modeled",
         ),
+        (
+            {
+                "model_type": "gpt2",
+                "n_embd": 64,
+                "n_layer": 2,
+                "n_head": 4,
+                "vocab_size": 99,
+                "activation_function": None,
+            },
+            {},
+            "activation_function is missing: expected one of",
+        ),
         (LLAMA | {"num_hidden_layers": "two"}, {}, 'num_hidden_layers = "two": expected a whole number'),
     ],
 )
@@ -258,6 +270,7 @@ def test_a_launch_can_change_keys_of_its_file(tmp_path: Path) -> None:
     assert (file.spec.evaluator, file.spec.budget.probes, file.spec.name) == ("simulated", 3, "mine")
     assert file.spec.space.recompute == ("none", "full")
     assert file.changes["budget.probes"] == (8, "3"), "for `resume`, which compares the file"
+    assert not read_campaign_file(path, {"store.url": '"postgresql://a:secret@b/c"'}).changes, "the spec has no store"
     with pytest.raises(InvalidInput, match=r"unknown key budget\.prob = 3"):
         read_campaign_file(path, {"budget.prob": "3"})
     with pytest.raises(InvalidInput, match=r"--set evaluator\.x: evaluator is a value, not a section"):

@@ -230,11 +230,11 @@ def test_a_budget_that_measuring_again_passed_says_how_to_go_on(folder: Path) ->
     added = run("budget", "--add", "--probes", "1", cwd=folder)
     assert (added.stdout, added.stderr) == (
         "3 of 2 probes\n",
-        "used up; to go on: frontrunner budget c --add --probes 2\n",
+        "used up; to go on: frontrunner resume c --probes 4\n",
     )
-    assert "to go on: frontrunner budget c --add --probes 2" in run("resume", cwd=folder).stderr
-    assert run("budget", "--add", "--probes", "2", cwd=folder).stderr == ""
-    assert "1 of the budget" not in run("resume", cwd=folder).stderr
+    assert "to go on: frontrunner resume c --probes 4" in run("resume", cwd=folder).stderr
+    assert run("resume", "c", "--probes", "4", cwd=folder).returncode == 0
+    assert run("budget", cwd=folder).stdout == "4 of 4 probes\n"
 
 
 def test_a_used_up_budget_of_node_hours_and_money_names_both_options(folder: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_used_up_budget_of_node_hours_and_money_names_both_options(folder: Pat
     assert run("launch", "c.toml", *limits, cwd=folder).returncode == 0
     assert (
         run("budget", cwd=folder).stderr
-        == "used up; to go on: frontrunner budget c --add --probes 1 --node-hours 1 --cost 1\n"
+        == "used up; to go on: frontrunner resume c --probes 2 --node-hours 1 --cost 1\n"
     )
 
 

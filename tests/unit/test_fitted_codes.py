@@ -118,6 +118,7 @@ def test_a_campaign_cannot_state_a_constant_that_its_cluster_file_has_as_fitted(
     ("was", "becomes", "refusal"),
     [
         ('name = "memory"', 'name = "memori"', "unknown key cluster.fitted.constants.memori"),
+        ('name = "memory"', 'name = "matmul"', "constants.matmul = .*: expected one entry for each constant"),
         ("correlations = [-0.900]", "correlations = []", "constants.memory.correlations = .*: expected 1 numbers"),
         ("deviation = 0.05", "deviation = 0.0", "cluster.fitted.constants.matmul.deviation = 0.0"),
         ("fp16 = 0.04", "fp8 = 0.04", "cluster.fitted.error.fp8 = 0.04"),

@@ -233,3 +233,19 @@ def test_a_launcher_names_the_node_whose_agent_ended_before_it_could_report(tmp_
 
 def test_a_probe_without_a_step_has_no_nodes(tmp_path: Path) -> None:
     assert attempt_nodes(tmp_path, failed(LOST)) is None
+
+
+def test_thresholds_come_from_the_section_dispatch() -> None:
+    noted = Noted()
+    noted.ledger = NodeLedger.of({"quarantine_after": 1, "quarantine_minutes": 2.0})
+    noted("a")
+    assert noted("b!", LOST) == ["b"]
+    assert noted.ledger.aside["b"].until.startswith("2026-11-24T00:04")
+
+
+def test_a_node_that_did_well_without_another_counts_after_one_with_it() -> None:
+    noted = Noted()
+    noted("c")
+    noted("c b")
+    noted("b!", LOST)
+    assert noted("b!", LOST) == ["b"]

@@ -31,6 +31,7 @@ from frontrunner.evaluators.probe.job import training_data
 from frontrunner.evaluators.probe.replay import ReplayPlan, ReplaySettings, prepare
 from frontrunner.exchange import exported
 from frontrunner.recipe_actions import plan_command_replay, plan_replay
+from frontrunner.results.outcome import Outcome
 from frontrunner.results.provenance import TrainingData
 from frontrunner.results.store import open_store
 from frontrunner.server.service import ServedStore
@@ -42,7 +43,7 @@ from frontrunner.store import LocalStore
 from frontrunner.sweeps import source_of
 from support import recipe_reference
 from support.campaigns import spec_of, tiny
-from support.charted import measured, recorded
+from support.charted import failed, measured, recorded
 from support.formats import problem, recipes
 
 MACHINE = replace(
@@ -100,7 +101,7 @@ def test_the_published_schema_is_the_code_s_and_accepts_what_is_written() -> Non
         jsonschema.validate(document, schema)
 
 
-def by_command(folder: Path) -> tuple[LocalStore, str]:
+def by_command(folder: Path, outcome: Outcome | None = None) -> tuple[LocalStore, str]:
     """A store with a campaign by another trainer, and the id of its recipe, with an argument and a variable."""
     arguments = ["{python}", "train.py", "--steps", "{steps}", "{replay?--resume}"]
     command = {"arguments": arguments, "log_patterns": [r"step (?P<step>\d+)"], "environment": {"SEED": "{seed}"}}
@@ -109,7 +110,7 @@ def by_command(folder: Path) -> tuple[LocalStore, str]:
     table = tiny(evaluator="command", command=command, space=space, probe={"warm_up_steps": 2})
     spec = replace(parse_campaign(table, default_name="tiny", base=folder).spec, run_root=str(folder / "runs"))
     (chosen,) = spec.survey().recipes
-    recorded(folder / "s.db", spec, [(chosen, [measured(100.0)])])
+    recorded(folder / "s.db", spec, [(chosen, [outcome or measured(100.0)])])
     return LocalStore(str(folder / "s.db")), recipe_id(spec.problem, chosen)
 
 
@@ -152,6 +153,13 @@ def test_a_service_hands_out_no_command(tmp_path: Path) -> None:
     assert f"frontrunner replay {name}" in str(refused.value.hint)
     (tmp_path / "r.json").write_text(text)
     assert plan_command_replay(str(tmp_path / "r.json"), ReplaySettings(steps=2)) is None
+
+
+@pytest.mark.parametrize("to", ["recipe", "slurm"])
+def test_a_service_s_export_of_a_failed_recipe_of_another_trainer_is_none_of_ours(to: str, tmp_path: Path) -> None:
+    store, name = by_command(tmp_path, failed())
+    with open_store(store.url, create=False) as found, pytest.raises(InvalidInput, match="is of another trainer"):
+        ServedStore(is_open=found).export(name, to=to)
 
 
 def edited(path: str, value: Any) -> Callable[[], str]:

@@ -187,13 +187,13 @@ def _print_limits(found: Sequence[Limit]) -> None:
 
 
 def _more_budget(campaign: str, limits: Sequence[Limit]) -> str:
-    """Return the command that adds the least whole numbers with which a used-up budget is not; empty for another.
+    """Return the command that goes on with the least whole limits that are not used up; empty for another budget.
 
     Measurements made again by `measure` may have taken more than the budget.
     """
-    passed = {limit.name: limit.used - limit.allowed for limit in limits if limit.used >= limit.allowed}
-    options = "".join(f" --{name} {math.floor(over) + 1}" for name, over in passed.items())
-    return options and f"frontrunner budget {campaign} --add{options}"
+    used_up = [limit for limit in limits if limit.used >= limit.allowed]
+    options = "".join(f" --{limit.name} {math.floor(limit.used) + 1}" for limit in used_up)
+    return options and f"frontrunner resume {campaign}{options}"
 
 
 @click.command()

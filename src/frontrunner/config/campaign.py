@@ -506,7 +506,8 @@ def read_campaign_file(path: Path, changes: Mapping[str, str] = MappingProxyType
     """
     table = read_toml(path, "campaign file", "`frontrunner init` writes one")
     try:
-        replaced = {key: (value_of(table, key), text) for key, text in changes.items()}
+        kept = {key: text for key, text in changes.items() if not key.startswith("store.")}  # which has passwords
+        replaced = {key: (value_of(table, key), text) for key, text in kept.items()}
         for key, text in changes.items():
             set_value(table, key, text)
         found = parse_campaign(table, default_name=errors.campaign_name_from(path.stem), base=path.parent)

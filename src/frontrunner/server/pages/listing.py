@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Annotated, Any
@@ -26,7 +27,7 @@ from frontrunner.server.pages.rendering import page, render
 from frontrunner.server.requests import Body
 from frontrunner.server.routes import CampaignName
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf
-from frontrunner.spaces.errors import bad_value, did_you_mean
+from frontrunner.spaces.errors import StoreUnusable, bad_value, did_you_mean
 from frontrunner.text import thousands
 from frontrunner.views.columns import CAMPAIGNS, Column
 
@@ -213,7 +214,10 @@ def _progress(store: Store, row: CampaignSummary, record: Campaign, course: Cour
         driver_seconds=record.driver_seconds,
         node_seconds=record.node_seconds_spent,
     )
-    limits = spent.limits(budget) if budget.cost is None else budget_used(store, record)
+    limits = spent.limits(replace(budget, cost=None))
+    if budget.cost is not None:
+        with suppress(StoreUnusable):  # what the nodes cost is known of a specification that this version can read
+            limits = budget_used(store, record)
     tried = Limit(name="recipes", used=row.outcomes, allowed=max(1, row.legal_recipes))
     return max(limits, key=attrgetter("share"), default=tried)
 
