@@ -186,7 +186,7 @@ def test_live_view_follows_the_probe_that_runs(service: Served) -> None:
         wait_for_figures(page)
         assert fits(page)
         at_end = "(log) => log.scrollTop > 100 && log.scrollHeight - log.clientHeight - log.scrollTop < 4"
-        assert page.locator("#now-end-5").evaluate(at_end)
+        page.wait_for_function(f"({at_end})(document.querySelector('#now-end-5'))")
         write_steps(folder, 2)
         api.expect(now).to_contain_text("step 2 of at most")
         assert page.locator("#now-end-5").evaluate(at_end)
