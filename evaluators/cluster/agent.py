@@ -324,6 +324,7 @@ class RankAgent(NodeAgent):
         while not self._has_ended():
             for report in server.reports(POLL_S):
                 if isinstance(report, ServerLost):
+                    time.sleep(LOOK_S)  # a launcher that ends the step on another node's account ends this agent next
                     self._update(trouble="the node's fork server ended, and the ranks with it")
                 elif report.token != step.token:
                     continue  # of an earlier step
