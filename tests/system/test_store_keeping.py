@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import shutil
 import sqlite3
@@ -275,7 +276,7 @@ class TestArchive:
         assert told_there[:-1] == told_here
         assert told_there[-1][1:] == (
             "unarchived",
-            {"file": "kept.jsonl", "sha256": done.sha256, "attempts": 3},
+            {"file": "kept.jsonl", "sha256": done.sha256, "attempts": 3, "user": getpass.getuser()},
         )
         assert check_store(there).findings == ()
 
