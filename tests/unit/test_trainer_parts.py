@@ -34,6 +34,7 @@ from frontrunner.evaluators.trainer.run import ProgressLog, RunContext, StepOutc
 from frontrunner.evaluators.trainer.torch_engine import multiply_in_8_bits
 from frontrunner.evaluators.trainer.training_run import COLUMNS, CsvMetrics, WandbMetrics, learning_rate_at, steps_run
 from frontrunner.spaces.stages import rank_of_stage
+from support.campaigns import wait_for
 from support.trainer_runs import EXPERTS, look, small_job, small_model, small_recipe
 
 SEQUENCE_LENGTH = 16
@@ -441,12 +442,17 @@ def test_metrics_for_weights_and_biases_are_kept_offline(tmp_path: Path, monkeyp
     metrics.close()
 
     [path] = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    content, rows, place = path.read_bytes(), [], 7  # a log as LevelDB's: checksum, length and kind of each record
-    while place < len(content):
-        length = int.from_bytes(content[place + 4 : place + 6], "little")
-        record = Record.FromString(content[place + 7 : place + 7 + length])
-        place += 7 + length
-        if record.HasField("history"):
-            items = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
-            rows.append((items["step"], items["loss"], "gradient_norm" in items))
-    assert rows == [("1", "0.1", False), ("2", "0.2", False)]
+
+    def rows() -> list[tuple[str, str, bool]]:
+        content, found, place = path.read_bytes(), [], 7  # as LevelDB's: checksum, length and kind of each record
+        while place < len(content):
+            length = int.from_bytes(content[place + 4 : place + 6], "little")
+            record = Record.FromString(content[place + 7 : place + 7 + length])
+            place += 7 + length
+            if record.HasField("history"):
+                items = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
+                found.append((items["step"], items["loss"], "gradient_norm" in items))
+        return found
+
+    wait_for(rows, 30)  # its process writes the file after the run has finished
+    assert rows() == [("1", "0.1", False), ("2", "0.2", False)]
