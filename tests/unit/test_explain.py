@@ -190,6 +190,7 @@ def test_a_recipe_that_was_never_measured_is_exported_from_its_campaign_file(tmp
     spec, store = read_campaign_file(EXAMPLE).spec, tmp_path / "s.db"
     chosen = one_recipe(spec, CHOICES)
     identity = recipe_id(spec.problem, chosen)
+    stored(store, one_recipe(spec, CHOICES | {"micro_batch_seqs": 1}), figures="measured", name="another")
     text = frontrunner.export(identity, to="megatron-lm", campaign=EXAMPLE, store=str(store))
     assert "--tensor-model-parallel-size 8" in text
     assert "# never measured" in text
