@@ -227,22 +227,31 @@ def test_service_starts_answers_and_stops(number: signal.Signals, tmp_path: Path
 
 
 @pytest.mark.smoke
-def test_connections_that_wait_keep_nobody_out(service: Served) -> None:
-    client = service.start()
-    address = ("127.0.0.1", urlsplit(service.url).port)
-    head = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-    body = b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n"
-    for is_answered, sent in ((False, b""), (False, head), (True, head), (False, body)):
-        with ExitStack() as stack:
-            waiting = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(OPENED)]
-            for one in waiting:
-                with suppress(OSError):  # closed, since newer ones came
-                    if is_answered:
-                        one.sendall(head + b"\r\n")
-                        one.recv(1)
-                    one.sendall(sent)
-            client.campaigns()  # is answered
-            assert sent or waiting[0].recv(1) == b"", "closed: the oldest"
+@pytest.mark.parametrize(
+    ("is_answered", "request_line", "header"),
+    [
+        pytest.param(False, b"", b"", id="silent"),
+        pytest.param(False, b"GET /healthz", b"", id="no end of the head"),
+        pytest.param(True, b"GET /healthz", b"", id="no end of the second head"),
+        pytest.param(False, b"POST /login", b"Content-Length: 9\r\n\r\n", id="no body"),
+    ],
+)
+def test_connections_that_wait_keep_nobody_out(
+    tmp_path: Path, is_answered: bool, request_line: bytes, header: bytes
+) -> None:
+    sent = request_line and request_line + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n" + header
+    with served(tmp_path) as service, ExitStack() as stack:
+        client = service.start()
+        address = ("127.0.0.1", urlsplit(service.url).port)
+        waiting = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(OPENED)]
+        for one in waiting:
+            with suppress(OSError):  # closed, since newer ones came
+                if is_answered:
+                    one.sendall(sent + b"\r\n")
+                    one.recv(1)
+                one.sendall(sent)
+        client.campaigns()  # is answered
+        assert sent or waiting[0].recv(1) == b"", "closed: the oldest"
 
 
 def test_no_port_twice_and_no_open_door(tmp_path: Path) -> None:
