@@ -288,13 +288,6 @@ class Workload:
             found[outer] = found[outer] * np.where(is_inner[self.rank_order.astype(np.intp)], sizes[inner], 1.0)
         return found
 
-    @property
-    def layer_matmul_parameters(self) -> Rows:
-        """All parameters of a layer's matrices, as `Model.matmul_parameters_per_layer`."""
-        parts = np.maximum(self.experts, 1) + self.shared_experts
-        feed_forward = parts * self.ffn_matrices * self.ffn_hidden + self.experts
-        return self.attention_share(number(1)) + self.hidden * feed_forward
-
     def rows(self, chosen: slice | Flags) -> Workload:
         """Return the chosen rows."""
         columns = {column.name: getattr(self, column.name) for column in fields(self)}
