@@ -30,6 +30,8 @@ WEIGHT = """() => [...performance.getEntriesByType('navigation'), ...performance
 TOO_WIDE = """() => [...document.querySelectorAll('body *')]
   .filter((one) => one.getBoundingClientRect().right > window.innerWidth).slice(0, 5)
   .map((one) => one.outerHTML.slice(0, 90))"""
+DRAWN_ANEW = """() => [...document.querySelectorAll('[data-chart][data-width]')]
+  .every((one) => Number(one.dataset.width) === one.clientWidth)"""
 LONG_NAME = "a-campaign-with-a-name-that-is-as-long-as-the-names-may-be-".ljust(64, "x")
 
 
@@ -107,6 +109,7 @@ def complaints(page: api.Page, path: str) -> Iterator[str]:
         yield f"{path}: {weight:,} bytes"
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 860})
+        page.wait_for_function(DRAWN_ANEW)  # until then a chart of the last width may have to be scrolled
         found = axe.Axe().run(page)
         if found.violations_count:
             yield f"{path} at {width}: {found.generate_report()}"

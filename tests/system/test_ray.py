@@ -117,7 +117,7 @@ def test_a_campaign_goes_on_once_a_head_that_was_killed_is_back_and_a_request_to
 
     with ray_cluster(1) as first:
         name = campaign(
-            tmp_path, first, cluster={"nodes": 1}, space=SPACE | {"devices": [1]}, probe={"measured_steps": 40}
+            tmp_path, first, cluster={"nodes": 1}, space=SPACE | {"devices": [1]}, probe={"measured_steps": 200}
         )
         with started("launch", name, cwd=tmp_path) as process:
             wait_for(lambda: measured() and steps(), 150)
@@ -127,7 +127,7 @@ def test_a_campaign_goes_on_once_a_head_that_was_killed_is_back_and_a_request_to
                 wait_for(lambda: measured() > known and steps(), 150)
                 for _ in range(2):
                     process.send_signal(signal.SIGTERM)
-                    time.sleep(1)
+                    time.sleep(0.2)  # the first one lets the probe finish: it must still run at the second
                 process.wait(60)
                 wait_for(lambda: not again.processes() and not again.files())
     status = json.loads(frontrunner("status", "--json", cwd=tmp_path).stdout)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -30,11 +31,12 @@ def _one_of_eight_ranks() -> Iterator[None]:
 
 
 def _stored_bytes() -> int:
-    """The storage behind all tensors that are alive."""
+    """The storage behind all tensors that are alive, without the fake ones that other tests' dry runs may have left."""
     gc.collect()
     alive = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
     plain = [thing.to_local() if isinstance(thing, DTensor) else thing for thing in alive]
-    storages = {thing.untyped_storage().data_ptr(): thing.untyped_storage() for thing in plain if not thing.is_meta}
+    real = [thing for thing in plain if not thing.is_meta and not isinstance(thing, FakeTensor)]
+    storages = {thing.untyped_storage().data_ptr(): thing.untyped_storage() for thing in real}
     return sum(storage.nbytes() for storage in storages.values())
 
 
