@@ -111,7 +111,8 @@ class SearchSettings:
     """With `probe_nodes`: probes on the whole cluster, at most; 0 only predicts."""
     prune_infeasible: bool = True
     """Whether recipes that surely do not fit, by the memory formulas, are never probed: see
-    [what does not fit](strategies.md#what-does-not-fit). Not for `guided` and `exhaustive`, nor tables."""
+    [what does not fit](strategies.md#what-does-not-fit). Not for `guided`, `exhaustive`,
+    `sweep` and `scale`, nor tables."""
     deephyper: DeepHyperSettings = field(default_factory=DeepHyperSettings)
     """Settings of `strategy = "deephyper"`, [below](#searchdeephyper)."""
     baseline: Recipe | None = None

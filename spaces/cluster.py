@@ -141,7 +141,7 @@ class Cluster:
     efficiencies: Mapping[str, float] = field(default_factory=dict)
     """Constants of the estimates as measured on this cluster, by name: see [calibration](calibration.md)."""
     expected_error: ByPrecision = ByPrecision()
-    """Mean error of estimated step times, as a share, on rows that were held back."""
+    """Mean error of estimated step times, as a share, on held-back rows; not of `fp8`, whose steps are in bf16."""
     fitted: tuple[FittedCode, ...] = field(default=(), compare=False)
     """Constants fitted to the steps of training codes; of another code nothing here is used."""
     nvme_path: str | None = None

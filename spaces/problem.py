@@ -46,7 +46,8 @@ class SoftwareSettings:
 
     code: str | None = None
     """A known training code, whose kernels and communication are those of its source, or `unknown`, which widens the
-    intervals. By default the project's own, or that of `command.trainer`; `unknown` for other commands and plug-ins."""
+    intervals. By default the project's own, or that of `command.trainer`, else of `command.log`; `unknown` for
+    `deepspeed`, other commands and plug-ins."""
     attention: Literal["flash-1", "flash-2", "flash-3", "fused-softmax", "math", "eager"] | None = None
     """One kernel, FlashAttention by its version, or one each for products and softmax: fused, torch's `math`, or eager
     in fp32. By default as `model.attention`."""

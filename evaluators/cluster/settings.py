@@ -82,6 +82,8 @@ _QUARANTINE_KEYS = ("quarantine_after", "quarantine_minutes")
 _STEP_KEYS = (
     "launcher", "launcher_options", "worker_init", "network_interface", "lifeline_s", *_QUARANTINE_KEYS
 )  # fmt: skip
+HIDDEN_LINES = ("worker_init", "scheduler_options", "launcher_options")
+"""Lines of a site, which may hold secrets: a service sends none of them."""
 _RAY_KEYS = ("address", "shared_files", "resources")
 _KEYS_WITH_RAY = (
     *_RAY_KEYS, *_QUARANTINE_KEYS, "nodes_per_allocation", "allocations", "queue_limit_minutes", "network_interface",

@@ -1,7 +1,8 @@
 """Base class of the tools that recipes are exported to, and the text of files.
 
-Two choices of a recipe are never exported: `engine` and `replication` name whose code trains and which wrapper keeps
-replicas equal, and another tool has its own of both. Every other choice is expressed, or refused with a reason.
+Three choices of a recipe are never exported: `engine` and `replication` name whose code trains and which wrapper keeps
+replicas equal, of which another tool has its own, and `group` names nodes. Every other choice is expressed, or refused
+with a reason.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from frontrunner.config.recipe_file import (
 )
 from frontrunner.config.settings import shown_store, store_url
 from frontrunner.config.toml_file import read_text
-from frontrunner.evaluators.cluster.settings import DispatchSettings
+from frontrunner.evaluators.cluster.settings import HIDDEN_LINES, DispatchSettings
 from frontrunner.evaluators.export.batch import SCHEDULERS, batch_script, campaign_script
 from frontrunner.evaluators.export.kubernetes import manifest
 from frontrunner.evaluators.export.reading import Given, is_harmless
@@ -76,6 +76,7 @@ KUBERNETES = "kubernetes"
 TRAINED_HERE = (*SCHEDULERS, KUBERNETES, RECIPE_FILE)
 """Exports that frontrunner's own trainer trains with."""
 TARGETS = (*TOOLS, *TRAINED_HERE)
+NOT_SENT = "# Here belongs dispatch.{} of the campaign, which a service does not send: ask who runs it."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +107,13 @@ def exported(
     to: str,
     data: str | None = None,
     campaign: str | Path | None = None,
-    with_command: bool = True,
+    for_client: bool = False,
 ) -> str:
     """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`, one of `TARGETS`.
 
     With `campaign` it is one of this file's space, by its id or by choices, whether it was measured or not. Of a
-    campaign file as `recipe`, one of `SCHEDULERS` returns the batch script that drives it. `with_command`: recipe files
-    and batch scripts of another trainer's recipe hold its command.
+    campaign file as `recipe`, one of `SCHEDULERS` returns the batch script that drives it. `for_client`: without the
+    command of another trainer, and with a comment in place of lines that a site may keep secrets in.
 
     `data`, the path of a file or `built-in`, is what exports for our own trainer train on instead of the campaign's.
     """
@@ -123,8 +124,8 @@ def exported(
             raise bad_value("--data", data, "nothing with a campaign file, which states its own: [data] path")
         return _campaign_exported(Path(recipe), to)
     file, dispatch = _file_and_dispatch(store, recipe, campaign)
-    if not with_command and file.training.command is not None:
-        file = _without_command(file, to)
+    if for_client:
+        file, dispatch = _without_hidden_lines(_without_command(file, to), dispatch, to)
     if data is not None:
         file = replace(file, training=replace(file.training, data=training_data(named_data(data))))
     if to == RECIPE_FILE:
@@ -145,10 +146,24 @@ def exported(
 
 def _without_command(file: RecipeFile, to: str) -> RecipeFile:
     """Return the file without its command; raise `InvalidInput` where it would pass for a recipe of our trainer."""
-    if file.measured is None and to in TRAINED_HERE:
+    if file.training.command is not None and file.measured is None and to in TRAINED_HERE:
         what = f"recipe {file.recipe_id} is of another trainer, whose command is not exported here"
         raise InvalidInput(what, hint=f"with its campaign's store: frontrunner export {file.recipe_id} --to {to}")
     return replace(file, training=replace(file.training, command=None))
+
+
+def _without_hidden_lines(
+    file: RecipeFile, dispatch: DispatchSettings | None, to: str
+) -> tuple[RecipeFile, DispatchSettings | None]:
+    """Return both without the site's lines; the set-up has a comment in place of those that the export would have."""
+    nodes = file.training.nodes
+    empty: dict[str, Any] = dict.fromkeys(HIDDEN_LINES, ())
+    lines = {key: getattr(nodes, key, ()) for key in HIDDEN_LINES}
+    if dispatch is not None and dispatch.scheduler == to:
+        lines["scheduler_options"] = dispatch.scheduler_options
+    setup = tuple(NOT_SENT.format(key) for key in HIDDEN_LINES if lines[key])
+    nodes = replace(nodes, launcher_options=(), worker_init=setup)
+    return replace(file, training=replace(file.training, nodes=nodes)), dispatch and replace(dispatch, **empty)
 
 
 def _file_and_dispatch(

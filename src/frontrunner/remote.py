@@ -18,6 +18,7 @@ from urllib.parse import quote, urlsplit
 import httpx2
 from pydantic import TypeAdapter, ValidationError
 
+from frontrunner.config.campaign import with_model_inside
 from frontrunner.config.toml_file import Table, read_toml
 from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.evaluators.analytic.estimates import ShownPlan
@@ -419,9 +420,10 @@ def _path_part(name: str) -> str:
 
 def _table(campaign: CampaignSource) -> Table:
     if isinstance(campaign, Mapping):
-        return dict(campaign)
+        return with_model_inside(dict(campaign), Path())
     if isinstance(campaign, str | Path):
-        return read_toml(Path(campaign), "campaign file", "`frontrunner init` writes one")
+        path = Path(campaign)
+        return with_model_inside(read_toml(path, "campaign file", "`frontrunner init` writes one"), path.parent)
     raise errors.InvalidInput(f"campaign = {errors.shown(campaign)}: expected a campaign file's path, or its tables")
 
 

@@ -239,11 +239,11 @@ def test_no_path_command_or_address_comes_from_the_wire(client: TestClient, path
     assert ask(client, "/campaigns")["total"] == 1
 
 
-def test_a_folder_for_offload_does_not_come_from_the_wire(client: TestClient) -> None:
-    cluster = BODY["cluster"] | {"nvme_path": "/etc"}
-    refused = client.post("/api/v1/plan", json=BODY | {"cluster": cluster})
+@pytest.mark.parametrize(("section", "key"), [("cluster", "nvme_path"), ("model", "config")])
+def test_a_path_beside_other_keys_does_not_come_from_the_wire(client: TestClient, section: str, key: str) -> None:
+    refused = client.post("/api/v1/plan", json=BODY | {section: BODY[section] | {key: "/etc/hostname"}})
     assert refused.status_code == 422
-    assert "cluster.nvme_path" in refused.json()["detail"]
+    assert refused.json()["detail"].startswith(f'{section}.{key} = "/etc/hostname": expected no path in a request')
 
 
 @pytest.mark.parametrize("how", [{"flag": "--plugin {value}"}, {"env": "NCCL_NET_PLUGIN"}])

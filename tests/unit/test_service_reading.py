@@ -109,6 +109,18 @@ def test_a_campaign_file_is_planned_as_here(client: RemoteStore, tmp_path: Path)
     assert client.plan(file, top=1).estimates == own.fastest(1)
 
 
+def test_a_model_s_configuration_is_read_where_the_campaign_file_is(client: RemoteStore, tmp_path: Path) -> None:
+    """The service opens no path that a request names."""
+    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 128, "vocab_size": 257}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"activation_function": "gelu_new"}))
+    file = write_toml(tmp_path / "tiny.toml", {**tiny(), "model": {"config": "config.json", "layers": 4}})
+    told, own = client.plan(file), frontrunner.plan(file)
+    assert told.estimates == own.fastest(10)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(InvalidInput, match=r"tiny\.toml: .*config\.json: no n_layer"):
+        client.plan(file)
+
+
 @pytest.mark.parametrize("change", [{"budgets": {}}, {"budget": {"probes": "3"}}, {"model": 3}])
 def test_a_campaign_file_is_refused_as_here(client: RemoteStore, tmp_path: Path, change: dict[str, object]) -> None:
     file = write_toml(tmp_path / "tiny.toml", {**tiny(), **change})
@@ -307,6 +319,12 @@ def test_what_commands_and_nodes_are_given_is_not_told(tmp_path: Path) -> None:
                 path = path.replace(name, value)  # noqa: PLW2901 - as a template is filled in
             answer = service.get(path, params={"objective": ["tokens", "nodes"], "first": "tiny", "second": "tiny"})
             assert SECRET not in answer.text, path
+        for to in ("recipe", "slurm", "pbs", "kubernetes"):
+            answer = service.get(f"/api/v1/recipes/{filled_in['{recipe_id}']}/export", params={"to": to})
+            assert answer.status_code == 200
+            assert SECRET not in answer.text
+            assert "# Here belongs dispatch.worker_init of the campaign" in answer.text
+            assert ("dispatch.scheduler_options of the campaign" in answer.text) == (to == "slurm")
         shown = remote(service, tokens_of(chosen).reader).show(filled_in["{recipe_id}"])
     known = stored_spec(shown.appearances[0].campaign)
     assert (known.problem, known.space) == (spec.problem, spec.space), "the rest is told as it is"

@@ -74,6 +74,7 @@ def test_a_name_stands_for_what_its_file_says(known: Registered) -> None:
     assert at_site.problem.cluster == replace(own.problem.cluster, nodes=1)
     trained = resolved(known, trainer="accelerate")
     assert (trained.evaluator, trained.command) == ("command", read_campaign_file(TRAINER).spec.command)
+    assert resolved(known, trainer="accelerate", site="slurm", cluster={"nodes": 1}).dispatch == own.dispatch
     assert resolved(known, data="pile").data.path.endswith("pile.txt")
     looked_up = resolved(known, table="runs")
     assert looked_up.evaluator == "table"

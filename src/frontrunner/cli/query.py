@@ -245,8 +245,8 @@ def report(campaign: str | None, out: Path | None, backend: Backend) -> None:
 def plot(campaign: str | None, out: Path, figure: str | None, wanted: str | None, backend: Backend) -> None:
     """Write the figures of CAMPAIGN's report (default: the newest) as SVG or PNG.
 
-    Figures: history, speed-memory, sensitivity, parallel-coordinates, feasibility, predicted, importance, shap,
-    node-hours.
+    Figures: history, speed-memory, sensitivity, scaling, parallel-coordinates, feasibility, predicted, importance,
+    shap, node-hours.
     """
     written, absent = backend.plot(campaign, out=out, figure=figure, format=wanted)
     for path in written:

@@ -77,6 +77,12 @@ def _fill_model(given: Table, base: Path) -> Table:
     return merged
 
 
+def with_model_inside(table: Table, base: Path) -> Table:
+    """Return a campaign file's content with what `model.config` says in its place, for a reader without that file."""
+    model = table.get("model")
+    return table | {"model": _fill_model(model, base)} if isinstance(model, dict) and "config" in model else table
+
+
 def _published_model(name: object, base: Path) -> Table:
     if not isinstance(name, str) or not name:
         raise errors.bad_value("model.config", name, "the path of a model's config.json")
@@ -405,8 +411,9 @@ class ProblemSection(Config):
     """Sequences per optimizer step over all replicas: a number, from which accumulation follows, or
     `[minimum, maximum]`, which needs `space.accumulation`."""
     precision: str = "bf16"
-    """`fp32`, `bf16` or `fp16`: the arithmetic; master weights and optimizer states are fp32. Under `fp16` the loss is
-    scaled, and steps whose gradients overflow are not measured."""
+    """`fp32`, `bf16` or `fp16`: the arithmetic; master weights are fp32, and so are optimizer states but for
+    `space.optimizer_state = ["bf16"]`. Under `fp16` the loss is scaled, and steps whose gradients overflow are not
+    measured."""
     tolerance: str = "rounding"
     """How far recipes may differ in their results: by `rounding` alone, or by what is `quantized` too, which
     `space.fp8`, `space.quantized_weights` and `space.quantized_gradients` need."""

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from frontrunner.config.campaign import CampaignFile, CampaignName, parse_campaign, section_schema
 from frontrunner.config.toml_file import Table
 from frontrunner.evaluators.analytic.timeline import StepTimeline
+from frontrunner.evaluators.cluster.settings import HIDDEN_LINES
 from frontrunner.results.pages import Comparison, HistoryPage, TrialPage
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import FILTERS, RankBy, RankedRecipe, Ranking
@@ -51,10 +52,14 @@ TAKEN_INSTEAD = {
     "store": "the service has a store of its own",
 }
 SECTIONS = ("model", "cluster", "problem", "software", "space", "search", "budget", "probe")
-FORBIDDEN_KEYS = {"cluster": ("file", "nvme_path"), "search": ("baseline",), "space": ("custom",)}
+FORBIDDEN_KEYS = {
+    "model": ("config",),
+    "cluster": ("file", "nvme_path"),
+    "search": ("baseline",),
+    "space": ("custom",),
+}
 ABOUT = {"trainer": "command", "data": "data.", "table": "table."}
 """Kind of a registered name -> first words of messages about its content, which may name a path or command."""
-HIDDEN_LINES = ("worker_init", "scheduler_options", "launcher_options")
 LAPTOP: Section = {
     "name": "first-try",
     "evaluator": "simulated",
@@ -324,7 +329,7 @@ def _evaluator(body: CampaignBody, known: Registered) -> str:
 def _at_site(table: Table, name: str, known: Registered) -> Table:
     """Add the sections of a site, of whose cluster the body gives only the number of nodes."""
     sections = dict(known.sections("site", name))
-    if table["evaluator"] != "probe":
+    if table["evaluator"] not in ("probe", "command"):
         sections.pop("dispatch", None)
     if "cluster" in sections:
         given = table.get("cluster", {})

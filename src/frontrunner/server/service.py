@@ -61,11 +61,11 @@ PLACES = ("body", "query", "path", "header")
 
 
 class ServedStore(LocalStore):
-    """The service's store: what it exports holds no command, which a client would run."""
+    """The service's store: what it exports holds neither commands, which a client would run, nor a site's lines."""
 
     def export(self, recipe: str | Mapping[str, object], *, to: str, campaign: str | Path | None = None) -> str:
         """See `LocalStore.export`."""
-        return exported(self, recipe, to=to, campaign=campaign, with_command=False)
+        return exported(self, recipe, to=to, campaign=campaign, for_client=True)
 
 
 class Service:
