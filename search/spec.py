@@ -155,8 +155,8 @@ class Budget:
     """Price of the probes' node-hours, by the `cluster.price_per_node_hour` of the nodes that each ran on; by default
     no limit."""
     hard: bool = False
-    """End running probes 15 s before `minutes`, `node_hours` or `cost` would be passed, and start none that could not
-    end in time. What is cut off is no failure of its recipe."""
+    """End running probes 15 s before `minutes`, `node_hours` or `cost` would be passed, and start none after that. What
+    is cut off is no failure of its recipe."""
 
     def __post_init__(self) -> None:
         for key in ("probes", "minutes", "node_hours", "cost"):
@@ -249,7 +249,8 @@ class CampaignSpec:
                 expected = f"at least probe.deadline_s + {SPARE_WALLTIME_S:g} s = {least_s:g} s"
                 raise bad_value("dispatch.walltime", of.walltime, expected)
         if dispatch.has_nodes and EVALUATORS.get(self.evaluator, COMMAND) not in DISPATCHED:
-            raise bad_value("dispatch.backend", dispatch.backend, 'local, or evaluator = "probe" or "command"')
+            expected = 'no section [dispatch] (--set dispatch={}), or evaluator = "probe" or "command"'
+            raise bad_value("dispatch.backend", dispatch.backend, expected)
         if not dispatch.shares_files and EVALUATORS.get(self.evaluator, COMMAND) == COMMAND:
             expected = "true with commands of other trainers, whose arguments name files"
             raise bad_value("dispatch.shared_files", dispatch.shared_files, expected)

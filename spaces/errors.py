@@ -86,7 +86,7 @@ def bad_value(key: str, value: object, expected: str, *, hint: str | None = None
     return InvalidInput(f"{given}: expected {expected}", hint=hint)
 
 
-_FP8 = 'FP8 is a choice of recipes: problem.precision = "bf16" with space.fp8 = ["{}"]'
+_FP8 = 'FP8 is a choice of recipes: space.fp8 = ["{}"], with problem.precision = "bf16" and tolerance = "quantized"'
 UNSUPPORTED = {
     "chimera": "torch's pipelines hold a stage on one rank, Chimera on two; `dualpipev` has as short a bubble",
     **dict.fromkeys(("fp8", "float8"), _FP8.format("rowwise")),

@@ -115,7 +115,7 @@ def invalid_input(
         return InvalidInput(f"unknown {what}", hint=_suggestion(place, tables))
     if first["type"] in ("missing", "missing_keyword_only_argument", "missing_argument"):
         if key in sections:
-            return InvalidInput(f"[{key}] is missing", hint="examples/laptop.toml has every section")
+            return InvalidInput(f"[{key}] is missing", hint="`frontrunner init` writes a file with what is needed")
         return InvalidInput(f"{key} is missing" + (f" from [{'.'.join(names[:-1])}]" if names[1:] else ""))
     expected = EXPECTED.get(first["type"])
     if expected is None:

@@ -154,7 +154,8 @@ class DispatchSettings:
     walltime: str | None = None
     """`"HH:MM:00"`, for `parsl`: how long an allocation is held; at least `probe.deadline_s` plus two minutes."""
     nodes_per_allocation: int | None = None
-    """Nodes of an allocation, by default those of the largest recipe; with more, probes run side by side."""
+    """Nodes of an allocation, by default and at least `cluster.nodes`; with more, and `search.parallel_probes` above 1,
+    probes run side by side."""
     allocations: int | None = None
     """Allocations at a time, at most (by default 1); one that ends is replaced while probes wait."""
     processors_per_node: int | None = None
@@ -187,7 +188,7 @@ class DispatchSettings:
     group: Mapping[str, GroupDispatch] = field(default_factory=dict)
     """By the name of a [group](clusters.md#several-node-types): those of `account`, `queue`, `qos`, `constraint`,
     `walltime`, `nodes_per_allocation`, `allocations`, `processors_per_node`, `select_options`, `network_interface` and
-    `resources` that its nodes need."""
+    `resources` that its nodes need. With `parsl` a `walltime` of all is needed beside those of groups."""
 
     def __post_init__(self) -> None:
         for key, known in (("backend", BACKENDS), ("launcher", LAUNCHERS)):
@@ -212,7 +213,7 @@ class DispatchSettings:
         if key in _RAY_KEYS and self.backend != RAY:
             return 'no such key unless dispatch.backend = "ray"'
         if self.backend not in ("parsl", RAY) and key not in _STEP_KEYS:
-            return 'no such key unless dispatch.backend = "parsl"'
+            return 'no such key unless dispatch.backend = "parsl"' + (' or "ray"' if key in _KEYS_WITH_RAY else "")
         return None
 
     def _check_request(self, given: Mapping[str, Any]) -> None:
@@ -334,7 +335,8 @@ def _of_ray(settings: DispatchSettings, cluster: Cluster) -> NodeSource:
         raise bad_value("dispatch.backend", RAY, "local: Ray is not installed", hint=install)
     nodes, allocations = settings.nodes_per_allocation or cluster.nodes, settings.allocations or 1
     if settings.address == RAY_LOCAL:
-        for key, value in (("cluster.nodes", nodes), ("dispatch.allocations", allocations)):
+        stated = "cluster.nodes" if settings.nodes_per_allocation is None else "dispatch.nodes_per_allocation"
+        for key, value in ((stated, nodes), ("dispatch.allocations", allocations)):
             if value > 1:
                 raise bad_value(key, value, '1 with dispatch.address = "local", a Ray cluster of this machine alone')
     kind = "CPU" if cluster.backend == "cpu" else "GPU"

@@ -35,9 +35,9 @@ class CommandSettings:
     """Regular expressions with named groups that find step times, losses, peaks and rates in the log: see
     [patterns](other-trainers.md#patterns)."""
     start_per: str = "node"
-    """`node`: the command is started once on each node of a recipe, as torchrun wants it. `rank`: once per device, with
-    its place in [variables](other-trainers.md#the-arguments) and fields. Programs that start ranks on other nodes
-    themselves are not for several nodes."""
+    """`node`: with a `dispatch.backend` the command is started once on each node of a recipe, as torchrun wants it; by
+    default once on this machine, and for several nodes it starts the ranks there itself. `rank`: once per device, with
+    its place in [variables](other-trainers.md#the-arguments) and fields."""
     folder: str | None = None
     """Folder that the command starts in, relative to the campaign file; by default the file's own."""
     pass_environment: tuple[str, ...] = PASSED

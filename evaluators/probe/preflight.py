@@ -78,11 +78,11 @@ def source_for(
         here = (
             "this process is in no job" if held is None else f"{held.scheduler} job {held.job_id} has {len(held.nodes)}"
         )
+        by_script = f", or by a batch script: frontrunner export {named or recipe_id} --to slurm"
         raise InvalidInput(
             f"recipe {recipe_id} needs {recipe.devices} devices on nodes of {cluster.devices_per_node}: "
             f"{here}, and its campaign requested none",
-            hint=f"{doing} it in a job of {nodes} nodes (salloc, qsub -I), or by a batch script: "
-            f"frontrunner export {named or recipe_id} --to slurm",
+            hint=f"{doing} it in a job of {nodes} nodes (salloc, qsub -I)" + ("" if doing == "profile" else by_script),
         )
     return node_source(dispatch, replace(cluster, nodes=nodes))
 
@@ -97,7 +97,7 @@ def prepare_recipe(
     is_here = source is None and doing != "launch"
     differences: tuple[str, ...] = ()
     if source is None or source.held is not None:
-        differences = _differences(measured, recipe, detect(), one_node=is_here)
+        differences = _differences(measured, recipe, detect(measured.backend), one_node=is_here)
     if differences and not anyway:
         hint = f"--anyway will {doing} it here all the same; throughput will not be that of its campaign"
         raise InvalidInput(f"recipe {recipe_id} was measured on other hardware: {'; '.join(differences)}", hint=hint)

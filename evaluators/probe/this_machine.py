@@ -77,9 +77,12 @@ class Torch:
         return self.platform[0] if self.devices else "cpu"
 
 
-def detect() -> dict[str, Any]:
-    """Return the fields of [cluster] for this machine as one node, without unknown rates; on CPU a device is a core."""
-    if not any(Path(node).exists() for node in ACCELERATOR_NODES):
+def detect(backend: object = None) -> dict[str, Any]:
+    """Return the fields of [cluster] for this machine as one node, without unknown rates; on CPU a device is a core.
+
+    With the `backend` "cpu" they are those of its processors, whatever else it has.
+    """
+    if backend == "cpu" or not any(Path(node).exists() for node in ACCELERATOR_NODES):
         return processors()
     torch = torch_facts()
     if not torch.devices:
@@ -111,7 +114,7 @@ def torch_facts() -> Torch:
 
 
 def processors() -> dict[str, Any]:
-    """Return the fields of [cluster] for this machine's processors, whatever else it has: see `detect`."""
+    """Return the fields of [cluster] for this machine's processors: see `detect`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     peak = peak_tflops(1, _clock_mhz(), cpu_fields(_cpuinfo()))
     return {

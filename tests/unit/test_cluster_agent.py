@@ -38,6 +38,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"backend": "allocation", "queue": "batch"},
         'dispatch.queue = "batch": expected no such key unless dispatch.backend = "parsl"',
     ),
+    "a key of both that request nodes": (
+        {"backend": "allocation", "allocations": 2},
+        'dispatch.allocations = 2: expected no such key unless dispatch.backend = "parsl" or "ray"',
+    ),
     "a key that nothing reads": ({"backend": "local", "launcher": "srun"}, "dispatch.launcher"),
     "a request without a backend": ({"account": "ABC"}, 'dispatch.account = "ABC": expected no such key unless'),
     "another scheduler's option": (ASKED | {"scheduler_options": ["#PBS -l x"]}, "lines that begin with #SBATCH"),

@@ -240,5 +240,5 @@ def test_ranks_on_several_nodes_need_a_dispatch() -> None:
 
 
 def test_what_computes_or_looks_up_takes_no_nodes() -> None:
-    with pytest.raises(InvalidInput, match='expected local, or evaluator = "probe" or "command"'):
+    with pytest.raises(InvalidInput, match=r'expected no section .dispatch. .*, or evaluator = "probe" or "command"'):
         spec_of(tiny(evaluator="simulated", dispatch={"backend": "allocation"}))

@@ -164,7 +164,7 @@ class TestMessages:
             ({"budgets": {}}, "unknown section [budgets]", "did you mean 'budget'?"),
             ({"probes": 3}, "unknown key probes = 3", "did you mean 'probe'?"),
             ({"model": 3}, "model = 3: expected a section: [model]", None),
-            ({"problem": None}, "[problem] is missing", "examples/laptop.toml has every section"),
+            ({"problem": None}, "[problem] is missing", "`frontrunner init` writes a file with what is needed"),
             ({"name": 3}, "name = 3: expected text in quotes", None),
             ({"budget": {"prob": 3}}, "unknown key budget.prob = 3", "did you mean 'probes'?"),
             ({"budget": {"probes": "3"}}, 'budget.probes = "3": expected a whole number', None),

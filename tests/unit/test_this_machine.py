@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from frontrunner.evaluators.probe.this_machine import cpu_fields, detect, peak_tflops, share_processors
+from frontrunner.config.campaign import read_campaign_file
+from frontrunner.evaluators.probe import this_machine
+from frontrunner.evaluators.probe.preflight import prepare_recipe
+from frontrunner.evaluators.probe.this_machine import Torch, cpu_fields, detect, peak_tflops, share_processors
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.validation import validate
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 ZEN = """processor\t: 0
 model name\t: AMD EPYC 7A53 64-Core Processor
 cpu MHz\t\t: 2000.000
@@ -40,6 +48,20 @@ def test_what_is_detected_makes_a_cluster() -> None:
     assert cluster.name == "this-machine"
     assert cluster.nodes == 1
     assert cluster.device
+
+
+def test_processors_are_a_choice_where_there_are_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {"name": "NVIDIA A100-SXM4-80GB", "memory_bytes": 80 * 2**30}
+    monkeypatch.setattr(this_machine, "ACCELERATOR_NODES", ("/",))
+    monkeypatch.setattr(this_machine, "torch_facts", lambda: Torch(cuda="12.8", devices=[one]))
+    assert (detect()["backend"], detect()["devices_per_node"]) == ("cuda", 1)
+    recipe = Recipe(devices=4, micro_batch_seqs=1, accumulation=4)
+    for name in ("laptop", "laptop-experts"):
+        cluster = read_campaign_file(EXAMPLES / f"{name}.toml").spec.problem.cluster
+        assert (cluster.backend, cluster.devices) == ("cpu", 4)
+        assert prepare_recipe("1a2b", recipe, cluster, None, doing="replay", anyway=False) == ()
+    with pytest.raises(InvalidInput, match="backend rocm there, cuda here"):
+        prepare_recipe("1a2b", recipe, replace(cluster, backend="rocm"), None, doing="replay", anyway=False)
 
 
 @pytest.mark.parametrize(("devices", "gib", "tflops"), [(8, 4.0, 0.1), (4, 8.0, 0.2), (16, 2.0, 0.05), (1, 32.0, 0.8)])

@@ -72,7 +72,8 @@ def launch(  # noqa: PLR0913 - the options of the command
 ) -> None:
     """Run the campaign in FILE until its budget is used up, and print its ranking.
 
-    --set evaluator=simulated rehearses it anywhere; --set budget.probes=20 and the like change any key of FILE.
+    --set evaluator=simulated rehearses it anywhere, with --set dispatch={} where FILE has a [dispatch]; --set
+    budget.probes=20 and the like change any key of FILE.
 
     The first Ctrl-C lets running probes finish, the second ends them; `frontrunner resume` continues later.
     """

@@ -166,7 +166,7 @@ def _with_figures(table: Table, base: Path) -> Table:
         return presets.cluster_preset(name) | table
     from frontrunner.evaluators.probe.this_machine import detect, share_processors
 
-    found = detect()
+    found = detect(table.get("backend"))
     if isinstance(wanted, int) and found["backend"] == "cpu" and wanted >= 1:
         found = share_processors(found, wanted)
     elif isinstance(wanted, int) and wanted > found["devices_per_node"]:
