@@ -18,12 +18,12 @@ from sqlalchemy import Connection, delete, func, insert, or_, select
 from frontrunner.notebook import Displayed
 from frontrunner.results.lease import refuse_referred
 from frontrunner.results.process_identity import acting_user
-from frontrunner.results.records import timestamp
+from frontrunner.results.records import UNARCHIVED, timestamp
 from frontrunner.results.rows import cell
 from frontrunner.results.schema import AttemptRow, Base, CampaignRow, DeletionRow, EventRow, FailureRow, MeasurementRow
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store
-from frontrunner.results.transfer import TABLES, UNARCHIVED, of_campaign
+from frontrunner.results.transfer import TABLES, of_campaign
 from frontrunner.spaces.errors import InvalidInput
 
 NAMED_IN = {

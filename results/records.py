@@ -24,6 +24,8 @@ OBJECTIVE = "objective"
 """Key of a campaign's problem summary: what it seeks, where that is not tokens/s."""
 GROUPS = "groups"
 """Key of a problem summary: nodes, device, devices per node and price of each of the cluster's groups, by its name."""
+UNARCHIVED = "unarchived"
+"""Event of a campaign that came from an archive; its data name the file and its hash."""
 IMPORTED = "imported"
 
 

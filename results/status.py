@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select
 
 from frontrunner.notebook import Displayed, DisplayedRows
 from frontrunner.results.lease import holder_identity, is_held
@@ -19,7 +19,7 @@ from frontrunner.results.predictions import FORECASTS, newest_outlooks
 from frontrunner.results.process_identity import boot_id, is_on_this_host
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.ranking import RankedRecipe, best_of, gap_percent, rank
-from frontrunner.results.records import Attempt, Campaign, Event, Trial, state_in_words
+from frontrunner.results.records import UNARCHIVED, Attempt, Campaign, Event, Trial, state_in_words
 from frontrunner.results.rows import (
     MOST_BOUND,
     DamagedCell,
@@ -241,7 +241,8 @@ class Neighbor:
 class Appearance:
     """The recipe in one campaign. It ranks by tokens/s as `rank` of `ranked_recipes`, None where it does not.
 
-    `mfu_megatron` is `standing.mfu` as Megatron-LM counts FLOPs: half of attention's, for the causal mask.
+    `mfu_megatron` is `standing.mfu` as Megatron-LM counts FLOPs: half of attention's, for the causal mask. A campaign
+    `is_archived` that came from an archive: its folders, data and nodes are another machine's.
     """
 
     campaign: Campaign
@@ -253,11 +254,15 @@ class Appearance:
     above: Neighbor | None
     below: Neighbor | None
     mfu_megatron: float | None = None
+    is_archived: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(Displayed):
-    """A recipe and its appearances: the campaign that was named, then those that measured it, the newest first."""
+    """A recipe and its appearances: the campaign that was named, then those that measured it, the newest first.
+
+    What came from archives comes behind what was measured here.
+    """
 
     recipe_id: str
     recipe: Recipe
@@ -278,7 +283,7 @@ def explain(store: Store, recipe_id: str, campaign: str | None = None) -> Explan
         full_id = _complete_id(connection, prefix)
         trials = values(connection, Trial, TrialRow.recipe_id == full_id, order=TrialRow.campaign_id.desc())
         found = [_appearance(connection, trial) for trial in trials]
-    found.sort(key=lambda row: (row.campaign.id != wanted, row.standing is None))
+    found.sort(key=lambda row: (row.campaign.id != wanted, row.standing is None, row.is_archived))
     if wanted not in (None, found[0].campaign.id):
         tried = ", ".join(row.campaign.name for row in found)
         raise NotFound(f"campaign {campaign} did not try recipe {full_id}", hint=f"it was tried in: {tried}")
@@ -290,6 +295,16 @@ def measured_with(store: Store, recipe: Recipe) -> list[Campaign]:
     alike = select(TrialRow.campaign_id).where(TrialRow.recipe_json == recipe_to_json(recipe))
     with store.database.read() as connection:
         return values(connection, Campaign, CampaignRow.id.in_(alike.join(StandingRow)))
+
+
+def came_from_archive(campaign_id: int) -> Select[int]:
+    """Return the query for the event of a campaign that came from an archive; no row for another."""
+    return select(EventRow.id).where(EventRow.campaign_id == campaign_id, EventRow.kind == UNARCHIVED)
+
+
+def is_archived(store: Store, campaign: Campaign) -> bool:
+    """Return whether a campaign came from an archive: its folders and commands are another machine's."""
+    return bool(store.events(campaign.id, limit=1, kind=UNARCHIVED))
 
 
 def _complete_id(connection: Connection, prefix: str) -> str:
@@ -346,6 +361,7 @@ def _appearance(connection: Connection, trial: Trial) -> Appearance:
         ranked_recipes=connection.execute(ranked).scalar_one(),
         above=_neighbor(near[at - 1], near[at - 1], near[at]) if at else None,
         below=_neighbor(near[at + 1], near[at], near[at + 1]) if near[at + 1 :] else None,
+        is_archived=connection.execute(came_from_archive(trial.campaign_id)).first() is not None,
         mfu_megatron=None if standing is None else _mfu_megatron(campaigns[0], standing.mfu),
     )
 

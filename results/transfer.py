@@ -30,7 +30,7 @@ from frontrunner.results.address import backup_beside, parse_address
 from frontrunner.results.check import check
 from frontrunner.results.lease import RELEASED, refuse_driven
 from frontrunner.results.process_identity import acting_user
-from frontrunner.results.records import USER, timestamp
+from frontrunner.results.records import UNARCHIVED, USER, timestamp
 from frontrunner.results.rows import Columns, storable
 from frontrunner.results.schema import (
     REVISION,
@@ -63,8 +63,6 @@ HOLDERS = HolderRow.__tablename__
 OF_THE_STORE = (StoreRow.__table__, DeletionRow.__table__)
 TABLES = [table.name for table in Base.metadata.sorted_tables if table not in OF_THE_STORE]
 """A campaign's tables, each after those that it refers to. An archive has no holders of leases."""
-UNARCHIVED = "unarchived"
-"""Event of a campaign that came from an archive; its data name the file and its hash."""
 NOT_HERE = "its driver ended elsewhere"
 """Why a campaign is stopped that was archived as running."""
 WRONG_TYPE = "42804"
@@ -373,17 +371,30 @@ def _fill(connection: Connection, path: Path, lines: Iterator[Line]) -> None:
         raise StoreUnusable(f"{path} was written by a later frontrunner: {versions}", hint="upgrade frontrunner")
     counts: Counter[str] = Counter()
     for kind, group in groupby(lines, key=itemgetter(1)):
-        of_kind = [(number, content) for number, _, content in group]
-        first = of_kind[0][0]
-        if kind == END:
-            if of_kind[0][1].get("rows") != counts.total() or counts["campaigns"] != 1:
-                raise _broken(path, first, "the archive does not hold one campaign and the rows that it counts")
-        elif kind not in TABLES or kind == HOLDERS:
-            raise _broken(path, first, f"{kind!r} is not part of a campaign")
-        else:
-            for begin in range(0, len(of_kind), BATCH):
-                _insert_lines(connection, path, Base.metadata.tables[kind], of_kind[begin : begin + BATCH])
-            counts[kind] += len(of_kind)
+        for part in _parts(group):
+            first, content = part[0]
+            if kind == END:
+                if content.get("rows") != counts.total() or counts["campaigns"] != 1:
+                    raise _broken(path, first, "the archive does not hold one campaign and the rows that it counts")
+            elif kind not in TABLES or kind == HOLDERS:
+                raise _broken(path, first, f"{kind!r} is not part of a campaign")
+            else:
+                _insert_lines(connection, path, Base.metadata.tables[kind], part)
+                counts[kind] += len(part)
+
+
+def _parts(lines: Iterator[Line]) -> Iterator[list[tuple[int, Columns]]]:
+    """Yield the lines of one kind in parts, each of which fits into memory."""
+    part: list[tuple[int, Columns]] = []
+    size = 0
+    for number, _, content in lines:
+        part.append((number, content))
+        size += sum(len(value) for value in content.values() if isinstance(value, str))
+        if len(part) == BATCH or size > MOST_LINE_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 def _insert_lines(connection: Connection, path: Path, table: Table, lines: list[tuple[int, Columns]]) -> None:

@@ -9,6 +9,7 @@ speed with other weights than one process would have.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -157,7 +158,9 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a li
 
 
 def _next_lower(degree: int, *wholes: int) -> int:
-    return max(lower for lower in range(1, degree + 1) if all(whole % lower == 0 for whole in wholes))
+    whole = math.gcd(*wholes)
+    small = [part for part in range(1, math.isqrt(whole) + 1) if whole % part == 0]
+    return max(part for low in small for part in (low, whole // low) if part <= degree)
 
 
 def _spread_experts(recipe: Recipe, problem: Problem) -> Refusals:

@@ -9,6 +9,8 @@ from typing import Any
 
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 
+MOST = 10_000
+"""Layers, and experts of one."""
 POSITIONS = ("rotary", "learned")
 ROTARY_SCALINGS = ("llama3", "yarn", "linear")
 ACTIVATIONS = ("gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu")
@@ -197,6 +199,7 @@ class Model:
             if (value := getattr(self, key)) is not None:
                 require_at_least("model", 1, **{key: value})
         require_at_least("model", 2, vocabulary=self.vocabulary)
+        self._check_most()
         for key, known in WORDS.items():
             require_one_of("model", key, getattr(self, key), known)
         require_above_zero("model.rotary_theta", self.rotary_theta, "above 0")
@@ -216,6 +219,11 @@ class Model:
         if self.heads % self.kv_heads:
             raise bad_value("model.kv_heads", self.kv_heads, f"a divisor of model.heads = {self.heads}")
         self._check_rotary()
+
+    def _check_most(self) -> None:
+        for key in ("layers", "experts"):
+            if getattr(self, key) > MOST:
+                raise bad_value(f"model.{key}", getattr(self, key), f"at most {MOST:,}")
 
     def _check_windows(self) -> None:
         require_at_least("model", 0, full_attention_every=self.full_attention_every)

@@ -269,11 +269,14 @@ def _planned_file(store: LocalStore, recipe: str | Mapping[str, object], campaig
 
 
 def _source(explanation: Explanation) -> Appearance:
-    """Return where to take a recipe from: the newest campaign by our trainer, else by others, else not measured."""
+    """Return where to take a recipe from: the newest campaign by our trainer, else by others, else not measured.
 
-    def place(found: Appearance) -> tuple[int, bool]:
+    From an archive only where nothing else has measured it: scripts run what its [dispatch] says.
+    """
+
+    def place(found: Appearance) -> tuple[bool, bool, int, bool]:
         figures = len(FIGURES) if found.standing is None else FIGURES.index(found.campaign.figures)
-        return figures, bool(stored_spec(found.campaign).trainer)
+        return found.standing is None, found.is_archived, figures, bool(stored_spec(found.campaign).trainer)
 
     return min(explanation.appearances, key=place)
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from operator import itemgetter
 from pathlib import Path
 
 from frontrunner.config.campaign import keys_of, named_data, read_campaign_file
@@ -324,7 +325,7 @@ def plan_replay(
         found = _tried_in(campaign, recipe_id, store)
         _refuse_recipe_of_others(found)
         ranked = [
-            (one.campaign, one.standing.tokens_per_s)
+            ((one.is_archived, one.campaign.figures == "simulated"), one.campaign, one.standing.tokens_per_s)
             for one in found.appearances
             if one.standing and one.campaign.figures != "imported" and not stored_spec(one.campaign).trainer
         ]
@@ -333,7 +334,7 @@ def plan_replay(
                 f"recipe {found.recipe_id} was never measured, so there is nothing to replay",
                 hint="`frontrunner best` lists the measured ones",
             )
-        record, tokens_per_s = min(ranked, key=lambda pair: pair[0].figures == "simulated")  # the newest come first
+        _, record, tokens_per_s = min(ranked, key=itemgetter(0))  # the newest come first
         spec = stored_spec(record)
         figures, setup, schedule = record.figures, spec.probe_setup().at(found.recipe), schedule_of(spec)
         if named is not None:

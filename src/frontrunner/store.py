@@ -240,6 +240,8 @@ class LocalStore:
         with self.opened() as store:
             record = store.campaign(campaign)
             failure = status.last_failure(store, record.name, trial_number)
+            if status.is_archived(store, record):  # whose paths are what the archive says
+                most_bytes = 0
             folder = None if not most_bytes else status.open_run_folder(store, record.name, trial_number)
         if folder is not None:
             from frontrunner.running_trials import log_of

@@ -17,7 +17,7 @@ from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from support.campaigns import frontrunner, started, steps_written, tiny, wait_for, write_toml
 from support.ray_cluster import KIND, RayCluster, ray_cluster
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1000)]
 PROBES = 20
 SPACE = {
     "tensor_parallel": [1],
@@ -94,7 +94,7 @@ def test_a_campaign_loses_nothing_with_a_node_and_its_driver(tmp_path: Path, ray
         process.send_signal(signal.SIGKILL)
         process.wait()
     known = {token: found for token, found in outcomes(tmp_path).items() if found is not None}
-    wait_for(lambda: not ray.processes())
+    wait_for(lambda: not ray.processes(), 300)
     done = frontrunner("resume", "tiny", "--json", cwd=tmp_path, timeout_s=400)
     assert done.returncode == 0, done.stderr
     found = outcomes(tmp_path)

@@ -232,7 +232,8 @@ def test_an_interrupt_ends_it_with_everything_behind_it(measured: tuple[Path, st
 def test_a_folder_has_one_replay_at_a_time(measured: tuple[Path, str]) -> None:
     home, recipe = measured
     folder = home / "twice"
-    arguments = ("replay", recipe, *OPTIONS, "--folder", folder.name)
+    more_steps = str(100 * STEPS)  # than are done until a second one has begun
+    arguments = ("replay", recipe, *OPTIONS, "--steps", more_steps, "--folder", folder.name)
     with started(*arguments, cwd=home) as first:
         wait_for(lambda: steps_written(folder) > 2)
         second = frontrunner(*arguments, cwd=home)

@@ -501,7 +501,7 @@ def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_stopped_and_a_k
     assert not slurm.jobs(), "the allocation is given back"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1000)
 def test_a_batch_script_submits_itself_again_until_the_replay_is_done(
     measured: tuple[Path, str], uninterrupted: list[dict[str, str]], slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -521,7 +521,7 @@ def test_a_batch_script_submits_itself_again_until_the_replay_is_done(
         slurm.shorten_holds()
         return f"trained to step {STEPS}" in said.read_text()
 
-    wait_for(is_done, 380, pause_s=1.0)
+    wait_for(is_done, 800, pause_s=1.0)
     assert len(noted(folder, "stopping")) >= 2
     assert not noted(folder, "failed"), "it stopped before its time was up"
     assert_same_run(folder, uninterrupted)

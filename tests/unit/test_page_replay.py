@@ -97,6 +97,20 @@ def test_replay_card_compares_its_newest_steps_with_the_measurement(
     assert "loss 1.000" in told
 
 
+def test_the_log_is_for_operators(client: TestClient, home: Path, folder: Path) -> None:
+    left(folder, step(1, 0.2), log="export KEY=hunter2")
+    for role, is_told in (("operator", True), ("reader", False)):
+        token = bearer(getattr(tokens_of(settings(home)), role))
+        for path in (
+            "/api/v1/replays",
+            f"/api/v1/replays/{folder.name}",
+            f"/recipes/{folder.name}/replay?campaign=first",
+        ):
+            answer = client.get(path, headers=token)
+            assert answer.status_code == 200
+            assert ("hunter2" in answer.text) == is_told, (role, path)
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [

@@ -384,6 +384,14 @@ def test_a_request_that_is_repeated_with_its_key_starts_nothing_twice(
     assert [asked(BODY, None)["campaign"] for _ in range(2)] == ["c4", "c5"]
 
 
+def test_a_key_is_of_a_request_with_its_query(client: TestClient) -> None:
+    key = {"idempotency-key": "once"}
+    assert client.delete("/api/v1/campaigns/first?preview=true", headers=key).status_code == 200
+    again = client.delete("/api/v1/campaigns/first", headers=key)
+    assert "was sent with another request" in again.json()["detail"]
+    assert client.get("/api/v1/campaigns/first").status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/api/v1/campaigns", "/", "/api/v1/campaigns/first/best", "/healthz"])
 def test_head_has_the_headers_of_get_and_no_body(client: TestClient, path: str) -> None:
     asked, got = client.head(path), client.get(path)

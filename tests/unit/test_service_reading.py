@@ -289,6 +289,17 @@ def test_a_damaged_cell_is_refused_by_its_place_and_is_no_failure_of_the_service
             assert "there is no backup in its folder" in str(refused.value.hint)
 
 
+def test_where_a_broken_store_is_operators_are_told_alone(tmp_path: Path) -> None:
+    page_store(tmp_path)
+    with browser(settings(tmp_path)) as found:
+        (tmp_path / "store.db").write_bytes(b"SQLite format 3\0" + b"x" * 5000)
+        tokens = tokens_of(settings(tmp_path))
+        for token, is_told in ((tokens.reader, False), (tokens.operator, True)):
+            with pytest.raises(StoreUnusable) as refused:
+                remote(found, token).campaigns()
+            assert (str(tmp_path) in f"{refused.value.message} {refused.value.hint}") == is_told
+
+
 def test_what_commands_and_nodes_are_given_is_not_told(tmp_path: Path) -> None:
     """A campaign that was launched from a file with a key in its command, and another in what its nodes run first."""
     spec = spec_of(tiny(), tmp_path)
@@ -329,6 +340,42 @@ def test_what_commands_and_nodes_are_given_is_not_told(tmp_path: Path) -> None:
     known = stored_spec(shown.appearances[0].campaign)
     assert (known.problem, known.space) == (spec.problem, spec.space), "the rest is told as it is"
     assert known.command.environment == {"API": REDACTED}
+
+
+def test_a_stranger_s_archive_stands_behind_what_was_measured_here(tmp_path: Path) -> None:
+    """Its [dispatch] would be lines of a script, its paths those of files here."""
+    spec = spec_of(tiny(), tmp_path)
+    recipes, evil = spec.survey().recipes[:2], json.loads(dump_json(spec))
+    identity, secret = recipe_id(spec.problem, recipes[0]), tmp_path / "app" / "data" / "secret.log"
+    secret.parent.mkdir(parents=True)
+    secret.write_text("a secret")
+    evil["dispatch"] |= {"backend": "parsl", "scheduler": "slurm", "walltime": "02:00:00", "worker_init": ["touch /x"]}
+    evil["run_root"] = str(tmp_path)
+    failed = Failure(kind=FailureKind.CRASHED, message="", log_tail="kept", log_path=str(secret))
+    for name, text, folder in (
+        ("own", dump_json(spec), tmp_path / "here"),
+        ("app", json.dumps(evil), tmp_path / "there"),
+    ):
+        folder.mkdir()
+        with open_store(str(folder / "store.db"), create=True) as store:
+            made = store.create_campaign(name=name, spec_json=text, legal_recipes=1, problem_summary={})
+            writer = store.drive(store.acquire_lease(made.id, host="here", pid=1))
+            writer.set_state(CampaignState.RUNNING, reason="")
+            for recipe, outcome in zip(recipes, (measurement((1.0, 1.1), 4_000), failed), strict=True):
+                trial = writer.propose(recipe_id(spec.problem, recipe), recipe)
+                writer.finish_attempt(writer.start_attempt(trial, run_folder="/runs/1"), outcome, retry=False)
+            writer.release(CampaignState.FINISHED, reason="")
+    here = str(tmp_path / "here" / "store.db")
+    frontrunner.archive("app", tmp_path / "app.jsonl", store=str(tmp_path / "there" / "store.db"))
+    frontrunner.unarchive(tmp_path / "app.jsonl", store=here)
+    shown = frontrunner.show(identity, store=here)
+    assert [(one.campaign.name, one.is_archived) for one in shown.appearances] == [("own", False), ("app", True)]
+    assert "touch" not in frontrunner.export(identity, to="slurm", store=here)
+    assert LocalStore(here).log("app", 2) == "kept"
+    with browser(settings(tmp_path / "here")) as service:
+        team = remote(service, tokens_of(settings(tmp_path / "here")).operator)
+        with pytest.raises(Forbidden, match="campaign app came from an archive"):
+            team.resume("app")
 
 
 def test_a_campaign_is_renamed_deleted_and_given_a_larger_budget_by_wire(tmp_path: Path) -> None:

@@ -104,7 +104,8 @@ def test_a_user_who_is_removed_is_out_at_once(client: TestClient, chosen: Servic
     session, token = joined(client, invited(client, chosen))
     other = Access(chosen.token_file)  # another service with the same file
     assert other.caller_of(token=token) == other.tokens.caller("ada")
-    pending = invited(client, chosen, "grace")
+    pending, ada = invited(client, chosen, "grace"), other.tokens.caller("ada")
+    assert other.lets_in(ada), "as a stream asks"
     for name in ("ada", "grace"):
         assert client.delete(f"/api/v1/users/{name}", headers=operator(chosen)).status_code == 200
     for sent in (session, bearer(token)):
@@ -113,6 +114,9 @@ def test_a_user_who_is_removed_is_out_at_once(client: TestClient, chosen: Servic
     assert other.caller_of(token=token) is None
     assert client.delete("/api/v1/users/ada", headers=operator(chosen)).status_code == 404
     joined(client, invited(client, chosen))  # another ada, to whom the first one's session is no good
+    assert not other.lets_in(ada)
+    assert other.lets_in(other.tokens.caller("ada"))
+    assert other.lets_in(owner())
     assert client.get(CAMPAIGNS, headers=session).status_code == 401
 
 

@@ -145,6 +145,8 @@ def test_flops_agree_with_the_megatron_formula() -> None:
     ("change", "message"),
     [
         ({"layers": 0}, "model.layers = 0: expected at least 1"),
+        ({"layers": 10_001}, "model.layers = 10001: expected at most 10,000"),
+        ({"experts": 10_001, "experts_per_token": 1}, "model.experts = 10001: expected at most 10,000"),
         ({"heads": 5}, "model.heads = 5: expected a divisor of model.hidden = 12"),
         ({"kv_heads": 4}, "model.kv_heads = 4: expected a divisor of model.heads = 6"),
         ({"heads": 4, "kv_heads": 4}, "model.heads = 4: expected an even hidden / heads for rotary positions, not 3"),

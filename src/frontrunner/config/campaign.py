@@ -40,6 +40,7 @@ Schema = dict[str, Any]
 THIS_MACHINE = "this-machine"
 FURTHER_TOKENS = "num_nextn_predict_layers"
 CUSTOM = "custom"
+MOST_GROUPS = 64
 _COUNT = {"type": "integer", "minimum": 1}
 _BATCH_SCHEMA = {
     "description": "Sequences per optimizer step, or [minimum, maximum].",
@@ -134,6 +135,8 @@ def _uneven_cluster(given: Table, base: Path) -> Table:
     groups, shared = given["group"], {key: value for key, value in given.items() if key != "group"}
     if not isinstance(groups, list) or not all(isinstance(one, dict) and not one.get("group") for one in groups):
         raise errors.bad_value("cluster.group", groups, 'tables [[cluster.group]], each with name = "..."')
+    if len(groups) > MOST_GROUPS:
+        raise errors.bad_value("cluster.group", f"{len(groups)} groups", f"at most {MOST_GROUPS}")
     name = shared.pop("name", None) or shared.get("preset", "custom")
     found = [_group(one, shared, base) for one in groups]
     return asdict(Cluster.of_groups(name, found))

@@ -182,17 +182,20 @@ class Access:
         """Create the file if missing; raise as `make_tokens` does."""
         from cachetools import TTLCache
 
-        self._path, self._tokens, self._seen = path, make_tokens(path), _signature(path)
-        self.cookie = self._tokens.cookie
+        seen = _signature(path)  # before it is read, so that what changes meanwhile is read again
+        self._path, self._read = path, (make_tokens(path), seen)
+        self.cookie = self._read[0].cookie
         self._signed_out: TTLCache[str, bool] = TTLCache(MOST_SIGNED_OUT, SESSION_S)
 
     @property
     def tokens(self) -> Tokens:
         """The file's content now. Raises as `read_tokens` does: without the file nobody is let in."""
+        kept, was = self._read
         seen = _signature(self._path)
-        if seen is None or seen != self._seen:
-            self._tokens, self._seen = read_tokens(self._path), seen
-        return self._tokens
+        if seen is None or seen != was:
+            kept = read_tokens(self._path)
+            self._read = kept, seen  # together: other threads read them, too
+        return kept
 
     def caller_of(self, *, token: str | None = None, cookie: str | None = None) -> Caller | None:
         """Return whose token or, without one, whose session cookie it is."""
@@ -206,6 +209,14 @@ class Access:
         if cookie is None or hash_of(cookie) in self._signed_out:
             return None
         return tokens.caller_of_session(cookie)
+
+    def lets_in(self, caller: Caller) -> bool:
+        """Return whether a caller who was let in still is: its user was not removed, and the file is there."""
+        try:
+            user = self.tokens.users.get(caller.name)
+        except FrontrunnerError:
+            return False
+        return not caller.key or (user is not None and hmac.compare_digest(user.key, caller.key))
 
     def sign_out(self, cookie: str) -> None:
         """End the session of a cookie; a restart forgets that, and a copied cookie is then good again for its time."""

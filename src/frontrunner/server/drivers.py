@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from itertools import pairwise
@@ -31,11 +31,11 @@ from frontrunner.evaluators.trainer.job import complete_steps
 from frontrunner.results.process_identity import USER_VARIABLE, acting_user
 from frontrunner.results.records import utc_now
 from frontrunner.results.redaction import without_secrets
-from frontrunner.results.status import ActiveDriver, active_drivers
+from frontrunner.results.status import ActiveDriver, active_drivers, is_archived
 from frontrunner.results.store import Store
 from frontrunner.search.budget import REQUESTED
-from frontrunner.server.auth import TOKEN_VARIABLE
-from frontrunner.server.errors import Conflict, TooMany, from_problem
+from frontrunner.server.auth import TOKEN_VARIABLE, Role
+from frontrunner.server.errors import Conflict, Forbidden, TooMany, from_problem
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError, NotFound
 from frontrunner.stop_signals import CANCEL_SIGNAL, PAUSE_SIGNAL
@@ -125,8 +125,15 @@ class Drivers:
             return self._starter.start(["launch"], campaign)
 
     def resume(self, campaign: str) -> dict[str, Any]:
-        """Start a driver that continues a campaign; raise `Conflict` where another one drives it."""
-        name = self._store.campaign(campaign).name
+        """Start a driver that continues a campaign; raise `Conflict` where another one drives it.
+
+        One that came from an archive may hold commands of strangers: raise `Forbidden`.
+        """
+        record = self._store.campaign(campaign)
+        name = record.name
+        if is_archived(self._store, record):
+            hint = f"whoever runs the service may, by the command line: frontrunner resume {name}"
+            raise Forbidden(f"campaign {name} came from an archive: no request runs what it says", hint=hint)
         with self._starting:
             seen = self._holder(name)
             if seen is not None:
@@ -210,6 +217,10 @@ class Replay:
     checkpoint_step: int
     last_events: tuple[Mapping[str, Any], ...]
     log_tail: str
+
+    def seen_by(self, role: Role) -> Replay:
+        """Return what a role may see of it: the log, which holds whatever the nodes print, is for operators."""
+        return self if role is Role.OPERATOR else replace(self, log_tail="")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Literal, get_origin
 
 import anyio
@@ -75,15 +75,19 @@ def _add(question: requests.Question) -> None:
         headers = {"content-disposition": f'attachment; filename="{export_name(of[0], given["to"])}"'}
         return Response(found, media_type=TEXT, headers=headers)
 
+    async def slow_route(service: Service, **given: Any) -> Response:
+        return await service.slowly(lambda: route(service, **given))
+
+    served = slow_route if question.method == "step" else route
     of_path = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=SUBJECTS[name]) for name in subjects]
     service = inspect.Parameter("service", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ServiceOf)
     of_query = [question.parameter(name) for name in question.query]
     lists = [one for one in of_query if get_origin(one.annotation) is list]  # FastAPI would read them from a body
     of_query = [one.replace(annotation=Annotated[one.annotation, Query()]) if one in lists else one for one in of_query]
-    vars(route)["__signature__"] = inspect.Signature([service, *of_path, *of_query])
+    vars(served)["__signature__"] = inspect.Signature([service, *of_path, *of_query])
     described: Any = {"name": question.method, "description": inspect.getdoc(question.local), "tags": [question.tag]}
     described |= _content("text/plain") if question.result is str else {"response_model": question.result}
-    api.get(question.path, **described)(route)
+    api.get(question.path, **described)(served)
 
 
 for _question in requests.QUESTIONS:
@@ -198,23 +202,30 @@ async def dataframe(
 @uncached.get("/campaigns/{name}/events", tags=["events"], **_content("text/event-stream"))
 async def event_stream(
     service: ServiceOf,
+    caller: CallerOf,
     name: CampaignName,
     last_event_id: Annotated[str | None, Header(max_length=64, description="Continue after this event.")] = None,
 ) -> Response:
-    """Stream a campaign's history and outcomes as they are recorded, from its beginning or after an id; endless."""
+    """Stream a campaign's history and outcomes as they are recorded, from its beginning or after an id.
+
+    Endless, but for a user who is removed.
+    """
     cursor = parse_cursor(last_event_id)
     await anyio.to_thread.run_sync(lambda: service.store.campaign(name))  # an unknown one is 404, not a stream
     if service.streams.available_tokens < 1:
         raise TooMany(f"{service.settings.limits.streams} streams are open: no more may be")
     follower = Follower(service.store, name, cursor)
-    return StreamingResponse(_stream(follower, service.streams), media_type="text/event-stream")
+    events = _stream(follower, service.streams, lambda: service.access.lets_in(caller))
+    return StreamingResponse(events, media_type="text/event-stream")
 
 
-async def _stream(follower: Follower, streams: anyio.CapacityLimiter) -> AsyncIterator[str]:
+async def _stream(
+    follower: Follower, streams: anyio.CapacityLimiter, may_read: Callable[[], bool]
+) -> AsyncIterator[str]:
     quiet = 0
     async with streams:
         yield f"retry: {int(1000 * POLL_S)}\n\n"
-        while True:
+        while may_read():
             found, more = await anyio.to_thread.run_sync(follower.poll)
             for event in found:
                 yield f"id: {event.id}\nevent: {event.kind}\ndata: {to_json(event.data)}\n\n"
@@ -288,15 +299,15 @@ _add_signal("cancel", "End running probes at once; their trials are tried again 
 
 
 @uncached.get("/replays", response_model=list[Replay], tags=["replays"])
-def all_replays(service: ServiceOf) -> Response:
-    """Return every replay that a service on this store has started."""
-    return answer(service.replays.all())
+def all_replays(service: ServiceOf, role: RoleOf) -> Response:
+    """Return every replay that a service on this store has started; the end of its log is for operators."""
+    return answer([found.seen_by(role) for found in service.replays.all()])
 
 
 @uncached.get("/replays/{recipe_id}", response_model=Replay, tags=["replays"])
-def one_replay(service: ServiceOf, recipe_id: RecipeId) -> Response:
-    """Return the progress of a replay, by the recipe's whole id."""
-    return answer(service.replays.one(recipe_id))
+def one_replay(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Response:
+    """Return the progress of a replay, by the recipe's whole id; the end of its log is for operators."""
+    return answer(service.replays.one(recipe_id).seen_by(role))
 
 
 @uncached.post("/replays", response_model=Replay, status_code=201, tags=["replays"], dependencies=STARTS)

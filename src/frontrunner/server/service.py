@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Annotated, Any, TypeVar, cast
+from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 import anyio
@@ -31,7 +32,14 @@ from frontrunner.server.errors import IDEMPOTENCY_KEY, PROBLEM, Forbidden, TooMa
 from frontrunner.server.pages.rendering import assets, render
 from frontrunner.server.requests import API
 from frontrunner.server.settings import ServiceSettings
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, did_you_mean, shown, shown_key
+from frontrunner.spaces.errors import (
+    FrontrunnerError,
+    InvalidInput,
+    bad_value,
+    did_you_mean,
+    shown,
+    shown_key,
+)
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import invalid_input
 from frontrunner.store import LocalStore
@@ -172,7 +180,9 @@ class Repeats:
         if not 0 < len(given) <= MOST_KEY_CHARACTERS:
             raise bad_value(IDEMPOTENCY_KEY, given, f"1 to {MOST_KEY_CHARACTERS} characters")
         key = (request.scope.get(CALLER), given)
-        asked = hashlib.sha256(f"{request.method} {request.url.path}\n".encode() + await request.body()).digest()
+        asked = hashlib.sha256(
+            f"{request.method} {request.url.path}?{request.url.query}\n".encode() + await request.body()
+        ).digest()
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
             if key not in self._kept:
@@ -317,9 +327,23 @@ def error_response(
 
 
 def response_of(scope: Scope, error: FrontrunnerError, store: str) -> Response:
-    """Return one of our errors as a response that does not reveal where the store is."""
-    message, kind = message_without_store(error, store), type(error).__name__
-    return error_response(scope, status_of(error), message, kind=kind, hint=error.hint)
+    """Return one of our errors as a response that reveals where the store is to operators alone."""
+    message, kind, hint = message_without_store(error, store), type(error).__name__, error.hint
+    caller = scope.get(CALLER)
+    is_operator = caller is not None and caller.role is Role.OPERATOR
+    if not is_operator:
+        message, hint = _without_place(message, store), hint and _without_place(hint, store)
+    return error_response(scope, status_of(error), message, kind=kind, hint=hint)
+
+
+def _without_place(text: str, store: str) -> str:
+    """Return a text without the address of the store, the host of its server and the folder of its file."""
+    scheme, is_url, rest = store.partition("://")
+    is_server = is_url and not scheme.startswith("sqlite")
+    place = urlsplit(f"//{rest}").hostname if is_server else str(Path(rest if is_url else store).parent)
+    for part, instead in ((store, "the store"), (place or "", "...")):
+        text = text.replace(part, instead) if len(part) > 1 else text  # "." and "/" are in any text
+    return text
 
 
 def message_without_store(error: FrontrunnerError, store: str) -> str:
