@@ -213,9 +213,7 @@ VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3), max_leaves=6
 )
 EXAMPLE = Path(__file__).parents[2] / "examples" / "laptop.toml"
-LAPTOP = EXAMPLE.read_text(encoding="utf-8").replace(
-    'preset = "this-machine"', 'device = "test-device"\nbackend = "cpu"'
-)
+LAPTOP = EXAMPLE.read_text(encoding="utf-8").replace('preset = "this-machine"', 'device = "test-device"')
 """The example on a made-up machine: detecting this one at every reading would take time."""
 QUICK = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
