@@ -261,6 +261,10 @@ def test_no_slip_of_the_hand_ends_in_anything_but_a_message(place: int, length: 
     assert ends_well(lambda: surveyed(path))
 
 
+def test_the_file_without_a_slip_is_read(tmp_path: Path) -> None:
+    surveyed(written(tmp_path / "campaign.toml", LAPTOP))
+
+
 def test_a_launch_can_change_keys_of_its_file(tmp_path: Path) -> None:
     path = written(tmp_path / "campaign.toml", campaign_toml({}))
     changes = {"evaluator": "simulated", "budget.probes": "3", "space.recompute": '["none", "full"]', "name": "mine"}
