@@ -522,7 +522,7 @@ def test_a_batch_script_submits_itself_again_until_the_replay_is_done(
         return f"trained to step {STEPS}" in said.read_text()
 
     wait_for(is_done, 800, pause_s=1.0)
-    assert len(noted(folder, "stopping")) >= 2
+    assert noted(folder, "stopping"), "once on a fast machine, which needs two jobs, and more often on others"
     assert not noted(folder, "failed"), "it stopped before its time was up"
     assert_same_run(folder, uninterrupted)
 
