@@ -18,10 +18,11 @@ from sqlalchemy import Connection, delete, func, insert, or_, select
 from frontrunner.notebook import Displayed
 from frontrunner.results.lease import refuse_referred
 from frontrunner.results.process_identity import acting_user
-from frontrunner.results.records import UNARCHIVED, timestamp
+from frontrunner.results.records import timestamp
 from frontrunner.results.rows import cell
-from frontrunner.results.schema import AttemptRow, Base, CampaignRow, DeletionRow, EventRow, FailureRow, MeasurementRow
+from frontrunner.results.schema import AttemptRow, Base, CampaignRow, DeletionRow, FailureRow, MeasurementRow
 from frontrunner.results.states import CampaignState
+from frontrunner.results.status import came_from_archive
 from frontrunner.results.store import Store
 from frontrunner.results.transfer import TABLES, of_campaign
 from frontrunner.spaces.errors import InvalidInput
@@ -119,8 +120,7 @@ def names_itself(folder: Path) -> bool:
 
 def _folders(connection: Connection, campaign_id: int, name: str) -> tuple[Path, ...]:
     """Return the run folders whose outcomes are stored, in a folder that has the name of the campaign's launch."""
-    archived = select(EventRow.id).where(EventRow.campaign_id == campaign_id, EventRow.kind == UNARCHIVED)
-    if connection.execute(archived).first():
+    if came_from_archive(connection, campaign_id):
         return ()
     spec = connection.execute(select(CampaignRow.spec_json).where(CampaignRow.id == campaign_id)).scalar_one()
     name = json.loads(cell(CampaignRow.spec_json, spec, campaign_id)).get("name", name)

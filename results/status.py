@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from frontrunner.notebook import Displayed, DisplayedRows
 from frontrunner.results.lease import holder_identity, is_held
@@ -297,14 +297,16 @@ def measured_with(store: Store, recipe: Recipe) -> list[Campaign]:
         return values(connection, Campaign, CampaignRow.id.in_(alike.join(StandingRow)))
 
 
-def came_from_archive(campaign_id: int) -> Select[int]:
-    """Return the query for the event of a campaign that came from an archive; no row for another."""
-    return select(EventRow.id).where(EventRow.campaign_id == campaign_id, EventRow.kind == UNARCHIVED)
+def came_from_archive(connection: Connection, campaign_id: int) -> bool:
+    """Return whether a campaign came from an archive: its folders and commands are another machine's."""
+    event = select(EventRow.id).where(EventRow.campaign_id == campaign_id, EventRow.kind == UNARCHIVED)
+    return connection.execute(event).first() is not None
 
 
 def is_archived(store: Store, campaign: Campaign) -> bool:
-    """Return whether a campaign came from an archive: its folders and commands are another machine's."""
-    return bool(store.events(campaign.id, limit=1, kind=UNARCHIVED))
+    """See `came_from_archive`."""
+    with store.database.read() as connection:
+        return came_from_archive(connection, campaign.id)
 
 
 def _complete_id(connection: Connection, prefix: str) -> str:
@@ -361,7 +363,7 @@ def _appearance(connection: Connection, trial: Trial) -> Appearance:
         ranked_recipes=connection.execute(ranked).scalar_one(),
         above=_neighbor(near[at - 1], near[at - 1], near[at]) if at else None,
         below=_neighbor(near[at + 1], near[at], near[at + 1]) if near[at + 1 :] else None,
-        is_archived=connection.execute(came_from_archive(trial.campaign_id)).first() is not None,
+        is_archived=came_from_archive(connection, trial.campaign_id),
         mfu_megatron=None if standing is None else _mfu_megatron(campaigns[0], standing.mfu),
     )
 

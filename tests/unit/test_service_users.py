@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from fastapi.testclient import TestClient
@@ -118,6 +119,16 @@ def test_a_user_who_is_removed_is_out_at_once(client: TestClient, chosen: Servic
     assert other.lets_in(other.tokens.caller("ada"))
     assert other.lets_in(owner())
     assert client.get(CAMPAIGNS, headers=session).status_code == 401
+
+
+@pytest.mark.timeout(60)
+def test_an_open_stream_ends_with_its_user(client: TestClient, chosen: ServiceSettings) -> None:
+    _, token = joined(client, invited(client, chosen))
+    removal = Timer(1.0, Access(chosen.token_file).remove, ["ada"])
+    removal.start()
+    answer = client.get(f"{CAMPAIGNS}/first/events", headers=bearer(token))  # the whole of it
+    removal.join()
+    assert (answer.status_code, "event: outcome" in answer.text) == (200, True)
 
 
 def test_users_have_names_of_their_own(client: TestClient, chosen: ServiceSettings) -> None:
