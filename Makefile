@@ -12,9 +12,10 @@ campaign: .venv/.installed
 test: .venv/.installed-dev
 	$(BIN)/pytest -n 2 --dist worksteal -m "$(QUICK)"
 
+# Batch systems, browsers and killed processes run beside each other: a test that fails runs once more and is listed.
 system: .venv/.installed-dev
-	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "system and not alone and not ($(QUICK))"
-	$(BIN)/pytest -m "system and alone and not ($(QUICK))"
+	$(BIN)/pytest --reruns 1 --rerun-show-tracebacks -n 4 --dist loadfile --no-loadscope-reorder -m "system and not alone and not ($(QUICK))"
+	$(BIN)/pytest --reruns 1 --rerun-show-tracebacks -m "system and alone and not ($(QUICK))"
 
 # Every legal recipe of two spaces of the trainer, not only the chosen ones: hours.
 every-recipe: .venv/.installed-dev

@@ -39,6 +39,7 @@ def campaign(folder: Path, ray: RayCluster, **sections: dict[str, Any]) -> str:
     base: dict[str, Any] = {
         "cluster": {"nodes": 2, "devices_per_node": 1},
         "dispatch": {"backend": "ray", "address": ray.address, "network_interface": "lo"},
+        "probe": {"deadline_s": 300, "step_deadline_s": 120},  # three nodes share the processors with other tests
     }
     for name, section in sections.items():
         base[name] = {**base.get(name, {}), **section}
@@ -99,6 +100,8 @@ def test_a_campaign_loses_nothing_with_a_node_and_its_driver(tmp_path: Path, ray
     assert done.returncode == 0, done.stderr
     found = outcomes(tmp_path)
     assert all(found[token] == outcome for token, outcome in known.items())
+    failures = [one for one in found.values() if isinstance(one, Failure)]
+    assert {one.kind for one in failures} == {FailureKind.LOST}, failures
     trials = [token.partition(".")[0] for token, one in found.items() if isinstance(one, Measurement)]
     assert sorted(trials) == [f"{number:05d}" for number in range(1, PROBES + 1)], "each once"
     assert not isinstance(found[cut.name], Measurement), "its driver died early in it"
