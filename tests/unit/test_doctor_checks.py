@@ -27,7 +27,6 @@ from frontrunner.evaluators.diagnostics.doctor.machine import (
     check_versions,
     gather_accelerators,
 )
-from frontrunner.evaluators.diagnostics.doctor.ray_cluster import check_ray
 from frontrunner.evaluators.diagnostics.doctor.site import (
     Disk,
     Fabric,
@@ -36,6 +35,7 @@ from frontrunner.evaluators.diagnostics.doctor.site import (
     check_fabric,
     check_host,
     check_job,
+    check_ray,
     check_schedulers,
     gather_disk,
     mount_of,

@@ -21,7 +21,6 @@ from packaging.requirements import Requirement
 from frontrunner.evaluators.cluster.environment import COLLECTIVES, job_environment
 from frontrunner.evaluators.diagnostics.doctor import site
 from frontrunner.evaluators.diagnostics.doctor.check import NOTE, PROBLEM, WARNING, Check, Needs, judge, run_checks
-from frontrunner.evaluators.diagnostics.doctor.ray_cluster import ray_checks
 from frontrunner.evaluators.external.trainers import NEVER_RAN
 from frontrunner.evaluators.probe.this_machine import Torch, cpu_name, detect, processors, torch_facts
 from frontrunner.spaces.errors import installing
@@ -89,7 +88,7 @@ def examine(needs: Needs) -> tuple[Check, ...]:
         ("devices", "campaign", lambda: check_needed_devices(torch, needs, processors()["devices_per_node"])),
         ("job", "scheduler", lambda: site.check_schedulers(site.gather_schedulers(), needs.scheduler)),
         ("job", "allocation", lambda: site.check_job(job_environment(os.environ, detect()), needs)),
-        *([("job", "ray", partial(ray_checks, needs.ray))] if needs.ray else []),
+        *([("job", "ray", partial(site.ray_checks, needs.ray))] if needs.ray else []),
         ("network", "host name", lambda: site.check_host(*site.gather_host())),
         ("network", "fabric", lambda: site.check_fabric(fabric, torch.backend)),
         *site.storage_checks(needs),

@@ -1,4 +1,4 @@
-"""Checks of the surroundings: batch system and job, network, and the disks of store and run folders."""
+"""Checks of the surroundings: batch system, job or Ray cluster, network, and the disks of store and run folders."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
 from frontrunner.evaluators.cluster.environment import JobEnvironment
+from frontrunner.evaluators.cluster.ray_allocation import look_at_ray
+from frontrunner.evaluators.cluster.settings import RAY_AUTO, RAY_LOCAL, NodeSource, has_resources, in_words
 from frontrunner.evaluators.diagnostics.doctor.check import NOTE, OK, PROBLEM, WARNING, Check, Examination, Needs, judge
 
 GIB = 2**30
@@ -26,6 +28,7 @@ PROGRAMS = {
 }
 """By scheduler, the command that submits to it, with the option that prints its version."""
 MAX_NAMED_NODES = 4
+START_ONE = "start it (`ray start`), or correct dispatch.address"
 FABRICS = {"sys/class/cxi": "Slingshot", "sys/class/infiniband": "InfiniBand or RoCE"}
 PLUGINS = ("librccl-net*.so", "libnccl-net*.so")
 """Names by which NCCL and RCCL look for a network plug-in in the library path: github.com/aws/aws-ofi-nccl."""
@@ -99,7 +102,7 @@ class Disk(NamedTuple):
     is_writable: bool
 
 
-# Batch system and job
+# Batch system, job and Ray cluster
 
 
 def gather_schedulers() -> dict[str, str]:
@@ -150,6 +153,38 @@ def check_job(job: JobEnvironment, needs: Needs) -> Iterator[Check]:
         found = f"the batch system gave this node {assigned} devices, and none is seen here"
         remedy = "see the checks of torch and of the driver, and start this on a compute node (srun, mpiexec)"
         yield Check("devices", found, PROBLEM, remedy)
+
+
+def check_ray(source: NodeSource, found: Mapping[str, Any] | str) -> Iterator[Check]:
+    """Require a cluster with enough nodes, each with the campaign's devices and the driver's versions."""
+    address = source.settings.address or RAY_AUTO
+    if isinstance(found, str):
+        yield Check("ray", f"{address}: {found}", PROBLEM, START_ONE)
+        return
+    needed = source.node_resources
+    fitting = {name: node for name, node in found["nodes"].items() if has_resources(node["resources"], needed)}
+    what = f"{address}: {len(found['nodes'])} nodes, {len(fitting)} of them with {in_words(needed)}"
+    remedy = f"start nodes with so many until there are {source.nodes}, or let Ray's autoscaler do it"
+    yield judge("ray", what, fine=len(fitting) >= source.nodes, otherwise=WARNING, remedy=remedy)
+    for name, node in fitting.items():
+        ours, theirs = found["versions"], node["versions"]
+        if isinstance(theirs, str):
+            yield Check("ray node", f"{name}: {theirs}", PROBLEM, "install frontrunner on it, in Ray's environment")
+        elif theirs != ours:
+            named = (", ".join(f"{key} {value}" for key, value in sorted(each.items())) for each in (theirs, ours))
+            what = "{} has {}; the driver {}".format(name, *named)
+            yield Check("ray node", what, PROBLEM, "install the same versions on it")
+
+
+def ray_checks(sources: Sequence[NodeSource]) -> Iterator[Check]:
+    """Look at the cluster and judge it for each group's nodes; one that a campaign starts itself is not there yet."""
+    address = sources[0].settings.address or RAY_AUTO
+    if address == RAY_LOCAL:
+        yield Check("ray", "the campaign starts a cluster on this machine", NOTE)
+        return
+    found = look_at_ray(address)
+    for source in sources if not isinstance(found, str) else sources[:1]:
+        yield from check_ray(source, found)
 
 
 # Network
