@@ -328,27 +328,21 @@ def error_response(
 
 def response_of(scope: Scope, error: FrontrunnerError, store: str) -> Response:
     """Return one of our errors as a response that reveals where the store is to operators alone."""
-    message, kind, hint = message_without_store(error, store), type(error).__name__, error.hint
-    caller = scope.get(CALLER)
-    is_operator = caller is not None and caller.role is Role.OPERATOR
-    if not is_operator:
-        message, hint = _without_place(message, store), hint and _without_place(hint, store)
-    return error_response(scope, status_of(error), message, kind=kind, hint=hint)
+    message, hint, caller = error.message.removesuffix(f" in {store}"), error.hint, scope.get(CALLER)
+    if caller is None or caller.role is not Role.OPERATOR:
+        message, hint = without_store(message, store), hint and without_store(hint, store)
+    return error_response(scope, status_of(error), message, kind=type(error).__name__, hint=hint)
 
 
-def _without_place(text: str, store: str) -> str:
+def without_store(text: str, store: str) -> str:
     """Return a text without the address of the store, the host of its server and the folder of its file."""
+    text = text.removesuffix(f" in {store}")
     scheme, is_url, rest = store.partition("://")
     is_server = is_url and not scheme.startswith("sqlite")
     place = urlsplit(f"//{rest}").hostname if is_server else str(Path(rest if is_url else store).parent)
     for part, instead in ((store, "the store"), (place or "", "...")):
         text = text.replace(part, instead) if len(part) > 1 else text  # "." and "/" are in any text
     return text
-
-
-def message_without_store(error: FrontrunnerError, store: str) -> str:
-    """Return an error's message without the address of the store."""
-    return error.message.removesuffix(f" in {store}")
 
 
 def from_validation(complaints: Sequence[Mapping[str, Any]]) -> FrontrunnerError:

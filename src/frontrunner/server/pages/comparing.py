@@ -17,7 +17,7 @@ from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.server.pages.rendering import page
 from frontrunner.server.requests import redacted
-from frontrunner.server.service import CachedRoute, Service, ServiceOf, message_without_store
+from frontrunner.server.service import CachedRoute, Service, ServiceOf, without_store
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NotFound, bad_value
 from frontrunner.views.charts.campaign import courses
 from frontrunner.views.charts.recipe import steps_beside
@@ -47,7 +47,7 @@ def compared(
         elif names:
             values = _campaigns(service, names)
     except (InvalidInput, NotFound) as error:
-        problem = message_without_store(error, store.url)
+        problem = without_store(error.message, store.url)
     chosen = names if "sides" in values else []
     known = newest_names(store, MOST_NAMES)
     known += [name for name in chosen if name not in known]
