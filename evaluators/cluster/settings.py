@@ -188,7 +188,7 @@ class DispatchSettings:
     group: Mapping[str, GroupDispatch] = field(default_factory=dict)
     """By the name of a [group](clusters.md#several-node-types): those of `account`, `queue`, `qos`, `constraint`,
     `walltime`, `nodes_per_allocation`, `allocations`, `processors_per_node`, `select_options`, `network_interface` and
-    `resources` that its nodes need. With `parsl` a `walltime` of all is needed beside those of groups."""
+    `resources` that its nodes need."""
 
     def __post_init__(self) -> None:
         for key, known in (("backend", BACKENDS), ("launcher", LAUNCHERS)):
@@ -202,10 +202,7 @@ class DispatchSettings:
         if self.backend == "parsl":
             self._check_request(given)
         for name in self.group:
-            try:
-                self.of_group(name)
-            except InvalidInput as error:
-                raise InvalidInput(f"dispatch.group.{name}: {error.message}", hint=error.hint) from None
+            self.of_group(name)
 
     def _why_unused(self, key: str) -> str | None:
         if self.backend == "local" or (self.backend == RAY and key not in _KEYS_WITH_RAY):
@@ -222,7 +219,7 @@ class DispatchSettings:
         if self.scheduler in UNSUITED_SCHEDULERS:
             raise InvalidInput(f'dispatch.scheduler = "{self.scheduler}": {UNSUITED_SCHEDULERS[self.scheduler]}')
         require_one_of("dispatch", "scheduler", self.scheduler, SCHEDULERS)
-        if self.walltime_s < 60:
+        if self.walltime_s < 60 and (self.walltime is not None or not self.group):
             expected = '"HH:MM:00", whole minutes: how long to hold nodes'
             raise bad_value("dispatch.walltime", self.walltime, expected)
         _, prefix, known = SCHEDULERS[self.scheduler]
@@ -233,10 +230,13 @@ class DispatchSettings:
                 raise bad_value("dispatch.scheduler_options", line, f"lines that begin with {prefix}")
 
     def of_group(self, name: str) -> DispatchSettings:
-        """Return the settings for the nodes of one group."""
+        """Return the settings for the nodes of one group; raise `InvalidInput` where they lack what it needs."""
         own = self.group.get(name, GroupDispatch())
         stated = {key: value for key, value in vars(own).items() if value is not None}
-        return replace(self, group={}, **stated)
+        try:
+            return replace(self, group={}, **stated)
+        except InvalidInput as error:
+            raise InvalidInput(f"dispatch.group.{name}: {error.message}", hint=error.hint) from None
 
     @property
     def has_nodes(self) -> bool:

@@ -185,6 +185,14 @@ def test_each_group_requests_nodes_in_its_own_way() -> None:
     }
 
 
+def test_a_walltime_of_all_is_needed_only_where_a_group_has_none() -> None:
+    own = {"small": {"walltime": "01:00:00"}, "large": {"walltime": "02:00:00"}}
+    spec = grouped(evaluator="probe", dispatch=dispatched(**own) | {"walltime": None})
+    assert {name: spec.dispatch.of_group(name).walltime_s for name in own} == {"small": 3600.0, "large": 7200.0}
+    with pytest.raises(InvalidInput, match=r"group\.small: dispatch\.walltime is missing: expected \"HH:MM:00\""):
+        grouped(evaluator="probe", dispatch=dispatched(large=own["large"]) | {"walltime": None})
+
+
 def test_a_misspelled_name_of_a_group_is_suggested() -> None:
     with pytest.raises(InvalidInput, match=r"cluster\.group\.name is missing") as refused:
         grouped({"nodes": 2, "nam": "a"})
