@@ -74,9 +74,20 @@ class Architecture:
     only: Mapping[str, Any] = field(default_factory=dict)
     full_every: int = 0
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether it reads `sliding_window`."""
+        return "sliding_window" in self.defaults
+
+    @property
+    def types_layers(self) -> bool:
+        """Whether its layers may differ in having the window: it reads `layer_types`."""
+        return self.full_every > 0 or "max_window_layers" in self.defaults
+
 
 _EPSILON = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"}
 _GATED = {"norm": "rmsnorm", "activation": "swiglu"}
+_QWEN_WINDOW = {"use_sliding_window": False, "sliding_window": 4096}
 _GEMMA_NAMES = _GROUPED | {
     "query_scalar": "query_pre_attn_scalar",
     "attention_softcap": "attn_logit_softcapping",
@@ -108,13 +119,15 @@ ARCHITECTURES = {
         only={"hidden_act": "silu"},
     ),
     "qwen2": Architecture(
-        defaults=_EPSILON | {"num_key_value_heads": 32, "use_sliding_window": False},
+        defaults=_EPSILON | {"num_key_value_heads": 32} | _QWEN_WINDOW | {"max_window_layers": 28},
         model=_GATED | {"biases": "qkv"},
         only={"hidden_act": "silu"},
     ),
     "qwen3": Architecture(
         defaults=_EPSILON
-        | {"num_key_value_heads": 32, "head_dim": 128, "attention_bias": False, "use_sliding_window": False},
+        | {"num_key_value_heads": 32, "head_dim": 128, "attention_bias": False}
+        | _QWEN_WINDOW
+        | {"max_window_layers": 28},
         model=_GATED | {"qk_norm": True},
         only={"hidden_act": "silu", "attention_bias": False},
     ),
@@ -127,6 +140,7 @@ ARCHITECTURES = {
             "num_key_value_heads": 8,
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
+            "sliding_window": None,
         },
         model=_GATED,
         only={"hidden_act": "silu"},
@@ -140,7 +154,8 @@ ARCHITECTURES = {
             "renormalized_experts": "norm_topk_prob",
         },
         defaults=_EPSILON
-        | {"num_key_value_heads": 4, "attention_bias": False, "use_sliding_window": False, "norm_topk_prob": False}
+        | {"num_key_value_heads": 4, "attention_bias": False, "norm_topk_prob": False}
+        | _QWEN_WINDOW
         | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
         | {"decoder_sparse_step": 1, "mlp_only_layers": []},
         model=_GATED | {"qk_norm": True},
@@ -171,7 +186,9 @@ ARCHITECTURES = {
         only={"hidden_act": "silu", "attention_bias": False, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
         | {"moe_layer_freq": 1, "rms_norm_eps": 1e-6},
     ),
-    "phi3": Architecture(defaults=_EPSILON | {"rms_norm_eps": 1e-5}, model=_GATED, only={"hidden_act": "silu"}),
+    "phi3": Architecture(
+        defaults=_EPSILON | {"rms_norm_eps": 1e-5, "sliding_window": None}, model=_GATED, only={"hidden_act": "silu"}
+    ),
     "gpt2": Architecture(
         names=_GPT2,
         defaults={
@@ -230,7 +247,7 @@ ARCHITECTURES = {
     ),
 }
 """Of `transformers`, whose classes' defaults these are."""
-NEEDED = ("layers", "hidden", "heads", "vocabulary")
+NEEDED = ("layers", "hidden", "heads", "vocabulary", "ffn_hidden")
 _ROTARY_SCALING = {
     "linear": {"factor": "factor"},
     "llama3": {
@@ -260,7 +277,8 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
         )
     architecture = ARCHITECTURES[kind]
     later_names = {"num_experts": config.get("num_local_experts")}  # as transformers writes it from version 5 on
-    stated = {**architecture.defaults, **{key: value for key, value in later_names.items() if value}, **config}
+    plain = {key: value for key, value in config.items() if key != "rope_scaling" or value is not None}
+    stated = {**architecture.defaults, **{key: value for key, value in later_names.items() if value}, **plain}
     given = {key: value for key, value in stated.items() if value is not None}
     for key, value in architecture.only.items():
         if (False if value is False and given.get(key) is None else given.get(key)) != value:
@@ -269,7 +287,7 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
     found: Table = {"name": config.get("_name_or_path") or kind, **architecture.model}
     found |= {own: given[key] for own, key in architecture.names.items() if key in given}
     for own in NEEDED:
-        if own not in found:
+        if own not in found and architecture.names[own] != "n_inner":  # which is by default 4 * hidden
             raise InvalidInput(f"no {architecture.names[own]}", hint="take the config.json of the whole model")
     if "activation" not in found:
         key = "activation_function" if kind == "gpt2" else "hidden_act"
@@ -279,7 +297,7 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
     if "positions" not in found:
         found |= _rotary(given, found.get("head_width", found["hidden"] // found["heads"]))
     found = _completed(found, given)
-    return found | _windows(given, found["layers"], given.get("sliding_window_pattern", architecture.full_every))
+    return found | _windows(given, architecture, found["layers"])
 
 
 def _check_values(given: Mapping[str, Any], architecture: Architecture) -> None:
@@ -395,12 +413,12 @@ def _config_as(kind: str, model: Model) -> Table:
 
 
 def _windows_as(architecture: Architecture, model: Model) -> Table:
-    if not {"sliding_window", "use_sliding_window"} & architecture.defaults.keys():
+    if not architecture.has_windows:
         return {}
     found: Table = {"sliding_window": model.attention_window}
     if "use_sliding_window" in architecture.defaults:
         found["use_sliding_window"] = model.attention_window is not None
-    if architecture.full_every or found.get("use_sliding_window"):
+    if architecture.types_layers and (architecture.full_every or found["use_sliding_window"]):
         of_layers = [model.window_of(layer) for layer in range(model.layers)]
         found["layer_types"] = ["full_attention" if one is None else "sliding_attention" for one in of_layers]
     return found
@@ -414,8 +432,9 @@ def _rotary_as(kind: str, model: Model) -> Table:
     if model.window_rotary_theta is not None and "rope_local_base_freq" in ARCHITECTURES[kind].defaults:
         found["rope_local_base_freq"] = model.window_rotary_theta
     scaling = model.rotary_scaling
-    if scaling is None:
-        return found | {"rope_scaling": None}
+    if scaling is None:  # where null stands for the architecture's own
+        is_own = "rope_scaling" in ARCHITECTURES[kind].defaults
+        return found | {"rope_scaling": {"rope_type": "default"} if is_own else None}
     stated = asdict(scaling)
     table: Table = {"rope_type": scaling.kind} | {
         key: stated[own] for own, key in _ROTARY_SCALING[scaling.kind].items()
@@ -428,15 +447,15 @@ def _rotary_as(kind: str, model: Model) -> Table:
     return found | {"rope_scaling": table}
 
 
-def _windows(given: Mapping[str, Any], layers: int, every: int) -> Table:
+def _windows(given: Mapping[str, Any], architecture: Architecture, layers: int) -> Table:
     """Return which layers have the sliding window. Gemma 3 rotates differently in those that have it."""
-    types = _layer_types(given, layers, every)
+    types = _layer_types(given, architecture, layers)
     if _WINDOW not in types:
         return {}
     every = types.index(_FULL) + 1 if _FULL in types else 0
     if types != _every(every, layers):
         key = "layer_types" if "layer_types" in given else "max_window_layers"
-        raise bad_value(key, given.get(key, 28), "the window in all layers but each n-th one")
+        raise bad_value(key, given.get(key), "the window in all layers but each n-th one")
     found = {"attention_window": given["sliding_window"], "full_attention_every": every}
     if "rope_local_base_freq" not in given:
         return found
@@ -447,16 +466,19 @@ def _windows(given: Mapping[str, Any], layers: int, every: int) -> Table:
     return found | {"window_rotary_theta": _number("rope_local_base_freq", theta)}
 
 
-def _layer_types(given: Mapping[str, Any], layers: int, every: int) -> list[str]:
-    """Return the stated types; else the window in all layers but one of `every`, or but Qwen's `max_window_layers`.
+def _layer_types(given: Mapping[str, Any], architecture: Architecture, layers: int) -> list[str]:
+    """Return the stated types; else the window in all layers but one of so many, or but Qwen's `max_window_layers`.
 
     Empty where nothing is stated and no window is in use. Raises `InvalidInput` for a type that is not modeled.
     """
-    has_window = given.get("sliding_window") is not None and given.get("use_sliding_window", True)
+    has_window = architecture.has_windows and given.get("sliding_window") and given.get("use_sliding_window", True)
+    if has_window and "max_window_layers" in architecture.defaults:
+        first = given.get("max_window_layers", architecture.defaults["max_window_layers"])
+        built = [_FULL if layer < first else _WINDOW for layer in range(layers)]
+    else:
+        built = _every(given.get("sliding_window_pattern", architecture.full_every), layers) if has_window else []
     if "layer_types" not in given:
-        if has_window and "use_sliding_window" in given:
-            return [_FULL if layer < given.get("max_window_layers", 28) else _WINDOW for layer in range(layers)]
-        return _every(every, layers) if has_window else []
+        return built
     types = given["layer_types"]
     if not isinstance(types, list) or len(types) != layers:
         raise bad_value("layer_types", types, f"a list of {layers}, one for each layer")
@@ -464,7 +486,7 @@ def _layer_types(given: Mapping[str, Any], layers: int, every: int) -> list[str]
     if others := [name for name in types if name not in modeled]:
         windowless = "" if has_window else ": no sliding_window is in use"
         raise bad_value("layer_types", others[0], f"{' or '.join(modeled)}{windowless}")
-    return types
+    return types if architecture.types_layers else built
 
 
 def _every(every: int, layers: int) -> list[str]:
@@ -499,6 +521,8 @@ def _rotary(given: Mapping[str, Any], head_width: int) -> Table:
     theta = given.get("rope_theta", given.get("rotary_emb_base", 10_000.0))
     found: Table = {"rotary_theta": _number("rope_theta", table.get("rope_theta", theta))}
     if share != 1:
+        if given["model_type"] not in ("gpt_neox", "phi3"):  # transformers rotates whole heads of others
+            raise bad_value("partial_rotary_factor", share, "1: no other is modeled")
         if _number("partial_rotary_factor", share) > 1:
             raise bad_value("partial_rotary_factor", share, "a share of at most 1")
         found["rotary_width"] = int(head_width * share)

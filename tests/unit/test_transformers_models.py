@@ -103,6 +103,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"num_hidden_layers": 3, "head_dim": 48, "sliding_window": 70, "sliding_window_pattern": 3}
     | {"rope_theta": 3e5, "rope_local_base_freq": 5e3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     "gpt_neox as released": _WIDTHS | {"intermediate_size": 320, "hidden_act": "gelu_fast", "rotary_pct": 0.25},
+    "llama with another's window": _GROUPED | {"sliding_window": 70},
+    "mixtral in windows": _GROUPED | {"num_local_experts": 4, "sliding_window": 70},
+    "qwen3_moe in windows": _GROUPED
+    | {"moe_intermediate_size": 80, "num_experts": 8, "num_experts_per_tok": 3}
+    | {"sliding_window": 70, "use_sliding_window": True, "max_window_layers": 48},
+    "gpt_oss by default": _GROUPED
+    | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 60, "rope_scaling": None},
     "llama linear": _GROUPED | {"rope_scaling": {"type": "linear", "factor": 4.0}},
     "qwen3 yarn": _GROUPED
     | {"head_dim": 48, "rope_theta": 1e6, "rope_scaling": _YARN | {"original_max_position_embeddings": 64}},
@@ -228,6 +235,12 @@ def test_presets_compute_what_the_published_models_do(name: str) -> None:
     assert apart(*logits(reduced(name), theirs(reduced(name)))) < RELATIVE
 
 
+def test_a_model_without_its_architecture_s_scaling_of_positions_is_written_so() -> None:
+    """Where a configuration states none, `transformers` gives a model of gpt-oss's kind YaRN."""
+    model = replace(reduced("gpt-oss-20b"), rotary_scaling=None)
+    assert apart(*logits(model, theirs(model))) < RELATIVE
+
+
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_configurations_are_read_as_transformers_builds_them(kind: str) -> None:
     config = {"model_type": kind.split(maxsplit=1)[0], **PUBLISHED[kind]}
@@ -237,7 +250,7 @@ def test_configurations_are_read_as_transformers_builds_them(kind: str) -> None:
     assert apart(*logits(model, reference)) < RELATIVE
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", PUBLISHED)
 def test_a_key_that_is_left_out_has_the_value_that_transformers_gives_it(kind: str) -> None:
     def read(given: dict[str, Any]) -> object:
         try:
@@ -245,15 +258,16 @@ def test_a_key_that_is_left_out_has_the_value_that_transformers_gives_it(kind: s
         except InvalidInput as error:
             return error.message.partition(" = ")[0].rpartition(".")[2]
 
+    of_type = kind.split(maxsplit=1)[0]
     for key in (
-        *ARCHITECTURES[kind].defaults,
+        *ARCHITECTURES[of_type].defaults,
         "head_dim",
         "num_key_value_heads",
         "rope_theta",
         "rotary_pct",
         "n_inner",
     ):
-        config = {"model_type": kind, **PUBLISHED[kind]}
+        config = {"model_type": of_type, **PUBLISHED[kind]}
         config.pop(key, None)
         whole = json.loads(json.dumps(transformers.AutoConfig.for_model(**config).to_dict()))
         assert read(config) == read(whole), key
@@ -286,6 +300,8 @@ def test_a_value_of_another_kind_is_refused_by_its_key(kind: str) -> None:
             {"sliding_window_pattern": "6"},
             'sliding_window_pattern = "6": expected a whole number',
         ),
+        ("llama", {"intermediate_size": None}, "no intermediate_size"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5: expected 1: no other is modeled"),
         ("llama", {"rms_norm_eps": "1e-5"}, 'rms_norm_eps = "1e-5": expected a number above 0'),
         ("llama", {"tie_word_embeddings": 1}, "tie_word_embeddings = 1: expected true or false"),
         (
