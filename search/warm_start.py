@@ -274,17 +274,22 @@ def _ratio(one: float, other: float) -> float:
 
 
 def _evidence(known: PriorResult, earlier: Earlier) -> Evidence:
-    """Combine a recipe's repeats into one measurement with the steps of all, whose spread shows how far they agree."""
+    """Combine a recipe's repeats into one measurement with the steps of all, whose spread shows how far they agree.
+
+    Without the peak of a table's row: it may count what the allocator reserves or the device holds (`mem_kind`), which
+    the store does not keep, and strategies compare peaks with what tensors hold.
+    """
     outcomes, origin = known.outcomes, f"campaign {earlier.campaign.name}"
     if isinstance(outcomes, Failure):
         outcome: Outcome = outcomes
     else:
         together = pool(outcomes)
+        peak = None if earlier.campaign.figures == IMPORTED else together.peak_memory_bytes_max_rank
         names = ("tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device", "mfu")
         outcome = replace(
             outcomes[-1],
             step_times_s=tuple(time for measured in outcomes for time in measured.step_times_s),
-            peak_memory_bytes=(together.peak_memory_bytes_max_rank or 0,),
+            peak_memory_bytes=(peak or 0,),
             **{name: getattr(together, name) for name in names},
         )
     if earlier.campaign.strategy == IMPORTED:

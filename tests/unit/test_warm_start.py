@@ -189,6 +189,17 @@ def test_a_rehearsal_may_learn_from_a_rehearsal(past: Past) -> None:
     assert (len(found.evidence), found.reusable) == (1, {})
 
 
+def test_a_table_s_peak_teaches_no_memory_since_its_kind_is_not_stored(past: Past) -> None:
+    past.add((recipe(), measured()))
+    past.add((OTHER, measured()))
+    table = past.earlier[-1].campaign
+    table = replace(table, problem_summary={**table.problem_summary, "figures": "imported"})
+    past.earlier[-1] = past.earlier[-1]._replace(campaign=table)
+    peak = max(measured().peak_memory_bytes)
+    ours, theirs = (replace(measured(), peak_memory_bytes=(size,)) for size in (peak, 0))
+    assert [one.outcome for one in past.gather().evidence] == [ours, theirs]
+
+
 def test_the_nearest_problems_come_first(past: Past) -> None:
     past.add((recipe(), measured()), cluster={"name": "elsewhere", "nodes": 4})
     past.add((recipe(), measured()), model={"hidden": 256})  # of another shape, but of the same cluster
