@@ -23,19 +23,20 @@ class StepWatch(OnNodes, RankWatch):
     @property
     def has_ended(self) -> bool:
         """Return whether every rank has, or those that are left cannot be; not before it is known who ended them."""
-        if self.nodes.interrupted is not None and not self._all_succeeded:
+        if self.nodes.interrupted is not None and not self.have_succeeded:
             return self.lost is not None
         return super().has_ended
 
     @property
-    def _all_succeeded(self) -> bool:
+    def have_succeeded(self) -> bool:
+        """Return whether every rank ended well."""
         return self.have_all_ended and not any(self.statuses.values())
 
     def look(self) -> bool:
         """Read the nodes' reports, end what is overdue, and find out what happened to a silent step."""
         self._read_reports()
         super().look()
-        if not self._all_succeeded and self.lost is None:
+        if not self.have_succeeded and self.lost is None:
             self.lost = self.nodes.why_lost(have_begun=self.began_s is not None, have_ended=self.have_all_ended)
         return self.has_ended
 

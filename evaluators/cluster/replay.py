@@ -9,8 +9,7 @@ from frontrunner.evaluators.cluster.allocations import HeldAllocation, Placed
 from frontrunner.evaluators.cluster.probe import StepWatch, environment_on_nodes
 from frontrunner.evaluators.cluster.settings import NodeSource
 from frontrunner.evaluators.cluster.starts import LONGEST_RUN_S, Cause, Ending, Starts
-from frontrunner.evaluators.probe.classify import Evidence, Verdict, classify
-from frontrunner.evaluators.probe.files import read_json, tail, why_disk_full, write_json
+from frontrunner.evaluators.probe.files import read_json, write_json
 from frontrunner.evaluators.probe.job import disk_folder
 from frontrunner.evaluators.probe.replay import COLLECTIVE_TIMEOUT_S, Follower, ReplayPlan
 from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
@@ -27,7 +26,7 @@ class ReplayWatch(StepWatch):
 
     def __init__(self, order: ProbeOrder, chosen: ReplayPlan, placed: Placed) -> None:
         super().__init__(order, chosen.setup, placed)
-        self._written = RunFolder(chosen.folder)
+        self.written_to = RunFolder(chosen.folder)
         self._steps = StepCounter(chosen.folder)
         self._steps.advance()  # over those of earlier starts
 
@@ -36,26 +35,6 @@ class ReplayWatch(StepWatch):
         if time.monotonic() - self.progressed_s < COLLECTIVE_TIMEOUT_S:
             return None
         return FailureKind.HUNG, f"no {missing} within {COLLECTIVE_TIMEOUT_S:g} s, after {steps_done} steps"
-
-    @property
-    def have_succeeded(self) -> bool:
-        """Return whether every rank ended well."""
-        return self.have_all_ended and not any(self.statuses.values())
-
-    def verdict(self) -> Verdict:
-        """Return why the ranks ended."""
-        ranks = range(self.order.recipe.devices)
-        evidence = Evidence(
-            statuses=self.statuses,
-            errors=self._written.errors(len(ranks)),
-            log_tails={rank: tail(self.folder.log(rank)) for rank in ranks},
-            overdue=self.overdue,
-            killed_by_us=frozenset(self.killed),
-            kernel_oom_kills=self.kernel_oom_kills,
-            lost=self.lost,
-            disk_full=why_disk_full(self._written.path),
-        )
-        return classify(evidence)
 
 
 class RankStarts(Starts[ReplayWatch]):
@@ -91,8 +70,7 @@ class RankStarts(Starts[ReplayWatch]):
 
     def cause(self, watch: ReplayWatch) -> Cause:
         """Return why the ranks ended."""
-        found = watch.verdict()
-        log = (watch.lost and watch.lost_log) or watch.folder.log(found.rank)
+        found, log = watch.verdict()
         return Cause(found.kind, found.message, log)
 
     def reached(self) -> int:

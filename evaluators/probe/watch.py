@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import psutil
 
 from frontrunner.evaluators.probe import TORCH_DEVICES, processes
-from frontrunner.evaluators.probe.classify import Evidence, classify
+from frontrunner.evaluators.probe.classify import Evidence, Verdict, classify
 from frontrunner.evaluators.probe.files import is_disk_full, tail, why_disk_full, write_json
 from frontrunner.evaluators.probe.fork_server import ForkClient, RanksStarted, ServerLost
 from frontrunner.evaluators.probe.job import Corpus, corpus, disk_folder, probe_job
@@ -170,10 +170,14 @@ class RankedProbes(QueuedProbes[AnyWatch]):
 
 
 class RankWatch(Watch):
-    """Follows the ranks of a probe; `killed` holds those that were killed on purpose, `pids` the ids of local ones."""
+    """Follows the ranks of a probe; `killed` holds those that were killed on purpose, `pids` the ids of local ones.
+
+    `written_to` is the folder of what they write beside their logs.
+    """
 
     def __init__(self, order: ProbeOrder, setup: ProbeSetup) -> None:
         super().__init__(order, setup)
+        self.written_to = self.folder
         self.statuses: dict[int, int] = {}
         self.killed: set[int] = set()
         self.pids: tuple[int, ...] = ()
@@ -240,23 +244,28 @@ class RankWatch(Watch):
         has_failed = self._failed_s is not None or self.lost is not None
         if outcome is not None and not (isinstance(outcome, Measurement) and has_failed):
             return outcome
+        verdict, log = self.verdict()
+        message = verdict.message
+        if left := ", ".join(map(str, self.unended)):
+            message += f"; killed, and not ended within {processes.KILL_GRACE_S:g} s: process {left}"
+        failure = Failure(kind=verdict.kind, message=message, node_seconds=self.node_seconds)
+        return with_log(failure, log)
+
+    def verdict(self) -> tuple[Verdict, Path]:
+        """Return why the ranks ended without a result, and the log that explains it."""
         ranks = range(self.order.recipe.devices)
         evidence = Evidence(
             statuses=self.statuses,
-            errors=self.folder.errors(len(ranks)),
+            errors=self.written_to.errors(len(ranks)),
             log_tails={rank: tail(self.folder.log(rank)) for rank in ranks},
             overdue=self.overdue,
             killed_by_us=frozenset(self.killed),
             kernel_oom_kills=self.kernel_oom_kills,
             lost=self.lost,
-            disk_full=why_disk_full(self.folder.path),
+            disk_full=why_disk_full(self.written_to.path),
         )
-        verdict = classify(evidence)
-        message = verdict.message
-        if left := ", ".join(map(str, self.unended)):
-            message += f"; killed, and not ended within {processes.KILL_GRACE_S:g} s: process {left}"
-        failure = Failure(kind=verdict.kind, message=message, node_seconds=self.node_seconds)
-        return with_log(failure, (self.lost and self.lost_log) or self.folder.log(verdict.rank))
+        found = classify(evidence)
+        return found, (self.lost and self.lost_log) or self.folder.log(found.rank)
 
 
 def write_job(order: ProbeOrder, job: dict[str, Any], setup: ProbeSetup) -> Path:
