@@ -168,7 +168,7 @@ class CommandWatch(Watch):
             foreign = next((line for line in text.splitlines() if FOREIGN_OOM.search(line)), None)
             if foreign is not None:
                 return FailureKind.OUT_OF_MEMORY, first_line(foreign), self._log_of(node)
-            if status_of_none(end) and not errors:
+            if end is not None and end["status"] == NOT_STARTED and not errors:
                 return FailureKind.CRASHED, first_line(text), self._log_of(node)
         if self.lost is None and any(end is None and node not in self.killed for node, end in ends.items()):
             why_full = why_disk_full(self.order.run_folder)
@@ -189,11 +189,6 @@ class CommandWatch(Watch):
             return found.kind, found.message.replace(f"rank {found.rank}", f"node {found.rank}"), log
         message = found.message.replace(f"rank 0 while {phase}: ", "").replace("rank 0", "the command")
         return found.kind, message, log
-
-
-def status_of_none(end: dict[str, Any] | None) -> bool:
-    """Return whether a program that does not exist ended like this."""
-    return end is not None and end["status"] == NOT_STARTED
 
 
 def exceptions(text: str, phase: str) -> tuple[RankError, ...]:
