@@ -159,10 +159,8 @@ def _why_unmatched(store: LocalStore, problem: Problem, recipe: Recipe) -> str:
         tables["problem"] = {key: found[key] for key in ("sequence_length", "precision")}
         return {(f"{part}.{key}", repr(value)) for part, table in tables.items() for key, value in table.items()}
 
-    others: list[Problem] = []
-    if isinstance(store, LocalStore):  # not over HTTP
-        with store.opened() as opened:
-            others = [stored_spec(one).problem for one in measured_with(opened, recipe) if one.figures != "simulated"]
+    with store.opened() as opened:
+        others = [stored_spec(one).problem for one in measured_with(opened, recipe) if one.figures != "simulated"]
     own, none = parts(problem), "the store has no measurement of this recipe"
     found = Counter(tuple(sorted({key for key, _ in own ^ parts(other)})) for other in others)
     keys, count = min(found.items(), key=lambda one: len(one[0]), default=((), 0))
@@ -311,15 +309,7 @@ def plan_replay(
         found = file = read(Path(recipe_id))
         refuse_file_of_others(file, recipe_id)
         figures, tokens_per_s = (file.measured.figures, file.measured.tokens_per_s) if file.measured else ("", None)
-        setup = ProbeSetup(
-            problem=file.problem,
-            probe=file.training.probe,
-            data=named or data_of_file(file, recipe_id),
-            work_folder=run_root(store_url()) / "recipe-files",
-            seed=file.training.seed,
-            engines=(file.recipe.engine,),
-            dispatch=file.training.nodes.dispatch,
-        )
+        setup = _setup_of_file(file, named or data_of_file(file, recipe_id))
         schedule = file.training.schedule
     else:
         found = _tried_in(campaign, recipe_id, store)
@@ -330,10 +320,7 @@ def plan_replay(
             if one.standing and one.campaign.figures != "imported" and not stored_spec(one.campaign).trainer
         ]
         if not ranked:
-            raise InvalidInput(
-                f"recipe {found.recipe_id} was never measured, so there is nothing to replay",
-                hint="`frontrunner best` lists the measured ones",
-            )
+            raise _never_measured(found.recipe_id)
         _, record, tokens_per_s = min(ranked, key=itemgetter(0))  # the newest come first
         spec = stored_spec(record)
         figures, setup, schedule = record.figures, spec.probe_setup().at(found.recipe), schedule_of(spec)
@@ -379,13 +366,10 @@ def plan_command_replay(
         return None
     measured = [(one.standing.tokens_per_s, spec) for one, spec in own if one.standing is not None]
     if not measured:
-        raise InvalidInput(
-            f"recipe {found.recipe_id} was never measured, so there is nothing to replay",
-            hint="`frontrunner best` lists the measured ones",
-        )
+        raise _never_measured(found.recipe_id)
     tokens_per_s, spec = measured[0]  # the newest come first
     if (make := commands_of(spec.evaluator, spec.command)) is None:
-        raise _of_another_trainer(found.recipe_id, spec.evaluator, named=found.recipe_id)
+        raise _of_another_trainer(found.recipe_id, spec.evaluator)
     spec.check_commands(found.recipe)
     return command_replay.plan(
         recipe_id=found.recipe_id,
@@ -404,17 +388,10 @@ def _command_replay_of_file(file: RecipeFile, settings: ReplaySettings) -> Comma
         return None
     if (make := commands_of(command.evaluator, command.settings)) is None:
         raise bad_value("content.training.command.evaluator", command.evaluator, "one that makes commands")
-    dispatch = file.training.nodes.dispatch
-    setup = ProbeSetup(
-        problem=file.problem,
-        probe=file.training.probe,
-        data=DataSettings(),
-        work_folder=run_root(store_url()) / "recipe-files",
-        seed=file.training.seed,
-        dispatch=replace(dispatch, backend="allocation") if command.on_nodes else dispatch,
-        command=command.settings,
-    )
-    check_program(replace(setup, dispatch=dispatch), make, file.recipe)
+    setup = replace(_setup_of_file(file, DataSettings()), command=command.settings)
+    check_program(setup, make, file.recipe)
+    if command.on_nodes:
+        setup = replace(setup, dispatch=replace(setup.dispatch, backend="allocation"))
     is_measured = file.measured is not None and file.measured.figures == "measured"
     return command_replay.plan(
         recipe_id=file.recipe_id,
@@ -423,6 +400,18 @@ def _command_replay_of_file(file: RecipeFile, settings: ReplaySettings) -> Comma
         make_command=make,
         measured_tokens_per_s=file.measured.tokens_per_s if file.measured and is_measured else None,
         settings=settings,
+    )
+
+
+def _setup_of_file(file: RecipeFile, data: DataSettings) -> ProbeSetup:
+    return ProbeSetup(
+        problem=file.problem,
+        probe=file.training.probe,
+        data=data,
+        work_folder=run_root(store_url()) / "recipe-files",
+        seed=file.training.seed,
+        engines=(file.recipe.engine,),
+        dispatch=file.training.nodes.dispatch,
     )
 
 
@@ -479,20 +468,18 @@ def _refuse_recipe_of_others(explanation: Explanation) -> None:
         raise _of_a_table(explanation.recipe_id, ", which learns from the table")
     specs = [stored_spec(appearance.campaign) for appearance in explanation.appearances]
     if all(spec.trainer for spec in specs):
-        raise _of_another_trainer(explanation.recipe_id, specs[-1].evaluator, named=explanation.recipe_id)
+        raise _of_another_trainer(explanation.recipe_id, specs[-1].evaluator)
 
 
 def refuse_file_of_others(file: RecipeFile, named: str) -> None:
     """Raise `InvalidInput`, as for a stored recipe, for a recipe file with figures of others."""
     measured, command = file.measured, file.training.command
-    trainer = command.evaluator if command is not None else measured and measured.trainer
+    trainer = command.evaluator if command is not None else None if measured is None else measured.trainer
     if trainer is not None:
         hint = f"with its campaign's store: frontrunner replay {file.recipe_id}, or export it there, with its command"
         if command is not None:
             hint = f"frontrunner export {named} --to slurm, pbs or lsf, or for that trainer: --to TOOL"
-        raise InvalidInput(
-            f"recipe {file.recipe_id} was run by another trainer, with evaluator = {trainer!r}", hint=hint
-        )
+        raise _of_another_trainer(file.recipe_id, trainer, hint)
     if measured is not None and not measured.is_ours:
         raise _of_a_table(file.recipe_id)
 
@@ -504,8 +491,11 @@ def _of_a_table(recipe_id: str, learning: str = "") -> InvalidInput:
     )
 
 
-def _of_another_trainer(recipe_id: str, evaluator: str, *, named: str) -> InvalidInput:
-    return InvalidInput(
-        f"recipe {recipe_id} was run by another trainer, with evaluator = {evaluator!r}",
-        hint=f"export it for that trainer: frontrunner export {named} --to TOOL",
-    )
+def _of_another_trainer(recipe_id: str, evaluator: str, hint: str | None = None) -> InvalidInput:
+    hint = hint or f"export it for that trainer: frontrunner export {recipe_id} --to TOOL"
+    return InvalidInput(f"recipe {recipe_id} was run by another trainer, with evaluator = {evaluator!r}", hint=hint)
+
+
+def _never_measured(recipe_id: str) -> InvalidInput:
+    what = f"recipe {recipe_id} was never measured, so there is nothing to replay"
+    return InvalidInput(what, hint="`frontrunner best` lists the measured ones")
