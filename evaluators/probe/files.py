@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from frontrunner.results.redaction import without_secrets
 from frontrunner.spaces.document import write_bytes
 
+LOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\.log")
 MIN_FREE_BYTES = 8 * 2**20
 """Room that a probe needs for its job, logs and results. Assumed: they take less than 1 MiB."""
 
@@ -72,6 +74,20 @@ def last_lines(text: str, lines: int) -> str:
     """Return the last lines of a log's text without control characters and secrets."""
     printable = ["".join(c for c in line if c.isprintable() or c == "\t") for line in text.splitlines()[-lines:]]
     return without_secrets("\n".join(printable))
+
+
+def read_end(root: Path, path: Path, *, most_bytes: int) -> str | None:
+    """Return the last bytes of `root`/FOLDER/NAME.log as text; None for another path, a link, or a missing file."""
+    try:
+        found = path.resolve(strict=True)
+        own = root.resolve() / path.parent.name / path.name
+        if found != own or not LOG_NAME.fullmatch(path.name) or not found.is_file():
+            return None
+        with found.open("rb") as file:
+            file.seek(max(0, found.stat().st_size - most_bytes))
+            return file.read(most_bytes).decode("utf-8", errors="replace")
+    except OSError:
+        return None
 
 
 def why_disk_full(folder: Path) -> str | None:

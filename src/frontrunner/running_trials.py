@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.evaluators.probe.files import last_lines
+from frontrunner.evaluators.probe.files import last_lines, read_end
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
 from frontrunner.evaluators.registry import commands_of
@@ -23,7 +23,6 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.store import read_end
 from frontrunner.text import percent, seconds, thousands
 
 if TYPE_CHECKING:

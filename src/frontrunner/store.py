@@ -16,9 +16,10 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from frontrunner import running_trials
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.settings import DEFAULT_STORE, store_url
-from frontrunner.evaluators.probe.files import write_text
+from frontrunner.evaluators.probe.files import read_end, write_text
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.notebook import DisplayedRows
 from frontrunner.results import pages, predictions, ranking, status
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
     from frontrunner.evaluators.analytic.breakdown import Breakdown
     from frontrunner.evaluators.analytic.timeline import StepTimeline
-    from frontrunner.running_trials import Running
     from frontrunner.views.charts.marks import Missing
     from frontrunner.views.film import Film
     from frontrunner.views.report import NotDrawn
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LOG_BYTES = 65_536
-LOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\.log")
 
 
 @contextmanager
@@ -143,10 +142,8 @@ class LocalStore:
         with self.opened() as store:
             return status.status(store, campaign)
 
-    def running(self, campaign: str | None = None, *, top: int = 3) -> Running:
+    def running(self, campaign: str | None = None, *, top: int = 3) -> running_trials.Running:
         """Return what runs in a campaign now, the first `top` probes in full, its last outcomes and the time left."""
-        from frontrunner import running_trials
-
         with self.opened() as store:
             return running_trials.running(store, campaign, top=top)
 
@@ -244,9 +241,8 @@ class LocalStore:
                 most_bytes = 0
             folder = None if not most_bytes else status.open_run_folder(store, record.name, trial_number)
         if folder is not None:
-            from frontrunner.running_trials import log_of
-
-            found = read_end(stored_spec(record).run_folder, log_of(folder), most_bytes=most_bytes)
+            log = running_trials.log_of(folder)
+            found = read_end(stored_spec(record).run_folder, log, most_bytes=most_bytes)
             if found is not None:
                 return without_secrets(found)
         if failure is None:
@@ -427,20 +423,6 @@ def as_function(method: Callable[..., T]) -> Callable[..., T]:
     parameters = [p for p in list(own.parameters.values())[1:] if p.kind is not inspect.Parameter.VAR_KEYWORD]
     vars(function)["__signature__"] = own.replace(parameters=[*parameters, named])
     return function
-
-
-def read_end(root: Path, path: Path, *, most_bytes: int) -> str | None:
-    """Return the last bytes of `root`/FOLDER/NAME.log as text; None for another path, a link, or a missing file."""
-    try:
-        found = path.resolve(strict=True)
-        own = root.resolve() / path.parent.name / path.name
-        if found != own or not LOG_NAME.fullmatch(path.name) or not found.is_file():
-            return None
-        with found.open("rb") as file:
-            file.seek(max(0, found.stat().st_size - most_bytes))
-            return file.read(most_bytes).decode("utf-8", errors="replace")
-    except OSError:
-        return None
 
 
 POLL_S = 1.0

@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 
 from frontrunner import api
 from frontrunner.config.campaign import keys_of
+from frontrunner.evaluators.probe.files import read_end
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
@@ -23,7 +24,7 @@ from frontrunner.server.requests import FORBIDDEN_KEYS, SECTIONS
 from frontrunner.server.service import response_of
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NameTaken
 from frontrunner.spaces.validation import dump_json
-from frontrunner.store import Cursor, Follower, parse_cursor, read_end
+from frontrunner.store import Cursor, Follower, parse_cursor
 from frontrunner.text import as_plain
 from support.campaigns import spec_of, tiny
 from support.rankings import measurement, record, start

@@ -24,7 +24,7 @@ from typing import IO, Any, Literal, cast
 import psutil
 
 from frontrunner.config.settings import STORE_VARIABLE, run_root
-from frontrunner.evaluators.probe.files import read_json, write_json
+from frontrunner.evaluators.probe.files import read_end, read_json, write_json
 from frontrunner.evaluators.probe.processes import kill_group
 from frontrunner.evaluators.probe.replay import ReplayStopped
 from frontrunner.evaluators.trainer.job import complete_steps
@@ -39,7 +39,6 @@ from frontrunner.server.errors import Conflict, Forbidden, TooMany, from_problem
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError, NotFound
 from frontrunner.stop_signals import CANCEL_SIGNAL, PAUSE_SIGNAL
-from frontrunner.store import read_end
 
 CHILD = "frontrunner.server.child"
 OUR_MODULES = frozenset({"frontrunner", "frontrunner.cli", CHILD})
