@@ -29,7 +29,7 @@ from frontrunner.results.store import open_store
 from frontrunner.server.auth import CALLER, Access, Caller, LoginLinks, Role
 from frontrunner.server.drivers import Drivers, Replays
 from frontrunner.server.errors import IDEMPOTENCY_KEY, PROBLEM, Forbidden, TooMany, problem, status_of
-from frontrunner.server.pages.rendering import assets, render
+from frontrunner.server.pages.rendering import assets, render, sign_in_page
 from frontrunner.server.requests import API
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import (
@@ -313,8 +313,6 @@ def error_response(
         content = problem(status, message, kind=kind, hint=hint)
         return JSONResponse(content, status_code=status, headers=headers, media_type=PROBLEM)
     if status == 401 and "hx-request" not in given:
-        from frontrunner.server.pages.account import sign_in_page
-
         page: str = sign_in_page(scope)
     elif CALLER not in scope or "hx-request" in given:
         form, words = NOTICE if "hx-request" in given else PAGE, {"message": message, "hint": hint or ""}

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
-from markupsafe import Markup
-from starlette.datastructures import Headers
-from starlette.types import Scope
 
 from frontrunner.results.process_identity import acting_for
 from frontrunner.server.auth import SESSION_S, USER_NAME, Caller, Role
 from frontrunner.server.errors import Forbidden
-from frontrunner.server.middleware import session_cookie
-from frontrunner.server.pages.rendering import page, render
+from frontrunner.server.pages.rendering import own_place, page, sign_in_page
 from frontrunner.server.requests import UserBody
 from frontrunner.server.service import OPERATOR, CallerOf, Service, ServiceOf, unhurried
 from frontrunner.spaces.errors import InvalidInput
@@ -23,7 +19,6 @@ from frontrunner.spaces.errors import InvalidInput
 router = APIRouter()
 TRIES, TRIES_PER_S = 10, 0.2
 """Attempts to sign in that one address may make at once, and after that."""
-MOST_PLACE = 2000
 CONTINUE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>frontrunner</title>
 <meta http-equiv="refresh" content="0; url=/"></head>
@@ -42,23 +37,6 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 FormOf = Annotated[dict[str, str], Depends(_form)]
-
-
-def sign_in_page(scope: Scope, *, problem: str = "", place: str | None = None) -> Markup:
-    """Return the page that asks for a token, and then leads on to where the request went."""
-    if place is None:
-        wanted = scope["path"] + ("?" + scope["query_string"].decode("latin-1") if scope["query_string"] else "")
-        place = wanted if scope["method"] == "GET" else "/"
-    return render("sign_in.html", here="/login", problem=problem, place=_own_place(place))
-
-
-def _own_place(place: str) -> str:
-    """Return a path of this service, `/` in place of anything else."""
-    parts = urlsplit(place)
-    is_ours = place.startswith("/") and not (parts.scheme or parts.netloc) and len(place) <= MOST_PLACE
-    if not is_ours or place.startswith("/login") or "\\" in place or not place.isprintable():
-        return "/"
-    return quote(place, safe="/?&=%:,;~+!*'()@-._$[]")
 
 
 def _let_in(service: Service, caller: Caller, response: Response) -> Response:
@@ -92,13 +70,13 @@ def sign_in(request: Request, service: ServiceOf, form: FormOf) -> Response:
     if caller is None:
         text = sign_in_page(request.scope, problem="This token is not valid.", place=form.get("place", "/"))
         return HTMLResponse(text, status_code=401)
-    return _let_in(service, caller, RedirectResponse(_own_place(form.get("place", "/")), status_code=303))
+    return _let_in(service, caller, RedirectResponse(own_place(form.get("place", "/")), status_code=303))
 
 
 @router.post("/logout")
 def sign_out(request: Request, service: ServiceOf) -> Response:
     """End the session."""
-    cookie = session_cookie(Headers(scope=request.scope), service.access)
+    cookie = request.cookies.get(service.access.cookie)
     if cookie is not None:
         service.access.sign_out(cookie)
     gone = RedirectResponse("/login", status_code=303)

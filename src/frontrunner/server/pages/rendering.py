@@ -1,4 +1,4 @@
-"""Templates to HTML, all text escaped and control characters shown; and the static files that pages name."""
+"""Templates to HTML, all text escaped and control characters shown; static files that pages name; the sign-in page."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import json
 from functools import cache
 from importlib.resources import files
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment
 from markupsafe import Markup
+from starlette.types import Scope
 
 from frontrunner import __version__
 from frontrunner.results.process_identity import requesting_user
@@ -49,6 +51,7 @@ FILES = (
     "icon.svg",
 )
 CHARTS = "charts.js"
+MOST_PLACE = 2000
 STATIC = "/static/"
 """The folder of files that pages name; they are open to all, as the package is."""
 KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
@@ -116,3 +119,20 @@ def macro(template: str, name: str, *arguments: Any) -> Markup:
     """Return what a macro of a template makes of its arguments."""
     found: Markup = getattr(templates().get_template(template).module, name)(*arguments)
     return found
+
+
+def sign_in_page(scope: Scope, *, problem: str = "", place: str | None = None) -> Markup:
+    """Return the page that asks for a token, and then leads on to where the request went."""
+    if place is None:
+        wanted = scope["path"] + ("?" + scope["query_string"].decode("latin-1") if scope["query_string"] else "")
+        place = wanted if scope["method"] == "GET" else "/"
+    return render("sign_in.html", here="/login", problem=problem, place=own_place(place))
+
+
+def own_place(place: str) -> str:
+    """Return a path of this service, `/` in place of anything else."""
+    parts = urlsplit(place)
+    is_ours = place.startswith("/") and not (parts.scheme or parts.netloc) and len(place) <= MOST_PLACE
+    if not is_ours or place.startswith("/login") or "\\" in place or not place.isprintable():
+        return "/"
+    return quote(place, safe="/?&=%:,;~+!*'()@-._$[]")
