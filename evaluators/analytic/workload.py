@@ -59,8 +59,9 @@ class Workload:
     `layers_middle` of the fullest between; `dense_first`, `dense_middle` and `dense_last` of these have no experts.
     `head_on_first` marks one rank with both. `split_backward` schedules run the gradients of weights separately,
     `keeps_all` ones (GPipe) all forward passes first. `attended_share` is what windows leave of the positions,
-    `normed_heads` the width of queries and keys that have norms of their own, `expert_deviation` is that of an expert's
-    tokens over the mean. `rank_order` is an index into `RANK_ORDERS`, `fp8` one into `FP8_SCALINGS`.
+    `kv_hidden` has a head for each tensor-parallel rank at least. `normed_heads` is the width of queries and keys that
+    have norms of their own, `expert_deviation` that of an expert's tokens over the mean. `rank_order` is an index into
+    `RANK_ORDERS`, `fp8` one into `FP8_SCALINGS`.
     """
 
     layers: Rows
@@ -139,6 +140,8 @@ class Workload:
     def of(cls, recipes: Sequence[Recipe], problem: Problem, split: Split = "even") -> Workload:
         """Return the recipes of one problem, in order; `split` gives layers to stages that a recipe does not state."""
         model = problem.model
+        # Where ranks are more than these heads, each has one whole.
+        kv_heads = np.maximum(model.kv_heads, each(recipes, attrgetter("tensor_parallel"), np.float64))
         columns: dict[str, Any] = {
             "vocabulary": number(model.padded_vocabulary),
             "sequence_length": number(problem.sequence_length),
@@ -146,12 +149,12 @@ class Workload:
             "rotary": np.array([model.positions == "rotary"]),
             "fused_attention": np.array([problem.has_fused_attention]),
             "bytes_per_value": number(BYTES_PER_VALUE[problem.precision]),
-            "kv_hidden": number((model.kv_hidden + model.kv_heads * model.value_dim) / 2),
+            "kv_hidden": kv_heads * (model.head_dim + model.value_dim) / 2,
             "value_hidden": number(model.mixed_hidden),
             "rotary_width": number(model.rotary_width if model.key_value_rank else 0),
             "attended_share": number(model.attended(problem.sequence_length) / problem.sequence_length),
             "norms": number(4 if model.post_norms else 2),
-            "normed_heads": number(model.q_hidden + model.kv_hidden if model.qk_norm else 0),
+            "normed_heads": (model.q_hidden + kv_heads * model.head_dim) * model.qk_norm,
             "parallel_residual": np.array([model.parallel_residual]),
             "clamped_gate": np.array([model.activation == "swiglu_clamped"]),
             "capped_logits": np.array([model.logits_softcap is not None]),

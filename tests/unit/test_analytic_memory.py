@@ -261,3 +261,14 @@ def test_attention_keeps_the_joint_product_of_which_values_are_a_view() -> None:
 
     assert kept(ALEPH_ALPHA, one) - kept(software, one) == pytest.approx(2)
     assert kept(ALEPH_ALPHA, two) - kept(software, two) == pytest.approx(3)
+
+
+def test_ranks_that_are_more_than_the_key_value_heads_have_one_each() -> None:
+    """By hand: in place of an eighth of the only head a rank has all of it, its keys and values, 2 x 96 wide."""
+    shared, own = (replace(PROBLEM, model=replace(GPT_22B, kv_heads=heads)) for heads in (1, 8))
+    one, eight = (peak_memory(machine(), work(recipe(), problem=problem)) for problem in (shared, own))
+    none = peak_memory(machine(), work(recipe(), problem=shared, kv_hidden=0.0))
+    assert one.activations == eight.activations
+    tokens = 4 * PROBLEM.sequence_length
+    assert one.activations - none.activations == pytest.approx(GPT_22B.layers * tokens * 2 * 2 * 96)
+    assert one.parameters - none.parameters == pytest.approx(GPT_22B.layers * 6144 * 2 * 2 * 96)
