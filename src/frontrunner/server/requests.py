@@ -103,7 +103,7 @@ class CampaignBody(Body):
     "probe" unless a trainer or a table is named.
     """
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [LAPTOP]})
+    model_config = ConfigDict(json_schema_extra={"examples": [LAPTOP]})
 
     name: CampaignName | None = None
     evaluator: Literal["probe", "simulated", "command", "table"] | None = None
@@ -145,9 +145,7 @@ class ReplayBody(Body):
     `anyway` runs it on other hardware than the recipe was measured on.
     """
 
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"recipe_id": "3f9c01d2ab4e", "steps": 200}]}
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [{"recipe_id": "3f9c01d2ab4e", "steps": 200}]})
 
     recipe_id: Annotated[str, Field(pattern="^[0-9a-f]{4,64}$")]
     steps: Steps
@@ -182,8 +180,6 @@ class Problem(ProblemKind):
 class Limits(Body):
     """Limits of a budget."""
 
-    model_config = ConfigDict(extra="forbid")
-
     probes: Annotated[int | None, Field(gt=0)] = None
     minutes: Annotated[float | None, Field(gt=0)] = None
     node_hours: Annotated[float | None, Field(gt=0)] = None
@@ -196,7 +192,7 @@ class ChangeBody(Body):
     `tags` replace those that it has; a `hidden` campaign is left out of lists.
     """
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"budget": {"probes": 40}}]})
+    model_config = ConfigDict(json_schema_extra={"examples": [{"budget": {"probes": 40}}]})
 
     name: CampaignName | None = None
     budget: Limits | None = None
@@ -241,7 +237,7 @@ class SignalAnswer(LaunchAnswer):
 class UserBody(Body):
     """Someone to invite. An operator may launch and stop, a reader only read."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"name": "ada"}]})
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "ada"}]})
 
     name: Annotated[str, Field(pattern=f"^{USER_NAME}$")]
     role: Role = Role.OPERATOR
