@@ -134,9 +134,10 @@ def dispatch_s(machine: Machine, work: Workload) -> Rows:
     row = row * machine.rank_imbalance(work)
     ways = work.expert_tensor_parallel
     gathered = row * work.experts_per_token * ways
-    shared = ring_s(machine, gathered, group=ways, stride=number(1), passes=1)
+    shared = ring_s(machine, gathered, group=ways, stride=_stage_stride(machine, work, ways), passes=1)
     if not machine.software.dispatches_once:
-        one_way = all_to_all_s(machine, row * work.experts_per_token, group=group, stride=ways) + shared
+        stride = ways * _stage_stride(machine, work, work.expert_ranks)
+        one_way = all_to_all_s(machine, row * work.experts_per_token, group=group, stride=stride) + shared
         return np.where(work.recompute_full, 6.0, 4.0) * one_way
     per_node = np.minimum(machine.devices_per_node, group)
     nodes = group / per_node
@@ -145,6 +146,16 @@ def dispatch_s(machine: Machine, work: Workload) -> Rows:
     moving = np.maximum(inside / _inside_bytes_per_s(machine, per_node), outside / machine.network_bytes_per_s_per_node)
     one_way = np.where(group > 1, moving + _start_s(machine, group > per_node), 0.0) + shared
     return np.where(work.recompute_full, 6.0, 4.0) * one_way
+
+
+def _stage_stride(machine: Machine, work: Workload, neighbors: Rows) -> Rows:
+    """Return how far apart so many neighbors of a pipeline stage are: 1, unless ranks of other stages lie between.
+
+    Then it is what leaves a node as many ranks of the stage as it has.
+    """
+    together = work.strides["pp"]
+    between = np.clip(machine.devices_per_node / together, 1.0, work.pipeline_parallel)
+    return np.where(neighbors > together, between, 1.0)
 
 
 def _share_chosen(work: Workload, places: Rows) -> Rows:

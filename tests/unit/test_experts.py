@@ -266,6 +266,16 @@ def test_tokens_travel_to_their_experts_and_back_in_both_passes() -> None:
     assert gathered == pytest.approx(4 * 8 * sent / OURS.node_bytes_per_s), "each rank gets the tokens of all eight"
 
 
+def test_tokens_cross_nodes_where_ranks_of_other_stages_fill_them() -> None:
+    """By hand: of a stage's eight ranks a node has one, and its eight devices send 7 / 8 through its ports."""
+    shape = {"tensor_parallel": 1, "pipeline_parallel": 8, "schedule": "1f1b", "micro_batch_seqs": 1, "accumulation": 8}
+    near, far = (recipe(**shape, expert_parallel=8, rank_order=order) for order in ("tp-dp-pp", "tp-pp-dp"))
+    found = dispatch_s(OURS, work(near, far, problem=of_experts()))
+    sent = 4 * 2048 * 2 * 4096 * 2 * 7 / 8
+    speeds = [OURS.node_bytes_per_s, OURS.network_bytes_per_s_per_node / 8]
+    assert found == pytest.approx(sent / np.array(speeds))
+
+
 def test_tokens_that_are_sent_once_cross_to_each_node_at_most_one_time() -> None:
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 1, "devices": 16, "expert_parallel": 16}
     rows = work(recipe(**shape), problem=of_experts(experts=16, experts_per_token=4))
