@@ -1,7 +1,7 @@
 """Rows of a table of measured configurations as clusters, problems, recipes and outcomes.
 
-A problem is the rows of one model, sequence length, global batch, hardware and number of devices, attention kernel and
-precision. A row that cannot become a recipe is left out and counted with the reason.
+A problem is the rows that state the same in `PROBLEM_COLUMNS` and the same shape. A row that cannot become a recipe is
+left out and counted with the reason.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -36,6 +36,7 @@ from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, refuse_unstorable
 from frontrunner.spaces.cluster import PRECISIONS, ByPrecision, Cluster, Links
 from frontrunner.spaces.document import read_plain
+from frontrunner.spaces.errors import free_among
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.presets import cluster_preset, device_preset, model_preset, preset_names
 from frontrunner.spaces.problem import GlobalBatch, Problem, SoftwareSettings
@@ -91,8 +92,13 @@ ASSUMED_MEMORY_GIB = 80.0
 
 PROBLEM_COLUMNS = (
     "model", "seq", "gbs", "hardware", "gpus", "training_code", "attention_kernel", "precision", "experts", "top_k",
-    "framework", "dispatcher", "ep_overlap", "cuda_graph", "routing",
+    "framework", "dispatcher", "ep_overlap", "cuda_graph", "routing", *schema.MACHINE_NUMBERS,
 )  # fmt: skip
+SHAPE_COLUMNS = (
+    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab", "attention", "shared_experts", "dense_layers",
+    "dense_ffn_hidden",
+)  # fmt: skip
+"""What makes rows of one model's name, which may be empty, another model's."""
 CODE_COLUMNS = ("training_code", "framework", "dispatcher", "ep_overlap", "cuda_graph", "routing")
 FAILURES = {
     FailureKind.OUT_OF_MEMORY: ("oom", "out of memory", "out-of-memory", "out_of_memory"),
@@ -201,20 +207,35 @@ def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:
         row.fill(mbs=schema.over(row.gbs, row.dp * row.gas))
         row.fill(gas=schema.over(row.gbs, row.mbs * row.dp), vocab=schema.GPT2_VOCABULARY)
     doubted = schema.mislabeled(rows)
+    shapes: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for row in rows:
+        if _has_shape(row):
+            shapes.setdefault(_stated(row, PROBLEM_COLUMNS), _stated(row, SHAPE_COLUMNS))
     for row in rows:
         if row.number in doubted:
             left_out.add(schema.MISLABELED, row.number)
             continue
-        groups.setdefault(tuple(str(getattr(row, column)) for column in PROBLEM_COLUMNS), []).append(row)
+        alike = _stated(row, PROBLEM_COLUMNS)
+        # A row without a shape takes that of the others.
+        shape = _stated(row, SHAPE_COLUMNS) if _has_shape(row) else shapes.get(alike, (str(row.n_params_b),))
+        groups.setdefault((*alike, *shape), []).append(row)
     found = [(made, group[0]) for group in groups.values() if (made := _problem(group, left_out))]
-    alike = Counter(one.name for one, _ in found)
-    # The kernel, the precision and a code are in the name only where problems differ in nothing else.
-    return [
-        replace(one, name=" ".join((one.name, row.attention_kernel, row.precision, *_code_words(row))))
-        if alike[one.name] > 1
-        else one
-        for one, row in found
-    ]
+    names = Counter(one.name for one, _ in found)
+    named: dict[str, TableProblem] = {}
+    for one, row in found:
+        # The kernel, the precision and a code are in the name only where problems differ in nothing else.
+        words = (row.attention_kernel, row.precision, *_code_words(row)) if names[one.name] > 1 else ()
+        name = free_among(named, " ".join((one.name, *words)))
+        named[name] = replace(one, name=name)
+    return list(named.values())
+
+
+def _stated(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(getattr(row, column)) for column in columns)  # as text, since NaN differs from itself
+
+
+def _has_shape(row: Row) -> bool:
+    return _is_count(row.layers) and _is_count(row.hidden)
 
 
 def _code_words(row: Row) -> list[str]:
@@ -223,7 +244,7 @@ def _code_words(row: Row) -> list[str]:
 
 
 def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
-    """Return the problem of rows that share `PROBLEM_COLUMNS`, as its first complete row states it, or None."""
+    """Return the problem of rows that belong together, as its first complete row states it, or None."""
     problem, first = None, rows[0]
     for row in rows:
         with suppress(ValueError, OverflowError):

@@ -210,6 +210,15 @@ def test_rows_of_another_kernel_are_another_problem(tmp_path: Path) -> None:
     assert len({problem.name for problem in found.problems}) == 3
 
 
+@pytest.mark.parametrize("other", [{"layers": 48}, {"ffn_hidden": 4096}, {"memory_gib_per_device": 40}])
+def test_rows_of_another_shape_or_machine_are_another_problem_whatever_their_names(
+    tmp_path: Path, other: dict[str, float]
+) -> None:
+    first, second = read(tmp_path, row(model=""), row(model="", **other)).problems
+    assert first.problem != second.problem
+    assert first.name != second.name
+
+
 @pytest.mark.parametrize(
     ("kernel", "attention", "traits"),
     [
