@@ -49,13 +49,6 @@ class Export:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def steps_of(problem: Problem, recipe: Recipe) -> int:
-    """Return the optimizer steps that train on `problem.billion_tokens`; without them `SOME_STEPS`."""
-    if problem.billion_tokens is None:
-        return SOME_STEPS
-    return math.ceil(problem.billion_tokens * 1e9 / tokens_per_step(recipe, problem))
-
-
 def is_preset(model: Model, name: str) -> bool:
     """Return whether a model computes and has the sizes of a preset: all but its name, limits and balancing agree."""
     table = model_preset(name)
@@ -75,6 +68,39 @@ def why_no_launch(problem: Problem, recipe: Recipe) -> Reason | None:
     if nodes * per_node == recipe.devices:
         return None
     return Reason("unequal-nodes", f"{recipe.devices} devices do not fill nodes of {per_node} equally")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob:
+    """What a job trains with: a recipe, lines on its origin, its recipe file, and commands that nodes run first.
+
+    `by_command`: the file holds another trainer's command. `data` are the paths and bytes of the files to train on.
+    """
+
+    problem: Problem
+    recipe: Recipe
+    header: Sequence[str]
+    recipe_file: str
+    by_command: bool = False
+    setup: Sequence[str] = ()
+    network_interface: str | None = None
+    data: Sequence[tuple[str, int]] = ()
+
+    @property
+    def steps(self) -> int:
+        """The optimizer steps that train on `problem.billion_tokens`; without them `SOME_STEPS`."""
+        if self.problem.billion_tokens is None:
+            return SOME_STEPS
+        return math.ceil(self.problem.billion_tokens * 1e9 / tokens_per_step(self.recipe, self.problem))
+
+    def launch(self, to: str) -> tuple[int, int]:
+        """Return `launch_of` the recipe; raise `InvalidInput` for one that cannot be started, or not by our trainer."""
+        if (reason := why_no_launch(self.problem, self.recipe)) is not None:
+            raise InvalidInput(f"{to} cannot start this recipe: {reason}")
+        if (own := self.recipe.custom_arguments()) and not self.by_command:
+            what = f"{to} scripts train by the built-in trainer, which does not take {' '.join(own)}"
+            raise InvalidInput(what, hint="export it to the trainer's own arguments: --to megatron-lm")
+        return launch_of(self.problem, self.recipe)
 
 
 class Tool(ABC):

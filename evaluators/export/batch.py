@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.cluster.settings import DispatchSettings
-from frontrunner.evaluators.export.base import END_OF_FILE, comments, launch_of, steps_of, why_no_launch
+from frontrunner.evaluators.export.base import END_OF_FILE, TrainingJob, comments
 from frontrunner.spaces.document import recipe_id
-from frontrunner.spaces.errors import InvalidInput, JobEnds, bad_value
+from frontrunner.spaces.errors import JobEnds, bad_value
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe
 
 _FIND_SCRIPT = """\
 SCRIPT="${{{{SCRIPT:-{{job}}.{scheduler}.sh}}}}"  # where this script is, to be submitted again: {how}
@@ -137,37 +136,22 @@ YOURS_OF_CAMPAIGN = (
 )
 
 
-def batch_script(  # noqa: PLR0913 - what a script is made of
-    scheduler: str,
-    problem: Problem,
-    recipe: Recipe,
-    header: Sequence[str],
-    recipe_file: str,
-    setup: Sequence[str] = (),
-    *,
-    dispatch: DispatchSettings | None = None,
-    by_command: bool = False,
-) -> str:
-    """Return a script for sbatch, qsub or bsub that trains with a recipe, after the commands of `setup`.
+def batch_script(scheduler: str, job: TrainingJob, *, dispatch: DispatchSettings | None = None) -> str:
+    """Return a script for sbatch, qsub or bsub that trains with a recipe.
 
-    What its campaign's `dispatch` requests of the same scheduler it requests, too. `by_command`: the recipe file holds
-    another trainer's command.
+    What its campaign's `dispatch` requests of the same scheduler it requests, too.
     """
-    if (reason := why_no_launch(problem, recipe)) is not None:
-        raise InvalidInput(f"{scheduler} cannot start this recipe: {reason}")
-    if (own := recipe.custom_arguments()) and not by_command:
-        what = f"{scheduler} scripts train by the built-in trainer, which does not take {' '.join(own)}"
-        raise InvalidInput(what, hint="export it to the trainer's own arguments: --to megatron-lm")
-    (nodes, per_node), has_gpus = launch_of(problem, recipe), problem.cluster.backend != "cpu"
-    figures = {"nodes": nodes, "per_node": per_node, "job": recipe_id(problem, recipe), "recipe_file": recipe_file}
-    figures |= {"steps": steps_of(problem, recipe)}
-    request: dict[str, str | None] = {}
+    (nodes, per_node), identity = job.launch(scheduler), recipe_id(job.problem, job.recipe)
+    figures: dict[str, Any] = {"nodes": nodes, "per_node": per_node, "job": identity}
+    figures |= {"recipe_file": job.recipe_file, "steps": job.steps}
+    request, setup = dict[str, str | None](), job.setup
     if dispatch is not None and dispatch.scheduler == scheduler:
         figures |= {"walltime": dispatch.walltime, "minutes": int(dispatch.walltime_s / 60)}
         request = {key: getattr(dispatch, key) for key in SCHEDULERS[scheduler]["request"]}
         setup = (*dispatch.scheduler_options, *setup)  # which a batch system reads up to the first command
-    kind, yours = (COMMAND, YOURS_OF_COMMAND) if by_command else (REPLAY, (YOURS,))
-    return _script(scheduler, kind, figures, (*header, *yours), setup, has_gpus=has_gpus, request=request)
+    kind, yours = (COMMAND, YOURS_OF_COMMAND) if job.by_command else (REPLAY, (YOURS,))
+    has_gpus, header = job.problem.cluster.backend != "cpu", (*job.header, *yours)
+    return _script(scheduler, kind, figures, header, setup, has_gpus=has_gpus, request=request)
 
 
 def campaign_script(  # noqa: PLR0913 - what a campaign file states

@@ -13,11 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.export.base import comments, launch_of, steps_of, why_no_launch
+from frontrunner.evaluators.export.base import TrainingJob, comments
 from frontrunner.spaces.document import recipe_id
-from frontrunner.spaces.errors import InvalidInput, bad_value
-from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.errors import bad_value
 
 RESOURCES = {"cpu": "cpu", "cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu", "xpu": "gpu.intel.com/i915"}
 """What the device plug-ins of Kubernetes call a node's devices."""
@@ -58,33 +56,20 @@ fi
 """
 
 
-def manifest(  # noqa: PLR0913 - what a recipe file states
-    problem: Problem,
-    recipe: Recipe,
-    header: Sequence[str],
-    recipe_file: str,
-    *,
-    setup: Sequence[str] = (),
-    network_interface: str | None = None,
-    data: Sequence[tuple[str, int]] = (),
-) -> str:
+def manifest(job: TrainingJob) -> str:
     """Return the YAML of a config map, a volume claim and a JobSet that trains with a recipe.
 
-    `data` are the paths and bytes of the files to train on, whose folders become folders of the volume.
+    The folders of the files to train on become folders of the volume.
     """
     import yaml
 
-    if (reason := why_no_launch(problem, recipe)) is not None:
-        raise InvalidInput(f"kubernetes cannot start this recipe: {reason}")
-    if own := recipe.custom_arguments():
-        what = f"the manifest trains by the built-in trainer, which does not take {' '.join(own)}"
-        raise InvalidInput(what, hint="export it to the trainer's own arguments: --to megatron-lm")
+    (nodes, per_node), problem = job.launch("kubernetes"), job.problem
     if (backend := problem.cluster.backend) not in RESOURCES:
         raise bad_value("cluster.backend", backend, f"one of {', '.join(RESOURCES)}, which the trainer trains on")
-    (nodes, per_node), identity = launch_of(problem, recipe), recipe_id(problem, recipe)
+    identity = recipe_id(problem, job.recipe)
     name = f"frontrunner-{identity}"
     script = SCRIPT.format(
-        setup="".join(f"{command}\n" for command in setup),
+        setup="".join(f"{command}\n" for command in job.setup),
         volume=VOLUME,
         recipe=RECIPE,
         recipe_id=identity,
@@ -92,11 +77,11 @@ def manifest(  # noqa: PLR0913 - what a recipe file states
         per_node=per_node,
         port=PORT,
     )
-    variables = {"STEPS": str(steps_of(problem, recipe)), "DATA": "", "FIRST_NODE": f"{name}-{NODE}-0-0.{name}"}
-    if network_interface is not None:
-        variables |= {"GLOO_SOCKET_IFNAME": network_interface, "NCCL_SOCKET_IFNAME": network_interface}
-    stored = CHECKPOINTS * STATE_BYTES * problem.model.parameters + sum(size for _, size in data)
-    folders = {str(Path(path).parent): f"data-{place}" for place, (path, _) in enumerate(data)}
+    variables = {"STEPS": str(job.steps), "DATA": "", "FIRST_NODE": f"{name}-{NODE}-0-0.{name}"}
+    if job.network_interface is not None:
+        variables |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), job.network_interface)
+    stored = CHECKPOINTS * STATE_BYTES * problem.model.parameters + sum(size for _, size in job.data)
+    folders = {str(Path(path).parent): f"data-{place}" for place, (path, _) in enumerate(job.data)}
     mounts = [{"name": "volume", "mountPath": path, "subPath": folder} for path, folder in folders.items()]
     copies = [f"Data: copy what is in {path} to the folder {folder} of the volume." for path, folder in folders.items()]
     documents = (
@@ -104,7 +89,7 @@ def manifest(  # noqa: PLR0913 - what a recipe file states
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": name},
-            "data": {"recipe.json": recipe_file, "train.sh": script},
+            "data": {"recipe.json": job.recipe_file, "train.sh": script},
         },
         {
             "apiVersion": "v1",
@@ -118,7 +103,7 @@ def manifest(  # noqa: PLR0913 - what a recipe file states
         _job_set(name, nodes, {RESOURCES[backend]: per_node}, variables, mounts),
     )
     dumped = yaml.dump_all(documents, Dumper=_dumper(), sort_keys=False, width=120)
-    return f"{comments((*header, *YOURS, *copies))}{dumped}"
+    return f"{comments((*job.header, *YOURS, *copies))}{dumped}"
 
 
 def _job_set(

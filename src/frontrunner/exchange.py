@@ -25,6 +25,7 @@ from frontrunner.config.recipe_file import (
 from frontrunner.config.settings import shown_store, store_url
 from frontrunner.config.toml_file import read_text
 from frontrunner.evaluators.cluster.settings import HIDDEN_LINES, DispatchSettings
+from frontrunner.evaluators.export.base import TrainingJob
 from frontrunner.evaluators.export.batch import SCHEDULERS, batch_script, campaign_script
 from frontrunner.evaluators.export.kubernetes import manifest
 from frontrunner.evaluators.export.reading import Given, is_harmless
@@ -130,18 +131,16 @@ def exported(
         file = replace(file, training=replace(file.training, data=training_data(named_data(data))))
     if to == RECIPE_FILE:
         return to_text(file)
-    if to in SCHEDULERS and file.training.command is not None:
-        return _command_exported(file, to, data, dispatch)
-    if to in TRAINED_HERE:
+    if to not in TRAINED_HERE:
+        return tool_named(to).render(file.problem, file.recipe, provenance(file))
+    by_command = to in SCHEDULERS and file.training.command is not None
+    if by_command and data is not None:
+        raise bad_value("--data", data, "nothing with a recipe of another trainer, whose command names its data")
+    if not by_command:
         named = recipe if isinstance(recipe, str) else file.recipe_id
         refuse_file_of_others(file, named)
         data_of_file(file, named, may_be_elsewhere=True)  # what trains looks for them before it does
-        nodes, given = file.training.nodes, (file.problem, file.recipe, provenance(file), to_text(file))
-        if to in SCHEDULERS:
-            return batch_script(to, *given, nodes.worker_init, dispatch=dispatch)
-        files = [(one.path, one.size_bytes) for one in file.training.data if one.path is not None]
-        return manifest(*given, setup=nodes.worker_init, network_interface=nodes.network_interface, data=files)
-    return tool_named(to).render(file.problem, file.recipe, provenance(file))
+    return manifest(_job(file)) if to == KUBERNETES else batch_script(to, _job(file), dispatch=dispatch)
 
 
 def _without_command(file: RecipeFile, to: str) -> RecipeFile:
@@ -193,11 +192,17 @@ def _stored(store: LocalStore, recipe: str) -> Explanation:
         raise InvalidInput(f"{recipe} is a campaign, not a recipe", hint=hint) from None
 
 
-def _command_exported(file: RecipeFile, to: str, data: str | None, dispatch: DispatchSettings | None) -> str:
-    if data is not None:
-        raise bad_value("--data", data, "nothing with a recipe of another trainer, whose command names its data")
-    given = (file.problem, file.recipe, provenance(file), to_text(file))
-    return batch_script(to, *given, file.training.nodes.worker_init, dispatch=dispatch, by_command=True)
+def _job(file: RecipeFile) -> TrainingJob:
+    return TrainingJob(
+        problem=file.problem,
+        recipe=file.recipe,
+        header=provenance(file),
+        recipe_file=to_text(file),
+        by_command=file.training.command is not None,
+        setup=file.training.nodes.worker_init,
+        network_interface=file.training.nodes.network_interface,
+        data=[(one.path, one.size_bytes) for one in file.training.data if one.path is not None],
+    )
 
 
 def _campaign_exported(path: Path, to: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frontrunner.evaluators.export.base import TrainingJob
 from frontrunner.evaluators.export.batch import batch_script
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.external import CommandSettings
@@ -156,7 +157,7 @@ def test_a_trainer_is_given_flags_and_variables_where_it_can_take_them(tmp_path:
     with pytest.raises(ValueError, match="custom knob own is an argument of another trainer"):
         Job.from_json(json.dumps(job))
     with pytest.raises(InvalidInput, match="does not take --x 1"):
-        batch_script("slurm", spec_of(tiny()).problem, recipe, (), "")
+        batch_script("slurm", TrainingJob(problem=spec_of(tiny()).problem, recipe=recipe, header=(), recipe_file=""))
 
 
 RECIPE = tiny_recipe(
