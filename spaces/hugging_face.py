@@ -497,10 +497,11 @@ def _completed(found: Table, given: Mapping[str, Any]) -> Table:
     """Complete what is read of a model with latent attention: layers without experts, groups of these, score factor."""
     if "key_value_rank" not in found:
         return found
-    if given["topk_method"] not in ("greedy", "group_limited_greedy", "noaux_tc"):
-        raise bad_value("topk_method", given["topk_method"], "greedy or group_limited_greedy")
+    method = given.get("topk_method")
+    if given["model_type"] == "deepseek_v2" and method not in ("greedy", "group_limited_greedy"):
+        raise bad_value("topk_method", method, "greedy or group_limited_greedy")
     left_out = [] if found.get("dense_layers") else ["dense_ffn_hidden"]
-    if given["topk_method"] == "greedy":
+    if method == "greedy":
         left_out += ["router_groups", "router_groups_kept"]
     table = given.get("rope_parameters", given.get("rope_scaling", {}))
     if "rotary_scaling" in found and (every := table.get("mscale_all_dim")):

@@ -281,7 +281,7 @@ def test_a_value_of_another_kind_is_refused_by_its_key(kind: str) -> None:
     inside = [(scaling, key) for key in config.get(scaling) or {}]
     keys = [*config, *ARCHITECTURES[config["model_type"]].defaults, "layer_types", "max_window_layers", "text_config"]
     for place in (*((key,) for key in keys), *inside):
-        for value in ("4096", 0, -1, 1.5, math.inf, True, ["4096"], {"type": []}, 10**400):
+        for value in ("4096", None, 0, -1, 1.5, math.inf, True, ["4096"], {"type": []}, 10**400):
             changed = copy.deepcopy(config)
             table = changed if len(place) == 1 else changed[place[0]]
             table[place[-1]] = value
@@ -301,6 +301,7 @@ def test_a_value_of_another_kind_is_refused_by_its_key(kind: str) -> None:
             'sliding_window_pattern = "6": expected a whole number',
         ),
         ("llama", {"intermediate_size": None}, "no intermediate_size"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "expected greedy or group_limited_greedy"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5: expected 1: no other is modeled"),
         ("llama", {"rms_norm_eps": "1e-5"}, 'rms_norm_eps = "1e-5": expected a number above 0'),
         ("llama", {"tie_word_embeddings": 1}, "tie_word_embeddings = 1: expected true or false"),
