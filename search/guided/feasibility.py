@@ -2,8 +2,8 @@
 
 The log of needed over predicted memory is linear in memory shares, degrees, and how far the known codes are from an
 unknown one. A measured peak gives it; whether a recipe ran gives its side of the limit: a probit regression by
-Laplace's approximation (Bishop, 2006, section 4.5). Other failures are blamed on memory as far as the prediction says
-so, else they warn about neighbors.
+Laplace's approximation (Bishop, 2006, section 4.5). Failures without a known cause are blamed on memory as far as the
+prediction says so; all warn about neighbors.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ DOMINATED = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What became of a row: it ran (with its peak over a device's memory, as a logarithm, where known) or failed."""
+    """What became of a row: it ran (with its peak over a device's memory, as a logarithm, where known) or failed.
+
+    `lacked_memory` is whether that is why it failed, None where the cause is unknown.
+    """
 
     row: int
     ran: bool
     log_peak: float | None = None
-    out_of_memory: bool = False
+    lacked_memory: bool | None = None
 
 
 class FeasibilityModel:
@@ -69,8 +72,8 @@ class FeasibilityModel:
         """Learn from these trials alone."""
         size = self._inputs.shape[1]
         self._weights, self._covariance = np.zeros(size), np.eye(size)
-        if trials:
-            found = [self._fitted(trials, wider) for wider in WIDER]
+        if of_memory := [trial for trial in trials if trial.ran or trial.lacked_memory is not False]:
+            found = [self._fitted(of_memory, wider) for wider in WIDER]
             _, self._weights, self._covariance = max(found, key=lambda one: one[0])
         self._near = [trial for trial in trials if self._own[trial.row]]
 
@@ -123,8 +126,8 @@ class FeasibilityModel:
         return found
 
     def _blame(self, trial: Trial) -> float:
-        if trial.out_of_memory:
-            return 1.0
+        if trial.lacked_memory is not None:
+            return float(trial.lacked_memory)
         lacks = 1 - float(self.fits(np.array([trial.row]))[0])
         return lacks / (lacks + CRASHES * (1 - lacks))
 
@@ -153,7 +156,7 @@ class _Likelihood:
         self._fill = np.where(self._known, held, used + LOG_MARGIN)
         self._ran = np.array([trial.ran for trial in trials]) & ~self._known
         self._failed = ~self._ran & ~self._known
-        self._otherwise = np.array([1e-3 if trial.out_of_memory else CRASHES for trial in trials])[self._failed]
+        self._otherwise = np.array([1e-3 if trial.lacked_memory else CRASHES for trial in trials])[self._failed]
 
     def starts(self) -> list[Rows]:
         """Return where to look for the mode: the prior's, and where half of what failed would lack memory."""

@@ -52,6 +52,8 @@ MOST_REPEATS = 3
 STEPS_OF_A_PROBE = 7
 """Assumed; a strategy does not see a campaign's own settings."""
 START_S = 30.0
+LACKED_MEMORY = {FailureKind.OUT_OF_MEMORY: True, FailureKind.CRASHED: None, FailureKind.HUNG: None}
+"""Whether a failure was for want of memory, None where it may have been; the others took steps, or were refused."""
 NORMAL_95 = 1.96
 """Half the width of a normal distribution's middle 95 %, in standard deviations."""
 STUDENT_95 = float(stdtrit(FREEDOM, 0.975))
@@ -94,7 +96,7 @@ class Observations:
             peak = outcome.peak_memory_bytes_max_rank
             self.trials.append(Trial(row=row, ran=True, log_peak=math.log(peak / memory_bytes) if peak else None))
         elif outcome.policy.counts_against_recipe:
-            self.trials.append(Trial(row=row, ran=False, out_of_memory=outcome.kind is FailureKind.OUT_OF_MEMORY))
+            self.trials.append(Trial(row=row, ran=False, lacked_memory=LACKED_MEMORY.get(outcome.kind, False)))
 
     def forget(self, rows: Collection[int]) -> None:
         """Unlearn what was learned of these rows."""

@@ -211,7 +211,7 @@ def test_outcomes_that_the_formulas_find_impossible_are_learned_from(*, ran: boo
     field = replace(FIELD, log_fill=FIELD.log_fill - FIELD.log_fill.mean() + (3.0 if ran else -3.0))
     model = FeasibilityModel(field)
     before = model.fits(EVERY).mean()
-    model.learn([Trial(row=row, ran=ran, out_of_memory=not ran) for row in range(0, 200, 10)])
+    model.learn([Trial(row=row, ran=ran, lacked_memory=not ran) for row in range(0, 200, 10)])
     assert (before < 0.5) == ran
     assert (model.fits(EVERY).mean() > 0.5) == ran
 
@@ -258,12 +258,20 @@ def test_what_needs_more_than_a_failure_is_left_for_last_and_other_failures_warn
     far = next(place for place, recipe in enumerate(RECIPES) if recipe.describe().startswith("tp8 pp2 dp1 1f1b mb1"))
     model = FeasibilityModel(FIELD)
     before = model.chance(EVERY)
-    model.learn([Trial(row=row, ran=False, out_of_memory=True)])
+    model.learn([Trial(row=row, ran=False, lacked_memory=True)])
     assert model.chance(EVERY)[larger] < 0.01
     model.learn([Trial(row=row, ran=False)])
     chance = model.chance(EVERY)
     assert chance[larger] < 0.9 * before[larger]
     assert chance[far] > 0.95 * before[far]
+
+
+def test_a_failure_of_another_known_cause_warns_nearby_and_says_nothing_of_memory() -> None:
+    model, row = FeasibilityModel(FIELD), int(np.argmin(np.abs(PRIOR.log_fill)))
+    fits, chance = model.fits(EVERY), model.chance(EVERY)
+    model.learn([Trial(row=row, ran=False, lacked_memory=False)])
+    assert (model.fits(EVERY) == fits).all()
+    assert model.chance(EVERY)[row] == pytest.approx(chance[row] / 2)
 
 
 def test_dominated_recipes_need_no_less_memory_by_the_formulas() -> None:

@@ -345,3 +345,12 @@ def test_of_a_large_space_the_best_and_an_even_selection_come_first(monkeypatch:
     table = estimate_many(SURVEY.recipes, PROBLEM)
     best = {SURVEY.recipes[row] for row in table.order[: few // 2].tolist()}
     assert best <= set(asked[:few])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FailureKind if kind is not FailureKind.LOST])
+def test_only_failures_that_may_be_a_want_of_memory_teach_it(kind: FailureKind) -> None:
+    strategy, recipe = Guided(SURVEY, 0), SURVEY.recipes[int(np.argmin(np.abs(PRIOR.log_fill)))]
+    before = strategy.peak_memory_bytes()[recipe]
+    strategy.tell(Told(recipe=recipe, outcome=Failure(kind=kind, message="no")))
+    may_be = kind in (FailureKind.OUT_OF_MEMORY, FailureKind.CRASHED, FailureKind.HUNG)
+    assert (strategy.peak_memory_bytes()[recipe] > before) == may_be
