@@ -302,20 +302,20 @@ def check_program(setup: ProbeSetup, make: MakeCommand, recipe: Recipe) -> None:
     program = command.arguments[0]
     path = setup.command.passed(os.environ).get("PATH", os.defpath)
     if setup.command.trainer == "torchtitan":
-        check_version("torchtitan", TORCHTITAN, command, path)
+        check_torchtitan(command, path)
     if not (shutil.which(folder / program) if "/" in program else shutil.which(program, path=path)):
         where = f"in {folder}" if "/" in program else f"on the PATH {path[:60]}"
         raise bad_value("command.arguments", program, f"a program that can be run first; there is none {where}")
 
 
-def check_version(distribution: str, version: str, command: Command, path: str) -> None:
-    """Raise `InvalidInput` if the Python environment of a program in the command has another version of the trainer."""
+def check_torchtitan(command: Command, path: str) -> None:
+    """Raise `InvalidInput` if the Python environment of a program in the command has another version of torchtitan."""
     programs = (shutil.which(argument, path=path) for argument in command.arguments if "=" not in argument)
     for program in filter(None, programs):
         folders = [str(one) for one in Path(program).parent.parent.glob("lib/python3*/site-packages")]
-        for found in metadata.distributions(name=distribution, path=folders):
-            if found.version != version and not found.version.startswith(f"{version}."):
+        for found in metadata.distributions(name="torchtitan", path=folders):
+            if found.version != TORCHTITAN and not found.version.startswith(f"{TORCHTITAN}."):
                 raise InvalidInput(
-                    f"{distribution} {found.version} is installed next to {program}: the arguments are for {version}",
-                    hint=f"pip install '{distribution}=={version}.*', or write command.arguments without the trainer",
+                    f"torchtitan {found.version} is installed next to {program}: the arguments are for {TORCHTITAN}",
+                    hint=f"pip install 'torchtitan=={TORCHTITAN}.*', or write command.arguments without the trainer",
                 )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LAST_OUTCOMES = 6
 CLOCK_SKEW_S = 300.0
 """By how much the clocks of a store and of a shared file system may differ."""
-LOG_BYTES = 16_384
+LOG_BYTES, LOG_LINES = 16_384, 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,15 +174,15 @@ def log_of(folder: Path) -> Path:
     return own if own.exists() else folder / LOG
 
 
-def log_end(root: Path, folder: Path, *, most_bytes: int = LOG_BYTES, lines: int = 12) -> str:
+def log_end(root: Path, folder: Path) -> str:
     """Return the last lines of the log of a probe that runs, without secrets; empty where there is none to read."""
     from frontrunner.evaluators.external.supervisor import LOG
 
     path = log_of(folder)
-    text = read_end(root, path, most_bytes=most_bytes) or ""
+    text = read_end(root, path, most_bytes=LOG_BYTES) or ""
     if path.name == LOG:  # each line begins with the second of its arrival
         text = "\n".join(line.partition(" ")[2] for line in text.splitlines())
-    return last_lines(text, lines)
+    return last_lines(text, LOG_LINES)
 
 
 def why_chosen(one: RunningTrial, strategy: str) -> str:

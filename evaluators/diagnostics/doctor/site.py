@@ -29,7 +29,7 @@ PROGRAMS = {
 """By scheduler, the command that submits to it, with the option that prints its version."""
 MAX_NAMED_NODES = 4
 START_ONE = "start it (`ray start`), or correct dispatch.address"
-FABRICS = {"sys/class/cxi": "Slingshot", "sys/class/infiniband": "InfiniBand or RoCE"}
+FABRICS = {"/sys/class/cxi": "Slingshot", "/sys/class/infiniband": "InfiniBand or RoCE"}
 PLUGINS = ("librccl-net*.so", "libnccl-net*.so")
 """Names by which NCCL and RCCL look for a network plug-in in the library path: github.com/aws/aws-ofi-nccl."""
 SETTINGS = {
@@ -211,9 +211,9 @@ def check_host(name: str, addresses: Sequence[str], error: str) -> Iterator[Chec
     yield judge("host name", f"{name} is {', '.join(addresses)}", fine=is_reached, otherwise=NOTE, remedy=remedy)
 
 
-def gather_fabric(root: Path = Path("/")) -> Fabric:
+def gather_fabric() -> Fabric:
     """Return cards under /sys/class, plug-ins in the library path, and the variables of this process."""
-    cards = {kind: len(list((root / path).glob("*"))) for path, kind in FABRICS.items()}
+    cards = {kind: len(list(Path(path).glob("*"))) for path, kind in FABRICS.items()}
     folders = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     plugins = (str(path) for folder in folders for pattern in PLUGINS for path in folder.glob(pattern))
     kinds = [kind for kind, count in cards.items() if count]
