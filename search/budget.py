@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from frontrunner.search.spec import Budget
 from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.cluster import Cluster
+from frontrunner.text import thousands
 
 if TYPE_CHECKING:
     from frontrunner.search.attempts import RunningAttempt
@@ -48,7 +49,7 @@ class Limit:
         return min(1.0, self.used / self.allowed)
 
     def __str__(self) -> str:
-        return f"{self.used:.4g} of {self.allowed:.4g} {self.unit}"
+        return f"{thousands(self.used)} of {thousands(self.allowed)} {self.unit}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,8 +227,10 @@ def outlook_in_words(outlook: Outlook) -> str:
 
 def unused(limits: Iterable[Limit]) -> str:
     """Describe the rest of each limit: `12 of 40 probes, 1.5 of 4 minutes`; empty without limits."""
-    rest = ((max(0.0, limit.allowed - limit.used), limit) for limit in limits)
-    return ", ".join(f"{left:.3g} of {limit.allowed:.3g} {limit.unit}" for left, limit in rest)
+    return ", ".join(
+        f"{thousands(max(0.0, limit.allowed - limit.used))} of {thousands(limit.allowed)} {limit.unit}"
+        for limit in limits
+    )
 
 
 def _percent(share: float) -> str:

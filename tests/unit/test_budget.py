@@ -24,6 +24,7 @@ def test_only_the_limits_that_are_set_count() -> None:
         (Budget(probes=3), spent(probes=2), spent(probes=3), "3 of 3 probes"),
         (Budget(minutes=2), spent(driver_seconds=119.9), spent(driver_seconds=120.0), "2 of 2 minutes"),
         (Budget(node_hours=0.5), spent(node_seconds=1799), spent(node_seconds=1800), "0.5 of 0.5 node-hours"),
+        (Budget(probes=12_345), spent(probes=12_344), spent(probes=12_345), "12,345 of 12,345 probes"),
     ],
 )
 def test_each_limit_ends_a_campaign(budget: Budget, just_below: Spent, reached: Spent, words: str) -> None:

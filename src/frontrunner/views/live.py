@@ -19,7 +19,7 @@ from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
 from frontrunner.search.listener import LAST_OUTCOMES, Ended, Listener, View
-from frontrunner.text import percent, plain, seconds
+from frontrunner.text import percent, plain, seconds, thousands
 from frontrunner.views.columns import briefly
 from frontrunner.views.history import noticed
 from frontrunner.views.terminal import PIPED_WIDTH, console, recorded
@@ -211,7 +211,7 @@ def panel(view: View, *, width: int, rows: int = 0) -> Group:
 def _limit(limit: Limit) -> Text:
     done = round(BAR_WIDTH * limit.share)
     bar = (("━" * done, "green"), ("━" * (BAR_WIDTH - done), "bright_black"))
-    return Text.assemble(*bar, f"  {limit.used:.3g} of {limit.allowed:.3g}")
+    return Text.assemble(*bar, f"  {thousands(limit.used)} of {thousands(limit.allowed)}")
 
 
 def _named(ended: Ended) -> str:
