@@ -19,6 +19,7 @@ from frontrunner.search.spec import Budget
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import Training
+from frontrunner.text import thousands
 from support.analytic import A100, PROBLEM, recipe
 from support.campaigns import spec_of, tiny, write_toml
 from support.rankings import measurement, record
@@ -69,7 +70,7 @@ def test_a_budget_in_money_counts_each_probe_at_the_price_of_its_nodes(tmp_path:
     (limit,) = conclusion.limits
     assert limit == api.change_budget("tiny", {}, store=limited)[0], "as the driver has counted it"
     assert limit.used == pytest.approx(total)
-    assert str(limit) == f"{total:.4g} of {0.99 * total:.4g} (price)"
+    assert str(limit) == f"{thousands(total)} of {thousands(0.99 * total)} (price)"
     assert conclusion.reason == f"the budget is used up: {limit}"
 
 
