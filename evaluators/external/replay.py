@@ -7,13 +7,11 @@ goes on from its own checkpoint is the command's part.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from frontrunner.evaluators.cluster.allocations import HeldAllocation
-from frontrunner.evaluators.cluster.settings import NodeSource
 from frontrunner.evaluators.cluster.starts import LONGEST_RUN_S, Cause, Ending, Starts
 from frontrunner.evaluators.external.command import MakeCommand, request_of
 from frontrunner.evaluators.external.dispatched import start_on_nodes
@@ -24,6 +22,8 @@ from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.probe.preflight import source_for
 from frontrunner.evaluators.probe.processes import PEER_GRACE_S
 from frontrunner.evaluators.probe.replay import (
+    OnEvent,
+    PlannedReplay,
     ReplayResult,
     ReplaySettings,
     ReplayStopped,
@@ -42,21 +42,12 @@ STOP_MARGIN_S = 60.0
 """Assumed: what a command takes to store a checkpoint and to end."""
 APPLICABLE = ("steps", "folder", "restarts", "walltime", "stop_margin_s")
 
-OnEvent = Callable[[Mapping[str, Any]], None]
-
 
 @dataclass(frozen=True, kw_only=True)
-class CommandReplay:
+class CommandReplay(PlannedReplay):
     """A replay by the command of the campaign that `setup` is of, for all `steps` of its probe settings."""
 
-    recipe_id: str
-    recipe: Recipe
-    folder: Path
-    setup: ProbeSetup
     make_command: MakeCommand
-    measured_tokens_per_s: float | None
-    source: NodeSource | None
-    restarts: int
     stop_margin_s: float
 
 

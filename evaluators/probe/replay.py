@@ -62,7 +62,7 @@ STOP_GRACE_S = 20.0
 REPLAY_TAG = "FRONTRUNNER_REPLAY"
 """Finds the ranks of a torchrun that was killed: it gives each rank a session of its own."""
 
-OnStep = Callable[[Mapping[str, Any]], None]
+OnEvent = Callable[[Mapping[str, Any]], None]
 
 
 class ReplayStopped(JobEnds):
@@ -125,21 +125,27 @@ class ReplaySettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayPlan:
-    """A replay ready to run; `differences` are those of this machine from the one measured."""
+class PlannedReplay:
+    """A replay ready to run, by our own trainer or another's command; `source` is None on this machine."""
 
     recipe_id: str
     recipe: Recipe
     folder: Path
+    measured_tokens_per_s: float | None
+    setup: ProbeSetup
+    source: NodeSource | None
+    restarts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayPlan(PlannedReplay):
+    """A replay by our own trainer; `differences` are those of this machine from the one measured."""
+
     job: Mapping[str, Any]
     environment: Mapping[str, str]
     argv: tuple[str, ...]
     tokens_per_step: int
-    measured_tokens_per_s: float | None
     differences: tuple[str, ...]
-    setup: ProbeSetup
-    source: NodeSource | None
-    restarts: int
     stop_margin_s: float | None
 
     @property
@@ -278,7 +284,7 @@ def _by_content(value: Any) -> Any:
     return value
 
 
-def run(chosen: ReplayPlan, on_step: OnStep | None = None, signals: Sequence[str] = ()) -> ReplayResult:
+def run(chosen: ReplayPlan, on_step: OnEvent | None = None, signals: Sequence[str] = ()) -> ReplayResult:
     """Run a replay to its end, from its folder's newest checkpoint; raise `FrontrunnerError` with the log's end.
 
     Once `signals` has a name, it is stopped with a checkpoint.
@@ -373,7 +379,7 @@ class RunFollower(ABC):
     They end once its `stop_file` is not empty; it exists from the beginning: see cluster/agent.py.
     """
 
-    def __init__(self, folder: Path, on_event: OnStep | None, signals: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, on_event: OnEvent | None, signals: Sequence[str] = ()) -> None:
         self.stop_file = folder / STOP
         self._log, self._on_event = folder / "replay.log", on_event
         self.signals = signals
@@ -425,7 +431,7 @@ class RunFollower(ABC):
 class Follower(RunFollower):
     """Reads what rank 0 writes, and reports throughput far below the probe's."""
 
-    def __init__(self, chosen: ReplayPlan, on_step: OnStep | None, signals: Sequence[str] = ()) -> None:
+    def __init__(self, chosen: ReplayPlan, on_step: OnEvent | None, signals: Sequence[str] = ()) -> None:
         super().__init__(chosen.folder, on_step, signals)
         progress = chosen.folder / "progress.jsonl"
         self._events = LineReader(progress, offset=progress.stat().st_size if progress.exists() else 0)
