@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from frontrunner.results.predictions import Expected, Predicted
 
 TOKENS_ALONE = ("tokens",)
-FORECASTERS = ("guided",)
 SEEK_MORE: Mapping[str, tuple[str, ...]] = {"guided": OBJECTIVES, "optuna-nsga2": ("tokens", "memory")}
 
 
@@ -105,8 +104,8 @@ def make_strategy(
     check_objectives(objectives, name)
     module, factory = STRATEGIES[name].split(":")
     make: Callable[..., Strategy] = getattr(import_module(module), factory)
-    # A rate of its own is in the outcomes that strategies are told; those that predict have to know it as well.
-    plain = objectives == TOKENS_ALONE or (objectives[0] in RATES[1:] and name not in FORECASTERS)
+    # A rate of its own is in the outcomes that strategies are told; those that seek more have to know it as well.
+    plain = objectives == TOKENS_ALONE or (objectives[0] in RATES[1:] and name not in SEEK_MORE)
     more: dict[str, object] = {} if plain else {"objectives": objectives}
     return make(survey, seed, **more if settings is None else more | {"settings": settings})
 

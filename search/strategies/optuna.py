@@ -136,8 +136,8 @@ def gp(survey: Survey, seed: int) -> OptunaStrategy:
 
 
 def nsga2(survey: Survey, seed: int, objectives: Sequence[str] = TOKENS_ALONE) -> OptunaStrategy:
-    """NSGA-II, for the front of high model TFLOPS per device, or tokens/s as an objective, and low peak memory."""
-    rate = "tokens_per_s" if "memory" in objectives else "model_tflops_per_device"
+    """NSGA-II, for the front of low peak memory and high model TFLOPS per device, or the rate that is sought."""
+    rate = "model_tflops_per_device" if objectives == TOKENS_ALONE else "tokens_per_s"
 
     def scores(measured: Measurement) -> tuple[float, ...]:
         # A table that is looked up need not state the peak; the recipe ran, so it is at most the device's memory.

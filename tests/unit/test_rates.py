@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 import frontrunner
@@ -108,6 +109,14 @@ def test_guided_predicts_the_rate() -> None:
         forecasts[rate] = {one.recipe: one.tokens_per_s for one in found}
     per_device = {one: value / one.devices for one, value in forecasts["tokens"].items()}
     assert forecasts["tokens_per_device"] == pytest.approx(per_device)
+
+
+def test_nsga2_learns_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned: list[float] = []
+    monkeypatch.setattr(optuna.Study, "add_trial", lambda _, trial: learned.append(trial.values[0]))
+    strategy = make_strategy("optuna-nsga2", SURVEY, 0, ("tokens_per_cost",))
+    strategy.tell(Told(recipe=on(8), outcome=measured(160.0)))
+    assert learned == [160.0]
 
 
 def test_plans_and_scaling_name_the_best_by_the_rate() -> None:
