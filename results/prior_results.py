@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import func, select
 
-from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.results.outcome import Failure, Measurement, undisturbed
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Campaign, Event, Probed
 from frontrunner.results.rows import DamagedCell, cell, finished_attempts, interpreted, provenance_by_attempt, values
@@ -24,7 +24,7 @@ CUT = "cut"
 
 @dataclass(frozen=True, kw_only=True)
 class PriorResult:
-    """One recipe of a campaign with its final outcome: its measurements, the oldest first, or one failure."""
+    """One recipe of a campaign with its outcome: its `undisturbed` measurements, the oldest first, or one failure."""
 
     recipe_id: str
     recipe: Recipe
@@ -59,7 +59,7 @@ def _prior_result(attempts: list[Probed], ran_with: dict[int, Provenance]) -> Pr
         recipe_id=trial.recipe_id,
         recipe=trial.recipe,
         trial_number=trial.number,
-        outcomes=failed[-1] if has_failed else measured,
+        outcomes=failed[-1] if has_failed else tuple(undisturbed(measured)),
         provenance=ran_with.get(last.attempt.id),
         finished_at=last.attempt.finished_at or "",
         run_folder=last.attempt.run_folder,

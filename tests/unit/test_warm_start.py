@@ -240,6 +240,18 @@ def test_repeats_are_one_piece_of_evidence_unless_they_disagree(past: Past) -> N
     assert found.left_out == {"repeats that differ by more than 25 %": 1}
 
 
+def test_a_measurement_that_others_disturbed_counts_only_where_there_is_no_other(past: Past) -> None:
+    load = Telemetry(foreign_share=(0.5,), foreign_processes=("make (7)",), foreign_limit=0.1)
+    slow = replace(measured(step_time_s=0.3), telemetry=load)
+    past.add((repeated := recipe(), slow), (repeated, measured()), (OTHER, slow))
+    found = past.gather()
+    assert [(one.recipe, one.outcome.step_times_s) for one in found.evidence] == [  # type: ignore[union-attr]
+        (recipe(), measured().step_times_s),
+        (OTHER, slow.step_times_s),
+    ]
+    assert set(found.reusable) == {recipe_id(past.spec().problem, recipe())}
+
+
 def test_only_what_is_recent_steady_and_equal_answers(past: Past, clock: SettableClock) -> None:
     past.add((recipe(), measured()))
     assert past.gather().reusable
