@@ -187,13 +187,8 @@ def first_measurement(explanation: Explanation, store: str) -> Measured | None:
     return None
 
 
-def step_of(explanation: Explanation, changes: Mapping[str, Choice | None]) -> StepTimeline:
-    """Lay out a step of a stored recipe, with other values of some dimensions; see `LocalStore.step`."""
-    return step_in(explanation.recipe, stored_spec(explanation.appearances[0].campaign), changes)
-
-
 def step_in(recipe: Recipe, spec: CampaignSpec, changes: Mapping[str, Choice | None]) -> StepTimeline:
-    """Lay out a step of a recipe in a campaign, with other values of some dimensions."""
+    """Lay out a step of a recipe in a campaign, with other values of some dimensions; see `LocalStore.step`."""
     found = step_variant(recipe, spec, changes)
     if isinstance(found, Reason):
         named = ", ".join(f"{key}={shown(value)}" for key, value in changes.items() if value is not None)

@@ -306,7 +306,7 @@ class LocalStore:
         With other values of these dimensions, on as many devices and with the same global batch. Raises `InvalidInput`,
         with the reason, where that is not legal, or the formulas do not know it.
         """
-        from frontrunner.recipe_actions import step_of
+        from frontrunner.recipe_actions import step_in
 
         changes = {
             "schedule": schedule,
@@ -314,7 +314,8 @@ class LocalStore:
             "virtual_stages": virtual_stages,
             "micro_batch_seqs": micro_batch_seqs,
         }
-        return step_of(self.show(recipe_id, campaign=campaign), changes)
+        found = self.show(recipe_id, campaign=campaign)
+        return step_in(found.recipe, stored_spec(found.appearances[0].campaign), changes)
 
     def export(self, recipe: str | Mapping[str, object], *, to: str, campaign: str | Path | None = None) -> str:
         """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`.
