@@ -258,14 +258,15 @@ def recipe_file(explanation: Explanation) -> RecipeFile:
     ran_with = [attempt.provenance.versions for attempt in appearance.attempts if attempt.provenance is not None]
     versions = dict(ran_with[-1]) if ran_with else {}
     data = trained_on(explanation, campaign) if standing is not None and not spec.trainer else ()
-    return _file(spec, explanation.recipe, explanation.recipe_id, measured, versions, data)
+    file = _file(spec, explanation.recipe, explanation.recipe_id, data)
+    return replace(file, measured=measured, origin=replace(file.origin, measured_with=versions))
 
 
 def _planned_file(store: LocalStore, recipe: str | Mapping[str, object], campaign: Path) -> RecipeFile:
     """Return a recipe of a campaign file's space as a file, with its figures where the store has some."""
     spec = read_campaign_file(campaign).spec
     _, _, found = find_recipe(store, recipe, campaign)
-    planned = _file(spec, found, recipe_id(spec.problem, found), None, {}, ())
+    planned = _file(spec, found, recipe_id(spec.problem, found))
     with suppress(NotFound):  # no such recipe, or no store
         known = recipe_file(store.show(planned.recipe_id))
         if known.measured is not None and known.measured.trainer == (spec.evaluator if spec.trainer else None):
@@ -286,14 +287,7 @@ def _source(explanation: Explanation) -> Appearance:
     return min(explanation.appearances, key=place)
 
 
-def _file(
-    spec: CampaignSpec,
-    recipe: Recipe,
-    identity: str,
-    measured: Measured | None,
-    versions: Mapping[str, str],
-    data: tuple[TrainingData, ...],
-) -> RecipeFile:
+def _file(spec: CampaignSpec, recipe: Recipe, identity: str, data: tuple[TrainingData, ...] = ()) -> RecipeFile:
     now, dispatch = datetime.now(UTC).isoformat(timespec="seconds"), spec.dispatch.of_group(recipe.group)
     if not data and not (spec.trainer or spec.evaluator == IMPORTED):
         with suppress(InvalidInput):  # no probe has recorded them, and the file may be gone
@@ -311,8 +305,8 @@ def _file(
             data=data,
             nodes=NodeSettings(**{one.name: getattr(dispatch, one.name) for one in fields(NodeSettings)}),
         ),
-        measured=measured,
-        origin=Origin(written_by=f"frontrunner {__version__}", written_at=now, measured_with=versions),
+        measured=None,
+        origin=Origin(written_by=f"frontrunner {__version__}", written_at=now),
     )
 
 
@@ -356,7 +350,7 @@ def import_config(
         illegal=str(reason) if reason else None,
         ignored=tuple(key for key in left_out if not is_harmless(key)),
         harmless=tuple(filter(is_harmless, left_out)),
-        file=None if reason else _file(spec, recipe, identity, None, {}, ()),
+        file=None if reason else _file(spec, recipe, identity),
     )
 
 
