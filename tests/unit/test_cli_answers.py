@@ -188,7 +188,10 @@ def test_show_explains_a_rank(folder: Path, ranking: list[dict[str, Any]]) -> No
     matrices, attention = 4 * 2 * 128 * (2 * 128 + 2 * 64 + 2 * 512) + 2 * 128 * 384, 4 * 4 * 128 * 128
     halved = (matrices + attention / 2) / (matrices + attention)
     assert appearance["mfu_megatron"] == pytest.approx(appearance["standing"]["mfu"] * halved)
-    assert "as Megatron-LM counts, attention halved" in run("show", ranking[1]["recipe_id"], cwd=folder).stdout
+    shown = run("show", ranking[1]["recipe_id"], cwd=folder).stdout
+    assert "as Megatron-LM counts, attention halved" in shown
+    steps = re.findall(r"steps (\S+)", shown)
+    assert float(steps[0]) == pytest.approx(1000 * appearance["attempts"][0]["outcome"]["step_times_s"][0], rel=0.005)
 
 
 def test_what_to_do_next_names_the_campaign_where_another_measured_the_winner_too(folder: Path, tmp_path: Path) -> None:

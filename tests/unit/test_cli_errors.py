@@ -122,6 +122,16 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "key in the file": (["launch", "bad.toml"], 2, r"bad\.toml: model\.layers = 0: expected at least 1"),
     "name with a line break": (["launch", "c.toml", "--name", "a\nb"], 2, r'name = "a\\nb": expected 1 to 64 of'),
     "another kind of file": (["best", "--store", "c.toml"], 4, r"c\.toml is not an SQLite file"),
+    "a campaign file for a recipe": (
+        ["explain", "c.toml"],
+        2,
+        r"c\.toml: not valid .*\nhint: .* frontrunner plan c\.toml",
+    ),
+    "a choice without its file": (
+        ["explain", "sharding=none"],
+        2,
+        r"id of a stored recipe, not sharding=none\nhint: .* FILE",
+    ),
     "a form that is not known": (
         ["checkpoint", "export", "r", "--to", "gguf", "--out", "m"],
         2,

@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 
 from frontrunner.results.outcome import RecipeStats
+from frontrunner.results.pages import HistoryPage
 from frontrunner.results.ranking import RankedRecipe
+from frontrunner.results.records import USER, Event
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.views.columns import CHOICES, COLUMNS, Column, briefly, figures_in_words, used
+from frontrunner.views.history import print_history
 from frontrunner.views.results import print_ranking
 from frontrunner.views.terminal import recorded
 
@@ -51,6 +54,17 @@ def test_ranking_leaves_out_columns_without_a_value(monkeypatch: pytest.MonkeyPa
     assert not any("MFU" in line for line in lines(140, [ROW], monkeypatch))
     peak = replace(ROW, standing=replace(STANDING, mfu=0.4))
     assert any("MFU" in line for line in lines(140, [ROW, peak], monkeypatch))
+
+
+def test_history_on_a_narrow_terminal_wraps_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontrunner.views.terminal.PIPED_WIDTH", 60)
+    data = {"recipe": "tp1 pp2 dp1 1f1b mb4 x2 zero-1 recompute=selective loss_chunks=8", "trial": 7, USER: "ann"}
+    event = Event(id=1, campaign_id=1, at="2026-03-01T12:30:45.123456+00:00", kind="repeat", data=data)
+    with recorded() as html:
+        print_history(HistoryPage(items=(event,), total=1))
+        shown = re.sub("<.*?>", "", html())
+    assert "2026-03-01 12:30:45  ann  probe 7 is measured again" in shown
+    assert "loss_chunks=8" in shown
 
 
 def test_column_of_a_part_is_a_dash_where_the_part_is_missing() -> None:

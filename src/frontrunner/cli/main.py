@@ -137,9 +137,6 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         _print_error("interrupted", None)
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader has gone, as in `frontrunner best | head`
-        sys.exit(0)
     except OSError as error:
         _print_error(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), None)
         sys.exit(1)

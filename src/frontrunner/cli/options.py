@@ -30,6 +30,7 @@ MOST_CHARACTERS = 200
 MOST_EXAMPLES = 3
 MOST_DIGITS = 18
 RECIPE_ID = re.compile("[0-9a-fA-F]{4,12}")
+CHOICE = re.compile("[a-z_]+=[^/]*")
 
 
 class SuggestingGroup(click.Group):
@@ -192,9 +193,9 @@ def recipe_from(words: tuple[str, ...], campaign: Path | None) -> str | Mapping[
     """Return the recipe id, or the choices, that a command's words are."""
     if campaign is not None and not (len(words) == 1 and RECIPE_ID.fullmatch(words[0])):
         return choices(words)
-    if len(words) != 1:
+    if len(words) != 1 or CHOICE.fullmatch(words[0]):
         raise InvalidInput(
-            f"expected the id of a stored recipe, not {len(words)} words",
+            f"expected the id of a stored recipe, not {words[0] if len(words) == 1 else f'{len(words)} words'}",
             hint="choices such as tensor_parallel=8 go with --campaign FILE",
         )
     return words[0]

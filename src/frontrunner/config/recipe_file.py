@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -161,7 +162,10 @@ def read(path: Path) -> RecipeFile:
     try:
         return from_text(text)
     except errors.InvalidInput as error:
-        raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
+        named = shlex.quote(str(path))
+        to_list = f"a recipe file is JSON; the recipes of a campaign file: frontrunner plan {named}"
+        hint = to_list if path.suffix == ".toml" else error.hint
+        raise errors.InvalidInput(f"{path}: {error.message}", hint=hint) from None
 
 
 def from_text(text: str) -> RecipeFile:

@@ -96,7 +96,7 @@ IN_WORDS: Mapping[str, Callable[[EventData], str]] = {
 HISTORY: tuple[Column[Event], ...] = (
     words("at", "UTC", lambda row: f"{row.at[:10]} {row.at[11:19]}"),
     words("user", "by", attrgetter("user")),
-    words("what", "what", lambda row: noticed(row.kind, row.data, running=False)),
+    words("what", "what", lambda row: noticed(row.kind, row.data, running=False), least=30),
 )
 
 

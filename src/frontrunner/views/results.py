@@ -384,7 +384,7 @@ def _detail(outcome: Measurement | Failure | None) -> Text:
         return Text("running")
     if isinstance(outcome, Failure):
         return Text(plain(f"{outcome.kind}: {outcome.message}"))
-    steps = " ".join(f"{1000 * time:.0f}" for time in outcome.step_times_s)
+    steps = " ".join(thousands(1000 * time) for time in outcome.step_times_s)
     ended = "" if outcome.ended is None else f"; {ENDINGS[outcome.ended]}"
     losses = f"; loss {outcome.losses[0]:.3f} to {outcome.losses[-1]:.3f}" if outcome.losses else ""
     started = f"; built in {seconds(outcome.build_time_s)}, first step {seconds(outcome.first_step_time_s)}"
