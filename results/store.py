@@ -7,7 +7,7 @@ One process writes to a campaign at a time: the driver that holds its lease, thr
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
@@ -33,6 +33,7 @@ from frontrunner.results.records import (
     Event,
     Labels,
     Lease,
+    Probed,
     Trial,
     timestamp,
 )
@@ -304,19 +305,18 @@ class Store:
             return values(connection, Trial, TrialRow.campaign_id == campaign_id, order=TrialRow.number)
 
     def final_outcomes(self, campaign_id: int) -> list[tuple[Recipe, Outcome]]:
-        """Return all measurements, and the failures that ended a trial, in the order in which they ended.
+        """Return the measurements that count, and the failures that ended a trial, in the order in which they ended.
 
-        A recipe that was measured again is there as often. Lost attempts are left out.
+        A recipe that was measured again is there as often. What processes of others disturbed counts only where a trial
+        ended without another measurement, and of that the last. Lost attempts are left out.
         """
+        by_trial = defaultdict[int, list[Probed]](list)
         with self.database.read() as connection:
             found = finished_attempts(connection, AttemptRow.campaign_id == campaign_id)
-        failed = (one for one in found if one.trial.state is TrialState.FAILED)
-        last = {one.trial.id: one.attempt.id for one in failed if one.attempt.state is AttemptState.FAILED}
-        return [
-            (one.trial.recipe, one.outcome)
-            for one in found
-            if isinstance(one.outcome, Measurement) or last.get(one.trial.id) == one.attempt.id
-        ]
+        for one in found:
+            by_trial[one.trial.id].append(one)
+        count = {one.attempt.id for attempts in by_trial.values() for one in _counting(attempts)}
+        return [(one.trial.recipe, one.outcome) for one in found if one.attempt.id in count]
 
     def open_attempts(self, campaign_id: int) -> list[Attempt]:
         """Return the attempts recorded as running, oldest first: after a crash, those to harvest."""
@@ -370,3 +370,12 @@ def _deleted(connection: Connection, name: str | None) -> str:
     newest = select(DeletionRow).where(DeletionRow.campaign == name).order_by(DeletionRow.id.desc()).limit(1)
     row = connection.execute(newest).first()
     return "" if row is None else f"{row.user} deleted it on {row.at[:10]} at {row.at[11:16]} UTC"
+
+
+def _counting(attempts: Sequence[Probed]) -> Iterator[Probed]:
+    """Yield the attempts at a trial whose outcomes count: see `Store.final_outcomes`."""
+    clean = [one for one in attempts if isinstance(one.outcome, Measurement) and not one.outcome.is_disturbed]
+    yield from clean
+    trial = attempts[0].trial
+    if trial.state is TrialState.FAILED or not clean:
+        yield from [one for one in attempts if one.attempt.state.value == trial.state.value][-1:]
