@@ -1,7 +1,7 @@
 """Export of a campaign as an Optuna study, for optuna-dashboard and Optuna's own plots.
 
-A trial is added once it has ended, with its first measurement; the study's user attribute `best` is the campaign's,
-repeats pooled. frontrunner never reads a study.
+A trial is added once it has ended, with the first measurement that others did not disturb, if there is one; the study's
+user attribute `best` is the campaign's, repeats pooled. frontrunner never reads a study.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.pages import TrialHistory, trial_histories
 from frontrunner.results.ranking import best
-from frontrunner.results.records import Campaign
+from frontrunner.results.records import AttemptOutcome, Campaign
 from frontrunner.results.redaction import redact
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
@@ -135,7 +135,8 @@ def _frozen(
     from optuna.trial import TrialState as TheirState
     from optuna.trial import create_trial
 
-    last = next((attempt for attempt in found.attempts if isinstance(attempt.outcome, Measurement)), found.attempts[-1])
+    measured = (attempt for attempt in found.attempts if isinstance(attempt.outcome, Measurement))
+    last = min(measured, key=_is_disturbed, default=found.attempts[-1])
     recipe, outcome = found.trial.recipe, last.outcome
     params = {
         name: value for name, values in choices.items() if (value := spec.space.dimension(name).of(recipe)) in values
@@ -159,6 +160,10 @@ def _frozen(
     trial.datetime_start = _local(found.attempts[0].attempt.started_at)
     trial.datetime_complete = _local(last.attempt.finished_at or last.attempt.started_at)
     return trial
+
+
+def _is_disturbed(attempt: AttemptOutcome) -> bool:
+    return isinstance(attempt.outcome, Measurement) and attempt.outcome.is_disturbed
 
 
 def _local(timestamp: str) -> datetime:
