@@ -235,4 +235,6 @@ def unused(limits: Iterable[Limit]) -> str:
 
 def _percent(share: float) -> str:
     value = 100 * share
+    if 0 < value < 0.01:  # two digits would be written as 1.3e-05
+        return "0.00 %"
     return f"{value:.2g} %" if value < 10 else f"{value:.0f} %"

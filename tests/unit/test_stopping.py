@@ -66,6 +66,11 @@ def test_a_best_is_as_far_below_the_spaces_best_as_a_ranking_would_call_it() -> 
     assert replace(LITTLE, gap=math.inf).share_below == 1.0
 
 
+def test_a_gain_of_next_to_nothing_is_printed_without_an_exponent() -> None:
+    words = outlook_in_words(replace(LITTLE, expected_improvement=1.3e-7))
+    assert words.startswith("the next probe is expected to gain 0.00 %; ")
+
+
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_panel_shows_the_outlook_on_one_line(width: int) -> None:
     view = View(name="c", strategy="s", legal_recipes=9, outlook=replace(LITTLE, gap=0.034))
