@@ -67,11 +67,6 @@ def line(name: str, place: int, found: Estimate, first: Estimate) -> str:
     )
 
 
-def vars_of(row: Estimate, names: dict[str, Any]) -> dict[str, Any]:
-    """The choices of a recipe that have these names."""
-    return {name: getattr(row.recipe, name) for name in names}
-
-
 def main() -> None:
     """Print the first recipe of each problem, and the fastest that has each published layout's choices."""
     for problem in PROBLEMS:
