@@ -178,7 +178,8 @@ class Driver:
         session.refresh_view()
         self._listener.began(session.view)
         if self._prior:
-            session.notice("evidence", **self._prior.counts(used=self._proposals.remembers))
+            counts = self._prior.counts(self._survey.recipes, used=self._proposals.remembers)
+            session.notice("evidence", **counts)
         if self._proposals.pruned:
             session.notice("pruned", recipes=self._proposals.pruned, of=len(self._survey.recipes))
         while True:

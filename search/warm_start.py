@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -61,6 +61,7 @@ class Earlier(NamedTuple):
 class ReusableResult:
     """An outcome of an earlier campaign that needs no probe."""
 
+    recipe: Recipe
     outcome: Outcome
     campaign: str
     trial_number: int
@@ -84,10 +85,11 @@ class PriorResults:
     def __bool__(self) -> bool:
         return bool(self.evidence or self.left_out or self.reusable)
 
-    def counts(self, *, used: bool) -> dict[str, str | int]:
+    def counts(self, legal: Container[Recipe], *, used: bool) -> dict[str, str | int]:
         """Count what is used and what is not, for an event; `used` is whether the strategy learns from evidence."""
         origins = list(dict.fromkeys(piece.origin for piece in self.evidence))
-        found: dict[str, str | int] = {"learned_from": len(self.evidence) if used else 0, "answers": len(self.reusable)}
+        answers = sum(one.recipe in legal for one in self.reusable.values())
+        found: dict[str, str | int] = {"learned_from": len(self.evidence) if used else 0, "answers": answers}
         if used and origins:
             found["origins"] = ", ".join(origins[:MOST_ORIGINS]) + (", ..." if len(origins) > MOST_ORIGINS else "")
         if not used and self.evidence:
@@ -123,6 +125,7 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
             why_none = whys[known.recipe.group]
             if (outcome := _reusable_outcome(known, one.spec, spec, here, store.now())) is not None:
                 reusable[recipe_id(spec.problem, known.recipe)] = ReusableResult(  # the newest campaign's counts
+                    recipe=known.recipe,
                     outcome=replace(outcome, node_seconds=0.0),
                     campaign=one.campaign.name,
                     trial_number=known.trial_number,

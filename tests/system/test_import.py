@@ -68,6 +68,7 @@ def test_an_answer_takes_no_probe_and_nothing_of_the_budget(store: Store, tmp_pa
     outcomes = [simulate(recipe, spec.probe_setup()) for recipe in recipes[: LEGAL - 4]]
     answers = {
         recipe_id(spec.problem, recipe): ReusableResult(
+            recipe=recipe,
             outcome=replace(outcome, node_seconds=0.0),
             campaign="before",
             trial_number=number,
@@ -76,6 +77,9 @@ def test_an_answer_takes_no_probe_and_nothing_of_the_budget(store: Store, tmp_pa
         )
         for number, (recipe, outcome) in enumerate(zip(recipes, outcomes, strict=False), start=1)
     }
+
+    elsewhere = replace(recipes[0], micro_batch_seqs=2**20)
+    answers["of another space"] = replace(next(iter(answers.values())), recipe=elsewhere)
 
     def driver(recorder: Recorder, budget: int = 3) -> Driver:
         current = store.campaign(record.name)
@@ -86,6 +90,8 @@ def test_an_answer_takes_no_probe_and_nothing_of_the_budget(store: Store, tmp_pa
     first = Recorder()
     conclusion = driver(first).run()
     assert len(first.endings) == 3
+    (began,) = store.events(record.id, kind="evidence")
+    assert began.data["answers"] == LEGAL - 4, "what the space does not have answers nothing"
     assert "3 of 3 probes" in conclusion.reason
     reused = trials_noted(store, record.id, REUSED)
     assert first.notices.count(REUSED) == len(reused) > 0
@@ -109,6 +115,7 @@ def test_an_answer_does_not_hide_that_nothing_runs_here(store: Store, tmp_path: 
     record, spec = campaigns.create(cluster={"memory_gib_per_device": 0.000001}, **sections)
     first = spec.survey().recipes[0]
     answer = ReusableResult(
+        recipe=first,
         outcome=simulate(first, replace(spec, problem=spec_of(tiny()).problem).probe_setup()),
         campaign="before",
         trial_number=1,
