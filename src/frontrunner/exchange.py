@@ -406,7 +406,7 @@ def import_table(
     """
     if name is not None:
         require_campaign_name("--name", name)
-    machine = named_cluster(cluster) if isinstance(cluster, str) else cluster
+    machine = named_cluster(cluster)
     try:
         found = read_table(Path(table), form or TableForm(), machine)
     except InvalidInput as error:

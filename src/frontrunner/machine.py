@@ -97,7 +97,7 @@ def fit_tables(
 
     Each training code is fitted to by itself.
     """
-    path, base = _writable(out) if out is not None else None, _cluster(cluster)
+    path, base = _writable(out) if out is not None else None, named_cluster(cluster)
     measured = samples_of_tables([read(Path(table), base) for table in tables], base)
     if base is None and measured.samples:
         devices = {sample.cluster.device: sample.cluster for sample in measured.samples}
@@ -134,7 +134,7 @@ def fit_campaign(
             f"campaign {record.name} is imported, from training code that it does not name",
             hint="fit to the table itself: frontrunner calibrate --from-table CSV --out FILE",
         )
-    base = _cluster(cluster)
+    base = named_cluster(cluster)
     if spec.problem.cluster.group:
         spec, outcomes = _of_one_group(spec, outcomes, base)
     own = spec.problem.cluster
@@ -191,10 +191,6 @@ def _fitted(measured: Samples, path: Path | None, base: Cluster | None, origin: 
     return found
 
 
-def _cluster(cluster: str | Cluster | None) -> Cluster | None:
-    return named_cluster(cluster) if isinstance(cluster, str) else cluster
-
-
 def _writable(out: str | Path) -> Path:
     path = Path(out)
     if path.is_dir() or not os.access(path.parent, os.W_OK):
@@ -204,7 +200,7 @@ def _writable(out: str | Path) -> Path:
 
 def _base(cluster: str | Cluster | None, ranks_per_node: int | None, device: str | None) -> Cluster:
     """Return the cluster that the file starts from; a detected CPU's memory and rate are divided among its ranks."""
-    base = _cluster(cluster)
+    base = named_cluster(cluster)
     if base is None and device == "cpu":
         found = processors()
         base = parse_cluster(share_processors(found, ranks_per_node or found["devices_per_node"]))

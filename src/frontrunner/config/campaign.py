@@ -576,8 +576,10 @@ def preset_model(name: str) -> Model:
     return parse(_ModelFile, {"model": {"preset": name}}).model
 
 
-def named_cluster(name: str) -> Cluster:
-    """Return a cluster by the name of a preset, or by the path of a cluster file."""
+def named_cluster(name: str | Cluster | None) -> Cluster | None:
+    """Return a cluster by the name of a preset or the path of a cluster file; a cluster, or None, as it is."""
+    if not isinstance(name, str):
+        return name
     known = (*presets.preset_names("clusters"), THIS_MACHINE)
     if name in known:
         return parse_cluster({"preset": name})
