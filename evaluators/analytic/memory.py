@@ -335,7 +335,8 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
 
     As in arXiv 2205.05198, section 4.1: sequence parallelism splits what lies between the blocks, tensor parallelism
     what lies inside. Selective recompute that keeps products keeps their outputs; those of the blocks' last products
-    are as wide as the model on every tensor-parallel rank. Context parallelism keeps attention's outcome twice.
+    are as wide as the model on every tensor-parallel rank. The project's own keeps all-to-alls of experts as well.
+    Context parallelism keeps attention's outcome twice.
     """
     ways, size, software = work.tensor_parallel, work.bytes_per_value, machine.software
     shards = work.sequence_shards
@@ -363,8 +364,13 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     made = np.where(work.key_value_rank > 0, work.latent_outputs, work.q_hidden + 2 * work.kv_hidden)
     attended = work.q_hidden if software.pads_values else mixed
     outputs = made + attended + (each + work.shared_experts) * up * work.ffn_hidden
+    # Experts have the rows of a rank's own positions, with those of the ranks that share their matrices.
+    rows = np.where(work.experts > 0, each * work.expert_tensor_parallel / shards, 1.0)
     # Compiled, not the last product's, which nothing needs.
-    last = np.where(work.compile, 1.0, 1.0 + each + work.shared_experts) * work.hidden
+    last = np.where(work.compile, 1.0, 1.0 + rows + (work.shared_experts > 0)) * work.hidden
+    if software.selective == "products" and not software.dispatches_once:  # and what experts and their ranks are sent
+        sent = 2 * each / shards * (work.expert_parallel > 1) + 2 * rows * (work.expert_tensor_parallel > 1)
+        last = last + np.where(work.experts > 0, sent, 0.0) * work.hidden
     if software.selective == "alternate":  # without keys, attention's projection, and a gate's second product
         dense = work.experts == 0
         spared = np.where(work.key_value_rank > 0, 0.0, work.kv_hidden) + dense * (up - 1) * work.ffn_hidden

@@ -266,6 +266,29 @@ def test_tokens_travel_to_their_experts_and_back_in_both_passes() -> None:
     assert gathered == pytest.approx(4 * 8 * sent / OURS.node_bytes_per_s), "each rank gets the tokens of all eight"
 
 
+@pytest.mark.parametrize(
+    ("degrees", "attention", "rows"),
+    [
+        ({"expert_parallel": 8}, 4096 + 6144 + 4096 + 4096, 2 * 14336 + 4096 + 2 * 4096),
+        ({"tensor_parallel": 8, "expert_parallel": 8}, 512 + 768 + 512 + 4096, (2 * 14336 + 4096 + 2 * 4096) / 8),
+        (
+            {"tensor_parallel": 4, "expert_tensor_parallel": 4},
+            1024 + 1536 + 1024 + 4096,
+            (2 * 14336 / 4 + 4096 + 2 * 4096) * 4 / 4,
+        ),
+    ],
+)
+def test_selective_recompute_keeps_what_experts_are_sent(
+    degrees: dict[str, int], attention: float, rows: float
+) -> None:
+    """By hand, in values per token: a layer's input, queries, keys and values, attention, its projection; then for each
+    of two experts a gate's two products, the last one, and two all-to-alls. Four ranks hold the rows of all four."""
+    plan = recipe(**{"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 1} | degrees, recompute="selective",
+                  sequence_parallel="tensor_parallel" in degrees)  # fmt: skip
+    kept = memory_of_ranks(OURS, work(plan, problem=of_experts()))[0].activations
+    assert kept == pytest.approx(32 * 2048 * 2 * (attention + 2 * rows))
+
+
 def test_tokens_cross_nodes_where_ranks_of_other_stages_fill_them() -> None:
     """By hand: of a stage's eight ranks a node has one, and its eight devices send 7 / 8 through its ports."""
     shape = {"tensor_parallel": 1, "pipeline_parallel": 8, "schedule": "1f1b", "micro_batch_seqs": 1, "accumulation": 8}
