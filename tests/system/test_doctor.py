@@ -65,7 +65,6 @@ def test_a_campaign_for_other_devices_is_a_problem_with_exit_code_1(tmp_path: Pa
         (["--ranks", "2"], "--ranks and --deadline are for --run"),
         (["--run", "--ranks", "0"], "--ranks = 0: expected 1 to 1024"),
         (["--run", "--deadline", "0"], "--deadline = 0.0: expected between 5 and 3600"),
-        (["none.toml"], "no campaign file at none.toml"),
     ],
 )
 def test_mistakes_are_one_message(arguments: list[str], message: str, tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from support.campaigns import Table, frontrunner, tiny, write_toml
 
 SOUGHT = "tokens,memory,nodes"
@@ -64,13 +62,3 @@ def test_a_campaign_that_was_stored_without_objectives_is_resumed_for_speed(tmp_
     answer = json.loads(done.stdout)
     assert "front" not in answer
     assert answer["outlook"]["of_front"] is False
-
-
-@pytest.mark.parametrize("strategy", ["random", "optuna-tpe"])
-def test_a_strategy_that_cannot_is_refused_and_nothing_is_written(strategy: str, tmp_path: Path) -> None:
-    write_toml(tmp_path / "tiny.toml", table(strategy=strategy))
-    done = frontrunner("launch", "tiny.toml", cwd=tmp_path)
-    assert done.returncode == 2
-    assert 'search.objectives = ["tokens", "memory", "nodes"]: expected what search.strategy' in done.stderr
-    assert "search.strategy = guided searches for these" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
