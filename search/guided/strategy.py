@@ -145,6 +145,7 @@ class Guided:
         self._closeness = np.exp(CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes)))
         self._seen = Observations(memory_bytes=memory_limits(survey.recipes, survey.problem))
         self._pending: dict[int, Expected] = {}
+        self._told_groups: set[str] = set()
         self._remembered: dict[str, list[int]] = {}
         self._elsewhere: list[tuple[Problem, list[Recipe]]] = []
         self._log_divisors = np.log(
@@ -228,6 +229,7 @@ class Guided:
             return
         self._candidates.take(row)
         self._pending.pop(row, None)
+        self._told_groups.add(told.recipe.group)
         if isinstance(told.outcome, Measurement) or told.outcome.policy.counts_against_recipe:
             self._seen.forget(self._remembered.pop(recipe_id(self._problem, told.recipe), ()))
         self._seen.add(row, told.outcome, self._table)
@@ -361,9 +363,12 @@ class Guided:
         return self._allowances.untried(self._nodes[self._tried])
 
     def _of_untried_groups(self) -> Places:
-        """Return the open rows of groups that no probe has had: how wrong the formulas are differs by device."""
-        rows = self._candidates.open_rows()
-        return rows[~np.isin(self._groups[rows], self._groups[self._tried])]
+        """Return the open rows of groups that no probe has had: how wrong the formulas are differs by device.
+
+        A probe that was lost is one, too: else nothing would run but on a group that loses all.
+        """
+        rows, had = self._candidates.open_rows(), [*self._told_groups, *self._groups[list(self._pending)]]
+        return rows[~np.isin(self._groups[rows], had)]
 
     @property
     def _tried(self) -> list[int]:

@@ -291,3 +291,11 @@ def test_guided_tries_each_group_before_it_trusts_the_formulas_on_one(small, mac
     problem = replace(small.problem, cluster=Cluster.of_groups("uneven", [slow, fast]))
     strategy = make_strategy("guided", Space(micro_batch_seqs=(1, 2)).survey(problem), seed=1)
     assert [told.recipe.group for told in run(strategy, machine, trials=2)] == ["fast", "slow"]
+    lost = Failure(kind=FailureKind.LOST, message="")
+    strategy = make_strategy("guided", Space(micro_batch_seqs=(1, 2)).survey(problem), seed=1)
+    groups = []
+    for _ in range(3):
+        (recipe,) = strategy.ask(1)
+        groups.append(recipe.group)
+        strategy.tell(Told(recipe=recipe, outcome=lost if recipe.group == "slow" else machine.probe(recipe)))
+    assert groups == ["fast", "slow", "fast"], "a group that loses its probes is not all that is tried"
