@@ -363,6 +363,8 @@ class Driver:
 
     def _learn(self, recipe: Recipe, outcome: Outcome) -> None:
         self._proposals.tell(recipe, outcome)
+        if isinstance(outcome, Failure) and not outcome.policy.counts_against_recipe:
+            return  # it taught nothing: the last forecast stands, and counts once
         view = self._session.view
         view.outlook = self._proposals.outlook()
         self._stop_rule.hear(view.outlook, measured=view.measured)

@@ -128,7 +128,7 @@ class SpeedModel:
 
     @property
     def noise(self) -> float:
-        """The standard deviation of a measured logarithm about what can be learned."""
+        """The scale of a measured logarithm about what can be learned."""
         return math.sqrt(sum(weight * scales.noise**2 for scales, weight in self._weights.items()))
 
     def learn(self, observations: Sequence[Observation]) -> None:

@@ -14,6 +14,7 @@ from scipy.special import stdtrit
 from frontrunner.evaluators.analytic.estimates import memory_limits
 from frontrunner.evaluators.analytic.fit import are_of_one_machine, refit, samples_of_problems
 from frontrunner.evaluators.analytic.machine import fit_of
+from frontrunner.evaluators.analytic.priors import NORMAL_95
 from frontrunner.evaluators.analytic.scaling import network_ends
 from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.probe.measure import nodes_used
@@ -54,10 +55,8 @@ STEPS_OF_A_PROBE = 7
 START_S = 30.0
 LACKED_MEMORY = {FailureKind.OUT_OF_MEMORY: True, FailureKind.CRASHED: None, FailureKind.HUNG: None}
 """Whether a failure was for want of memory, None where it may have been; the others took steps, or were refused."""
-NORMAL_95 = 1.96
-"""Half the width of a normal distribution's middle 95 %, in standard deviations."""
 STUDENT_95 = float(stdtrit(FREEDOM, 0.975))
-"""The same of the noise, in its scales."""
+"""As `NORMAL_95`, of the noise, in its scales."""
 MEDIAN_OVER_MEAN = 1.25
 """The standard error of a median over that of a mean, of many normal values: sqrt(pi / 2)."""
 

@@ -314,6 +314,16 @@ def promising(*improvements: float) -> Callable[[Forecaster], Outlook | None]:
     return expect
 
 
+def test_a_lost_probe_does_not_confirm_that_little_is_left_to_gain(
+    campaigns: Campaigns, use: Any, scripted: Any
+) -> None:
+    use(expect=promising(0.2, 0.2, 0.004, 0.004, 0.2, 0.004))
+    scripted(lambda recipe, attempt: failure(FailureKind.LOST) if recipe == RECIPES[3] else None)
+    search = {**EXHAUSTIVE, "stop_below_improvement": 0.01}
+    record, spec = campaigns.create("scripted", search=search)
+    assert campaigns.driver(record, spec).run().measured == 6
+
+
 def test_a_campaign_ends_when_little_is_left_to_gain_and_says_so(
     campaigns: Campaigns, use: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
