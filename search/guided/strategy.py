@@ -165,9 +165,9 @@ class Guided:
         """Learn outcomes of earlier campaigns; called once, before any ask or tell.
 
         Recipes with knobs that the space does not have, or gives in another way, tell nothing of its recipes. Of other
-        problems' outcomes on this cluster by this code the constants take their most probable values, about which what
-        is left unknown of them is learned: the fit of `calibrate --from-store`. That of the cluster itself stays where
-        it rests on as many rows. Outcomes of the same problem may be told again.
+        models' and sequence lengths' outcomes on this cluster by this code the constants take their most probable
+        values, about which what is left unknown of them is learned: the fit of `calibrate --from-store`. That of the
+        cluster itself stays where it rests on as many rows. Outcomes of recipes of the same id may be told again.
         """
         evidence = [piece for piece in evidence if self._has_all_knobs_of(piece.recipe)]
         of_others = [
