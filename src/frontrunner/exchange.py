@@ -61,6 +61,7 @@ from frontrunner.spaces.errors import (
     bad_value,
     campaign_name_from,
     did_you_mean,
+    free_among,
     holds,
     require_campaign_name,
 )
@@ -412,7 +413,11 @@ def import_table(
     except InvalidInput as error:
         named = error.message if str(table) in error.message else f"{table}: {error.message}"
         raise InvalidInput(named, hint=error.hint) from None
-    campaigns = [_campaign(problem, found, name) for problem in found.problems]
+    named: dict[str, ImportedCampaign] = {}
+    for made in (_campaign(problem, found, name) for problem in found.problems):
+        free = free_among(named, made.name)
+        named[free] = replace(made, name=free)
+    campaigns = list(named.values())
     if not campaigns:
         reasons = "; ".join(f"{left.rows} x {left.reason}" for left in found.left_out[:4])
         raise InvalidInput(f"none of the {found.rows} rows of {found.file} can be used: {reasons}"[:350])

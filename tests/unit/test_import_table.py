@@ -78,6 +78,14 @@ def test_a_preview_says_the_same_and_writes_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.csv"]
 
 
+def test_a_preview_names_campaigns_as_an_import_does(tmp_path: Path) -> None:
+    rows = (*ROWS, row(1, 1, 0.5, layers=8))
+    preview, done = (imported(tmp_path, rows, preview=preview) for preview in (True, False))
+    names = [one.campaign for one in preview.problems]
+    assert names == [one.campaign for one in done.problems]
+    assert len(set(names)) == 2
+
+
 def test_other_names_units_and_constants(tmp_path: Path) -> None:
     rows = [{key: value for key, value in one.items() if key != "hardware"} for one in in_unit(1000.0)]
     rows[1]["peak_mem_gb"] = 31.5 * 1024
