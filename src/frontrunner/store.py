@@ -10,7 +10,7 @@ import inspect
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, wraps
 from pathlib import Path
@@ -58,11 +58,9 @@ T = TypeVar("T")
 LOG_BYTES = 65_536
 
 
-@contextmanager
-def opened(store: str | None, *, create: bool = False) -> Iterator[Store]:
-    """Open the store at a path or URL, read-only unless `create` is set, and close it at the end."""
-    with open_store(store_url(store), create=create, read_only=not create) as found:
-        yield found
+def opened(store: str | None, *, create: bool = False) -> Store:
+    """Open the store at a path or URL, read-only unless `create` is set."""
+    return open_store(store_url(store), create=create, read_only=not create)
 
 
 class LocalStore:
@@ -74,20 +72,15 @@ class LocalStore:
         self._open = is_open
         self._is_named = url is not None
 
-    @contextmanager
-    def opened(self) -> Iterator[Store]:
-        """Open the database for reading."""
-        with nullcontext(self._open) if self._open is not None else opened(self.url) as found:
-            yield found
-
-    @contextmanager
-    def _opened_to_change(self) -> Iterator[Store]:
-        with nullcontext(self._open) if self._open is not None else open_store(self.url, create=False) as found:
-            yield found
+    def opened(self, *, to_change: bool = False) -> AbstractContextManager[Store]:
+        """Open the database, for reading unless `to_change` is set."""
+        if self._open is not None:
+            return nullcontext(self._open)
+        return open_store(self.url, create=False, read_only=not to_change)
 
     def rename(self, campaign: str, name: str) -> None:
         """Give a campaign another name; its run folders keep theirs. Refused while a driver holds it."""
-        with self._opened_to_change() as store:
+        with self.opened(to_change=True) as store:
             store.rename(campaign, name)
 
     def label(
@@ -104,12 +97,12 @@ class LocalStore:
         """
         given = {"tags": None if tags is None else tuple(dict.fromkeys(tags)), "note": note, "hidden": hidden}
         changes = {key: value for key, value in given.items() if value is not None}
-        with self._opened_to_change() if changes else self.opened() as store:
+        with self.opened(to_change=bool(changes)) as store:
             return store.label(store.campaign(campaign).name, **changes) if changes else store.labels(campaign)
 
     def delete(self, campaign: str, *, preview: bool = False) -> Deleted:
         """Delete a campaign with its outcomes and run folders, or only list them; refused while a driver holds it."""
-        with self.opened() if preview else self._opened_to_change() as store:
+        with self.opened(to_change=not preview) as store:
             return delete_campaign(store, campaign, preview=preview)
 
     def change_budget(
@@ -119,7 +112,7 @@ class LocalStore:
 
         `limits` are `probes`, `minutes`, `node_hours` and `cost`. Without any nothing is changed.
         """
-        with self._opened_to_change() if limits else self.opened() as store:
+        with self.opened(to_change=bool(limits)) as store:
             record = store.campaign(campaign)
             if limits:
                 refuse_imported_campaign(record)
