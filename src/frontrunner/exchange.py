@@ -413,11 +413,11 @@ def import_table(
     except InvalidInput as error:
         named = error.message if str(table) in error.message else f"{table}: {error.message}"
         raise InvalidInput(named, hint=error.hint) from None
-    named: dict[str, ImportedCampaign] = {}
+    by_name: dict[str, ImportedCampaign] = {}
     for made in (_campaign(problem, found, name) for problem in found.problems):
-        free = free_among(named, made.name)
-        named[free] = replace(made, name=free)
-    campaigns = list(named.values())
+        free = free_among(by_name, made.name)
+        by_name[free] = replace(made, name=free)
+    campaigns = list(by_name.values())
     if not campaigns:
         reasons = "; ".join(f"{left.rows} x {left.reason}" for left in found.left_out[:4])
         raise InvalidInput(f"none of the {found.rows} rows of {found.file} can be used: {reasons}"[:350])
