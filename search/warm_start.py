@@ -234,6 +234,9 @@ def _why_not(
         is_own = earlier.campaign.name == spec.confirms and different == OTHER_DRIVER
         if different is not None and not is_own:
             return different
+    knobs = {(name, knob.flag, knob.env) for name, knob in spec.space.custom.items()}
+    if not knobs.issuperset((one.name, one.flag, one.env) for one in known.recipe.custom):
+        return "of knobs that the space does not have"
     if isinstance(known.outcomes, Failure):
         lasting = known.outcomes.kind is FailureKind.OUT_OF_MEMORY or is_same
         return None if lasting else "failed for a reason that another problem need not share"

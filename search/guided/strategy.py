@@ -164,12 +164,11 @@ class Guided:
     def remember(self, evidence: Sequence[Evidence]) -> None:
         """Learn outcomes of earlier campaigns; called once, before any ask or tell.
 
-        Recipes with knobs that the space does not have, or gives in another way, tell nothing of its recipes. Of other
-        models' and sequence lengths' outcomes on this cluster by this code the constants take their most probable
-        values, about which what is left unknown of them is learned: the fit of `calibrate --from-store`. That of the
-        cluster itself stays where it rests on as many rows. Outcomes of recipes of the same id may be told again.
+        Of other models' and sequence lengths' outcomes on this cluster by this code the constants take their most
+        probable values, about which what is left unknown of them is learned: the fit of `calibrate --from-store`. That
+        of the cluster itself stays where it rests on as many rows. Outcomes of recipes of the same id may be told
+        again.
         """
-        evidence = [piece for piece in evidence if self._has_all_knobs_of(piece.recipe)]
         of_others = [
             (piece.problem, piece.recipe, piece.outcome)
             for piece in evidence
@@ -205,10 +204,6 @@ class Guided:
 
     def _is_of_here(self, problem: Problem) -> bool:
         return not problem.cluster.group and are_of_one_machine(problem, self._problem)
-
-    def _has_all_knobs_of(self, recipe: Recipe) -> bool:
-        known = {(name, knob.flag, knob.env) for name, knob in self._custom.items()}
-        return all((one.name, one.flag, one.env) in known for one in recipe.custom)
 
     def ask(self, count: int) -> list[Recipe]:
         """Return up to `count` legal recipes; pending ones are taken to run as fast as expected meanwhile."""

@@ -24,7 +24,7 @@ from frontrunner.results.schema import recipe_from_json, recipe_to_json
 from frontrunner.results.store import open_store
 from frontrunner.search.guided.prior import prior_of
 from frontrunner.search.guided.strategy import Guided
-from frontrunner.search.strategy import Evidence, Told
+from frontrunner.search.strategy import Told
 from frontrunner.spaces.custom import Custom, CustomKnob
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
@@ -297,21 +297,6 @@ def test_guided_learns_an_effect_of_each_and_the_formulas_know_none() -> None:
     errors = [predicted[recipe] - truth(recipe) for recipe in predicted]
     known = [truth(recipe) - float(PRIOR.log_speed[row[recipe]]) for recipe in predicted]
     assert np.abs(errors).mean() < 0.5 * np.abs(known).mean()
-
-
-def test_guided_takes_no_evidence_of_knobs_that_its_space_does_not_have() -> None:
-    survey = guided.SPACE.survey(guided.PROBLEM)
-    base = survey.recipes[0]
-    fast = measured(1e7, 0.5)
-    stranger = Evidence(
-        problem=guided.PROBLEM, recipe=replace(base, custom=custom(1, env="X")), outcome=fast, origin="other"
-    )
-    strategy = Guided(survey, 0)
-    strategy.remember([stranger])
-    assert strategy.forecasts(1) == []
-    strategy = Guided(survey, 0)
-    strategy.remember([replace(stranger, recipe=base)])
-    assert strategy.forecasts(1)
 
 
 def test_a_space_counts_their_values() -> None:

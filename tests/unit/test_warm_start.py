@@ -19,6 +19,7 @@ from frontrunner.results.writer import CampaignWriter
 from frontrunner.search.campaign_setup import problem_summary
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.warm_start import MOST_EVIDENCE, RECENT, Earlier, PriorResults, gather
+from frontrunner.spaces.custom import Custom
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.validation import dump_json
@@ -198,6 +199,14 @@ def test_a_table_s_peak_teaches_no_memory_since_its_kind_is_not_stored(past: Pas
     peak = max(measured().peak_memory_bytes)
     ours, theirs = (replace(measured(), peak_memory_bytes=(size,)) for size in (peak, 0))
     assert [one.outcome for one in past.gather().evidence] == [ours, theirs]
+
+
+@pytest.mark.parametrize("env", ["OVERLAP", "ELSEWHERE"])
+def test_recipes_with_knobs_that_the_space_has_not_or_gives_otherwise_are_left_out(env: str, past: Past) -> None:
+    past.add((recipe(), measured()), (recipe(custom=(Custom(name="overlap", value=1, env=env),)), measured()))
+    assert past.gather().left_out == {"of knobs that the space does not have": 1}
+    found = past.gather(space={"custom": {"overlap": {"values": [0, 1], "env": "OVERLAP"}}})
+    assert len(found.evidence) == (2 if env == "OVERLAP" else 1)
 
 
 def test_the_nearest_problems_come_first(past: Past) -> None:
