@@ -147,7 +147,8 @@ def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any], *, 
         from frontrunner.search.two_stage import small_spec
 
         small = stored_spec(store.campaign(spec.confirms))
-        specs.append(replace(small, budget=small_spec(specs[0]).budget))
+        has_all = small.budget == now != small_spec(spec).budget  # nothing could be confirmed at launch
+        specs.append(replace(small, budget=small_spec(specs[0], confirmable=not has_all).budget))
     after = vars(specs[0].budget)
     before = {f"{key}{BEFORE}": was for key, was in vars(spec.budget).items() if after[key] != was}
     for name, changed in zip((record.name, spec.confirms), specs, strict=False):
