@@ -265,6 +265,7 @@ def test_text_for_people_is_plain_when_piped_and_fits_a_terminal(
 
 MISTAKES: dict[str, tuple[list[str], int, str, str]] = {
     "a campaign that is not there": (["best", "smi"], 2, "there is no campaign 'smi'", "did you mean 'sim'?"),
+    "a campaign beside another": (["compare", "sim", "smi"], 2, "there is no campaign 'smi'", "did you mean 'sim'?"),
     "another order": (["best", "--by", "token"], 2, 'by = "token": expected one of', "did you mean 'tokens'?"),
     "no limit": (["best", "--max-memory-gb", "nan"], 2, "max_memory_gb = nan: expected a size above 0", ""),
     "a limit below all": (["best", "--max-memory-gb", "1e-9"], 7, "has no measured recipe with", "status sim"),

@@ -205,6 +205,7 @@ REFUSED: dict[str, tuple[dict[str, str], type[Exception], str]] = {
     "one file for all": ({"out": "x.svg"}, InvalidInput, "is one file and --figure names none"),
     "two formats": ({"out": "x.svg", "figure": "history", "format": "png"}, InvalidInput, '--format = "png": expected'),
     "no such format": ({"out": "f", "format": "pdf"}, InvalidInput, '--format = "pdf": expected one of png, svg'),
+    "a file of another format": ({"out": "x.pdf", "figure": "history"}, InvalidInput, "that ends with .svg or .png"),
     "no folder": ({"out": "none/f"}, NotFound, "there is no folder"),
     "not drawn": ({"out": "x.svg", "figure": "shap"}, NothingLegal, "figure shap cannot be drawn: Importance needs"),
 }

@@ -14,7 +14,7 @@ from frontrunner.results.status import failures, status
 from frontrunner.results.store import open_store
 from frontrunner.search.driver import Conclusion
 from frontrunner.spaces.errors import CampaignFailed
-from frontrunner.views.results import print_campaigns, print_status
+from frontrunner.views.results import _detail, print_campaigns, print_status
 from support.page_stores import page_store
 from support.rankings import measurement, record, start
 
@@ -32,6 +32,10 @@ def told(folder: Path, capsys: pytest.CaptureFixture[str], *outcomes: Failure) -
         capsys.readouterr()
         print_status(status(store, None))
     return {line.split()[0]: line.rstrip() for line in capsys.readouterr().out.splitlines()}
+
+
+def test_show_counts_an_attempt_s_node_time_as_other_commands_do() -> None:
+    assert str(_detail(replace(DONE, node_seconds=7_200.0))).endswith("; 2 node-hours")
 
 
 def test_status_lists_lost_attempts_apart_from_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from frontrunner.cli.options import FILE, backend_options, campaign_argument, json_option, print_json, prints, show
+from frontrunner.cli.options import (
+    FILE,
+    RECIPE_ID,
+    backend_options,
+    campaign_argument,
+    json_option,
+    print_json,
+    prints,
+    show,
+)
 from frontrunner.results.frames import write_frame
 from frontrunner.results.pages import HistoryPage
 from frontrunner.results.records import OBJECTIVE, CampaignList
@@ -134,7 +143,8 @@ def compare(recipes: tuple[str, ...], campaign: str | None, backend: Backend, *,
     """
     if len(recipes) < 2:
         raise InvalidInput(f"expected two recipe ids or more, not {recipes[0]} alone", hint="frontrunner best")
-    if {one.name for one in backend.campaigns()}.issuperset(recipes):
+    known = {one.name for one in backend.campaigns()}
+    if known.issuperset(recipes) or any(name in known and not RECIPE_ID.fullmatch(name) for name in recipes):
         compared = compare_campaigns([backend.status(name) for name in recipes])
         if as_json:
             shared = backend.compare(recipes)

@@ -279,7 +279,8 @@ def save_pictures(
     path = Path(out)
     named = path.suffix[1:] if path.suffix[1:] in FORMATS else None
     _require_known(figure, format)
-    if named is None and path.exists() and not path.is_dir():
+    is_meant_as_file = path.exists() or (figure is not None and path.suffix != "")
+    if named is None and is_meant_as_file and not path.is_dir():
         raise bad_value("--out", str(path), "a folder, or a name that ends with .svg or .png")
     if named is not None and figure is None:
         raise InvalidInput(

@@ -392,7 +392,7 @@ def _detail(outcome: Measurement | Failure | None) -> Text:
     needs = "" if above is None else f"; needs {mib(above)} MiB above an idle rank"
     doubts = (f"! {why}" for why in outcome.doubts)
     more = "".join(f"; {clause}" for clause in (expert_balance(outcome), *doubts) if clause)
-    return Text(f"steps {steps} ms{ended}{losses}{started}{needs}; {outcome.node_seconds:.3g} node-seconds{more}")
+    return Text(f"steps {steps} ms{ended}{losses}{started}{needs}; {node_time(outcome.node_seconds)}{more}")
 
 
 def print_recipe(recipe: Recipe) -> None:

@@ -106,8 +106,9 @@ def column_table(
     table = ruled_table(title)
     for place in sorted(kept):
         column = filled[place]
-        justify = "right" if column.is_number else "left"
-        table.add_column(column.title, justify=justify, no_wrap=column.least is None)  # type: ignore[arg-type]
+        justify, wraps = "right" if column.is_number else "left", column.least is not None
+        overflow = "fold" if wraps else "ellipsis"
+        table.add_column(column.title, justify=justify, no_wrap=not wraps, overflow=overflow)  # type: ignore[arg-type]
     for number, row in enumerate(rows):
         texts = (Text(cells[place][number]) for place in sorted(kept))
         table.add_row(*texts, style="bold" if bold(row) else None)
