@@ -137,7 +137,8 @@ def peak_memory(machine: Machine, work: Workload) -> PeakMemory:
     """Return the fullest of the rank with the embedding, the one after it, and the rank with the head."""
     candidates = memory_of_ranks(machine, work)
     totals = np.stack(np.broadcast_arrays(*(rank.total for rank in candidates)))
-    totals[1:] = np.where(work.head_on_first & (work.pipeline_parallel == 1), 0.0, totals[1:])
+    totals[1] = np.where(work.head_on_first & (work.pipeline_parallel == 1), 0.0, totals[1])
+    totals[2] = np.where(work.head_on_first, 0.0, totals[2])
     fullest = np.argmax(totals, axis=0)
     names = [field.name for field in fields(PeakMemory)]
     columns = ([np.broadcast_to(getattr(rank, name), fullest.shape) for rank in candidates] for name in names)
@@ -150,11 +151,11 @@ def memory_of_ranks(machine: Machine, work: Workload) -> tuple[PeakMemory, PeakM
     table = work.vocabulary * work.hidden
     alone = work.head_on_first
     both = np.where(alone & ~work.tied_embeddings, 2 * table, table)
-    none, no_head = np.zeros(1), np.zeros(1, dtype=np.bool_)
+    none, no_head, one = np.zeros(1), np.zeros(1, dtype=np.bool_), np.ones(1)
     return (
-        _rank(machine, work, "first", in_flight=ahead, tables=both, has_head=alone),
-        _rank(machine, work, "middle", in_flight=after, tables=none, has_head=no_head),
-        _rank(machine, work, "last", in_flight=behind, tables=table, has_head=~alone),
+        _rank(machine, work, "first", in_flight=ahead, tables=both, has_head=alone, has_embedding=one),
+        _rank(machine, work, "middle", in_flight=after, tables=none, has_head=no_head, has_embedding=none),
+        _rank(machine, work, "last", in_flight=behind, tables=table, has_head=~alone, has_embedding=none),
     )
 
 
@@ -169,7 +170,8 @@ def memory_of_each(
     both = np.minimum(first + last, np.where(work.tied_embeddings, 1.0, 2.0))
     held = replace(work, layers_middle=layers, dense_middle=dense)
     table = work.vocabulary * work.hidden
-    return _rank(machine, held, "middle", in_flight=in_flight, tables=both * table, has_head=last > 0)
+    ends_of = {"has_head": last > 0, "has_embedding": first}
+    return _rank(machine, held, "middle", in_flight=in_flight, tables=both * table, **ends_of)
 
 
 def micro_batches_held(work: Workload, rank: Rows | float = 0.0) -> Rows:
@@ -190,8 +192,8 @@ def micro_batches_held(work: Workload, rank: Rows | float = 0.0) -> Rows:
     return found
 
 
-def _rank(
-    machine: Machine, work: Workload, place: str, *, in_flight: Rows, tables: Rows, has_head: Flags
+def _rank(  # noqa: PLR0913 - what ranks differ in
+    machine: Machine, work: Workload, place: str, *, in_flight: Rows, tables: Rows, has_head: Flags, has_embedding: Rows
 ) -> PeakMemory:
     software, size = machine.software, work.bytes_per_value
     others: Rows
@@ -212,6 +214,11 @@ def _rank(
     inputs = np.where(work.pipeline_parallel > 1, in_flight * boundary_bytes(work), 0.0)
     # One layer's are on their way to the host, or back, while another one runs.
     activations = np.where(work.activation_offload, inputs + kept, in_flight * all_kept)
+    if software.receives_apart:  # the first stage no activations, the last no gradients
+        waiting = np.maximum(work.accumulation - in_flight, 0.0)  # those in flight are what layers keep
+        received = (work.virtual_stages - has_embedding) * waiting
+        received = received + (work.virtual_stages - has_head) * work.accumulation
+        activations = activations + np.where(work.pipeline_parallel > 1, received * boundary_bytes(work), 0.0)
     logits = work.tokens * work.vocabulary / (work.tensor_parallel if software.sharded_logits else 1.0)
     if software.keeps_outputs:  # those of micro-batches in flight are among their activations
         later = np.maximum(work.accumulation - in_flight, 0.0) * work.virtual_stages * boundary_bytes(work)

@@ -115,7 +115,8 @@ class Software:
     also by the router; or `singly`, where that is done expert by expert, and the first product adds its own. Code that
     `clamps_before` a fused gate does so in kernels of torch. Its fused rotation is for plain ones alone where it
     `rotates_plainly`: not for YaRN's, nor for latent attention's. Its fused gate also `weighs_before` the last product
-    what experts find. A pipeline's rank keeps the outputs of a step's micro-batches where code `keeps_outputs`.
+    what experts find. A pipeline's rank keeps the outputs of a step's micro-batches where code `keeps_outputs`, and
+    where it `receives_apart` buffers for what each of them receives (torch, `distributed/pipelining/stage.py`).
     """
 
     name: str
@@ -168,6 +169,7 @@ class Software:
     rotates_plainly: bool = False
     weighs_before: bool = False
     keeps_outputs: bool = False
+    receives_apart: bool = False
     fuses_accumulation: bool = False
     graphs: Literal["none", "layers", "step"] = "none"
     sends_singly: bool = False
@@ -305,6 +307,7 @@ FRONTRUNNER = Software(
     message_elements=0.0,
     message_layers=1.0,
     whole_bucket_elements=25 * 2**20 / 4,
+    receives_apart=True,
 )
 """The project's own trainer, as its dry runs show it: FSDP2 reduces in fp32, layer by layer, plain replicas in
 buckets of 25 MiB. Sharded logits are there four times in fp32 while torch's parallel loss runs backward."""

@@ -95,6 +95,22 @@ def test_a_pipeline_that_keeps_outputs_holds_those_of_all_micro_batches() -> Non
     assert alone[0].total == alone[1].total
 
 
+@pytest.mark.parametrize(
+    ("schedule", "stages", "first", "last"),
+    [("1f1b", 1, 16, 15), ("interleaved-1f1b", 2, 2 * 16 + 16 - 2.5, 2 * 14.5 + 16)],
+)
+def test_torch_s_pipelines_have_a_buffer_for_all_that_each_stage_receives(
+    schedule: str, stages: int, first: float, last: float
+) -> None:
+    """By hand: of 16 micro-batches the gradients, and the activations but of those in flight, which layers keep."""
+    shape = {"tensor_parallel": 1, "pipeline_parallel": 2, "micro_batch_seqs": 1, "accumulation": 16}
+    plan = recipe(**shape, schedule=schedule, virtual_stages=stages)
+    codes = (FRONTRUNNER, replace(FRONTRUNNER, receives_apart=False))
+    ranks = [memory_of_ranks(machine(software=code), work(plan)) for code in codes]
+    found = [(one.activations - other.activations)[0] / (2048 * 6144 * 2) for one, other in zip(*ranks, strict=True)]
+    assert (found[0], found[2]) == pytest.approx((first, last))
+
+
 def test_pieces_of_the_loss_share_their_logits() -> None:
     whole, pieces = (peak_memory(machine(), work(recipe(loss_chunks=chunks))).logits[0] for chunks in (1, 4))
 
@@ -183,7 +199,7 @@ def test_one_micro_batch_has_no_gradients_when_its_activations_are_whole(accumul
 
 def test_a_pipeline_is_full_before_its_first_gradients_or_after() -> None:
     """With as many micro-batches as ranks the fullest rank has one fewer when its gradients are there."""
-    software = replace(FRONTRUNNER, reduce_bytes=(0.0, 0.0), fragmentation=0.0)
+    software = replace(FRONTRUNNER, reduce_bytes=(0.0, 0.0), fragmentation=0.0, receives_apart=False)
     shared = {"devices": 32, "tensor_parallel": 1, "pipeline_parallel": 4, "schedule": "1f1b", "micro_batch_seqs": 1}
     plans = [recipe(**shared, accumulation=count) for count in (4, 5)]
 
