@@ -137,5 +137,5 @@ def test_a_second_campaign_answers_from_the_first_what_was_steady(tmp_path: Path
     steady = [one for one in ranking if not one["standing"]["is_noisy"]]
     again = frontrunner("launch", "tiny.toml", "--name", "again", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert again.stderr.count("reused: ") == len(steady)
+    assert again.stderr.count(" takes the result of probe ") == len(steady)
     assert len(json.loads(frontrunner("best", "again", "--json", cwd=tmp_path).stdout)) == 2

@@ -174,6 +174,7 @@ def test_status_failures_and_campaigns_agree(folder: Path, ranking: list[dict[st
     assert len(ranking) + len(failed) == PROBES
     assert {row["failure"]["kind"] for row in failed} == {"out-of-memory"}
     assert [row["name"] for row in campaigns] == ["sim"]
+    assert "campaigns --all; to begin: " in run("campaigns", "--tag", "none", cwd=folder).stdout
     assert campaigns[0]["best_tokens_per_s"] == ranking[0]["standing"]["tokens_per_s"]
 
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from frontrunner.results.prior_results import REUSED
+from frontrunner.results.records import UNARCHIVED
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import IN_A_ROW, LEAST_MEASURED, STOPPING, Limit, StopRule, outlook_in_words
 from frontrunner.search.listener import View
@@ -107,6 +109,18 @@ def test_an_end_that_the_command_reports_is_printed_once(capsys: pytest.CaptureF
         (STOPPING, {"leaves": "stopped", "probes_to_finish": 0, "probes_ended": 2}, "ending 2 running probes"),
         (STOPPING, {"leaves": "paused", "probes_to_finish": 0}, "stopping; then the campaign is paused"),
         ("lost", {"trial": 4, "recipe": "tp1 mb2"}, "probe 4 was cut off with its driver: tp1 mb2"),
+        (
+            REUSED,
+            {
+                "trial": 1,
+                "recipe": "tp1 mb2",
+                "campaign": "a",
+                "its_trial": 5,
+                "measured_at": "2026-03-01T12:30:45+00:00",
+            },
+            "probe 1 takes the result of probe 5 of campaign a, measured 2026-03-01 12:30: tp1 mb2",
+        ),
+        (UNARCHIVED, {"attempts": 4, "file": "a.jsonl", "sha256": "0f"}, "unarchived from a.jsonl; attempts: 4"),
     ],
 )
 def test_notices_are_sentences(

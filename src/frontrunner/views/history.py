@@ -7,7 +7,8 @@ from operator import attrgetter
 
 from frontrunner.results.nodes import AWAITED, CHECKED, SET_ASIDE, minute
 from frontrunner.results.pages import HistoryPage
-from frontrunner.results.records import USER, Event, EventData
+from frontrunner.results.prior_results import REUSED
+from frontrunner.results.records import UNARCHIVED, USER, Event, EventData
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import LABELED
 from frontrunner.search.budget import REQUESTED, STOPPING
@@ -27,6 +28,7 @@ WORDS = {
     "resumed": "resumed; driver {driver}",
     "measuring": "recipes measured again: {recipes}; driver {driver}",
     "renamed": "renamed from {earlier} to {name}",
+    UNARCHIVED: "unarchived from {file}; attempts: {attempts}",
     REQUESTED: "asked to {word}",
 }
 """Events by kind, of which the fields in braces are filled in."""
@@ -73,6 +75,11 @@ def _labeled(data: EventData) -> str:
     return "; ".join(f"{key}: {value or 'none'}" for key, value in data.items() if key != USER)
 
 
+def _reused(data: EventData) -> str:
+    origin = f"probe {data['its_trial']} of campaign {data['campaign']}, measured {minute(str(data['measured_at']))}"
+    return f"probe {data['trial']} takes the result of {origin}: {data['recipe']}"
+
+
 def _warm_start(data: EventData) -> str:
     """Return as in: warm start: 12 outcomes of a.csv, 3 recipes answered; left out: 2 simulated."""
     prefix = "left out: "
@@ -89,6 +96,7 @@ IN_WORDS: Mapping[str, Callable[[EventData], str]] = {
     STOPPING: _stopping,
     BUDGET: _budget,
     LABELED: _labeled,
+    REUSED: _reused,
     "evidence": _warm_start,
 }
 

@@ -85,7 +85,11 @@ def print_campaigns(summaries: Sequence[CampaignSummary]) -> None:
     if summaries:
         out.print(column_table(None, used(CAMPAIGNS, summaries), summaries, width=out.width))
     else:
-        out.say(located("no campaign yet: frontrunner launch FILE"))
+        out.say(
+            located(
+                "no campaign; to list hidden ones too: frontrunner campaigns --all; to begin: frontrunner launch FILE"
+            )
+        )
 
 
 def print_labels(labels: Labels) -> None:
