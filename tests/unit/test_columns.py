@@ -16,7 +16,7 @@ from frontrunner.spaces.sharding import Sharding
 from frontrunner.views.columns import CHOICES, COLUMNS, Column, briefly, figures_in_words, used
 from frontrunner.views.history import print_history
 from frontrunner.views.results import print_ranking
-from frontrunner.views.terminal import recorded
+from frontrunner.views.terminal import Terminal, recorded, ruled_table
 
 RECIPE = Recipe(
     devices=512, tensor_parallel=8, pipeline_parallel=16, schedule="1f1b", micro_batch_seqs=1, accumulation=64,
@@ -65,6 +65,13 @@ def test_history_on_a_narrow_terminal_wraps_what_happened(monkeypatch: pytest.Mo
         shown = re.sub("<.*?>", "", html())
     assert "2026-03-01 12:30:45  ann  probe 7 is measured again" in shown
     assert shown.count("9") == 60
+
+
+def test_number_without_room_is_marked_as_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    table = ruled_table(None, "what", ("first", "right"), ("second", "right"))
+    table.add_row("tokens/s", "102,024,459", "102,024,459")
+    Terminal(width=30).print(table)
+    assert len(re.findall(r"102,[\d,]*…", capsys.readouterr().out)) == 2
 
 
 def test_column_of_a_part_is_a_dash_where_the_part_is_missing() -> None:

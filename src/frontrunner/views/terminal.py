@@ -70,7 +70,8 @@ def ruled_table(title: str | None = None, *columns: str | tuple[str, str]) -> Ta
     )
     for column in columns:
         head, kind = column if isinstance(column, tuple) else (column, "")
-        table.add_column(head, justify="right" if kind == "right" else "left", no_wrap=kind != "fold", overflow="fold")
+        justify, overflow = "right" if kind == "right" else "left", "fold" if kind == "fold" else "ellipsis"
+        table.add_column(head, justify=justify, no_wrap=kind != "fold", overflow=overflow)  # type: ignore[arg-type]
     return table
 
 
