@@ -234,6 +234,14 @@ def test_a_file_launched_with_set_is_compared_with_what_was_set(folder: Path) ->
     assert "to use it: frontrunner resume c --probes 3" in seen
 
 
+def test_or_resume_warns_of_values_by_set_that_it_does_not_read(folder: Path) -> None:
+    command = ("launch", "c.toml", "--or-resume", "--set", "search.seed=1")
+    assert run(*command, cwd=folder).returncode == 0
+    assert "warning" not in run(*command, cwd=folder).stderr
+    seen = run(*command, "--set", "budget.probes=3", cwd=folder).stderr
+    assert "warning: campaign c goes on as it was launched; not read: --set budget.probes=3\n" in seen
+
+
 def test_a_budget_that_measuring_again_passed_says_how_to_go_on(folder: Path) -> None:
     assert run("launch", "c.toml", cwd=folder).returncode == 0
     assert run("measure", "--confirm", "1", "--repeats", "2", cwd=folder).returncode == 0

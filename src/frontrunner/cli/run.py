@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from frontrunner import api, sweeps
 from frontrunner.cli import options as opt
-from frontrunner.config.campaign import example_file, read_campaign_file
+from frontrunner.config.campaign import CampaignFile, example_file, read_campaign_file
 from frontrunner.config.settings import AT_HAND, located, store_url
 from frontrunner.evaluators.external import replay as command_replay
 from frontrunner.evaluators.probe import replay as replaying
@@ -85,12 +85,23 @@ def launch(  # noqa: PLR0913 - the options of the command
         with suppress(NotFound, StoreUnusable):  # where nothing is there yet
             change = api.changed_since_launch(name or campaign.spec.name, store=url)
             opt.warn([located(change)] if change else [])
+            opt.warn(_unused_changes(campaign, name or campaign.spec.name, url))
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         hooks: Any = {"listener": listener, "on_driver": on_driver}
         conclusion = api.launch(campaign, store=url, name=name, or_resume=or_resume, **hooks)
     if url != store_url():
         click.get_current_context().meta[f"{AT_HAND}store"] = url
     finish(conclusion, listener.campaign, url, stopped=on_driver.exit_code, as_json=as_json)
+
+
+def _unused_changes(file: CampaignFile, campaign: str, store: str) -> list[str]:
+    """Return the warning on values by --set that the campaign which goes on was not launched with."""
+    with LocalStore(store).opened() as found:
+        then = {key: text for key, (_, text) in stored_spec(found.campaign(campaign)).changes.items()}
+    unused = [
+        f"--set {shlex.quote(f'{key}={text}')}" for key, (_, text) in file.changes.items() if then.get(key) != text
+    ]
+    return [f"campaign {campaign} goes on as it was launched; not read: {' '.join(unused)}"] if unused else []
 
 
 @click.command()
