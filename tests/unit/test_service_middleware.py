@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
+from frontrunner.server.app import listen
 from frontrunner.server.auth import Caller, Role, Tokens, owner
 from frontrunner.server.middleware import SECURITY_HEADERS
 from frontrunner.server.settings import Limits, ServiceSettings
@@ -287,3 +290,18 @@ def test_other_machines_are_let_in_by_name_only(tmp_path: Path, host: str) -> No
 def test_a_host_s_name_is_a_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInput, match="--allow-host"):
         settings(tmp_path, allowed_hosts=(name,))
+
+
+def test_answers_do_not_wait_for_acknowledgements(tmp_path: Path) -> None:
+    async def no_delay_of_accepted() -> int:
+        async def note(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            found.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        found = asyncio.get_running_loop().create_future()
+        listener = listen(settings(tmp_path, port=0))
+        async with await asyncio.start_server(note, sock=listener):
+            with socket.create_connection(listener.getsockname()):
+                return int(await found)
+
+    assert asyncio.run(no_delay_of_accepted()) == 1

@@ -225,7 +225,9 @@ def metrics(store: Store) -> bytes:
 
 def listen(settings: ServiceSettings) -> socket.socket:
     """Return a socket on the settings' address; raise `FrontrunnerError` where it is taken or not ours."""
-    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    # asyncio sends at once (TCP_NODELAY) only where the protocol is named; else answers wait 40 ms for acknowledgements
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
