@@ -1,5 +1,7 @@
 """Real faults in real probes: what each is taken for, and that nothing is left behind."""
 
+import json
+import math
 import os
 import shutil
 import signal
@@ -254,9 +256,12 @@ def test_a_damaged_result_is_not_taken_for_a_measurement(bench: Bench) -> None:
     one = bench.start(setup_of(bench.folder))
     assert isinstance(bench.outcome(), Measurement)
     (one.run_folder / "outcome.json").unlink()
-    (one.run_folder / "result.json").write_text('{"status": "measured", "step_times_s": [0.1')
-    assert bench.evaluator.harvest(one) is None
-    assert RunFolder(one.run_folder).outcome() is None
+    result = one.run_folder / "result.json"
+    endless = json.dumps(json.loads(result.read_text()) | {"losses": [math.inf]})
+    for text in ('{"status": "measured", "step_times_s": [0.1', endless):
+        result.write_text(text)
+        assert bench.evaluator.harvest(one) is None
+        assert RunFolder(one.run_folder).outcome() is None
 
 
 def has_outcome(one: ProbeOrder) -> bool:

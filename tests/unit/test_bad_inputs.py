@@ -21,14 +21,13 @@ from frontrunner.evaluators.external.logs import LogReader, patterns_of
 from frontrunner.evaluators.external.supervisor import LOG, Log
 from frontrunner.evaluators.external.trainers import LOG_PATTERNS
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.probe.watch import harvest
 from frontrunner.evaluators.tables.rows import read_problems
 from frontrunner.evaluators.tables.schema import read_csv
 from frontrunner.exchange import import_table
 from frontrunner.machine import fit_tables
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.spaces.errors import InvalidInput, NotFound
-from support.campaigns import environment, order, setup_of, tiny_recipe
+from support.campaigns import environment, setup_of, tiny_recipe
 from support.formats import problem
 from support.tables import row, write_table
 
@@ -190,21 +189,6 @@ class TestRunFolders:
         failure = Failure(kind=FailureKind.HUNG, message="m", log_tail="t", log_path="p", node_seconds=1.5)
         RunFolder(tmp_path).write_outcome(failure)
         assert RunFolder(tmp_path).outcome() == failure
-
-    def test_a_result_with_an_infinite_loss_is_not_harvested(self, tmp_path: Path) -> None:
-        setup = setup_of(tmp_path)
-        asked = order(setup)
-        asked.run_folder.mkdir()
-        result = {
-            "status": "measured",
-            "step_times_s": [0.5, 0.5],
-            "peak_memory_bytes": [2**20, 2**20],
-            "losses": [1.0, 1e999],
-            "build_time_s": 1.0,
-            "first_step_time_s": 0.5,
-        }
-        (asked.run_folder / "result.json").write_text(json.dumps(result))
-        assert harvest(asked, setup) is None
 
 
 class TestLogs:

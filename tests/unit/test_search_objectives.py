@@ -135,7 +135,7 @@ def test_a_search_for_a_front_covers_more_than_one_for_speed(objectives: tuple[s
         for sought in (("tokens",), objectives)
     }
     assert shares[objectives] > shares["tokens",] + 0.01
-    assert shares[objectives] > 0.85
+    assert shares[objectives] > 0.8
 
 
 def test_a_space_that_is_not_looked_at_whole_is_searched_along_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
