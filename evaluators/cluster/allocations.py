@@ -349,7 +349,7 @@ class Pool:
                     few = f"{room.nodes} of the {len(allocation.hosts)} nodes are left for probes of {least} or more"
                     raise NodesUnavailable(f"{few}: {'; '.join(reasons)}", hint=f"see {self._folder}")
             elif self._source.held is not None:
-                raise TooLittleTime("too little is left of the job's time for the probes that wait")
+                raise TooLittleTime("too little is left of the job's time for what waits")
             self._give_back(allocation)
 
     def _request_more(self, left: Sequence[Waiting]) -> None:

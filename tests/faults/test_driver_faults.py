@@ -86,7 +86,7 @@ def test_a_driver_killed_in_a_probe_leaves_no_process_and_is_resumed(tmp_path: P
     assert resumed.returncode == 0, resumed.stderr
     check_complete(tmp_path)
     assert before <= {trial.recipe_id for trial in trials(tmp_path)}
-    assert "lost" in events(tmp_path)
+    assert {"lost", "harvested"} & {*events(tmp_path)}, "the probe was lost, unless its ranks had just finished"
     assert trials(tmp_path)[1].recipe_id in before, "the probe that was cut off is made again, not replaced"
 
 

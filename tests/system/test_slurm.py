@@ -377,11 +377,11 @@ def test_a_command_campaign_goes_on_after_its_driver_was_killed(tmp_path: Path, 
         space=values,
         search={"parallel_probes": 2, "strategy": "exhaustive"},
         budget={"probes": 12},
-        probe={"measured_steps": 20},
+        probe={"measured_steps": 60},
     )
     with started("launch", name, cwd=tmp_path) as process:
         wait_for(lambda: sum(found is not None for found in outcomes(tmp_path)) >= 4, 150)
-        wait_for(lambda: len(tagged(tmp_path)) == 4, 150, pause_s=0.2)  # two trainers, and what each leaves
+        wait_for(lambda: len(tagged(tmp_path)) == 4, 150, pause_s=0.05)  # two trainers, and what each leaves
         process.send_signal(signal.SIGKILL)
         process.wait()
     known = {path: found for path, found in zip(run_folders(tmp_path), outcomes(tmp_path), strict=True) if found}
@@ -508,12 +508,12 @@ def test_a_batch_script_submits_itself_again_until_the_replay_is_done(
     home, recipe = measured
     exported = frontrunner("export", recipe, "--to", "slurm", cwd=home)
     assert exported.returncode == 0, exported.stderr
-    margin = '"$([ "${SLURM_RESTART_COUNT:-0}" -lt 2 ] && echo 100 || echo 5)"'  # of two minutes
+    margin = '"$([ "${SLURM_RESTART_COUNT:-0}" -lt 2 ] && echo 135 || echo 5)"'  # of three minutes
     options = " ".join((*REPLAY[2:], "--anyway", "--stop-margin", margin))
     script = exported.stdout.replace('--steps "$STEPS"', f'--steps "$STEPS" {options}')
     (tmp_path / "replay.sh").write_text(script.replace("\npython -m", f"\n{sys.executable} -m"))
     export = f"--export=ALL,STEPS={STEPS},FOLDER={tmp_path}"
-    slurm.run("sbatch", "--time=2", export, f"--chdir={tmp_path}", "--output=out", str(tmp_path / "replay.sh"))
+    slurm.run("sbatch", "--time=3", export, f"--chdir={tmp_path}", "--output=out", str(tmp_path / "replay.sh"))
     folder, said = tmp_path / "run", tmp_path / "out"
     wait_for(said.exists)
 
