@@ -508,17 +508,18 @@ def test_a_batch_script_submits_itself_again_until_the_replay_is_done(
     home, recipe = measured
     exported = frontrunner("export", recipe, "--to", "slurm", cwd=home)
     assert exported.returncode == 0, exported.stderr
-    margin = '"$([ "${SLURM_RESTART_COUNT:-0}" -lt 2 ] && echo 135 || echo 5)"'  # of three minutes
+    margin = '"$([ "${SLURM_RESTART_COUNT:-0}" -lt 2 ] && echo 95 || echo 5)"'  # of two minutes
     options = " ".join((*REPLAY[2:], "--anyway", "--stop-margin", margin))
     script = exported.stdout.replace('--steps "$STEPS"', f'--steps "$STEPS" {options}')
     (tmp_path / "replay.sh").write_text(script.replace("\npython -m", f"\n{sys.executable} -m"))
     export = f"--export=ALL,STEPS={STEPS},FOLDER={tmp_path}"
-    slurm.run("sbatch", "--time=3", export, f"--chdir={tmp_path}", "--output=out", str(tmp_path / "replay.sh"))
+    slurm.run("sbatch", "--time=2", export, f"--chdir={tmp_path}", "--output=out", str(tmp_path / "replay.sh"))
     folder, said = tmp_path / "run", tmp_path / "out"
     wait_for(said.exists)
 
     def is_done() -> bool:
         slurm.shorten_holds()
+        assert "too little is left" not in said.read_text(), "it took longer than 25 s to start"
         return f"trained to step {STEPS}" in said.read_text()
 
     wait_for(is_done, 800, pause_s=1.0)
