@@ -166,12 +166,7 @@ class RankedProbes(QueuedProbes[AnyWatch]):
 
     def harvest(self, order: ProbeOrder) -> Outcome | None:
         """Return the outcome on disk, or what its ranks had finished measuring when their driver died."""
-        if (outcome := super().harvest(order)) is not None:
-            return outcome
-        folder = RunFolder(order.run_folder)
-        node_seconds = folder.busy_seconds() * nodes_used(order.recipe, self._setup.problem)
-        outcome = _from_result(folder, order, self._setup, node_seconds)
-        return None if outcome is None else written(folder, outcome)
+        return harvest(order, self._setup)
 
 
 class RankWatch(Watch):
@@ -285,6 +280,17 @@ def write_job(order: ProbeOrder, job: dict[str, Any], setup: ProbeSetup) -> Path
     return path
 
 
+def harvest(order: ProbeOrder, setup: ProbeSetup) -> Outcome | None:
+    """Return the outcome on disk, or what the order's ranks had finished measuring when their driver died."""
+    folder = RunFolder(order.run_folder)
+    folder.remove_unfinished()
+    if (outcome := folder.outcome()) is not None:
+        return outcome
+    node_seconds = folder.busy_seconds() * nodes_used(order.recipe, setup.problem)
+    outcome = _from_result(folder, order, setup, node_seconds)
+    return None if outcome is None else written(folder, outcome)
+
+
 def with_log(failure: Failure, log: Path) -> Failure:
     """Return the failure with the log that explains it."""
     return replace(failure, log_tail=tail(log), log_path=str(log))
@@ -377,7 +383,7 @@ class TrainingProbe(RankedProbes[RankWatch]):
         return super()._conclude(watch)
 
     def harvest(self, order: ProbeOrder) -> Outcome | None:
-        """See `RankedProbes.harvest`."""
+        """See `harvest`."""
         self._remove_offloaded(order)
         return super().harvest(order)
 
