@@ -148,7 +148,7 @@ def refuse_network(path: Path) -> None:
 
 def file_system_of(path: Path) -> str | None:
     """Return the type of the file system that holds a path, or would; None where it is unknown."""
-    real = path.resolve()
+    real = Path(os.path.realpath(path))  # which `resolve` is not of a link to itself, before Python 3.13
     holding = [one for one in psutil.disk_partitions(all=True) if real.is_relative_to(one.mountpoint)]
     # A later mount at one point hides the earlier.
     return max(reversed(holding), key=lambda one: len(one.mountpoint)).fstype if holding else None

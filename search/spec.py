@@ -31,6 +31,7 @@ from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
+from frontrunner.spaces.validation import LARGEST_NUMBER
 from frontrunner.spaces.variants import AROUND
 
 PREDICTING = "guided"
@@ -160,7 +161,8 @@ class Budget:
 
     def __post_init__(self) -> None:
         for key in ("probes", "minutes", "node_hours", "cost"):
-            require_above_zero(f"budget.{key}", getattr(self, key), "a number above 0, or no entry")
+            given = getattr(self, key)
+            require_above_zero(f"budget.{key}", given, "a number above 0, or no entry", most=LARGEST_NUMBER)
         if self.hard and self.minutes is None and self.node_hours is None and self.cost is None:
             raise bad_value("budget.hard", self.hard, "budget.minutes, budget.node_hours or budget.cost beside it")
 

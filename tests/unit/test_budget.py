@@ -6,6 +6,7 @@ import pytest
 
 from frontrunner.search.budget import BudgetTracker, Spent
 from frontrunner.search.spec import Budget
+from frontrunner.spaces.errors import InvalidInput
 
 
 def spent(probes: int = 0, driver_seconds: float = 0.0, node_seconds: float = 0.0) -> Spent:
@@ -77,3 +78,8 @@ def test_a_hard_budget_charges_no_more_than_is_left(monkeypatch: pytest.MonkeyPa
     assert 0.01 <= tracker.overtime_s <= tracker.uncharged_s + 10
     overdrawn = BudgetTracker(budget, driver_seconds=110.0)
     assert (overdrawn.charge(), overdrawn.spent().driver_seconds, overdrawn.overtime_s) == (0.0, 110.0, 0.0)
+
+
+def test_a_limit_that_no_campaign_file_may_have_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"budget\.probes = 2147483648: expected at most 2,147,483,647"):
+        Budget(probes=2**31)

@@ -110,6 +110,13 @@ def sqlite_file(path: Path, *statements: str) -> None:
     connection.close()
 
 
+def test_a_link_to_itself_is_no_place_for_a_store(tmp_path: Path) -> None:
+    path = tmp_path / "loop.db"
+    path.symlink_to(path)
+    with pytest.raises(StoreUnusable, match="loop.db"):
+        open_store(str(path))
+
+
 def test_what_is_no_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("[model]\nlayers = 12\n")
     (tmp_path / "short.db").write_bytes(b"SQLite")

@@ -82,4 +82,4 @@ def run_root(url: str, *, from_file: str | None = None) -> Path:
     if chosen:
         return Path(chosen).resolve()
     path = url.removeprefix("sqlite:///")
-    return (Path.cwd() if "://" in path else Path(path).resolve().parent) / "frontrunner-runs"
+    return (Path.cwd() if "://" in path else Path(os.path.realpath(path)).parent) / "frontrunner-runs"
