@@ -111,6 +111,11 @@ def test_time_of_nodes_is_in_seconds_if_short(collected: Collected) -> None:
     assert "18 node-seconds went to 1 attempts" in chart_of(node_hours(short)).reading
 
 
+def test_history_tells_outcomes_of_earlier_campaigns_from_probes(collected: Collected) -> None:
+    assert "earlier" not in chart_of(history(collected)).reading
+    assert "not run here: 2 outcomes." in chart_of(history(replace(collected, reused=2))).reading
+
+
 def test_history_best_is_the_best_standing_after_each_probe(collected: Collected) -> None:
     dice = random.Random(7)
     place_of = {row.recipe_id: place for place, row in enumerate(collected.attempts)}

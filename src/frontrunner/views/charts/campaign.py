@@ -44,6 +44,8 @@ def history(collected: Collected) -> Chart | Missing:
             f"The best recipe, {thousands(final)} {rate}, was found by probe {last + 1} of {len(best)}, after "
             f"{thousands(float(spent[last]))} of {thousands(float(spent[-1]))} {unit}."
         )
+    if collected.reused:
+        reading += f" Reused from earlier campaigns, not run here: {counted(collected.reused, 'outcome')}."
     before = np.append(math.nan, best[:-1])
     turns = np.flatnonzero((best != before) & ~(np.isnan(best) & np.isnan(before)))
     places = sorted({*vl.evenly(range(len(best))), *turns.tolist(), len(best) - 1})

@@ -278,7 +278,7 @@
   function layout() {
     const across = Math.max(1, Math.min(4, step.per_node)), down = Math.ceil(Math.min(step.per_node, step.devices) / across);
     const nodes = Math.ceil(step.devices / step.per_node);
-    const size = step.devices <= 64 ? 26 : step.devices <= 512 ? 16 : 9;
+    const size = step.devices <= 8 ? 56 : step.devices <= 32 ? 40 : step.devices <= 64 ? 26 : step.devices <= 512 ? 16 : 9;
     const node = { width: across * size + 8, height: down * size + 8 };
     const columns = Math.max(1, Math.min(nodes, Math.floor(map.parentElement.clientWidth / node.width)));
     const place = (device) => {
@@ -313,7 +313,7 @@
     const { size, node, nodes, columns, place } = layout();
     map.style.width = `${columns * node.width}px`;
     const paint = pen(map, columns * node.width, Math.ceil(nodes / columns) * node.height + 2);
-    const now = step.ranks.map((_, rank) => colors[KINDS[doing(rank)[0]]]);
+    const kinds = step.ranks.map((_, rank) => doing(rank)[0]), now = kinds.map((kind) => colors[KINDS[kind]]);
     paint.strokeStyle = colors.edge;
     for (let one = 0; one < nodes; one++) {
       paint.strokeRect((one % columns) * node.width + 1.5, Math.floor(one / columns) * node.height + 1.5, node.width - 4, node.height - 4);
@@ -325,21 +325,24 @@
       paint.globalAlpha = lit.has(device) || !groups.length ? 1 : 0.38;
       paint.fillStyle = now[pipelineRank(device)];
       paint.fillRect(x + 1, y + 1, size - 2, size - 2);
+      if (size < 40) continue;
+      paint.fillStyle = kinds[pipelineRank(device)] === BUBBLE ? colors.quiet : colors.text;
+      paint.fillText(String(device), x + 5, y + 10);
     }
     paint.globalAlpha = 1;
-    // Links as wide as they are fast.
+    // Links as wide as they are fast, those of a group above those of the next.
     const fastest = Math.max(...groups.map((group) => group.gb_per_s ?? 0), 1);
-    for (const group of groups) {
+    groups.forEach((group, index) => {
+      const height = size * (0.3 + (0.4 * (index + 0.5)) / groups.length);
       paint.strokeStyle = colors[group.label];
       paint.lineWidth = Math.max(1, (size / 5) * Math.sqrt((group.gb_per_s ?? fastest / 4) / fastest));
       paint.beginPath();
-      group.members.forEach((other, index) => {
-        const [x, y] = place(other).map((one) => one + size / 2);
-        if (index) paint.lineTo(x, y);
-        else paint.moveTo(x, y);
-      });
+      for (const other of group.members) {
+        const [x, y] = place(other);
+        paint.lineTo(x + size / 2, y + height);
+      }
       paint.stroke();
-    }
+    });
     groups.forEach((group, index) => {
       paint.fillStyle = colors[group.label];
       for (const other of group.members) {
