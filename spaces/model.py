@@ -170,6 +170,9 @@ class Model:
     """What evens out the experts' tokens: `none`, a `loss` of each sequence, or a `bias` that only the choice sees."""
     balancing_weight: float = 0.001
     """The auxiliary loss's coefficient, or by how much a step moves an expert's bias up or down."""
+    mtp_layers: int = 0
+    """Layers after the last that predict further tokens (multi-token prediction), each by a projection of its own and
+    the shared head. Other trainers train them; the built-in one does not."""
     attention_window: int | None = None
     """Positions that a token attends to, its own the last of them; by default all up to its own."""
     full_attention_every: int = 0
@@ -199,6 +202,7 @@ class Model:
             if (value := getattr(self, key)) is not None:
                 require_at_least("model", 1, **{key: value})
         require_at_least("model", 2, vocabulary=self.vocabulary)
+        require_at_least("model", 0, mtp_layers=self.mtp_layers)
         self._check_most()
         for key, known in WORDS.items():
             require_one_of("model", key, getattr(self, key), known)
@@ -221,7 +225,7 @@ class Model:
         self._check_rotary()
 
     def _check_most(self) -> None:
-        for key in ("layers", "experts"):
+        for key in ("layers", "experts", "mtp_layers"):
             if getattr(self, key) > MOST:
                 raise bad_value(f"model.{key}", getattr(self, key), f"at most {MOST:,}")
 
@@ -313,6 +317,13 @@ class Model:
             object.__setattr__(self, "value_width", None)
         if self.value_width == self.head_width:
             object.__setattr__(self, "value_width", None)  # stated or not, it is the same model with the same ids
+
+    def require_trained(self) -> None:
+        """Raise `InvalidInput` if the built-in trainer does not train such a model."""
+        if self.mtp_layers:
+            expected = "0 for the built-in trainer, which trains no layers that predict further tokens"
+            hint = 'estimates (`frontrunner plan`) and evaluator = "command" take them'
+            raise bad_value("model.mtp_layers", self.mtp_layers, expected, hint=hint)
 
     @property
     def head_dim(self) -> int:
@@ -425,7 +436,7 @@ class Model:
         """All parameters but those of experts that a token does not go through."""
         idle = self.matmul_parameters_per_layer - self.active_matmul_parameters_per_layer
         idle += max(0, self.experts - self.experts_per_token) * self._biases_of_feed_forward
-        return self.parameters - (self.layers - self.dense_layers) * idle
+        return self.parameters - (self.layers - self.dense_layers + self.mtp_layers) * idle
 
     @property
     def _biases_of_feed_forward(self) -> int:
@@ -435,7 +446,8 @@ class Model:
     def parameters(self) -> int:
         """All trained parameters: matrices, biases, norms, embedding, head unless tied, learned positions.
 
-        Embedding and head count with `padded_vocabulary` rows, learned positions with `max_positions`.
+        Embedding and head count with `padded_vocabulary` rows, learned positions with `max_positions`. A layer that
+        predicts a further token has `mtp_parameters` besides, and three norms (arXiv 2412.19437, section 2.2).
         """
         has_all = self.biases == "all"
         biases = self.q_hidden + 2 * self.kv_hidden if self.biases != "none" else 0
@@ -447,9 +459,16 @@ class Model:
         norms = per_norm * (width + (2 * self.head_dim if self.qk_norm else 0) + latent)
         sinks = self.heads if self.attention_sinks else 0
         layers = self.matmul_parameters + self.layers * (biases + norms + sinks)
+        further = self.matmul_parameters_per_layer + biases + norms + sinks + self.mtp_parameters
+        layers += self.mtp_layers * (further + 3 * per_norm * self.hidden)
         embedding = self.padded_vocabulary * self.hidden * (1 if self.tied_embeddings else 2)
         positions = (self.max_positions or 0) * self.hidden if self.positions == "learned" else 0
         return layers + embedding + positions + per_norm * self.hidden
+
+    @property
+    def mtp_parameters(self) -> int:
+        """Those of the projection of a layer that predicts a further token: of its input and of that token's row."""
+        return 2 * self.hidden**2
 
     def attended(self, sequence_length: float) -> float:
         """Positions of attention that a token's FLOPs count, in the mean of layers: see `attended`."""
@@ -476,13 +495,19 @@ class Model:
         """Forward FLOPs of the output head for one token: 2 * hidden * padded_vocabulary."""
         return 2.0 * self.hidden * self.padded_vocabulary
 
+    def mtp_flops_per_token(self, sequence_length: float, *, causal: bool = False) -> float:
+        """Forward FLOPs of the layers that predict further tokens for one token, with projections and heads."""
+        layer = 2.0 * (self.active_matmul_parameters_per_layer + self.mtp_parameters) + self.head_flops_per_token()
+        return self.mtp_layers * (layer + self.attention_flops_per_token(sequence_length, causal=causal))
+
     def model_flops_per_token(self, sequence_length: float, *, causal: bool = False) -> float:
         """FLOPs that training one token needs: forward, and twice that backward; recompute is not counted.
 
         Megatron-LM's log counts half of attention, for the causal mask: these are the `causal` ones.
         """
         layer = self.layer_flops_per_token(sequence_length, causal=causal)
-        return 3.0 * (self.layers * layer + self.head_flops_per_token())
+        further = self.mtp_flops_per_token(sequence_length, causal=causal)
+        return 3.0 * (self.layers * layer + self.head_flops_per_token() + further)
 
     def feed_forward_flops_per_token(self) -> float:
         """Forward FLOPs of a layer's feed-forward part for one token: 2 * ffn_matrices * hidden * ffn_hidden.
@@ -535,5 +560,6 @@ class Model:
             again += attention
         if feed_forward_tiles > 1:
             again += without_last
-        head = self.head_flops_per_token() if chunked_loss else 0.0
-        return self.model_flops_per_token(sequence_length, causal=causal) + self.layers * again + head
+        head = (1 + self.mtp_layers) * self.head_flops_per_token() if chunked_loss else 0.0
+        again *= self.layers + self.mtp_layers
+        return self.model_flops_per_token(sequence_length, causal=causal) + again + head

@@ -51,7 +51,8 @@ def leading(counts: Sequence[int], first: int) -> list[int]:
 def balanced_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
     """Return how many layers each stage holds so that the busiest pipeline rank has as little to do as possible.
 
-    A rank's work are the FLOPs of a micro-batch, recompute included, of its layers and of the head. Ties are broken
+    A rank's work are the FLOPs of a micro-batch, recompute included, of its layers and of the head, with which the last
+    stage predicts further tokens. Ties are broken
     by the busiest stage, then by the most parameters of a rank. Layers cost the same, so that giving each in turn
     to the least busy is optimal.
     """
@@ -61,6 +62,7 @@ def balanced_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
     if recipe.feed_forward_tiles > 1:
         layer_flops += model.feed_forward_flops_per_token()
     head_flops = (4.0 if recipe.loss_chunks > 1 else 3.0) * model.head_flops_per_token()
+    head_flops += (4.0 if recipe.recompute == "full" else 3.0) * model.mtp_flops_per_token(problem.sequence_length)
     rows = model.padded_vocabulary + (problem.sequence_length if model.positions == "learned" else 0)
     return _balance(
         model.layers,

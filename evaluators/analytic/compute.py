@@ -242,6 +242,8 @@ def _elementwise(machine: Machine, work: Workload) -> Passes:
 def head(machine: Machine, work: Workload) -> Passes:
     """Return the output projection and the loss; in pieces, both run forward once more.
 
+    Each layer that predicts a further token runs them too, after a projection of its own.
+
     The loss converts logits to fp32; fused, or compiled in one piece, it reads them twice and writes their gradient.
     Where they are not sharded, those of the whole vocabulary are gathered: twice copied and read for the accuracy, 12
     bytes, and backward the gradient of the chosen ones is a matrix of its own, 8.
@@ -260,8 +262,14 @@ def head(machine: Machine, work: Workload) -> Passes:
     capped = np.where(work.capped_logits, work.bytes_per_value, 0.0)  # divided, tanh, multiplied
     forward = projection.forward + (work.bytes_per_value + wide + 6 * capped) * each_s + gathered
     backward = work.bytes_per_value + np.minimum(wide, 12.0) + 7 * capped
-    backward = projection.backward + backward * each_s + again
-    return Passes(forward=forward, backward=backward + np.where(work.loss_chunks > 1, forward, 0.0))
+    backward = projection.backward + backward * each_s + again + np.where(work.loss_chunks > 1, forward, 0.0)
+    if not work.mtp_layers.any():
+        return Passes(forward=forward, backward=backward)
+    joined = linear(machine, work.tokens, 2 * work.hidden, work.hidden / work.tensor_parallel, work.bytes_per_value)
+    return Passes(
+        forward=forward + work.mtp_layers * (forward + joined.forward),
+        backward=backward + work.mtp_layers * (backward + joined.backward),
+    )
 
 
 def embedding(machine: Machine, work: Workload) -> Passes:

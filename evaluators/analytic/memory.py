@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.software import KNOWN
-from frontrunner.evaluators.analytic.workload import Flags, Parts, Rows, Workload
+from frontrunner.evaluators.analytic.workload import Flags, Parts, Rows, Workload, number
 
 PART_ERRORS: Mapping[str, float] = {
     "parameters": 0.05, "gradients": 0.05, "optimizer": 0.05, "activations": 0.1, "logits": 0.3, "working": 0.5,
@@ -148,15 +148,26 @@ def peak_memory(machine: Machine, work: Workload) -> PeakMemory:
 def memory_of_ranks(machine: Machine, work: Workload) -> tuple[PeakMemory, PeakMemory, PeakMemory]:
     """Return the ranks with the embedding, after it (with the layers of the fullest between) and with the head."""
     ahead, after, behind = (micro_batches_held(work, rank) for rank in (0.0, 1.0, work.pipeline_parallel - 1))
-    table = work.vocabulary * work.hidden
-    alone = work.head_on_first
-    both = np.where(alone & ~work.tied_embeddings, 2 * table, table)
+    alone, table = work.head_on_first, work.vocabulary * work.hidden
+    both = table + np.where(alone, head_table(work, beside_embedding=np.ones(1)), 0.0)
     none, no_head, one = np.zeros(1), np.zeros(1, dtype=np.bool_), np.ones(1)
+    tables = head_table(work, beside_embedding=none)
     return (
         _rank(machine, work, "first", in_flight=ahead, tables=both, has_head=alone, has_embedding=one),
         _rank(machine, work, "middle", in_flight=after, tables=none, has_head=no_head, has_embedding=none),
-        _rank(machine, work, "last", in_flight=behind, tables=table, has_head=~alone, has_embedding=none),
+        _rank(machine, work, "last", in_flight=behind, tables=tables, has_head=~alone, has_embedding=none),
     )
+
+
+def head_table(work: Workload, *, beside_embedding: Rows) -> Rows:
+    """Return the parameters that come with the head: its table, and projections of layers that predict further tokens.
+
+    These need the embedding, too, of which a rank that has it not holds a copy. A tied head is the embedding.
+    """
+    table, further = work.vocabulary * work.hidden, work.mtp_layers > 0
+    apart = np.where(beside_embedding > 0, 0.0, 1.0)
+    count = np.where(work.tied_embeddings, apart, 1.0 + apart * further)
+    return count * table + work.mtp_layers * 2 * work.hidden**2
 
 
 def memory_of_each(
@@ -167,11 +178,10 @@ def memory_of_each(
     `dense` of the layers have no experts; `ends` are the ranks with the embedding and with the head.
     """
     first, last = np.eye(len(layers))[list(ends)]
-    both = np.minimum(first + last, np.where(work.tied_embeddings, 1.0, 2.0))
+    tables = first * work.vocabulary * work.hidden + last * head_table(work, beside_embedding=first)
     held = replace(work, layers_middle=layers, dense_middle=dense)
-    table = work.vocabulary * work.hidden
     ends_of = {"has_head": last > 0, "has_embedding": first}
-    return _rank(machine, held, "middle", in_flight=in_flight, tables=both * table, **ends_of)
+    return _rank(machine, held, "middle", in_flight=in_flight, tables=tables, **ends_of)
 
 
 def micro_batches_held(work: Workload, rank: Rows | float = 0.0) -> Rows:
@@ -219,6 +229,9 @@ def _rank(  # noqa: PLR0913 - what ranks differ in
         received = (work.virtual_stages - has_embedding) * waiting
         received = received + (work.virtual_stages - has_head) * work.accumulation
         activations = activations + np.where(work.pipeline_parallel > 1, received * boundary_bytes(work), 0.0)
+    if work.mtp_layers.any():  # the norms' two inputs and what they make, joined, of each further token
+        joined = np.where(has_head & ~work.recompute_full, 4.0, 0.0) * work.mtp_layers * boundary_bytes(work)
+        activations = activations + in_flight * joined
     logits = work.tokens * work.vocabulary / (work.tensor_parallel if software.sharded_logits else 1.0)
     if software.keeps_outputs:  # those of micro-batches in flight are among their activations
         later = np.maximum(work.accumulation - in_flight, 0.0) * work.virtual_stages * boundary_bytes(work)
@@ -229,7 +242,7 @@ def _rank(  # noqa: PLR0913 - what ranks differ in
     by_rows = by_rows & (logits / work.loss_chunks > 2**24) & software.widens_logits_by_rows
     narrow = software.fuses_loss(work) | by_rows | (software.cross_entropy != "eager")
     each = np.where(narrow, 2 * size, software.bytes_per_logit) + np.where(work.capped_logits, size, 0.0)
-    loss = logits * each / work.loss_chunks
+    loss = (1 + work.mtp_layers) * logits * each / work.loss_chunks
     # The head's product has its input and its input's gradient as whole sequences beside the logits' gradient.
     sequences = np.where(work.sequence_shards > 1, 2 * work.tokens * work.hidden * size, 0.0)
     loss = np.where(has_head, loss + sequences + _gathered_logits(machine, work), 0.0)
@@ -390,15 +403,15 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
 
 def fullest_parameters(machine: Machine, work: Workload) -> Rows:
     """Return the parameters of the rank that holds most, before any sharding over replicas."""
-    table = work.vocabulary * work.hidden * (1.0 if machine.software.splits_tables else work.tensor_parallel)
-    untied = np.where(work.tied_embeddings, 0.0, table)
-    table, untied = table / work.tensor_parallel, untied / work.tensor_parallel
+    ways = work.tensor_parallel if machine.software.splits_tables else number(1)
+    table = work.vocabulary * work.hidden / ways
+    beside, apart = (head_table(work, beside_embedding=number(place)) / ways for place in (1, 0))
     first, middle, last = (
         work.over_layers(getattr(work, f"layers_{place}"), getattr(work, f"dense_{place}"), lambda of: of.layer_share)
         for place in ("first", "middle", "last")
     )
-    first = first + table + np.where(work.head_on_first, untied, 0.0)
-    return np.maximum(np.maximum(first, np.where(work.head_on_first, 0.0, last + table)), middle)
+    first = first + table + np.where(work.head_on_first, beside, 0.0)
+    return np.maximum(np.maximum(first, np.where(work.head_on_first, 0.0, last + apart)), middle)
 
 
 def host_memory(machine: Machine, work: Workload, parameters: Rows) -> Rows:

@@ -55,6 +55,7 @@ _no: Callable[[], Any] = functools.partial(np.array, [False])
 class Workload:
     """Arrays of equal length, or of length 1 where all rows agree; columns with a default are in neutral position.
 
+    `layers` are the model's with the `mtp_layers` after them, which are on the rank with the head.
     `layers_first` and `layers_last` are the layers of the pipeline ranks with the embedding and the head,
     `layers_middle` of the fullest between; `dense_first`, `dense_middle` and `dense_last` of these have no experts.
     `head_on_first` marks one rank with both. `split_backward` schedules run the gradients of weights separately,
@@ -107,6 +108,7 @@ class Workload:
     shared_experts: Rows = field(default_factory=_none)
     router_groups: Rows = field(default_factory=_one)
     router_groups_kept: Rows = field(default_factory=_one)
+    mtp_layers: Rows = field(default_factory=_none)
     dense_layers: Rows = field(default_factory=_none)
     dense_ffn_hidden: Rows = field(default_factory=_none)
     dense_first: Rows = field(default_factory=_none)
@@ -165,10 +167,13 @@ class Workload:
         }
         for name in _OF_MODEL:
             columns[name] = number(getattr(model, name) or 0)
+        columns["layers"] = number(model.layers + model.mtp_layers)
         head = model.padded_vocabulary * model.hidden / model.matmul_parameters_per_layer
 
         def held(recipe: Recipe) -> tuple[int, ...]:
-            return ends(*_held(recipe, model, split, head), last=rank_of_stage(recipe, recipe.stages - 1))
+            last = rank_of_stage(recipe, recipe.stages - 1)
+            layers, dense = _held(recipe, model, split, head)
+            return ends(with_mtp(layers, model.mtp_layers, last), dense, last=last)
 
         counts = np.array(each(recipes, held).tolist(), dtype=np.float64).reshape(-1, len(LAYERS)).T
         columns |= zip(LAYERS, counts, strict=True)
@@ -304,7 +309,7 @@ _IS_WITHIN = {
 """For each of `RANK_ORDERS`, whether the one kind of groups is numbered within the other."""
 LAYERS = ("layers_first", "dense_first", "layers_middle", "dense_middle", "layers_last", "dense_last")
 _OF_MODEL = (
-    "layers", "hidden", "heads", "q_hidden", "ffn_hidden", "ffn_matrices", "query_rank", "key_value_rank",
+    "hidden", "heads", "q_hidden", "ffn_hidden", "ffn_matrices", "query_rank", "key_value_rank", "mtp_layers",
     "experts", "shared_experts", "dense_layers", "dense_ffn_hidden", "router_groups", "router_groups_kept",
 )  # fmt: skip
 _DTYPES: Mapping[Any, type] = {"Rows": np.float64, "Flags": np.bool_}
@@ -373,10 +378,18 @@ def _held(recipe: Recipe, model: Model, split: Split, head: float) -> tuple[Sequ
 def stage_layers(recipe: Recipe, model: Model, split: Split) -> tuple[Sequence[int], Sequence[int]]:
     """Return the layers of each stage as the workload counts them by rank, and those of them without experts."""
     counts: Sequence[int] = layers_of_stages(recipe, model.layers)
+    dense: Sequence[int] = leading(counts, model.dense_layers)
     if recipe.stages == recipe.pipeline_parallel:
         head = model.padded_vocabulary * model.hidden / model.matmul_parameters_per_layer
-        return _held(recipe, model, split, head)
-    return counts, leading(counts, model.dense_layers)
+        counts, dense = _held(recipe, model, split, head)
+    return with_mtp(counts, model.mtp_layers), dense
+
+
+def with_mtp(counts: Sequence[int], mtp_layers: int, last: int = -1) -> Sequence[int]:
+    """Return layers by rank or stage, with those that predict further tokens where the last ones are."""
+    held = [*counts]
+    held[last] += mtp_layers
+    return held
 
 
 def ends(held: Sequence[int], dense: Sequence[int], last: int = -1) -> tuple[int, ...]:

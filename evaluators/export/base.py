@@ -97,6 +97,8 @@ class TrainingJob:
         """Return `launch_of` the recipe; raise `InvalidInput` for one that cannot be started, or not by our trainer."""
         if (reason := why_no_launch(self.problem, self.recipe)) is not None:
             raise InvalidInput(f"{to} cannot start this recipe: {reason}")
+        if not self.by_command:
+            self.problem.model.require_trained()
         if (own := self.recipe.custom_arguments()) and not self.by_command:
             what = f"{to} scripts train by the built-in trainer, which does not take {' '.join(own)}"
             raise InvalidInput(what, hint="export it to the trainer's own arguments: --to megatron-lm")

@@ -53,7 +53,7 @@ MODEL_FIELDS = frozenset({
 CORE_MODEL_FIELDS = MODEL_FIELDS | {
     "shared_experts", "dense_layers", "dense_ffn_hidden", "router", "router_groups", "router_groups_kept",
     "routed_scale", "balancing", "balancing_weight", "key_value_rank", "query_rank", "rotary_width", "value_width",
-    "attention_window", "full_attention_every", "attention_sinks",
+    "attention_window", "full_attention_every", "attention_sinks", "mtp_layers",
 }  # fmt: skip
 CLAMPED = {"--quick-geglu": True, "--glu-linear-offset": 1.0, "--activation-func-clamp-value": 7.0}
 """gpt-oss's activation: `quick_gelu(x) = x sigmoid(1.702 x)` of one product, times the other and 1, both clamped."""
@@ -275,7 +275,7 @@ class MegatronLM(Tool):
             "--add-qkv-bias": model.biases == "qkv",
             "--qk-layernorm": model.qk_norm or model.key_value_rank is not None,  # of latent attention its two norms
             **self._experts(problem),
-            f"--{LAYOUT}": None if is_even else layout(layers),
+            f"--{LAYOUT}": None if is_even else layout(layers, model.mtp_layers),
             f"--{LAYERS_PER_STAGE}": layers[0] if is_even and recipe.virtual_stages > 1 else None,
             "--use-tp-pp-dp-mapping": recipe.rank_order == "tp-pp-dp",
             "--use-distributed-optimizer": recipe.sharding_name != "none" or bf16_states,
@@ -416,7 +416,7 @@ class MegatronLM(Tool):
         layers, key = problem.model.layers, self.key(LAYERS_PER_STAGE)
         per_stage = said.number(key)
         if text := said.text(self.key(LAYOUT)):
-            stages = layers_of_layout(text, self.key(LAYOUT))
+            stages = layers_of_layout(text, self.key(LAYOUT), problem.model.mtp_layers)
             if len(stages) % pp:
                 raise bad_value(self.key(LAYOUT), text, f"a multiple of {pp} stages")
             if sum(stages) != layers:
@@ -673,7 +673,7 @@ class MegatronBridge(MegatronLM):
         if recipe.virtual_stages == 1:
             found[self.names["virtual_stages"]] = None
         found |= {
-            self.key(LAYOUT): layout(layers) if len(set(layers)) > 1 else None,
+            self.key(LAYOUT): layout(layers, problem.model.mtp_layers) if len(set(layers)) > 1 else None,
             "model.sequence_parallel": recipe.sequence_parallel,
             **self._recomputing(recipe),
             "ddp.use_distributed_optimizer": is_sharded,
@@ -684,6 +684,8 @@ class MegatronBridge(MegatronLM):
         }
         if problem.model.experts:
             found |= {"model.moe_token_dispatcher_type": "alltoall"}
+        if problem.model.experts or problem.model.mtp_layers:  # Bridge's recipe of DeepSeek-V3 has one
+            found |= {self.key("mtp-num-layers"): problem.model.mtp_layers or None}
         if recipe.fp8 != "none":
             found["mixed_precision"] = BRIDGE_FP8[recipe.fp8]
         if fsdp:
@@ -707,6 +709,7 @@ class MegatronBridge(MegatronLM):
 
 def _recipe_notes(model: Model) -> tuple[str, ...]:
     """Return which of Megatron-Bridge's recipes has the model; sequence length and precision are the recipe's."""
+    model = replace(model, mtp_layers=0)  # which is exported
     name = next((bridge for preset, bridge in BRIDGE_RECIPES.items() if is_preset(model, preset)), None)
     if name is None:
         return (
@@ -725,11 +728,11 @@ def _norm_notes(model: Model) -> tuple[str, ...]:
 
 
 def _parts(model: Model) -> dict[str, object]:
-    """Return Megatron-LM's options, without dashes, that state a model's experts and latent attention.
+    """Return Megatron-LM's options, without dashes, that state a model's experts, latent attention and further tokens.
 
     The softmax is over the chosen experts where they are renormalized, else over all of them before the choice.
     """
-    found: dict[str, object] = {"num-experts": model.experts or None}
+    found: dict[str, object] = {"num-experts": model.experts or None, "mtp-num-layers": model.mtp_layers or None}
     if model.experts:
         is_grouped = model.router_groups > 1
         found |= {
@@ -816,21 +819,25 @@ def _yarn(scaling: RotaryScaling) -> RotaryScaling:
     return replace(plain, attention_factor=scaling.attention_factor, score_factor=scaling.score_factor)
 
 
-def layout(layers: Sequence[int]) -> str:
-    """Return stages as --pipeline-model-parallel-layout has them: `Ett|tt|tL`, embedding first and loss last."""
-    return "E" + "|".join("t" * count for count in layers) + "L"
+def layout(layers: Sequence[int], mtp_layers: int = 0) -> str:
+    """Return stages as --pipeline-model-parallel-layout has them: `Ett|tt|tmL`, embedding first and loss last.
+
+    Before the loss are the layers that predict further tokens.
+    """
+    return "E" + "|".join("t" * count for count in layers) + "m" * mtp_layers + "L"
 
 
-def layers_of_layout(text: str, key: str) -> tuple[int, ...]:
+def layers_of_layout(text: str, key: str, mtp_layers: int = 0) -> tuple[int, ...]:
     """Return the layers of each stage of a layout; `(tt|)*3` and `t*4` repeat, as in `PipelineParallelLayerLayout`."""
     plain = text.replace(",", "")
     for pattern in (_REPEATED_GROUP, _REPEATED):
         if sum(len(found[1]) * int(found[2]) for found in pattern.finditer(plain)) > MAX_STAGES:
             raise bad_value(key, text, f"at most {MAX_STAGES:,} stages and layers")
         plain = pattern.sub(lambda found: found[1] * int(found[2]), plain)
-    if not (plain.startswith("E") and plain.endswith("L")):
-        raise bad_value(key, text, "the embedding E in the first stage and the loss L in the last")
-    stages = plain[1:-1].split("|")
+    end = "m" * mtp_layers + "L"
+    if not (plain.startswith("E") and plain.endswith(end)):
+        raise bad_value(key, text, f"the embedding E in the first stage and {end} at the end of the last")
+    stages = plain[1 : -len(end)].split("|")
     if any(set(stage) != {"t"} for stage in stages):
         raise bad_value(key, text, "only transformer layers t between them, at least one per stage")
     return tuple(len(stage) for stage in stages)

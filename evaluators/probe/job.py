@@ -58,6 +58,7 @@ def data_tables(tokens: Sequence[Corpus]) -> dict[str, Any]:
 
 def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Sequence[Corpus]) -> dict[str, Any]:
     """Return what the jobs of a probe and of a replay have in common."""
+    setup.problem.model.require_trained()
     cluster, constants = setup.problem.cluster, setup.probe.optimizer_constants
     return {
         "version": JOB_VERSION,

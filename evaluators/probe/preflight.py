@@ -48,6 +48,7 @@ def prepare_here(
 ) -> None:
     """Raise `InvalidInput` if probes of these engines, offloads and `fp8` cannot run here; may compile async_io."""
     cluster, is_here = problem.cluster, node_source(dispatch, problem.cluster) is None
+    problem.model.require_trained()
     if cluster.backend not in TORCH_DEVICES:
         hint = 'estimates (`frontrunner plan`) and evaluator = "command" take it'
         raise bad_value("cluster.backend", cluster.backend, f"one of {', '.join(TORCH_DEVICES)} for probes", hint=hint)

@@ -42,6 +42,7 @@ from frontrunner.spaces.presets import cluster_preset, device_preset, model_pres
 from frontrunner.spaces.problem import GlobalBatch, Problem, SoftwareSettings
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.sharding import Sharding
+from frontrunner.spaces.stages import even_layers
 
 PRESETS = {
     "a100": "dgx-a100-80gb",
@@ -96,7 +97,7 @@ PROBLEM_COLUMNS = (
 )  # fmt: skip
 SHAPE_COLUMNS = (
     "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab", "attention", "shared_experts", "dense_layers",
-    "dense_ffn_hidden",
+    "dense_ffn_hidden", "mtp_layers",
 )  # fmt: skip
 """What makes rows of one model's name, which may be empty, another model's."""
 CODE_COLUMNS = ("training_code", "framework", "dispatcher", "ep_overlap", "cuda_graph", "routing")
@@ -307,6 +308,7 @@ def model_of(row: Row) -> Model:
         shared_experts=int(row.shared),
         dense_layers=dense,
         dense_ffn_hidden=int(row.dense_ffn_hidden) if dense else None,
+        mtp_layers=int(row.mtp_layers),
         vocabulary=max(2, int(row.vocab)),
         positions="learned" if gpt else "rotary",
         max_positions=int(row.seq) if gpt and _is_count(row.seq) else None,
@@ -320,9 +322,7 @@ def model_of(row: Row) -> Model:
     # What rows do not state of a preset, such as the range of its rotary positions, is part of its recipes' ids.
     alike = (one for one in _PRESETS if _STATED(one) == _STATED(found))
     preset = next(alike, found) if found.positions == "rotary" else found
-    if preset is found or row.seq > (preset.max_positions or 0):
-        return preset
-    return replace(preset, name=found.name, routing=found.routing)
+    return replace(preset, name=found.name, routing=found.routing, mtp_layers=found.mtp_layers)
 
 
 def latent_of(row: Row) -> Model | None:
@@ -439,6 +439,17 @@ def memory_kind(row: Row) -> MemoryKind:
     return next((kind for word, kind in KINDS_OF_SOURCES.items() if word in row.source), "device")
 
 
+def layers_before_mtp(layers: int, stages: int, mtp_layers: int) -> tuple[int, ...]:
+    """Return the layers of stages of which the last predicts further tokens, as NVIDIA lays out DeepSeek-V3.
+
+    Its head counts as two layers, and each of those that predict further tokens as one, where so many are at hand
+    (NVIDIA-NeMo/Megatron-Bridge, `recipes/deepseek/h100/deepseek_v3.py`).
+    """
+    besides = mtp_layers + 2
+    *others, last = even_layers(layers + besides, stages)
+    return (*others, last - besides) if last > besides else even_layers(layers, stages)
+
+
 def recipe_of(row: Row, layers: int) -> Recipe:
     """Return the recipe of a completed row; raises ValueError for an impossible one."""
     if row.pp == 1:
@@ -451,6 +462,10 @@ def recipe_of(row: Row, layers: int) -> Recipe:
     fp8 = "tensorwise" if row.fp8 == "default" else row.fp8
     if fp8 not in DIMENSIONS["fp8"].values:
         raise ValueError(f"fp8 {fp8} is no choice of recipes")
+    if row.mtp_layers and row.pp > 1:
+        stages = round(row.pp * row.vpp)
+        laid_out = layers_before_mtp(layers, stages, round(row.mtp_layers))
+        counts["layers_per_stage"] = () if laid_out == even_layers(layers, stages) else laid_out
     return Recipe(
         devices=devices,
         schedule="none" if row.pp == 1 else "1f1b" if row.vpp == 1 else "interleaved-1f1b",

@@ -277,6 +277,7 @@ def complete(row: Row) -> Row:
     else:
         row.experts, row.top_k, row.ep, row.etp = 0.0, 0.0, 1.0, 1.0
         row.dense_layers, row.shared_experts = 0.0, "0"
+    row.fill(mtp_layers=0.0)
     stated = re.search(r"\bCP=(\d+)", row.note)
     row.fill(cp=float(stated[1]) if stated else 1.0)
     if network := NETWORK.search(row.note):
@@ -355,7 +356,6 @@ def why_impossible(row: Row, layers: float) -> str | None:
         "more pipeline stages than layers": row.pp * (1 if math.isnan(row.vpp) else row.vpp) > layers,
         f"recompute {row.recompute} is unknown": row.recompute not in RECOMPUTES,
         "layers without experts are not the first ones": row.dense_layers * 2 >= layers,
-        "layers that predict further tokens are not modeled": row.mtp_layers > 0,
         f"attention {row.attention} is not modeled": (
             OTHER_ATTENTION.search(WINDOW.sub("", row.attention)) is not None
         ),

@@ -27,6 +27,7 @@ from frontrunner.evaluators.analytic.workload import (
     has_expert_biases,
     has_stretched_rotary,
     split_layers,
+    with_mtp,
 )
 from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.rows import (
@@ -35,6 +36,7 @@ from frontrunner.evaluators.tables.rows import (
     is_elsewhere,
     is_fused,
     latent_of,
+    layers_before_mtp,
     machine_of,
     preset_like,
     preset_of,
@@ -180,13 +182,21 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even", scal
     head = column("vocab") * hidden / (hidden * width)
     shapes = zip(column("layers").tolist(), column("pp").tolist(), head.tolist(), strict=True)
     whole = ((int(n), int(p), cost) for n, p, cost in shapes)
+    further = column("mtp_layers", 0)
     counts: dict[str, Any] = {name: column(own) for name, own in schema.OF_RECIPES.items()}
-    split_rows = (split_layers(split, n, p, cost) for n, p, cost in whole)
+    split_rows = (
+        layers_before_mtp(n, p, int(more)) if more else split_layers(split, n, p, cost)
+        for (n, p, cost), more in zip(whole, further.tolist(), strict=True)
+    )
     dense = column("dense_layers", 0)
-    held = [ends(one, leading(one, int(first))) for one, first in zip(split_rows, dense, strict=True)]
+    held = [
+        ends(with_mtp(one, int(more)), leading(one, int(first)))
+        for one, first, more in zip(split_rows, dense.tolist(), further.tolist(), strict=True)
+    ]
     counts |= zip(LAYERS, np.array(held, dtype=np.float64).reshape(-1, len(LAYERS)).T, strict=True)
     return Workload(
-        layers=column("layers"),
+        layers=column("layers") + further,
+        mtp_layers=further,
         hidden=hidden,
         heads=column("heads"),
         q_hidden=q_hidden,

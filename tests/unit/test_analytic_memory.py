@@ -12,10 +12,12 @@ from frontrunner.evaluators.analytic.memory import (
     PeakMemory,
     communicators,
     log_deviation,
+    memory_of_each,
     memory_of_ranks,
     peak_memory,
 )
 from frontrunner.evaluators.analytic.software import ALEPH_ALPHA, CODES, FRONTRUNNER, MEGATRON_GPT, UNKNOWN, Software
+from frontrunner.evaluators.analytic.workload import Workload, stage_layers
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from support.analytic import GPT_22B, PROBLEM, machine, recipe, work
@@ -288,3 +290,19 @@ def test_ranks_that_are_more_than_the_key_value_heads_have_one_each() -> None:
     tokens = 4 * PROBLEM.sequence_length
     assert one.activations - none.activations == pytest.approx(GPT_22B.layers * tokens * 2 * 2 * 96)
     assert one.parameters - none.parameters == pytest.approx(GPT_22B.layers * 6144 * 2 * 2 * 96)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_ranks_hold_the_model_and_a_copy_of_the_embedding_for_further_tokens(tied: bool) -> None:
+    model = replace(GPT_22B, mtp_layers=2, tied_embeddings=tied)
+    problem, plan = replace(PROBLEM, model=model), recipe(tensor_parallel=1, pipeline_parallel=8, accumulation=64)
+    software, split = machine(), np.array(stage_layers(plan, model, "even")[0], dtype=float)
+
+    told = memory_of_each(software, Workload.of([plan], problem), split, 0 * split, in_flight=np.ones(8), ends=(0, 7))
+
+    left_out = (1 + 3 * model.mtp_layers) * model.hidden  # the norms before heads and of a projection's inputs
+    copy = model.padded_vocabulary * model.hidden
+    assert told.parameters.sum() / 2 == pytest.approx(model.parameters - left_out + copy)
+    single = replace(problem, model=replace(model, mtp_layers=0))
+    of_each = (memory_of_ranks(software, Workload.of([plan], of))[2].logits for of in (problem, single))
+    assert next(of_each) == 3 * next(of_each)

@@ -13,10 +13,23 @@ from frontrunner.evaluators.analytic.communication import (
     replicas_s,
     ring_s,
 )
+from frontrunner.evaluators.analytic.compute import head, linear
 from frontrunner.evaluators.analytic.software import MEGATRON, MEGATRON_GPT
 from frontrunner.evaluators.analytic.step import bubble_s, step_time
+from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.sharding import Sharding
-from support.analytic import A100, PROBLEM, gpipe, machine, makespan, one_f_one_b, recipe, without_latency, work
+from support.analytic import (
+    A100,
+    GPT_22B,
+    PROBLEM,
+    gpipe,
+    machine,
+    makespan,
+    one_f_one_b,
+    recipe,
+    without_latency,
+    work,
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -278,3 +291,17 @@ def test_transfers_in_turn_take_twice_as_long_but_fill_the_pipeline_as_fast() ->
 
     assert in_turn.pipeline_transfer == pytest.approx(2 * at_once.pipeline_transfer)
     assert in_turn.bubble == at_once.bubble
+
+
+def test_a_further_token_costs_a_layer_a_projection_and_a_head() -> None:
+    deeper, further = (
+        replace(PROBLEM, model=replace(GPT_22B, **change)) for change in ({"layers": 49}, {"mtp_layers": 1})
+    )
+    plan = recipe(tensor_parallel=1, devices=1, accumulation=1, micro_batch_seqs=1)
+    one, other = (Workload.of([plan], problem) for problem in (deeper, further))
+
+    told = step_time(machine(), other).compute - step_time(machine(), one).compute
+
+    size = one.bytes_per_value
+    joined = linear(machine(), one.tokens, 2 * one.hidden, one.hidden, size).total
+    assert told == pytest.approx(head(machine(), one).total + joined)

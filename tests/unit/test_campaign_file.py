@@ -6,6 +6,7 @@ import json
 import string
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,11 @@ def test_layers_that_predict_further_tokens_are_left_out_with_a_note(
         models.append(read_campaign_file(file).spec.problem.model)
     assert models[0] == models[1]
     assert "config.json: num_nextn_predict_layers = 1: these layers, which predict further tokens" in caplog.text
+    caplog.clear()
+    (folder := tmp_path / "counted").mkdir()
+    file = of_config(folder, DEEPSEEK_V3 | {"num_nextn_predict_layers": 1}, {"model.mtp_layers": "1"})
+    assert read_campaign_file(file).spec.problem.model == replace(models[0], mtp_layers=1)
+    assert not caplog.text
 
 
 def of_config(folder: Path, config: object, more: Mapping[str, str | None] | None = None) -> Path:

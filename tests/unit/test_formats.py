@@ -368,6 +368,7 @@ def test_a_layout_is_read_with_the_repetitions_of_megatron_core() -> None:
     assert layers_of_layout("Ettt|(tt|)*3tL", "layout") == (3, 2, 2, 2, 1)
     assert layers_of_layout("E,t*4|t*2,L", "layout") == (4, 2)
     assert layout((2, 1, 1)) == "Ett|t|tL"
+    assert layers_of_layout(layout((2, 1), 1), "layout", 1) == (2, 1)
     for text in ("tt|tL", "Et|t", "Et||tL", "Em|tL", "E(t|)*99999(t)*99999L", "E" + "((t|)*9999)*9999" + "L"):
         with pytest.raises(InvalidInput, match="layout"):
             layers_of_layout(text, "layout")

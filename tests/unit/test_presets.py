@@ -104,6 +104,15 @@ def test_models_have_the_published_parameters(name: str, parameters: float, tole
     assert replace(model(name), vocabulary_multiple=1).parameters == pytest.approx(parameters, rel=tolerance, abs=0)
 
 
+def test_a_layer_that_predicts_a_further_token_has_the_published_parameters() -> None:
+    """11.5 billion of DeepSeek-V3's own, 2.4 of which a token meets with embedding and head (its README_WEIGHTS)."""
+    plain = replace(model("deepseek-v3"), vocabulary_multiple=1)
+    further = replace(plain, mtp_layers=1)
+    assert (further.parameters - plain.parameters) / 1e9 == pytest.approx(11.5, rel=0.01)
+    shared = 2 * plain.vocabulary * plain.hidden
+    assert (further.active_parameters - plain.active_parameters + shared) / 1e9 == pytest.approx(2.4, rel=0.06)
+
+
 def test_every_model_preset_is_tested() -> None:
     rows = test_models_have_the_published_parameters.pytestmark[0].args[1]
     assert {row[0] for row in rows} == set(preset_names("models"))

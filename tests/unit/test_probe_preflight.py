@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from frontrunner.evaluators.cluster.settings import DispatchSettings
-from frontrunner.evaluators.probe.job import disk_table
+from frontrunner.evaluators.export.base import TrainingJob
+from frontrunner.evaluators.probe.job import disk_table, probe_job
 from frontrunner.evaluators.probe.preflight import prepare_disk, prepare_here
 from frontrunner.evaluators.trainer.deepspeed_disk import OPERATORS, built_folder
 from frontrunner.spaces.cluster import Cluster
@@ -119,6 +120,20 @@ def test_a_job_names_a_folder_of_its_own_and_what_it_takes(tmp_path: Path) -> No
     assert first["folder"] != second["folder"]
     assert Path(first["folder"]).parent == Path("/scratch")
     assert disk_table(setup, tiny_recipe(), tmp_path) is None
+
+
+def test_layers_that_predict_further_tokens_are_refused_where_the_built_in_trainer_would_train(tmp_path: Path) -> None:
+    setup = setup_of(tiny_recipe())
+    problem = replace(setup.problem, model=replace(setup.problem.model, mtp_layers=1))
+    reason = r"model\.mtp_layers = 1: expected 0 for the built-in trainer"
+    with pytest.raises(InvalidInput, match=reason):
+        prepare_here(problem, DispatchSettings(), engines=("torch",), offloads=(), fp8=())
+    with pytest.raises(InvalidInput, match=reason):
+        probe_job(replace(setup, problem=problem), tiny_recipe(), tmp_path, ())
+    job = TrainingJob(problem=problem, recipe=tiny_recipe(), header=(), recipe_file="{}")
+    with pytest.raises(InvalidInput, match=reason):
+        job.launch("slurm")
+    assert replace(job, by_command=True).launch("slurm") == (1, 2)
 
 
 def test_a_device_that_no_engine_runs_on_is_refused_for_probes_alone(tmp_path: Path) -> None:

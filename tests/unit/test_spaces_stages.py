@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.document import read_plain, recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import marks
 from frontrunner.spaces.model import Model
+from frontrunner.spaces.presets import model_preset
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space
@@ -101,3 +103,10 @@ def test_layers_that_do_not_make_up_stages_are_refused() -> None:
         pipeline(4, layers_per_stage=(1, 2))
     with pytest.raises(InvalidInput, match="layers_per_stage"):
         pipeline(2, layers_per_stage=(6, 0))
+
+
+def test_further_tokens_leave_the_last_stage_as_few_layers_as_nvidia_s_layout_of_deepseek_v3() -> None:
+    """Megatron-Bridge's recipe, over 16 ranks: four layers each, and one beside the layer and the loss of a token."""
+    model = read_plain(Model, model_preset("deepseek-v3") | {"kv_heads": 128, "mtp_layers": 1}, "model")
+    asked = replace(problem(layers=61, vocabulary=130), model=model, sequence_length=4096)
+    assert balanced_layers(pipeline(16), asked) == (4,) * 15 + (1,)

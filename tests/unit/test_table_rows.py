@@ -46,15 +46,16 @@ def test_a_row_is_its_recipe_and_its_measurement(tmp_path: Path) -> None:
     assert (model.layers, model.hidden, model.ffn_matrices, cluster.devices) == (24, 2048, 2, 8)
 
 
-def test_a_row_of_a_preset_s_shape_is_the_recipe_of_a_campaign_with_that_preset(tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", [8192, 16384])
+def test_a_row_of_a_preset_s_shape_is_the_recipe_of_a_campaign_with_that_preset(tmp_path: Path, length: int) -> None:
     shape = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn_hidden": 14336, "vocab": 128256}
     degrees = {"gpus": 32, "tp": 2, "dp": 16, "gas": 32, "gbs": 512}
-    changes = shape | degrees | {"model": "our Llama", "hardware": "H100", "seq": 8192, "precision": "bf16"}
+    changes = shape | degrees | {"model": "our Llama", "hardware": "H100", "seq": length, "precision": "bf16"}
     (found,) = read(tmp_path, row(**changes)).problems
     table = {
         "model": {"preset": "llama-3-8b"},
         "cluster": {"preset": "dgx-h100", "nodes": 4},
-        "problem": {"sequence_length": 8192, "global_batch": 512, "precision": "bf16"},
+        "problem": {"sequence_length": length, "global_batch": 512, "precision": "bf16"},
         "space": {},
     }
     spec = read_campaign_file(write_toml(tmp_path / "c.toml", table)).spec
@@ -67,6 +68,12 @@ MIXTURE: dict[str, Any] = {
     "model": "mixtral", "n_params_b": 46.7, "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "vocab": 32000,
     "ffn_hidden": 4096, "experts": 8, "top_k": 2, "expert_ffn_hidden": 14336, "tp": 1, "dp": 8, "gas": 8, "ep": 4,
     "precision": "bf16", "attention": "GQA", "shared_experts": 0, "etp": 2, "dense_layers": 0,
+}  # fmt: skip
+
+
+DEEPSEEK: dict[str, Any] = {
+    "layers": 61, "hidden": 7168, "heads": 128, "kv_heads": 128, "vocab": 129280, "ffn_hidden": 18432, "experts": 256,
+    "top_k": 8, "expert_ffn_hidden": 2048, "shared_experts": "1 x 2048", "dense_layers": 3, "attention": "MLA",
 }  # fmt: skip
 
 
@@ -84,13 +91,35 @@ def test_a_mixture_s_experts_are_columns(tmp_path: Path) -> None:
 
 def test_a_row_of_deepseek_is_of_its_preset(tmp_path: Path) -> None:
     """Widths of latent attention that no row states; shared experts, leading layers and theirs are columns."""
-    shape = {"layers": 61, "hidden": 7168, "heads": 128, "kv_heads": 128, "vocab": 129280, "ffn_hidden": 18432}
-    shape |= {"experts": 256, "top_k": 8, "expert_ffn_hidden": 2048, "shared_experts": "1 x 2048", "dense_layers": 3}
-    (problem,) = read(tmp_path, row(**MIXTURE | shape | {"attention": "MLA", "model": "v3"})).problems
+    (problem,) = read(tmp_path, row(**MIXTURE | DEEPSEEK | {"model": "v3"})).problems
     preset = read_plain(Model, model_preset("deepseek-v3") | {"kv_heads": 128}, "model")
     assert replace(problem.problem.model, name="deepseek-v3") == preset
     (sample,) = (part for _, part in tables.read(tmp_path / "rows.csv").parts)
     own = Workload.of([problem.rows[0].recipe], problem.problem)
+    assert all(np.array_equal(getattr(sample.work, f.name), getattr(own, f.name)) for f in fields(own))
+
+
+@pytest.mark.parametrize(
+    ("stages", "held", "of_ranks"),
+    [
+        ({"pp": 16, "dp": 16}, [4] * 15 + [1], [4, 4, 2]),
+        ({"pp": 8, "vpp": 2, "dp": 32}, [4] * 15 + [1], [8, 8, 6]),
+        ({"dp": 256}, [], [62, 0, 62]),
+    ],
+)
+def test_a_layer_that_predicts_a_further_token_is_laid_out_as_nvidia_does(
+    tmp_path: Path, stages: dict[str, int], held: list[int], of_ranks: list[float]
+) -> None:
+    """As Megatron-Bridge's recipe of DeepSeek-V3: fewer layers on the last stage, whose head counts as two."""
+    changes = {"gpus": 256, "etp": 1, "gbs": 2048, "gas": 2048 // stages["dp"], "mtp_layers": 1, "model": "v3"}
+    ((only,),) = ((problem,) for problem in read(tmp_path, row(**MIXTURE | DEEPSEEK | changes | stages)).problems)
+    (one,) = only.rows
+    assert only.problem.model.mtp_layers == 1
+    assert list(one.recipe.layers_per_stage) == held
+    (sample,) = (part for _, part in tables.read(tmp_path / "rows.csv").parts)
+    own = Workload.of([one.recipe], only.problem)
+    ranks = (own.layers_first, own.layers_middle, own.layers_last)
+    assert [float(layers[0]) for layers in ranks] == of_ranks
     assert all(np.array_equal(getattr(sample.work, f.name), getattr(own, f.name)) for f in fields(own))
 
 
@@ -113,7 +142,6 @@ def test_a_window_that_a_row_states_is_the_model_s(tmp_path: Path, attention: st
         ({"shared_experts": "a gated one"}, "shared experts a gated one are neither a number nor `1 x width`"),
         ({"dense_layers": 24}, "layers without experts are not the first ones"),
         ({"dense_layers": 1, "ffn_hidden": ""}, "no width of layers without experts"),
-        ({"mtp_layers": 1}, "layers that predict further tokens are not modeled"),
         ({"attention": "MLA + sparse"}, "attention MLA + sparse is not modeled"),
         ({"attention": "MLA"}, "no preset with latent attention has hidden 4096"),
         ({"attention": "sliding window"}, "attention sliding window is not modeled"),

@@ -69,7 +69,7 @@ def _fill_model(given: Table, base: Path) -> Table:
     if "preset" in given:
         found = presets.model_preset(given["preset"])
     elif "config" in given:
-        found = _published_model(given["config"], base)
+        found = _published_model(given["config"], base, counts_further="mtp_layers" in given)
     merged = found | {key: value for key, value in given.items() if key not in ("preset", "config")}
     if isinstance(merged.get("heads"), int):
         merged.setdefault("kv_heads", merged["heads"])
@@ -84,7 +84,7 @@ def with_model_inside(table: Table, base: Path) -> Table:
     return table | {"model": _fill_model(model, base)} if isinstance(model, dict) and "config" in model else table
 
 
-def _published_model(name: object, base: Path) -> Table:
+def _published_model(name: object, base: Path, *, counts_further: bool) -> Table:
     if not isinstance(name, str) or not name:
         raise errors.bad_value("model.config", name, "the path of a model's config.json")
     path = base / name
@@ -94,8 +94,8 @@ def _published_model(name: object, base: Path) -> Table:
         found = model_of_config(config)
     except errors.InvalidInput as error:
         raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
-    if further := config.get(FURTHER_TOKENS):
-        what = "these layers, which predict further tokens, are neither trained nor counted"
+    if (further := config.get(FURTHER_TOKENS)) and not counts_further:
+        what = "these layers, which predict further tokens, are left out; model.mtp_layers estimates them"
         logger.warning("note: %s: %s = %s: %s", path, FURTHER_TOKENS, errors.shown(further), what)
     return found
 
