@@ -17,7 +17,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from frontrunner.spaces.errors import (
     require_extra,
     require_one_of,
 )
+from frontrunner.spaces.model import Model
 from frontrunner.spaces.recipe import Recipe
 
 METRICS = ("csv", "tensorboard", "wandb")
@@ -263,6 +264,8 @@ def prepare(chosen: ReplayPlan) -> None:
     chosen.folder.mkdir(parents=True, exist_ok=True)
     job_path = chosen.folder / "job.json"
     earlier = read_json(job_path) or {}
+    if isinstance(model := earlier.get("model"), dict):  # as written by a version without fields that came since
+        earlier["model"] = {one.name: one.default for one in fields(Model) if one.default is not MISSING} | model
     keys = earlier.keys() | chosen.job.keys() if earlier else ()
     of_both = {key: (_by_content(earlier.get(key)), _by_content(chosen.job.get(key))) for key in keys}
     changed = sorted(key for key, (was, now) in of_both.items() if was != now and key != "train")
