@@ -37,6 +37,7 @@ from frontrunner.evaluators.tables.reading import read as read_table
 from frontrunner.evaluators.tables.rows import TableProblem
 from frontrunner.evaluators.tables.schema import LeftOut
 from frontrunner.recipe_actions import (
+    Questions,
     data_of_file,
     find_recipe,
     names_a_file,
@@ -48,6 +49,7 @@ from frontrunner.results.outcome import Failure
 from frontrunner.results.provenance import TrainingData
 from frontrunner.results.records import IMPORTED
 from frontrunner.results.status import Appearance, Explanation
+from frontrunner.results.store import open_store
 from frontrunner.results.writer import ImportedCampaign, ImportedOutcome, add_imported
 from frontrunner.search.campaign_setup import is_dispatched, problem_summary, require_dispatch_of_groups, stored_spec
 from frontrunner.search.optuna_export import Mirrored, mirror_campaign
@@ -69,7 +71,6 @@ from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.space import Space
 from frontrunner.spaces.validation import dump_json
-from frontrunner.store import LocalStore, opened
 from frontrunner.text import thousands
 
 RECIPE_FILE = "recipe"
@@ -103,7 +104,7 @@ def export_name(recipe_id: str, to: str) -> str:
 
 
 def exported(
-    store: LocalStore,
+    store: Questions,
     recipe: str | Mapping[str, object],
     *,
     to: str,
@@ -167,7 +168,7 @@ def _without_hidden_lines(
 
 
 def _file_and_dispatch(
-    store: LocalStore, recipe: str | Mapping[str, object], campaign: str | Path | None
+    store: Questions, recipe: str | Mapping[str, object], campaign: str | Path | None
 ) -> tuple[RecipeFile, DispatchSettings | None]:
     """Return a recipe as a recipe file, and how its campaign reaches nodes; None where only the file is there."""
     if campaign is not None:
@@ -182,7 +183,7 @@ def _file_and_dispatch(
     return file, stored_spec(_source(found).campaign).dispatch.of_group(file.recipe.group)
 
 
-def _stored(store: LocalStore, recipe: str) -> Explanation:
+def _stored(store: Questions, recipe: str) -> Explanation:
     """Return a stored recipe; raise `InvalidInput` where it is the name of a campaign instead."""
     try:
         return store.show(recipe)
@@ -263,10 +264,10 @@ def recipe_file(explanation: Explanation) -> RecipeFile:
     return replace(file, measured=measured, origin=replace(file.origin, measured_with=versions))
 
 
-def _planned_file(store: LocalStore, recipe: str | Mapping[str, object], campaign: Path) -> RecipeFile:
+def _planned_file(store: Questions, recipe: str | Mapping[str, object], campaign: Path) -> RecipeFile:
     """Return a recipe of a campaign file's space as a file, with its figures where the store has some."""
     spec = read_campaign_file(campaign).spec
-    _, _, found = find_recipe(store, recipe, campaign)
+    _, _, found = find_recipe(store.show, recipe, campaign)
     planned = _file(spec, found, recipe_id(spec.problem, found))
     with suppress(NotFound):  # no such recipe, or no store
         known = recipe_file(store.show(planned.recipe_id))
@@ -357,7 +358,7 @@ def import_config(
 
 def mirror(campaign: str | None = None, *, storage: str, store: str | None = None) -> Mirrored:
     """Write a campaign's trials into the Optuna study of its name; a later call adds new trials."""
-    with opened(store) as found:
+    with open_store(store_url(store), create=False, read_only=True) as found:
         record = found.campaign(campaign)
         return mirror_campaign(found, record, stored_spec(record), storage)
 
@@ -425,7 +426,7 @@ def import_table(
     if not preview or "://" in url or Path(url).exists():
         about: dict[str, str | int] = {"file": found.file, "sha256": found.sha256, "rows": found.rows}
         about |= {f"left out: {left.reason}": left.rows for left in found.left_out}
-        with opened(url, create=not preview) as target:
+        with open_store(url, create=not preview, read_only=preview) as target:
             new = list(add_imported(target, campaigns, about=about, preview=preview))
     return Import(
         file=found.file,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, replace
 from operator import itemgetter
 from pathlib import Path
+from typing import Protocol
 
 from frontrunner.config.campaign import keys_of, named_data, read_campaign_file
 from frontrunner.config.recipe_file import RecipeFile, read
@@ -27,8 +28,9 @@ from frontrunner.evaluators.probe.replay import ReplayPlan, ReplayResult, Replay
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import commands_of
 from frontrunner.results.provenance import TrainingData
-from frontrunner.results.records import Campaign
-from frontrunner.results.status import Explanation, measured_with
+from frontrunner.results.records import Campaign, CampaignList
+from frontrunner.results.status import Explanation, explain, measured_with
+from frontrunner.results.store import Store, open_store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import identity, recipe_id, recipe_ids
@@ -39,7 +41,6 @@ from frontrunner.spaces.recipe import LOOPED_SCHEDULES, SCHEDULES, V_SHAPED_SCHE
 from frontrunner.spaces.space import Space, Survey, divisors
 from frontrunner.spaces.validation import validate
 from frontrunner.spaces.variants import variant, with_values
-from frontrunner.store import LocalStore
 from frontrunner.text import counted, gib, thousands
 
 LEAST_DIGITS = 4
@@ -51,10 +52,22 @@ def names_a_file(recipe: str) -> bool:
     return recipe.endswith((".json", ".toml")) or "/" in recipe
 
 
+class Questions(Protocol):
+    """What the functions here ask of a store, which is a `LocalStore` or a `RemoteStore`."""
+
+    url: str
+
+    def show(self, recipe_id: str, *, campaign: str | None = None) -> Explanation:
+        """See `LocalStore.show`."""
+
+    def campaigns(self) -> CampaignList:
+        """See `LocalStore.campaigns`."""
+
+
 def find_recipe(
-    store: LocalStore, recipe: str | Mapping[str, object], campaign: str | Path | None
+    show: Callable[[str], Explanation], recipe: str | Mapping[str, object], campaign: str | Path | None
 ) -> tuple[Problem, ProbeSettings, Recipe]:
-    """Return a recipe of the store by its id, of a recipe file, or by id or choices of a campaign file's space."""
+    """Return the recipe that `show` finds by its id, of a recipe file, or by id or choices of a campaign file."""
     if campaign is not None:
         spec = read_campaign_file(Path(campaign)).spec
         remedy = "choices as tensor_parallel=8 name one that the space lacks; "
@@ -65,7 +78,7 @@ def find_recipe(
         file = read(Path(recipe))
         return file.problem, file.training.probe, file.recipe
     else:
-        explanation = store.show(recipe)
+        explanation = show(recipe)
         spec, found = stored_spec(explanation.appearances[0].campaign), explanation.recipe
     problem = spec.problem
     if spec.evaluator == "table":
@@ -126,15 +139,21 @@ def recipe_of(spec: CampaignSpec, recipe: str) -> Recipe:
     return recipe_by_id(spec, file.recipe_id, remedy)
 
 
-def breakdown_of(store: LocalStore, recipe: str | Mapping[str, object], campaign: str | Path | None) -> Breakdown:
+def breakdown_of(
+    store: Questions,
+    recipe: str | Mapping[str, object],
+    campaign: str | Path | None,
+    opened: Callable[[], AbstractContextManager[Store]] | None = None,
+) -> Breakdown:
     """Break a recipe's estimate down, with its newest measurement in a store; see `LocalStore.explain`."""
-    (problem, _, found), measured, unmatched = find_recipe(store, recipe, campaign), None, None
+    (problem, _, found), measured, unmatched = find_recipe(store.show, recipe, campaign), None, None
     with suppress(NotFound):  # no such recipe, or no store
         explanation = store.show(recipe_id(problem, found))
         measured, unmatched = first_measurement(explanation, store.url), _simulated(explanation)
     with suppress(NotFound):
-        if measured is None and unmatched is None and isinstance(store, LocalStore):  # a service has no such question
-            unmatched = _why_unmatched(store, problem, found)
+        if measured is None and unmatched is None and opened is not None:  # a service has no such question
+            with opened() as own:
+                unmatched = _why_unmatched(own, problem, found)
     return breakdown(found, problem, measured, unmatched)
 
 
@@ -150,7 +169,7 @@ def _simulated(explanation: Explanation) -> str | None:
     return None
 
 
-def _why_unmatched(store: LocalStore, problem: Problem, recipe: Recipe) -> str:
+def _why_unmatched(store: Store, problem: Problem, recipe: Recipe) -> str:
     """Return that a store did not measure a recipe, and in what the recipes differ that have its choices."""
 
     def parts(of: Problem) -> set[tuple[str, str]]:
@@ -159,8 +178,7 @@ def _why_unmatched(store: LocalStore, problem: Problem, recipe: Recipe) -> str:
         tables["problem"] = {key: found[key] for key in ("sequence_length", "precision")}
         return {(f"{part}.{key}", repr(value)) for part, table in tables.items() for key, value in table.items()}
 
-    with store.opened() as opened:
-        others = [stored_spec(one).problem for one in measured_with(opened, recipe) if one.figures != "simulated"]
+    others = [stored_spec(one).problem for one in measured_with(store, recipe) if one.figures != "simulated"]
     own, none = parts(problem), "the store has no measurement of this recipe"
     found = Counter(tuple(sorted({key for key, _ in own ^ parts(other)})) for other in others)
     keys, count = min(found.items(), key=lambda one: len(one[0]), default=((), 0))
@@ -239,7 +257,7 @@ def plan_dryrun(
     store: str | None = None,
 ) -> tracing.DryRunPlan:
     """Return what a dry run would trace; see `dryrun`."""
-    problem, probe, found = find_recipe(LocalStore(store), recipe, campaign)
+    problem, probe, found = find_recipe(lambda name: _tried_in(None, name, store), recipe, campaign)
     return tracing.plan(recipe_id=recipe_id(problem, found), recipe=found, problem=problem, probe=probe, rank=rank)
 
 
@@ -258,7 +276,7 @@ def plan_profile(
     recipe_id: str, settings: ProfileSettings | None = None, *, store: str | None = None, anyway: bool = False
 ) -> ProfilePlan:
     """Return what a profile would run, checked against this machine; see `profile`."""
-    explanation = LocalStore(store).show(recipe_id)
+    explanation = _tried_in(None, recipe_id, store)
     _refuse_recipe_of_others(explanation)
     probed = [found for found in explanation.appearances if stored_spec(found.campaign).evaluator == "probe"]
     if not probed:
@@ -341,7 +359,8 @@ def _refuse_beside_file(campaign: str | None) -> None:
 
 def _tried_in(campaign: str | None, recipe_id: str, store: str | None) -> Explanation:
     """Return what the store holds of a recipe, of a named campaign alone."""
-    found = LocalStore(store).show(recipe_id, campaign=campaign)
+    with open_store(store_url(store), create=False, read_only=True) as opened:
+        found = explain(opened, recipe_id, campaign)
     return found if campaign is None else replace(found, appearances=found.appearances[:1])
 
 

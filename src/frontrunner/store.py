@@ -273,7 +273,8 @@ class LocalStore:
         """
         from frontrunner.recipe_actions import breakdown_of
 
-        return breakdown_of(self._beside(campaign), recipe, campaign)
+        store = self._beside(campaign)
+        return breakdown_of(store, recipe, campaign, store.opened)
 
     def _beside(self, campaign: str | Path | None) -> LocalStore:
         """Return this store; where none was named, the one that a campaign file names."""
