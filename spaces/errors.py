@@ -182,6 +182,15 @@ def free_among(taken: Collection[str], wanted: str) -> str:
 
 
 @contextmanager
+def naming(place: object) -> Iterator[None]:
+    """Begin the message of an `InvalidInput` with its place: a file, a group."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise type(error)(f"{place}: {error.message}", hint=error.hint) from None
+
+
+@contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Raise `NotFound` for a missing folder, and `InvalidInput` naming the file if it cannot be written."""
     try:

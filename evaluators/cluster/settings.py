@@ -16,6 +16,7 @@ from frontrunner.spaces.errors import (
     InvalidInput,
     bad_value,
     installing,
+    naming,
     require_above_zero,
     require_at_least,
     require_one_of,
@@ -233,10 +234,8 @@ class DispatchSettings:
         """Return the settings for the nodes of one group; raise `InvalidInput` where they lack what it needs."""
         own = self.group.get(name, GroupDispatch())
         stated = {key: value for key, value in vars(own).items() if value is not None}
-        try:
+        with naming(f"dispatch.group.{name}"):
             return replace(self, group={}, **stated)
-        except InvalidInput as error:
-            raise InvalidInput(f"dispatch.group.{name}: {error.message}", hint=error.hint) from None
 
     @property
     def has_nodes(self) -> bool:

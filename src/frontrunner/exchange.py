@@ -65,6 +65,7 @@ from frontrunner.spaces.errors import (
     did_you_mean,
     free_among,
     holds,
+    naming,
     require_campaign_name,
 )
 from frontrunner.spaces.legality import why_illegal
@@ -340,10 +341,8 @@ def import_config(
         return read_text(other, "configuration") if holds(other.is_file) else None
 
     given, reader = Given(text=read_text(path, "configuration"), stated=stated or {}, beside=beside), tool_named(tool)
-    try:
+    with naming(path):
         recipe = reader.read(spec.problem, given)
-    except InvalidInput as error:
-        raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
     reason, identity = why_illegal(recipe, spec.problem), recipe_id(spec.problem, recipe)
     left_out = reader.ignored(spec.problem, given, recipe)
     return ImportedRecipe(

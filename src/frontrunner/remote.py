@@ -9,7 +9,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -314,12 +314,8 @@ class RemoteStore(Questions):
         return f"/campaigns/{_path_part(campaign)}{rest}"
 
     def _submit(self, kind: type[T], path: str, campaign: CampaignSource, more: Table) -> T:
-        try:
+        with nullcontext() if isinstance(campaign, Mapping) else errors.naming(campaign):
             return self._post(kind, path, {**_table(campaign), **more})
-        except errors.InvalidInput as error:
-            if isinstance(campaign, Mapping):
-                raise
-            raise type(error)(f"{campaign}: {error.message}", hint=error.hint) from None
 
     def _get(self, kind: type[T], path: str, **params: Any) -> T:
         given = {key: value for key, value in params.items() if value is not None}

@@ -89,11 +89,9 @@ def _published_model(name: object, base: Path, *, counts_further: bool) -> Table
         raise errors.bad_value("model.config", name, "the path of a model's config.json")
     path = base / name
     text = read_text(path, "configuration of a model", "take config.json from the model's folder")
-    try:
+    with errors.naming(path):
         config = json_table(text).values
         found = model_of_config(config)
-    except errors.InvalidInput as error:
-        raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
     if (further := config.get(FURTHER_TOKENS)) and not counts_further:
         what = "these layers, which predict further tokens, are left out; model.mtp_layers estimates them"
         logger.warning("note: %s: %s = %s: %s", path, FURTHER_TOKENS, errors.shown(further), what)
@@ -153,10 +151,8 @@ def _group(own: Table, shared: Table, base: Path) -> Cluster:
         device = {key for table in presets.catalogue("devices").values() for key in table}
         left_out = {*NAMES_A_DEVICE, *device, "efficiencies", "expected_error", "fitted"}
         shared = {key: value for key, value in shared.items() if key not in left_out}
-    try:
+    with errors.naming(f"group {name}"):
         return parse(ClusterFile, {"cluster": shared | own}, base=base).cluster
-    except errors.InvalidInput as error:
-        raise errors.InvalidInput(f"group {name}: {error.message}", hint=error.hint) from None
 
 
 def _with_figures(table: Table, base: Path) -> Table:
@@ -515,15 +511,13 @@ def read_campaign_file(path: Path, changes: Mapping[str, str] = MappingProxyType
     `changes` are values as TOML by their keys, as `budget.probes`, in place of the file's.
     """
     table = read_toml(path, "campaign file", "`frontrunner init` writes one")
-    try:
+    with errors.naming(path):
         kept = {key: text for key, text in changes.items() if not key.startswith("store.")}  # which has passwords
         replaced = {key: (value_of(table, key), text) for key, text in kept.items()}
         for key, text in changes.items():
             set_value(table, key, text)
         found = parse_campaign(table, default_name=errors.campaign_name_from(path.stem), base=path.parent)
         return replace(found, path=path.resolve(), changes=replaced)
-    except errors.InvalidInput as error:
-        raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
 
 
 def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFile:
@@ -544,13 +538,11 @@ class ClusterFile(Config):
 def read_cluster_file(path: Path) -> Cluster:
     """Read and validate a cluster file; raises `NotFound` and `InvalidInput` as `read_campaign_file` does."""
     table = read_toml(path, "cluster file", "frontrunner calibrate --out FILE writes one")
-    try:
+    with errors.naming(path):
         section = table.get("cluster")
         if isinstance(section, dict) and "file" in section:
             raise errors.bad_value("cluster.file", section["file"], "no such key in a cluster file")
         return parse(ClusterFile, table, base=path.parent).cluster
-    except errors.InvalidInput as error:
-        raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
 
 
 class _DataFile(Config):
@@ -565,10 +557,8 @@ def named_data(name: str) -> DataSettings:
     if path.suffix != ".toml":
         return DataSettings(path=str(path.absolute()))
     table = read_toml(path, "data file", "it has a section [data], as a campaign file")
-    try:
+    with errors.naming(path):
         return parse(_DataFile, {key: value for key, value in table.items() if key == "data"}, base=path.parent).data
-    except errors.InvalidInput as error:
-        raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
 
 
 def preset_model(name: str) -> Model:
