@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 
+from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import V_SHAPED_SCHEDULES, Recipe
 
@@ -69,8 +70,13 @@ def balanced_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
         tuple(rank_of_stage(recipe, stage) for stage in range(recipe.stages)),
         head_layers=head_flops / layer_flops,
         embedding_layers=rows * model.hidden / model.matmul_parameters_per_layer,
-        head_parameter_layers=model.padded_vocabulary * model.hidden / model.matmul_parameters_per_layer,
+        head_parameter_layers=head_layers(model),
     )
+
+
+def head_layers(model: Model) -> float:
+    """Return the parameters of the head over those of a layer."""
+    return model.padded_vocabulary * model.hidden / model.matmul_parameters_per_layer
 
 
 @lru_cache(maxsize=4096)

@@ -142,13 +142,12 @@ def _casts(machine: Machine, work: Workload) -> tuple[Passes, Passes]:
     qkv, tokens = work.q_hidden + 2 * work.kv_hidden, work.tokens
     rows = tokens * np.where(work.experts > 0, work.experts_per_token / work.sequence_shards, 1.0)
     width = work.ffn_hidden / np.where(work.experts > 0, 1.0, ways)
-    held = np.maximum(work.experts / work.expert_parallel, 1.0)
     inputs = (
         tokens * ((1 + 2 * apart) * work.hidden + work.q_hidden / ways),
         rows * ((1 + (up - 1) * apart) * work.hidden + width),
     )
     gradients = tokens * (qkv / ways + work.hidden), rows * (up * width + work.hidden)
-    matrices = work.hidden * (qkv + work.q_hidden) / ways, held * work.hidden * (up + 1) * width
+    matrices = work.hidden * (qkv + work.q_hidden) / ways, work.held_experts * work.hidden * (up + 1) * width
     each = tuple(
         Passes(
             forward=(values * one + weights * matrix / 2) / machine.memory_bytes_per_s,
@@ -172,7 +171,7 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
     dense = dense + linear(machine, work.tokens, width, work.hidden, size)
     if not (work.experts > 0).any():
         return dense
-    held = np.maximum(work.experts / work.expert_parallel, 1.0)
+    held = work.held_experts
     own = work.tokens / work.sequence_shards
     ways = work.expert_tensor_parallel
     most = own * work.experts_per_token * machine.rank_imbalance(work)

@@ -181,9 +181,8 @@ class Machine:
             return number(stated)
         if not work.expert_deviation.any():
             return number(1)
-        held = np.maximum(work.experts / work.expert_parallel, 1.0)
         most = np.interp(np.log2(work.expert_parallel), np.arange(len(LARGEST_OF_NORMALS)), LARGEST_OF_NORMALS)
-        found: Rows = 1 + work.expert_deviation / np.sqrt(held) * most
+        found: Rows = 1 + work.expert_deviation / np.sqrt(work.held_experts) * most
         return found
 
     def constants(self) -> dict[str, float]:

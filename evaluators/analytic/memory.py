@@ -148,14 +148,12 @@ def peak_memory(machine: Machine, work: Workload) -> PeakMemory:
 def memory_of_ranks(machine: Machine, work: Workload) -> tuple[PeakMemory, PeakMemory, PeakMemory]:
     """Return the ranks with the embedding, after it (with the layers of the fullest between) and with the head."""
     ahead, after, behind = (micro_batches_held(work, rank) for rank in (0.0, 1.0, work.pipeline_parallel - 1))
-    alone, table = work.head_on_first, work.vocabulary * work.hidden
-    both = table + np.where(alone, head_table(work, beside_embedding=np.ones(1)), 0.0)
+    alone = work.head_on_first
     none, no_head, one = np.zeros(1), np.zeros(1, dtype=np.bool_), np.ones(1)
-    tables = head_table(work, beside_embedding=none)
     return (
-        _rank(machine, work, "first", in_flight=ahead, tables=both, has_head=alone, has_embedding=one),
-        _rank(machine, work, "middle", in_flight=after, tables=none, has_head=no_head, has_embedding=none),
-        _rank(machine, work, "last", in_flight=behind, tables=tables, has_head=~alone, has_embedding=none),
+        _rank(machine, work, "first", in_flight=ahead, has_head=alone, has_embedding=one),
+        _rank(machine, work, "middle", in_flight=after, has_head=no_head, has_embedding=none),
+        _rank(machine, work, "last", in_flight=behind, has_head=~alone, has_embedding=none),
     )
 
 
@@ -178,10 +176,8 @@ def memory_of_each(
     `dense` of the layers have no experts; `ends` are the ranks with the embedding and with the head.
     """
     first, last = np.eye(len(layers))[list(ends)]
-    tables = first * work.vocabulary * work.hidden + last * head_table(work, beside_embedding=first)
     held = replace(work, layers_middle=layers, dense_middle=dense)
-    ends_of = {"has_head": last > 0, "has_embedding": first}
-    return _rank(machine, held, "middle", in_flight=in_flight, tables=tables, **ends_of)
+    return _rank(machine, held, "middle", in_flight=in_flight, has_head=last > 0, has_embedding=first)
 
 
 def micro_batches_held(work: Workload, rank: Rows | float = 0.0) -> Rows:
@@ -202,13 +198,14 @@ def micro_batches_held(work: Workload, rank: Rows | float = 0.0) -> Rows:
     return found
 
 
-def _rank(  # noqa: PLR0913 - what ranks differ in
-    machine: Machine, work: Workload, place: str, *, in_flight: Rows, tables: Rows, has_head: Flags, has_embedding: Rows
+def _rank(
+    machine: Machine, work: Workload, place: str, *, in_flight: Rows, has_head: Flags, has_embedding: Rows
 ) -> PeakMemory:
     software, size = machine.software, work.bytes_per_value
     others: Rows
     layers, dense = getattr(work, f"layers_{place}"), getattr(work, f"dense_{place}")
     others = layers * 2 * work.hidden / work.tensor_parallel
+    tables = has_embedding * work.vocabulary * work.hidden + has_head * head_table(work, beside_embedding=has_embedding)
     others = others + tables / (work.tensor_parallel if software.splits_tables else 1.0)
     count = work.over_layers(layers, dense, lambda of: of.layer_share) + others
 

@@ -250,7 +250,7 @@ def _host_of_forms(software: Software, work: Workload) -> Iterator[Rows]:
 
     Biases that are added expert by expert, rotations that no fused kernel takes, and latent vectors.
     """
-    held = np.maximum(work.experts / work.expert_parallel, 1.0)
+    held = work.held_experts
     singly = work.expert_biases & (software.expert_biases == "singly")
     share = GRAPHS_HOST_SHARE[software.graphs] * np.where(work.compile, COMPILED_HOST_SHARE, 1.0)
     kinds = (OPERATIONS, OPERATIONS_PER_BIAS, OPERATIONS_PER_ROTATION, OPERATIONS_OF_LATENTS)

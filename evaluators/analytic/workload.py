@@ -19,7 +19,14 @@ from frontrunner.spaces.columns import each
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import RANK_ORDERS, SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDULES, Recipe
-from frontrunner.spaces.stages import even_layers, layers_of_ranks, layers_of_stages, leading, rank_of_stage
+from frontrunner.spaces.stages import (
+    even_layers,
+    head_layers,
+    layers_of_ranks,
+    layers_of_stages,
+    leading,
+    rank_of_stage,
+)
 
 Rows = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -168,11 +175,10 @@ class Workload:
         for name in _OF_MODEL:
             columns[name] = number(getattr(model, name) or 0)
         columns["layers"] = number(model.layers + model.mtp_layers)
-        head = model.padded_vocabulary * model.hidden / model.matmul_parameters_per_layer
 
         def held(recipe: Recipe) -> tuple[int, ...]:
             last = rank_of_stage(recipe, recipe.stages - 1)
-            layers, dense = _held(recipe, model, split, head)
+            layers, dense = _held(recipe, model, split)
             return ends(with_mtp(layers, model.mtp_layers, last), dense, last=last)
 
         counts = np.array(each(recipes, held).tolist(), dtype=np.float64).reshape(-1, len(LAYERS)).T
@@ -201,6 +207,11 @@ class Workload:
     def expert_ranks(self) -> Rows:
         """expert_parallel * expert_tensor_parallel: the ranks that hold each expert once, as `Recipe.expert_ranks`."""
         return self.expert_parallel * self.expert_tensor_parallel
+
+    @property
+    def held_experts(self) -> Rows:
+        """A rank's experts of a layer, or the one feed-forward part of a layer without."""
+        return np.maximum(self.experts / self.expert_parallel, 1.0)
 
     @property
     def sequence_shards(self) -> Rows:
@@ -367,11 +378,11 @@ def split_layers(split: Split, layers: int, ranks: int, head: float) -> Sequence
     return held
 
 
-def _held(recipe: Recipe, model: Model, split: Split, head: float) -> tuple[Sequence[int], Sequence[int]]:
+def _held(recipe: Recipe, model: Model, split: Split) -> tuple[Sequence[int], Sequence[int]]:
     """Return each pipeline rank's layers, and those of them that have no experts."""
     if split == "even" or recipe.layers_per_stage or recipe.stages != recipe.pipeline_parallel:
         return layers_of_ranks(recipe, model.layers), layers_of_ranks(recipe, model.layers, first=model.dense_layers)
-    held = split_layers(split, model.layers, recipe.pipeline_parallel, head)
+    held = split_layers(split, model.layers, recipe.pipeline_parallel, head_layers(model))
     return held, leading(held, model.dense_layers)
 
 
@@ -380,8 +391,7 @@ def stage_layers(recipe: Recipe, model: Model, split: Split) -> tuple[Sequence[i
     counts: Sequence[int] = layers_of_stages(recipe, model.layers)
     dense: Sequence[int] = leading(counts, model.dense_layers)
     if recipe.stages == recipe.pipeline_parallel:
-        head = model.padded_vocabulary * model.hidden / model.matmul_parameters_per_layer
-        counts, dense = _held(recipe, model, split, head)
+        counts, dense = _held(recipe, model, split)
     return with_mtp(counts, model.mtp_layers), dense
 
 
