@@ -18,13 +18,12 @@ from torch import Tensor
 
 from frontrunner.evaluators.checkpoint.reading import Checkpoint
 from frontrunner.evaluators.checkpoint.weights import Weight, shapes_of, source_shapes, weights
-from frontrunner.evaluators.text.token_file import described
+from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES
 from frontrunner.spaces.document import write_bytes
 from frontrunner.spaces.errors import InvalidInput, bad_value, holds, require_extra, require_one_of, writing
 from frontrunner.spaces.hugging_face import config_of_model
 
 FORMATS = ("safetensors",)
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 OnFile = Callable[[int, int], None]
 
@@ -53,27 +52,26 @@ def export(
 ) -> Exported:
     """Write the folder `out`, which must not be there; raise `InvalidInput` for a model of no architecture."""
     require_extra("safetensors", "safetensors", "exporting")
-    require_one_of("", "--dtype", dtype, DTYPES)
+    require_one_of("", "--dtype", dtype, COMPUTE_TYPES)
     if holds(out.exists):
         raise InvalidInput(f"{out} is there already", hint="name another folder by --out, or remove it first")
     model, length = checkpoint.job.model, checkpoint.job.sequence_length
     positions = length if model.positions == "learned" else max(length, model.max_positions or length)
     config = config_of_model(model, positions=positions)
-    config["dtype"] = str(DTYPES[dtype]).removeprefix("torch.")
+    config["dtype"] = str(COMPUTE_TYPES[dtype]).removeprefix("torch.")
     kind = config["model_type"]
     checkpoint.require(shapes_of(model, sequence_length=length))
     tokenizer = tokenizer or checkpoint.tokenizer
     if tokenizer is not None and not holds(tokenizer.is_file):
         raise bad_value("--tokenizer", str(tokenizer), "a tokenizer.json")
-    about = described(checkpoint.job.data_path) if checkpoint.tokenizer is not None else None
-    config |= {"bos_token_id": None, "eos_token_id": None if about is None else about.end_of_document}
+    config |= {"bos_token_id": None, "eos_token_id": checkpoint.end_of_document}
     shapes = source_shapes(kind, model, sequence_length=length)
-    files = _in_files(weights(kind, model), shapes, DTYPES[dtype], most_file_bytes)
+    files = _in_files(weights(kind, model), shapes, COMPUTE_TYPES[dtype], most_file_bytes)
     partial = out.with_name(f".{out.name}.{os.getpid()}")
     with writing(out):
         try:
             partial.mkdir()
-            sizes = _write_files(partial, checkpoint, files, shapes, DTYPES[dtype], on_file)
+            sizes = _write_files(partial, checkpoint, files, shapes, COMPUTE_TYPES[dtype], on_file)
             write_bytes(partial / "config.json", (json.dumps(config, indent=2) + "\n").encode())
             if tokenizer is not None:
                 shutil.copyfile(tokenizer, partial / "tokenizer.json")
@@ -87,7 +85,7 @@ def export(
         folder=out,
         architecture=config["architectures"][0],
         step=checkpoint.step,
-        parameters=sum(sizes.values()) // DTYPES[dtype].itemsize,
+        parameters=sum(sizes.values()) // COMPUTE_TYPES[dtype].itemsize,
         size_bytes=sum(sizes.values()),
         files=len(files),
         tokenizer=tokenizer is not None,

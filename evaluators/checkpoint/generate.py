@@ -14,7 +14,6 @@ from frontrunner.evaluators.checkpoint.reading import Checkpoint
 from frontrunner.evaluators.checkpoint.weights import shapes_of
 from frontrunner.evaluators.probe.job import holds_bytes
 from frontrunner.evaluators.text.prepare import load_tokenizer
-from frontrunner.evaluators.text.token_file import described
 from frontrunner.evaluators.trainer.data import BYTE_VOCABULARY, END_OF_DOCUMENT
 from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.spaces.errors import InvalidInput, bad_value, require_at_least, require_extra
@@ -112,10 +111,9 @@ def _codec(checkpoint: Checkpoint, settings: GenerateSettings) -> _Codec:
         )
     require_extra("tokenizers", "data", "a tokenizer")
     tokenizer = load_tokenizer(path)
-    about = described(checkpoint.job.data_path) if checkpoint.tokenizer is not None else None
     return _Codec(
         lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
         partial(tokenizer.decode, skip_special_tokens=False),
-        None if about is None else about.end_of_document,
+        checkpoint.end_of_document,
         1 + max(tokenizer.get_vocab(with_added_tokens=True).values()),
     )

@@ -6,6 +6,7 @@ import json
 import math
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from frontrunner.evaluators.checkpoint.weights import shapes_of
-from frontrunner.evaluators.text.token_file import described
+from frontrunner.evaluators.text.token_file import Description, described
 from frontrunner.evaluators.trainer.flat_state import LAYOUT, StateLayout, StatePart
 from frontrunner.evaluators.trainer.job import Job, complete_steps
 from frontrunner.spaces.errors import InvalidInput, NotFound, read_bytes
@@ -88,15 +89,21 @@ class Checkpoint:
                 held = f"has the shape {list(self.shapes[name])}" if name in self.shapes else "is missing"
                 raise InvalidInput(f"{self.path}: {name} {held}, expected {list(shape)} of the job beside it")
 
+    @cached_property
+    def _data(self) -> Description | None:
+        with suppress(OSError, InvalidInput):
+            return described(self.job.data_path)
+        return None
+
     @property
     def tokenizer(self) -> Path | None:
         """The tokenizer of the replay's data, where that was prepared and still is where it was."""
-        data = self.job.data_path
-        try:
-            about = described(data)
-        except (OSError, InvalidInput):
-            return None
-        return None if about is None else data.parent / about.tokenizer
+        return None if self._data is None else self.job.data_path.parent / self._data.tokenizer
+
+    @property
+    def end_of_document(self) -> int | None:
+        """The token between two documents of the replay's data; None as for `tokenizer`."""
+        return None if self._data is None else self._data.end_of_document
 
 
 class FlatCheckpoint(Checkpoint):
