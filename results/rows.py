@@ -6,7 +6,6 @@ Each column is checked against the type that is declared with it. A row that no 
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
@@ -38,7 +37,7 @@ from frontrunner.results.schema import (
     TrialRow,
 )
 from frontrunner.results.states import AttemptState, TrialState
-from frontrunner.spaces.document import canonical_json
+from frontrunner.spaces.document import canonical_json, finite_or_none
 from frontrunner.spaces.errors import StoreUnusable, shown
 
 T = TypeVar("T")
@@ -183,11 +182,6 @@ def _stored(value: object) -> object:
     if isinstance(value, str):
         return storable(without_secrets(value))
     return finite_or_none(value) if isinstance(value, float) else value
-
-
-def finite_or_none(value: float | None) -> float | None:
-    """Return the value, or None where it is missing, NaN or infinite."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def storable(text: str) -> str:

@@ -32,7 +32,6 @@ from frontrunner.results.redaction import without_secrets
 from frontrunner.results.rows import (
     TABLES,
     finished_attempts,
-    finite_or_none,
     outcome_to_columns,
     outcomes_by_attempt,
     storable,
@@ -51,7 +50,7 @@ from frontrunner.results.schema import (
     recipe_to_json,
 )
 from frontrunner.results.states import AttemptState, CampaignState, IllegalTransition, TrialState, may_follow
-from frontrunner.spaces.document import canonical_json
+from frontrunner.spaces.document import canonical_json, finite_or_none
 from frontrunner.spaces.errors import AlreadyDriven, free_among
 from frontrunner.spaces.recipe import Recipe
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
 import types
 import typing
@@ -54,6 +55,11 @@ def _plain(item: Any) -> Any:
     if isinstance(item, tuple):
         return [_plain(one) for one in item]
     return _off_default(item) if is_dataclass(item) else item
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """Return the value, or None where it is missing, NaN or infinite, for which JSON has no word."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def write_bytes(path: Path, content: bytes) -> None:

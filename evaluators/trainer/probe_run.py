@@ -16,9 +16,10 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from frontrunner.evaluators.trainer.job import WAIT_RANGE, Probe, Profile
-from frontrunner.evaluators.trainer.run import RunContext, finite_or_none
+from frontrunner.evaluators.trainer.run import RunContext
 from frontrunner.evaluators.trainer.step_time_stats import ending, settled
 from frontrunner.evaluators.trainer.torch_engine import compiled_graphs
+from frontrunner.spaces.document import finite_or_none
 
 SAMPLING_INTERVAL_S = 0.001
 LEAST_SHARE = 0.02

@@ -24,7 +24,7 @@ from frontrunner.evaluators.trainer.job import DATA_RANGE, STEP_RANGE, Job
 from frontrunner.evaluators.trainer.layout import Layout
 from frontrunner.evaluators.trainer.model import attention_kernel, attention_order
 from frontrunner.evaluators.trainer.telemetry import Telemetry, process_bytes
-from frontrunner.spaces.document import write_bytes
+from frontrunner.spaces.document import finite_or_none, write_bytes
 
 RESULT_VERSION = 1
 COLLECT_EVERY_STEPS = 50
@@ -196,11 +196,6 @@ class RunContext:
         result |= self.stepper.telemetry.describe()
         if self.rank == 0:
             write_json(self.folder / "result.json", result)
-
-
-def finite_or_none(value: float | None) -> float | None:
-    """Return the value, or None where JSON has no word for it."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def limit_memory(device: torch.device, limit_bytes: int) -> None:

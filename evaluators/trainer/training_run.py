@@ -25,7 +25,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from frontrunner.evaluators.trainer.job import STOP, Train, complete_steps
 from frontrunner.evaluators.trainer.optimizer import set_learning_rate
-from frontrunner.evaluators.trainer.run import RunContext, StepOutcome, finite_or_none
+from frontrunner.evaluators.trainer.run import RunContext, StepOutcome
+from frontrunner.spaces.document import finite_or_none
 
 COLUMNS = ("step", "loss", "learning_rate", "gradient_norm", "step_time_s", "tokens_per_s", "evaluation_loss")
 LOOK_S = 1.0

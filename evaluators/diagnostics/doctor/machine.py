@@ -23,9 +23,10 @@ from frontrunner.evaluators.diagnostics.doctor import site
 from frontrunner.evaluators.diagnostics.doctor.check import NOTE, PROBLEM, WARNING, Check, Needs, judge, run_checks
 from frontrunner.evaluators.external.trainers import NEVER_RAN
 from frontrunner.evaluators.probe.this_machine import Torch, cpu_name, detect, processors, torch_facts
+from frontrunner.results.provenance import GPU_DRIVER_FILES
+from frontrunner.spaces.cluster import GIB
 from frontrunner.spaces.errors import installing
 
-GIB = 2**30
 MIN_PYTHON = (3, 11)
 MIN_SQLITE = (3, 35, 0)
 """The first with RETURNING, by which rows are claimed (https://www.sqlite.org/lang_returning.html)."""
@@ -33,7 +34,7 @@ COMPILERS = ("c++", "g++", "clang++", "icpx", "hipcc")
 
 
 class Platform(NamedTuple):
-    """A kind of accelerators: the maker, a build of torch for it, device files, and files of the driver's version."""
+    """A kind of accelerators: the maker, a build of torch for it, device files, and its drivers."""
 
     maker: str
     build: str
@@ -42,9 +43,9 @@ class Platform(NamedTuple):
 
 
 PLATFORMS = {
-    "cuda": Platform("NVIDIA", "a CUDA", "dev/nvidia[0-9]*", ("proc/driver/nvidia/version",)),
-    "rocm": Platform("AMD", "a ROCm", "dev/kfd", ("sys/module/amdgpu/version",)),
-    "xpu": Platform("Intel", "an XPU", "dev/dri/renderD*", ("sys/module/i915/version", "sys/module/xe/version")),
+    "cuda": Platform("NVIDIA", "a CUDA", "dev/nvidia[0-9]*", ("nvidia-driver",)),
+    "rocm": Platform("AMD", "a ROCm", "dev/kfd", ("amdgpu-driver",)),
+    "xpu": Platform("Intel", "an XPU", "dev/dri/renderD*", ("i915-driver", "xe-driver")),
 }
 INTEL = "0x8086"
 """Vendor of Intel's render nodes: a render node alone may be any graphics card."""
@@ -176,7 +177,8 @@ def gather_accelerators(root: Path = Path("/")) -> Accelerators:
         return files and (backend != "xpu" or any(path.read_text("utf-8").strip() == INTEL for path in makers))
 
     backend = next(filter(is_shown, PLATFORMS), None)
-    drivers = [root / path for path in (PLATFORMS[backend].drivers if backend else ()) if (root / path).is_file()]
+    files = [root / GPU_DRIVER_FILES[name] for name in (PLATFORMS[backend].drivers if backend else ())]
+    drivers = [file for file in files if file.is_file()]
     return Accelerators(backend, drivers[0].read_text("utf-8").split("\n")[0].strip() if drivers else None)
 
 

@@ -17,8 +17,8 @@ from frontrunner.evaluators.cluster.environment import JobEnvironment
 from frontrunner.evaluators.cluster.ray_allocation import look_at_ray
 from frontrunner.evaluators.cluster.settings import RAY_AUTO, RAY_LOCAL, NodeSource, has_resources, in_words
 from frontrunner.evaluators.diagnostics.doctor.check import NOTE, OK, PROBLEM, WARNING, Check, Examination, Needs, judge
+from frontrunner.spaces.cluster import GIB
 
-GIB = 2**30
 VERSION_TIMEOUT_S = 20.0
 PROGRAMS = {
     "slurm": ("sbatch", "--version"),
