@@ -101,6 +101,18 @@ def compare_campaigns(sides: Sequence[Status]) -> ComparedCampaigns:
     )
 
 
+def _print_tables(names: Sequence[str], tables: Mapping[str, Sequence[Row]]) -> None:
+    """Print tables by their titles, but empty ones, with a column for each name."""
+    out = console()
+    for title, rows in tables.items():
+        if rows:
+            table = ruled_table(title, "", *((name, "right") for name in names))
+            for name, cells in rows:
+                table.add_row(name, *cells)
+            out.print(table)
+            out.print()
+
+
 def print_campaign_comparison(found: ComparedCampaigns) -> None:
     """Print campaigns side by side, what differs in them first."""
     out = console()
@@ -108,14 +120,7 @@ def print_campaign_comparison(found: ComparedCampaigns) -> None:
         out.say(f"warning: {DIFFERENT_ORIGINS}", style="yellow")
     if not found.same_problem:
         out.say("warning: the campaigns are of different problems: their rates are not comparable", style="yellow")
-    heads = [(name, "right") for name in found.names]
-    for title, rows in {"what differs": found.differing, "how far they came": found.figures}.items():
-        if rows:
-            table = ruled_table(title, "", *heads)
-            for name, cells in rows:
-                table.add_row(name, *cells)
-            out.print(table)
-            out.print()
+    _print_tables(found.names, {"what differs": found.differing, "how far they came": found.figures})
     if not found.differing:
         out.say("the campaigns have the same specification")
 
@@ -189,22 +194,14 @@ def print_comparison(found: ComparedRecipes) -> None:
             out.say(ORIGINS[origin], style="yellow")
     if not found.same_problem:
         out.say(f"warning: {DIFFERENT_PROBLEMS}", style="yellow")
-    heads = [(one, "right") for one in found.recipe_ids]
     ratios = tuple("-" if ratio is None else f"{ratio:.2f}" for ratio in found.speed_ratios)
     measured = (("campaign", found.campaigns), ("tokens/s over the first's", ratios), *found.figures)
-    parts = found.parts
     sections = {
         "problems that differ": found.problem,
         "figures": measured,
         "choices that differ": found.differing,
-        "estimated parts of the step": parts,
+        "estimated parts of the step": found.parts,
     }
-    for title, rows in sections.items():
-        if rows:
-            table = ruled_table(title, "", *heads)
-            for name, cells in rows:
-                table.add_row(name, *cells)
-            out.print(table)
-            out.print()
+    _print_tables(found.recipe_ids, sections)
     if not found.differing:
         out.say("the recipes do not differ")

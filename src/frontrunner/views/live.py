@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.results.records import EventData
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
 from frontrunner.search.listener import LAST_OUTCOMES, Ended, Listener, View
@@ -29,7 +30,6 @@ BAR_WIDTH = 30
 NUMBERS_WIDTH = 51
 """Most columns for the numbers of a measurement; a recipe's text gets the rest of the line."""
 MOST_RUNNING = 6
-EventData = Mapping[str, str | int | float | None]
 
 
 class Watcher(Listener):
