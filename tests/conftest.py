@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from support.postgresql import Server, running_server, why_none
+from frontrunner.results.store import Store, open_store
+from support.postgresql import Server, running_server
 
 # A shell starts background jobs, and nohup its command, with these ignored, and every child inherits that: the
 # programs under test must meet signals as they do in a user's terminal.
@@ -46,8 +47,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[Server]:
     """A PostgreSQL server of the tests' own, with nothing in it."""
-    reason = why_none()
-    if reason is not None:
-        pytest.skip(reason)
     with running_server() as server:
         yield server
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(str(tmp_path / "store.db")) as opened:
+        yield opened

@@ -22,7 +22,7 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.validation import dump_json
 from support.campaigns import frontrunner, spec_of, started, tiny, wait_for
 from support.cut_proxy import proxy_before
-from support.postgresql import Server, running_server, why_none
+from support.postgresql import Server, running_server
 
 PROBES = 60
 WIDE = {
@@ -60,9 +60,6 @@ CRASH = Failure(kind=FailureKind.CRASHED, message="x", node_seconds=1.0)
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """A server that these tests may stop; the others share one that stays."""
-    reason = why_none()
-    if reason is not None:
-        pytest.skip(reason)
     with running_server() as running:
         yield running
 

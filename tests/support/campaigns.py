@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -85,6 +86,17 @@ def _toml(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The run folders of a tiny campaign that was launched in `folder`."""
+    return sorted((folder / "frontrunner-runs" / "tiny").glob("0*"))
+
+
+def metrics(folder: Path) -> list[dict[str, str]]:
+    """The rows of a replay's metrics."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def command(*arguments: str) -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import psycopg
+import pytest
 from psycopg import sql
 
 CANDIDATES = (*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True), Path("/usr/bin"))
@@ -99,7 +100,9 @@ class Server:
 
 @contextmanager
 def running_server() -> Iterator[Server]:
-    """A server that lives as long as the block."""
+    """A server that lives as long as the block; skips where none can be started."""
+    if (reason := why_none()) is not None:
+        pytest.skip(reason)
     programs = server_programs()
     assert programs is not None
     folder = Path(tempfile.mkdtemp(prefix="frontrunner-pg-", dir="/tmp"))

@@ -349,6 +349,11 @@ def read_progress(job: Job) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
+def logged_losses(job: Job) -> dict[int, float]:
+    """Each step's loss, as last logged."""
+    return {event["step"]: event["loss"] for event in read_progress(job) if event["event"] == "step"}
+
+
 def read_result(job: Job) -> dict[str, Any]:
     """The job's result, or an AssertionError with the ranks' errors."""
     folder = Path(job.run_folder)

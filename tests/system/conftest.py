@@ -1,6 +1,6 @@
 """What tests of drivers in their own process share: a store, campaigns in it, and an evaluator with a script."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +8,10 @@ import pytest
 
 from frontrunner.evaluators.registry import EVALUATORS
 from frontrunner.results.outcome import Outcome
-from frontrunner.results.store import Store, open_store
+from frontrunner.results.store import Store
 from frontrunner.spaces.recipe import Recipe
 from support.doubles import register
 from support.drivers import Campaigns, Scripted
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(str(tmp_path / "store.db")) as opened:
-        yield opened
 
 
 @pytest.fixture

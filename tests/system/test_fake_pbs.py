@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shutil
@@ -17,7 +16,7 @@ from frontrunner.evaluators.cluster.agent import StepFolder
 from frontrunner.evaluators.probe.replay import ReplayStopped
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind
-from support.campaigns import frontrunner, started, steps_written, tiny, wait_for, write_toml
+from support.campaigns import frontrunner, metrics, run_folders, started, steps_written, tiny, wait_for, write_toml
 from support.fake_pbs import install
 
 pytestmark = [
@@ -51,7 +50,7 @@ def campaign(folder: Path, *, dispatch: dict[str, Any] | None = None, **probe: A
 
 
 def outcomes(folder: Path) -> list[Any]:
-    return [RunFolder(path).outcome() for path in sorted((folder / "frontrunner-runs" / "tiny").glob("0*"))]
+    return [RunFolder(path).outcome() for path in run_folders(folder)]
 
 
 def test_a_deleted_job_is_followed_by_another(tmp_path: Path, pbs: Path) -> None:
@@ -106,5 +105,4 @@ def test_a_replay_stops_on_a_signal_and_goes_on_after_a_deleted_job(tmp_path: Pa
         re.findall(r"stopped after step (\d+), with a checkpoint, on SIGTERM", (tmp_path / "stderr").read_text())[0]
     )
     assert f"resumed  step {stopped}" in done.stderr
-    with (folder / "metrics.csv").open(newline="") as file:
-        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, 2001))
+    assert [int(row["step"]) for row in metrics(folder)] == list(range(1, 2001))

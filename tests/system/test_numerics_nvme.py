@@ -25,7 +25,7 @@ from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.recipe import Sharding
 from support.campaigns import order, ranks_of, setup_of, steps_written, tiny_recipe, wait_for
-from support.trainer_runs import read_progress, reference_losses, run_job, small_job, small_model, small_recipe
+from support.trainer_runs import logged_losses, reference_losses, run_job, small_job, small_model, small_recipe
 
 pytestmark = [
     pytest.mark.system,
@@ -117,24 +117,20 @@ def _training(job: Job) -> Job:
     return replace(job, mode="train", probe=None, train=train, optimizer=adamw)
 
 
-def _losses(job: Job) -> list[float]:
-    return [event["loss"] for event in read_progress(job) if event["event"] == "step"]
-
-
 def test_training_goes_on_from_a_checkpoint_on_an_empty_disk(tmp_path: Path, disk: Disk) -> None:
     alone = _training(replace(_job(tmp_path / "alone", None, offload="none"), recipe=small_recipe()))
     spread = _training(_job(tmp_path / "spread", disk, **ZERO_3))
     expected, actual = run_job(alone), run_job(spread)
-    assert _losses(spread) == pytest.approx(_losses(alone), abs=1e-5)
+    assert logged_losses(spread) == pytest.approx(logged_losses(alone), abs=1e-5)
     assert dict(actual["evaluation_losses"]) == pytest.approx(dict(expected["evaluation_losses"]), abs=1e-5)
 
-    uninterrupted = _losses(spread)
+    uninterrupted = logged_losses(spread)
     shutil.rmtree(Path(spread.run_folder) / "checkpoints" / "step-00000004")
     shutil.rmtree(disk.folder)
     resumed = run_job(spread)
 
     assert (resumed["resumed_step"], resumed["final_step"]) == (2, 4)
-    assert _losses(spread)[-2:] == uninterrupted[-2:]
+    assert logged_losses(spread) == uninterrupted
 
 
 def test_a_disk_that_took_less_than_was_written_is_found_full(tmp_path: Path) -> None:

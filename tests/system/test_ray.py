@@ -14,7 +14,7 @@ import pytest
 from frontrunner.evaluators.cluster.agent import StepFolder
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
-from support.campaigns import frontrunner, started, steps_written, tiny, wait_for, write_toml
+from support.campaigns import frontrunner, run_folders, started, steps_written, tiny, wait_for, write_toml
 from support.ray_cluster import KIND, RayCluster, ray_cluster
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1000)]
@@ -44,10 +44,6 @@ def campaign(folder: Path, ray: RayCluster, **sections: dict[str, Any]) -> str:
     for name, section in sections.items():
         base[name] = {**base.get(name, {}), **section}
     return write_toml(folder / "tiny.toml", tiny(**base)).name
-
-
-def run_folders(folder: Path) -> list[Path]:
-    return sorted((folder / "frontrunner-runs" / "tiny").glob("0*"))
 
 
 def outcomes(folder: Path) -> dict[str, Any]:

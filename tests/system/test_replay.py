@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import os
 import shlex
@@ -24,6 +23,7 @@ from support.campaigns import (
     environment,
     frontrunner,
     marked,
+    metrics,
     spec_of,
     started,
     steps_written,
@@ -54,11 +54,6 @@ def uninterrupted(measured: tuple[Path, str]) -> tuple[Path, dict[str, Any]]:
     done = frontrunner("replay", recipe, *OPTIONS, "--folder", "whole", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "whole", json.loads(done.stdout)
-
-
-def metrics(folder: Path) -> list[dict[str, str]]:
-    with (folder / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def checkpoints(folder: Path) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import signal
@@ -22,7 +21,18 @@ from frontrunner.evaluators.external.supervisor import LOG, RUN_TAG, of_node, ru
 from frontrunner.evaluators.probe.replay import ReplayStopped
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
-from support.campaigns import command, frontrunner, marked, started, steps_written, tiny, wait_for, write_toml
+from support.campaigns import (
+    command,
+    frontrunner,
+    marked,
+    metrics,
+    run_folders,
+    started,
+    steps_written,
+    tiny,
+    wait_for,
+    write_toml,
+)
 from support.slurm import SlurmCluster, missing_programs, slurm_cluster
 
 pytestmark = [
@@ -89,10 +99,6 @@ def held_campaign(folder: Path, **sections: dict[str, Any]) -> str:
     kept = [line for line in keys.splitlines() if line.partition(" ")[0] not in REQUESTED]
     (folder / name).write_text("\n".join([before + section, *kept]))
     return name
-
-
-def run_folders(folder: Path) -> list[Path]:
-    return sorted((folder / "frontrunner-runs" / "tiny").glob("0*"))
 
 
 def outcomes(folder: Path) -> list[Any]:
@@ -436,11 +442,6 @@ def uninterrupted(measured: tuple[Path, str], cluster: SlurmCluster) -> list[dic
     assert done.returncode == 0, done.stderr
     assert json.loads((folder / "whole" / "result.json").read_text())["final_step"] == STEPS
     return metrics(folder / "whole")
-
-
-def metrics(folder: Path) -> list[dict[str, str]]:
-    with (folder / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def assert_same_run(folder: Path, other: list[dict[str, str]]) -> None:

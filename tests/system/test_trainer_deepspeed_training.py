@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.trainer.job import Job, Train
-from support.trainer_runs import read_progress, run_job, small_job, small_recipe
+from support.trainer_runs import logged_losses, run_job, small_job, small_recipe
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is an extra")
 
@@ -40,22 +40,18 @@ def _training_job(folder: Path, recipe: dict[str, Any], *, engine: str = "deepsp
     return replace(job, optimizer=adamw)
 
 
-def _losses(job: Job) -> dict[int, float]:
-    return {event["step"]: event["loss"] for event in read_progress(job) if event["event"] == "step"}
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_training_is_that_of_one_torch_process_also_after_a_restart(form: str, tmp_path: Path) -> None:
     alone = _training_job(tmp_path / "alone", {}, engine="torch")
     spread = _training_job(tmp_path / "spread", FORMS[form])
     expected, actual = run_job(alone), run_job(spread)
 
-    assert list(_losses(spread).values()) == pytest.approx(list(_losses(alone).values()), abs=1e-5)
+    assert logged_losses(spread) == pytest.approx(logged_losses(alone), abs=1e-5)
     assert dict(actual["evaluation_losses"]) == pytest.approx(dict(expected["evaluation_losses"]), abs=1e-5)
 
-    uninterrupted = _losses(spread)
+    uninterrupted = logged_losses(spread)
     shutil.rmtree(Path(spread.run_folder) / "checkpoints" / "step-00000008")
     resumed = run_job(spread)
 
     assert (resumed["resumed_step"], resumed["final_step"]) == (4, 8)
-    assert _losses(spread) == uninterrupted
+    assert logged_losses(spread) == uninterrupted

@@ -1,6 +1,5 @@
 """Train mode: schedule, evaluation, metrics, checkpoints, and going on after a kill."""
 
-import csv
 import os
 import shutil
 import signal
@@ -14,7 +13,8 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.trainer.job import Job, Train
-from support.trainer_runs import read_progress, read_result, run_job, small_job, small_recipe, warm_parent
+from support.campaigns import metrics
+from support.trainer_runs import logged_losses, read_result, run_job, small_job, small_recipe, warm_parent
 
 FORMS = {
     "one-rank": {},
@@ -79,14 +79,8 @@ def _training_job(folder: Path, recipe: dict[str, Any], **changes: Any) -> Job:
     return replace(job, optimizer=adamw)
 
 
-def _losses(job: Job) -> dict[int, float]:
-    """Each step's loss, as last logged."""
-    return {event["step"]: event["loss"] for event in read_progress(job) if event["event"] == "step"}
-
-
 def _metrics(job: Job) -> list[dict[str, str]]:
-    with (Path(job.run_folder) / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return metrics(Path(job.run_folder))
 
 
 def _as_numbers(rows: list[dict[str, str]]) -> list[dict[str, float]]:
@@ -101,7 +95,7 @@ def _kill_a_rank_after(job: Job, step: int) -> None:
     """Start the job and SIGKILL its rank 0 once it has logged `step`; the others are killed by their parent."""
     warm_parent().start(job)
     deadline = time.monotonic() + 60
-    while step not in _losses(job):
+    while step not in logged_losses(job):
         assert time.monotonic() < deadline, "the run did not get to the step"
         time.sleep(0.005)
     os.kill(_pid_of_rank_0(job), signal.SIGKILL)
@@ -126,7 +120,7 @@ def test_a_killed_run_goes_on_as_if_it_never_was(form: str, finished: Finished, 
 
     assert result["status"] == "trained"
     assert 4 <= result["resumed_step"] < steps
-    assert _losses(killed) == _losses(whole)
+    assert logged_losses(killed) == logged_losses(whole)
     assert [row["loss"] for row in _metrics(killed)] == [row["loss"] for row in _metrics(whole)]
     assert [row["evaluation_loss"] for row in _metrics(killed)] == [row["evaluation_loss"] for row in _metrics(whole)]
 
@@ -137,7 +131,7 @@ def test_training_is_the_same_under_every_form(form: str, finished: Finished) ->
     alone, spread = finished("one-rank", steps=steps), finished(form, steps=steps)
     expected, actual = read_result(alone), read_result(spread)
 
-    assert list(_losses(spread).values()) == pytest.approx(list(_losses(alone).values()), abs=1e-5)
+    assert logged_losses(spread) == pytest.approx(logged_losses(alone), abs=1e-5)
     norms = [[row["gradient_norm"] for row in _as_numbers(_metrics(job))] for job in (spread, alone)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
     assert [step for step, _ in actual["evaluation_losses"]] == sorted({4, 8, steps})
@@ -161,7 +155,7 @@ def test_a_checkpoint_loads_under_another_form(first: str, second: str, finished
 
     run_job(replace(moved, recipe=small_recipe(**FORMS[second])))
 
-    assert list(_losses(moved).values()) == pytest.approx(list(_losses(finished("one-rank")).values()), abs=1e-5)
+    assert logged_losses(moved) == pytest.approx(logged_losses(finished("one-rank")), abs=1e-5)
 
 
 def test_only_the_newest_checkpoints_are_kept(finished: Finished) -> None:
@@ -207,11 +201,11 @@ def test_tensorboard_gets_event_files(tmp_path: Path) -> None:
 def test_a_finished_run_started_again_only_tells_its_result(tmp_path: Path) -> None:
     job = _training_job(tmp_path / "run", {})
     run_job(job)
-    before = _losses(job)
+    before = logged_losses(job)
 
     result = run_job(job)
 
     assert (result["resumed_step"], result["final_step"]) == (8, 8)
     assert result["step_times_s"] == []
-    assert _losses(job) == before
+    assert logged_losses(job) == before
     assert read_result(job)["status"] == "trained"

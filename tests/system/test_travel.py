@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -34,7 +33,7 @@ from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.validation import dump_json
-from support.campaigns import spec_of, tiny, wait_for
+from support.campaigns import metrics, spec_of, tiny, wait_for
 from support.rankings import measurement
 
 CAMPAIGN = """
@@ -329,5 +328,4 @@ def test_the_pods_of_a_job_set_train_and_go_on_after_one_was_killed(tmp_path: Pa
     finally:
         end(pods)
     assert json.loads((folder / "result.json").read_text())["resumed_step"] >= 10
-    with (folder / "metrics.csv").open(newline="") as file:
-        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, 401))
+    assert [int(row["step"]) for row in metrics(folder)] == list(range(1, 401))

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from support.campaigns import command
 from support.commands import warm_command_line
 
 CAMPAIGN = """
@@ -52,10 +53,6 @@ ESCAPE = "\x1b"
 UNBROKEN = ("choices: ", "  log: ", "on ", "command: ")
 """Beginnings of lines that are left to the terminal to wrap, so that they can be copied whole."""
 READING = (["best"], ["status"], ["failures"], ["campaigns"], ["show"], ["space", "sim.toml"])
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "frontrunner.cli", *arguments]
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,16 +15,10 @@ from frontrunner.results.pages import ranked_at
 from frontrunner.results.ranking import best, pareto
 from frontrunner.results.states import CampaignState
 from frontrunner.results.status import explain, failures, status
-from frontrunner.results.store import Store, open_store
+from frontrunner.results.store import Store
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from support.rankings import TOKENS_PER_STEP, measurement, record, start
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(str(tmp_path / "store.db")) as opened:
-        yield opened
 
 
 @pytest.fixture

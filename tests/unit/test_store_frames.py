@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from frontrunner.results.frames import COLUMN_TYPES, frame, write_frame
 from frontrunner.results.outcome import Failure, FailureKind
-from frontrunner.results.store import Store, open_store
+from frontrunner.results.store import Store
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from support.limits import fill, small_disk
 from support.rankings import TOKENS_PER_STEP, measurement, recipe, record, start
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(str(tmp_path / "store.db")) as opened:
-        yield opened
 
 
 @pytest.fixture
