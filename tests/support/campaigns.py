@@ -110,6 +110,19 @@ def frontrunner(*arguments: str, cwd: Path, timeout_s: float = 400) -> subproces
     )
 
 
+def needless_imports(module: str) -> str:
+    """The modules that a rank needs not and this one imports, as a list."""
+    program = f"""
+import sys, importlib
+importlib.import_module("{module}")
+heavy = {{"deepspeed", "optuna", "pandas", "sqlalchemy", "deephyper", "scipy"}}
+floors = ("frontrunner.results", "frontrunner.search")
+print(sorted(name for name in sys.modules if name in heavy or name.startswith(floors)))
+"""
+    called = [sys.executable, "-P", "-c", program]
+    return subprocess.run(called, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def environment() -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("FRONTRUNNER_")}
     return kept | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}

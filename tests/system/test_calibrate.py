@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from frontrunner.evaluators.diagnostics.calibration import CHILD, measure
 from frontrunner.evaluators.diagnostics.ranks import Place, allocated
 from frontrunner.evaluators.trainer.calibration import COLLECTIVES
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
-from support.campaigns import command, environment, tiny, write_toml
+from support.campaigns import command, environment, needless_imports, tiny, write_toml
 
 pytestmark = pytest.mark.alone
 
@@ -161,14 +160,4 @@ def test_a_device_that_is_not_there_ends_with_the_rank_s_own_words() -> None:
 
 @pytest.mark.system
 def test_calibrating_rank_imports_only_torch_trainer_and_spaces() -> None:
-    program = f"""
-import sys, importlib
-importlib.import_module("{CHILD}")
-heavy = {{"deepspeed", "optuna", "pandas", "sqlalchemy", "deephyper", "scipy"}}
-floors = ("frontrunner.results", "frontrunner.search")
-print(sorted(name for name in sys.modules if name in heavy or name.startswith(floors)))
-"""
-    done = subprocess.run([sys.executable, "-P", "-c", program], env=dict(os.environ), capture_output=True, text=True,
-                          check=True)  # fmt: skip
-
-    assert done.stdout.strip() == "[]"
+    assert needless_imports(CHILD) == "[]"

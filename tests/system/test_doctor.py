@@ -18,7 +18,7 @@ import pytest
 import frontrunner as api
 from frontrunner.evaluators.diagnostics.doctor.collective_test import RANK_MODULE, SILENT_S
 from frontrunner.spaces.errors import InvalidInput
-from support.campaigns import command, environment, frontrunner, is_alive, tiny, write_toml
+from support.campaigns import command, environment, frontrunner, is_alive, needless_imports, tiny, write_toml
 from support.collective_tests import ranks_below, slowed, start_test
 from support.terminals import run_on_terminal
 
@@ -196,13 +196,4 @@ def test_a_rank_of_torchrun_that_is_killed_is_named_and_all_processes_end(tmp_pa
 
 @pytest.mark.system
 def test_a_called_rank_imports_torch_and_the_trainer_alone() -> None:
-    program = f"""
-import sys, importlib
-importlib.import_module("{RANK_MODULE}")
-heavy = {{"deepspeed", "optuna", "pandas", "sqlalchemy", "deephyper", "scipy"}}
-floors = ("frontrunner.results", "frontrunner.search")
-print(sorted(name for name in sys.modules if name in heavy or name.startswith(floors)))
-"""
-    called = [sys.executable, "-P", "-c", program]
-    done = subprocess.run(called, env=dict(os.environ), capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert needless_imports(RANK_MODULE) == "[]"
