@@ -14,26 +14,21 @@ import pytest
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.store import open_store
 from frontrunner.spaces.validation import dump_json
-from support.campaigns import frontrunner, processes_of, spec_of, started, steps_written, tiny, wait_for, write_toml
+from support.campaigns import (
+    WIDE,
+    frontrunner,
+    processes_of,
+    spec_of,
+    started,
+    steps_written,
+    tiny,
+    wait_for,
+    write_toml,
+)
 
 PROBES = 60
 FINAL = "SELECT recipe_id, state FROM trials WHERE state IN ('measured', 'failed')"
 ATTEMPTS = "SELECT trial_id, state FROM attempts"
-HUNDREDS: dict[str, Any] = {
-    "name": "wide",
-    "evaluator": "simulated",
-    "model": {"layers": 16, "heads": 16, "hidden": 64},
-    "cluster": {"devices_per_node": 8},
-    "problem": {"global_batch": 64},
-    "space": {
-        "tensor_parallel": [1, 2, 4, 8],
-        "pipeline_parallel": [1, 2, 4, 8],
-        "micro_batch_seqs": [1, 2, 4, 8],
-        "sharding": ["none", "zero-1", "zero-2", "zero-3"],
-        "recompute": ["none", "selective", "full"],
-    },
-}
-"""A campaign over hundreds of recipes."""
 
 
 def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:
@@ -45,7 +40,7 @@ def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:
 def create(folder: Path) -> None:
     """The simulated campaign, in the folder's store."""
     folder.mkdir(exist_ok=True)
-    spec = spec_of(tiny(**HUNDREDS, budget={"probes": PROBES}), run_root=folder / "frontrunner-runs")
+    spec = spec_of(tiny(**WIDE, budget={"probes": PROBES}), run_root=folder / "frontrunner-runs")
     with open_store(str(folder / "frontrunner.db")) as store:
         store.create_campaign(name="wide", spec_json=dump_json(spec), legal_recipes=1, problem_summary={})
 

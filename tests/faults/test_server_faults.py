@@ -20,25 +20,11 @@ from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.errors import AlreadyDriven, StoreUnusable
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.validation import dump_json
-from support.campaigns import frontrunner, spec_of, started, tiny, wait_for
+from support.campaigns import WIDE, frontrunner, spec_of, started, tiny, wait_for
 from support.cut_proxy import proxy_before
 from support.postgresql import Server, running_server
 
 PROBES = 60
-WIDE = {
-    "name": "wide",
-    "evaluator": "simulated",
-    "model": {"layers": 16, "heads": 16, "hidden": 64},
-    "cluster": {"devices_per_node": 8},
-    "problem": {"global_batch": 64},
-    "space": {
-        "tensor_parallel": [1, 2, 4, 8],
-        "pipeline_parallel": [1, 2, 4, 8],
-        "micro_batch_seqs": [1, 2, 4, 8],
-        "sharding": ["none", "zero-1", "zero-2", "zero-3"],
-    },
-    "budget": {"probes": PROBES},
-}
 # Takes a lease on what looks like another machine of this one's name, whose boot id is in a file, and dies with it.
 ON_ANOTHER_MACHINE = """
 import os, subprocess, sys
@@ -205,7 +191,7 @@ def test_two_machines_of_one_name_do_not_judge_each_other_s_processes(url: str, 
 def test_a_server_that_restarts_again_and_again_costs_a_running_campaign_nothing(
     server: Server, url: str, tmp_path: Path
 ) -> None:
-    spec = spec_of(tiny(**WIDE), run_root=tmp_path / "frontrunner-runs")
+    spec = spec_of(tiny(**WIDE, budget={"probes": PROBES}), run_root=tmp_path / "frontrunner-runs")
     with open_store(url) as store:
         store.create_campaign(name="wide", spec_json=dump_json(spec), legal_recipes=1, problem_summary={})
 

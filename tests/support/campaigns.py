@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.evaluators.probe import DataSettings
@@ -25,6 +26,21 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.recipe import Recipe
 
 Table = dict[str, Any]
+WIDE: Table = {
+    "name": "wide",
+    "evaluator": "simulated",
+    "model": {"layers": 16, "heads": 16, "hidden": 64},
+    "cluster": {"devices_per_node": 8},
+    "problem": {"global_batch": 64},
+    "space": {
+        "tensor_parallel": [1, 2, 4, 8],
+        "pipeline_parallel": [1, 2, 4, 8],
+        "micro_batch_seqs": [1, 2, 4, 8],
+        "sharding": ["none", "zero-1", "zero-2", "zero-3"],
+        "recompute": ["none", "selective", "full"],
+    },
+}
+"""A campaign over hundreds of recipes."""
 
 
 def tiny(**sections: Table) -> Table:
@@ -97,6 +113,14 @@ def metrics(folder: Path) -> list[dict[str, str]]:
     """The rows of a replay's metrics."""
     with (folder / "metrics.csv").open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def assert_same_rows(mine: list[dict[str, str]], theirs: list[dict[str, str]], steps: int) -> None:
+    """Each step once, with the losses of the other run; fp32 on the same machine leaves no room for more."""
+    assert [row["step"] for row in mine] == [str(step) for step in range(1, steps + 1)]
+    for column in ("loss", "learning_rate", "gradient_norm"):
+        assert [float(row[column]) for row in mine] == pytest.approx([float(row[column]) for row in theirs], rel=1e-6)
+    assert float(mine[-1]["evaluation_loss"]) == pytest.approx(float(theirs[-1]["evaluation_loss"]), rel=1e-6)
 
 
 def command(*arguments: str) -> list[str]:

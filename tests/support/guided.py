@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
-
-from frontrunner.search.guided.prior import Prior
 from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
@@ -26,11 +21,3 @@ SPACE = Space(
     sharding=("none", "zero-1", "zero-3"),
     recompute=("none", "selective", "full"),
 )
-
-
-def reversed_prior(prior: Prior) -> Prior:
-    """The same speeds in the opposite order, the slowest for the fastest recipe: a wrong model."""
-    order = np.argsort(prior.log_speed, kind="stable")
-    turned = np.empty_like(prior.log_speed)
-    turned[order] = prior.log_speed[order[::-1]]
-    return replace(prior, log_speed=turned)

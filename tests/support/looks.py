@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from frontrunner.evaluators.trainer import model, torch_engine
 from frontrunner.evaluators.trainer.data import TokenFile
 from frontrunner.evaluators.trainer.job import Job
-from frontrunner.evaluators.trainer.layout import make_layout
+from frontrunner.evaluators.trainer.layout import Layout, make_layout
 from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.tensor_parallel import apply_tensor_parallel
 from frontrunner.evaluators.trainer.torch_engine import make_stepper
@@ -59,15 +59,20 @@ class _Totals(MemTracker):
         return self._peak_mem[_CPU]
 
 
+def _met(job: Job, rank: int, init_method: str) -> tuple[Layout, TokenFile]:
+    """Meet the job's other ranks over gloo; return the layout and the data."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=job.recipe.devices)
+    data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
+    return make_layout(job.recipe, device_type="cpu"), data
+
+
 def peak_of_real_step(job: Job, rank: int, init_method: str) -> int:
     """Be `rank` of the job over gloo for some steps; the least peak of its tensors after the first, in bytes.
 
     The least, since a thread of gloo may keep a collective's tensors for a moment after its end, in some steps only.
     """
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=job.recipe.devices)
-    layout = make_layout(job.recipe, device_type="cpu")
-    data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
+    layout, data = _met(job, rank, init_method)
     with _Totals() as tracker:
         stepper = make_stepper(job, layout, data, _CPU)
         stepper.step(1)
@@ -91,11 +96,8 @@ def dry_run(job: Job, rank: int, _: str) -> dict[str, Any]:
 
 def losses_in_8_bits(job: Job, rank: int, init_method: str) -> list[float]:
     """Be `rank` of the job for its measured steps, with products of values that were rounded to 8 bits; its losses."""
-    torch.set_num_threads(1)
+    layout, data = _met(job, rank, init_method)
     torch_engine.multiply_in_8_bits = partial(torch_engine.multiply_in_8_bits, emulate=True)
-    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=job.recipe.devices)
-    layout = make_layout(job.recipe, device_type="cpu")
-    data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
     stepper = make_stepper(job, layout, data, _CPU)
     assert job.probe is not None
     steps = job.probe.warm_up_steps + job.probe.measured_steps
@@ -111,10 +113,7 @@ def deepspeed_training(job: Job, rank: int, init_method: str) -> dict[str, list[
     """
     from frontrunner.evaluators.trainer.deepspeed_engine import make_stepper
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=job.recipe.devices)
-    layout = make_layout(job.recipe, device_type="cpu")
-    data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
+    layout, data = _met(job, rank, init_method)
     stepper = make_stepper(job, layout, data, _CPU)
     assert job.train is not None
     outcomes = [stepper.step(number) for number in range(1, job.train.steps + 1)]
@@ -181,10 +180,7 @@ def flops_in_pieces(job: Job, _: int, init_method: str) -> list[tuple[dict[str, 
 
     torch counts no attention on CPUs: it is given its own formulas for the same operators of other devices.
     """
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=init_method, rank=0, world_size=1)
-    layout = make_layout(job.recipe, device_type="cpu")
-    data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
+    layout, data = _met(job, 0, init_method)
     flash = "_scaled_dot_product_flash_attention_for_cpu"
     formulas = {
         getattr(torch.ops.aten, flash): lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),

@@ -22,6 +22,7 @@ from frontrunner.evaluators.probe.replay import ReplayStopped
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from support.campaigns import (
+    assert_same_rows,
     command,
     frontrunner,
     marked,
@@ -444,15 +445,6 @@ def uninterrupted(measured: tuple[Path, str], cluster: SlurmCluster) -> list[dic
     return metrics(folder / "whole")
 
 
-def assert_same_run(folder: Path, other: list[dict[str, str]]) -> None:
-    """Each step once, with the losses of the other run."""
-    mine = metrics(folder)
-    assert [row["step"] for row in mine] == [str(step) for step in range(1, STEPS + 1)]
-    for column in ("loss", "learning_rate", "gradient_norm"):
-        assert [float(row[column]) for row in mine] == pytest.approx([float(row[column]) for row in other], rel=1e-6)
-    assert float(mine[-1]["evaluation_loss"]) == pytest.approx(float(other[-1]["evaluation_loss"]), rel=1e-6)
-
-
 def noted(folder: Path, event: str) -> list[dict[str, Any]]:
     """The events of a kind in a replay's own log."""
     lines = (folder / "replay.log").read_text().splitlines() if (folder / "replay.log").exists() else []
@@ -498,7 +490,7 @@ def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_stopped_and_a_k
     assert first == 0 < others[0]
     assert others[2] == stopped
     assert len(others) == 4
-    assert_same_run(folder, uninterrupted)
+    assert_same_rows(metrics(folder), uninterrupted, STEPS)
     assert not slurm.jobs(), "the allocation is given back"
 
 
@@ -526,7 +518,7 @@ def test_a_batch_script_submits_itself_again_until_the_replay_is_done(
     wait_for(is_done, 800, pause_s=1.0)
     assert noted(folder, "stopping"), "once on a fast machine, which needs two jobs, and more often on others"
     assert not noted(folder, "failed"), "it stopped before its time was up"
-    assert_same_run(folder, uninterrupted)
+    assert_same_rows(metrics(folder), uninterrupted, STEPS)
 
 
 def test_a_profile_of_two_nodes_has_the_traces_of_both(measured: tuple[Path, str], tmp_path: Path) -> None:

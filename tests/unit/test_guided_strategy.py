@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from search_runs import reversed_prior
 
 from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.evaluators.analytic.machine import FITTED
@@ -22,7 +23,7 @@ from frontrunner.spaces.cluster import ByPrecision, FittedCode, FittedConstant
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space
-from support.guided import PROBLEM, SPACE, reversed_prior
+from support.guided import PROBLEM, SPACE
 
 SURVEY = SPACE.survey(PROBLEM)
 PRIOR = prior_of(SURVEY.recipes, PROBLEM)

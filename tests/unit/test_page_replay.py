@@ -15,12 +15,11 @@ from fastapi.testclient import TestClient
 from frontrunner.config.settings import run_root
 from frontrunner.evaluators.probe.files import write_json
 from frontrunner.evaluators.probe.replay import ReplayStopped
-from frontrunner.server.app import create_app
 from frontrunner.server.drivers import STARTED, Replay, Replays, recording_end
 from frontrunner.server.requests import ReplayBody
 from frontrunner.spaces.errors import FrontrunnerError
 from support.page_stores import page_store
-from support.services import ORIGIN, bearer, settings, tokens_of
+from support.services import bearer, settings, signed_in, tokens_of
 
 TOKENS = 8192
 """A step, as the stored measurements have it."""
@@ -40,9 +39,7 @@ def recipe_id(home: Path) -> str:
 
 @pytest.fixture(scope="module")
 def client(home: Path, recipe_id: str) -> Iterator[TestClient]:
-    chosen = settings(home)
-    with TestClient(create_app(chosen), base_url=ORIGIN) as found:
-        found.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+    with signed_in(settings(home), accept="text/html") as found:
         yield found
 
 

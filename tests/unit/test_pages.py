@@ -25,13 +25,12 @@ from frontrunner.results.prior_results import REUSED, probes_made
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
-from frontrunner.server.app import create_app
 from frontrunner.server.pages.campaigns import campaign_view, version
 from frontrunner.server.pages.planning import planned_campaign
 from frontrunner.spaces.document import recipe_id
 from frontrunner.views.comparison import differences
 from support.page_stores import SCRIPT, TABLE, page_store
-from support.services import ORIGIN, bearer, settings, tokens_of
+from support.services import ORIGIN, bearer, settings, signed_in, tokens_of
 
 CUT_OFF = '<span class="state cut-off">cut off</span>'
 
@@ -49,9 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(folder: Path, ids: list[str]) -> Iterator[TestClient]:
     chosen = settings(folder)
-    app = create_app(chosen)
-    with TestClient(app, base_url=ORIGIN, raise_server_exceptions=False) as found:
-        found.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+    with signed_in(chosen, accept="text/html") as found:
         yield found
 
 
@@ -151,8 +148,7 @@ def test_campaign_without_its_driver_is_called_cut_off_everywhere(tmp_path: Path
         here = {"host": this_host(), "pid": os.getpid()}
         writer = store.drive(store.acquire_lease(store.campaign("second").id, **here))
         writer.set_state(CampaignState.RUNNING, reason="")
-    with TestClient(create_app(chosen), base_url=ORIGIN) as client:
-        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+    with signed_in(chosen, accept="text/html") as client:
         listed = shown(client, "/")
         assert '<span class="state running">running</span>' in listed
         assert 'frontrunner_campaigns{state="running"} 1.0' in shown(client, "/metrics")
@@ -172,9 +168,7 @@ def test_campaign_without_its_driver_is_called_cut_off_everywhere(tmp_path: Path
 
 def test_imported_campaign_spent_nothing_and_has_no_timeline(tmp_path: Path) -> None:
     page_store(tmp_path, ("table",), figures="imported")
-    chosen = settings(tmp_path)
-    with TestClient(create_app(chosen), base_url=ORIGIN) as client:
-        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+    with signed_in(settings(tmp_path), accept="text/html") as client:
         text, listed = shown(client, "/campaigns/table"), shown(client, "/")
     assert "<dt>spent</dt><dd>nothing: measured elsewhere</dd>" in text
     assert "Nothing ran here" in text
@@ -304,8 +298,7 @@ def test_explorer_of_a_campaign_without_trials_says_so(tmp_path: Path) -> None:
         store.create_campaign(
             name="new", spec_json=store.campaign("first").spec_json, legal_recipes=1, problem_summary={}
         )
-    with TestClient(create_app(chosen), base_url=ORIGIN) as client:
-        client.headers.update(bearer(tokens_of(chosen).reader) | {"accept": "text/html"})
+    with signed_in(chosen, "reader", accept="text/html") as client:
         assert "No recipe has been tried yet" in shown(client, "/campaigns/new/recipes")
         assert client.get("/campaigns/new/recipes/points").json()["axes"] == []
         assert client.get("/campaigns/nope/recipes").status_code == 404
@@ -315,9 +308,7 @@ def test_explorer_of_a_campaign_without_trials_says_so(tmp_path: Path) -> None:
 def labeled(tmp_path: Path) -> Iterator[TestClient]:
     """A service over three campaigns, each with labels of its own."""
     page_store(tmp_path, ("old", "middle", "new"))
-    chosen = settings(tmp_path)
-    with TestClient(create_app(chosen), base_url=ORIGIN, raise_server_exceptions=False) as client:
-        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+    with signed_in(settings(tmp_path), accept="text/html") as client:
         own: dict[str, dict[str, object]] = {
             "old": {"tags": "paper, two words", "note": SCRIPT},
             "middle": {"tags": "paper"},
@@ -389,9 +380,7 @@ def test_compare_begins_with_what_differs_in_the_problems(tmp_path: Path) -> Non
     ids = page_store(tmp_path, ("first", "second"))
     larger = {**TABLE, "problem": {**TABLE["problem"], "global_batch": 32}, "budget": {"probes": 3}}
     page_store(tmp_path, ("third",), table=larger)
-    chosen = settings(tmp_path)
-    with TestClient(create_app(chosen), base_url=ORIGIN) as client:
-        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+    with signed_in(settings(tmp_path), accept="text/html") as client:
         same = shown(client, "/compare?campaign=first&campaign=second")
         three = shown(client, "/compare?campaign=first&campaign=second&campaign=third&campaign=")
         pair = shown(client, f"/compare?campaign=first&recipe={ids[1]}&recipe={ids[0]}&recipe={ids[2]}")
@@ -426,9 +415,7 @@ def test_the_curve_of_a_listed_campaign_rises_from_its_first_rate_to_its_best() 
 
 
 def test_compare_of_an_empty_store_says_so(tmp_path: Path) -> None:
-    chosen = settings(tmp_path)
-    with TestClient(create_app(chosen), base_url=ORIGIN) as client:
-        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+    with signed_in(settings(tmp_path), accept="text/html") as client:
         text = shown(client, "/compare")
     assert "There is no campaign in this store yet" in text
     assert "<select" not in text
@@ -455,8 +442,7 @@ def test_recipe_page_shows_the_error_of_the_estimate(every_page: dict[str, str],
 
 def test_recipe_page_reconciles_the_memory_of_simulation_and_estimate(tmp_path: Path) -> None:
     ids, chosen = page_store(tmp_path, figures="simulated"), settings(tmp_path)
-    with TestClient(create_app(chosen), base_url=ORIGIN) as client:
-        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+    with signed_in(chosen, accept="text/html") as client:
         text = shown(client, f"/recipes/{ids[0]}?campaign=first")
     assert "by rougher formulas than the estimates from here on" in text
     assert "(the simulation's: 286 MiB)" in text

@@ -28,7 +28,7 @@ from frontrunner.store import Cursor, Follower, parse_cursor
 from frontrunner.text import as_plain
 from support.campaigns import spec_of, tiny
 from support.rankings import measurement, record, start
-from support.services import BODY, bearer, browser, filled, settings, tokens_of
+from support.services import BODY, bearer, browser, filled, settings, signed_in, tokens_of
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +38,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(store: Path) -> Iterator[TestClient]:
-    chosen = settings(store.parent)
-    with browser(chosen) as found:
-        found.headers.update(bearer(tokens_of(chosen).operator))
+    with signed_in(settings(store.parent)) as found:
         yield found
 
 

@@ -14,13 +14,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from frontrunner.config.campaign import SECTIONS, parse_campaign, section_schema
-from frontrunner.server.app import create_app
 from frontrunner.server.requests import FORBIDDEN_KEYS, LAPTOP
 from frontrunner.server.requests import SECTIONS as WIRED
 from frontrunner.server.settings import register
 from frontrunner.spaces.errors import InvalidInput
 from support.page_stores import page_store
-from support.services import ORIGIN, bearer, settings, tokens_of
+from support.services import bearer, settings, signed_in
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = [EXAMPLES / f"{name}.toml" for name in ("laptop", "frontier-175b", "command-accelerate", "sites/slurm")]
@@ -31,8 +30,7 @@ MOST_BYTES = 200_000
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     known = register({"trainer": [f"ours={EXAMPLES / 'command-accelerate.toml'}"]})
     chosen = replace(settings(tmp_path_factory.mktemp("described")), registered=known)
-    with TestClient(create_app(chosen), base_url=ORIGIN, raise_server_exceptions=False) as found:
-        found.headers.update(bearer(tokens_of(chosen).operator))
+    with signed_in(chosen) as found:
         yield found
 
 
@@ -118,8 +116,7 @@ class TestDocument:
         values = {"{name}": "first", "{recipe_id}": recipe, "{number}": "4"}
         questions = {"first": "first", "second": "first", "objective": ["tokens", "nodes"]}
         seen = 0
-        with TestClient(create_app(chosen), base_url=ORIGIN) as service:
-            service.headers.update(bearer(tokens_of(chosen).reader))
+        with signed_in(chosen, "reader") as service:
             for path, operations in document["paths"].items():
                 content = operations.get("get", {}).get("responses", {}).get("200", {}).get("content", {})
                 if "application/json" not in content:

@@ -12,12 +12,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from frontrunner.config.campaign import parse_campaign, read_campaign_file
-from frontrunner.server.app import create_app
 from frontrunner.server.requests import CampaignBody, campaign_table, parsed
 from frontrunner.server.settings import AROUND, Registered, ServiceSettings, register
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from support.campaigns import tiny
-from support.services import ORIGIN, bearer, settings, tokens_of
+from support.services import settings, signed_in
 from support.tables import row, write_table
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -55,9 +54,7 @@ def chosen(known: Registered, tmp_path_factory: pytest.TempPathFactory) -> Servi
 
 @pytest.fixture(scope="module")
 def client(chosen: ServiceSettings) -> Iterator[TestClient]:
-    app = create_app(chosen)
-    with TestClient(app, base_url=ORIGIN, raise_server_exceptions=False) as found:
-        found.headers.update(bearer(tokens_of(chosen).operator))
+    with signed_in(chosen) as found:
         yield found
 
 
@@ -226,8 +223,7 @@ def test_what_a_name_stands_for_is_not_told_where_it_is_gone(
     known = register({"data": ["pile=pile.txt"], "table": ["runs=runs.csv"]})
     (tmp_path / "pile.txt").unlink()
     chosen = replace(settings(tmp_path), registered=known)
-    with TestClient(create_app(chosen), base_url=ORIGIN) as service:
-        service.headers.update(bearer(tokens_of(chosen).reader))
+    with signed_in(chosen, "reader") as service:
         for named, said in (
             ({"data": "pile"}, 'data = "pile" can no longer be used'),
             ({"table": "runs"}, 'table = "runs" holds no problem of'),
