@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,12 +20,12 @@ from frontrunner.evaluators.analytic.accuracy_bounds import (
 )
 from frontrunner.evaluators.analytic.fit import Bounds, most_probable, shipped
 from frontrunner.evaluators.analytic.machine import BOUNDS, Machine, assumptions
-from frontrunner.evaluators.analytic.memory import log_deviation, peak_memory
+from frontrunner.evaluators.analytic.memory import MemoryKind, log_deviation, peak_memory
 from frontrunner.evaluators.analytic.priors import DEVIATIONS, NORMAL_95
 from frontrunner.evaluators.analytic.software import KNOWN, UNKNOWN, Software, coded, with_traits
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Rows
-from frontrunner.evaluators.tables.rows import MEMORY_KINDS, memory_kind, software_of
+from frontrunner.evaluators.tables.rows import software_of
 from frontrunner.evaluators.tables.schema import Row
 from frontrunner.evaluators.tables.workloads import Table
 from frontrunner.spaces.problem import SoftwareSettings
@@ -44,6 +45,15 @@ FOLDS = 5
 WORTH = 20
 SHOWN = ("model", "hardware", "gpus", "tp", "pp", "dp", "vpp", "mbs", "gas", "zero", "recompute", "step_time_s")
 
+MEMORY_KINDS: Mapping[MemoryKind, re.Pattern[str]] = {
+    "allocated": re.compile(r"\balloc|\banalytic", re.IGNORECASE),
+    "reserved": re.compile(r"\breserv", re.IGNORECASE),
+    "device": re.compile(r"device use|nvidia-smi", re.IGNORECASE),
+}
+"""What `mem_kind`, or else a note, says of a row's peak."""
+KINDS_OF_SOURCES: Mapping[str, MemoryKind] = {"nanotron": "allocated", "torchtitan": "reserved"}
+"""What training codes print as their peak, by a word of the source (nanotron: `helpers.py`, torchtitan: `metrics.py`);
+others' rows that do not say are taken to be what `nvidia-smi` prints."""
 OF_ACCELERATORS: Bounds = {
     **BOUNDS,
     "matmul": (0.85, 1.0),
@@ -93,6 +103,14 @@ Attention as in the figures named above, a hop between nodes as in NCCL; the res
 a layer of the project's own trainer takes 0.53 ms on an idle core (tensor_parallel_host.py; Zen 5, 4.0 GHz), and 1.84
 times as long on the Zen 2 of a DGX A100 (3.4 GHz) by AMD's 19, 14 and 17 % per clock and generation.
 """
+
+
+def memory_kind(row: Row) -> MemoryKind:
+    """Return what a row's peak counts: as the row says, else as its training code prints it."""
+    for text in (row.mem_kind, row.note):
+        if said := next((kind for kind, words in MEMORY_KINDS.items() if words.search(text)), None):
+            return said
+    return next((kind for word, kind in KINDS_OF_SOURCES.items() if word in row.source), "device")
 
 
 def predicted(table: Table, constants: Mapping[str, float]) -> Times:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,7 +17,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from frontrunner.evaluators.analytic.memory import MemoryKind
 from frontrunner.evaluators.analytic.software import (
     ALEPH_ALPHA,
     CODES,
@@ -146,15 +145,6 @@ EVEN_ROUTING = re.compile(r"forced|balanced?\b|uniform|drop, cap|token drop", re
 BENCHMARKS = re.compile(r"megatron-bridge|nemo|dgxc|primus", re.IGNORECASE)
 """Sources and frameworks of vendors' benchmarks, which deal tokens evenly (`--moe-router-force-load-balancing`) or drop
 those above an expert's capacity (NeMo's `MegatronTokenDropCallback`), unless they say."""
-MEMORY_KINDS: Mapping[MemoryKind, re.Pattern[str]] = {
-    "allocated": re.compile(r"\balloc|\banalytic", re.IGNORECASE),
-    "reserved": re.compile(r"\breserv", re.IGNORECASE),
-    "device": re.compile(r"device use|nvidia-smi", re.IGNORECASE),
-}
-"""What `mem_kind`, or else a note, says of a row's peak."""
-KINDS_OF_SOURCES: Mapping[str, MemoryKind] = {"nanotron": "allocated", "torchtitan": "reserved"}
-"""What training codes print as their peak, by a word of the source (nanotron: `helpers.py`, torchtitan: `metrics.py`);
-others' rows that do not say are taken to be what `nvidia-smi` prints."""
 LONG_SEQUENCE = 8192
 """From here on attention that is not named is taken to be fused: its scores would not fit."""
 
@@ -429,14 +419,6 @@ def software_of(row: Row) -> SoftwareSettings:
     under_deepspeed = not row.training_code and UNDER_DEEPSPEED.search(row.source + row.note) is not None
     experts = (row.dispatcher.lower(), row.ep_overlap, row.cuda_graph.lower())
     return _software(code, row.attention_kernel.lower(), experts, under_deepspeed=under_deepspeed)
-
-
-def memory_kind(row: Row) -> MemoryKind:
-    """Return what a row's peak counts: as the row says, else as its training code prints it."""
-    for text in (row.mem_kind, row.note):
-        if said := next((kind for kind, words in MEMORY_KINDS.items() if words.search(text)), None):
-            return said
-    return next((kind for word, kind in KINDS_OF_SOURCES.items() if word in row.source), "device")
 
 
 def layers_before_mtp(layers: int, stages: int, mtp_layers: int) -> tuple[int, ...]:
