@@ -67,12 +67,8 @@ def passing(store: Store, campaign: Campaign, filters: Filters) -> frozenset[int
         one = DIMENSIONS.get(name)
         keys: tuple[str, ...] = (name,) if one is None else (one.stored, one.field)
         keys = {"sharding": (*COPIES, "sharding"), DATA_PARALLEL: COPIES}.get(name, keys)
-        met &= trials.recipes.each_recipe(keys, partial(_passes, {name: value})) > 0
+        met &= trials.recipes.each_recipe(keys, partial(passes, filters={name: value})) > 0
     return frozenset(trials.trial_ids[met].tolist())
-
-
-def _passes(filters: Filters, recipe: Recipe) -> bool:
-    return passes(recipe, filters)
 
 
 def may_be_on_front(

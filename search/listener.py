@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from frontrunner.evaluators.protocol import Progress
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
-from frontrunner.results.records import Figures
+from frontrunner.results.records import EventData, Figures
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
 from frontrunner.search.strategy import Outlook
@@ -106,7 +106,7 @@ class Listener:
     def probe_ended(self, view: View, ended: Ended) -> None:
         """A probe has ended and its outcome is stored."""
 
-    def noticed(self, view: View, kind: str, data: Mapping[str, str | int | float | None]) -> None:
+    def noticed(self, view: View, kind: str, data: EventData) -> None:
         """Something else happened: a harvest, a strategy that failed, a request to stop."""
 
     def ticked(self, view: View) -> None:

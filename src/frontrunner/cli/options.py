@@ -134,7 +134,7 @@ def open_backend(store: str | None, server: str | None) -> LocalStore | RemoteSt
 
         return LocalStore(store)
     if store is not None:
-        raise InvalidInput(f"--store {store} and --server {server} are both given: expected one of them")
+        raise refuse_both(f"--store {store}", f"--server {server}")
     from frontrunner.remote import connect
 
     return connect(server)

@@ -36,7 +36,7 @@ def history(collected: Collected) -> Chart | Missing:
         return nothing
     unit, size_s = node_unit(math.fsum(collected.attempts.node_seconds))
     rate, attempts, found = collected.unit, collected.attempts, collected.attempt_rates
-    best, spent = best_so_far(attempts, found), np.cumsum(attempts.node_seconds) / size_s
+    best, spent = pooled_rates(attempts, found)[1], np.cumsum(attempts.node_seconds) / size_s
     final, reading = best[-1], "No probe has measured a recipe yet."
     if not math.isnan(final):
         last = int(np.flatnonzero(np.append(math.nan, best) != final)[-1])  # how many came before it led for good
@@ -88,11 +88,6 @@ def history(collected: Collected) -> Chart | Missing:
             (f"{unit} spent", lambda row: f"{row['spent']:.4g}"),
         ),
     )
-
-
-def best_so_far(attempts: Attempts, rates: Numbers) -> Numbers:
-    """Return the pooled rate of the recipe that led after each attempt, not a number before the first measurement."""
-    return pooled_rates(attempts, rates)[1]
 
 
 def pooled_rates(attempts: Attempts, rates: Numbers) -> tuple[Numbers, Numbers]:
