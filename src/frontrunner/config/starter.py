@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from frontrunner.config.campaign import THIS_MACHINE, parse_campaign
+from frontrunner.config.toml_file import toml_value
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.probe import ProbeSettings
@@ -120,15 +120,9 @@ def written(name: str, sections: Mapping[str, Table], comments: Mapping[str, dic
     return "\n".join([name, *lines, ""])
 
 
-def _toml(value: object) -> str:
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{key} = {_toml(inside)}' for key, inside in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False)
-
-
 def _section(name: str, entries: Table, comments: dict[str, str]) -> list[str]:
     lines = ["", f"[{name}]"]
     for key, value in entries.items():
-        entry = f"{key} = {_toml(value)}"
+        entry = f"{key} = {toml_value(value)}"
         lines.append(f"{entry:<{COMMENTS_AT}}# {comments[key]}" if key in comments else entry)
     return lines

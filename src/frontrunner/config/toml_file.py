@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -45,6 +46,13 @@ def parse_toml(text: str, name: str) -> Table:
         raise InvalidInput(f"{name} is not usable TOML: its lists or tables are nested too deeply") from None
     except ValueError:  # Python converts no more than 4,300 decimal digits
         raise InvalidInput(f"{name} is not usable TOML: one of its numbers has thousands of digits") from None
+
+
+def toml_value(value: object) -> str:
+    """Return a value that TOML has as TOML writes it."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {toml_value(inside)}' for key, inside in value.items())} }}"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def value_of(table: Table, key: str) -> Any:

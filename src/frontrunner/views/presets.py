@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from frontrunner.config.campaign import parse_cluster, preset_model
 from frontrunner.config.settings import located
+from frontrunner.config.toml_file import toml_value
 from frontrunner.spaces.presets import CATALOGUES, catalogue, preset_names
 from frontrunner.text import count, plain, thousands
 from frontrunner.views.terminal import console, ruled_table
@@ -65,13 +65,7 @@ def _print_whole(name: str, table: Table) -> None:
     out.say(name, style="bold")
     for key, value in table.items():
         if key not in ("matches", "unless"):
-            out.say(plain(f"  {key} = {_written(value)}"))
-
-
-def _written(value: object) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_written(item)}" for key, item in value.items()) + " }"
-    return json.dumps(value, ensure_ascii=False)
+            out.say(plain(f"  {key} = {toml_value(value)}"))
 
 
 def presets_by_kind(name: str | None) -> dict[str, dict[str, Table]]:
