@@ -147,6 +147,14 @@ print(sorted(name for name in sys.modules if name in heavy or name.startswith(fl
     return subprocess.run(called, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def launched(folder: Path, table: Table) -> Table:
+    """What `launch --json` prints of a campaign that is run in `folder`."""
+    write_toml(folder / "tiny.toml", table)
+    done = frontrunner("launch", "tiny.toml", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
 def environment() -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("FRONTRUNNER_")}
     return kept | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}

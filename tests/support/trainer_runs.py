@@ -349,6 +349,22 @@ def read_progress(job: Job) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
+def in_train_mode(job: Job, **changes: Any) -> Job:
+    """The job as training by AdamW with evaluations, checkpoints and metrics; `changes` are of its `Train`."""
+    options: dict[str, Any] = {
+        "steps": 8,
+        "warm_up_steps": 2,
+        "final_learning_rate_fraction": 0.1,
+        "evaluation_every_steps": 4,
+        "evaluation_batches": 2,
+        "checkpoint_every_steps": 2,
+        "keep_checkpoints": 2,
+        "metrics": "csv",
+    }
+    adamw = replace(job.optimizer, name="adamw", learning_rate=1e-3, weight_decay=0.1, gradient_clip_norm=1.0)
+    return replace(job, mode="train", probe=None, train=Train(**(options | changes)), optimizer=adamw)
+
+
 def logged_losses(job: Job) -> dict[int, float]:
     """Each step's loss, as last logged."""
     return {event["step"]: event["loss"] for event in read_progress(job) if event["event"] == "step"}

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from support.campaigns import Table, frontrunner, tiny, write_toml
+from support.campaigns import Table, frontrunner, launched, tiny, write_toml
 
 SOUGHT = "tokens,memory,nodes"
 
@@ -40,8 +40,7 @@ def test_a_campaign_for_several_objectives_ends_with_their_front(tmp_path: Path)
 
 
 def test_the_json_answer_holds_objectives_and_front(tmp_path: Path) -> None:
-    write_toml(tmp_path / "tiny.toml", table())
-    answer = json.loads(frontrunner("launch", "tiny.toml", "--json", cwd=tmp_path).stdout)
+    answer = launched(tmp_path, table())
     assert answer["objectives"] == SOUGHT.split(",")
     asked = json.loads(frontrunner("pareto", "--objectives", SOUGHT, "--json", cwd=tmp_path).stdout)
     assert answer["front"] == asked

@@ -18,14 +18,22 @@ from frontrunner.evaluators.probe.preflight import prepare_disk
 from frontrunner.evaluators.probe.watch import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.evaluators.trainer.deepspeed_disk import check_written
-from frontrunner.evaluators.trainer.job import Disk, Job, Train
+from frontrunner.evaluators.trainer.job import Disk, Job
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.recipe import Sharding
 from support.campaigns import order, ranks_of, setup_of, steps_written, tiny_recipe, wait_for
-from support.trainer_runs import logged_losses, reference_losses, run_job, small_job, small_model, small_recipe
+from support.trainer_runs import (
+    in_train_mode,
+    logged_losses,
+    reference_losses,
+    run_job,
+    small_job,
+    small_model,
+    small_recipe,
+)
 
 pytestmark = [
     pytest.mark.system,
@@ -103,18 +111,7 @@ def test_clipped_steps_are_those_of_the_same_recipe_in_memory(tmp_path: Path, di
 
 
 def _training(job: Job) -> Job:
-    train = Train(
-        steps=4,
-        warm_up_steps=1,
-        final_learning_rate_fraction=0.1,
-        evaluation_every_steps=2,
-        evaluation_batches=1,
-        checkpoint_every_steps=2,
-        keep_checkpoints=2,
-        metrics="csv",
-    )
-    adamw = replace(job.optimizer, name="adamw", learning_rate=1e-3, weight_decay=0.1, gradient_clip_norm=1.0)
-    return replace(job, mode="train", probe=None, train=train, optimizer=adamw)
+    return in_train_mode(job, steps=4, warm_up_steps=1, evaluation_every_steps=2, evaluation_batches=1)
 
 
 def test_training_goes_on_from_a_checkpoint_on_an_empty_disk(tmp_path: Path, disk: Disk) -> None:

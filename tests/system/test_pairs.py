@@ -18,7 +18,7 @@ from frontrunner.search.driver import Driver
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.stop_signals import stopped_by_signals
 from frontrunner.store import LocalStore
-from support.campaigns import Table, frontrunner, spec_of, tiny, write_toml
+from support.campaigns import Table, frontrunner, launched, spec_of, tiny, write_toml
 from support.tables import row, write_table
 
 
@@ -43,10 +43,7 @@ def store(tmp_path: Path) -> str:
 
 @pytest.mark.system
 def test_a_pair_measures_small_predicts_large_and_confirms_the_best(tmp_path: Path) -> None:
-    write_toml(tmp_path / "tiny.toml", pair())
-    done = frontrunner("launch", "tiny.toml", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    answer = launched(tmp_path, pair())
     scale = answer["small_scale"]
     assert (answer["campaign"], scale["small"], scale["nodes"]) == ("tiny", "tiny-small", 4)
     assert scale["small_measured"] > 0

@@ -19,13 +19,13 @@ from support.campaigns import (
     command,
     environment,
     frontrunner,
+    launched,
     processes_of,
     ranks_of,
     started,
     steps_written,
     tiny,
     wait_for,
-    write_toml,
 )
 
 HIDE_PYINSTRUMENT = 'import sys\nsys.modules["pyinstrument"] = None\n'
@@ -36,11 +36,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder with a store, and the id of its one measured recipe: tensor parallelism by pipeline, four ranks."""
     folder = tmp_path_factory.mktemp("measured")
     space = {"tensor_parallel": [2], "pipeline_parallel": [2], "micro_batch_seqs": [2], "schedule": ["1f1b"]}
-    table = tiny(space=space, budget={"probes": 1}, cluster={"devices_per_node": 4})
-    write_toml(folder / "tiny.toml", table)
-    launched = frontrunner("launch", "tiny.toml", "--json", cwd=folder)
-    assert launched.returncode == 0, launched.stderr
-    return folder, json.loads(launched.stdout)["best"][0]["recipe_id"]
+    found = launched(folder, tiny(space=space, budget={"probes": 1}, cluster={"devices_per_node": 4}))
+    return folder, found["best"][0]["recipe_id"]
 
 
 def assert_parts_sum(breakdown: dict[str, Any]) -> None:

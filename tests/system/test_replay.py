@@ -23,6 +23,7 @@ from support.campaigns import (
     assert_same_rows,
     environment,
     frontrunner,
+    launched,
     marked,
     metrics,
     spec_of,
@@ -30,7 +31,6 @@ from support.campaigns import (
     steps_written,
     tiny,
     wait_for,
-    write_toml,
 )
 
 STEPS = 120
@@ -42,10 +42,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder with a store, and the id of its one measured recipe: two ranks."""
     folder = tmp_path_factory.mktemp("measured")
     space = {"tensor_parallel": [1], "pipeline_parallel": [1], "micro_batch_seqs": [4]}
-    write_toml(folder / "tiny.toml", tiny(space=space, budget={"probes": 1}))
-    launched = frontrunner("launch", "tiny.toml", "--json", cwd=folder)
-    assert launched.returncode == 0, launched.stderr
-    return folder, json.loads(launched.stdout)["best"][0]["recipe_id"]
+    return folder, launched(folder, tiny(space=space, budget={"probes": 1}))["best"][0]["recipe_id"]
 
 
 @pytest.fixture(scope="module")
@@ -265,10 +262,7 @@ def test_data_that_changed_since_the_campaign_are_refused_unless_named(tmp_path:
     text.write_text("words of mine " * 3000)
     space = {"tensor_parallel": [1], "pipeline_parallel": [1], "micro_batch_seqs": [4]}
     mine = tiny(space=space, budget={"probes": 1}, data={"path": "mine.txt"}, probe={"learning_rate": 0.01})
-    write_toml(tmp_path / "tiny.toml", mine)
-    launched = frontrunner("launch", "tiny.toml", "--json", cwd=tmp_path)
-    assert launched.returncode == 0, launched.stderr
-    recipe = json.loads(launched.stdout)["best"][0]["recipe_id"]
+    recipe = launched(tmp_path, mine)["best"][0]["recipe_id"]
     exported = frontrunner("export", recipe, "--to", "recipe", "--out", "r.json", cwd=tmp_path)
     assert exported.returncode == 0, exported.stderr
     text.write_text("others' words " * 3000)

@@ -2,14 +2,13 @@
 
 import importlib.util
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.trainer.job import Job, Train
-from support.trainer_runs import logged_losses, run_job, small_job, small_recipe
+from frontrunner.evaluators.trainer.job import Job
+from support.trainer_runs import in_train_mode, logged_losses, run_job, small_job, small_recipe
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is an extra")
 
@@ -24,20 +23,9 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-def _training_job(folder: Path, recipe: dict[str, Any], *, engine: str = "deepspeed", steps: int = 8) -> Job:
-    train = Train(
-        steps=steps,
-        warm_up_steps=2,
-        final_learning_rate_fraction=0.1,
-        evaluation_every_steps=4,
-        evaluation_batches=2,
-        checkpoint_every_steps=4,
-        keep_checkpoints=2,
-        metrics="csv",
-    )
-    job = small_job(folder, mode="train", probe=None, train=train, recipe=small_recipe(**(recipe | {"engine": engine})))
-    adamw = replace(job.optimizer, name="adamw", learning_rate=1e-3, weight_decay=0.1, gradient_clip_norm=1.0)
-    return replace(job, optimizer=adamw)
+def _training_job(folder: Path, recipe: dict[str, Any], *, engine: str = "deepspeed") -> Job:
+    job = small_job(folder, recipe=small_recipe(**(recipe | {"engine": engine})))
+    return in_train_mode(job, checkpoint_every_steps=4)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -12,9 +12,17 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.trainer.job import Job, Train
+from frontrunner.evaluators.trainer.job import Job
 from support.campaigns import metrics
-from support.trainer_runs import logged_losses, read_result, run_job, small_job, small_recipe, warm_parent
+from support.trainer_runs import (
+    in_train_mode,
+    logged_losses,
+    read_result,
+    run_job,
+    small_job,
+    small_recipe,
+    warm_parent,
+)
 
 FORMS = {
     "one-rank": {},
@@ -64,19 +72,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 def _training_job(folder: Path, recipe: dict[str, Any], **changes: Any) -> Job:
-    options: dict[str, Any] = {
-        "steps": 8,
-        "warm_up_steps": 2,
-        "final_learning_rate_fraction": 0.1,
-        "evaluation_every_steps": 4,
-        "evaluation_batches": 2,
-        "checkpoint_every_steps": 2,
-        "keep_checkpoints": 2,
-        "metrics": "csv",
-    }
-    job = small_job(folder, mode="train", probe=None, train=Train(**(options | changes)), recipe=small_recipe(**recipe))
-    adamw = replace(job.optimizer, name="adamw", learning_rate=1e-3, weight_decay=0.1, gradient_clip_norm=1.0)
-    return replace(job, optimizer=adamw)
+    return in_train_mode(small_job(folder, recipe=small_recipe(**recipe)), **changes)
 
 
 def _metrics(job: Job) -> list[dict[str, str]]:

@@ -10,6 +10,7 @@ import pytest
 from table_accuracy import by_problem, judged, predicted
 
 from frontrunner.evaluators.tables.workloads import Table, read
+from support.tables import write_table
 
 GOOD = {
     "model": "gpt-1.3B", "layers": 24, "hidden": 2048, "heads": 16, "seq": 1024, "vocab": 51200,
@@ -20,11 +21,7 @@ GOOD = {
 
 def table(path: Path, *rows: dict[str, Any]) -> Table:
     """The rows as a file; what a row leaves out is an empty cell."""
-    columns = sorted({name for row in rows for name in row})
-    lines = [",".join(columns), *(",".join(str(row.get(name, "")) for name in columns) for row in rows)]
-    file = path / "rows.csv"
-    file.write_text("\n".join(lines) + "\n")
-    return read(file)
+    return read(write_table(path / "rows.csv", *rows))
 
 
 @pytest.mark.parametrize(

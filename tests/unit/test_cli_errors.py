@@ -293,21 +293,15 @@ def test_the_version_is_the_package_s(tmp_path: Path) -> None:
     assert finished.stdout.strip().endswith(__version__)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, *(f"store {part}" for part in ("check", "backup", "upgrade", "copy", "prune"))]
+)
 def test_help_fits_a_screen_and_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    frontrunner([command, "--help"], standalone_mode=False)
+    frontrunner([*command.split(), "--help"], standalone_mode=False)
     text = capsys.readouterr().out
     assert len(text.splitlines()) <= 50
     assert max(map(len, text.splitlines())) <= 80
     assert len(re.findall(rf"^\s+frontrunner {command}\b", text, re.MULTILINE)) >= 2
-
-
-@pytest.mark.parametrize("part", ["check", "backup", "upgrade", "copy", "prune"])
-def test_help_of_a_store_command_fits_a_screen_and_has_examples(part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    frontrunner(["store", part, "--help"], standalone_mode=False)
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 80
-    assert len(re.findall(rf"^\s+frontrunner store {part}\b", text, re.MULTILINE)) >= 2
 
 
 def test_help_of_all_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
