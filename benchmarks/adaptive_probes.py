@@ -21,13 +21,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for the module beside this one, also under `python -P`
 
-from probe_start import EXAMPLE
+from probe_start import EXAMPLE, measured
 
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.probe.watch import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder
-from frontrunner.results.outcome import Measurement
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.recipe import Recipe
 
@@ -52,12 +51,7 @@ class Probed:
 def probed(evaluator: TrainingProbe, recipe: Recipe, folder: Path, best_tokens_per_s: float | None) -> Probed:
     """Probe a recipe."""
     order = ProbeOrder(token=folder.name, recipe=recipe, run_folder=folder, best_tokens_per_s=best_tokens_per_s)
-    evaluator.start(order)
-    while not (ended := evaluator.finished(1.0)):
-        pass
-    outcome = ended[0].outcome
-    if not isinstance(outcome, Measurement):
-        raise SystemExit(f"the probe failed: {outcome}")
+    outcome = measured(evaluator, order)
     lines = (folder / "progress.jsonl").read_text().splitlines()
     times = [event["time_s"] for event in map(json.loads, lines) if event["event"] == "step"]
     return Probed(

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from service_load import Asker, load, processor_s, serve, show
+from service_load import Asker, load, port_and_token, processor_s, serve, show
 from service_store import CAMPAIGN
 from sqlalchemy import insert, update
 from store_queries import CHUNK, attempt_row
@@ -49,7 +49,6 @@ from frontrunner.results.schema import (
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.campaign_setup import create
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.server.auth import make_tokens
 from frontrunner.server.pages.campaigns import SHOWN
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.recipe import Recipe
@@ -241,9 +240,7 @@ def measure_service(folder: Path, store: Path, recipe: str, options: argparse.Na
     me = [sys.executable, __file__, "--part", "serve", "--folder", str(folder)]
     server = subprocess.Popen(me)
     try:
-        while not (folder / "port").exists():
-            time.sleep(0.1)
-        port, token = int((folder / "port").read_text()), make_tokens(folder / "tokens.json").operator
+        port, token = port_and_token(folder)
         process = psutil.Process(server.pid)
         if options.only in (None, "alone"):
             print("first, again, after another outcome: ms (of processor time); bytes sent")

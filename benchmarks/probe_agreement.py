@@ -21,14 +21,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for the module beside this one, also under `python -P`
 
-from probe_start import EXAMPLE
+from probe_start import EXAMPLE, measured
 
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.probe.replay import ReplaySettings, plan, run
 from frontrunner.evaluators.protocol import Evaluator, ProbeOrder, ProbeSetup
 from frontrunner.evaluators.registry import make_evaluator
-from frontrunner.results.outcome import Measurement
 from frontrunner.spaces.recipe import Recipe
 
 MEASURED_STEPS = 6
@@ -36,13 +35,7 @@ MEASURED_STEPS = 6
 
 def probed(evaluator: Evaluator, recipe: Recipe, folder: Path) -> list[float]:
     """The seconds of a probe's measured steps."""
-    evaluator.start(ProbeOrder(token=folder.name, recipe=recipe, run_folder=folder))
-    while not (ended := evaluator.finished(1.0)):
-        pass
-    outcome = ended[0].outcome
-    if not isinstance(outcome, Measurement):
-        raise SystemExit(f"the probe failed: {outcome}")
-    return list(outcome.step_times_s)
+    return list(measured(evaluator, ProbeOrder(token=folder.name, recipe=recipe, run_folder=folder)).step_times_s)
 
 
 def replayed(setup: ProbeSetup, recipe: Recipe, folder: Path, steps: int) -> list[float]:

@@ -24,7 +24,8 @@ from frontrunner.evaluators.probe.job import probe_job
 from frontrunner.evaluators.probe.replay import torchrun
 from frontrunner.evaluators.probe.run_folder import StepCounter
 from frontrunner.evaluators.probe.watch import TrainingProbe, rank_environment
-from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
+from frontrunner.evaluators.protocol import Evaluator, ProbeOrder, ProbeSetup
+from frontrunner.results.outcome import Measurement
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.recipe import ENGINES, Recipe
 
@@ -43,6 +44,16 @@ def watched(folder: Path, start: float, is_over: Callable[[], bool]) -> tuple[fl
         if over:
             return (first if first is not None else float("nan")), time.perf_counter() - start
         time.sleep(POLL_S)
+
+
+def measured(evaluator: Evaluator, order: ProbeOrder) -> Measurement:
+    """Run a probe to its end."""
+    evaluator.start(order)
+    while not (ended := evaluator.finished(1.0)):
+        pass
+    if not isinstance(outcome := ended[0].outcome, Measurement):
+        raise SystemExit(f"the probe failed: {outcome}")
+    return outcome
 
 
 def warm(evaluator: TrainingProbe, recipe: Recipe, folder: Path) -> tuple[float, float]:

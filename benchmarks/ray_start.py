@@ -16,13 +16,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from probe_start import chosen_recipes
+from probe_start import chosen_recipes, measured
 
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.probe.run_folder import StepCounter
 from frontrunner.evaluators.protocol import Evaluator, ProbeOrder, ProbeSetup
 from frontrunner.evaluators.registry import training_probe
-from frontrunner.results.outcome import Measurement
 from frontrunner.spaces.recipe import Recipe
 
 POLL_S = 0.005
@@ -35,17 +34,10 @@ WAYS = {
 
 def first_step_s(evaluator: Evaluator, recipe: Recipe, folder: Path) -> float:
     """Seconds from the order to the first step; the evaluator is looked at as often as a driver does."""
-
-    def run() -> None:
-        evaluator.start(ProbeOrder(token=folder.name, recipe=recipe, run_folder=folder))
-        while not (ended := evaluator.finished(1.0)):
-            pass
-        if not isinstance(ended[0].outcome, Measurement):
-            raise SystemExit(str(ended[0].outcome))
-
+    order = ProbeOrder(token=folder.name, recipe=recipe, run_folder=folder)
     steps, start = StepCounter(folder), time.perf_counter()
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(run)
+        running = pool.submit(measured, evaluator, order)
         while not steps.steps_done and not running.done():
             time.sleep(POLL_S)
             steps.advance()

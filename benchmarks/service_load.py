@@ -200,14 +200,19 @@ def show_alone(asker: Asker, server: psutil.Process, asked: list[str]) -> None:
         print(f"{question:62s} {1e3 * (processor_s(server) - before_s) / ASKED_ALONE:6.1f} ms of the service alone")
 
 
+def port_and_token(folder: Path) -> tuple[int, str]:
+    """Wait for the service that `serve` starts; return its port and the operator's token."""
+    while not (folder / "port").exists():
+        time.sleep(0.1)
+    return int((folder / "port").read_text()), make_tokens(folder / "tokens.json").operator
+
+
 def measure(folder: Path, options: argparse.Namespace, recipe: str) -> None:
     me = [sys.executable, __file__, "--folder", str(folder)]
     server = subprocess.Popen([*me, "--part", "serve"])
     driver = None
     try:
-        while not (folder / "port").exists():
-            time.sleep(0.1)
-        port, token = int((folder / "port").read_text()), make_tokens(folder / "tokens.json").operator
+        port, token = port_and_token(folder)
         driver = subprocess.Popen([*me, "--part", "drive"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         driver.stdout.readline()  # it says when it has begun
         asked, process = questions(recipe), psutil.Process(server.pid)
