@@ -39,14 +39,13 @@ from frontrunner.evaluators.analytic.software import ENGINES, coded
 from frontrunner.evaluators.analytic.step import StepTime, step_time
 from frontrunner.evaluators.analytic.workload import Rows, Workload
 from frontrunner.evaluators.probe.measure import rates
-from frontrunner.notebook import Displayed
+from frontrunner.notebook import Displayed, frame_of
 from frontrunner.spaces.columns import chosen, each
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.pareto import pareto_front
 from frontrunner.spaces.problem import Problem, Training
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
-from frontrunner.text import as_plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -304,9 +303,7 @@ class Plan(Displayed):
 
     def to_frame(self, top: int = 1000) -> pd.DataFrame:
         """Return the `top` fastest recipes that fit as a data frame, a row each; `attrs` has `Trust.why_no_times`."""
-        import pandas as pd
-
-        frame = pd.json_normalize(as_plain(self.fastest(top)))
+        frame = frame_of(self.fastest(top))
         frame.attrs["why_no_times"] = self.trust.why_no_times
         return frame
 
