@@ -6,6 +6,7 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ from frontrunner.recipe_actions import one_recipe
 from frontrunner.spaces.errors import NothingLegal
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.space import Space, divisors
-from frontrunner.views.plan import additions, answers, commands
+from frontrunner.views.plan import additions, answers, commands, print_advice
 from support.analytic import A100, GPT_22B, PROBLEM, recipe
 from support.campaigns import tiny, write_toml
 
@@ -153,6 +154,13 @@ def test_a_batch_that_no_replica_can_share_is_the_reason() -> None:
     plain = found.whole_cluster[0]
     assert (plain.estimate, plain.legal) == (None, 0)
     assert "micro-batch 1 x 64 replicas does not divide global batch 24" in str(plain.reason)
+
+
+def test_a_narrow_terminal_shows_the_reason_too(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    print_advice(advise(Space(), replace(PROBLEM, global_batch=GlobalBatch(minimum=24, maximum=24))))
+    found = " ".join(capsys.readouterr().out.split())
+    assert "tiled ZeRO-3, offloaded ZeRO-3: nothing is legal: micro-batch 1 x 64 replicas does not divide" in found
 
 
 @pytest.mark.parametrize(

@@ -435,8 +435,17 @@ LAYOUTS: tuple[Column[ParallelLayout], ...] = (
            about="share of a step spent waiting for other devices").of(lambda x: x.estimate if x.fits else None),
     replace(_FIGURES["limit"], drop=4),
     replace(RECIPE_ID.of(attrgetter("estimate")), drop=1),
-    words("describe", "in short", lambda x: x.estimate.recipe.describe() if x.estimate else x.reason, drop=3, least=22),
+    words("describe", "in short", lambda x: x.estimate and x.estimate.recipe.describe(), drop=3, least=22),
 )  # fmt: skip
+
+
+def _without_recipe(layouts: Sequence[ParallelLayout]) -> dict[str, list[str]]:
+    """Return the names of layouts without a recipe, by the reason."""
+    found: dict[str, list[str]] = {}
+    for layout in layouts:
+        if layout.reason is not None:
+            found.setdefault(layout.reason, []).append(layout.name)
+    return found
 
 
 def _say(text: str, indent: int = INDENT, style: str = "") -> None:
@@ -465,6 +474,8 @@ def print_advice(advice: Advice, file: str | None = None) -> None:
             is_best = partial(lambda best, layout: 0 < speed(layout) == best, best)
             table = column_table(None, LAYOUTS, answer.layouts, width=out.width - INDENT, bold=is_best)
             out.print(Padding(table, (0, 0, 0, INDENT), expand=False))
+            for reason, names in _without_recipe(answer.layouts).items():
+                _say(f"{', '.join(names)}: {reason}")
     out.print()
     print_trust(advice.trust)
     _print_beginnings(advice)
