@@ -30,7 +30,7 @@ def _outcome(found: Found) -> str:
     if found.illegal is not None:
         return f"illegal: {found.illegal}"
     fit = "" if found.estimate is None else found.estimate.fit
-    return found.outcome or f"not measured{'' if fit in ('', 'fits') else f', estimated: {fit}'}"
+    return found.outcome or f"to be measured{'' if fit in ('', 'fits') else f', estimated: {fit}'}"
 
 
 SWEEP: tuple[Column[Variation], ...] = (
