@@ -204,10 +204,18 @@ def last_failure(store: Store, campaign: str | None, trial_number: int) -> Failu
 
 
 def open_run_folder(store: Store, campaign: str | None, trial_number: int) -> Path | None:
-    """Return the run folder of a trial's attempt that has no outcome yet; None where there is none."""
+    """Return the run folder of a trial's attempt that has no outcome yet; None where there is none.
+
+    An attempt in an archive names what its writer wrote: of such a campaign only those of a live driver count.
+    """
     query = select(AttemptRow.run_folder).join(TrialRow, TrialRow.id == AttemptRow.trial_id)
     with store.read(campaign) as (connection, found):
-        mine = (TrialRow.campaign_id == found.id, TrialRow.number == trial_number)
+        mine = [TrialRow.campaign_id == found.id, TrialRow.number == trial_number]
+        if came_from_archive(connection, found.id):
+            lease = connection.execute(select(CampaignRow).where(CampaignRow.id == found.id)).one()
+            if not is_held(store.database, connection, lease):
+                return None
+            mine.append(AttemptRow.started_at >= lease.driven_since)
         row = connection.execute(query.where(*mine, AttemptRow.state == AttemptState.RUNNING)).first()
     return None if row is None else Path(row.run_folder)
 

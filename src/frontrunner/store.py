@@ -230,9 +230,8 @@ class LocalStore:
         with self.opened() as store:
             record = store.campaign(campaign)
             failure = status.last_failure(store, record.name, trial_number)
-            if status.is_archived(store, record):  # whose paths are what the archive says
-                most_bytes = 0
             folder = None if not most_bytes else status.open_run_folder(store, record.name, trial_number)
+            is_archived = status.is_archived(store, record)  # then the failure's path is what the archive says
         if folder is not None:
             log = running_trials.log_of(folder)
             found = read_end(stored_spec(record).run_folder, log, most_bytes=most_bytes)
@@ -241,7 +240,7 @@ class LocalStore:
         if failure is None:
             raise NotFound(f"trial {trial_number} of campaign {record.name} has no log to read")
         found = None
-        if most_bytes and failure.log_path is not None:
+        if most_bytes and failure.log_path is not None and not is_archived:
             with suppress(FrontrunnerError):  # an imported table has no folder, another version's may not be readable
                 root = stored_spec(record).run_folder
                 found = read_end(root, Path(failure.log_path), most_bytes=most_bytes)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 import frontrunner
 from frontrunner.results.predictions import Expected
+from frontrunner.results.records import UNARCHIVED
 from frontrunner.results.store import open_store
 from frontrunner.running_trials import Running, log_end, running, why_chosen
 from frontrunner.server.auth import Role
@@ -106,6 +108,24 @@ def test_operators_alone_read_the_log_of_a_probe_that_runs(tmp_path: Path) -> No
         pages = [client.get("/campaigns/wide", headers=bearer(one)).text for one in (tokens.operator, tokens.reader)]
         assert ["rank 0 says 40" in page for page in pages] == [True, False]
         assert all("step 1 of at most" in page for page in pages)
+
+
+def test_of_a_resumed_archive_only_the_logs_of_its_live_driver_are_read(tmp_path: Path) -> None:
+    local = LocalStore(str(tmp_path / "store.db"))
+    with driven(tmp_path, "wide") as campaign, open_store(local.url) as store:
+        campaign.writer.event(UNARCHIVED, file="a.jsonl")
+        write_steps(campaign.begin(), 1)
+        assert local.log("wide", 1).endswith("rank 0 says 40\n")
+        lease = store.acquire_lease(
+            store.campaign("wide").id, host=socket.gethostname(), pid=os.getpid(), take_over=True
+        )
+        campaign.writer = store.drive(lease)
+        write_steps(campaign.begin(), 2)
+        assert local.log("wide", 2).endswith("rank 0 says 41\n")
+        with pytest.raises(NotFound, match="no log to read"):
+            local.log("wide", 1)  # as one that was open in the archive
+    with pytest.raises(NotFound, match="no log to read"):
+        local.log("wide", 2)
 
 
 def test_csv_has_the_rows_of_the_table(tmp_path: Path) -> None:
