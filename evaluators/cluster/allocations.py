@@ -349,7 +349,10 @@ class Pool:
                     few = f"{room.nodes} of the {len(allocation.hosts)} nodes are left for probes of {least} or more"
                     raise NodesUnavailable(f"{few}: {'; '.join(reasons)}", hint=f"see {self._folder}")
             elif self._source.held is not None:
-                raise TooLittleTime("too little is left of the job's time for what waits")
+                left_s = max(0.0, room.usable_until_s + MARGIN_S - now_s)
+                needed_s = min(probe.expected_s for probe in left) + MARGIN_S
+                what = f"its job ends in {left_s:.0f} s, and what waits needs up to {needed_s:.0f} s"
+                raise TooLittleTime(f"too little is left of the job's time: {what}", hint="request a longer job")
             self._give_back(allocation)
 
     def _request_more(self, left: Sequence[Waiting]) -> None:

@@ -231,6 +231,6 @@ def test_a_held_job_is_not_replaced(tmp_path: Path, asked: list[Imagined]) -> No
     held = Pool(replace(SOURCE, held=job, allocations=1), tmp_path / "held")
     placed(held, waiting(1))
     asked[0].begin(end_s=40.0)
-    with pytest.raises(NodesUnavailable, match="too little is left of the job's time"):
+    with pytest.raises(NodesUnavailable, match="job ends in 20 s, and what waits needs up to 90 s"):
         placed(held, waiting(1), now_s=20.0)
     held.close()
