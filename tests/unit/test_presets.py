@@ -258,9 +258,11 @@ def test_no_name_is_two_presets() -> None:
     assert len(names) == len(set(names))
 
 
-def test_presets_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_presets_are_listed_and_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     frontrunner(["presets"], standalone_mode=False)
     listed = capsys.readouterr().out
+    assert "…" not in listed
     assert all(f"\n{name} " in listed for kind in CATALOGUES for name in preset_names(kind))
     frontrunner(["presets", "dgx-h100"], standalone_mode=False)
     assert 'source = "NVIDIA DGX H100 datasheet' in capsys.readouterr().out

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from frontrunner.config.campaign import parse_cluster, preset_model
 from frontrunner.config.settings import located
 from frontrunner.config.toml_file import toml_value
+from frontrunner.spaces.model import Model
 from frontrunner.spaces.presets import CATALOGUES, catalogue, preset_names
 from frontrunner.text import count, plain, thousands
-from frontrunner.views.terminal import console, ruled_table
+from frontrunner.views.columns import Column, words
+from frontrunner.views.terminal import column_table, console, ruled_table
 
 Table = dict[str, Any]
 UNKNOWN = "-"
@@ -23,15 +26,7 @@ def print_presets(found: dict[str, dict[str, Table]]) -> None:
         _print_whole(*presets[0])
         return
     out = console()
-    models = ruled_table("models", "name", *((head, "right") for head in MODELS))
-    for name in preset_names("models"):
-        model = preset_model(name)
-        heads = f"{model.heads} / {model.kv_heads}" if model.kv_heads != model.heads else str(model.heads)
-        longest = UNKNOWN if model.max_positions is None else thousands(model.max_positions)
-        experts = f"{model.experts_per_token} of {model.experts}" if model.experts else UNKNOWN
-        shape = (str(model.layers), str(model.hidden), heads, str(model.ffn_hidden), experts)
-        active = count(model.active_parameters) if model.experts else UNKNOWN
-        models.add_row(name, count(model.parameters), active, *shape, longest)
+    models = column_table("models", MODELS, list(map(preset_model, preset_names("models"))), width=out.width)
     clusters = ruled_table("clusters", "name", "device", *((head, "right") for head in CLUSTERS))
     for name in preset_names("clusters"):
         cluster = parse_cluster({"preset": name})
@@ -51,7 +46,25 @@ def print_presets(found: dict[str, dict[str, Table]]) -> None:
     out.say(f"{one}  # all figures of one, with their source", style="dim")
 
 
-MODELS = ("parameters", "per token", "layers", "hidden", "heads / groups", "FFN", "experts", "positions")
+def _heads(model: Model) -> str:
+    return f"{model.heads} / {model.kv_heads}" if model.kv_heads != model.heads else str(model.heads)
+
+
+def _experts(model: Model) -> str | None:
+    return f"{model.experts_per_token} of {model.experts}" if model.experts else None
+
+
+MODELS: tuple[Column[Model], ...] = (
+    words("name", "name", attrgetter("name")),
+    Column("parameters", "parameters", attrgetter("parameters"), count),
+    Column("active", "per token", lambda model: model.active_parameters if model.experts else None, count, drop=3),
+    Column("layers", "layers", attrgetter("layers"), drop=1),
+    Column("hidden", "hidden", attrgetter("hidden"), drop=1),
+    Column("heads", "heads / groups", _heads, drop=4),
+    Column("ffn", "FFN", attrgetter("ffn_hidden"), drop=5),
+    Column("experts", "experts", _experts, drop=2),
+    Column("positions", "positions", attrgetter("max_positions"), thousands, drop=4),
+)
 CLUSTERS = ("per node", "pair GB/s", "node GB/s", "ports GB/s")
 DEVICES = ("GiB", "GB/s", "fp8 TFLOPS", "bf16", "fp16", "fp32", "share reached")
 
