@@ -20,7 +20,7 @@ from frontrunner.results.records import Labels
 from frontrunner.results.transfer import Archived, Copied, Unarchived
 from frontrunner.spaces.errors import NothingLegal, StoreUnusable, bad_value, did_you_mean, writing
 from frontrunner.store import LocalStore
-from frontrunner.text import plain
+from frontrunner.text import counted, plain
 from frontrunner.views.results import print_check, print_deleted, print_import, print_labels, print_prunable
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ def upgrade(store: str | None) -> None:
 @click.argument("target", metavar="TO")
 @opt.prints(
     lambda done: click.echo(
-        f"{plain(done.source)} -> {plain(done.target)}: {done.campaigns} campaigns, {sum(done.rows.values()):,} rows"
+        f"{plain(done.source)} -> {plain(done.target)}: {counted(done.campaigns, 'campaign')}, "
+        f"{counted(sum(done.rows.values()), 'row')}"
     )
 )
 def copy(source: str, target: str) -> Copied:

@@ -142,7 +142,8 @@ def compare(recipes: tuple[str, ...], campaign: str | None, backend: Backend, *,
     Or campaigns, where all are names of campaigns: what differs in their specifications, and how far each came.
     """
     if len(recipes) < 2:
-        raise InvalidInput(f"expected two recipe ids or more, not {recipes[0]} alone", hint="frontrunner best")
+        what = f"expected two recipe ids or more, or two campaigns or more, not {recipes[0]} alone"
+        raise InvalidInput(what, hint="frontrunner best")
     known = {one.name for one in backend.campaigns()}
     if known.issuperset(recipes) or any(name in known and not RECIPE_ID.fullmatch(name) for name in recipes):
         compared = compare_campaigns([backend.status(name) for name in recipes])

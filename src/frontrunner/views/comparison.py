@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from frontrunner.evaluators.analytic.breakdown import Breakdown
-from frontrunner.results.records import IMPORTED
+from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import Appearance, Explanation, Status
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.recipe import Dimension, Recipe, dimensions_of
 from frontrunner.text import node_time, plain, seconds
 from frontrunner.views.columns import FIGURES, ORIGINS, PARTS, Column, used
@@ -22,6 +24,10 @@ NOT_COMPARED = ("name", "run_root", "file", "changes")
 """Keys of a specification that say nothing of the search."""
 CITED = "source"
 """Key of where a cluster's figures come from: a citation, which differs with the cluster."""
+COMPARABLE = (
+    "model", "parameters", "cluster", "device", "devices", "sequence_length", "global_batch", "precision", "figures",
+)  # fmt: skip
+"""Keys of a campaign's summary that rates depend on; its others are of what was sought, tokens and prices."""
 LONGEST_VALUE = 120
 ABSENT = "-"
 
@@ -58,6 +64,13 @@ def differences(documents: Sequence[Mapping[str, object]]) -> tuple[Row, ...]:
     return tuple((_named(path), rows[path]) for path in differing)
 
 
+def _specification(campaign: Campaign) -> dict[str, Any]:
+    """Return a campaign's specification as a document, its baseline in words instead of choice by choice."""
+    found: dict[str, Any] = json.loads(campaign.spec_json)
+    baseline = stored_spec(campaign).search.baseline
+    return found if baseline is None else found | {"search": found["search"] | {"baseline": baseline.describe()}}
+
+
 def _named(path: Sequence[str]) -> str:
     words = [one.replace("_", " ") for one in (path[1:] if path[0] == "problem" and len(path) > 1 else path)]
     return words[0] if len(words) == 1 else f"{words[0]}: {' '.join(words[1:])}"
@@ -76,7 +89,7 @@ class ComparedCampaigns:
 
 def compare_campaigns(sides: Sequence[Status]) -> ComparedCampaigns:
     """Compare campaigns: what of their specifications differs, and how far each came."""
-    specs = [json.loads(side.campaign.spec_json) for side in sides]
+    specs = [_specification(side.campaign) for side in sides]
     columns: list[Column[Status]] = [column.of(lambda side: side.best and side.best.standing) for column in FIGURES]
     about: dict[str, Callable[[Status], str]] = {
         "state": lambda side: side.state_in_words,
@@ -106,7 +119,7 @@ def _print_tables(names: Sequence[str], tables: Mapping[str, Sequence[Row]]) -> 
     out = console()
     for title, rows in tables.items():
         if rows:
-            table = ruled_table(title, "", *((name, "right") for name in names))
+            table = ruled_table(title, "", *((name, "right fold") for name in names))
             for name, cells in rows:
                 table.add_row(name, *cells)
             out.print(table)
@@ -155,7 +168,7 @@ def choice(recipe: Recipe, dimension: Dimension) -> str:
 def compare_recipes(sides: Sequence[Explanation], estimates: Sequence[Breakdown] = ()) -> ComparedRecipes:
     """Compare stored recipes figure by figure and choice by choice."""
     shown = [side.appearances[0] for side in sides]
-    problems = [dict(one.campaign.problem_summary) for one in shown]
+    problems = [[one.campaign.problem_summary.get(key) for key in COMPARABLE] for one in shown]
     rates = [one.standing.tokens_per_s if one.standing else None for one in shown]
     same = all(problem == problems[0] for problem in problems)
     recipes = [side.recipe for side in sides]

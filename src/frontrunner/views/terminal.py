@@ -59,7 +59,7 @@ def recorded() -> Iterator[Callable[[], str]]:
 
 
 def ruled_table(title: str | None = None, *columns: str | tuple[str, str]) -> Table:
-    """Return a table with a line below its heads and none around; a column may be (title, "right" or "fold")."""
+    """Return a table with a line below its heads and none around; a column may be (title, "right", "fold" or both)."""
     table = Table(
         title=title,
         title_justify="left",
@@ -70,8 +70,8 @@ def ruled_table(title: str | None = None, *columns: str | tuple[str, str]) -> Ta
     )
     for column in columns:
         head, kind = column if isinstance(column, tuple) else (column, "")
-        justify, overflow = "right" if kind == "right" else "left", "fold" if kind == "fold" else "ellipsis"
-        table.add_column(head, justify=justify, no_wrap=kind != "fold", overflow=overflow)  # type: ignore[arg-type]
+        justify, overflow = "right" if "right" in kind else "left", "fold" if "fold" in kind else "ellipsis"
+        table.add_column(head, justify=justify, no_wrap="fold" not in kind, overflow=overflow)  # type: ignore[arg-type]
     return table
 
 
