@@ -95,16 +95,16 @@ def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
             raise InvalidInput(f"unknown choice {shown_key(key)}", hint=did_you_mean(key, keys_of("space")))
     space = asdict(spec.space) | {key: [value] for key, value in choices.items()}
     survey = validate(Space, space, prefix="space").survey(spec.problem)
-    named = ", ".join(f"{key}={shown(value)}" for key, value in choices.items()) or "no choice made"
+    named = ", ".join(f"{key}={shown(value)}" for key, value in choices.items())
+    having = f" with {named}" if choices else ""
     if not survey.recipes:
         reasons = "; ".join(text for _, _, text in survey.refused_by_count())
-        raise NothingLegal(f"no recipe with {named} is legal: {reasons}")
+        raise NothingLegal(f"no recipe{having} is legal: {reasons}")
     if len(survey.recipes) > 1:
         taken = {key: set(survey.places.column(key).codes.tolist()) for key in survey.dimensions}
         open_ones = ", ".join(key for key, codes in taken.items() if len(codes) > 1)
-        raise InvalidInput(
-            f"{len(survey.recipes):,} recipes of the space have {named}", hint=f"name {open_ones} as well"
-        )
+        what = f"the space has {len(survey.recipes):,} recipes{having}: expected the choices of one"
+        raise InvalidInput(what, hint=f"name {open_ones}{' as well' if choices else ''}")
     return survey.recipes[0]
 
 

@@ -217,7 +217,7 @@ def test_context_ranks_of_a_pipeline_share_each_sequence(campaign: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--campaign", "tiny.toml"), "2 recipes of the space have no choice made"),
+        (("--campaign", "tiny.toml"), "the space has 2 recipes: expected the choices of one"),
         (("--campaign", "tiny.toml", "recompute"), "'recompute' is not a choice"),
         (("--campaign", "tiny.toml", "recompute=full", "--rank", "4"), "rank = 4: expected one of the recipe's ranks"),
         (("--campaign", "tiny.toml", "recompute=full", "engine=deepspeed", "schedule=1f1b"), "only the torch engine"),

@@ -38,7 +38,7 @@ def test_choices_single_out_a_recipe_and_may_be_new_to_the_space() -> None:
 
 
 def test_choices_that_leave_several_recipes_name_what_is_open() -> None:
-    with pytest.raises(InvalidInput, match="3 recipes of the space have sharding=") as raised:
+    with pytest.raises(InvalidInput, match="the space has 3 recipes with sharding=") as raised:
         one_recipe(SPEC, {"sharding": "zero-1"})
     assert raised.value.hint == "name recompute as well"
 

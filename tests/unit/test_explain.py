@@ -121,7 +121,7 @@ def test_words_name_a_recipe(words: tuple[str, ...], file: Path | None, meant: o
 @pytest.mark.parametrize(
     ("words", "file", "message"),
     [
-        ((), None, "expected the id of a stored recipe, not 0 words"),
+        ((), None, "expected the id of a stored recipe$"),
         (("zero-1",), EXAMPLE, "'zero-1' is not a choice"),
         (("tensor_parallel=2", "tensor_parallel=4"), EXAMPLE, "tensor_parallel is chosen more than once"),
     ],

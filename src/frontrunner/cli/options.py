@@ -194,8 +194,9 @@ def recipe_from(words: tuple[str, ...], campaign: Path | None) -> str | Mapping[
     if campaign is not None and not (len(words) == 1 and RECIPE_ID.fullmatch(words[0])):
         return choices(words)
     if len(words) != 1 or CHOICE.fullmatch(words[0]):
+        given = f", not {words[0] if len(words) == 1 else f'{len(words)} words'}" if words else ""
         raise InvalidInput(
-            f"expected the id of a stored recipe, not {words[0] if len(words) == 1 else f'{len(words)} words'}",
+            f"expected the id of a stored recipe{given}",
             hint="choices such as tensor_parallel=8 go with --campaign FILE",
         )
     return words[0]
