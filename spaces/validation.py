@@ -139,7 +139,7 @@ def _value_at(place: Sequence[str | int], given: object, otherwise: object) -> o
 
 
 def _suggestion(place: Sequence[str | int], tables: Table) -> str | None:
-    """Suggest the nearest key of the same table, else the section that has a key of exactly this name."""
+    """Suggest the nearest key of the same table, else where a key of exactly this name belongs."""
     *path, key = [part for part in place if isinstance(part, str)]
     known: Table = tables
     for part in path:
@@ -147,6 +147,8 @@ def _suggestion(place: Sequence[str | int], tables: Table) -> str | None:
     hint = did_you_mean(key, known)
     owners = [name for name, table in tables.items() if key in table.get("properties", {})]
     is_close = hint is not None and not hint.startswith("known: ")
+    if path and not is_close and tables.get(key, {}).get("type", "object") != "object":
+        return f"{key} belongs above the first [section]"
     return f"{key} belongs in [{owners[0]}]" if owners and not is_close else hint
 
 

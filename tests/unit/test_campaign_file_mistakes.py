@@ -46,6 +46,7 @@ CASES: dict[str, tuple[dict[str, str | None], str, str | None]] = {
         "did you mean",
     ),
     "key of another section": ({"problem.nodes": "4"}, "unknown key problem.nodes = 4", "nodes belongs in [cluster]"),
+    "key of no section": ({"problem.evaluator": "1"}, "unknown key problem.evaluator = 1", "above the first [section]"),
     "a section in a section": ({"problem.model": "{ layers = 1 }"}, "unknown key problem.model = {layers = 1}", None),
     "control characters in a key": ({'model."a\\u001b[2J"': "1"}, 'unknown key model."a\\u001b[2J" = 1', None),
     "a long name": ({"model.name": f'"{"x" * 201}"'}, "expected at most 200 characters, none", None),
