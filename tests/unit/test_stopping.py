@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from frontrunner.results.prior_results import REUSED
-from frontrunner.results.records import UNARCHIVED
+from frontrunner.results.records import IMPORTED, UNARCHIVED
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import IN_A_ROW, LEAST_MEASURED, STOPPING, Limit, StopRule, outlook_in_words
 from frontrunner.search.listener import View
@@ -120,6 +120,12 @@ def test_an_end_that_the_command_reports_is_printed_once(capsys: pytest.CaptureF
             },
             "probe 1 takes the result of probe 5 of campaign a, measured 2026-03-01 12:30: tp1 mb2",
         ),
+        (
+            IMPORTED,
+            {"file": "a.csv", "rows": 4, "sha256": "0f", "left out: a time is negative": 1},
+            "imported from a.csv, a table of 4 rows; left out: 1 x a time is negative",
+        ),
+        ("overtime", {"seconds": 3.21}, "3.2 s were driven beyond the budget's minutes"),
         (UNARCHIVED, {"attempts": 4, "file": "a.jsonl", "sha256": "0f"}, "unarchived from a.jsonl; attempts: 4"),
     ],
 )

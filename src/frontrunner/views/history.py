@@ -7,8 +7,8 @@ from operator import attrgetter
 
 from frontrunner.results.nodes import AWAITED, CHECKED, SET_ASIDE, minute
 from frontrunner.results.pages import HistoryPage
-from frontrunner.results.prior_results import REUSED
-from frontrunner.results.records import UNARCHIVED, USER, Event, EventData
+from frontrunner.results.prior_results import CUT, REUSED
+from frontrunner.results.records import IMPORTED, UNARCHIVED, USER, Event, EventData
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import LABELED
 from frontrunner.search.budget import REQUESTED, STOPPING
@@ -27,6 +27,9 @@ WORDS = {
     "launched": "launched; driver {driver}",
     "resumed": "resumed; driver {driver}",
     "measuring": "recipes measured again: {recipes}; driver {driver}",
+    CUT: "probe {trial} was cut off, which says nothing of its recipe: {recipe}",
+    "overtime": "{seconds:.1f} s were driven beyond the budget's minutes",
+    "strategy-replaced": "{by} order goes on in place of the strategy: {why}",
     "renamed": "renamed from {earlier} to {name}",
     UNARCHIVED: "unarchived from {file}; attempts: {attempts}",
     REQUESTED: "asked to {word}",
@@ -82,12 +85,19 @@ def _reused(data: EventData) -> str:
 
 def _warm_start(data: EventData) -> str:
     """Return as in: warm start: 12 outcomes of a.csv, 3 recipes answered; left out: 2 simulated."""
-    prefix = "left out: "
     origins = f" of {data['origins']}" if "origins" in data else ""
     answered = f", {counted(int(data['answers']), 'recipe')} answered" if data["answers"] else ""
-    left_out = [f"{count} {key.removeprefix(prefix)}" for key, count in data.items() if key.startswith(prefix)]
-    also = f"; {prefix}{', '.join(left_out)}" if left_out else ""
-    return f"warm start: {data['learned_from'] or 'no'} usable outcomes{origins}{answered}{also}"
+    return f"warm start: {data['learned_from'] or 'no'} usable outcomes{origins}{answered}{_left_out(data)}"
+
+
+def _imported(data: EventData) -> str:
+    return f"imported from {data['file']}, a table of {counted(int(data['rows'] or 0), 'row')}{_left_out(data, ' x')}"
+
+
+def _left_out(data: EventData, times: str = "") -> str:
+    prefix = "left out: "
+    found = [f"{count}{times} {key.removeprefix(prefix)}" for key, count in data.items() if key.startswith(prefix)]
+    return f"; {prefix}{', '.join(found)}" if found else ""
 
 
 IN_WORDS: Mapping[str, Callable[[EventData], str]] = {
@@ -98,6 +108,7 @@ IN_WORDS: Mapping[str, Callable[[EventData], str]] = {
     LABELED: _labeled,
     REUSED: _reused,
     "evidence": _warm_start,
+    IMPORTED: _imported,
 }
 
 
