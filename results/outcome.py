@@ -6,8 +6,9 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Protocol, TypeVar
 
 STABLE_SPREAD = 0.05
 """Relative spread of step times above which a measurement is noisy."""
@@ -272,8 +273,22 @@ class RecipeStats:
         return self.step_time_spread > STABLE_SPREAD
 
 
-def undisturbed(measurements: Sequence[Measurement]) -> Sequence[Measurement]:
-    """Return the measurements that processes of others did not disturb; all where they disturbed each."""
+class MayBeDisturbed(Protocol):
+    """A measurement, or an attempt that ended with one."""
+
+    @property
+    def is_disturbed(self) -> bool:
+        """See `Measurement`."""
+
+
+D = TypeVar("D", bound=MayBeDisturbed)
+
+
+def undisturbed(measurements: Sequence[D]) -> Sequence[D]:
+    """Return those of a recipe's measurements that count, in rankings, searches, exports and fits alike.
+
+    They are the ones that processes of others did not disturb; all where they disturbed each.
+    """
     return [one for one in measurements if not one.is_disturbed] or measurements
 
 
@@ -301,6 +316,19 @@ def pool(measurements: Sequence[Measurement]) -> RecipeStats:
         **{name: statistics.median(getattr(m, name) for m in measurements) for name in RATES},
         mfu=statistics.median(utilizations) if utilizations else None,
         peak_memory_bytes_max_rank=peak_memory_bytes or None,
+    )
+
+
+def combined(measurements: Sequence[Measurement]) -> Measurement:
+    """Combine measurements of one recipe into one with the pooled rates and peak, and the steps of all that count."""
+    if len(measurements) == 1:
+        return measurements[0]
+    together, counting = pool(measurements), undisturbed(measurements)
+    return replace(
+        counting[-1],
+        step_times_s=tuple(time for measured in counting for time in measured.step_times_s),
+        peak_memory_bytes=(together.peak_memory_bytes_max_rank or 0,),
+        **{name: getattr(together, name) for name in (*RATES, "mfu")},
     )
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Literal, cast, get_args
 
 from frontrunner.notebook import Displayed, DisplayedRows
-from frontrunner.results.outcome import Outcome
+from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.recipe import Recipe
@@ -171,6 +171,11 @@ class AttemptOutcome:
     trial: Trial
     attempt: Attempt
     outcome: Outcome | None
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether it ended with a measurement that is."""
+        return isinstance(self.outcome, Measurement) and self.outcome.is_disturbed
 
 
 @dataclass(frozen=True, kw_only=True)

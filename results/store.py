@@ -22,7 +22,7 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 from frontrunner.results.address import damaged
 from frontrunner.results.database import Database, open_database
 from frontrunner.results.lease import is_held, refuse_driven, refuse_referred, until
-from frontrunner.results.outcome import Measurement, Outcome
+from frontrunner.results.outcome import Measurement, Outcome, undisturbed
 from frontrunner.results.process_identity import acting_user, process_id
 from frontrunner.results.records import (
     USER,
@@ -307,8 +307,7 @@ class Store:
     def final_outcomes(self, campaign_id: int) -> list[tuple[Recipe, Outcome]]:
         """Return the measurements that count, and the failures that ended a trial, in the order in which they ended.
 
-        A recipe that was measured again is there as often. What processes of others disturbed counts only where a trial
-        ended without another measurement, and of that the last. Lost attempts are left out.
+        A recipe is there as often as it has measurements that count (`undisturbed`). Lost attempts are left out.
         """
         by_trial = defaultdict[int, list[Probed]](list)
         with self.database.read() as connection:
@@ -374,8 +373,6 @@ def _deleted(connection: Connection, name: str | None) -> str:
 
 def _counting(attempts: Sequence[Probed]) -> Iterator[Probed]:
     """Yield the attempts at a trial whose outcomes count: see `Store.final_outcomes`."""
-    clean = [one for one in attempts if isinstance(one.outcome, Measurement) and not one.outcome.is_disturbed]
-    yield from clean
-    trial = attempts[0].trial
-    if trial.state is TrialState.FAILED or not clean:
-        yield from [one for one in attempts if one.attempt.state.value == trial.state.value][-1:]
+    yield from undisturbed([one for one in attempts if isinstance(one.outcome, Measurement)])
+    if attempts[0].trial.state is TrialState.FAILED:
+        yield from [one for one in attempts if one.attempt.state is AttemptState.FAILED][-1:]

@@ -41,7 +41,7 @@ MAX_ATTEMPTS = 8
 MOST_CUTS = 50
 """Attempts per trial, those included that preemption or walltimes cut: with more it will never be measured there."""
 MOST_DISTURBED = 3
-"""Measurements of a trial that other processes disturb: the last one counts, marked."""
+"""Measurements in a row of a trial that other processes disturb; after the last it is not measured again."""
 FUTILE_REPEATS = 3
 """Repeats in a row that were disturbed as well, after which a campaign repeats none until one is not disturbed."""
 LOOK_S = 0.25

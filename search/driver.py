@@ -324,6 +324,8 @@ class Driver:
         ended = _ended(trial, outcome, will_retry=will_retry)
         self._count(ended)
         if will_retry:
+            if isinstance(outcome, Measurement):  # disturbed: what is known until it is measured again
+                self._proposals.tell(trial.recipe, outcome)
             self._proposals.put_back(replace(trial, state=TrialState.QUEUED))
         else:
             is_full = isinstance(outcome, Failure) and outcome.kind is FailureKind.OUT_OF_MEMORY
@@ -362,8 +364,7 @@ class Driver:
         return bool(plan(self._survey.recipes, self._survey.problem).table.fitting)
 
     def _learn(self, recipe: Recipe, outcome: Outcome) -> None:
-        self._proposals.tell(recipe, outcome)
-        if isinstance(outcome, Failure) and not outcome.policy.counts_against_recipe:
+        if not self._proposals.tell(recipe, outcome):
             return  # it taught nothing: the last forecast stands, and counts once
         view = self._session.view
         view.outlook = self._proposals.outlook()

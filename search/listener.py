@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from frontrunner.evaluators.protocol import Progress
-from frontrunner.results.outcome import FailureKind, Measurement, Outcome
+from frontrunner.results.outcome import FailureKind, Measurement, Outcome, combined, undisturbed
 from frontrunner.results.records import EventData, Figures
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
@@ -48,8 +47,8 @@ class RunningProbe:
 class View:
     """A campaign as its driver sees it, kept up to date for listeners.
 
-    A recipe that was measured several times counts with its median measurement, the slower of two in the middle; one
-    that failed after a measurement does not count. `best` has the highest tokens/s over `divisor`.
+    A recipe that was measured several times counts as in the ranking, by what its measurements pool to; one that failed
+    after a measurement does not count. `best` has the highest tokens/s over `divisor`.
     """
 
     name: str
@@ -65,30 +64,30 @@ class View:
     best: Ended | None = None
     outlook: Outlook | None = None
     last: deque[Ended] = field(default_factory=lambda: deque(maxlen=LAST_OUTCOMES))
-    _measurements: dict[str, list[Ended]] = field(default_factory=dict)
+    _measurements: dict[str, Sequence[Measurement]] = field(default_factory=dict)
+    _pooled: dict[str, Ended] = field(default_factory=dict)
 
     def count(self, ended: Ended) -> None:
         """Take in an outcome."""
         self.last.append(ended)
-        if ended.will_retry:
-            return
-        outcome, known = ended.outcome, self._measurements
+        outcome, name = ended.outcome, ended.recipe_id
         if isinstance(outcome, Measurement):
-            repeats = known.setdefault(ended.recipe_id, [])
-            insort(repeats, ended, key=lambda one: one.tokens_per_s)
-            if len(repeats) > 1:
+            before = self._measurements.get(name, ())
+            self._measurements[name] = counting = undisturbed([*before, outcome])
+            self._pooled[name] = pooled = replace(ended, outcome=combined(counting))
+            if before:
                 self._find_best()
-            elif self.best is None or self._rate(ended) > self._rate(self.best):
-                self.best = ended
-        else:
+            elif self.best is None or self._rate(pooled) > self._rate(self.best):
+                self.best = pooled
+        elif not ended.will_retry:
             self.failures[outcome.kind] = self.failures.get(outcome.kind, 0) + 1
-            if outcome.policy.counts_against_recipe and known.pop(ended.recipe_id, []):
+            if outcome.policy.counts_against_recipe and self._measurements.pop(name, ()):
+                del self._pooled[name]
                 self._find_best()
-        self.measured = len(known)
+        self.measured = len(self._measurements)
 
     def _find_best(self) -> None:
-        medians = [repeats[(len(repeats) - 1) // 2] for repeats in self._measurements.values()]
-        self.best = max(medians, key=self._rate, default=None)
+        self.best = max(self._pooled.values(), key=self._rate, default=None)
 
     def _rate(self, ended: Ended) -> float:
         return ended.tokens_per_s / self.divisor(ended.recipe)

@@ -13,10 +13,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.results.outcome import Failure, Measurement, undisturbed
 from frontrunner.results.pages import TrialHistory, trial_histories
 from frontrunner.results.ranking import best
-from frontrunner.results.records import AttemptOutcome, Campaign
+from frontrunner.results.records import Campaign
 from frontrunner.results.redaction import redact
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
@@ -135,8 +135,8 @@ def _frozen(
     from optuna.trial import TrialState as TheirState
     from optuna.trial import create_trial
 
-    measured = (attempt for attempt in found.attempts if isinstance(attempt.outcome, Measurement))
-    last = min(measured, key=_is_disturbed, default=found.attempts[-1])
+    measured = undisturbed([attempt for attempt in found.attempts if isinstance(attempt.outcome, Measurement)])
+    last = next(iter(measured), found.attempts[-1])
     recipe, outcome = found.trial.recipe, last.outcome
     params = {
         name: value for name, values in choices.items() if (value := spec.space.dimension(name).of(recipe)) in values
@@ -160,10 +160,6 @@ def _frozen(
     trial.datetime_start = _local(found.attempts[0].attempt.started_at)
     trial.datetime_complete = _local(last.attempt.finished_at or last.attempt.started_at)
     return trial
-
-
-def _is_disturbed(attempt: AttemptOutcome) -> bool:
-    return isinstance(attempt.outcome, Measurement) and attempt.outcome.is_disturbed
 
 
 def _local(timestamp: str) -> datetime:

@@ -5,14 +5,14 @@ A strategy that raises is replaced by random order, so that the campaign goes on
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from frontrunner.evaluators.analytic.estimates import surely_too_large
-from frontrunner.results.outcome import Measurement, Outcome
+from frontrunner.results.outcome import Measurement, Outcome, undisturbed
 from frontrunner.results.predictions import Expected
 from frontrunner.results.records import Trial
 from frontrunner.search.spec import MOST_MEASUREMENTS, SearchSettings
@@ -49,17 +49,16 @@ class Proposals:
     ) -> None:
         self._survey, self._search, self._notice, self._evidence = survey, search, notice, evidence
         self._heard = list(told)
-        self._stored: dict[Recipe, Outcome] = {}
-        self._measurements: Counter[Recipe] = Counter()
+        self._measured: dict[Recipe, Sequence[Measurement]] = {}  # those that count, none of a recipe that failed
         self._handed_out: set[Recipe] = set()
         self._waiting: deque[Trial] = deque()
-        self._not_to_repeat: set[Recipe] = set()  # being repeated, or lost when it was
+        self._not_to_repeat: set[Recipe] = set()  # being repeated, or lost or disturbed when it was
         for recipe, outcome in self._heard:
             self._keep(recipe, outcome)
         self.pruned = 0
         self._baseline = search.baseline
-        self._is_fallback = search.strategy == FALLBACK
-        self._strategy = self._made(search.strategy)
+        self._name = search.strategy
+        self._strategy = self._made()
 
     @property
     def remembers(self) -> bool:
@@ -70,18 +69,31 @@ class Proposals:
         """Queue a trial for another attempt; it comes before any new proposal."""
         self._waiting.append(trial)
         self._handed_out.add(trial.recipe)
-        if self._measurements[trial.recipe]:
+        if self._measured.get(trial.recipe):
             self._not_to_repeat.add(trial.recipe)
 
     def leave_out(self, recipe: Recipe) -> None:
         """Never propose a recipe whose trial has ended without an outcome to tell."""
         self._handed_out.add(recipe)
 
-    def tell(self, recipe: Recipe, outcome: Outcome) -> None:
-        """Pass a final outcome to the strategy, which learns nothing from failures of the machine."""
+    def tell(self, recipe: Recipe, outcome: Outcome) -> bool:
+        """Pass an outcome to the strategy, and return whether it counts: failures of the machine teach nothing.
+
+        A disturbed measurement of a recipe that has an undisturbed one is not passed on. The first undisturbed one
+        takes the place of those before: the strategy is made anew, as after a restart, and does not hear of them.
+        """
+        before = self._measured.get(recipe, ())
+        counts, is_measured = self._keep(recipe, outcome), isinstance(outcome, Measurement)
+        if is_measured and not counts:
+            return False
         self._heard.append((recipe, outcome))
-        self._keep(recipe, outcome)
-        self._call("tell", self._told(recipe, outcome))
+        if is_measured and len(self._measured[recipe]) <= len(before):
+            superseded = set(map(id, before))
+            self._heard = [told for told in self._heard if id(told[1]) not in superseded]
+            self._strategy = self._made()
+        else:
+            self._call("tell", self._told(recipe, outcome))
+        return counts
 
     def _told(self, recipe: Recipe, outcome: Outcome) -> Told:
         if isinstance(outcome, Measurement):
@@ -89,17 +101,20 @@ class Proposals:
             outcome = replace(outcome, tokens_per_s=outcome.tokens_per_s / divisor)
         return Told(recipe=recipe, outcome=outcome)
 
-    def _keep(self, recipe: Recipe, outcome: Outcome) -> None:
-        """Keep a recipe's newest outcome; a failure of the machine does not replace a measurement."""
+    def _keep(self, recipe: Recipe, outcome: Outcome) -> bool:
+        """Keep the measurements of a recipe that count, and return whether the outcome does."""
+        before: Sequence[Measurement] = self._measured.get(recipe, ())
         if isinstance(outcome, Measurement):
-            self._measurements[recipe] += 1
-        elif outcome.policy.counts_against_recipe:
-            self._measurements[recipe] = 0
-        elif self._measurements[recipe]:
-            self._not_to_repeat.add(recipe)  # else it would be wanted again, and lost again, without end
-            return
-        self._not_to_repeat.discard(recipe)
-        self._stored[recipe] = outcome
+            self._measured[recipe] = counting = undisturbed([*before, outcome])
+            counts = counting[-1] is outcome
+        else:
+            counts = outcome.policy.counts_against_recipe
+            self._measured[recipe] = () if counts else before
+        if before and not counts:
+            self._not_to_repeat.add(recipe)  # else it would be wanted, and lost or disturbed, again without end
+        else:
+            self._not_to_repeat.discard(recipe)
+        return counts
 
     def again(self) -> Trial | Recipe | None:
         """Return a trial that waits for another attempt, or a measured recipe that the strategy wants repeated."""
@@ -110,10 +125,10 @@ class Proposals:
             recipe = self._call("worth_repeating")
         if recipe is None:
             return None
-        if not isinstance(recipe, Recipe) or not self._measurements[recipe]:
+        if not isinstance(recipe, Recipe) or not self._measured.get(recipe):
             self._replace(f"it wants to repeat a recipe that was not measured: {recipe}")
             return None
-        if recipe in self._not_to_repeat or self._measurements[recipe] >= MOST_MEASUREMENTS:
+        if recipe in self._not_to_repeat or len(self._measured[recipe]) >= MOST_MEASUREMENTS:
             return None
         self._not_to_repeat.add(recipe)
         return recipe
@@ -122,7 +137,7 @@ class Proposals:
         """Return a recipe with fewer measurements than `search.repeats` asks for, or None."""
         if self._search.repeats == 1:
             return None
-        few = (recipe for recipe, count in self._measurements.items() if 0 < count < self._search.repeats)
+        few = (recipe for recipe, known in self._measured.items() if 0 < len(known) < self._search.repeats)
         return next((recipe for recipe in few if recipe not in self._not_to_repeat), None)
 
     def expected(self, recipe: Recipe) -> Expected | None:
@@ -150,7 +165,7 @@ class Proposals:
         return None
 
     def _was_proposed(self, recipe: Recipe) -> bool:
-        return recipe in self._stored or recipe in self._handed_out
+        return recipe in self._measured or recipe in self._handed_out
 
     def _call(self, method: str, *arguments: object) -> Any:
         try:
@@ -161,14 +176,15 @@ class Proposals:
 
     def _replace(self, why: str) -> None:
         """Continue in random order; a fault of random order itself is ours and is raised."""
-        if self._is_fallback:
+        if self._name == FALLBACK:
             raise RuntimeError(f"strategy {FALLBACK}: {why}")
-        self._is_fallback = True
+        self._name = FALLBACK
         self._notice("strategy-replaced", why=why[:500], by=FALLBACK)
-        self._strategy = self._made(FALLBACK)
+        self._strategy = self._made()
 
-    def _made(self, name: str) -> Strategy:
-        sought = TOKENS_ALONE if self._is_fallback else self._search.objectives
+    def _made(self) -> Strategy:
+        name = self._name
+        sought = TOKENS_ALONE if name == FALLBACK else self._search.objectives
         settings = self._search.deephyper if name == "deephyper" else None
         survey = self._survey if name in LOOK_AT_ALL or not self._search.prune_infeasible else self._pruned_survey
         self.pruned = len(self._survey.recipes) - len(survey.recipes)
@@ -213,10 +229,11 @@ class Asked:
     def leave_out(self, recipe: Recipe) -> None:
         """Do nothing: what is asked for is measured whatever became of it before."""
 
-    def tell(self, recipe: Recipe, outcome: Outcome) -> None:
-        """Take in that a probe of the recipe has ended."""
+    def tell(self, recipe: Recipe, outcome: Outcome) -> bool:
+        """Take in that a probe of the recipe has ended; return True, as whatever was asked for counts."""
         del outcome
         self._running.discard(recipe)
+        return True
 
     def again(self) -> Trial | Recipe | None:
         """Return what is next, but no recipe whose probe still runs."""

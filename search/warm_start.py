@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from frontrunner.evaluators.probe.measure import rates
 from frontrunner.evaluators.tables.reading import DISAGREEING
-from frontrunner.results.outcome import STABLE_SPREAD, Failure, FailureKind, Outcome, pool
+from frontrunner.results.outcome import STABLE_SPREAD, Failure, FailureKind, Outcome, combined, pool
 from frontrunner.results.prior_results import PriorResult, campaign_results
 from frontrunner.results.provenance import GPU_DRIVER_FILES, LIBRARIES, Provenance, collect
 from frontrunner.results.records import IMPORTED, Campaign
@@ -289,15 +289,9 @@ def _evidence(known: PriorResult, earlier: Earlier) -> Evidence:
     if isinstance(outcomes, Failure):
         outcome: Outcome = outcomes
     else:
-        together = pool(outcomes)
-        peak = None if earlier.campaign.figures == IMPORTED else together.peak_memory_bytes_max_rank
-        names = ("tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device", "mfu")
-        outcome = replace(
-            outcomes[-1],
-            step_times_s=tuple(time for measured in outcomes for time in measured.step_times_s),
-            peak_memory_bytes=(peak or 0,),
-            **{name: getattr(together, name) for name in names},
-        )
+        outcome = combined(outcomes)
+        if earlier.campaign.figures == IMPORTED:
+            outcome = replace(outcome, peak_memory_bytes=(0,))
     if earlier.campaign.strategy == IMPORTED:
         origin = known.run_folder.partition(" row ")[0]
     return Evidence(problem=earlier.spec.problem, recipe=known.recipe, outcome=outcome, origin=origin)

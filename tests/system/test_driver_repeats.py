@@ -96,6 +96,35 @@ def test_repeats_end_where_a_machine_stays_busy(campaigns: Campaigns, scripted: 
         assert check(connection, store="it").is_sound
 
 
+def test_a_driver_and_its_successor_go_by_the_same_measurements(campaigns: Campaigns, use: Any, scripted: Any) -> None:
+    """One recipe's repeat stays disturbed, and faster; another's first measurements are, and its repeat is not."""
+    outcomes = {
+        RECIPES[0]: [outcome_at(1.0), *[replace(outcome_at(0.5), telemetry=DISTURBED)] * 2],
+        RECIPES[1]: [*[replace(outcome_at(0.6), telemetry=DISTURBED)] * 3, outcome_at(2.0)],
+    }
+    evaluator = scripted(lambda recipe, attempt: outcomes[recipe][attempt - 1])
+
+    def wish(forecaster: Forecaster) -> Recipe | None:
+        tried = [evaluator.attempts[recipe] for recipe in RECIPES[:2]]
+        return None if tried[1] < 3 else RECIPES[0] if tried[0] < 3 else RECIPES[1]
+
+    made = use(wish=wish)
+    record, spec = campaigns.create("scripted", search=EXHAUSTIVE, budget={"probes": 4})
+    seen: list[Ended | None] = []
+    heard: Any = Recorder(lambda view, _: seen.append(view.best))
+    campaigns.driver(record, spec, heard).run()
+    assert [ended.will_retry for ended in heard.endings] == [False, True, True, False, True, False, False]
+    assert [told.outcome for told in made[0].heard] == [outcomes[RECIPES[0]][0], *outcomes[RECIPES[1]][:3]]
+    live = made[-1].heard
+    heard.began = lambda view: seen.append(view.best)
+    campaigns.driver(record, spec, heard).run()
+    assert [told.outcome for told in live] == [outcomes[RECIPES[0]][0], outcomes[RECIPES[1]][-1]]
+    assert made[-1].heard == live
+    rates = [ended.outcome.tokens_per_s for ended in seen if ended and isinstance(ended.outcome, Measurement)]
+    assert rates == [256.0, *[256.0 / 0.6] * 5, 256.0, 256.0]
+    assert [row.standing.tokens_per_s for row in best(campaigns.store, record)] == [256.0, 128.0]
+
+
 def test_processes_on_a_probe_s_processors_are_noticed_and_it_is_repeated(campaigns: Campaigns) -> None:
     held_s = throttled_s()
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.analytic.estimates import plan, surely_too_large
-from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, Telemetry, pool, undisturbed
 from frontrunner.results.records import Trial
 from frontrunner.results.states import TrialState
+from frontrunner.search.listener import Ended, View
 from frontrunner.search.proposals import Proposals
 from frontrunner.search.spec import SearchSettings
 from frontrunner.search.strategy import STRATEGIES, Evidence, Outlook, Told
@@ -19,10 +20,16 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 from support import doubles
 from support.campaigns import spec_of, tiny
+from support.rankings import measurement
 
 SPEC = spec_of(tiny())
 SURVEY = SPEC.space.survey(SPEC.problem)
 FAILED = Failure(kind=FailureKind.CRASHED, message="no")
+
+
+DISTURBED = Telemetry(foreign_limit=0.1, foreign_share=(0.4,), foreign_processes=("make 7",))
+FAST, SLOW = measurement((1.0,), 1), measurement((2.0,), 1)
+MEASUREMENTS = (FAST, SLOW, replace(FAST, telemetry=DISTURBED), replace(SLOW, telemetry=DISTURBED))
 
 
 class Notices(list[tuple[str, dict[str, Any]]]):
@@ -53,12 +60,14 @@ class Remembers(Misbehaving):
     def __init__(self, recipes: tuple[Recipe, ...]) -> None:
         super().__init__(recipes)
         self.heard: list[str] = []
+        self.outcomes: list[Outcome] = []
 
     def remember(self, evidence: Sequence[Evidence]) -> None:
         self.heard += [f"remember {known.origin}" for known in evidence]
 
     def tell(self, told: Told) -> None:
         self.heard.append(f"tell {told.recipe.describe()}")
+        self.outcomes.append(told.outcome)
 
     def outlook(self) -> Outlook | None:
         return None
@@ -222,6 +231,46 @@ def test_a_strategy_that_fails_on_what_is_stored_is_replaced(register: Callable[
     found = proposals(register(lambda survey, _: strategy(survey.recipes)), notices, told)
     assert len(drained(found)) == len(SURVEY.recipes) - 1
     assert notices.kinds == ["strategy-replaced"]
+
+
+@pytest.mark.parametrize("order", [list(order) for order in itertools.product(MEASUREMENTS, repeat=3)])
+def test_what_others_disturbed_counts_for_a_running_driver_as_for_the_next_one(
+    register: Callable[..., str], order: list[Measurement]
+) -> None:
+    """Three measurements of a recipe after one of another, each as its own object, as they come from a store."""
+    made: list[Remembers] = []
+    name = register(lambda survey, _: made.append(Remembers(survey.recipes)) or made[-1])
+    of, other = SURVEY.recipes[:2]
+    found, view = proposals(name, Notices()), View(name="c", strategy=name, legal_recipes=9)
+    told, known = [(other, replace(SLOW))], [replace(one) for one in order]
+    found.tell(*told[0])
+    view.count(ended(*told[0]))
+    for number, outcome in enumerate(known, start=1):
+        counting = undisturbed(known[:number])
+        assert found.tell(of, outcome) == any(outcome is one for one in counting)
+        view.count(ended(of, outcome, will_retry=outcome.is_disturbed))
+        told = [told[0], *((of, one) for one in counting)]
+        live, resumed = made[-1], View(name="c", strategy=name, legal_recipes=9)
+        proposals(name, Notices(), told)
+        assert live.outcomes == made.pop().outcomes
+        for pair in told:
+            resumed.count(ended(*pair))
+        assert (view.best and view.best.outcome) == (resumed.best and resumed.best.outcome)
+        assert view.best is not None
+        assert view.best.tokens_per_s == max(SLOW.tokens_per_s, pool(known[:number]).tokens_per_s)
+        assert view.measured == 2
+
+
+def ended(recipe: Recipe, outcome: Outcome, *, will_retry: bool = False) -> Ended:
+    return Ended(number=1, recipe=recipe, recipe_id=recipe.describe(), outcome=outcome, will_retry=will_retry)
+
+
+def test_a_repeat_that_others_disturbed_is_not_wanted_again() -> None:
+    found = Proposals(search=replace(settings("exhaustive"), repeats=2), survey=SURVEY, told=(), notice=Notices())
+    recipe = SURVEY.recipes[0]
+    assert (following(found), found.tell(recipe, FAST), following(found)) == (recipe, True, recipe)
+    assert not found.tell(recipe, MEASUREMENTS[2])
+    assert following(found) == SURVEY.recipes[1]
 
 
 def test_an_unknown_strategy_is_a_mistake_not_a_fault() -> None:

@@ -1,9 +1,12 @@
-"""Any sequence of a driver's calls, crashes and take-overs included, against a model in plain Python."""
+"""Any sequence of a driver's calls, crashes and take-overs included, against a model in plain Python.
+
+What a driver shows as it goes has to be what one shows that reads the store anew, and what the ranking says.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +14,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Telemetry
 from frontrunner.results.ranking import best
 from frontrunner.results.records import Attempt, Trial
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import open_store
+from frontrunner.search.listener import Ended, View
 from frontrunner.spaces.recipe import Recipe
 
 STEP_TIMES_S = (0.25, 0.5, 1.0)
+DISTURBED = Telemetry(foreign_limit=0.1, foreign_share=(0.4,), foreign_processes=("make 7",))
 
 
 @dataclass
@@ -36,7 +41,9 @@ class ModelTrial:
 
     @property
     def measured(self) -> list[Measurement]:
-        return [o for o in self.outcomes if isinstance(o, Measurement)]
+        """The measurements that count."""
+        all_of_them = [o for o in self.outcomes if isinstance(o, Measurement)]
+        return [one for one in all_of_them if one.telemetry is None] or all_of_them
 
 
 def measurement(step_time_s: float) -> Measurement:
@@ -55,6 +62,12 @@ def measurement(step_time_s: float) -> Measurement:
     )
 
 
+def ended(trial: Trial, outcome: Measurement | Failure, *, will_retry: bool = False) -> Ended:
+    return Ended(
+        number=trial.number, recipe=trial.recipe, recipe_id=trial.recipe_id, outcome=outcome, will_retry=will_retry
+    )
+
+
 class Driver(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -66,6 +79,7 @@ class Driver(RuleBasedStateMachine):
         self.final = 0
         self.log: list[tuple[str, Measurement | Failure]] = []
         self.spent = 0.0
+        self.live = View(name="c", strategy="s", legal_recipes=9)
         self.lead()
 
     def teardown(self) -> None:
@@ -97,6 +111,7 @@ class Driver(RuleBasedStateMachine):
         data=st.data(),
         outcome=st.one_of(
             st.sampled_from(STEP_TIMES_S).map(measurement),
+            st.sampled_from(STEP_TIMES_S).map(lambda time_s: replace(measurement(time_s), telemetry=DISTURBED)),
             st.sampled_from(FailureKind).map(lambda kind: Failure(kind=kind, message="m", node_seconds=0.5)),
         ),
         retry=st.booleans(),
@@ -113,6 +128,7 @@ class Driver(RuleBasedStateMachine):
         chosen.outcomes.append(outcome)
         self.log.append((name, outcome))
         self.spent += outcome.node_seconds
+        self.live.count(ended(chosen.trial, outcome, will_retry=retry))
         lost = isinstance(outcome, Failure) and outcome.kind is FailureKind.LOST
         if retry:
             chosen.state = TrialState.QUEUED
@@ -148,7 +164,7 @@ class Driver(RuleBasedStateMachine):
 
     def is_told(self, name: str, outcome: Measurement | Failure) -> bool:
         model = self.model[name]
-        return isinstance(outcome, Measurement) or (
+        return any(outcome is one for one in model.measured) or (
             model.state is TrialState.FAILED and bool(model.judged) and outcome is model.judged[-1]
         )
 
@@ -162,6 +178,17 @@ class Driver(RuleBasedStateMachine):
         ranked = best(self.store, None, by="step-time", top=None)
         assert [row.recipe_id for row in ranked] == sorted(medians, key=lambda name: (medians[name], name))
         assert [row.standing.repeats for row in ranked] == [len(self.model[row.recipe_id].measured) for row in ranked]
+
+    @invariant()
+    def a_driver_shows_what_its_successor_will_and_the_ranking_does(self) -> None:
+        resumed = View(name="c", strategy="s", legal_recipes=9)
+        trials = {trial.recipe: trial for trial in self.store.trials(self.campaign.id)}
+        for recipe, outcome in self.store.final_outcomes(self.campaign.id):
+            resumed.count(ended(trials[recipe], outcome))
+        ranked = best(self.store, None, top=None)
+        assert self.live.measured == resumed.measured == len(ranked)
+        figures = [one and one.tokens_per_s for one in (self.live.best, resumed.best)]
+        assert figures == [ranked[0].standing.tokens_per_s if ranked else None] * 2
 
 
 TestDriver = Driver.TestCase
