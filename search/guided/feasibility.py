@@ -1,9 +1,9 @@
 """The chance that a recipe runs, learned from the prior's memory, measured peaks and failures.
 
 The log of needed over predicted memory is linear in memory shares, degrees, and how far the known codes are from an
-unknown one. A measured peak gives it; whether a recipe ran gives its side of the limit: a probit regression by
-Laplace's approximation (Bishop, 2006, section 4.5). Failures without a known cause are blamed on memory as far as the
-prediction says so; all warn about neighbors.
+unknown one. A measured peak gives it, but for what another code may count besides tensors; whether a recipe ran gives
+its side of the limit: a probit regression by Laplace's approximation (Bishop, 2006, section 4.5). Failures without a
+known cause are blamed on memory as far as the prediction says so; all warn about neighbors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import log_ndtr, ndtr
 
-from frontrunner.evaluators.analytic.memory import MARGIN
+from frontrunner.evaluators.analytic.memory import CACHED, MARGIN
 from frontrunner.search.guided.prior import CandidateTable, Places, Rows, cuts, middle, needs_as_much
 
 OFFSET = 0.12
@@ -26,6 +26,9 @@ PER_STEP = 0.03
 LOG_MARGIN, MARGIN_SPREAD = -math.log1p(-MARGIN), 0.08
 """What a recipe should leave free, as a logarithm of what a device must hold, and the standard deviation of what else
 others hold."""
+OTHERS_PEAKS = math.log1p(CACHED)
+"""Standard deviation of what all peaks of others' code have in common beside what tensors hold: its log, or a table,
+may state what the allocator reserves, or the device holds."""
 WIDER = {(1.0, 1.0): 0.9, (4.0, 1.0): 0.05, (1.0, 16.0): 0.05}
 """Factors of offset and margin -> chance before any trial: bad formulas, and memory that others hold."""
 PEAK_SCATTER, SCATTER = 0.06, 0.08
@@ -57,7 +60,8 @@ class Trial:
 class FeasibilityModel:
     """Chances of all rows to run; no chance is 0, since the formulas may be wrong."""
 
-    def __init__(self, table: CandidateTable) -> None:
+    def __init__(self, table: CandidateTable, *, peaks_are_allocated: bool = True) -> None:
+        """`peaks_are_allocated`: measured peaks are what tensors hold, as our own trainer's."""
         own = table.problem == 0
         self._fill, self._held = table.log_fill, table.log_allocated
         self._features, self._own = table.features, own
@@ -65,7 +69,8 @@ class FeasibilityModel:
         steps = table.features - middle(table.features[own])
         ones = np.ones((len(table), 1))
         codes = table.memory_of_codes[:, table.memory_of_codes.any(axis=0)]
-        self._inputs = np.hstack([ones * OFFSET, parts * PER_SHARE, steps * PER_STEP, codes, ones * MARGIN_SPREAD])
+        of_needs, of_peaks = ones * MARGIN_SPREAD, ones * (0.0 if peaks_are_allocated else OTHERS_PEAKS)
+        self._inputs = np.hstack([ones * OFFSET, parts * PER_SHARE, steps * PER_STEP, codes, of_needs, of_peaks])
         self.learn([])
 
     def learn(self, trials: Sequence[Trial]) -> None:
@@ -80,7 +85,7 @@ class FeasibilityModel:
     def _fitted(self, trials: Sequence[Trial], wider: tuple[float, float]) -> tuple[float, Rows, Rows]:
         """Return the logarithm of Laplace's evidence, and the posterior's mean and covariance in the inputs' scales."""
         scales = np.ones(self._inputs.shape[1])
-        scales[[0, -1]] = wider
+        scales[[0, -2]] = wider
         data = _Likelihood(trials, self._inputs, (self._fill, self._held), scales)
         tried = [minimize(data.cost, start, jac=True, method="L-BFGS-B") for start in data.starts()]
         mode: Rows = min(tried, key=lambda one: float(one.fun)).x
@@ -91,19 +96,21 @@ class FeasibilityModel:
 
     def rough_chance(self) -> Rows:
         """Return the chances that all rows' memory suffices, as if the regression were sure: cheap."""
-        chance: Rows = ndtr(-(self._fill + LOG_MARGIN + self._inputs @ self._weights) / OFFSET)
+        chance: Rows = ndtr(-(self._fill + LOG_MARGIN + self._inputs[:, :-1] @ self._weights[:-1]) / OFFSET)
         return chance
 
     def log_need(self, rows: Places) -> Rows:
         """Return the logarithm of the expected peak of these rows, as it is measured, over a device's memory."""
-        needed: Rows = self._held[rows] + self._inputs[rows, :-1] @ self._weights[:-1]  # a peak has no margin
+        weights = self._weights.copy()
+        weights[-2] = 0.0  # a peak has no margin
+        needed: Rows = self._held[rows] + self._inputs[rows] @ weights
         return needed
 
     def fits(self, rows: Places) -> Rows:
         """Return the chance that these rows' memory suffices."""
-        inputs = self._inputs[rows]
-        spread = np.sqrt(SCATTER**2 + np.einsum("ij,jk,ik->i", inputs, self._covariance, inputs))
-        fitting: Rows = ndtr(-(self._fill[rows] + LOG_MARGIN + inputs @ self._weights) / spread)
+        inputs = self._inputs[rows, :-1]
+        spread = np.sqrt(SCATTER**2 + np.einsum("ij,jk,ik->i", inputs, self._covariance[:-1, :-1], inputs))
+        fitting: Rows = ndtr(-(self._fill[rows] + LOG_MARGIN + inputs @ self._weights[:-1]) / spread)
         return fitting
 
     def chance(self, rows: Places) -> Rows:
@@ -152,7 +159,8 @@ class _Likelihood:
         self._inputs = inputs[rows] * scales
         self._peak = np.array([np.nan if trial.log_peak is None else trial.log_peak for trial in trials])
         self._known = np.isfinite(self._peak)
-        self._inputs[self._known, -1] = 0.0  # the margin is between a peak and what a device has room for
+        self._inputs[self._known, -2] = 0.0  # the margin is between a peak and what a device has room for
+        self._inputs[~self._known, -1] = 0.0
         self._fill = np.where(self._known, held, used + LOG_MARGIN)
         self._ran = np.array([trial.ran for trial in trials]) & ~self._known
         self._failed = ~self._ran & ~self._known
@@ -164,7 +172,7 @@ class _Likelihood:
         if not self._failed.any():
             return [none]
         moved = none.copy()
-        moved[-1] = -np.median(self._fill[self._failed]) / self._inputs[self._failed, -1][0]
+        moved[-2] = -np.median(self._fill[self._failed]) / self._inputs[self._failed, -2][0]
         return [none, moved]
 
     def cost(self, weights: Rows) -> tuple[float, Rows]:

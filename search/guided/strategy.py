@@ -159,7 +159,7 @@ class Guided:
     def _know(self, table: CandidateTable) -> None:
         self._table, self._is_news = table, True
         self._speed = SpeedModel(table, amplitudes_of(self._problem))
-        self._feasible = FeasibilityModel(table)
+        self._feasible = FeasibilityModel(table, peaks_are_allocated=self._problem.software.code is None)
 
     def remember(self, evidence: Sequence[Evidence]) -> None:
         """Learn outcomes of earlier campaigns; called once, before any ask or tell.

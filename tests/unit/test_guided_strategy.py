@@ -20,7 +20,7 @@ from frontrunner.search.guided.prior import Prior, prior_of
 from frontrunner.search.guided.strategy import Guided
 from frontrunner.search.strategy import Evidence, Forecaster, Told
 from frontrunner.spaces.cluster import ByPrecision, FittedCode, FittedConstant
-from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.problem import Problem, SoftwareSettings
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space
 from support.guided import PROBLEM, SPACE
@@ -90,6 +90,25 @@ def test_memory_that_the_model_refuses_is_doubted_when_the_rest_disappoints() ->
     wrong = replace(PRIOR, log_fill=PRIOR.log_fill + math.log(1.5))
     assert (wrong.log_fill > 0)[np.argmax(np.where(RUNS, TRUTH, -np.inf))]
     assert probes_to_best(Guided(SURVEY, 0, wrong)) <= 15
+
+
+def test_what_peaks_of_others_code_have_in_common_says_less_of_what_fits() -> None:
+    """All peaks are a tenth above what tensors should hold: of our code they are, of others' they may count a cache."""
+    others = replace(SURVEY, problem=replace(PROBLEM, software=SoftwareSettings(code="unknown")))
+    close = [recipe for recipe in SURVEY.recipes if PRIOR.log_fill[ROW[recipe]] > math.log(0.75)]
+    told = [recipe for recipe in SURVEY.recipes if PRIOR.log_fill[ROW[recipe]] < math.log(0.6)][::8]
+    chances, peaks = [], []
+    for survey in (SURVEY, others):
+        strategy = Guided(survey, 0, PRIOR)
+        for recipe in told:
+            held = PROBLEM.cluster.memory_bytes_per_device * math.exp(PRIOR.log_allocated[ROW[recipe]])
+            outcome = replace(measured(math.exp(PRIOR.log_speed[ROW[recipe]])), peak_memory_bytes=(int(1.1 * held),))
+            strategy.tell(Told(recipe=recipe, outcome=outcome))
+        found = {one.recipe: one.chance for one in strategy.forecasts(len(SURVEY.recipes))}
+        chances.append(statistics.fmean(found[recipe] for recipe in close))
+        peaks.append(strategy.peak_memory_bytes()[told[-1]] / held)
+    assert peaks == pytest.approx([1.1, 1.1], abs=0.01), "learned as they are measured"
+    assert 1 - chances[1] < 0.9 * (1 - chances[0])
 
 
 def test_a_space_of_which_the_formulas_know_nothing_is_searched_to_its_end() -> None:
