@@ -25,11 +25,13 @@ PREDICTION = "prediction"
 SMALL_SCALE = "small_scale"
 FIGURES = ("tokens_per_s", "low", "high", "chance")
 OUTLOOK = "outlook"
+NO_OUTLOOK = "no-outlook"
+"""Event of an outcome after which a strategy expects nothing more, as it did before."""
 MOST_NAMED = 100
 """Trials whose events are looked for one by one."""
 PROPOSED = "proposed"
 """Event of a recipe that was chosen by a forecast; its data names the `trial` and has the fields of `Expected`."""
-FORECASTS = (OUTLOOK, PREDICTION, PROPOSED)
+FORECASTS = (OUTLOOK, NO_OUTLOOK, PREDICTION, PROPOSED)
 """Events that are not part of a campaign's history."""
 
 
@@ -183,8 +185,8 @@ def _prediction(event: Event) -> Predicted:
 
 
 def newest_outlooks(connection: Connection, campaign_id: int, count: int) -> list[Event]:
-    """Return the newest `count` outlook events of a campaign, oldest first."""
-    mine = (EventRow.campaign_id == campaign_id, EventRow.kind == OUTLOOK)
+    """Return the newest `count` events `OUTLOOK` and `NO_OUTLOOK` of a campaign, oldest first."""
+    mine = (EventRow.campaign_id == campaign_id, EventRow.kind.in_((OUTLOOK, NO_OUTLOOK)))
     return values(connection, Event, *mine, order=EventRow.id.desc(), limit=count)[::-1]
 
 

@@ -15,7 +15,7 @@ from frontrunner.notebook import Displayed, DisplayedRows
 from frontrunner.results.lease import holder_identity, is_held
 from frontrunner.results.nodes import AttemptNodes, SetAside, nodes_of, set_aside
 from frontrunner.results.outcome import Failure, FailureKind, Outcome, RecipeStats
-from frontrunner.results.predictions import FORECASTS, newest_outlooks
+from frontrunner.results.predictions import FORECASTS, OUTLOOK, newest_outlooks
 from frontrunner.results.process_identity import boot_id, is_on_this_host
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.ranking import RankedRecipe, best_of, gap_percent, rank
@@ -120,7 +120,7 @@ def status(store: Store, campaign: Campaign | str | None) -> Status:
             trials=trials_by_state(connection, [found.id])[found.id],
             failures=_failures_by_kind(connection, found.id),
             best=next(iter(best_of(connection, found, top=1)), None),
-            outlook=next(iter(newest_outlooks(connection, found.id, 1)), None),
+            outlook=next((one for one in newest_outlooks(connection, found.id, 1) if one.kind == OUTLOOK), None),
             last_events=tuple(reversed(newest)),
             nodes_aside=set_aside(connection, found),
         )

@@ -15,7 +15,7 @@ from frontrunner.evaluators.probe.files import is_disk_full, why_disk_full
 from frontrunner.evaluators.protocol import Finished, NodesUnavailable, TooLittleTime
 from frontrunner.notebook import Displayed
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
-from frontrunner.results.predictions import OUTLOOK, newest_outlooks, outlook_of
+from frontrunner.results.predictions import NO_OUTLOOK, OUTLOOK, newest_outlooks, outlook_of
 from frontrunner.results.prior_results import REUSED, probes_made, trials_noted
 from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
@@ -242,7 +242,7 @@ class Driver:
         with store.database.read() as connection:
             events = newest_outlooks(connection, campaign.id, IN_A_ROW)
         for event in events:
-            session.view.outlook, measured = outlook_of(event)
+            session.view.outlook, measured = outlook_of(event) if event.kind == OUTLOOK else (None, 0)
             self._stop_rule.hear(session.view.outlook, measured=measured)
         session.budget.probes = probes_made(store, store.campaign(campaign.name))
         # A reused result does not show that anything runs here.
@@ -366,11 +366,13 @@ class Driver:
     def _learn(self, recipe: Recipe, outcome: Outcome) -> None:
         if not self._proposals.tell(recipe, outcome):
             return  # it taught nothing: the last forecast stands, and counts once
-        view = self._session.view
+        view, before = self._session.view, self._session.view.outlook
         view.outlook = self._proposals.outlook()
         self._stop_rule.hear(view.outlook, measured=view.measured)
         if view.outlook is not None:
             self._session.writer.event(OUTLOOK, **asdict(view.outlook), measured=view.measured)
+        elif before is not None and not self._asked:
+            self._session.writer.event(NO_OUTLOOK)  # else the next driver would take those around it as in a row
 
 
 OnDriver = Callable[[Driver], None]

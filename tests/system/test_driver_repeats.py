@@ -384,6 +384,22 @@ def test_a_campaign_ends_when_little_is_left_to_gain_and_says_so(
     assert (again.reason, again.measured) == (conclusion.reason, 7), "resumed, it starts nothing"
 
 
+def test_an_outcome_after_which_nothing_is_expected_keeps_apart_those_around_it_after_a_resume(
+    campaigns: Campaigns, use: Any
+) -> None:
+    little = Outlook(expected_improvement=0.001, gap=0.0, gap_at_most=0.1)
+    much = replace(little, expected_improvement=0.2)
+    expected = [much, much, little, None, little, much]
+    use(expect=lambda forecaster: expected[min(len(forecaster.heard), 6) - 1])
+    record, spec = campaigns.create(search={**EXHAUSTIVE, "stop_below_improvement": 0.01})
+    shown = []
+    for _ in range(5):
+        campaigns.stopped_after_a_probe(record, spec)
+        shown.append(status(campaigns.store, None).outlook is not None)
+    assert shown == [True, True, True, False, True]
+    assert campaigns.driver(record, spec).run().reason == "every legal recipe has been tried"
+
+
 def test_the_rule_can_be_switched_off(campaigns: Campaigns, use: Any) -> None:
     use(expect=promising(0.0))
     record, spec = campaigns.create(search={**EXHAUSTIVE, "stop_below_improvement": 0.0})
