@@ -24,7 +24,10 @@ CUT = "cut"
 
 @dataclass(frozen=True, kw_only=True)
 class PriorResult:
-    """One recipe of a campaign with its outcome: its `undisturbed` measurements, the oldest first, or one failure."""
+    """One recipe of a campaign with its outcome: its `undisturbed` measurements, the oldest first, or one failure.
+
+    When and with what it ran is of the newest of these.
+    """
 
     recipe_id: str
     recipe: Recipe
@@ -48,18 +51,18 @@ def campaign_results(store: Store, campaign_id: int) -> list[PriorResult]:
 
 
 def _prior_result(attempts: list[Probed], ran_with: dict[int, Provenance]) -> PriorResult:
-    last = attempts[-1]
-    trial = last.trial
-    measured = tuple(one.outcome for one in attempts if isinstance(one.outcome, Measurement))
-    failed = [one.outcome for one in attempts if isinstance(one.outcome, Failure)]
-    has_failed = bool(failed) and trial.state is TrialState.FAILED
-    if not (measured or has_failed):
+    trial = attempts[-1].trial
+    measured = undisturbed([one for one in attempts if isinstance(one.outcome, Measurement)])
+    failed = [one for one in attempts if isinstance(one.outcome, Failure) and trial.state is TrialState.FAILED]
+    if not (measured or failed):
         raise DamagedCell(TrialRow, trial.id, "state", f"it is {trial.state}, and no such outcome is stored")
+    last = (failed or measured)[-1]
+    repeats = tuple(one.outcome for one in measured if isinstance(one.outcome, Measurement))
     return PriorResult(
         recipe_id=trial.recipe_id,
         recipe=trial.recipe,
         trial_number=trial.number,
-        outcomes=failed[-1] if has_failed else tuple(undisturbed(measured)),
+        outcomes=last.outcome if isinstance(last.outcome, Failure) else repeats,
         provenance=ran_with.get(last.attempt.id),
         finished_at=last.attempt.finished_at or "",
         run_folder=last.attempt.run_folder,

@@ -136,7 +136,7 @@ def _frozen(
     from optuna.trial import create_trial
 
     measured = undisturbed([attempt for attempt in found.attempts if isinstance(attempt.outcome, Measurement)])
-    last = next(iter(measured), found.attempts[-1])
+    last = measured[0] if measured and found.trial.state is TrialState.MEASURED else found.attempts[-1]
     recipe, outcome = found.trial.recipe, last.outcome
     params = {
         name: value for name, values in choices.items() if (value := spec.space.dimension(name).of(recipe)) in values

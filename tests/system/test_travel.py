@@ -23,7 +23,7 @@ from frontrunner.config.recipe_file import Measured, Origin, RecipeFile, Trainin
 from frontrunner.evaluators.probe import DataSettings
 from frontrunner.evaluators.probe.job import training_data
 from frontrunner.evaluators.probe.replay import ReplaySettings
-from frontrunner.results.outcome import Telemetry
+from frontrunner.results.outcome import Failure, FailureKind, Telemetry
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import open_store
 from frontrunner.spaces.cluster import Cluster
@@ -105,19 +105,21 @@ def test_the_best_of_a_study_is_the_campaign_s_with_repeats_pooled(tmp_path: Pat
     url, storage = str(tmp_path / "s.db"), f"sqlite:///{tmp_path}/study.db"
     with open_store(url, create=True) as store:
         spec = spec_of(tiny())
-        steady, lucky = spec.survey().recipes[:2]
+        steady, lucky, frail = spec.survey().recipes[:3]
         campaign = store.create_campaign(name="tiny", spec_json=dump_json(spec), legal_recipes=2, problem_summary={})
         writer = store.drive(store.acquire_lease(campaign.id, host="h", pid=1))
         slow = writer.start_attempt(writer.propose(recipe_id(spec.problem, lucky), lucky), run_folder="")
         load = Telemetry(foreign_share=(0.5,), foreign_processes=("make (7)",), foreign_limit=0.1)
         writer.finish_attempt(slow, replace(measurement((5.0,), 1_000), telemetry=load), retry=True)
-        for recipe, times in ((lucky, (0.8,)), (steady, (1.0,)), (lucky, (9.0,))):
+        full = Failure(kind=FailureKind.OUT_OF_MEMORY, message="no")
+        measurements = [measurement((seconds,), 1_000) for seconds in (0.8, 1.0, 9.0, 0.1)]
+        for recipe, outcome in zip((lucky, steady, lucky, frail, frail), (*measurements, full), strict=True):
             known = {trial.recipe: trial for trial in store.trials(campaign.id) if trial.state is TrialState.MEASURED}
             trial = known.get(recipe) or writer.propose(recipe_id(spec.problem, recipe), recipe)
             if recipe in known:
                 writer.repeat(trial)
             attempt = writer.start_attempt(trial, run_folder="")
-            writer.finish_attempt(attempt, measurement(times, 1_000), retry=False)
+            writer.finish_attempt(attempt, outcome, retry=False)
     frontrunner.mirror("tiny", storage=storage, store=url)
     study = optuna.load_study(study_name="tiny", storage=storage)
     (first,) = frontrunner.best("tiny", top=1, store=url)
@@ -129,6 +131,8 @@ def test_the_best_of_a_study_is_the_campaign_s_with_repeats_pooled(tmp_path: Pat
     }
     assert study.best_trial.user_attrs["recipe_id"] != first.recipe_id
     assert study.best_trial.user_attrs["step_time_s_median"] == 0.8, "not of the attempt that others disturbed"
+    failed = [trial.user_attrs["recipe"] for trial in study.trials if trial.state is optuna.trial.TrialState.FAIL]
+    assert failed == [frail.describe()], "it was measured, and failed when it was measured again"
 
 
 def test_a_study_that_is_not_the_campaign_s_is_left_alone(campaign: Path, tmp_path: Path) -> None:

@@ -260,6 +260,21 @@ def test_a_measurement_that_others_disturbed_counts_only_where_there_is_no_other
     assert set(found.reusable) == {recipe_id(past.spec().problem, recipe())}
 
 
+def test_a_result_is_of_the_software_and_time_of_what_counts_of_it(past: Past) -> None:
+    """It was measured with a former driver; a repeat with this one stayed disturbed."""
+    load = Telemetry(foreign_share=(0.5,), foreign_processes=("make (7)",), foreign_limit=0.1)
+    before = replace(HERE, host="node2")
+    past.add((recipe(), measured()), provenance=before)
+    store, record = past.store, past.earlier[0].campaign
+    writer = store.drive(store.acquire_lease(record.id, host="h", pid=1))
+    writer.record_provenance(HERE)
+    (trial,) = store.trials(record.id)
+    again = writer.start_attempt(writer.repeat(trial), run_folder="again")
+    writer.finish_attempt(again, replace(measured(), telemetry=load), retry=False)
+    assert not past.gather().reusable
+    assert past.gather(here=before).reusable
+
+
 def test_only_what_is_recent_steady_and_equal_answers(past: Past, clock: SettableClock) -> None:
     past.add((recipe(), measured()))
     assert past.gather().reusable
