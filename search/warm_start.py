@@ -207,6 +207,8 @@ def _why_no_evidence(earlier: Earlier, spec: CampaignSpec, there: Problem) -> st
     reasons = {
         "simulated": figures == "simulated" and spec.evaluator != "simulated",
         "of another trainer": figures == "measured" and earlier.spec.trainer != spec.trainer,
+        # It holds other states in memory, and its step takes another time.
+        "of another optimizer": figures == "measured" and earlier.spec.probe.optimizer != spec.probe.optimizer,
         # The same row would count again for each campaign that looked it up.
         "looked up in a table": earlier.spec.evaluator == "table",
         OTHER_DEVICE: all(_device(there) != _device(own) for own in ours.by_group.values()),

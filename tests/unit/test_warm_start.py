@@ -170,6 +170,7 @@ def test_a_patch_of_torch_is_evidence_but_no_answer(past: Past) -> None:
 OTHER_PROBLEMS: dict[str, dict[str, Any]] = {
     "simulated": {"evaluator": "simulated"},
     "of another trainer": {"evaluator": "command", "command": {"arguments": ["train"], "log_patterns": ["a"]}},
+    "of another optimizer": {"probe": {"optimizer": "sgd"}},
     "looked up in a table": {"evaluator": "table", "table": {"path": __file__}},
     "of another device": {"cluster": {"device": "other-cpu"}},
     "of another precision": {"problem": {"precision": "bf16"}},
