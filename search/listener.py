@@ -48,7 +48,7 @@ class View:
     """A campaign as its driver sees it, kept up to date for listeners.
 
     A recipe that was measured several times counts as in the ranking, by what its measurements pool to; one that failed
-    after a measurement does not count. `best` has the highest tokens/s over `divisor`.
+    after a measurement does not count until it is measured again. `best` has the highest tokens/s over `divisor`.
     """
 
     name: str
@@ -81,10 +81,10 @@ class View:
                 self.best = pooled
         elif not ended.will_retry:
             self.failures[outcome.kind] = self.failures.get(outcome.kind, 0) + 1
-            if outcome.policy.counts_against_recipe and self._measurements.pop(name, ()):
+            if outcome.policy.counts_against_recipe and name in self._pooled:
                 del self._pooled[name]
                 self._find_best()
-        self.measured = len(self._measurements)
+        self.measured = len(self._pooled)
 
     def _find_best(self) -> None:
         self.best = max(self._pooled.values(), key=self._rate, default=None)

@@ -261,6 +261,15 @@ def test_what_others_disturbed_counts_for_a_running_driver_as_for_the_next_one(
         assert view.measured == 2
 
 
+def test_a_recipe_that_failed_after_a_measurement_counts_once_it_is_measured_again_as_in_the_ranking() -> None:
+    recipe, view = SURVEY.recipes[0], View(name="c", strategy="random", legal_recipes=9)
+    shown = []
+    for outcome in (FAST, FAILED, SLOW):
+        view.count(ended(recipe, outcome))
+        shown.append((view.measured, view.best and view.best.tokens_per_s))
+    assert shown == [(1, FAST.tokens_per_s), (0, None), (1, pool([FAST, SLOW]).tokens_per_s)]
+
+
 def ended(recipe: Recipe, outcome: Outcome, *, will_retry: bool = False) -> Ended:
     return Ended(number=1, recipe=recipe, recipe_id=recipe.describe(), outcome=outcome, will_retry=will_retry)
 
