@@ -160,7 +160,7 @@ def test_a_narrow_terminal_shows_the_reason_too(capsys: pytest.CaptureFixture[st
     monkeypatch.setenv("COLUMNS", "80")
     print_advice(advise(Space(), replace(PROBLEM, global_batch=GlobalBatch(minimum=24, maximum=24))))
     found = " ".join(capsys.readouterr().out.split())
-    assert "tiled ZeRO-3, offloaded ZeRO-3: nothing is legal: micro-batch 1 x 64 replicas does not divide" in found
+    assert "tiled ZeRO-3; offloaded ZeRO-3: nothing is legal: micro-batch 1 x 64 replicas does not divide" in found
 
 
 @pytest.mark.parametrize(

@@ -475,7 +475,7 @@ def print_advice(advice: Advice, file: str | None = None) -> None:
             table = column_table(None, LAYOUTS, answer.layouts, width=out.width - INDENT, bold=is_best)
             out.print(Padding(table, (0, 0, 0, INDENT), expand=False))
             for reason, names in _without_recipe(answer.layouts).items():
-                _say(f"{', '.join(names)}: {reason}")
+                _say(f"{'; '.join(names)}: {reason}")
     out.print()
     print_trust(advice.trust)
     _print_beginnings(advice)
