@@ -51,6 +51,11 @@ def gib(size_bytes: float | None) -> str:
     return "-" if size_bytes is None else f"{size_bytes / 2**30:.2f}"
 
 
+def memory_unit(peak_bytes: float) -> tuple[int, str]:
+    """Return the unit of a table of the parts of a peak, in bytes and by name: GiB, or MiB where it is smaller."""
+    return (2**30, "GiB") if peak_bytes >= 2**30 else (2**20, "MiB")
+
+
 def fit_verdict(fit: str, peak_bytes: int, device_bytes: int) -> str:
     """Return a verdict on whether a peak fits in a device's memory, and by how much."""
     left = device_bytes - peak_bytes

@@ -11,6 +11,8 @@ import pytest
 import frontrunner
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.diagnostics.dryrun import (
+    DryRun,
+    TracedRank,
     needed_micro_batches,
     plan,
     why_untraceable,
@@ -21,6 +23,7 @@ from frontrunner.recipe_actions import one_recipe
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.stages import layers_of_ranks
+from frontrunner.views.diagnostics import print_dryrun
 
 FILE = Path(__file__).parents[2] / "examples" / "frontier-175b.toml"
 SPEC = read_campaign_file(FILE).spec
@@ -125,3 +128,35 @@ def test_a_schedule_that_keeps_all_in_flight_is_extrapolated_where_it_is_long() 
         long = replace(recipe(), schedule="gpipe", accumulation=accumulation)
         planned = plan(recipe_id="0", recipe=long, problem=SPEC.problem, probe=ProbeSettings())
         assert (planned.micro_batches, planned.extrapolated) == (micro_batches, extrapolated)
+
+
+@pytest.mark.parametrize(("scale", "unit"), [(2**20, "MiB"), (2**30, "GiB")])
+def test_memory_is_printed_in_a_unit_of_its_size(scale: int, unit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rank = TracedRank(
+        rank=0,
+        pipeline_rank=0,
+        layers=2,
+        memory_bytes={"parameters": 3 * scale, "runtime": 5 * scale},
+        forward_flops=1,
+        backward_flops=2,
+        recomputed_flops=0,
+        model_flops_by_formula=3.0,
+        trace_time_s=1.0,
+    )
+    print_dryrun(
+        DryRun(
+            recipe_id="3f9c01d2ab4e",
+            recipe=recipe(pipeline_parallel=1, schedule="none"),
+            device="test",
+            backend="cpu",
+            device_memory_bytes=80 * 2**30,
+            ranks=(rank,),
+            micro_batches=1,
+            extrapolated=False,
+            wall_time_s=1.0,
+        )
+    )
+    words = capsys.readouterr().out.split()
+    assert words[words.index("peak,") + 1] == unit
+    assert words[words.index("parameters") + 1] == "3.00"
+    assert words.count("8.00") >= 1

@@ -14,7 +14,18 @@ from rich.table import Table
 from rich.text import Text
 
 from frontrunner.spaces.cluster import PRECISIONS
-from frontrunner.text import counted, fit_verdict, gib, latency, percent, plain, seconds, size, thousands, wrapped
+from frontrunner.text import (
+    counted,
+    fit_verdict,
+    latency,
+    memory_unit,
+    percent,
+    plain,
+    seconds,
+    size,
+    thousands,
+    wrapped,
+)
 from frontrunner.views.terminal import console, ruled_table
 
 if TYPE_CHECKING:
@@ -156,17 +167,18 @@ def print_dryrun(found: DryRun) -> None:
         worst = ", worst" if rank is found.worst and len(found.ranks) > 1 else ""
         place = f"\npipeline {rank.pipeline_rank + 1} of {stages}, {rank.layers} layers" if stages > 1 else ""
         heads.append((f"rank {rank.rank}{worst}{place}", "right"))
-    table = ruled_table(None, "memory at the peak, GiB", *heads)
+    unit, name = memory_unit(found.peak_bytes)
+    table = ruled_table(None, f"memory at the peak, {name}", *heads)
     for category in found.worst.memory_bytes:
         sizes = [rank.memory_bytes[category] for rank in found.ranks]
         if any(sizes):
-            table.add_row(category, *map(gib, sizes))
+            table.add_row(category, *(f"{one / unit:.2f}" for one in sizes))
     table.add_section()
-    table.add_row("peak", *(gib(rank.peak_bytes) for rank in found.ranks), style="bold")
+    table.add_row("peak", *(f"{rank.peak_bytes / unit:.2f}" for rank in found.ranks), style="bold")
     table.add_section()
     table.add_row("TFLOP per step", *("" for _ in found.ranks))
-    for label, name in _FLOPS.items():
-        table.add_row(label, *(thousands(getattr(rank, name) / 1e12) for rank in found.ranks))
+    for label, figure in _FLOPS.items():
+        table.add_row(label, *(thousands(getattr(rank, figure) / 1e12) for rank in found.ranks))
     out.print(table)
     out.say(fit_verdict(found.fit, found.peak_bytes, found.device_memory_bytes), style="bold")
     out.say("runtime is estimated, as by plan: device context, the collective library's buffers, fragmentation")

@@ -29,6 +29,7 @@ from frontrunner.text import (
     counted,
     fit_verdict,
     gib,
+    memory_unit,
     parameters,
     percent,
     plain,
@@ -255,7 +256,7 @@ def _step_table(found: Breakdown) -> Table | None:
 def _memory_table(found: Breakdown) -> Table:
     ranks, sizes = found.ranks, found.estimate.memory_parts_bytes
     is_split = len(ranks) > 1
-    unit, name = (2**30, "GiB") if found.estimate.peak_memory_bytes >= 2**30 else (2**20, "MiB")
+    unit, name = memory_unit(found.estimate.peak_memory_bytes)
     heads = [f"{rank.holds}\n{counted(rank.layers, 'layer')}" if is_split else rank.holds for rank in ranks]
     table = ruled_table(f"memory, {name}", "part", *((head, "right") for head in heads))
     table.add_column("fullest rank" if is_split else "", width=None, max_width=40, ratio=1)
