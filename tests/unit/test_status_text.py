@@ -9,12 +9,13 @@ import pytest
 
 from frontrunner.cli.run import _raise_unless_done
 from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.ranking import best
 from frontrunner.results.states import CampaignState
 from frontrunner.results.status import failures, status
 from frontrunner.results.store import open_store
 from frontrunner.search.driver import Conclusion
 from frontrunner.spaces.errors import CampaignFailed
-from frontrunner.views.results import _detail, print_campaigns, print_status
+from frontrunner.views.results import _detail, print_campaigns, print_next_commands, print_status
 from support.page_stores import page_store
 from support.rankings import measurement, record, start
 
@@ -71,3 +72,16 @@ def test_status_shows_node_seconds_and_nothing_for_a_table(tmp_path: Path, capsy
     out = capsys.readouterr().out
     assert "spent  " not in out.partition("campaign ")[0]
     assert "node-" not in out
+
+
+@pytest.mark.parametrize(("width", "lines"), [("80", 3), ("68", 6)])
+def test_comments_of_commands_stand_all_beside_or_all_above_them(
+    width: str, lines: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    with open_store(str(tmp_path / "s.db"), create=True) as store:
+        record(start(store, "c"), f"{1:012x}", DONE)
+        winner = best(store, None)[0]
+    print_next_commands("c", winner)
+    printed = capsys.readouterr().out.split("next:\n")[1].splitlines()
+    assert len(printed) == lines

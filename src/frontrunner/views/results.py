@@ -333,8 +333,9 @@ def print_next_commands(
     lines = {located(command): what for command, what in commands.items()}
     out.say("\nnext:", style="bold")
     width = max(map(len, lines))
+    has_room = width + max(map(len, lines.values())) + 6 <= out.width
     for line, what in lines.items():
-        if width + len(what) + 6 <= out.width:
+        if has_room:
             out.say(f"  {line:<{width}}  # {what}")
         else:  # a comment never breaks a command that is copied
             out.say(f"  # {what}")
