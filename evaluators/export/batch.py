@@ -15,9 +15,9 @@ from typing import Any
 
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.base import END_OF_FILE, TrainingJob, comments
+from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import JobEnds, bad_value
-from frontrunner.spaces.problem import Problem
 
 _FIND_SCRIPT = """\
 SCRIPT="${{{{SCRIPT:-{{job}}.{scheduler}.sh}}}}"  # where this script is, to be submitted again: {how}
@@ -150,23 +150,16 @@ def batch_script(scheduler: str, job: TrainingJob, *, dispatch: DispatchSettings
         request = {key: getattr(dispatch, key) for key in SCHEDULERS[scheduler]["request"]}
         setup = (*dispatch.scheduler_options, *setup)  # which a batch system reads up to the first command
     kind, yours = (COMMAND, YOURS_OF_COMMAND) if job.by_command else (REPLAY, (YOURS,))
-    has_gpus, header = job.problem.cluster.backend != "cpu", (*job.header, *yours)
-    return _script(scheduler, kind, figures, header, setup, has_gpus=has_gpus, request=request)
+    backend, header = job.problem.cluster.backend, (*job.header, *yours)
+    return _script(scheduler, kind, figures, header, setup, backend=backend, request=request)
 
 
-def campaign_script(  # noqa: PLR0913 - what a campaign file states
-    scheduler: str,
-    name: str,
-    problem: Problem,
-    dispatch: DispatchSettings,
-    file: Path,
-    header: Sequence[str],
-    *,
-    has_probes: bool,
+def campaign_script(
+    scheduler: str, name: str, cluster: Cluster | None, dispatch: DispatchSettings, file: Path, header: Sequence[str]
 ) -> str:
     """Return a script for sbatch, qsub or bsub that drives the campaign of a file until it is over.
 
-    `has_probes` is False where outcomes are computed or looked up, which needs no nodes.
+    `cluster` is None where outcomes are computed or looked up, which needs no nodes.
     """
     requests_nodes = dispatch.backend == "parsl"
     if dispatch.backend not in (None, "local", "allocation", "parsl"):
@@ -174,23 +167,16 @@ def campaign_script(  # noqa: PLR0913 - what a campaign file states
         raise bad_value("dispatch.backend", dispatch.backend, expected, hint="examples/kubernetes has a driver on Ray")
     if requests_nodes and dispatch.scheduler != scheduler:
         raise bad_value("dispatch.scheduler", dispatch.scheduler, f"{scheduler}, which the driver's own job is for")
-    is_alone = requests_nodes or not has_probes
-    cluster, has_gpus = problem.cluster, problem.cluster.backend != "cpu" and not is_alone
-    figures = {"nodes": cluster.nodes, "per_node": cluster.devices_per_node}
-    if is_alone:
-        figures = {"nodes": 1, "per_node": 2}
-    given = figures | {"job": name, "file": shlex.quote(str(file.absolute()))}
-    asked = {key: getattr(dispatch, key) for key in ("account", "queue")}
-    return _script(
-        scheduler,
-        CAMPAIGN,
-        given,
-        (*header, *YOURS_OF_CAMPAIGN),
-        dispatch.worker_init,
-        has_gpus=has_gpus,
-        holds_probes=not is_alone,
-        request=asked if is_alone else {},
-    )
+    given: dict[str, Any] = {"job": name, "file": shlex.quote(str(file.absolute()))}
+    backend, request = None, dict[str, str | None]()
+    if cluster is None or requests_nodes:
+        given |= {"nodes": 1, "per_node": 2}
+        request = {key: getattr(dispatch, key) for key in ("account", "queue")}
+    else:
+        given |= {"nodes": cluster.nodes, "per_node": cluster.devices_per_node}
+        backend = cluster.backend
+    yours = (*header, *YOURS_OF_CAMPAIGN)
+    return _script(scheduler, CAMPAIGN, given, yours, dispatch.worker_init, backend=backend, request=request)
 
 
 def _script(  # noqa: PLR0913 - what the two kinds of scripts differ in
@@ -200,18 +186,17 @@ def _script(  # noqa: PLR0913 - what the two kinds of scripts differ in
     header: Sequence[str],
     setup: Sequence[str],
     *,
-    has_gpus: bool,
+    backend: str | None,
     request: Mapping[str, str | None],
-    holds_probes: bool = True,
 ) -> str:
-    """Return a script; `request` are words for the head of its job."""
-    known = SCHEDULERS[scheduler]
+    """Return a script; `backend` is that of its nodes, None for a driver alone, `request` words for its job's head."""
+    known, has_gpus = SCHEDULERS[scheduler], backend not in (None, "cpu")
     given = {**AN_HOUR, **figures, "kind": "ngpus" if has_gpus else "ncpus", "end": END_OF_FILE}
     given["slots"] = figures["nodes"] * figures["per_node"]
     words = {key: text.format(**given) for key, text in kind.items()}
     words |= {key: text.format(**given, **words) for key, text in known.items() if isinstance(text, str)}
     directives = words["directives"] + (words["gpus"] if has_gpus else "")
-    directives += words["whole_nodes"] if holds_probes else ""
+    directives += words["whole_nodes"] if backend is not None else ""
     for key, value in request.items():
         directives += known["request"][key].format(value) if value else ""
     commands = "".join(f"{command}\n" for command in setup)

@@ -223,8 +223,8 @@ def _campaign_exported(path: Path, to: str) -> str:
         f"frontrunner campaign {spec.name}: {problem.model.name} on {problem.cluster.name}",
         f"written {now} by frontrunner {__version__}",
     )
-    has_probes = is_dispatched(spec)
-    return campaign_script(to, spec.name, problem, spec.dispatch, path, header, has_probes=has_probes)
+    cluster = problem.cluster if is_dispatched(spec) else None
+    return campaign_script(to, spec.name, cluster, spec.dispatch, path, header)
 
 
 def provenance(file: RecipeFile) -> tuple[str, ...]:
