@@ -37,7 +37,7 @@ from frontrunner.evaluators.tables.reading import read as read_table
 from frontrunner.evaluators.tables.rows import TableProblem
 from frontrunner.evaluators.tables.schema import LeftOut
 from frontrunner.recipe_actions import (
-    Questions,
+    StoredRecipes,
     data_of_file,
     find_recipe,
     names_a_file,
@@ -105,7 +105,7 @@ def export_name(recipe_id: str, to: str) -> str:
 
 
 def exported(
-    store: Questions,
+    store: StoredRecipes,
     recipe: str | Mapping[str, object],
     *,
     to: str,
@@ -169,7 +169,7 @@ def _without_hidden_lines(
 
 
 def _file_and_dispatch(
-    store: Questions, recipe: str | Mapping[str, object], campaign: str | Path | None
+    store: StoredRecipes, recipe: str | Mapping[str, object], campaign: str | Path | None
 ) -> tuple[RecipeFile, DispatchSettings | None]:
     """Return a recipe as a recipe file, and how its campaign reaches nodes; None where only the file is there."""
     if campaign is not None:
@@ -184,7 +184,7 @@ def _file_and_dispatch(
     return file, stored_spec(_source(found).campaign).dispatch.of_group(file.recipe.group)
 
 
-def _stored(store: Questions, recipe: str) -> Explanation:
+def _stored(store: StoredRecipes, recipe: str) -> Explanation:
     """Return a stored recipe; raise `InvalidInput` where it is the name of a campaign instead."""
     try:
         return store.show(recipe)
@@ -265,7 +265,7 @@ def recipe_file(explanation: Explanation) -> RecipeFile:
     return replace(file, measured=measured, origin=replace(file.origin, measured_with=versions))
 
 
-def _planned_file(store: Questions, recipe: str | Mapping[str, object], campaign: Path) -> RecipeFile:
+def _planned_file(store: StoredRecipes, recipe: str | Mapping[str, object], campaign: Path) -> RecipeFile:
     """Return a recipe of a campaign file's space as a file, with its figures where the store has some."""
     spec = read_campaign_file(campaign).spec
     _, _, found = find_recipe(store.show, recipe, campaign)

@@ -52,7 +52,7 @@ def names_a_file(recipe: str) -> bool:
     return recipe.endswith((".json", ".toml")) or "/" in recipe
 
 
-class Questions(Protocol):
+class StoredRecipes(Protocol):
     """What the functions here ask of a store, which is a `LocalStore` or a `RemoteStore`."""
 
     url: str
@@ -140,7 +140,7 @@ def recipe_of(spec: CampaignSpec, recipe: str) -> Recipe:
 
 
 def breakdown_of(
-    store: Questions,
+    store: StoredRecipes,
     recipe: str | Mapping[str, object],
     campaign: str | Path | None,
     opened: Callable[[], AbstractContextManager[Store]] | None = None,
