@@ -37,6 +37,8 @@ class Reason:
 FP8_MULTIPLES = {"tensorwise": 16, "rowwise": 16, "mxfp8": 32}
 """What both sides of a factor in 8 bits divide by: torch's `_scaled_mm` (aten/src/ATen/native/cuda/ScaledBlas.cpp), and
 torchao's casts to blocks (prototype/mx_formats/kernels.py, `mxfp8_quantize_cuda`)."""
+OTHER_NUMBERS = 'trains with other numbers: set problem.tolerance = "quantized" to accept that'
+NO_DISK = "offload nvme needs a folder on each node's own fast disk: set cluster.nvme_path"
 Refusals = Iterator[tuple[str, str]]
 """Codes and texts of reasons."""
 Rules = Callable[[Recipe, Problem], Refusals]
@@ -239,8 +241,7 @@ def _quantized(recipe: Recipe, problem: Problem) -> Refusals:
     if recipe.engine != "deepspeed":
         yield "quantized-engine", f"only the deepspeed engine has {what}"
     if problem.tolerance != "quantized":
-        text = f'{what} trains with other numbers: set problem.tolerance = "quantized" to accept that'
-        yield "quantized-tolerance", text
+        yield "quantized-tolerance", f"{what} {OTHER_NUMBERS}"
     if problem.cluster.backend not in ("cuda", "rocm"):
         text = f"{what} runs in DeepSpeed's CUDA and HIP kernels, which {problem.cluster.backend} devices do not have"
         yield "quantized-backend", text
@@ -265,7 +266,7 @@ def _fp8(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a list o
         text = f"{what} goes with what else is in bf16: problem.precision is {problem.precision}; use fp8 none"
         yield "fp8-precision", text
     if problem.tolerance != "quantized":
-        yield "fp8-tolerance", f'{what} trains with other numbers: set problem.tolerance = "quantized" to accept that'
+        yield "fp8-tolerance", f"{what} {OTHER_NUMBERS}"
     if cluster.backend not in ("cuda", "rocm"):
         yield "fp8-backend", f"{what} needs products in 8 bits, which {cluster.backend} devices do not have; use none"
     elif cluster.peak_flops("fp8") is None and cluster.matmul_flops("fp8") is None:
@@ -397,7 +398,7 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C
         kept = "the very tensors that selective recompute keeps, and sums them again; use recompute full or none"
         yield "deepspeed-selective-tensor", f"wrong gradients: AutoTP sums over its ranks into {kept}"
     if offload == "nvme" and problem.cluster.nvme_path is None:
-        yield "offload-nvme", "offload nvme needs a folder on each node's own fast disk: set cluster.nvme_path"
+        yield "offload-nvme", NO_DISK
     if offload != "none" and is_whole:
         yield "offload-sharding", f"offload is a part of ZeRO 1 to 3; sharding is {recipe.sharding_name}"
     if offload in ("optimizer+parameters", "nvme"):

@@ -14,6 +14,7 @@ from frontrunner.evaluators.export import reading
 from frontrunner.evaluators.export.base import Export, Refusal, Tool
 from frontrunner.evaluators.export.reading import Given, Table
 from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.spaces.legality import NO_DISK
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import ZERO_PLUS_PLUS, Recipe
 from frontrunner.spaces.sharding import SHARDING_NAMES
@@ -89,7 +90,7 @@ def zero_refusals(problem: Problem, recipe: Recipe) -> tuple[Refusal, ...]:
     unsaid = f"DeepSpeed has ZeRO 0 to 3 over all replicas, not {name}"
     return (
         (name not in SHARDING_NAMES, "sharding-unsaid", unsaid),
-        (no_disk, "offload-nvme", "offload nvme needs a folder on each node's own fast disk: set cluster.nvme_path"),
+        (no_disk, "offload-nvme", NO_DISK),
     )
 
 

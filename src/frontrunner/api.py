@@ -161,7 +161,7 @@ def changed_since_launch(campaign: str | None = None, *, store: str | None = Non
         if spec.file is None or not Path(spec.file).is_file():
             return None
         try:
-            table = read_toml(Path(spec.file), "campaign file", "`frontrunner init` writes one")
+            table = read_toml(Path(spec.file))
             changes = {key: text for key, (was, text) in spec.changes.items() if value_of(table, key) == was}
             file = read_campaign_file(Path(spec.file), changes)
         except FrontrunnerError as error:

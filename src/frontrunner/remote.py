@@ -419,7 +419,7 @@ def _table(campaign: CampaignSource) -> Table:
         return with_model_inside(dict(campaign), Path())
     if isinstance(campaign, str | Path):
         path = Path(campaign)
-        return with_model_inside(read_toml(path, "campaign file", "`frontrunner init` writes one"), path.parent)
+        return with_model_inside(read_toml(path), path.parent)
     raise errors.InvalidInput(f"campaign = {errors.shown(campaign)}: expected a campaign file's path, or its tables")
 
 

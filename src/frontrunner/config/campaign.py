@@ -510,7 +510,7 @@ def read_campaign_file(path: Path, changes: Mapping[str, str] = MappingProxyType
 
     `changes` are values as TOML by their keys, as `budget.probes`, in place of the file's.
     """
-    table = read_toml(path, "campaign file", "`frontrunner init` writes one")
+    table = read_toml(path)
     with errors.naming(path):
         kept = {key: text for key, text in changes.items() if not key.startswith("store.")}  # which has passwords
         replaced = {key: (value_of(table, key), text) for key, text in kept.items()}

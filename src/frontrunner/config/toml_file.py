@@ -27,7 +27,7 @@ def read_text(path: Path, what: str, hint: str | None = None, *, most_bytes: int
         raise InvalidInput(f"{path} is not text in UTF-8: byte {error.start + 1} does not fit") from None
 
 
-def read_toml(path: Path, what: str, hint: str) -> Table:
+def read_toml(path: Path, what: str = "campaign file", hint: str = "`frontrunner init` writes one") -> Table:
     """Return the content of a TOML file, read as by `read_text`."""
     return parse_toml(read_text(path, what, hint), str(path))
 
