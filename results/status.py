@@ -284,9 +284,7 @@ def explain(store: Store, recipe_id: str, campaign: str | None = None) -> Explan
     begins so, and where `campaign` did not try it.
     """
     wanted = None if campaign is None else store.campaign(campaign).id
-    prefix = recipe_id.strip().lower()
-    if len(prefix) < MIN_PREFIX:
-        raise bad_value("recipe id", prefix, f"at least the first {MIN_PREFIX} characters of one")
+    prefix = id_prefix(recipe_id)
     with store.database.read() as connection:
         full_id = _complete_id(connection, prefix)
         trials = values(connection, Trial, TrialRow.recipe_id == full_id, order=TrialRow.campaign_id.desc())
@@ -296,6 +294,14 @@ def explain(store: Store, recipe_id: str, campaign: str | None = None) -> Explan
         tried = ", ".join(row.campaign.name for row in found)
         raise NotFound(f"campaign {campaign} did not try recipe {full_id}", hint=f"it was tried in: {tried}")
     return Explanation(recipe_id=full_id, recipe=found[0].trial.recipe, appearances=tuple(found))
+
+
+def id_prefix(text: str) -> str:
+    """Return the beginning of a recipe's id as ids are written; raise `InvalidInput` for a short one."""
+    prefix = text.strip().lower()
+    if len(prefix) < MIN_PREFIX:
+        raise bad_value("recipe id", text, f"at least the first {MIN_PREFIX} characters of one")
+    return prefix
 
 
 def measured_with(store: Store, recipe: Recipe) -> list[Campaign]:

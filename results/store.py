@@ -147,7 +147,7 @@ class Store:
         require_campaign_name("campaign.name", name)
         with self.database.write(whole_store=True) as connection:
             now = timestamp(self.database.now(connection))
-            self._refuse_taken(connection, name)
+            self.refuse_taken(connection, name)
             made = insert(CampaignRow).values(
                 name=name,
                 state=CampaignState.CREATED,
@@ -165,7 +165,7 @@ class Store:
         require_campaign_name("name", name)
         with self.alone(campaign) as (connection, found):
             refuse_referred(connection, campaign)
-            self._refuse_taken(connection, name)
+            self.refuse_taken(connection, name)
             self._change(connection, found, "renamed", {"earlier": campaign, "name": name}, name=name)
 
     def respecify(self, campaign: str, spec_json: str, kind: str, data: Mapping[str, object], *, driven: bool) -> None:
@@ -220,12 +220,11 @@ class Store:
         connection.execute(mine.values(updated_at=now, **columns))
         connection.execute(insert(EventRow).values(campaign_id=found.id, at=now, kind=kind, data_json=text))
 
-    def _refuse_taken(self, connection: Connection, name: str) -> None:
+    def refuse_taken(self, connection: Connection, name: str, hint: str | None = None) -> None:
+        """Raise `NameTaken` where a campaign has this name."""
         if connection.execute(select(CampaignRow.id).where(CampaignRow.name == name)).first():
-            raise NameTaken(
-                f"campaign {name!r} exists already in {self.url}",
-                hint=f"choose another name, or go on with it: frontrunner resume {name}",
-            )
+            hint = hint or f"choose another name, or go on with it: frontrunner resume {name}"
+            raise NameTaken(f"campaign {name!r} exists already in {self.url}", hint=hint)
 
     @contextmanager
     def alone(self, name: str, *, driven: bool = False) -> Iterator[tuple[Connection, Campaign]]:

@@ -351,9 +351,7 @@ def unarchive(path: Path, target: str, *, name: str | None, check_spec: CheckSpe
             if found.state is CampaignState.RUNNING:
                 changes |= {"state": CampaignState.STOPPED, "state_reason": NOT_HERE}
             with open_store(target) as store, store.database.write(whole_store=True) as connection:
-                if connection.execute(select(CampaignRow.id).where(CampaignRow.name == wanted)).first():
-                    message = f"campaign {wanted!r} exists already in {store.url}"
-                    raise InvalidInput(message, hint="give another with --name")
+                store.refuse_taken(connection, wanted, "give another with --name")
                 campaign_id, counts = _copy_campaign(archived, reading, found.id, connection, **changes)
                 data = {"file": path.name, "sha256": chain.sha256, "attempts": counts["attempts"], USER: acting_user()}
                 event = {"campaign_id": campaign_id, "kind": UNARCHIVED, "data_json": canonical_json(data)}

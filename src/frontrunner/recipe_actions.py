@@ -29,7 +29,7 @@ from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import commands_of
 from frontrunner.results.provenance import TrainingData
 from frontrunner.results.records import Campaign, CampaignList
-from frontrunner.results.status import Explanation, explain, measured_with
+from frontrunner.results.status import MOST_CANDIDATES, Explanation, explain, id_prefix, measured_with
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
@@ -42,9 +42,6 @@ from frontrunner.spaces.space import Space, Survey, divisors
 from frontrunner.spaces.validation import validate
 from frontrunner.spaces.variants import variant, with_values
 from frontrunner.text import counted, gib, thousands
-
-LEAST_DIGITS = 4
-MOST_CANDIDATES = 8
 
 
 def names_a_file(recipe: str) -> bool:
@@ -110,9 +107,7 @@ def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
 
 def recipe_by_id(spec: CampaignSpec, beginning: str, remedy: str = "") -> Recipe:
     """Return the legal recipe of the campaign's space whose id has this prefix, else a hint that begins so."""
-    wanted = beginning.strip().lower()
-    if len(wanted) < LEAST_DIGITS:
-        raise bad_value("recipe id", beginning, f"at least the first {LEAST_DIGITS} characters of one")
+    wanted = id_prefix(beginning)
     recipes = spec.survey().recipes
     ids = enumerate(recipe_ids(spec.problem, recipes))
     found = {name: recipes[row] for row, name in ids if name.startswith(wanted)}
