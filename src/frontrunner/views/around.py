@@ -10,7 +10,7 @@ from frontrunner.evaluators.analytic.variations import Found, MeasuredScaling, S
 from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.text import counted, gib, percent, thousands
 from frontrunner.views.charts.marks import shown
-from frontrunner.views.columns import Column, words
+from frontrunner.views.columns import SCALINGS, Column, words
 from frontrunner.views.terminal import column_table, console
 
 
@@ -88,11 +88,7 @@ def print_sweep(found: Sweep) -> None:
 def print_measured_scaling(found: MeasuredScaling) -> None:
     """Print strong and weak scaling."""
     out = console()
-    titles = {
-        "strong scaling: the same global batch on all": found.strong,
-        "weak scaling: the global batch grows with the nodes": found.weak,
-    }
-    for title, rows in titles.items():
+    for title, rows in zip(SCALINGS, (found.strong, found.weak), strict=True):
         out.print()
         out.print(column_table(title, SCALED, rows, width=out.width))
         whole = (row.nodes for row in rows if 1.0 in (row.efficiency, row.estimated_efficiency))

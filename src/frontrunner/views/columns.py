@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from frontrunner.results.pages import TrialOutcome
     from frontrunner.results.status import Appearance, ExplainedAttempt, Neighbor
 
+SCALINGS = ("strong scaling: the same global batch on all", "weak scaling: the global batch grows with the nodes")
 Row = TypeVar("Row")
 Other = TypeVar("Other")
 

@@ -47,6 +47,7 @@ from frontrunner.views.columns import (
     RATE_BOUNDS,
     RECIPE,
     RECIPE_ID,
+    SCALINGS,
     TRAINING,
     Column,
     limited_by,
@@ -158,11 +159,7 @@ SCALING: tuple[Column[ScalingRow], ...] = (
 def print_scaling(found: Scaling) -> None:
     """Print both tables, the reasons of their gaps, and what may bound them."""
     out = console()
-    tables = {
-        "strong scaling: the same global batch on all": found.strong,
-        "weak scaling: the global batch grows with the nodes": found.weak,
-    }
-    for title, rows in tables.items():
+    for title, rows in zip(SCALINGS, (found.strong, found.weak), strict=True):
         out.print()
         out.print(column_table(title, SCALING, rows, width=out.width, bold=lambda row: row.is_best))
         for row in rows:
