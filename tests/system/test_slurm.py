@@ -495,13 +495,14 @@ def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_stopped_and_a_k
 
 
 @pytest.mark.timeout(1000)
+@pytest.mark.alone
 def test_a_batch_script_submits_itself_again_until_the_replay_is_done(
     measured: tuple[Path, str], uninterrupted: list[dict[str, str]], slurm: SlurmCluster, tmp_path: Path
 ) -> None:
     home, recipe = measured
     exported = frontrunner("export", recipe, "--to", "slurm", cwd=home)
     assert exported.returncode == 0, exported.stderr
-    margin = '"$([ "${SLURM_RESTART_COUNT:-0}" -lt 2 ] && echo 95 || echo 5)"'  # of two minutes
+    margin = '"$([ "${SLURM_RESTART_COUNT:-0}" -lt 2 ] && echo 95 || echo 20)"'  # of two minutes
     options = " ".join((*REPLAY[2:], "--anyway", "--stop-margin", margin))
     script = exported.stdout.replace('--steps "$STEPS"', f'--steps "$STEPS" {options}')
     (tmp_path / "replay.sh").write_text(script.replace("\npython -m", f"\n{sys.executable} -m"))
