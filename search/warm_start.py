@@ -93,7 +93,7 @@ class PriorResults:
         if used and origins:
             found["origins"] = ", ".join(origins[:MOST_ORIGINS]) + (", ..." if len(origins) > MOST_ORIGINS else "")
         if not used and self.evidence:
-            found["left out: the strategy does not learn from before"] = len(self.evidence)
+            found["left out: that the strategy does not learn from"] = len(self.evidence)
         return found | {f"left out: {reason}": count for reason, count in sorted(self.left_out.items())}
 
 

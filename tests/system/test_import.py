@@ -54,7 +54,7 @@ def test_a_table_is_imported_and_a_campaign_begins_with_it(tmp_path: Path) -> No
     told = api.status("warm", store=str(tmp_path / "frontrunner.db")).last_events
     assert [event.data["learned_from"] for event in told if event.kind == "evidence"] == [5]
     write_toml(tmp_path / "cold.toml", CAMPAIGN | {"name": "cold", "search": {"strategy": "random"}})
-    assert "7 the strategy does not learn from before" in frontrunner("launch", "cold.toml", cwd=tmp_path).stderr
+    assert "7 that the strategy does not learn from" in frontrunner("launch", "cold.toml", cwd=tmp_path).stderr
     write_toml(tmp_path / "cold.toml", CAMPAIGN | {"name": "none", "search": {"warm_start": False, "reuse": False}})
     assert "warm start" not in frontrunner("launch", "cold.toml", cwd=tmp_path).stderr
     shown = frontrunner("best", "sweep-llama-1b-8x-s2048-b64", cwd=tmp_path).stdout
