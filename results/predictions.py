@@ -26,7 +26,7 @@ SMALL_SCALE = "small_scale"
 FIGURES = ("tokens_per_s", "low", "high", "chance")
 OUTLOOK = "outlook"
 NO_OUTLOOK = "no-outlook"
-"""Event of an outcome after which a strategy expects nothing more, as it did before."""
+"""Event of an outcome after which a strategy has no forecast, where it had one before."""
 MOST_NAMED = 100
 """Trials whose events are looked for one by one."""
 PROPOSED = "proposed"

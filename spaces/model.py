@@ -171,8 +171,8 @@ class Model:
     balancing_weight: float = 0.001
     """The auxiliary loss's coefficient, or by how much a step moves an expert's bias up or down."""
     mtp_layers: int = 0
-    """Layers after the last that predict further tokens (multi-token prediction), each by a projection of its own and
-    the shared head. Other trainers train them; the built-in one does not."""
+    """Layers of multi-token prediction (MTP), after the last: each predicts one token further ahead, by a projection of
+    its own and the shared head. Other trainers train them; the built-in one does not."""
     attention_window: int | None = None
     """Positions that a token attends to, its own the last of them; by default all up to its own."""
     full_attention_every: int = 0
@@ -321,7 +321,7 @@ class Model:
     def require_trained(self) -> None:
         """Raise `InvalidInput` if the built-in trainer does not train such a model."""
         if self.mtp_layers:
-            expected = "0 for the built-in trainer, which trains no layers that predict further tokens"
+            expected = "0 for the built-in trainer, which has no multi-token prediction"
             hint = 'estimates (`frontrunner plan`) and evaluator = "command" take them'
             raise bad_value("model.mtp_layers", self.mtp_layers, expected, hint=hint)
 
@@ -446,8 +446,8 @@ class Model:
     def parameters(self) -> int:
         """All trained parameters: matrices, biases, norms, embedding, head unless tied, learned positions.
 
-        Embedding and head count with `padded_vocabulary` rows, learned positions with `max_positions`. A layer that
-        predicts a further token has `mtp_parameters` besides, and three norms (arXiv 2412.19437, section 2.2).
+        Embedding and head count with `padded_vocabulary` rows, learned positions with `max_positions`. An MTP
+        layer has `mtp_parameters` besides, and three norms (arXiv 2412.19437, section 2.2).
         """
         has_all = self.biases == "all"
         biases = self.q_hidden + 2 * self.kv_hidden if self.biases != "none" else 0
@@ -467,7 +467,7 @@ class Model:
 
     @property
     def mtp_parameters(self) -> int:
-        """Those of the projection of a layer that predicts a further token: of its input and of that token's row."""
+        """Those of the projection of an MTP layer: of its input and of the further token's row of the embedding."""
         return 2 * self.hidden**2
 
     def attended(self, sequence_length: float) -> float:
@@ -496,7 +496,7 @@ class Model:
         return 2.0 * self.hidden * self.padded_vocabulary
 
     def mtp_flops_per_token(self, sequence_length: float, *, causal: bool = False) -> float:
-        """Forward FLOPs of the layers that predict further tokens for one token, with projections and heads."""
+        """Forward FLOPs of the MTP layers for one token, with their projections and passes through the head."""
         layer = 2.0 * (self.active_matmul_parameters_per_layer + self.mtp_parameters) + self.head_flops_per_token()
         return self.mtp_layers * (layer + self.attention_flops_per_token(sequence_length, causal=causal))
 

@@ -52,10 +52,9 @@ def leading(counts: Sequence[int], first: int) -> list[int]:
 def balanced_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
     """Return how many layers each stage holds so that the busiest pipeline rank has as little to do as possible.
 
-    A rank's work are the FLOPs of a micro-batch, recompute included, of its layers and of the head, with which the last
-    stage predicts further tokens. Ties are broken
-    by the busiest stage, then by the most parameters of a rank. Layers cost the same, so that giving each in turn
-    to the least busy is optimal.
+    A rank's work are the FLOPs of a micro-batch, recompute included, of its layers, and on the last stage of the head
+    and of MTP layers. Ties are broken by the busiest stage, then by the most parameters of a rank. Layers cost the
+    same, so that giving each in turn to the least busy is optimal.
     """
     model = problem.model
     # FLOPs of a token in a step, what is computed a second time included.

@@ -241,11 +241,10 @@ def _elementwise(machine: Machine, work: Workload) -> Passes:
 def head(machine: Machine, work: Workload) -> Passes:
     """Return the output projection and the loss; in pieces, both run forward once more.
 
-    Each layer that predicts a further token runs them too, after a projection of its own.
-
     The loss converts logits to fp32; fused, or compiled in one piece, it reads them twice and writes their gradient.
     Where they are not sharded, those of the whole vocabulary are gathered: twice copied and read for the accuracy, 12
-    bytes, and backward the gradient of the chosen ones is a matrix of its own, 8.
+    bytes, and backward the gradient of the chosen ones is a matrix of its own, 8. Each MTP layer runs both once more,
+    after a projection of its own.
     """
     share = work.vocabulary / (work.tensor_parallel if machine.software.splits_tables else 1.0)
     projection = linear(machine, work.tokens, work.hidden, share, work.bytes_per_value)

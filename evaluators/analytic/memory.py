@@ -157,8 +157,8 @@ def memory_of_ranks(machine: Machine, work: Workload) -> tuple[PeakMemory, PeakM
     )
 
 
-def head_table(work: Workload, *, beside_embedding: Rows) -> Rows:
-    """Return the parameters that come with the head: its table, and projections of layers that predict further tokens.
+def head_parameters(work: Workload, *, beside_embedding: Rows) -> Rows:
+    """Return the parameters that come with the head: its table, and the projections of MTP layers.
 
     These need the embedding, too, of which a rank that has it not holds a copy. A tied head is the embedding.
     """
@@ -205,7 +205,8 @@ def _rank(
     others: Rows
     layers, dense = getattr(work, f"layers_{place}"), getattr(work, f"dense_{place}")
     others = layers * 2 * work.hidden / work.tensor_parallel
-    tables = has_embedding * work.vocabulary * work.hidden + has_head * head_table(work, beside_embedding=has_embedding)
+    tables = has_embedding * work.vocabulary * work.hidden
+    tables = tables + has_head * head_parameters(work, beside_embedding=has_embedding)
     others = others + tables / (work.tensor_parallel if software.splits_tables else 1.0)
     count = work.over_layers(layers, dense, lambda of: of.layer_share) + others
 
@@ -226,7 +227,7 @@ def _rank(
         received = (work.virtual_stages - has_embedding) * waiting
         received = received + (work.virtual_stages - has_head) * work.accumulation
         activations = activations + np.where(work.pipeline_parallel > 1, received * boundary_bytes(work), 0.0)
-    if work.mtp_layers.any():  # the norms' two inputs and what they make, joined, of each further token
+    if work.mtp_layers.any():  # of each, its two norms' inputs, and what they make of them, joined
         joined = np.where(has_head & ~work.recompute_full, 4.0, 0.0) * work.mtp_layers * boundary_bytes(work)
         activations = activations + in_flight * joined
     logits = work.tokens * work.vocabulary / (work.tensor_parallel if software.sharded_logits else 1.0)
@@ -402,7 +403,7 @@ def fullest_parameters(machine: Machine, work: Workload) -> Rows:
     """Return the parameters of the rank that holds most, before any sharding over replicas."""
     ways = work.tensor_parallel if machine.software.splits_tables else number(1)
     table = work.vocabulary * work.hidden / ways
-    beside, apart = (head_table(work, beside_embedding=number(place)) / ways for place in (1, 0))
+    beside, apart = (head_parameters(work, beside_embedding=number(place)) / ways for place in (1, 0))
     first, middle, last = (
         work.over_layers(getattr(work, f"layers_{place}"), getattr(work, f"dense_{place}"), lambda of: of.layer_share)
         for place in ("first", "middle", "last")

@@ -396,7 +396,7 @@ def stage_layers(recipe: Recipe, model: Model, split: Split) -> tuple[Sequence[i
 
 
 def with_mtp(counts: Sequence[int], mtp_layers: int, last: int = -1) -> Sequence[int]:
-    """Return layers by rank or stage, with those that predict further tokens where the last ones are."""
+    """Return layers by rank or stage, with the MTP layers where the last ones are."""
     held = [*counts]
     held[last] += mtp_layers
     return held

@@ -728,7 +728,7 @@ def _norm_notes(model: Model) -> tuple[str, ...]:
 
 
 def _parts(model: Model) -> dict[str, object]:
-    """Return Megatron-LM's options, without dashes, that state a model's experts, latent attention and further tokens.
+    """Return Megatron-LM's options, without dashes, that state a model's experts, latent attention and MTP layers.
 
     The softmax is over the chosen experts where they are renormalized, else over all of them before the choice.
     """
@@ -822,7 +822,7 @@ def _yarn(scaling: RotaryScaling) -> RotaryScaling:
 def layout(layers: Sequence[int], mtp_layers: int = 0) -> str:
     """Return stages as --pipeline-model-parallel-layout has them: `Ett|tt|tmL`, embedding first and loss last.
 
-    Before the loss are the layers that predict further tokens.
+    `m` are MTP layers, before the loss.
     """
     return "E" + "|".join("t" * count for count in layers) + "m" * mtp_layers + "L"
 

@@ -422,9 +422,9 @@ def software_of(row: Row) -> SoftwareSettings:
 
 
 def layers_before_mtp(layers: int, stages: int, mtp_layers: int) -> tuple[int, ...]:
-    """Return the layers of stages of which the last predicts further tokens, as NVIDIA lays out DeepSeek-V3.
+    """Return the layers of stages of which the last has the MTP layers, as NVIDIA lays out DeepSeek-V3.
 
-    Its head counts as two layers, and each of those that predict further tokens as one, where so many are at hand
+    Its head counts as two layers and each MTP layer as one, where so many are at hand
     (NVIDIA-NeMo/Megatron-Bridge, `recipes/deepseek/h100/deepseek_v3.py`).
     """
     besides = mtp_layers + 2
