@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -142,7 +143,8 @@ def installing(what: str) -> str:
     python, requirement = shlex.quote(sys.executable), shlex.quote(what)
     if holds(CONSTRAINTS.is_file):
         requirement = f"-c {shlex.quote(str(CONSTRAINTS))} {requirement}"
-    if find_spec("pip") is None:  # as in the environments that uv makes
+    # As in the environments that uv makes. `find_spec` would ask setuptools' hook, which warns of distutils on stderr.
+    if PathFinder.find_spec("pip") is None:
         return f"uv pip install --python {python} {requirement}"
     return f"{python} -m pip install {requirement}"
 

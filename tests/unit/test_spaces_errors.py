@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import date
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -102,8 +104,13 @@ def test_a_package_is_installed_in_the_environment_at_hand(
     found: object, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.executable", "/of mine/bin/python")
-    monkeypatch.setattr("frontrunner.spaces.errors.find_spec", lambda name: {"pip": found}[name])
+    monkeypatch.setattr("frontrunner.spaces.errors.PathFinder.find_spec", lambda name: {"pip": found}[name])
     monkeypatch.setattr("frontrunner.spaces.errors.CONSTRAINTS", tmp_path / "c.txt")
     assert installing("frontrunner[report]") == command.format(constraints="")
     (tmp_path / "c.txt").touch()
     assert installing("frontrunner[report]") == command.format(constraints=f" -c {tmp_path}/c.txt")
+
+
+def test_telling_how_a_package_is_installed_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distutils", ModuleType("distutils"))  # setuptools warns where pip is looked for
+    assert "'frontrunner[report]'" in installing("frontrunner[report]")

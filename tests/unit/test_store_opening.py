@@ -71,7 +71,11 @@ def test_what_names_no_database_is_refused(url: str) -> None:
         open_store(url)
 
 
-@pytest.mark.parametrize("url", ["postgresql+nosuchdriver://me:hush@db/x", "not a scheme://me:hush@db/x"])
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql+nosuchdriver://me:hush@db/x", "not a scheme://me:hush@db/x"],
+    ids=["no such driver", "no scheme"],
+)
 def test_a_database_that_cannot_be_reached_is_named_without_its_password(url: str) -> None:
     with pytest.raises(InvalidInput, match=r"://me:[^h]+@db/x") as refused:
         open_store(url)
