@@ -183,7 +183,7 @@ class SpeedModel:
 
     def linear_mean(self) -> Rows:
         """Predict all own rows without what neighbors have in common: cheap, to choose which rows to look at."""
-        found = self._log_speed
+        found = self._log_speed.copy()
         for scales, weight, fit in self._fits:
             slopes = scales.amplitude**2 * (self._inputs[self._rows].T @ fit.solution)
             factors = scales.common**2 + OTHER_PROBLEM**2 / 2 * (self._problem[self._rows] == 0)

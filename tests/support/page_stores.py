@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.predictions import PROPOSED, Belief, Proposed
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.spaces.document import recipe_id
@@ -31,6 +32,12 @@ TABLE: dict[str, Any] = {
     "space": {"tensor_parallel": [1, 2, 4], "pipeline_parallel": [1, 2], "micro_batch_seqs": [1, 2, 4]},
     "budget": {"probes": 12},
 }
+EXPECTED = Proposed(
+    tokens_per_s=3e9,
+    chance=0.9,
+    expected_improvement=0.1,
+    belief=Belief(x="tensor_parallel", y="pipeline_parallel", cells=((1, 1, 3e9), (4, 2, 2e9))),
+)
 
 
 def page_store(
@@ -60,6 +67,7 @@ def _campaign(store: Store, name: str, figures: str, table: Mapping[str, Any]) -
     for place, recipe in enumerate(survey.recipes[:4]):
         ids.append(recipe_id(spec.problem, recipe))
         trial = writer.propose(ids[-1], recipe)
+        writer.event(PROPOSED, trial=trial.number, **asdict(EXPECTED))
         attempt = writer.start_attempt(trial, run_folder="/runs/1")
         failed = Failure(kind=FailureKind.CRASHED, message=SCRIPT, log_tail=f"\x1b[31m{SCRIPT}\n")
         times = ((0.1 + place / 10), (0.11 + place / 10))

@@ -111,7 +111,8 @@ def test_a_search_is_filmed_over_dimensions_of_choice(service: tuple[Served, str
         assert page.locator("#film").evaluate("one => one.scrollWidth <= one.clientWidth")
         for canvas in (".film-map", ".film-course"):
             assert painted(page, canvas) > 3, canvas
-        words = page.locator(".film-words")
+        title, words = page.locator(".film-map-title"), page.locator(".film-words")
+        api.expect(title).to_have_text("Best tokens/s so far, and what the strategy expected")
         api.expect(words).to_contain_text("4 of 4")
         page.locator(".film-scrub input").focus()
         page.keyboard.press("Home")
@@ -119,5 +120,7 @@ def test_a_search_is_filmed_over_dimensions_of_choice(service: tuple[Served, str
         assert recipe in page.locator(".film-words a").get_attribute("href")
         page.locator("#film select[name=y]").select_option("micro_batch_seqs")
         page.locator('#film[data-drawn="tensor_parallel micro_batch_seqs"]').wait_for()
+        api.expect(title).to_have_text("Best tokens/s so far")
+        api.expect(page.locator(".film-notes")).to_contain_text("over tensor_parallel and pipeline_parallel alone")
         page.locator("#film button").click()
         api.expect(words).to_contain_text("4 of 4")

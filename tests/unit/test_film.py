@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from frontrunner.results.outcome import Failure, FailureKind
-from frontrunner.results.predictions import PROPOSED, Expected
+from frontrunner.results.predictions import PROPOSED, Belief, Expected
 from frontrunner.results.store import open_store
 from frontrunner.search.campaign_setup import problem_summary
 from frontrunner.spaces.document import recipe_id
@@ -17,13 +17,18 @@ from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from frontrunner.spaces.validation import dump_json
 from frontrunner.store import LocalStore
 from frontrunner.views import film as filming
-from frontrunner.views.film import in_words, write_film
+from frontrunner.views.film import believed_at, in_words, write_film
 from support.charted import measured, spec
 
 pytestmark = pytest.mark.unit
 LOST = Failure(kind=FailureKind.LOST, message="", node_seconds=1.0)
 FULL = Failure(kind=FailureKind.OUT_OF_MEMORY, message="", node_seconds=1.0)
 EXPECTED = Expected(tokens_per_s=450.0, chance=0.9, expected_improvement=0.1)
+BELIEFS = {
+    0: Belief(x="tensor_parallel", y="micro_batch_seqs", cells=((1, 1, 450.0), (2, 4, 700.0))),
+    4: Belief(x="tensor_parallel", y="micro_batch_seqs", cells=((1, 1, 300.0), (2, 2, 480.0))),
+}
+"""Over the map, by the places of the recipes that were then chosen."""
 
 
 @pytest.fixture
@@ -42,7 +47,7 @@ def store(tmp_path: Path) -> LocalStore:
         for place, outcomes in ((0, [LOST, measured(300.0)]), (1, [FULL]), (4, [measured(500.0)])):
             trial = writer.propose(recipe_id(campaign.problem, recipes[place]), recipes[place])
             if place != 1:
-                writer.event(PROPOSED, **asdict(EXPECTED), trial=trial.number)
+                writer.event(PROPOSED, **asdict(EXPECTED), belief=asdict(BELIEFS[place]), trial=trial.number)
             for number, outcome in enumerate(outcomes, start=1):
                 attempt = writer.start_attempt(trial, run_folder=f"/runs/{place}")
                 writer.finish_attempt(attempt, outcome, retry=number < len(outcomes))
@@ -63,6 +68,27 @@ def test_outcomes_have_their_places_the_best_so_far_and_the_stored_expectation_o
     assert in_words(found.shots[-1]) == "500 tokens/s (expected 450, chance to run 90 %)"
     turned = store.film(x="micro_batch_seqs")
     assert [(shot.x, shot.y) for shot in turned.shots] == [(shot.y, shot.x) for shot in found.shots]
+
+
+def test_the_map_has_what_was_expected_at_its_places_when_the_last_recipe_was_chosen(store: LocalStore) -> None:
+    found = store.film()
+
+    assert found.believed == ("tensor_parallel", "micro_batch_seqs")
+    assert [shot.belief for shot in found.shots] == [
+        ((450.0, None), (None, None), (None, 700.0)), None, None, ((300.0, None), (None, 480.0), (None, None)),
+    ]  # fmt: skip
+    assert believed_at(found, 3) == {(1, 1): 450.0, (2, 4): 700.0}
+    assert believed_at(found, 4) == {(1, 1): 300.0, (2, 2): 480.0}
+    assert believed_at(store.film(x="micro_batch_seqs"), 4) == {(1, 1): 300.0, (2, 2): 480.0}
+
+
+def test_a_map_of_other_dimensions_has_outcomes_alone(tmp_path: Path, store: LocalStore) -> None:
+    with open_store(str(tmp_path / "store.db")) as opened:
+        campaign = opened.campaign("tiny")
+        writer = opened.drive(opened.acquire_lease(campaign.id, host="here", pid=1, take_over=True))
+        other = asdict(Belief(x="tensor_parallel", y="recompute", cells=((1, "none", 9.0),)))
+        writer.event(PROPOSED, **asdict(EXPECTED), belief=other, trial=2)
+    assert [shot.belief is None for shot in store.film().shots] == [False, True, True, False]
 
 
 def test_a_film_pools_repeats_as_the_ranking_does(store: LocalStore, tmp_path: Path) -> None:

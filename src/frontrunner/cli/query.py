@@ -275,7 +275,8 @@ def plot(campaign: str | None, out: Path, figure: str | None, wanted: str | None
 def film(campaign: str | None, out: Path, x: str | None, y: str | None, backend: Backend) -> None:
     """Write how the search of CAMPAIGN (default: the newest) filled a map of two dimensions, probe by probe.
 
-    Beside the map stand the outcomes and, where the strategy stored it, what it expected of each when it chose it.
+    Beside the map stand the outcomes and, where the strategy stored it, what it expected of each when it chose it. The
+    default map also shows what it expected of the fastest recipe at each place.
     """
     from frontrunner.views.film import check_film_file, write_film
 

@@ -5,7 +5,7 @@
   if (!root) return;
   const find = (name) => root.querySelector(name);
   const map = find(".film-map"), course = find(".film-course"), scrub = find(".film-scrub input"), play = find("button");
-  const words = find(".film-words"), HEIGHT = 320, PLAYED_S = 15, LONGEST_S = 0.5;
+  const words = find(".film-words"), HEIGHT = 320, FONT = "11.5px system-ui, sans-serif", PLAYED_S = 15, LONGEST_S = 0.5;
   let film, colors, timer = 0, asked = 0;
 
   const thousands = (value) => Math.round(value).toLocaleString("en");
@@ -25,7 +25,7 @@
     canvas.style.height = `${HEIGHT}px`;
     const found = canvas.getContext("2d");
     found.scale(ratio, ratio);
-    found.font = "11.5px system-ui, sans-serif";
+    found.font = FONT;
     found.textBaseline = "middle";
     return found;
   }
@@ -44,16 +44,30 @@
     return found;
   }
 
+  // What was expected at the places of the map when the last recipe was chosen, by row and column.
+  const belief = () => film.shots.slice(0, until()).findLast((shot) => shot.belief)?.belief;
+
   function drawMap() {
     const paint = pen(map), left = 88, bottom = HEIGHT - 40;
     const wide = (map.clientWidth - left) / film.x_values.length, high = bottom / film.y_values.length;
-    const found = cells(), last = film.shots[until() - 1];
+    const found = cells(), believed = belief(), last = film.shots[until() - 1];
+    const short = (value) => (wide < 60 ? `${thousands(value / 1000)}k` : thousands(value));
     const slowest = Math.min(fastest(), ...film.shots.filter((shot) => shot.tokens_per_s).map((shot) => shot.tokens_per_s));
     film.x_values.forEach((x, column) => film.y_values.forEach((y, row) => {
       const cell = found.get(`${column} ${row}`), x0 = left + column * wide, y0 = bottom - (row + 1) * high;
       paint.strokeStyle = colors.edge;
       paint.strokeRect(x0 + 0.5, y0 + 0.5, wide - 1, high - 1);
-      if (!cell) return;
+      const expected = believed?.[row][column] ?? null;
+      if (!cell) {
+        if (expected === null || wide < 34 || high < 15) return;
+        paint.fillStyle = colors.quiet;
+        paint.textAlign = "center";
+        paint.font = `italic ${FONT}`;
+        const lines = high > 32 && wide > 70 ? ["expected", short(expected)] : [short(expected)];
+        lines.forEach((line, index) => paint.fillText(line, x0 + wide / 2, y0 + high / 2 + (index - (lines.length - 1) / 2) * 14, wide - 4));
+        paint.font = FONT;
+        return;
+      }
       const share = fastest() > slowest ? (cell.best - slowest) / (fastest() - slowest) : 1;
       paint.fillStyle = cell.best ? colors.low : colors.edge;
       paint.fillRect(x0 + 1, y0 + 1, wide - 2, high - 2);
@@ -66,8 +80,9 @@
       if (wide < 34 || high < 15) return;
       paint.fillStyle = cell.best && share > 0.55 ? colors.paper : colors.ink;
       paint.textAlign = "center";
-      const lines = [cell.best ? (wide < 60 ? `${thousands(cell.best / 1000)}k` : thousands(cell.best)) : "failed"];
+      const lines = [cell.best ? short(cell.best) : "failed"];
       if (high > 32) lines.push(wide > 96 ? `${cell.tried} tried${cell.failed ? `, ${cell.failed} failed` : ""}` : `${cell.tried}`);
+      if (expected !== null && high > 46 && wide > 96) lines.push(`expected ${short(expected)}`);
       lines.forEach((line, index) => paint.fillText(line, x0 + wide / 2, y0 + high / 2 + (index - (lines.length - 1) / 2) * 14, wide - 4));
     }));
     paint.strokeStyle = colors.danger;
@@ -178,12 +193,13 @@
     scrub.max = Math.max(film.shots.length, 1);
     if (atEnd) scrub.value = scrub.max;
     scrub.dataset.seen = "";
-    const notes = film.has_beliefs
-      ? ["What was expected is what the strategy stored when it chose a recipe; of recipes that it did not choose nothing is stored."]
-      : ["The strategy stored no expectation."];
+    const notes = [film.has_beliefs ? "What was expected is what the strategy stored when it chose a recipe." : "The strategy stored no expectation."];
+    if (film.is_believed) notes.push("On the map it is that of the fastest recipe at each place which it expected to run, tried or not.");
+    else if (film.believed) notes.push(`It stored what it expected of recipes that it did not choose over ${film.believed.join(" and ")} alone.`);
+    find(".film-map-title").textContent = film.is_believed ? "Best tokens/s so far, and what the strategy expected" : "Best tokens/s so far";
     if (film.outcomes > film.shots.length) notes.push(`Of ${thousands(film.outcomes)} outcomes the first ${thousands(film.shots.length)} are shown.`);
     find(".film-notes").textContent = notes.join(" ");
-    map.setAttribute("aria-label", `best tokens/s by ${film.x} and ${film.y}, after each outcome`);
+    map.setAttribute("aria-label", `best tokens/s by ${film.x} and ${film.y}, after each outcome${film.is_believed ? ", with what was expected" : ""}`);
     course.setAttribute("aria-label", `${film.shots.length} outcomes in their order${film.has_beliefs ? ", each beside what was expected" : ""}`);
   }
 
