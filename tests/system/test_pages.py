@@ -172,6 +172,47 @@ def test_live_page_keeps_its_reader_s_place(service: Served) -> None:
         api.expect(page.locator(".ending")).to_have_text("pausing")
 
 
+def test_a_chart_keeps_what_its_reader_zoomed_to_while_outcomes_arrive(service: Served) -> None:
+    with driven(service.folder, "zoomed") as campaign, window(service) as page:
+        page.goto(f"{service.url}/campaigns/zoomed")
+        see(page, campaign, 8)
+        marks = page.locator("#chart-history .concat_0_layer_1_marks path")
+        api.expect(marks).to_have_count(8)
+        ticks = page.locator("#chart-history .concat_0_group .role-axis-label").first  # of probes
+        ends = ticks.locator("text", has_text=re.compile("^[08]$"))
+        api.expect(ends).to_have_text(["0", "8"])
+        page.locator("#chart-history").scroll_into_view_if_needed()
+        box = page.locator("#chart-history").bounding_box()
+        assert box is not None
+        x, y = box["x"] + box["width"] / 4, box["y"] + box["height"] / 3
+        page.mouse.move(x, y)
+        page.keyboard.down("Control")
+        page.mouse.wheel(0, -300)
+        page.keyboard.up("Control")
+        api.expect(ends).to_have_count(0)
+        zoomed = str(ticks.text_content())
+
+        see(page, campaign, 1)
+        api.expect(marks).to_have_count(9)
+        assert ticks.text_content() == zoomed
+
+        page.mouse.dblclick(x, y)
+        api.expect(ends).to_have_text(["0", "8"])
+        before = page.evaluate("scrollY")
+        page.mouse.wheel(0, 100)  # the page's
+        page.wait_for_function("before => scrollY > before", arg=before)
+        api.expect(ends).to_have_text(["0", "8"])
+        mark = marks.nth(4).bounding_box()
+        assert mark is not None
+        page.mouse.move(mark["x"] + 4, mark["y"] + 4)
+        page.mouse.down()
+        page.mouse.move(mark["x"] - 150, mark["y"] + 4, steps=4)
+        page.mouse.up()
+        api.expect(ends).to_have_text(["8"])
+        marks.nth(4).click()  # as a drag does not
+        page.wait_for_url(f"{service.url}/recipes/*")
+
+
 def test_live_view_follows_the_probe_that_runs(service: Served) -> None:
     expected = Expected(tokens_per_s=9000.0, chance=0.8, expected_improvement=0.02)
     with driven(service.folder, "watched") as campaign, window(service, width=360) as page:

@@ -78,7 +78,7 @@ def history(collected: Collected) -> Chart | Missing:
         spec={
             "data": {"values": rows},
             "transform": [{"calculate": "isValid(datum.tokens_per_s) ? datum.tokens_per_s : 0", "as": "drawn"}],
-            "hconcat": [{"layer": layers, "encoding": {"x": axis}} for axis in axes],
+            "hconcat": [vl.zoomed(axis["field"], {"layer": layers, "encoding": {"x": axis}}) for axis in axes],
             "usermeta": {"least": 420, "margin": 85},
         },
         table=table(
@@ -127,14 +127,11 @@ def courses(found: Mapping[str, tuple[Course, int]]) -> Json | None:
     place = {"x": vl.number("outcome", "outcomes"), "y": vl.number("best", "best so far, tokens/s")}
     colors = dict(zip(found, SIDES, strict=False))
     encoding = place | {"color": vl.palette("campaign", colors, (row["campaign"] for row in rows))}
-    return {
-        "data": {"values": rows},
-        "height": 300,
-        "layer": [
-            vl.layer("line", encoding, interpolate="step-after", strokeWidth=2.5),
-            vl.layer("point", encoding | {"tooltip": hints}, filled=True, size=45),
-        ],
-    }
+    layers = [
+        vl.layer("line", encoding, interpolate="step-after", strokeWidth=2.5),
+        vl.layer("point", encoding | {"tooltip": hints}, filled=True, size=45),
+    ]
+    return vl.zoomed("courses", {"data": {"values": rows}, "height": 300, "layer": layers})
 
 
 def node_hours(collected: Collected) -> Chart | Missing:
@@ -303,16 +300,19 @@ def speed_memory(collected: Collected) -> Chart | Missing:
             f"needs {gib(peaks[front[-1].recipe_id])} GiB and reaches {thousands(leanest.tokens_per_s)} tokens/s."
         ),
         remarks=tuple(remarks),
-        spec={
-            "data": {"values": rows},
-            "height": 380,
-            "layer": [
-                vl.layer("line", place, where=where, color=vl.ORANGE, strokeWidth=2),
-                vl.layer("point", look, filled=True, size=70, opacity=0.9),
-                vl.layer("text", place | {"text": {"field": "label"}}, where=where, dy=-11),
-                *(vl.rule("x", limit / vl.GIB, f"device: {gib(limit)} GiB") if is_near else ()),
-            ],
-        },
+        spec=vl.zoomed(
+            "memory",
+            {
+                "data": {"values": rows},
+                "height": 380,
+                "layer": [
+                    vl.layer("line", place, where=where, color=vl.ORANGE, strokeWidth=2),
+                    vl.layer("point", look, filled=True, size=70, opacity=0.9),
+                    vl.layer("text", place | {"text": {"field": "label"}}, where=where, dy=-11),
+                    *(vl.rule("x", limit / vl.GIB, f"device: {gib(limit)} GiB") if is_near else ()),
+                ],
+            },
+        ),
         table=ranking_table(front),
     )
 

@@ -28,9 +28,26 @@
     return found;
   }
 
-  function open(address, item) {
-    const recipe = item?.datum?.recipe;
-    if (recipe) window.location.assign(address.replace("RECIPE", encodeURIComponent(recipe)));
+  // A click on a recipe's mark opens it; the end of a drag that began there does not.
+  function linkMarks(view, address) {
+    let from;
+    view.addEventListener("mousedown", (event) => { from = event; });
+    view.addEventListener("click", (event, item) => {
+      const recipe = item?.datum?.recipe;
+      const isDragged = from && Math.hypot(event.clientX - from.clientX, event.clientY - from.clientY) > 4;
+      if (recipe && !isDragged) window.location.assign(address.replace("RECIPE", encodeURIComponent(recipe)));
+    });
+  }
+
+  // The signals of `zoomed` of marks.py: the part of an axis that a reader sees has two numbers.
+  const zoomed = (view) => view.getState({ signals: (name) => name?.startsWith("zoom_"), data: () => false }).signals;
+
+  async function keepZoom(from, to) {
+    const known = zoomed(to);
+    for (const [name, value] of Object.entries(zoomed(from))) {
+      if (typeof value?.[0] === "number" && name in known) to.signal(name, value);
+    }
+    await to.runAsync();
   }
 
   // The chart is made aside and then put in place, so that nothing flickers where one is drawn again.
@@ -44,12 +61,16 @@
       const config = window.chartThemes[dark.matches && !isPrinting ? "dark" : "light"];
       const options = { ast: true, actions: false, renderer: "svg", defaultStyle: false, logLevel: 1, config };
       const { view } = await vegaEmbed(node, fitted(content.spec, width), { ...options, tooltip: { disableDefaultStyle: true } });
-      if (place.dataset.links) view.addEventListener("click", (_, item) => open(place.dataset.links, item));
-      chart.view?.finalize();
+      if (place.dataset.links) linkMarks(view, place.dataset.links);
+      if (chart.view) {
+        await keepZoom(chart.view, view);
+        chart.view.finalize();
+      }
       Object.assign(chart, { node, view, width });
       node.querySelector("svg").setAttribute("aria-hidden", "true"); // its place has a label
       place.replaceChildren(node);
       place.dataset.width = width;
+      place.toggleAttribute("data-zooms", Object.keys(zoomed(view)).length > 0);
       if (place.scrollWidth > place.clientWidth) place.tabIndex = 0; // scrolled by keyboard
       else place.removeAttribute("tabindex");
     }

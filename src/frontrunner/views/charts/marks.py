@@ -27,6 +27,8 @@ from frontrunner.spaces.space import Survey
 from frontrunner.text import thousands
 
 MEASURED = "measured"
+EDGE = 8
+"""Pixels between the outermost marks of a chart that can be zoomed and its edges."""
 NUMBER = ",.4~r"
 """Format of numbers: 12,345, 0.98; never with a prefix or an exponent."""
 BLUE, ORANGE, RED, GRAY, GREEN = "#4c78a8", "#f58518", "#d9534f", "#8a939c", "#59a14f"
@@ -53,6 +55,31 @@ OUTCOMES: dict[str, tuple[str, str]] = {
 def number(field: str, title: str | None, *, from_zero: bool = True, **more: Any) -> Json:
     """Encode a quantitative field."""
     return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": from_zero}} | more
+
+
+def zoomed(panel: str, spec: Json) -> Json:
+    """Return the layers of a panel, whose name is unique in its chart, so that a reader can zoom in on both axes.
+
+    The wheel is that of the page unless Ctrl or Cmd is held, and a finger scrolls it. Marks are cut at the panel's
+    edges, so its scales need room for those that lie there.
+    """
+
+    def with_room(part: Json) -> Json:
+        places = {channel: at for channel, at in part.get("encoding", {}).items() if channel in ("x", "y")}
+        more = {
+            channel: at | {"scale": at.get("scale", {}) | {"padding": EDGE}, "axis": {"labelBound": EDGE}}
+            for channel, at in places.items()
+        }
+        return part | {"encoding": part.get("encoding", {}) | more}
+
+    selected = {
+        "type": "interval",
+        "zoom": "wheel![event.ctrlKey || event.metaKey]",
+        "translate": "[mousedown, window:mouseup] > window:mousemove!",
+    }
+    first, *others = map(with_room, spec["layer"])
+    first["params"] = [{"name": f"zoom_{panel}", "select": selected, "bind": "scales"}]
+    return with_room(spec) | {"layer": [first, *others]}
 
 
 def unscaled(field: str, **scale: Any) -> Json:

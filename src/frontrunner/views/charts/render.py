@@ -74,12 +74,20 @@ def fitted(spec: Json, width: float) -> Json:
     return found
 
 
+def _still(spec: Json) -> Json:
+    """Return a specification without what `marks.zoomed` adds for readers: a file needs none of it."""
+    parts = {key: [*map(_still, spec[key])] for key in ("layer", "hconcat", "vconcat") if key in spec}
+    if "params" in spec:
+        parts["params"] = [one for one in spec["params"] if one.get("bind") != "scales"]
+    return spec | parts
+
+
 def picture(spec: Json, kind: str, *, title: str = "") -> bytes:
     """Return a chart as the content of an SVG or PNG file, on white, under a title of one line."""
     require_installed()
     import vl_convert
 
-    found = fitted(spec, WIDTH) | {"config": theme(is_dark=False) | {"background": "white", "padding": 16}}
+    found = fitted(_still(spec), WIDTH) | {"config": theme(is_dark=False) | {"background": "white", "padding": 16}}
     if title:
         found["title"] = {"text": plain(title).replace("\n", " "), "fontSize": 16, "offset": 14, "frame": "bounds"}
     if kind == "png":
