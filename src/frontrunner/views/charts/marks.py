@@ -27,8 +27,9 @@ from frontrunner.spaces.space import Survey
 from frontrunner.text import thousands
 
 MEASURED = "measured"
-EDGE = 8
-"""Pixels between the outermost marks of a chart that can be zoomed and its edges."""
+EDGE, OVER_THE_EDGE = 20, 6
+"""Pixels from the outermost marks of a chart that can be zoomed to its edges, which cut marks and their labels, and by
+which a label of an axis may reach beyond it."""
 NUMBER = ",.4~r"
 """Format of numbers: 12,345, 0.98; never with a prefix or an exponent."""
 BLUE, ORANGE, RED, GRAY, GREEN = "#4c78a8", "#f58518", "#d9534f", "#8a939c", "#59a14f"
@@ -66,8 +67,9 @@ def zoomed(panel: str, spec: Json) -> Json:
 
     def with_room(part: Json) -> Json:
         places = {channel: at for channel, at in part.get("encoding", {}).items() if channel in ("x", "y")}
+        scale = {"padding": EDGE, "nice": False}
         more = {
-            channel: at | {"scale": at.get("scale", {}) | {"padding": EDGE}, "axis": {"labelBound": EDGE}}
+            channel: at | {"scale": at.get("scale", {}) | scale, "axis": {"labelBound": OVER_THE_EDGE}}
             for channel, at in places.items()
         }
         return part | {"encoding": part.get("encoding", {}) | more}
