@@ -131,7 +131,7 @@ def test_recipes_of_one_and_two_nodes_share_an_allocation(tmp_path: Path, slurm:
     assert sorted(hosts[2]) == sorted([*slurm.nodes, *slurm.nodes])
     assert sorted(hosts[1]) == sorted(slurm.nodes), "side by side, on a node each"
     assert slurm.run("scontrol", "show", "jobs").count("JobId=") >= 1
-    assert not slurm.jobs(), "the allocation is given back"
+    wait_for(lambda: not slurm.jobs(), 30)  # the allocation is given back
 
 
 def test_a_cancelled_job_is_followed_by_another(tmp_path: Path, slurm: SlurmCluster) -> None:
@@ -347,7 +347,7 @@ def test_a_command_s_ranks_run_on_every_node_and_end_with_it(tmp_path: Path, slu
     found = json.loads(replayed.stdout)
     assert found["final_step"] == 40
     assert 0.5 < found["ratio_to_probe"] < 2
-    assert not slurm.jobs()
+    wait_for(lambda: not slurm.jobs(), 30)
 
 
 def test_a_command_s_replay_takes_other_nodes_before_a_walltime_and_after_a_canceled_job(
@@ -371,7 +371,7 @@ def test_a_command_s_replay_takes_other_nodes_before_a_walltime_and_after_a_canc
     firsts = [int(re.search(r"step (\d+):", log.read_text())[1]) for log in logs]  # type: ignore[index]
     assert len(firsts) == len(noted(folder, "start")) >= 3
     assert firsts == sorted(set(firsts)), "each goes on from a later checkpoint"
-    assert not slurm.jobs(), "the allocations are given back"
+    wait_for(lambda: not slurm.jobs(), 30)  # the allocations are given back
 
 
 def test_a_command_campaign_goes_on_after_its_driver_was_killed(tmp_path: Path, slurm: SlurmCluster) -> None:
@@ -475,7 +475,7 @@ def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_stopped_and_a_k
         wait_for_steps(folder, 20)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=120) == ReplayStopped.exit_code
-    assert not slurm.jobs(), "the allocation is given back"
+    wait_for(lambda: not slurm.jobs(), 30)  # the allocation is given back
     stopped = json.loads((folder / "result.json").read_text())["final_step"]
     with started(*arguments, cwd=home) as process:
         wait_for_steps(folder, 20)
@@ -491,7 +491,7 @@ def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_stopped_and_a_k
     assert others[2] == stopped
     assert len(others) == 4
     assert_same_rows(metrics(folder), uninterrupted, STEPS)
-    assert not slurm.jobs(), "the allocation is given back"
+    wait_for(lambda: not slurm.jobs(), 30)  # the allocation is given back
 
 
 @pytest.mark.timeout(1000)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import psutil
 import pytest
 import yaml
 
@@ -314,10 +314,15 @@ def test_the_pods_of_a_job_set_train_and_go_on_after_one_was_killed(tmp_path: Pa
         ]
 
     def end(pods: list[subprocess.Popen[bytes]]) -> None:
+        """Kill all processes of the pods, as a node that dies: torchrun's ranks are in sessions of their own."""
+        running = [psutil.Process(pod.pid) for pod in pods if pod.poll() is None]
+        ranks = [one for pod in running for one in pod.children(recursive=True)]
+        for one in [*running, *ranks]:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
         for pod in pods:
-            with suppress(ProcessLookupError):
-                os.killpg(pod.pid, signal.SIGKILL)
             pod.wait()
+        assert not psutil.wait_procs(ranks, timeout=60)[1]
 
     pods = start("first")
     try:
