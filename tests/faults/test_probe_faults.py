@@ -203,7 +203,7 @@ def test_a_server_whose_driver_is_gone_ends_while_it_warms_up(tmp_path: Path, mo
         wait_for(begun.exists)
         (server,) = psutil.Process(driver.pid).children()
         driver.kill()
-    wait_for(lambda: not is_alive(server), 5)
+    wait_for(lambda: not is_alive(server), 60)
 
 
 def test_a_server_that_never_comes_up_is_an_error_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

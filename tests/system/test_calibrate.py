@@ -116,7 +116,7 @@ def test_an_interrupted_calibration_leaves_no_file_and_no_rank(how: signal.Signa
     while len(ranks := ranks_below(process.pid)) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(how)
-    process.wait(timeout=30)
+    process.wait(timeout=120)
 
     _, left = psutil.wait_procs(ranks, timeout=30)
     assert len(ranks) == 2
@@ -141,11 +141,11 @@ def test_a_rank_that_is_killed_is_told_and_the_others_are_ended() -> None:
     while len(ranks := ranks_below(process.pid)) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     ranks[1].kill()
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=120)
 
     assert process.returncode == 3
     assert "measuring rank 1 was killed by SIGKILL" in output
-    assert not psutil.wait_procs(ranks, timeout=10)[1]
+    assert not psutil.wait_procs(ranks, timeout=30)[1]
 
 
 @pytest.mark.system

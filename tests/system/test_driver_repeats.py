@@ -292,7 +292,7 @@ def test_a_driver_killed_in_a_repeat_loses_no_measurement(campaigns: Campaigns, 
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     (row,) = best(campaigns.store, None)

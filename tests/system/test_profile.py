@@ -132,7 +132,7 @@ def test_an_interrupt_ends_it_with_everything_behind_it(measured: tuple[Path, st
         wait_for(lambda: steps_written(home / "interrupted") > 2)
         assert len(ranks_of(running.pid)) == 4
         os.kill(running.pid, signal.SIGINT)
-        assert running.wait(timeout=60) == 130
+        assert running.wait(timeout=120) == 130
         assert not processes_of(running.pid)
     said = (home / "stderr").read_text()
     assert said.endswith("error: interrupted\n")

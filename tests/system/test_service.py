@@ -187,7 +187,7 @@ def test_the_reading_commands_ask_a_service(service: Served) -> None:
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-P", "-m", "frontrunner.cli", *arguments]
-        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
     by_wire = run("campaigns", "--json", "--server", service.url)
     assert by_wire.stdout == run("campaigns", "--json", "--store", at).stdout
@@ -223,7 +223,7 @@ def test_service_starts_answers_and_stops(number: signal.Signals, tmp_path: Path
         assert [campaign.name for campaign in service.start().campaigns()] == ["first"]
         assert service.process
         service.process.send_signal(number)
-        assert service.process.wait(timeout=30) in (0, -signal.SIGTERM)
+        assert service.process.wait(timeout=120) in (0, -signal.SIGTERM)
 
 
 @pytest.mark.smoke
@@ -257,7 +257,7 @@ def test_connections_that_wait_keep_nobody_out(
 def test_no_port_twice_and_no_open_door(tmp_path: Path) -> None:
     def refused(*arguments: str) -> str:
         argv = [sys.executable, "-P", "-m", "frontrunner.cli", "serve", "--token-file", "t.json", *arguments]
-        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode != 0
         assert done.stdout == ""
         return done.stderr
@@ -300,7 +300,7 @@ def test_real_probes_and_a_replay_by_wire(tmp_path: Path) -> None:
         wait_for(lambda: not psutil.pid_exists(endless.pid or 0) or _is_zombie(endless.pid))
         assert service.process
         service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(timeout=30) in (0, -signal.SIGTERM)
+        assert service.process.wait(timeout=120) in (0, -signal.SIGTERM)
 
 
 def _is_zombie(pid: int | None) -> bool:
