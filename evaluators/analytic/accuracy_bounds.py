@@ -95,6 +95,10 @@ UNEVENLY_LOADED = (
     " cluster.efficiencies.rank_imbalance states the fullest one's share over the mean, which `frontrunner show` gives"
     " of a probe"
 )
+NOT_TRAINED = (
+    "the built-in trainer has no multi-token prediction (model.mtp_layers): `frontrunner launch` needs another one,"
+    ' by evaluator = "command"'
+)
 EXPERTS_COMPARED = (
     "mixtures of experts were compared with 134 published steps, off by 18 % on average; no constant was fitted to them"
 )
@@ -150,6 +154,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
     fits = [fit_of(one, precision, code) for one, code in estimated]
     on_cpu = {one.matmul_flops(precision) is not None for one in clusters if one.backend == "cpu"}
     remarks = {
+        NOT_TRAINED: problem.model.mtp_layers > 0 and problem.software.code is None,
         **dict.fromkeys(_unused_fits(estimated, precision), True),
         **{_used_fit(fit): True for fit in fits if fit is not None},
         OTHER_HARDWARE: None in fits and not all(is_validated(one, precision) for one in clusters),

@@ -77,6 +77,7 @@ def why_untraceable(recipe: Recipe, problem: Problem) -> str | None:
     needs_device = model.has_special_attention(problem.sequence_length) and model.attention == "flash" and not is_cpu
     reasons = {
         "only the torch engine's steps can be traced": recipe.engine != "torch",
+        "the built-in trainer has no multi-token prediction": model.mtp_layers > 0,
         "torch.compile plans the memory of compiled layers itself": recipe.compile,
         "windows, sinks and capped scores are another kernel's there than where the trace runs": needs_device,
         "a trace does not see the FLOPs of products in 8 bits; fp8=none needs the same memory": recipe.fp8 != "none",

@@ -324,6 +324,21 @@ def test_no_command_prints_a_time_without_a_peak(tmp_path: Path, capsys: pytest.
         step_timeline(best.recipe, read_campaign_file(file).spec.problem)
 
 
+def test_no_command_offers_what_the_trainer_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Multi-token prediction is estimated, and neither trained nor traced."""
+    offered = {}
+    for layers in (0, 1):
+        file = tmp_path / f"{layers}.toml"
+        file.write_text(EXAMPLE.read_text().replace("[model]", f"[model]\nmtp_layers = {layers}"))
+        best = frontrunner.plan(file).fastest(1)[0]
+        for words in (["plan", "FILE"], ["advise", "FILE"], ["explain", "--campaign", "FILE", best.recipe_id]):
+            cli([str(file) if word == "FILE" else word for word in words], standalone_mode=False)
+        printed = capsys.readouterr().out
+        offered[layers] = [f"frontrunner {name} " in printed for name in ("launch", "dryrun")]
+        assert ("no multi-token prediction (model.mtp_layers)" in printed) is bool(layers)
+    assert offered == {0: [True, True], 1: [False, False]}
+
+
 def test_hardware_that_the_formulas_were_not_judged_on_gets_a_wide_error() -> None:
     other = plan([recipe()], replace(PROBLEM, cluster=replace(A100, device="h100-80gb")))
     in_fp32 = plan(

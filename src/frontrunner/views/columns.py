@@ -95,7 +95,7 @@ CHOICES: tuple[Column[Recipe], ...] = (
     words("batch", "batch", "{0.micro_batch_seqs} x {0.accumulation}".format, drop=2,
           about="micro-batch in sequences x accumulation"),
     words("sharding", "sharding", lambda recipe: recipe.sharding_name if recipe.copies > 1 else None, drop=1),
-    words("options", "options", lambda recipe: ", ".join(recipe.options()) or None, drop=3, least=15),
+    words("options", "options", lambda recipe: ", ".join(recipe.options()) or None, drop=3, least=19),
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from frontrunner.config.settings import located
-from frontrunner.evaluators.analytic.accuracy_bounds import Trust
+from frontrunner.evaluators.analytic.accuracy_bounds import NOT_TRAINED, Trust
 from frontrunner.evaluators.analytic.advice import WORTH_ITS_COMPLEXITY, Advice, ParallelLayout, speed, traffic_share
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
 from frontrunner.evaluators.analytic.estimates import Estimate, Plan, ShownPlan
@@ -110,7 +110,7 @@ def print_trust(trust: Trust) -> None:
     out = console()
     is_blind = trust.why_no_times is not None
     out.say(trust.in_words(), style="bold red" if is_blind else "dim")
-    if located("FILE") != "FILE":  # which is at hand
+    if located("FILE") != "FILE" and NOT_TRAINED not in trust.remarks:  # the file is at hand
         out.say(f"{located('frontrunner launch FILE')}  # measures", style="dim", whole=True)
     if trust.assumed:
         out.say(f"not given, assumed: {trust.assumed_in_words()}", style="dim")

@@ -76,7 +76,7 @@ def fitted(spec: Json, width: float) -> Json:
 
 def _still(spec: Json) -> Json:
     """Return a specification without what `marks.zoomed` adds for readers: a file needs none of it."""
-    parts = {key: [*map(_still, spec[key])] for key in ("layer", "hconcat", "vconcat") if key in spec}
+    parts: Json = {key: [*map(_still, spec[key])] for key in ("layer", "hconcat", "vconcat") if key in spec}
     if "params" in spec:
         parts["params"] = [one for one in spec["params"] if one.get("bind") != "scales"]
     return spec | parts
