@@ -78,7 +78,12 @@ class SlurmCluster:
     def run(self, *command: str) -> str:
         """The output of one of Slurm's commands; raises where it fails."""
         environment = {**os.environ, **self.environment}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=30).stdout
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+        except subprocess.CalledProcessError as error:
+            error.add_note(error.stderr)
+            raise
+        return done.stdout
 
     def jobs(self) -> list[str]:
         """The ids of the jobs that run or wait."""
