@@ -344,7 +344,7 @@ class Guided:
     def _measured(self) -> tuple[Rows, Rows]:
         measured, peaks = self._seen.log_speeds, self._seen.log_peaks
         rows = np.fromiter(measured, dtype=np.intp)
-        speeds = np.fromiter((statistics.fmean(values) for values in measured.values()), dtype=np.float64)
+        speeds = self._seen.mean_log_speed[rows]
         known = np.fromiter((peaks.get(row, np.nan) for row in measured), dtype=np.float64)
         fill = np.where(np.isnan(known), self._feasible.log_need(rows), known)
         return speeds, self._allowances.demands(fill, self._nodes[rows])

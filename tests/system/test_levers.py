@@ -88,14 +88,15 @@ def test_pieces_of_a_tied_head_change_no_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lever", "model", "pieces_bytes"),
     [
-        # 8 sequences of 128 tokens: logits in fp32, and as much again for their gradient at the least.
-        pytest.param("loss_chunks", {"vocabulary": 32768}, 2 * 8 * 128 * 32768 * 4, id="loss_chunks"),
+        # 8 sequences of 128 tokens: logits in fp32, and as much again for their gradient at the least. With fewer words
+        # the peak of a process is another's, at its start.
+        pytest.param("loss_chunks", {"vocabulary": 131072}, 2 * 8 * 128 * 131072 * 4, id="loss_chunks"),
         # gate, up, the gate's SiLU and the product, of each of the layers.
         pytest.param("feed_forward_tiles", {"ffn_hidden": 8192}, 4 * 4 * 8 * 128 * 8192 * 4, id="feed_forward_tiles"),
     ],
 )
 def test_pieces_take_less_memory(lever: str, model: dict[str, Any], pieces_bytes: int, tmp_path: Path) -> None:
-    """Eight pieces must save at least a third of what the whole would hold; the rest of a process's peak varies."""
+    """Eight pieces must save at least half of what the whole would hold."""
     peaks = {}
     for pieces in (1, 8):
         shape = small_model(**model)
@@ -103,7 +104,7 @@ def test_pieces_take_less_memory(lever: str, model: dict[str, Any], pieces_bytes
         job = replace(job, sequence_length=128, probe=replace(job.probe, measured_steps=1))  # type: ignore[type-var]
         (peaks[pieces],) = run_job(job)["peak_memory_bytes"]
 
-    assert peaks[1] - peaks[8] > pieces_bytes / 3
+    assert peaks[1] - peaks[8] > pieces_bytes / 2
 
 
 REPLICAS = {"data_parallel": 2, "micro_batch_seqs": 1}

@@ -289,3 +289,6 @@ def film(campaign: str | None, out: Path, x: str | None, y: str | None, backend:
     )
     if not found.has_beliefs:
         click.echo("no expectation is drawn: the strategy stored none", err=True)
+    elif found.believed and not found.map_has_beliefs:
+        stored = f"the strategy stored what it expected there over {' and '.join(found.believed)} alone"
+        click.echo(f"the map has outcomes alone: {stored}", err=True)

@@ -82,7 +82,7 @@ class Film(Displayed):
         return any(shot.expected is not None for shot in self.shots)
 
     @property
-    def is_believed(self) -> bool:
+    def map_has_beliefs(self) -> bool:
         """Whether the map has what was expected at its places."""
         return any(shot.belief is not None for shot in self.shots)
 
@@ -264,7 +264,7 @@ def _draw(found: Film, end: int, grid: Axes, course: Axes) -> None:
     grid.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, edgecolor="#d9534f", linewidth=2))
     grid.set_xticks(range(len(found.x_values)), [shown(value) for value in found.x_values])
     grid.set_yticks(range(len(found.y_values)), [shown(value) for value in found.y_values])
-    title = "best tokens/s so far" + (", and what was expected" if found.is_believed else "")
+    title = "best tokens/s so far" + (", and what was expected" if found.map_has_beliefs else "")
     grid.set(xlabel=found.x, ylabel=found.y, title=title)
     _draw_course(found, shots, course, fastest)
     grid.figure.suptitle(f"{found.campaign}, {end} of {found.outcomes}: {last.describe}, {in_words(last)}", fontsize=10)

@@ -27,9 +27,10 @@ from frontrunner.spaces.space import Survey
 from frontrunner.text import thousands
 
 MEASURED = "measured"
-EDGE, OVER_THE_EDGE = 20, 6
-"""Pixels from the outermost marks of a chart that can be zoomed to its edges, which cut marks and their labels, and by
-which a label of an axis may reach beyond it."""
+EDGE = 20
+"""Pixels between the outermost marks of a chart that can be zoomed, with their labels, and its edges, where it cuts."""
+OVER_THE_EDGE = 6
+"""Pixels by which a label of an axis may reach beyond it."""
 NUMBER = ",.4~r"
 """Format of numbers: 12,345, 0.98; never with a prefix or an exponent."""
 BLUE, ORANGE, RED, GRAY, GREEN = "#4c78a8", "#f58518", "#d9534f", "#8a939c", "#59a14f"

@@ -194,12 +194,12 @@
     if (atEnd) scrub.value = scrub.max;
     scrub.dataset.seen = "";
     const notes = [film.has_beliefs ? "What was expected is what the strategy stored when it chose a recipe." : "The strategy stored no expectation."];
-    if (film.is_believed) notes.push("On the map it is that of the fastest recipe at each place which it expected to run, tried or not.");
+    if (film.map_has_beliefs) notes.push("On the map it is that of the fastest recipe at each place which it expected to run, tried or not.");
     else if (film.believed) notes.push(`It stored what it expected of recipes that it did not choose over ${film.believed.join(" and ")} alone.`);
-    find(".film-map-title").textContent = film.is_believed ? "Best tokens/s so far, and what the strategy expected" : "Best tokens/s so far";
+    find(".film-map-title").textContent = film.map_has_beliefs ? "Best tokens/s so far, and what the strategy expected" : "Best tokens/s so far";
     if (film.outcomes > film.shots.length) notes.push(`Of ${thousands(film.outcomes)} outcomes the first ${thousands(film.shots.length)} are shown.`);
     find(".film-notes").textContent = notes.join(" ");
-    map.setAttribute("aria-label", `best tokens/s by ${film.x} and ${film.y}, after each outcome${film.is_believed ? ", with what was expected" : ""}`);
+    map.setAttribute("aria-label", `best tokens/s by ${film.x} and ${film.y}, after each outcome${film.map_has_beliefs ? ", with what was expected" : ""}`);
     course.setAttribute("aria-label", `${film.shots.length} outcomes in their order${film.has_beliefs ? ", each beside what was expected" : ""}`);
   }
 
